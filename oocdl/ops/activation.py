@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from oocdl.graph.ir.op_rule import OpRule
@@ -50,7 +49,7 @@ def _derived(formula: Formula) -> Slope:
             for name, grad in zip(step.inputs, given, strict=True):
                 if grad is not None:
                     grads[name] = build("Add", grads[name], grad) if name in grads else grad
-        return tuple(replace(g, name=grads[one.name]) if one.name in grads else None for one in operands)
+        return tuple(g.to(grads[one.name]) if one.name in grads else None for one in operands)
 
     return gradient
 

@@ -12,7 +12,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from oocdl.graph.ir.op_rule import Builder
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Term:
     """The result of a primitive operator; an operand of the formula where ``op`` is empty."""
 
@@ -77,7 +77,7 @@ exp, expm1, log, erf = (
 sqrt, tanh, sigmoid = partial(apply, "Sqrt"), partial(apply, "Tanh"), partial(apply, "Sigmoid")
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Lifted(Term):
     """A value of a graph, to which operators add nodes; numbers take the dtype of the gradient ``like``."""
 
@@ -95,13 +95,17 @@ class Lifted(Term):
     def made(self, op: str, args: tuple[Term | float, ...], attrs: Mapping[str, Any]) -> Lifted:
         """Add a node."""
         names = [arg.name if isinstance(arg, Lifted) else self.number(arg).name for arg in args]
-        return replace(self, name=self.build(op, *names, **attrs))
+        return self.to(self.build(op, *names, **attrs))
 
     def number(self, number: Any) -> Lifted:
         """Return a constant."""
         if number not in self.numbers:
             self.numbers[number] = self.build.like(number, self.like)
-        return replace(self, name=self.numbers[number])
+        return self.to(self.numbers[number])
+
+    def to(self, name: str) -> Lifted:
+        """Return another value of the graph."""
+        return Lifted(build=self.build, name=name, like=self.like, numbers=self.numbers)
 
 
 AUXILIARY = {"Expm1": "Exp", "LessOrEqual": "Less"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -141,7 +141,7 @@ def _pow(attrs: Attrs, g: Lifted, base: Lifted, power: Lifted, y: Lifted) -> Gra
     exponent = g.build.constants.get(power.name)
     if exponent is not None:
         less = g.build.constant(np.where(exponent == 0, 1, exponent - 1), power.dtype)
-        return g * (power * apply("Pow", base, replace(g, name=less))), None
+        return g * (power * apply("Pow", base, g.to(less))), None
     one, zero = g.number(1.0), g.number(0.0)
     slope = power * apply("Pow", base, where(equal(power, zero), one, power - one))
     rise = y * log(where(equal(base, zero), one, base))
@@ -262,7 +262,7 @@ def _gradient(row: Row, build: Builder, node: Node, g: str) -> Sequence[str | No
     if row.gradient is None:
         return no_second_derivative(build, node, g)
     lifted = Lifted(build=build, name=g, like=g, numbers={})
-    values = (replace(lifted, name=name) for name in (*node.inputs, *node.outputs))
+    values = map(lifted.to, (*node.inputs, *node.outputs))
     return [
         reduce_to(build, found.name, build.shape(operand)) if isinstance(found, Lifted) else None
         for found, operand in zip(row.gradient(node.attrs, lifted, *values), node.inputs, strict=True)

@@ -111,7 +111,7 @@ def _resized(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
 
 
 def _pooled(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
-    """Return the taps of sums of windows, or of averages over elements of the operand, or of the padded one."""
+    """Return the taps of sums of windows, or of averages over elements of the operand or the padded one."""
     kernel, stride, dilation, before, after = attrs["window"]
     places = np.arange(out)[:, None] * stride + np.arange(kernel) * dilation - before
     inside = (places >= 0) & (places < extent)
