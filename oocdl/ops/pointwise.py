@@ -45,9 +45,10 @@ from oocdl.ops.expression import (
 )
 
 Attrs = Mapping[str, Any]
-Gradients = tuple[Term | None, ...]
+Gradients = tuple[Any, ...]
+"""Of each operand a value (``Lifted``), or None for 0."""
 Slope = Callable[..., Gradients]
-"""(attributes, gradient of the result, operands, result) -> the gradient of each operand, None for 0."""
+"""(attributes, gradient of the result, operands, result) -> the gradient of each operand."""
 Probes = Callable[[str, Shape], Iterable[Probe]]
 
 
@@ -264,7 +265,7 @@ def _gradient(row: Row, build: Builder, node: Node, g: str) -> Sequence[str | No
     lifted = Lifted(build=build, name=g, like=g, numbers={})
     values = map(lifted.to, (*node.inputs, *node.outputs))
     return [
-        reduce_to(build, found.name, build.shape(operand)) if isinstance(found, Lifted) else None
+        None if found is None else reduce_to(build, found.name, build.shape(operand))
         for found, operand in zip(row.gradient(node.attrs, lifted, *values), node.inputs, strict=True)
     ]
 
