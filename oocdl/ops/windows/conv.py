@@ -21,7 +21,6 @@ a window's weights in a thin slab is a kind of its own, for engines that say so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -31,33 +30,25 @@ from oocdl.graph.ir.index import AxisRule, Inverse, Plain, Whole, Window
 from oocdl.graph.ir.op_rule import Builder, Cost, Gradient, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS, is_thin
-from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
+from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
-from oocdl.ops._speed import READING
+from oocdl.ops._speed import READING, probe
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
-@dataclass(frozen=True)
-class _Grouping:
-    """Where a node's operands have their axes: with groups, these come before the channels."""
-
-    grouped: bool
-
-    def data(self, shape: Shape) -> Shape:
-        """Return ``[n, g, c, space]`` without groups."""
-        return (shape[0], *shape[2:]) if self.grouped else shape
-
-    def weights(self, shape: Shape) -> Shape:
-        """Return ``[g, o, c, taps]`` without groups."""
-        return shape[1:] if self.grouped else shape
-
-    def groups(self, data: Shape) -> Shape:
-        """Return the number of groups as the part of a shape that it is, from the shape of data."""
-        return data[1:2] if self.grouped else ()
+def _groups(node: Node, data: Shape) -> Shape:
+    """Return the number of groups as the part of a shape that it is, before the channels."""
+    return data[1:2] if node.attrs.get("grouped") else ()
 
 
-def _axes_of(node: Node) -> _Grouping:
-    return _Grouping(bool(node.attrs.get("grouped")))
+def _data(node: Node, shape: Shape) -> Shape:
+    """Return the shape of data without groups."""
+    return (shape[0], *shape[2:]) if node.attrs.get("grouped") else shape
+
+
+def _filters(node: Node, shape: Shape) -> Shape:
+    """Return the shape of weights without groups."""
+    return shape[1:] if node.attrs.get("grouped") else shape
 
 
 def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[Shape, Shape, Shape]:
@@ -67,22 +58,22 @@ def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tup
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    dtype, axes = same_dtype(node, [value.dtype for value in inputs]), _axes_of(node)
+    dtype, grouped = same_dtype(node, [value.dtype for value in inputs]), bool(node.attrs.get("grouped"))
     first, second = (value.shape for value in inputs)
     if not is_float(dtype):
         fail(node, f"its operands must be floating point, not {dtype}")
-    if len(first) != len(second) or not 3 + axes.grouped <= len(first) <= 5 + axes.grouped:
+    if len(first) != len(second) or not 3 + grouped <= len(first) <= 5 + grouped:
         fail(node, f"{list(first)} and {list(second)} are not of one to three spatial axes")
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
-    if axes.grouped and first[1] != second[1 if makes_weights else 0]:
+    if grouped and first[1] != second[1 if makes_weights else 0]:
         fail(node, f"{list(first)} and {list(second)} have different numbers of groups")
-    x, groups = axes.data(first), axes.groups(first)
+    x, groups = _data(node, first), _groups(node, first)
     if makes_weights:
-        dy, kernel = axes.data(second), tuple(node.attrs["kernel_shape"])
+        dy, kernel = _data(node, second), tuple(node.attrs["kernel_shape"])
         if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
             fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
         return [((*groups, dy[1], x[1], *kernel), summed_dtype(dtype))]
-    w = axes.weights(second)
+    w = _filters(node, second)
     read, made = w[:2] if transposes else w[1::-1]
     if x[1] != read:
         fail(node, f"{x[1]} input channels, but its weight has {read}")
@@ -95,10 +86,10 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
-    axes, groups = _axes_of(node), _axes_of(node).groups(inputs[0])
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
     x, y, w = _sides(node, inputs, outputs)
-    x, y, w = axes.data(x), axes.data(y), axes.weights(w)
+    groups = _groups(node, x)
+    x, y, w = _data(node, x), _data(node, y), _filters(node, w)
     group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
     seen = Inverse if transposes else Window
     windows = zip(letters, slides(node, w[2:]), strict=True)
@@ -124,14 +115,13 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 
 def _sliding(node: Node) -> dict[str, Any]:
     """Return the attributes that all three operators share."""
-    grouped = {"grouped": True} if _axes_of(node).grouped else {}
+    grouped = {"grouped": True} if node.attrs.get("grouped") else {}
     return {**{name: tuple(node.attrs[name]) for name in ("strides", "pads", "dilations")}, **grouped}
 
 
 def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
     (x, w), attrs = node.inputs, _sliding(node)
-    axes = _axes_of(node)
-    spatial, kernel = axes.data(build.shape(x))[2:], axes.weights(build.shape(w))[2:]
+    spatial, kernel = _data(node, build.shape(x))[2:], _filters(node, build.shape(w))[2:]
     return [
         build("ConvTranspose", dy, w, spatial=spatial, **attrs),
         build("ConvWeightGrad", x, dy, kernel_shape=kernel, **attrs),
@@ -140,9 +130,9 @@ def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
 
 def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
     (x, w), attrs = node.inputs, _sliding(node)
-    shape, axes = build.shape(x), _axes_of(node)
+    shape = build.shape(x)
     # An output padding of a whole stride leaves windows at the end that x does not have.
-    kernel = axes.weights(build.shape(w))[2:]
+    kernel = _filters(node, build.shape(w))[2:]
     for axis, slide in enumerate(slides(node, kernel), start=len(shape) - len(kernel)):
         excess = slide.count(build.shape(dy)[axis]) - shape[axis]
         if excess:
@@ -157,7 +147,7 @@ def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | N
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count a multiply-add for each element of a weight's filter at each place of a window."""
     x, y, w = _sides(node, inputs, outputs)
-    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_axes_of(node).weights(w)[1:])
+    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_filters(node, w)[1:])
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -174,7 +164,7 @@ def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
 def _data_and_weights(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> list[Shape]:
     """Return the shapes of the data ``[n, c, space]`` and, last, of the weights; groups are channels."""
     *data, weights = _sides(node, inputs, outputs)
-    if _axes_of(node).grouped:
+    if node.attrs.get("grouped"):
         data = [(shape[0], shape[1] * shape[2], *shape[3:]) for shape in data]
         weights = (weights[0] * weights[1], *weights[2:])
     return [*data, weights]
@@ -204,7 +194,7 @@ def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     windows = slides(node, dw[2:])
     inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]
     thin = len(x) == 5 and x[0] * x[1] * size(inside[:2]) <= THIN_SLAB_ELEMENTS
-    columns = x[0] * size(dy[2:]) * size(dw[2:]) if _axes_of(node).grouped else 0
+    columns = x[0] * size(dy[2:]) * size(dw[2:]) if node.attrs.get("grouped") else 0
     return _copies(node, inputs, outputs) + (size(x) + size(dy) if thin else 0) + columns
 
 
@@ -267,8 +257,8 @@ def _grouped_probes(scale: Scale, op: str, axes: int) -> Iterator[Heavy]:
         edge = max(int((scale.share * (1 << 15)) ** (1 / axes)) // 2 * 2, kernel)
         what = f"{axes}d {'strided ' * (stride > 1)}{'grouped' if channels > 1 else 'depthwise'}"
         groups = 32 // channels if scale.share == 1 else 2
-        probe = _probe(op, channels, (edge,) * axes, kernel, stride, groups)
-        yield f"{op} {what}", channels * kernel**axes, probe
+        spaces = (edge,) * axes
+        yield f"{op} {what}", channels * kernel**axes, _probe(op, channels, spaces, kernel, stride, groups)
 
 
 def _probe(op: str, channels: int, space: Sequence[int], kernel: int, stride: int, groups: int = 0) -> Probe:
@@ -285,14 +275,15 @@ def _probe(op: str, channels: int, space: Sequence[int], kernel: int, stride: in
     group: Shape = ()
     if groups:
         group, others, slides["grouped"] = (groups,), channels, True
-    x: Given = ((1, *group, channels, *space), "float32")
-    y: Given = ((1, *group, others, *((extent + stride - 1) // stride for extent in space)), "float32")
-    w: Given = ((*group, others, channels, *(kernel,) * axes), "float32")
+    x, w = (1, *group, channels, *space), (*group, others, channels, *(kernel,) * axes)
+    y = (1, *group, others, *((extent + stride - 1) // stride for extent in space))
     if op == "ConvWeightGrad":
-        return Probe(op, (x, y), {**slides, "kernel_shape": (kernel,) * axes})
-    if op == "ConvTranspose":
-        return Probe(op, (y, w), {**slides, "spatial": tuple(space)})
-    return Probe(op, (x, w), slides)
+        return probe(op, x, y, **slides, kernel_shape=(kernel,) * axes)
+    return (
+        probe(op, y, w, **slides, spatial=tuple(space))
+        if op == "ConvTranspose"
+        else probe(op, x, w, **slides)
+    )
 
 
 def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
