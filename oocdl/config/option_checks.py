@@ -15,9 +15,9 @@ import numpy as np
 
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of
-from oocdl.ops.file_loss import file_loss
 from oocdl.ops.loss_functions import LOSSES, Loss
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Optimizer
+from oocdl.ops.own_loss import file_loss
 
 Check = Callable[[str, Any], Any]
 

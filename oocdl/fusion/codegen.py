@@ -90,7 +90,7 @@ class Writer:
         self.dtypes = {stream.column: stream.dtype for stream in loop.reads}
         self.dtypes |= {op.out: op.dtype for op in loop.ops}
         streams = (*loop.reads, *loop.writes)
-        self.extents = [self._argument(i) for i in range(OUTER_AXES + 1)]
+        self.extents = [self.b.argument(i) for i in range(OUTER_AXES + 1)]
         self.fields = [self._fields(OUTER_AXES + 1 + FIELDS_PER_ARRAY * i) for i in range(len(streams))]
         first = OUTER_AXES + 1 + FIELDS_PER_ARRAY * len(streams)
         self.sums: list[list[list[str]]] = []
@@ -98,13 +98,9 @@ class Writer:
             self.sums.append([self._fields(first + FIELDS_PER_ARRAY * plane) for plane in range(one.planes)])
             first += FIELDS_PER_ARRAY * one.planes
 
-    def _argument(self, index: int) -> str:
-        address = self.b.new(f"getelementptr i64, ptr %arguments, i64 {index}")
-        return self.b.new(f"load i64, ptr {address}")
-
     def _fields(self, first: int) -> list[str]:
-        address, *steps = (self._argument(first + i) for i in range(FIELDS_PER_ARRAY))
-        return [self.b.new(f"inttoptr i64 {address} to ptr"), *steps]
+        steps = (self.b.argument(first + i) for i in range(1, FIELDS_PER_ARRAY))
+        return [self.b.pointer(first), *steps]
 
     def write(self, name: str) -> str:
         """Return the text of an LLVM module whose one function is called ``name``."""
@@ -118,9 +114,7 @@ class Writer:
             inside = b.new(f"icmp slt i64 {end}, {self.extents[-1]}")
             end = b.new(f"select i1 {inside}, i64 {end}, i64 {self.extents[-1]}")
             self._strips(bases, sums, first, end)
-        declared = "\n".join(b.declared.values())
-        body = "\n".join((*b.variables, *b.lines))
-        return f"{declared}\ndefine void @{name}(ptr %arguments) {{\nentry:\n{body}\n  ret void\n}}\n"
+        return b.function(name)
 
     def _base(self, fields: Sequence[str], indices: Sequence[str]) -> str:
         address, *steps = fields

@@ -13,9 +13,8 @@ from math import prod
 from typing import Generic, Protocol
 
 from oocdl.fusion.blockwise import A, Blockwise, Into
-from oocdl.fusion.grouping import Chain
+from oocdl.fusion.grouping import Chain, Crop, Kind, Member, members_of
 from oocdl.fusion.loop_nest import Fused, Placed, View, fuse
-from oocdl.fusion.members import Crop, Kind, allocate, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
@@ -49,6 +48,38 @@ class BlockPlan(Generic[A]):
     registers: Sequence[Kind]
     kernels: Sequence[tuple[Into[A], tuple[int, ...], tuple[int, ...]]]
     """(kernel, columns that it reads, columns that it writes), in the order in which they run."""
+
+
+def allocate(members: Sequence[Member], kinds: Mapping[int, Kind]) -> tuple[dict[int, int], list[Kind]]:
+    """Give each column in ``kinds`` a register, which is memory of one block that columns use in turn.
+
+    Returns column -> number of its register, and the kind of each register.
+    """
+    last: dict[int, int] = {}
+    for index, member in enumerate(members):
+        last |= dict.fromkeys((*member.outs, *member.ins), index)
+    registers: list[Kind] = []
+    found: dict[int, int] = {}
+    free: list[int] = []
+    for index, member in enumerate(members):
+        ends = [column for column in dict.fromkeys(member.ins) if column in kinds and last[column] == index]
+        for column in member.outs:
+            if column not in kinds:
+                continue
+            sources = [c for c in ends if kinds[c] == kinds[column] and member.may_take(c)]
+            unused = [register for register in free if registers[register] == kinds[column]]
+            if sources:
+                found[column] = found[sources[0]]
+                ends.remove(sources[0])
+            elif unused:
+                found[column] = unused[-1]  # the warmest
+                free.remove(unused[-1])
+            else:
+                found[column] = len(registers)
+                registers.append(kinds[column])
+        free += [found[column] for column in ends]
+        free += [found[column] for column in member.outs if column in kinds and last[column] == index]
+    return found, registers
 
 
 class AnyChainStep(ABC, Generic[A]):

@@ -3,12 +3,12 @@
 A chain is a run of elementwise instructions and reductions over one domain (the broadcast of
 their shapes). The domain is cut into boxes; all of the chain runs on one before the next.
 Everything here depends on the program and the size of a block alone, never on threads:
-equal programs give equal bits.
+equal programs give equal bits. The values that a chain reads and makes are numbered as columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -121,15 +121,8 @@ class _Draft:
     """Slot of a reduction's result -> the axes that are reduced."""
     whole: set[int] = field(default_factory=set)
     """Axes of reductions whose results the chain itself reads: blocks must not cut them."""
-
-    def _uncut(self, domain: Shape, shapes: Iterable[Shape], whole: set[int]) -> set[int]:
-        """Return the axes that may not be cut: ``whole``, and those that a member broadcasts along."""
-        return whole | {
-            axis
-            for shape in shapes
-            for axis, (mine, all_) in enumerate(zip(shape, domain, strict=True))
-            if mine != all_
-        }
+    uncut: set[int] = field(default_factory=set)
+    """These axes, and those that a member broadcasts along."""
 
     def add(self, item: Instruction) -> bool:
         """Make ``item`` a member if it fits."""
@@ -145,11 +138,15 @@ class _Draft:
                 if operand.crop is not None or operand.shape != self.made[operand.slot]:
                     return False
                 whole.update(self.over.get(operand.slot, ()))
-        shapes = [domain_of(member, self.reductions) for member in self.members]
-        uncut = self._uncut(domain, [*shapes, shape], whole)
+        uncut = whole | {
+            axis
+            for member in (*self.members, item)
+            for axis, extent in enumerate(domain_of(member, self.reductions))
+            if extent != domain[axis]
+        }
         if prod(domain[axis] for axis in uncut) > self.elements:
             return False
-        self.domain, self.whole = domain, whole
+        self.domain, self.whole, self.uncut = domain, whole, uncut
         self.members.append(item)
         for slot, made in zip(item.outputs, item.kernel_shapes, strict=True):
             self.made[slot] = made
@@ -170,9 +167,7 @@ class _Draft:
         """Return the instructions before the chain, the chain, and those after it."""
         chain: list[Group] = []
         if self.members:
-            shapes = [domain_of(member, self.reductions) for member in self.members]
-            uncut = self._uncut(self.domain, shapes, self.whole)
-            block = block_of(self.domain, uncut, self.elements)
+            block = block_of(self.domain, self.uncut, self.elements)
             chain = [Chain(tuple(self.members), self.domain, block, self.channels_last)]
         return [*self.before, *chain, *self.after]
 
@@ -219,16 +214,59 @@ def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any
     return groups + draft.groups()
 
 
-def members_of(group: Group) -> Sequence[Instruction]:
+def items_of(group: Group) -> Sequence[Instruction]:
     """Return the instructions of a group."""
     return group.members if isinstance(group, Chain) else (group,)
 
 
 def reads_of(group: Group) -> frozenset[int]:
     """Return the slots that a group reads."""
-    return frozenset(operand.slot for item in members_of(group) for operand in item.operands)
+    return frozenset(operand.slot for item in items_of(group) for operand in item.operands)
 
 
 def makes_of(group: Group) -> frozenset[int]:
     """Return the slots that a group makes."""
-    return frozenset(slot for item in members_of(group) for slot in item.outputs)
+    return frozenset(slot for item in items_of(group) for slot in item.outputs)
+
+
+# Columns -------------------------------------------------------------------------------------
+
+Crop = tuple[tuple[int, int], ...]
+Key = tuple[int, Crop | None, Shape]
+"""Slot, crop and shape of an operand."""
+Kind = tuple[Shape, str]
+"""Shape that a value has in its kernel, and dtype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """An instruction of a chain, its operands and results given as columns."""
+
+    item: Instruction
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    owned: int
+    """The number of leading operands in whose memory a result may lie."""
+
+    def may_take(self, source: int) -> bool:
+        """Whether a result may lie in the memory of the operand in column ``source``."""
+        return self.owned > 0 and source not in self.ins[self.owned :]
+
+
+def members_of(chain: Chain, in_place: Callable[[str], int]) -> tuple[list[Member], dict[Key | int, int]]:
+    """Return the members, and the column of each operand from outside and of each slot that a member makes.
+
+    ``in_place``: operator -> the number of leading operands in whose memory a result may lie.
+    """
+    columns: dict[Key | int, int] = {}
+    members = []
+    for item in chain.members:
+        ins = []
+        for operand in item.operands:
+            key: Key | int = (operand.slot, operand.crop, operand.shape)
+            if operand.slot in columns:
+                key = operand.slot
+            ins.append(columns.setdefault(key, len(columns)))
+        outs = [columns.setdefault(slot, len(columns)) for slot in item.outputs]
+        members.append(Member(item, tuple(ins), tuple(outs), in_place(item.op)))
+    return members, columns

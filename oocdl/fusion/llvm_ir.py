@@ -45,6 +45,20 @@ class Builder:
         """Add an instruction that makes no value."""
         self.lines.append(f"  {line}")
 
+    def argument(self, number: int) -> str:
+        """Return one of the numbers that the function is given the address of."""
+        address = self.new(f"getelementptr i64, ptr %arguments, i64 {number}")
+        return self.new(f"load i64, ptr {address}")
+
+    def pointer(self, number: int) -> str:
+        """Return one of these that is an address."""
+        return self.new(f"inttoptr i64 {self.argument(number)} to ptr")
+
+    def function(self, name: str) -> str:
+        """Return the text of a module with what was added as its one function."""
+        declared, body = "\n".join(self.declared.values()), "\n".join((*self.variables, *self.lines))
+        return f"{declared}\ndefine void @{name}(ptr %arguments) {{\nentry:\n{body}\n  ret void\n}}\n"
+
     def splat(self, scalar: str) -> str:
         """Return a constant vector with ``scalar`` in each lane."""
         return f"<{', '.join([f'{self.kind} {scalar}'] * self.lanes)}>"

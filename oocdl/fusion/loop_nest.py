@@ -7,7 +7,7 @@ happen to lie. A chain with a member that is not in the tables of ``loop_ops`` r
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import NamedTuple
@@ -15,10 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, Stream, Sum, knows
-from oocdl.fusion.grouping import Chain
+from oocdl.fusion.grouping import Chain, Key, Member, members_of
 from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_ops import ATTRIBUTES
-from oocdl.fusion.members import Key, Member, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
@@ -164,8 +163,7 @@ class Fused:
     """Columns that the loop writes."""
     totals: tuple[_Total, ...]
     nest: _Nest
-    codes: dict[tuple[object, ...], Code]
-    ready: dict[tuple[tuple[int, ...], ...], tuple[_Ready, ...]]
+    ready: dict[tuple[tuple[int, ...], ...], tuple[_Ready, ...]] = field(default_factory=dict)
     """Strides of all columns -> the calls for arrays that lie so."""
 
     @property
@@ -236,7 +234,7 @@ class Fused:
     def _call(self, call: _Call, steps: Sequence[tuple[int, ...]], sums: Sequence[Array]) -> _Ready:
         extents = [group.extent for group in self.nest.outer]
         head = [[1] * (OUTER_AXES - len(extents)) + extents + [call.rows]]
-        lines = [self._fields(Placed(0, each), call) for each in steps]
+        lines = [self._fields(each, call) for each in steps]
         for array in sums:
             outer = [
                 step if n > 1 else 0 for step, n in zip(array.strides[1:-1], array.shape[1:-1], strict=True)
@@ -246,14 +244,11 @@ class Fused:
         addresses = len(head[0]) + FIELDS_PER_ARRAY * np.arange(len(lines))
         return _Ready(self._code(call, arguments), arguments, addresses)
 
-    def _fields(self, array: Placed, call: _Call) -> list[int]:
-        """Return an array's address and its strides along all axes that a loop has."""
-        if self.nest.rows is None:
-            *outer, lane = array.steps
-            row = lane * call.lanes
-        else:
-            *outer, row, lane = array.steps
-        return [array.address + call.start * lane, *[0] * (OUTER_AXES - len(outer)), *outer, row, lane]
+    def _fields(self, steps: tuple[int, ...], call: _Call) -> list[int]:
+        """Return where a call begins in an array, and the array's strides along all axes that a loop has."""
+        *outer, lane = steps
+        row = lane * call.lanes if self.nest.rows is None else outer.pop()
+        return [call.start * lane, *[0] * (OUTER_AXES - len(outer)), *outer, row, lane]
 
     def _code(self, call: _Call, arguments: Array) -> Code:
         """Return the code for arrays with strides like these."""
@@ -264,12 +259,9 @@ class Fused:
             single = call.lanes == 1 or fields[-1] == nbytes
             step: Step = "one" if fields[-1] == 0 else "next" if single else "far"
             streams.append(Stream(column, self.dtypes[column], step, bool(fields[-2])))
-        key = (call.lanes, *((stream.step, stream.rows) for stream in streams))
-        if key not in self.codes:
-            reads, writes = tuple(streams[: len(self.reads)]), tuple(streams[len(self.reads) :])
-            sums = tuple(Sum(total.column, total.item.op == "Moments") for total in self.totals)
-            self.codes[key] = compiled(Loop(self.ops, reads, writes, sums, call.lanes))
-        return self.codes[key]
+        reads, writes = tuple(streams[: len(self.reads)]), tuple(streams[len(self.reads) :])
+        sums = tuple(Sum(total.column, total.item.op == "Moments") for total in self.totals)
+        return compiled(Loop(self.ops, reads, writes, sums, call.lanes))
 
     def _result(self, total: _Total, sums: Array) -> list[Array]:
         """Compute the results of a reduction from the sums of the lanes."""
@@ -318,22 +310,17 @@ def fuse(
     if any(total.item.operands[0].shape != chain.domain for total in totals):
         return None
     outside = {column: key for key, column in columns.items() if isinstance(key, tuple)}
-    alike = [_varies(key[2], chain.domain) for key in outside.values()] + [total.kept for total in totals]
+    varies = (((1,) * (rank - len(key[2])) + key[2]) for key in outside.values())
+    alike = [tuple(extent > 1 for extent in shape) for shape in varies] + [total.kept for total in totals]
     apart = {axis for key in outside.values() if key[1] is not None for axis in range(rank)}
     nest = _nest(_groups(chain.domain, alike, apart), totals)
     if nest is None or any(len(key[2]) > rank for key in outside.values()):
         return None
     writes = tuple(columns[slot] for item in chain.members for slot in item.outputs if slot in full)
-    return Fused(chain, dtypes, tuple(ops), tuple(outside), writes, tuple(totals), nest, {}, {})
+    return Fused(chain, dtypes, tuple(ops), tuple(outside), writes, tuple(totals), nest)
 
 
 def is_loop(chain: Chain, dtype_of: Mapping[int, str]) -> bool:
     """Whether a chain can run as one loop."""
     members, columns = members_of(chain, lambda op: 0)
     return fuse(chain, members, columns, (), dtype_of) is not None
-
-
-def _varies(shape: Shape, domain: Shape) -> tuple[bool, ...]:
-    """Return, for each axis of the domain, whether an operand of ``shape`` varies along it."""
-    full = (1,) * (len(domain) - len(shape)) + tuple(shape)
-    return tuple(mine > 1 for mine in full)

@@ -15,7 +15,7 @@ from typing import Any
 from oocdl.fusion.llvm_ir import Builder
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute
-from oocdl.ops.pointwise import Row
+from oocdl.ops.pointwise import POINTWISE, Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
 
@@ -68,10 +68,6 @@ def _normalize(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str
     return b.new(f"fmul {b.type} {centred}, {scale}")
 
 
-def _select(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-    return b.select(args[0], args[1], args[2])
-
-
 def _by_formula(row: Row) -> Emit:
     """Return the entry of an operator whose formula has primitives of loops alone."""
 
@@ -118,12 +114,9 @@ _PRIMITIVES: Mapping[str, Emit] = {
     **_ARITHMETIC,
     **COMPARE,
     "LessOrEqual": _compare("ole", "sle"),
-    "Where": _select,
+    "Where": lambda b, args, attrs: b.select(*args),
 }
 """Primitives that formulas are made of."""
-
-DTYPES_DIFFER = frozenset({"Cast", "Where"})
-"""Operators that ``codegen`` writes itself: their operands and results are of several dtypes."""
 
 ATTRIBUTES = frozenset({"eps", *(name for row in FORMULAS.values() for name in row.sample)})
 """Attributes that the entries of these tables read."""
@@ -132,17 +125,13 @@ _FUNCTION = "LLVM has no vectors of this function: it would call the C library a
 _ORDER = "engines multiply in orders of their own, and their bits would change"
 
 
-def _is_arithmetic(row: Row) -> bool:
-    return all(step.op in _PRIMITIVES for step in row.steps(row.sample))
-
-
 NO_LOOP: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Mod"),
-        _FUNCTION,
-    ),
-    **dict.fromkeys(("Pow", "Exp", "Log", "Erf", "Sigmoid", "Tanh", "Softplus"), _FUNCTION),
-    **{op: _FUNCTION for op, row in FORMULAS.items() if not _is_arithmetic(row)},
+    **{row.op: _FUNCTION for row in POINTWISE if row.flops > 1},
+    **{
+        op: _FUNCTION
+        for op, row in FORMULAS.items()
+        if any(step.op not in _PRIMITIVES for step in row.steps(row.sample))
+    },
     **dict.fromkeys(("SigmoidGrad", "TanhGrad"), _ORDER),
 }
 """Operator that chains run block by block -> the reason why loops do not compute it."""

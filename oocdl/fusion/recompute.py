@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from oocdl.fusion.grouping import Chain, Group, reads_of
+from oocdl.fusion.grouping import Chain, Crop, Group, reads_of
 from oocdl.fusion.loop_ops import FLOATS
-from oocdl.fusion.members import Crop
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program

@@ -36,15 +36,9 @@ class TapLoop:
         """Return the text of an LLVM module whose one function is called ``name``."""
         b = Builder()
         b.lanes, b.kind = self.lanes, KINDS[self.dtype]
-        given = {}
-        for number, argument in enumerate(_ARGUMENTS):
-            address = b.new(f"getelementptr i64, ptr %arguments, i64 {number}")
-            given[argument] = b.new(f"load i64, ptr {address}")
-        for argument in _ARGUMENTS[:4]:
-            given[argument] = b.new(f"inttoptr i64 {given[argument]} to ptr")
-        self._loops(b, given)
-        declared, body = "\n".join(b.declared.values()), "\n".join((*b.variables, *b.lines))
-        return f"{declared}\ndefine void @{name}(ptr %arguments) {{\nentry:\n{body}\n  ret void\n}}\n"
+        reads = [b.pointer] * 4 + [b.argument] * 5
+        self._loops(b, {_ARGUMENTS[number]: read(number) for number, read in enumerate(reads)})
+        return b.function(name)
 
     def _loops(self, b: Builder, given: dict[str, str]) -> None:
         rows, row = given["results"], b.new(f"mul i64 {given['extent']}, {given['after']}")

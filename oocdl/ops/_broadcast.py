@@ -11,7 +11,7 @@ import numpy as np
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Node, Shape
 from oocdl.graph.ir.index import AxisRule, Plain
-from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.ir.op_rule import Builder, Cost
 
 
 def fail(node: Node, why: str) -> NoReturn:
@@ -19,7 +19,7 @@ def fail(node: Node, why: str) -> NoReturn:
     raise ModelError(f"node '{node.name}' ({node.op}): {why}")
 
 
-def no_second_derivative(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def no_second_derivative(build: Builder, node: Node, *grads: str | None) -> NoReturn:
     """The gradient rule of operators that occur in gradients only: an error, never a silent zero."""
     raise UnsupportedError(f"node '{node.name}' ({node.op}) has no derivative: remove it from the model")
 
@@ -39,6 +39,16 @@ def plain(letter: str, extent: int) -> Plain | None:
     return None if extent == 1 else Plain(letter)
 
 
+def letters(shape: Shape, kind: str = "a", first: int = 0) -> tuple[Plain | None, ...]:
+    """Return the indices of the axes of a shape, with letters ``a0, a1, ..`` or of another kind."""
+    return tuple(plain(f"{kind}{axis}", extent) for axis, extent in enumerate(shape, first))
+
+
+def extents_of(shape: Shape, kind: str = "a") -> dict[str, int]:
+    """Return the extents of these letters."""
+    return {f"{kind}{axis}": extent for axis, extent in enumerate(shape)}
+
+
 def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
     """Return the shape that NumPy broadcasts all shapes to."""
     try:
@@ -51,15 +61,10 @@ def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
 def broadcast_axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """The rule of every elementwise operator: letters ``a0, a1, ..`` aligned from the right."""
     rank = len(outputs[0])
-
-    def letters(shape: Shape) -> tuple[Plain | None, ...]:
-        start = rank - len(shape)
-        return tuple(plain(f"a{start + axis}", extent) for axis, extent in enumerate(shape))
-
     return AxisRule(
-        inputs=tuple(letters(shape) for shape in inputs),
-        outputs=tuple(letters(shape) for shape in outputs),
-        extents={f"a{axis}": extent for axis, extent in enumerate(outputs[0])},
+        inputs=tuple(letters(shape, first=rank - len(shape)) for shape in inputs),
+        outputs=tuple(map(letters, outputs)),
+        extents=extents_of(outputs[0]),
     )
 
 
@@ -99,6 +104,11 @@ def cure(target: Shape, output: Shape) -> str:
 def size(shape: Sequence[int]) -> int:
     """Return the number of elements."""
     return prod(shape)
+
+
+def operand_size(times: int) -> Cost:
+    """Return a cost of so much for each element of the first operand."""
+    return lambda node, inputs, outputs: times * size(inputs[0])
 
 
 def same_dtype(node: Node, dtypes: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.speed import Probe, Streaming
@@ -12,10 +13,15 @@ ARITHMETIC, EXPONENTIAL, READING, MOVING = "Add", "Exp", "ReduceSum", "Transpose
 compute an exponential or the like of it, that only read it, and that only move it."""
 
 
-def streaming(like: str, gigabytes: float | None, probes: Callable[[Shape], Iterator[Probe]]) -> Streaming:
+def streaming(like: str, gigabytes: float | None, probes: Callable[[Shape], Iterable[Probe]]) -> Streaming:
     """Make the speed of an operator that is bound by memory, its nominal rate given in GB/s."""
     rate = None if gigabytes is None else 1e9 * gigabytes
     return Streaming(like=like, probes=probes, bytes_per_second=rate)
+
+
+def probe(op: str, *shapes: Shape, **attrs: Any) -> Probe:
+    """Make a probe of an operator on operands of float32."""
+    return Probe(op, tuple((shape, "float32") for shape in shapes), attrs)
 
 
 def rows_of(shape: Shape) -> Shape:
@@ -23,11 +29,11 @@ def rows_of(shape: Shape) -> Shape:
     return shape[1] * shape[2], shape[3] * shape[4]
 
 
-def reductions(op: str, axes: Sequence[Sequence[int]]) -> Callable[[Shape], Iterator[Probe]]:
+def reductions(op: str, axes: Sequence[Sequence[int]]) -> Callable[[Shape], Iterable[Probe]]:
     """Return probes of a reduction over some ``axes`` of a volume, and over the rows of a matrix."""
 
-    def probes(shape: Shape) -> Iterator[Probe]:
-        for given, over in (*((shape, some) for some in axes), (rows_of(shape), (1,))):
-            yield Probe(op, ((given, "float32"),), {"axes": tuple(over)})
+    def probes(shape: Shape) -> Iterable[Probe]:
+        yield from (probe(op, shape, axes=tuple(over)) for over in axes)
+        yield probe(op, rows_of(shape), axes=(1,))
 
     return probes

@@ -10,14 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from oocdl.graph.ir.graph import Node
-from oocdl.graph.ir.op_rule import Builder, OpRule
+from oocdl.graph.ir.op_rule import OpRule
 from oocdl.ops._speed import ARITHMETIC, EXPONENTIAL
 from oocdl.ops.expression import (
     AUXILIARY,
     Formula,
+    Lifted,
     Term,
-    compute,
+    apply,
     erf,
     exp,
     expm1,
@@ -28,43 +28,45 @@ from oocdl.ops.expression import (
     tanh,
     where,
 )
-from oocdl.ops.pointwise import POINTWISE, Row, RowGradient, elementwise
+from oocdl.ops.pointwise import POINTWISE, Attrs, Gradients, Row, Slope, elementwise
 
 _PRIMITIVES = {row.op: row for row in POINTWISE}
 _PRIMITIVES |= {op: _PRIMITIVES[like] for op, like in AUXILIARY.items()}
-Attrs = Mapping[str, Any]
 
 
-def _derived(formula: Formula) -> RowGradient:
+def _derived(formula: Formula) -> Slope:
     """The gradient of a formula: its steps as nodes, and the gradients of those, last first."""
 
-    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-        def apply(op: str, args: list[str | float]) -> str:
-            return build(op, *(arg if isinstance(arg, str) else build.like(arg, g) for arg in args))
-
-        first = len(build.nodes)
-        result = compute(steps_of(formula, node.attrs, len(node.inputs)), node.inputs, apply)
-        grads = {result: g}
+    def gradient(attrs: Attrs, g: Lifted, *values: Lifted) -> Gradients:
+        build, operands, first = g.build, values[:-1], len(g.build.nodes)
+        result = formula(attrs, *operands)
+        assert isinstance(result, Lifted)
+        grads = {result.name: g.name}
         for step in reversed(build.nodes[first:]):
             if step.outputs[0] not in grads:
                 continue
-            given = build.rules[step.op].gradient(build, step, [grads[step.outputs[0]]])
+            given = build.rules[step.op].gradient(build, step, grads[step.outputs[0]])
             for name, grad in zip(step.inputs, given, strict=True):
                 if grad is not None:
                     grads[name] = build("Add", grads[name], grad) if name in grads else grad
-        return tuple(grads.get(name) for name in node.inputs)
+        return tuple(g.to(grads[one.name]) if one.name in grads else None for one in operands)
 
     return gradient
 
 
-def _from_input(op: str) -> RowGradient:
-    """``op(dy, x)`` with the attributes of the activation."""
-    return lambda build, node, g: (build(op, g, node.inputs[0], **node.attrs),)
+def activation(
+    op: str, formula: Formula, gradient: Slope | None = None, *, fused: bool = False, **facts: Any
+) -> Row:
+    """Make the row of an activation; ``facts`` are fields of ``Row`` that are measured, not derived.
 
+    Its gradient is given, or derived, or ``fused``: the operator ``<op>Grad`` of the result's gradient and of
+    the operand, with the same attributes.
+    """
 
-def activation(op: str, formula: Formula, gradient: RowGradient | None = None, **facts: Any) -> Row:
-    """Make the row of an activation; ``facts`` are fields of ``Row`` that are measured, not derived."""
-    return _row(op, formula, 1, gradient or _derived(formula), facts)
+    def by_slope(attrs: Attrs, g: Lifted, x: Lifted, y: Lifted) -> Gradients:
+        return (apply(f"{op}Grad", g, x, **attrs),)
+
+    return _row(op, formula, 1, by_slope if fused else gradient or _derived(formula), facts)
 
 
 def slope(op: str, formula: Formula, **facts: Any) -> Row:
@@ -72,7 +74,7 @@ def slope(op: str, formula: Formula, **facts: Any) -> Row:
     return _row(op, formula, 2, None, facts)
 
 
-def _row(op: str, formula: Formula, arity: int, gradient: RowGradient | None, facts: dict[str, Any]) -> Row:
+def _row(op: str, formula: Formula, arity: int, gradient: Slope | None, facts: dict[str, Any]) -> Row:
     steps = steps_of(formula, {**facts.get("onnx", {}), **facts.get("attrs", {})}, arity)
     primitives = [_PRIMITIVES[step.op] for step in steps]
     derived = {
@@ -83,13 +85,13 @@ def _row(op: str, formula: Formula, arity: int, gradient: RowGradient | None, fa
     return Row(op, arity, gradient, formula=formula, **{**derived, **facts})
 
 
-def _elu_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+def _elu_gradient(a: Attrs, g: Lifted, x: Lifted, y: Lifted) -> Gradients:
     """From the output where its sign is the input's, else ``g`` and ``g alpha exp(x)`` by themselves."""
-    x, alpha = node.inputs[0], float(node.attrs["alpha"])
+    alpha = float(a["alpha"])
     if alpha >= 0:
-        return (build("EluGrad", g, node.outputs[0], alpha=alpha),)
-    falling = build("Mul", g, build("Mul", build("Exp", x), build.like(alpha, g)))
-    return (build("Where", build("Greater", x, build.like(0.0, g)), g, falling),)
+        return (apply("EluGrad", g, y, alpha=alpha),)
+    falling = g * (exp(x) * alpha)
+    return (where(x > 0.0, g, falling),)
 
 
 def _normal(x: Term) -> Term:
@@ -128,19 +130,12 @@ def _dropout(attrs: Attrs, x: Term, u: Term) -> Term:
 
 ACTIVATIONS: tuple[Row, ...] = (
     # what is no number stays; gradient 0 at 0, as PyTorch
-    activation(
-        "Relu",
-        lambda a, x: where(x <= 0.0, 0.0, x),
-        _from_input("ReluGrad"),
-        flops=1,
-        scratch=0,
-        gigabytes=26,
-    ),
+    activation("Relu", lambda a, x: where(x <= 0.0, 0.0, x), fused=True, flops=1, scratch=0, gigabytes=26),
     slope("ReluGrad", lambda a, dy, x: where(x <= 0.0, 0.0, dy), flops=1, scratch=1.25, gigabytes=27),
     activation(
         "LeakyRelu",
         lambda a, x: where(x > 0.0, x, x * a["alpha"]),
-        _from_input("LeakyReluGrad"),
+        fused=True,
         flops=1,
         scratch=0,
         gigabytes=25,
@@ -170,15 +165,7 @@ ACTIVATIONS: tuple[Row, ...] = (
         scratch=2.25,
         attrs={"alpha": 1.0},
     ),
-    activation(
-        "Gelu",
-        _gelu,
-        _from_input("GeluGrad"),
-        flops=15,
-        scratch=1,
-        gigabytes=13,
-        onnx={"approximate": "none"},
-    ),
+    activation("Gelu", _gelu, fused=True, flops=15, scratch=1, gigabytes=13, onnx={"approximate": "none"}),
     slope("GeluGrad", _gelu_grad, flops=25, scratch=3, gigabytes=16),
     activation(
         "QuickGelu", lambda a, x: x * sigmoid(x * a["alpha"]), onnx={"alpha": 1.702}, domain="com.microsoft"
@@ -188,7 +175,7 @@ ACTIVATIONS: tuple[Row, ...] = (
     Row(
         "Dropout",
         2,
-        lambda b, n, g: (b("Dropout", g, n.inputs[1], **n.attrs), None),  # linear in x
+        lambda a, g, x, u, y: (apply("Dropout", g, u, **a), None),  # linear in x
         flops=2,
         scratch=1.25,
         gigabytes=23,

@@ -17,8 +17,9 @@ all in log space. Where a label is the blank or no class, the loss is NaN. Only 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Node, Shape, Value
@@ -133,12 +134,6 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     )
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if grads[0] is None:
-        return [None] * 4
-    return [build("CtcGrad", *node.inputs, grads[0], **node.attrs), None, None, None]
-
-
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     (samples, steps, classes), (_, labels) = inputs[:2]
     return samples * steps * (13 * classes + PLACE_FLOPS * (2 * labels + 1))
@@ -151,47 +146,35 @@ def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> i
     return 3 * size(inputs[0]) + 4 * samples * steps * places + 12 * samples * places
 
 
-def _probe(shape: Shape) -> tuple[tuple[Given, ...], dict[str, object]]:
-    samples, steps, classes, labels = 4, 8 * shape[2], 32, 8
-    whole: Given = ((samples,), "int64")
-    operands: tuple[Given, ...] = (
-        ((samples, steps, classes), "float32"),
-        ((samples, labels), "int64"),
-        whole,
-        whole,
+def _rule(op: str, gigabytes: float, takes_grad: bool, **facts: Any) -> OpRule:
+    """Make the rule of the loss or of its gradient."""
+
+    def probes(shape: Shape) -> Sequence[Probe]:
+        samples, steps, classes, labels = 4, 8 * shape[2], 32, 8
+        whole: Given = ((samples,), "int64")
+        x: Given = ((samples, steps, classes), "float32")
+        operands: tuple[Given, ...] = (x, ((samples, labels), "int64"), whole, whole)
+        operands += (((samples,), "float32"),) * takes_grad
+        return [Probe(op, operands, {"blank": classes - 1, "zero_infinity": True})]
+
+    return OpRule(
+        op=op,
+        axes=_axes,
+        speed=streaming(EXPONENTIAL, gigabytes, probes),
+        flops=_flops,
+        scratch_elements=_scratch,
+        keeps_axes=False,
+        **facts,
     )
-    return operands, {"blank": classes - 1, "zero_infinity": True}
-
-
-def _probes(shape: Shape) -> Iterator[Probe]:
-    operands, attrs = _probe(shape)
-    yield Probe("Ctc", operands, attrs)
-
-
-def _probes_grad(shape: Shape) -> Iterator[Probe]:
-    operands, attrs = _probe(shape)
-    yield Probe("CtcGrad", (*operands, ((operands[0][0][0],), "float32")), attrs)
 
 
 RULES: tuple[OpRule, ...] = (
-    OpRule(
-        op="Ctc",
+    _rule(
+        "Ctc",
+        0.15,
+        False,
         infer=_infer,
-        gradient=_gradient,
-        axes=_axes,
-        speed=streaming(EXPONENTIAL, 0.15, _probes),
-        flops=_flops,
-        scratch_elements=_scratch,
-        keeps_axes=False,
+        gradient=lambda b, n, g: [b("CtcGrad", *n.inputs, g, **n.attrs), None, None, None],
     ),
-    OpRule(
-        op="CtcGrad",
-        infer=_infer_grad,
-        gradient=no_second_derivative,
-        axes=_axes,
-        speed=streaming(EXPONENTIAL, 0.17, _probes_grad),
-        flops=_flops,
-        scratch_elements=_scratch,
-        keeps_axes=False,
-    ),
+    _rule("CtcGrad", 0.17, True, infer=_infer_grad, gradient=no_second_derivative),
 )

@@ -16,9 +16,9 @@ from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule
 from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
-from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
+from oocdl.graph.ir.speed import Computing, Heavy, Scale
 from oocdl.ops._broadcast import fail, is_float, plain, same_dtype, size, summed_dtype
-from oocdl.ops._speed import MOVING, READING
+from oocdl.ops._speed import MOVING, READING, probe
 
 EXTENTS, FEW_EXTENTS = (1, 4, 16, 64, 256, 1024), (16, 256, 1024)
 """Smallest extents that are measured, in float32 and in bfloat16."""
@@ -69,32 +69,20 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     )
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """``d a = einsum(g, b)`` with the letters exchanged; a letter of ``a`` alone that was summed
     is a broadcast of the result."""
-    if grads[0] is None:
-        return [None, None]
     terms, out = parse(node)[:2], parse(node)[2]
     found: list[str | None] = []
     for mine, (term, other) in enumerate((terms, terms[::-1])):
         shape = build.shape(node.inputs[mine])
         known = "".join(letter for letter in term if letter in out or letter in other)
-        grad = build("Einsum", grads[0], node.inputs[1 - mine], equation=f"{out},{other}->{known}")
+        grad = build("Einsum", g, node.inputs[1 - mine], equation=f"{out},{other}->{known}")
         if known != term:
             aligned = tuple(n if c in known else 1 for c, n in zip(term, shape, strict=True))
             grad = build("Expand", build("Reshape", grad, shape=aligned), shape=shape)
         found.append(grad)
     return found
-
-
-def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count a multiply-add for each point of the space of all letters."""
-    return 2 * size(list(_extents(node, inputs).values()))
-
-
-def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count permuted copies of operands and result, as a batched matrix product needs them."""
-    return sum(size(shape) for shape in (*inputs, *outputs))
 
 
 # Speed ---------------------------------------------------------------------------------------
@@ -133,16 +121,13 @@ def _probes(scale: Scale) -> Iterator[Heavy]:
         # whole pages fall into the same few sets of a cache, and take up to twice as long.
         wide = max(int((4000 if small < 64 else 2000) * scale.share), 8)
         rows: Shape = (small, wide)
-        yield "Einsum outer", small, _probe("ab,bc->ac", rows, (wide, wide))
-        yield "Einsum outer", small, _probe("ab,cb->ac", rows, (wide, wide))
-        yield "Einsum inner", small, _probe("ab,ac->bc", rows, rows)
+        yield "Einsum outer", small, probe("Einsum", rows, (wide, wide), equation="ab,bc->ac")
+        yield "Einsum outer", small, probe("Einsum", rows, (wide, wide), equation="ab,cb->ac")
+        yield "Einsum inner", small, probe("Einsum", rows, rows, equation="ab,ac->bc")
         other = max(int(max(256, small) * scale.share), 4)
         batch = max(int(64 * scale.share * min(1, 256 / small) ** 2), 2)
-        yield "Einsum batched", small, _probe("nab,nbc->nac", (batch, other, other), (batch, other, small))
-
-
-def _probe(equation: str, left: Shape, right: Shape) -> Probe:
-    return Probe("Einsum", ((left, "float32"), (right, "float32")), {"equation": equation})
+        shapes = (batch, other, other), (batch, other, small)
+        yield "Einsum batched", small, probe("Einsum", *shapes, equation="nab,nbc->nac")
 
 
 RULES: tuple[OpRule, ...] = (
@@ -151,14 +136,11 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer,
         gradient=_gradient,
         axes=_axes,
-        speed=Computing(
-            like=READING,
-            kind=_kind,
-            probes=_probes,
-            then=_transposed,
-        ),
-        flops=_flops,
-        scratch_elements=_scratch,
+        speed=Computing(like=READING, kind=_kind, probes=_probes, then=_transposed),
+        # a multiply-add for each point of the space of all letters
+        flops=lambda node, inputs, outputs: 2 * prod(_extents(node, inputs).values()),
+        # permuted copies of operands and result, as a batched matrix product needs them
+        scratch_elements=lambda node, inputs, outputs: sum(map(size, (*inputs, *outputs))),
         product=Product(),
         keeps_axes=False,
     ),

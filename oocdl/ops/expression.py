@@ -4,62 +4,109 @@ A formula is a function of attributes and operands, written as mathematics is::
 
     lambda attrs, x: where(x > 0.0, x, attrs["alpha"] * expm1(x))
 
-It is called once with terms, which record what is computed, as ``steps``. Engines, the builder of graphs and
-the writer of loops then compute the steps each with primitives of their own.
+It is called with terms, which record what is computed, as ``steps``: engines and the writer of loops then
+compute these, each with primitives of their own. Called with values of a graph it adds nodes, as a gradient
+does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
+
+from oocdl.graph.ir.op_rule import Builder
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Term:
     """The result of a primitive operator; an operand of the formula where ``op`` is empty."""
 
-    op: str
+    op: str = ""
     args: tuple[Term | float, ...] = ()
 
+    def made(self, op: str, args: tuple[Term | float, ...], attrs: Mapping[str, Any]) -> Term:
+        """Return the result of an operator, of whose arguments this is one."""
+        return Term(op, args)
+
     def __add__(self, other: Term | float) -> Term:
-        return Term("Add", (self, other))
+        return apply("Add", self, other)
 
     def __sub__(self, other: Term | float) -> Term:
-        return Term("Sub", (self, other))
+        return apply("Sub", self, other)
 
     def __rsub__(self, other: float) -> Term:
-        return Term("Sub", (other, self))
+        return apply("Sub", other, self)
 
     def __mul__(self, other: Term | float) -> Term:
-        return Term("Mul", (self, other))
+        return apply("Mul", self, other)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return apply("Div", self, other)
 
     def __neg__(self) -> Term:
-        return Term("Neg", (self,))
+        return apply("Neg", self)
 
-    def __gt__(self, other: float) -> Term:
-        return Term("Greater", (self, other))
+    def __gt__(self, other: Term | float) -> Term:
+        return apply("Greater", self, other)
 
-    def __lt__(self, other: float) -> Term:
-        return Term("Less", (self, other))
+    def __lt__(self, other: Term | float) -> Term:
+        return apply("Less", self, other)
 
-    def __le__(self, other: float) -> Term:
-        return Term("LessOrEqual", (self, other))
+    def __le__(self, other: Term | float) -> Term:
+        return apply("LessOrEqual", self, other)
+
+
+def apply(op: str, *args: Term | float, **attrs: Any) -> Term:
+    """Return the result of an operator on operands and numbers."""
+    return next(arg for arg in args if isinstance(arg, Term)).made(op, args, attrs)
 
 
 Formula = Callable[..., Term]
 """(attributes, operands) -> result."""
+where, minimum, equal = partial(apply, "Where"), partial(apply, "Min"), partial(apply, "Equal")
+exp, expm1, log, erf = (
+    partial(apply, "Exp"),
+    partial(apply, "Expm1"),
+    partial(apply, "Log"),
+    partial(apply, "Erf"),
+)
+sqrt, tanh, sigmoid = partial(apply, "Sqrt"), partial(apply, "Tanh"), partial(apply, "Sigmoid")
 
 
-def _primitive(op: str) -> Callable[..., Term]:
-    return lambda *args: Term(op, args)
+@dataclass(eq=False, kw_only=True, slots=True)
+class Lifted(Term):
+    """A value of a graph, to which operators add nodes; numbers take the dtype of the gradient ``like``."""
 
+    build: Builder
+    name: str
+    like: str
+    numbers: dict[float, str]
+    """Number -> its constant."""
 
-where, minimum = _primitive("Where"), _primitive("Min")
-exp, expm1, erf = _primitive("Exp"), _primitive("Expm1"), _primitive("Erf")
-tanh, sigmoid = _primitive("Tanh"), _primitive("Sigmoid")
+    @property
+    def dtype(self) -> str:
+        """The dtype of the value."""
+        return self.build.dtype(self.name)
+
+    def made(self, op: str, args: tuple[Term | float, ...], attrs: Mapping[str, Any]) -> Lifted:
+        """Add a node."""
+        names = [arg.name if isinstance(arg, Lifted) else self.number(arg).name for arg in args]
+        return self.to(self.build(op, *names, **attrs))
+
+    def number(self, number: Any) -> Lifted:
+        """Return a constant."""
+        if number not in self.numbers:
+            self.numbers[number] = self.build.like(number, self.like)
+        return self.to(self.numbers[number])
+
+    def to(self, name: str) -> Lifted:
+        """Return another value of the graph."""
+        return Lifted(build=self.build, name=name, like=self.like, numbers=self.numbers)
+
 
 AUXILIARY = {"Expm1": "Exp", "LessOrEqual": "Less"}
 """Primitives that are no operators -> the operators that they cost as much as. The gradient of a formula with
@@ -86,7 +133,7 @@ def steps_of(formula: Formula, attrs: Mapping[str, Any], arity: int) -> Steps:
     >>> steps_of(lambda attrs, dy, y: dy * (y * (1.0 - y)), {}, 2)[0]
     Step(op='Sub', args=(1.0, 1), dying=())
     """
-    operands = [Term("") for _ in range(arity)]
+    operands = [Term() for _ in range(arity)]
     places: dict[Term, int] = {operand: place for place, operand in enumerate(operands)}
     steps: list[tuple[str, tuple[int | float, ...]]] = []
 

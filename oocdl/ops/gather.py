@@ -13,15 +13,15 @@ row at which place it is named last, or -1. ``Top(x){axis, k, largest}`` has the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value
-from oocdl.graph.ir.index import AxisRule, Plain, Whole
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_gradient
+from oocdl.graph.ir.index import AxisRule, Whole
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_cost, no_gradient
 from oocdl.graph.ir.speed import Given, Probe
-from oocdl.ops._broadcast import fail, plain, size
-from oocdl.ops._speed import MOVING, streaming
+from oocdl.ops._broadcast import extents_of, fail, letters, operand_size, plain, size
+from oocdl.ops._speed import MOVING, probe, streaming
 
 WIDE_ROW = 4
 """Elements of a row beside which what is computed of its id does not count."""
@@ -101,35 +101,23 @@ def _infer_top(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [((*shape[:axis], k, *shape[axis + 1 :]), "int64")]
 
 
-def _letters(kind: str, shape: Shape) -> tuple[Plain | None, ...]:
-    return tuple(plain(f"{kind}{axis}", extent) for axis, extent in enumerate(shape))
-
-
-def _extents(ids: Shape, row: Shape) -> dict[str, int]:
-    """Return the extents of the letters: ``i0, i1, ..`` of the ids, ``e0, e1, ..`` of a row."""
-    return {
-        **{f"i{axis}": extent for axis, extent in enumerate(ids)},
-        **{f"e{axis}": extent for axis, extent in enumerate(row)},
-    }
-
-
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     (table, ids), batch = inputs, _batch(node)
-    places, row = _letters("i", ids), _letters("e", table[batch + 1 :])
+    places, row = letters(ids, "i"), letters(table[batch + 1 :], "e")
     return AxisRule(
         inputs=((*places[:batch], Whole(table[batch]), *row), places),
         outputs=((*places, *row),),
-        extents=_extents(ids, table[batch + 1 :]),
+        extents={**extents_of(ids, "i"), **extents_of(table[batch + 1 :], "e")},
     )
 
 
 def _axes_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     ids, table, batch = inputs[0], outputs[0], _batch(node)
-    places, row = _letters("i", ids), _letters("e", table[batch + 1 :])
+    places, row = letters(ids, "i"), letters(table[batch + 1 :], "e")
     return AxisRule(
         inputs=(places, (*places, *row)),
         outputs=((*places[:batch], plain("v", table[batch]), *row),),
-        extents={"v": table[batch], **_extents(ids, table[batch + 1 :])},
+        extents={"v": table[batch], **extents_of(ids, "i"), **extents_of(table[batch + 1 :], "e")},
         uncut=frozenset({"v"}),
         combine="sum",
     )
@@ -137,53 +125,36 @@ def _axes_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
 
 def _axes_last(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     ids, rows, batch = inputs[0], outputs[0][-1], _batch(node)
-    places = _letters("i", ids[:batch])
+    places = letters(ids[:batch], "i")
     return AxisRule(
-        inputs=((*places, *(Whole(extent) for extent in ids[batch:])),),
+        inputs=((*places, *map(Whole, ids[batch:])),),
         outputs=((*places, plain("v", rows)),),
-        extents={"v": rows, **_extents(ids[:batch], ())},
+        extents={"v": rows, **extents_of(ids[:batch], "i")},
         uncut=frozenset({"v"}),
     )
 
 
 def _axes_top(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axis, out = int(node.attrs["axis"]), _letters("a", outputs[0])
-    return AxisRule(
-        inputs=((*out[:axis], Whole(inputs[0][axis]), *out[axis + 1 :]),),
-        outputs=(out,),
-        extents={f"a{place}": extent for place, extent in enumerate(outputs[0])},
-        uncut=frozenset({f"a{axis}"}),
-    )
+    axis, out = int(node.attrs["axis"]), letters(outputs[0])
+    read = (*out[:axis], Whole(inputs[0][axis]), *out[axis + 1 :])
+    return AxisRule((read,), (out,), extents_of(outputs[0]), uncut=frozenset({f"a{axis}"}))
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if grads[0] is None:
-        return [None, None]
-    table, ids = node.inputs
-    dy, batch = grads[0], _batch(node)
+def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
+    (table, ids), batch = node.inputs, _batch(node)
     if "padding_idx" in node.attrs:
         row = build.constant(node.attrs["padding_idx"], "int64")
-        outside = build("Cast", build("Not", build("Equal", ids, row)), to=build.dtype(dy))
+        outside = build("Cast", build("Not", build("Equal", ids, row)), to=build.dtype(g))
         ones = (1,) * (len(build.shape(table)) - 1)
-        dy = build("Mul", dy, build("Reshape", outside, shape=(*build.shape(ids), *ones)))
+        g = build("Mul", g, build("Reshape", outside, shape=(*build.shape(ids), *ones)))
     more = {"batch": batch} if batch else {}
-    return [build("GatherGrad", ids, dy, rows=build.shape(table)[batch], **more), None]
+    return [build("GatherGrad", ids, g, rows=build.shape(table)[batch], **more), None]
 
 
-def _gradient_grad(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient_grad(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """What was added at a place has the gradient of that place."""
-    if grads[0] is None:
-        return [None, None]
     more = {"batch": _batch(node)} if _batch(node) else {}
-    return [None, build("Gather", grads[0], node.inputs[0], **more)]
-
-
-def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 0
-
-
-def _flops_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return size(inputs[1])
+    return [None, build("Gather", g, node.inputs[0], **more)]
 
 
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -205,32 +176,14 @@ def _looked_up(shape: Shape) -> tuple[Given, Given, Given]:
     return ((8192, width), "float32"), ((count,), "int64"), ((count, width), "float32")
 
 
-def _probes(shape: Shape) -> Iterator[Probe]:
-    table, ids, _ = _looked_up(shape)
-    yield Probe("Gather", (table, ids))
-
-
-def _probes_grad(shape: Shape) -> Iterator[Probe]:
-    table, ids, rows = _looked_up(shape)
-    yield Probe("GatherGrad", (ids, rows), {"rows": table[0][0]})
-
-
-def _probes_last(shape: Shape) -> Iterator[Probe]:
-    yield Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})
-
-
-def _probes_top(shape: Shape) -> Iterator[Probe]:
-    yield Probe("Top", ((shape, "float32"),), {"axis": 1, "k": min(shape[1], 5), "largest": True})
-
-
 RULES: tuple[OpRule, ...] = (
     OpRule(
         op="Gather",
         infer=_infer,
         gradient=_gradient,
         axes=_axes,
-        speed=streaming(MOVING, 290, _probes),
-        flops=_no_flops,
+        speed=streaming(MOVING, 290, lambda shape: [Probe("Gather", _looked_up(shape)[:2])]),
+        flops=no_cost,
         scratch_elements=_scratch,
         keeps_axes=False,
     ),
@@ -239,8 +192,10 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer_grad,
         gradient=_gradient_grad,
         axes=_axes_grad,
-        speed=streaming(MOVING, 19, _probes_grad),
-        flops=_flops_grad,
+        speed=streaming(
+            MOVING, 19, lambda shape: [Probe("GatherGrad", _looked_up(shape)[1:], {"rows": 8192})]
+        ),
+        flops=lambda node, inputs, outputs: size(inputs[1]),
         scratch_elements=_scratch_grad,
         keeps_axes=False,
     ),
@@ -249,9 +204,13 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer_last,
         gradient=no_gradient,
         axes=_axes_last,
-        speed=streaming(MOVING, None, _probes_last),
-        scratch_elements=lambda node, inputs, outputs: 3 * size(inputs[0]),
+        speed=streaming(
+            MOVING,
+            None,
+            lambda shape: [Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})],
+        ),
         flops=lambda node, inputs, outputs: max(size(inputs[0]), size(outputs[0])),
+        scratch_elements=operand_size(3),
         keeps_axes=False,
     ),
     OpRule(
@@ -259,8 +218,10 @@ RULES: tuple[OpRule, ...] = (
         infer=_infer_top,
         gradient=no_gradient,
         axes=_axes_top,
-        speed=streaming(MOVING, 0.2, _probes_top),
-        scratch_elements=lambda node, inputs, outputs: 12 * size(inputs[0]),
-        flops=lambda node, inputs, outputs: size(inputs[0]),
+        speed=streaming(
+            MOVING, 0.2, lambda shape: [probe("Top", shape, axis=1, k=min(shape[1], 5), largest=True)]
+        ),
+        flops=operand_size(1),
+        scratch_elements=operand_size(12),
     ),
 )

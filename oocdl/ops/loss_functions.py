@@ -8,16 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 
 import numpy as np
 
 from oocdl.errors import InputError
+from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import cure, is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
-from oocdl.ops.file_loss import FileLoss, add_file
-from oocdl.ops.own_loss import Formula, OwnLoss, add_own, aligned, known_as, mean, total_of
+from oocdl.ops.own_loss import (
+    FORMULAS,
+    FileLoss,
+    Formula,
+    OwnLoss,
+    add_file,
+    add_own,
+    aligned,
+    mean,
+    total_of,
+)
 
 LEAST = 1e-8
 """Least denominator of a mean over labels that count, as in nnU-Net: without any, the mean is 0."""
@@ -91,8 +102,6 @@ LOSSES: dict[str, Loss] = {
     "l1": L1(),
     "ctc": CTC(),
 }
-
-
 """All losses that there are, by the names that ``fit(loss=...)`` takes."""
 
 
@@ -117,7 +126,8 @@ def register(name: str) -> Callable[[Formula], Formula]:
     def keep(formula: Formula) -> Formula:
         if not isinstance(LOSSES.get(name, OwnLoss(name, "")), OwnLoss):
             raise InputError(f"there is a loss '{name}' already; give yours another name")
-        LOSSES[name] = known_as(name, formula)
+        spec = OwnLoss(name, digest_of(formula))
+        LOSSES[name], FORMULAS[name] = spec, (spec, formula)
         return formula
 
     return keep
@@ -243,14 +253,10 @@ def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str
         name: add_loss(build, head.spec, head.logits, head.target, head.further)
         for name, head in heads.items()
     }
-    total: str | None = None
-    for name, head in heads.items():
-        part = build("Mul", parts[name], build.like(head.weight, parts[name]))
-        if total is not None and build.dtype(part) != build.dtype(total):
-            part = build("Cast", part, to=build.dtype(total))
-        total = part if total is None else build("Add", total, part)
-    assert total is not None
-    return total, parts
+    weighted = (
+        build("Mul", parts[name], build.like(head.weight, parts[name])) for name, head in heads.items()
+    )
+    return reduce(partial(build, "Add"), weighted), parts
 
 
 def class_axis(logits: Shape, target: Shape) -> int | None:
@@ -330,15 +336,14 @@ def _dice(build: Builder, spec: Dice, logits: str, target: str) -> str:
         axis, truth = 1, aligned(build, logits, target)
         chance = build("Sigmoid", logits)
         if spec.ignore_index is not None:
-            counts = _counts(build, target, spec.ignore_index, logits)
+            counts = aligned(build, logits, _counts(build, target, spec.ignore_index, logits))
     else:
         labels, axis = _labels(build, logits, target)
         here = _is_label(build, labels, logits, axis)
         truth = build("Cast", here, to=build.dtype(logits))
         chance = build("Softmax", logits, axis=axis)
         if spec.ignore_index is not None:
-            ignored = build("Equal", labels, build.constant(spec.ignore_index, "int64"))
-            counts = build("Cast", build("Not", ignored), to=build.dtype(logits))
+            counts = _counts(build, labels, spec.ignore_index, logits)
     if counts is not None:
         chance, truth = build("Mul", chance, counts), build("Mul", truth, counts)
     others = tuple(place for place in range(len(shape)) if place != axis)
@@ -367,7 +372,7 @@ def _dice_ce(build: Builder, spec: DiceCE, logits: str, target: str) -> str:
         return build("Add", dice, _cross_entropy(build, spec.cross_entropy, logits, target, least=LEAST))
     if spec.cross_entropy.class_weights is not None:
         raise InputError(f"class weights do not apply to output '{logits}', which has one class")
-    counts = _counts(build, target, ignore, logits)
+    counts = aligned(build, logits, _counts(build, target, ignore, logits))
     counted = build("Mul", aligned(build, logits, target), counts)
     # The ignored label times a logit is not in the sum; Softplus and product as in BCE.
     surprise = build("Sub", build("Mul", build("Softplus", logits), counts), build("Mul", logits, counted))
@@ -375,13 +380,10 @@ def _dice_ce(build: Builder, spec: DiceCE, logits: str, target: str) -> str:
     return build("Add", dice, build("Div", total, build("Max", number, build.like(LEAST, number))))
 
 
-def _counts(build: Builder, target: str, ignore: int, logits: str) -> str:
-    """Add a value of the logits' shape and dtype: 1 where the label counts, 0 where it is ignored."""
-    dtype = build.dtype(target)
-    ignored = build("Equal", target, build.constant(ignore, dtype))
-    counts = build("Cast", build("Not", ignored), to=build.dtype(logits))
-    shape = build.shape(logits)
-    return counts if build.shape(counts) == shape else build("Reshape", counts, shape=shape)
+def _counts(build: Builder, labels: str, ignore: int, logits: str) -> str:
+    """Add 1 where a label counts, 0 where it is ignored, in the labels' shape and the logits' dtype."""
+    ignored = build("Equal", labels, build.constant(ignore, build.dtype(labels)))
+    return build("Cast", build("Not", ignored), to=build.dtype(logits))
 
 
 def _class_weights(build: Builder, weights: tuple[float, ...], axis: int, logits: str) -> str:

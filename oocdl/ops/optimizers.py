@@ -16,14 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from math import sqrt
 
 from oocdl.errors import InputError
+from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops.own_optimizer import Update, keep, known, own_updates
+from oocdl.ops.own_loss import total_of
 from oocdl.ops.schedules import Rate, rate
+
+Update = Callable[[Builder, str, str, Mapping[str, str], Mapping[str, str]], tuple[str, Mapping[str, str]]]
+"""(builder, weight, gradient, state by kind, scalars by name) -> (new weight, new state by kind), all but the
+builder names of values. Weight, gradient and state have one shape and dtype, scalars the shape ()."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,30 @@ class AdamW(Adam):
 
 
 @dataclass(frozen=True)
+class Known:
+    """What ``register`` was given."""
+
+    update: Update
+    digest: str
+    """Digest of the update's text."""
+    state: tuple[tuple[str, float], ...]
+    """Kind of state -> the number that all its elements start as."""
+
+
+KNOWN: dict[str, Known] = {}
+"""What was registered, by name."""
+
+
+def _known(name: str) -> Known:
+    if name not in KNOWN:
+        raise InputError(
+            f"the optimizer '{name}' is not known here: import what registers it with "
+            "oocdl.optim.register first"
+        )
+    return KNOWN[name]
+
+
+@dataclass(frozen=True)
 class Own:
     """An optimizer that was registered under a name (``oocdl.optim.register``)."""
 
@@ -88,7 +117,7 @@ class Own:
 
     def __post_init__(self) -> None:
         _check(self.lr, 0.0, self.clip_norm)
-        registered = known(self.name)
+        registered = _known(self.name)
         object.__setattr__(self, "state", registered.state)
         object.__setattr__(self, "digest", registered.digest)
 
@@ -122,7 +151,12 @@ def register(name: str, state: Mapping[str, float] | None = None) -> Callable[[U
     def decorate(update: Update) -> Update:
         if isinstance(OPTIMIZERS.get(name.lower()), type):  # those of oocdl are classes
             raise InputError(f"there is an optimizer '{name}' already; give yours another name")
-        keep(name, update, state or {})
+        for kind in state or {}:
+            if not kind.isidentifier():
+                why = "name it as a variable of Python"
+                raise InputError(f"the optimizer '{name}' has a state '{kind}'; {why}")
+        starts = tuple((kind, float(number)) for kind, number in sorted((state or {}).items()))
+        KNOWN[name] = Known(update, digest_of(update), starts)
         OPTIMIZERS[name] = partial(Own, name)
         return update
 
@@ -170,22 +204,23 @@ def add_updates(
     ``idle`` weights, whose gradients are zeros because the loss does not depend on them, keep their values:
     they are not decayed either. PyTorch's optimizers skip a parameter whose ``grad`` is None.
     """
+    if isinstance(optimizer, Own) and _known(optimizer.name).digest != optimizer.digest:
+        raise InputError(f"the optimizer '{optimizer.name}' is another than the run's; register that one")
     role, build.role = build.role, Role.GRADIENT
     try:
         grads = dict(gradients)
         if optimizer.clip_norm is not None and grads:
             grads = _clipped(build, grads, optimizer.clip_norm)
-        if isinstance(optimizer, Own):
-            _own(build, optimizer, {weight: grad for weight, grad in grads.items() if weight not in idle})
-            return
-        undecayed = replace(optimizer, weight_decay=0.0)
         for weight, grad in grads.items():
-            rule = undecayed if weight in idle else optimizer
+            if isinstance(optimizer, Own):
+                if weight not in idle:
+                    _own(build, optimizer, weight, grad)
+                continue
+            rule = replace(optimizer, weight_decay=0.0) if weight in idle else optimizer
             if isinstance(rule, Adam):
-                new = _adam(build, rule, weight, grad)
+                build.updates[weight] = _adam(build, rule, weight, grad)
             else:
-                new = _sgd(build, rule, weight, grad)
-            build.updates[weight] = new
+                build.updates[weight] = _sgd(build, rule, weight, grad)
     finally:
         build.role = role
 
@@ -214,12 +249,8 @@ def add_sums(build: Builder, gradients: Mapping[str, str]) -> dict[str, str]:
 
 
 def _scalar(build: Builder, name: str, like: str) -> str:
-    """Return the SCALAR value ``name`` in the dtype of ``like``, which is declared on first use."""
-    if name not in build.values:
-        build.value(name, (), build.dtype(like), Role.SCALAR)
-    if build.dtype(name) != build.dtype(like):
-        return build("Cast", name, to=build.dtype(like))
-    return name
+    """Return the SCALAR value ``name``, which is declared on first use, in the dtype of ``like``."""
+    return name if name in build.values else build.value(name, (), build.dtype(like), Role.SCALAR)
 
 
 def _state(build: Builder, weight: str, kind: str) -> str:
@@ -237,26 +268,11 @@ def _scaled(build: Builder, value: str, factor: float) -> str:
 
 def _clipped(build: Builder, grads: Mapping[str, str], limit: float) -> dict[str, str]:
     """``torch.nn.utils.clip_grad_norm_``: all times ``min(1, limit / (norm + 1e-6))``."""
-    total: str | None = None
-    for grad in grads.values():
-        axes = tuple(range(len(build.shape(grad))))
-        square = build("Mul", grad, grad)
-        if axes:
-            square = build("Reshape", build("ReduceSum", square, axes=axes), shape=())
-        if total is not None and build.dtype(square) != build.dtype(total):
-            square = build("Cast", square, to=build.dtype(total))
-        total = square if total is None else build("Add", total, square)
-    assert total is not None
-    norm = _named(build, "grad/norm", "Sqrt", total)
+    squares = (total_of(build, build("Mul", grad, grad)) for grad in grads.values())
+    norm = _named(build, "grad/norm", "Sqrt", reduce(partial(build, "Add"), squares))
     ratio = build("Div", build.like(limit, norm), build("Add", norm, build.like(1e-6, norm)))
     factor = build("Min", ratio, build.like(1.0, norm))
-    clipped = {}
-    for weight, grad in grads.items():
-        own = factor
-        if build.dtype(grad) != build.dtype(factor):
-            own = build("Cast", factor, to=build.dtype(grad))
-        clipped[weight] = build("Mul", grad, own)
-    return clipped
+    return {weight: build("Mul", grad, factor) for weight, grad in grads.items()}
 
 
 def _sgd(build: Builder, optimizer: SGD, weight: str, grad: str) -> str:
@@ -300,10 +316,28 @@ def _adam(build: Builder, optimizer: Adam, weight: str, grad: str) -> str:
     return _named(build, f"{weight}/next", "Sub", value, move)
 
 
-def _own(build: Builder, optimizer: Own, grads: Mapping[str, str]) -> None:
-    if known(optimizer.name).digest != optimizer.digest:
-        raise InputError(f"the optimizer '{optimizer.name}' is another than the run's; register that one")
-    for weight, grad in grads.items():
-        state = {kind: _state(build, weight, kind) for kind, _ in optimizer.state}
-        numbers = {name: _scalar(build, value, weight) for name, value in (("lr", "lr"), ("step", STEP))}
-        build.updates |= own_updates(build, optimizer.name, weight, grad, state, numbers)
+def _own(build: Builder, optimizer: Own, weight: str, grad: str) -> None:
+    """Append the update of one weight; what stays as it is is left out.
+
+    InputError if the function gives other state than was registered, or values of other shapes.
+    """
+    state = {kind: _state(build, weight, kind) for kind, _ in optimizer.state}
+    numbers = {name: _scalar(build, value, weight) for name, value in (("lr", "lr"), ("step", STEP))}
+    made = KNOWN[optimizer.name].update(build, weight, grad, state, numbers)
+    said = f"the optimizer '{optimizer.name}'"
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], Mapping):
+        raise InputError(f"{said} has to return (new weight, new state by kind), not {made!r}")
+    new, after = made
+    if set(after) != set(state):
+        raise InputError(f"{said} returned state {sorted(after)}, but was registered with {sorted(state)}")
+    for old, value in {weight: new, **{state[kind]: value for kind, value in after.items()}}.items():
+        if value not in build.values:
+            raise InputError(f"{said} gave {value!r} for '{old}', which is no value")
+        gave, wanted = ((build.shape(name), build.dtype(name)) for name in (value, old))
+        if gave != wanted:
+            shown = [f"{dtype} {list(shape)}" for shape, dtype in (gave, wanted)]
+            raise InputError(f"{said} gave {shown[0]} for '{old}', which is {shown[1]}")
+        if value != old:
+            # Less zero is the same to the last bit, and is a node, also where the value is a copy.
+            zero = build.like(0.0, value)
+            build.updates[old] = _named(build, f"{old}/next", "Sub", value, zero)

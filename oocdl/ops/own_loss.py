@@ -1,13 +1,21 @@
-"""What losses are made of, and those that a user writes of it, known by name and by their text."""
+"""What losses are made of, and those of a user's own: nodes, known by name and text, or an ONNX file.
+
+A file is of (prediction, target); its nodes are put into the graph of the pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from oocdl.errors import InputError
-from oocdl.graph.ir.formula import digest_of
+import numpy as np
+
+from oocdl.errors import InputError, ModelError
+from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.own_operators import digests
+from oocdl.graph.onnx.reader import Imported, OnnxModel, inspect_onnx
 from oocdl.ops._broadcast import cure, is_float, size
 
 
@@ -53,13 +61,6 @@ def aligned(build: Builder, logits: str, target: str) -> str:
     return target
 
 
-def known_as(name: str, formula: Formula) -> OwnLoss:
-    """Keep a formula under a name, in the place of one that was registered before."""
-    spec = OwnLoss(name, digest_of(formula))
-    FORMULAS[name] = spec, formula
-    return spec
-
-
 def add_own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:
     """Append a loss of the user's; InputError if it is not registered, is another, or gives no number."""
     known, formula = FORMULAS.get(spec.name, (None, None))
@@ -73,3 +74,79 @@ def add_own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:
         made = f"a value of shape {list(build.shape(loss))}" if loss in build.values else "no value"
         raise InputError(f"the loss '{spec.name}' gave {made}; it has to be a floating-point number")
     return loss
+
+
+@dataclass(frozen=True)
+class FileLoss:
+    """A loss in a file, made by ``file_loss``. A run that was begun with it needs it again, and the same."""
+
+    path: str
+    digest: str
+    """Digest of the file and of the user's own operators in it."""
+    labels: bool
+    """Whether the target is whole numbers."""
+
+
+def file_loss(path: str | Path) -> FileLoss:
+    """Read what a file says of itself; InputError if it has not two inputs and one output."""
+    place = Path(path).absolute()
+    if not place.is_file():
+        raise InputError(f"there is no file '{path}' with a loss")
+    model = inspect_onnx(place)
+    if len(model.inputs) != 2 or len(model.outputs) != 1:
+        counts = f"{len(model.inputs)} inputs and {len(model.outputs)} outputs"
+        raise InputError(
+            f"the loss '{path}' has {counts}; it has to have two, prediction and target, and one"
+        )
+    digest = "+".join((model.fingerprint(), *digests(model.nodes).values()))
+    return FileLoss(str(place), digest, np.dtype(model.inputs[1].dtype).kind in "iu")
+
+
+def add_file(build: Builder, spec: FileLoss, prediction: str, target: str) -> str:
+    """Append the nodes of the file.
+
+    InputError if the file is another than the run's, has weights, or gives no number of shape ().
+    """
+    if not Path(spec.path).is_file() or file_loss(spec.path) != spec:
+        raise InputError(f"the loss '{spec.path}' is gone, or another than the run's; bring that file back")
+    model = inspect_onnx(spec.path)
+    try:
+        imported = _bound(build, model, prediction, target)
+    except ModelError as error:
+        raise type(error)(f"in the loss '{spec.path}': {error}") from error
+    graph, ((_, loss),) = imported.graph, imported.outputs
+    if imported.weights:
+        held = ", ".join(f"'{name}'" for name in imported.weights)
+        raise InputError(
+            f"the loss '{spec.path}' has weights ({held}), which are not trained; make them Constant nodes"
+        )
+    made = graph.values[loss]
+    if made.shape or np.dtype(made.dtype).kind != "f" or made.role is not Role.ACTIVATION:
+        raise InputError(
+            f"the loss '{spec.path}' gives {made.dtype} {list(made.shape)}; it has to be one number"
+        )
+    names = dict(zip(imported.inputs, (prediction, target), strict=True))
+    for name in graph.values:
+        if name not in names:
+            names[name] = build.unique(f"loss/{name}")
+            build.values[names[name]] = replace(graph.values[name], name=names[name])
+    build.constants |= {names[name]: array for name, array in graph.constants.items()}
+    for node in graph.nodes:
+        inputs = [names[name] for name in node.inputs]
+        build.node(node.op, inputs, node.attrs, [names[name] for name in node.outputs], f"loss/{node.name}")
+    return names[loss]
+
+
+def _bound(build: Builder, model: OnnxModel, prediction: str, target: str) -> Imported:
+    """Read the file for a prediction and a target of these shapes."""
+    given = dict(zip((port.name for port in model.inputs), (prediction, target), strict=True))
+    imported = model.bind(
+        build.rules,
+        {name: build.shape(value) for name, value in given.items()},
+        precision=build.dtype(prediction),
+    )
+    for name, value in given.items():
+        wanted = imported.graph.values[name].dtype
+        if wanted != build.dtype(value):
+            raise InputError(f"the loss takes {wanted} as '{name}', which is {build.dtype(value)}")
+    return imported

@@ -1,22 +1,22 @@
 """Elementwise operators, a table row each. Operands broadcast as in NumPy.
 
 A row is a primitive, or has a formula (``expression``) from which its kernels and costs are derived. Its
-gradient is a function of (builder, node, gradient of the output) that returns a gradient an operand;
-undoing the broadcast is common to all rows. Costs count a transcendental function as ten floating-point
-operations.
+gradient is a formula, too; undoing the broadcast is common to all rows. Costs count a transcendental function
+as ten floating-point operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from math import pi, sqrt
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from oocdl.graph.ir.graph import Node, Shape, Value
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_gradient
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
@@ -28,13 +28,28 @@ from oocdl.ops._broadcast import (
     same_dtype,
     size,
 )
-from oocdl.ops._speed import ARITHMETIC, EXPONENTIAL, streaming
-from oocdl.ops.expression import Formula, Steps, steps_of
+from oocdl.ops._speed import ARITHMETIC, EXPONENTIAL, probe, streaming
+from oocdl.ops.expression import (
+    Formula,
+    Lifted,
+    Steps,
+    Term,
+    apply,
+    equal,
+    exp,
+    log,
+    sigmoid,
+    sqrt,
+    steps_of,
+    where,
+)
 
-RowGradient = Callable[[Builder, Node, str], tuple[str | None, ...]]
-
-
-Probes = Callable[[str, Shape], Iterator[Probe]]
+Attrs = Mapping[str, Any]
+Gradients = tuple[Any, ...]
+"""Of each operand a value (``Lifted``), or None for 0."""
+Slope = Callable[..., Gradients]
+"""(attributes, gradient of the result, operands, result) -> the gradient of each operand."""
+Probes = Callable[[str, Shape], Iterable[Probe]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,7 @@ class Row:
 
     op: str
     arity: int
-    gradient: RowGradient | None
+    gradient: Slope | None
     """``None``: there is no derivative, and asking for one is an error."""
     _: KW_ONLY
     scratch: float
@@ -83,226 +98,146 @@ class Row:
         return steps_of(self.formula, attrs, self.arity)
 
 
-def _with_channels(op: str, shape: Shape) -> Iterator[Probe]:
-    """Yield probes with both operands of full shape, and with one that has a number for each channel."""
-    yield Probe(op, ((shape, "float32"), (shape, "float32")))
-    yield Probe(op, ((shape, "float32"), ((1, shape[1], 1, 1, 1), "float32")))
+def _with_channels(op: str, shape: Shape) -> Iterable[Probe]:
+    """Return probes with both operands of full shape, and with one that has a number for each channel."""
+    return [probe(op, shape, shape), probe(op, shape, (1, shape[1], 1, 1, 1))]
 
 
-def _power(op: str, shape: Shape) -> Iterator[Probe]:
-    yield Probe(op, ((shape, "float32"), ((), "float32")))
-
-
-def _choice(op: str, shape: Shape) -> Iterator[Probe]:
+def _choice(op: str, shape: Shape) -> Iterable[Probe]:
     yield Probe(op, (((1, 1, *shape[2:]), "bool"), ((), "float32"), (shape, "float32")))
     yield Probe(op, ((shape, "bool"), (shape, "float32"), ((), "float32")))
 
 
-def _casts(op: str, shape: Shape) -> Iterator[Probe]:
+def _casts(op: str, shape: Shape) -> Iterable[Probe]:
     for source, target in (("int64", "float32"), ("float32", "bfloat16"), ("bfloat16", "float32")):
         yield Probe(op, ((shape, source),), {"to": target})
 
 
-def _extreme_gradient(better: str) -> RowGradient:
+def apart(attrs: Attrs, g: Lifted, *values: Lifted) -> Gradients:
+    """The gradient of an operator that is constant piece by piece."""
+    return (None,) * (len(values) - 1)
+
+
+def _extreme(better: str) -> Slope:
     """Max and Min: the gradient goes to the operand that won.
 
     Ties: halves, as ``torch.maximum``; nothing at the ``bound`` of a Clip, as ``torch.clamp``.
     """
 
-    def gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-        zero, found = build.like(0.0, g), []
-        if node.attrs.get("bound"):
-            return build("Where", build(better, *node.inputs), g, zero), None
-        half = build("Mul", g, build.like(0.5, g))
-        for mine, other in (node.inputs, node.inputs[::-1]):
-            tie = build("Where", build("Equal", mine, other), half, zero)
-            found.append(build("Where", build(better, mine, other), g, tie))
+    def gradient(attrs: Attrs, g: Lifted, first: Lifted, second: Lifted, y: Lifted) -> Gradients:
+        zero = g.number(0.0)
+        if attrs.get("bound"):
+            return where(apply(better, first, second), g, zero), None
+        half, found = g * 0.5, list[Term]()
+        for mine, other in ((first, second), (second, first)):
+            tie = where(equal(mine, other), half, zero)
+            found.append(where(apply(better, mine, other), g, tie))
         return tuple(found)
 
     return gradient
 
 
-def _pow_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+def _pow(attrs: Attrs, g: Lifted, base: Lifted, power: Lifted, y: Lifted) -> Gradients:
     """``p x^(p-1)`` and ``x^p log x``, both 0 where autograd says 0 (p = 0; x = 0)."""
-    base, power = node.inputs
-    if power in build.constants:
-        exponent = build.constants[power]
-        lower = build.constant(np.where(exponent == 0, 1, exponent - 1), build.dtype(power))
-        slope = build("Mul", power, build("Pow", base, lower))
-        return build("Mul", g, slope), None
-    one, zero = build.like(1.0, g), build.like(0.0, g)
-    lower = build("Where", build("Equal", power, zero), one, build("Sub", power, one))
-    slope = build("Mul", power, build("Pow", base, lower))
-    safe = build("Where", build("Equal", base, zero), one, base)
-    rise = build("Mul", node.outputs[0], build("Log", safe))
-    return build("Mul", g, slope), build("Mul", g, rise)
+    exponent = g.build.constants.get(power.name)
+    if exponent is not None:
+        less = g.build.constant(np.where(exponent == 0, 1, exponent - 1), power.dtype)
+        return g * (power * apply("Pow", base, g.to(less))), None
+    one, zero = g.number(1.0), g.number(0.0)
+    slope = power * apply("Pow", base, where(equal(power, zero), one, power - one))
+    rise = y * log(where(equal(base, zero), one, base))
+    return g * slope, g * rise
 
 
-def _from_output(op: str) -> RowGradient:
-    """``op(dy, y)``."""
-    return lambda build, node, g: (build(op, g, node.outputs[0]),)
-
-
-def _abs_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
+def _abs(attrs: Attrs, g: Lifted, x: Lifted, y: Lifted) -> Gradients:
     """``g sign(x)``, 0 at 0."""
-    x, zero = node.inputs[0], build.like(0.0, g)
-    falling = build("Where", build("Less", x, zero), build("Neg", g), zero)
-    return (build("Where", build("Greater", x, zero), g, falling),)
+    falling = where(x < 0.0, -g, 0.0)
+    return (where(x > 0.0, g, falling),)
 
 
-def _erf_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-    """``2 / sqrt(pi) exp(-x^2)``."""
-    bell = build("Exp", build("Neg", build("Mul", node.inputs[0], node.inputs[0])))
-    return (build("Mul", g, build("Mul", bell, build.like(2 / sqrt(pi), g))),)
-
-
-def _cast_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-    source = build.dtype(node.inputs[0])
-    return (build("Cast", g, to=source) if is_float(source) else None,)
-
-
-def _where_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-    zero = build.like(0.0, g)
-    chosen = build("Where", node.inputs[0], g, zero)
-    return None, chosen, build("Where", node.inputs[0], zero, g)
-
-
-def _div_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-    """``1 / b`` and ``-y / b``."""
-    over = build("Div", g, node.inputs[1])
-    return over, build("Neg", build("Mul", over, node.outputs[0]))
-
-
-def _reciprocal_gradient(build: Builder, node: Node, g: str) -> tuple[str | None, ...]:
-    """``-y^2``."""
-    y = node.outputs[0]
-    return (build("Neg", build("Mul", g, build("Mul", y, y))),)
-
-
-def _times(slope: Callable[[Builder, str, str], str]) -> RowGradient:
-    """``g slope(builder, operand, result)``."""
-    return lambda b, n, g: (b("Mul", g, slope(b, n.inputs[0], n.outputs[0])),)
-
-
-def _over_root(first: float, sign: float) -> RowGradient:
-    """``1 / sqrt(first + sign x^2)``."""
-
-    def gradient(b: Builder, n: Node, g: str) -> tuple[str | None, ...]:
-        return (b("Div", g, b("Sqrt", _polynomial(b, n.inputs[0], first, sign))),)
-
-    return gradient
-
-
-def _over(first: float, sign: float) -> RowGradient:
-    """``1 / (first + sign x^2)``."""
-    return lambda b, n, g: (b("Div", g, _polynomial(b, n.inputs[0], first, sign)),)
-
-
-def _polynomial(b: Builder, x: str, first: float, sign: float) -> str:
-    square = b("Mul", x, x)
-    if sign < 0:
-        return b("Sub", b.like(first, x), square)
-    return b("Add", square, b.like(first, x))
-
-
-def _acos_gradient(b: Builder, n: Node, g: str) -> tuple[str | None, ...]:
-    (found,) = _over_root(1.0, -1.0)(b, n, g)
-    return (b("Neg", str(found)),)
-
-
-def _mod_gradient(b: Builder, n: Node, g: str) -> tuple[str | None, ...]:
+def _mod(attrs: Attrs, g: Lifted, x: Lifted, divisor: Lifted, y: Lifted) -> Gradients:
     """``1``, and minus the whole quotient, which is rounded since the division may not give it exactly."""
-    x, divisor = n.inputs
-    quotient = b("Round", b("Div", b("Sub", n.outputs[0], x), divisor))
-    return g, b("Mul", g, quotient)
+    return g, g * apply("Round", (y - x) / divisor)
 
 
-_GRADIENTS: dict[str, RowGradient] = {
-    "Sin": _times(lambda b, x, y: b("Cos", x)),
-    "Cos": _times(lambda b, x, y: b("Neg", b("Sin", x))),
-    "Tan": _times(lambda b, x, y: _polynomial(b, y, 1.0, 1.0)),
-    "Asin": _over_root(1.0, -1.0),
-    "Acos": _acos_gradient,
-    "Atan": _over(1.0, 1.0),
-    "Sinh": _times(lambda b, x, y: b("Cosh", x)),
-    "Cosh": _times(lambda b, x, y: b("Sinh", x)),
-    "Asinh": _over_root(1.0, 1.0),
-    "Acosh": _over_root(-1.0, 1.0),
-    "Atanh": _over(1.0, -1.0),
-}
+def _arithmetic(op: str, arity: int, slope: Slope, gigabytes: float | None = None, **facts: Any) -> Row:
+    """Make the row of an operator that is one of every engine's, and takes no memory beside its result."""
+    return Row(op, arity, slope, gigabytes=gigabytes, **{"scratch": 0, **facts})
+
+
+def _function(
+    op: str, slope: Slope, gigabytes: float | None = None, flops: int = 20, scratch: float = 0
+) -> Row:
+    """Make the row of a function that costs as much as an exponential or two."""
+    return Row(op, 1, slope, flops=flops, scratch=scratch, gigabytes=gigabytes, like=EXPONENTIAL)
+
+
+def _says(op: str, arity: int, gigabytes: float, takes: str = "float32") -> Row:
+    """Make the row of an operator whose result is bool."""
+    return Row(op, arity, apart, result="bool", scratch=0, gigabytes=gigabytes, takes=takes)
+
 
 POINTWISE: tuple[Row, ...] = (
-    Row("Add", 2, lambda b, n, g: (g, g), scratch=0, gigabytes=28, probes=_with_channels),
-    Row("Sub", 2, lambda b, n, g: (g, b("Neg", g)), scratch=0, gigabytes=28, probes=_with_channels),
-    Row(
-        "Mul",
-        2,
-        lambda b, n, g: (b("Mul", g, n.inputs[1]), b("Mul", g, n.inputs[0])),
-        scratch=0,
-        gigabytes=28,
-        probes=_with_channels,
+    _arithmetic("Add", 2, lambda a, g, x, z, y: (g, g), 28, probes=_with_channels),
+    _arithmetic("Sub", 2, lambda a, g, x, z, y: (g, -g), 28, probes=_with_channels),
+    _arithmetic("Mul", 2, lambda a, g, x, z, y: (g * z, g * x), 28, probes=_with_channels),
+    _arithmetic("Div", 2, lambda a, g, x, z, y: (over := g / z, -(over * y)), 28, probes=_with_channels),
+    _arithmetic(
+        "Pow", 2, _pow, 4.6, flops=10, like=EXPONENTIAL, probes=lambda op, shape: [probe(op, shape, ())]
     ),
-    Row("Div", 2, _div_gradient, scratch=0, gigabytes=28, probes=_with_channels),
-    Row("Pow", 2, _pow_gradient, flops=10, scratch=0, gigabytes=4.6, like=EXPONENTIAL, probes=_power),
-    Row("Max", 2, _extreme_gradient("Greater"), scratch=1, gigabytes=29),
-    Row("Min", 2, _extreme_gradient("Less"), scratch=1, gigabytes=36),
-    Row("Neg", 1, lambda b, n, g: (b("Neg", g),), scratch=0, gigabytes=29),
-    Row(
-        "Sqrt",
-        1,
-        lambda b, n, g: (b("Div", b("Mul", g, b.like(0.5, g)), n.outputs[0]),),
-        scratch=0,
-        gigabytes=14,
-    ),
-    Row(
-        "Exp",
-        1,
-        lambda b, n, g: (b("Mul", g, n.outputs[0]),),
-        flops=10,
-        scratch=0,
-        gigabytes=10,
-        like=EXPONENTIAL,
-    ),
-    Row(
-        "Log",
-        1,
-        lambda b, n, g: (b("Div", g, n.inputs[0]),),
-        flops=10,
-        scratch=0,
-        gigabytes=8.5,
-        like=EXPONENTIAL,
-    ),
+    _arithmetic("Max", 2, _extreme("Greater"), 29, scratch=1),
+    _arithmetic("Min", 2, _extreme("Less"), 36, scratch=1),
+    _arithmetic("Neg", 1, lambda a, g, x, y: (-g,), 29),
+    _arithmetic("Sqrt", 1, lambda a, g, x, y: (g * 0.5 / y,), 14),
+    _function("Exp", lambda a, g, x, y: (g * y,), 10, flops=10),
+    _function("Log", lambda a, g, x, y: (g / x,), 8.5, flops=10),
     # 1 / (1 + exp(-x))
-    Row("Sigmoid", 1, _from_output("SigmoidGrad"), flops=10, scratch=0, gigabytes=19, like=EXPONENTIAL),
-    Row("Tanh", 1, _from_output("TanhGrad"), flops=10, scratch=0, gigabytes=3.7, like=EXPONENTIAL),
+    _function("Sigmoid", lambda a, g, x, y: (apply("SigmoidGrad", g, y),), 19, flops=10),
+    _function("Tanh", lambda a, g, x, y: (apply("TanhGrad", g, y),), 3.7, flops=10),
     # max(x, 0) + log(1 + exp(-|x|)); its derivative is the sigmoid, also at 0
-    Row(
-        "Softplus",
+    _function("Softplus", lambda a, g, x, y: (g * sigmoid(x),), 6.3, scratch=1),
+    _arithmetic("Abs", 1, _abs, 29),
+    _function("Erf", lambda a, g, x, y: (g * (exp(-(x * x)) * (2 / math.sqrt(math.pi))),), 6.9, flops=10),
+    _arithmetic("Reciprocal", 1, lambda a, g, x, y: (-(g * (y * y)),), 28),
+    _arithmetic("Identity", 1, lambda a, g, x, y: (g,), 650, flops=0, moves_only=True),
+    _arithmetic(
+        "Cast",
         1,
-        lambda b, n, g: (b("Mul", g, b("Sigmoid", n.inputs[0])),),
-        flops=20,
-        scratch=1,
-        gigabytes=6.3,
-        like=EXPONENTIAL,
+        lambda a, g, x, y: (apply("Cast", g, to=x.dtype) if is_float(x.dtype) else None,),
+        42,
+        result="to",
+        probes=_casts,
     ),
-    Row("Abs", 1, _abs_gradient, scratch=0, gigabytes=29),
-    Row("Erf", 1, _erf_gradient, flops=10, scratch=0, gigabytes=6.9, like=EXPONENTIAL),
-    Row("Reciprocal", 1, _reciprocal_gradient, scratch=0, gigabytes=28),
-    Row("Identity", 1, lambda b, n, g: (g,), flops=0, scratch=0, gigabytes=650, moves_only=True),
-    Row("Cast", 1, _cast_gradient, result="to", scratch=0, gigabytes=42, probes=_casts),
-    Row("Greater", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=18),
-    Row("Less", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=18),
-    Row("Equal", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=25, takes="int64"),
-    Row("Not", 1, lambda b, n, g: (None,), result="bool", scratch=0, gigabytes=22, takes="bool"),
-    Row("And", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=27, takes="bool"),
-    Row("Or", 2, lambda b, n, g: (None, None), result="bool", scratch=0, gigabytes=28, takes="bool"),
-    Row("Where", 3, _where_gradient, scratch=2, gigabytes=3.1, probes=_choice),
-    *(Row(op, 1, slope, flops=20, scratch=0, like=EXPONENTIAL) for op, slope in _GRADIENTS.items()),
-    Row("Floor", 1, lambda b, n, g: (None,), scratch=0),
+    _says("Greater", 2, 18),
+    _says("Less", 2, 18),
+    _says("Equal", 2, 25, takes="int64"),
+    _says("Not", 1, 22, takes="bool"),
+    _says("And", 2, 27, takes="bool"),
+    _says("Or", 2, 28, takes="bool"),
+    _arithmetic(
+        "Where",
+        3,
+        lambda a, g, chosen, x, z, y: (None, where(chosen, g, 0.0), where(chosen, 0.0, g)),
+        3.1,
+        scratch=2,
+        probes=_choice,
+    ),
+    _function("Sin", lambda a, g, x, y: (g * apply("Cos", x),)),
+    _function("Cos", lambda a, g, x, y: (g * -apply("Sin", x),)),
+    _function("Tan", lambda a, g, x, y: (g * (y * y + 1.0),)),
+    _function("Asin", lambda a, g, x, y: (g / sqrt(1.0 - x * x),)),
+    _function("Acos", lambda a, g, x, y: (-(g / sqrt(1.0 - x * x)),)),
+    _function("Atan", lambda a, g, x, y: (g / (x * x + 1.0),)),
+    _function("Sinh", lambda a, g, x, y: (g * apply("Cosh", x),)),
+    _function("Cosh", lambda a, g, x, y: (g * apply("Sinh", x),)),
+    _function("Asinh", lambda a, g, x, y: (g / sqrt(x * x + 1.0),)),
+    _function("Acosh", lambda a, g, x, y: (g / sqrt(x * x + -1.0),)),
+    _function("Atanh", lambda a, g, x, y: (g / (1.0 - x * x),)),
+    _arithmetic("Floor", 1, apart),
     # to the nearest, halves to even
-    Row("Round", 1, lambda b, n, g: (None,), scratch=0),
+    _arithmetic("Round", 1, apart),
     # the rest of a division, with the sign of the divisor, or, with fmod, of the dividend
-    Row("Mod", 2, _mod_gradient, flops=10, scratch=6, like=EXPONENTIAL, onnx={"fmod": 0}),
+    _arithmetic("Mod", 2, _mod, flops=10, scratch=6, like=EXPONENTIAL, onnx={"fmod": 0}),
 )
 
 
@@ -323,45 +258,36 @@ def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(broadcast(node, [value.shape for value in inputs]), dtype)]
 
 
-def _gradient(row: Row, build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient(row: Row, build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """Apply the row's gradient, summed over broadcast axes."""
-    grad = grads[0]
-    if grad is None:
-        return no_gradient(build, node, grads)
     if row.gradient is None:
-        return no_second_derivative(build, node, grads)
+        return no_second_derivative(build, node, g)
+    lifted = Lifted(build=build, name=g, like=g, numbers={})
+    values = map(lifted.to, (*node.inputs, *node.outputs))
     return [
-        None if found is None else reduce_to(build, found, build.shape(operand))
-        for found, operand in zip(row.gradient(build, node, grad), node.inputs, strict=True)
+        None if found is None else reduce_to(build, found.name, build.shape(operand))
+        for found, operand in zip(row.gradient(node.attrs, lifted, *values), node.inputs, strict=True)
     ]
 
 
 def elementwise(row: Row) -> OpRule:
     """Make the rule of a row."""
 
-    def flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-        return row.flops * size(outputs[0])
-
-    def scratch_elements(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-        return int(row.scratch * size(outputs[0]))
-
-    def probes(shape: Shape) -> Iterator[Probe]:
-        if row.probes is not None:
-            return row.probes(row.op, shape)
-        return iter([Probe(row.op, ((shape, row.takes),) * row.arity, row.sample)])
+    def alike(op: str, shape: Shape) -> Iterable[Probe]:
+        return [Probe(op, ((shape, row.takes),) * row.arity, row.sample)]
 
     return OpRule(
         op=row.op,
-        infer=lambda node, inputs: _infer(row, node, inputs),
-        gradient=lambda build, node, grads: _gradient(row, build, node, grads),
+        infer=partial(_infer, row),
+        gradient=partial(_gradient, row),
         axes=broadcast_axes,
-        speed=streaming(row.like, row.gigabytes, probes),
-        flops=flops,
+        speed=streaming(row.like, row.gigabytes, partial(row.probes or alike, row.op)),
+        flops=lambda node, inputs, outputs: row.flops * size(outputs[0]),
         domain=row.domain,
         onnx=row.onnx if row.gradient is not None else None,  # gradients are ours alone
-        scratch_elements=scratch_elements,
+        scratch_elements=lambda node, inputs, outputs: int(row.scratch * size(outputs[0])),
         moves_only=row.moves_only,
     )
 
 
-RULES: tuple[OpRule, ...] = tuple(elementwise(row) for row in POINTWISE)
+RULES: tuple[OpRule, ...] = tuple(map(elementwise, POINTWISE))

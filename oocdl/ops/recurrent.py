@@ -39,8 +39,7 @@ from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Index, Plain, Whole
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
-from oocdl.graph.ir.program import Instruction
-from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
+from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype
 from oocdl.ops._speed import READING
 
@@ -53,7 +52,7 @@ BLOCK_ROWS = 256
 """Steps times samples that an engine may hold factors of a gradient for, or the samples of one step."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kind:
     """What tells the recurrent layers apart."""
 
@@ -74,6 +73,14 @@ class Kind:
         """Return the results: states of all steps, gates, states of the last step."""
         states = ("h", "c")[: self.states]
         return (*states, *("gates",) * (self.gates > 1), *(f"last {name}" for name in states))
+
+    def read_back(self) -> tuple[str, ...]:
+        """Return the operands of the gradient, those of the loss named as what they are gradients of."""
+        return ("R", *self.back, "h", *(f"last {name}" for name in ("h", "c")[: self.states]))
+
+    def made_back(self) -> tuple[str, ...]:
+        """Return what the gradient makes gradients of."""
+        return ("x", "h0", "c0")[: 1 + self.states]
 
     def axes_of(self, name: str) -> tuple[str, ...]:
         """Return the axes of an operand or result: t time, n samples, h hidden, g gates, k those kept."""
@@ -102,46 +109,31 @@ def _specs(kind: Kind, names: Sequence[str], extents: Mapping[str, int], dtype: 
     ]
 
 
-def _check(kind: Kind, node: Node, inputs: Sequence[Value], names: Sequence[str], x: Shape) -> dict[str, int]:
-    """Return the extents; raises ModelError if the operands do not fit each other."""
+def _named(operands: Sequence[str], node: Node) -> tuple[str, ...]:
+    """Return all operands but the mask, the bias of a GRU among them."""
+    return (*operands, *("b",) * (_late(node) and "x" in operands))
+
+
+def _infer(
+    kind: Kind, operands: Sequence[str], results: Sequence[str], node: Node, inputs: Sequence[Value]
+) -> Sequence[Spec]:
+    names = _named(operands, node)
     found = [(value.shape, value.dtype) for value in inputs]
-    weight = found[names.index("R")][0]
+    weight, x = (found[names.index(name)][0] for name in ("R", "x" if "x" in names else "h"))
     if len(x) != 3 or len(weight) != 2 or len(found) not in (len(names), len(names) + 1):
-        fail(
-            node, f"{len(found)} operands of shapes {[list(shape) for shape, _ in found]} are not those of it"
-        )
+        shapes = [list(shape) for shape, _ in found]
+        fail(node, f"{len(found)} operands of shapes {shapes} are not those of it")
     dtype = same_dtype(node, [dtype for _, dtype in found[: len(names)]])
     if not is_float(dtype):
         fail(node, f"its operands must be floating point, not {dtype}")
     extents = _extents(kind, node, x, weight[1])
-    for name, got, want in zip(
-        (*names, "mask"), found, _specs(kind, (*names, "mask"), extents, dtype), strict=False
-    ):
+    wanted = _specs(kind, (*names, "mask"), extents, dtype)
+    for name, got, want in zip((*names, "mask"), found, wanted, strict=False):
         if got != want:
             fail(node, f"{name} is {got[1]} {list(got[0])}, and not {want[1]} {list(want[0])}")
-    return extents
-
-
-def _infer(kind: Kind, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    extents = _check(kind, node, inputs, kind.names(_late(node)), inputs[0].shape)
     if len(node.attrs["activations"]) != len(kind.activations):
         fail(node, f"it has {len(kind.activations)} activations, not {node.attrs['activations']}")
-    return _specs(kind, kind.results(), extents, inputs[0].dtype)
-
-
-def _back_names(kind: Kind) -> tuple[str, ...]:
-    """Return the operands of the gradient, those of the loss named as what they are gradients of."""
-    return ("R", *kind.back, "h", *(f"last {name}" for name in ("h", "c")[: kind.states]))
-
-
-def _made_names(kind: Kind) -> tuple[str, ...]:
-    return ("x", "h0", "c0")[: 1 + kind.states]
-
-
-def _infer_back(kind: Kind, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    names = _back_names(kind)
-    extents = _check(kind, node, inputs, names, inputs[names.index("h")].shape)
-    return _specs(kind, _made_names(kind), extents, inputs[0].dtype)
+    return _specs(kind, results, extents, dtype)
 
 
 def _axes(
@@ -153,7 +145,7 @@ def _axes(
     outputs: Sequence[Shape],
 ) -> AxisRule:
     """Only ``n`` is cut; what the operands have of the hidden size is read whole."""
-    names = (*operands, *("b",) * (_late(node) and "x" in operands), "mask")
+    names = (*_named(operands, node), "mask")
     extents = {
         axis: extent
         for some, shapes in ((names, inputs), (results, outputs))
@@ -178,27 +170,21 @@ def _axes(
 # Gradient ------------------------------------------------------------------------------------
 
 
-def _gradient(kind: Kind, build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient(kind: Kind, build: Builder, node: Node, *grads: str | None) -> Sequence[str | None]:
     made = dict(zip(kind.results(), node.outputs, strict=True))
     given = dict(zip(kind.results(), grads, strict=True))
     if given.get("c") is not None or given.get("gates") is not None:
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
-    if not any(grads):
-        return [None] * len(node.inputs)
     operands = dict(zip((*kind.names(_late(node)), "mask"), node.inputs, strict=False))
     known = {**operands, **made}
-    of_loss = [
-        grad if grad is not None else build.zeros_like(made[name])
-        for name in _back_names(kind)[1 + len(kind.back) :]
-        for grad in (given[name],)
-    ]
+    of_loss = [given[name] or build.zeros_like(made[name]) for name in kind.read_back()[1 + len(kind.back) :]]
     mask = [operands["mask"]] if "mask" in operands else []
     back = build.node(
         f"{kind.op}Grad",
         [known["R"], *(known[name] for name in kind.back), *of_loss, *mask],
         node.attrs,
     )
-    found: dict[str, str] = dict(zip(_made_names(kind), back, strict=True))
+    found: dict[str, str] = dict(zip(kind.made_back(), back, strict=True))
     if kind.gates == 3:
         found |= _gru_weights(build, node, found["x"], known)
     else:
@@ -271,78 +257,48 @@ def _scratch(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence
     return 2 * width * hidden + 10 * samples * width + steps * samples * hidden + 6 * block * hidden
 
 
-def _speed(op: str, probe: Any) -> Computing:
-    def kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-        return op, step.kernel_shapes[0][1]
-
-    def probes(scale: Scale) -> Iterator[Heavy]:
-        for samples in ROWS:
-            hidden = max(int(256 * scale.share), 4)
-            yield op, samples, Probe(op, *probe({"t": 32, "n": samples, "h": hidden}))
-
-    return Computing(like=READING, kind=kind, probes=probes)
-
-
-def _probe(kind: Kind, names: Sequence[str], sizes: Mapping[str, int]) -> tuple[tuple[Given, ...], Any]:
-    """Return operands and attributes of a probe."""
+def _speed(kind: Kind, op: str, operands: Sequence[str]) -> Computing:
     attrs: dict[str, Any] = {"reverse": False, "activations": kind.activations}
     if kind.gates == 3:
         attrs["linear_before_reset"] = True
-    node = Node("", kind.op, (), (), attrs)
-    extents = _extents(kind, node, (sizes["t"], sizes["n"], 0), sizes["h"])
-    late = ("b",) * (_late(node) and "x" in names)
-    return tuple(_specs(kind, (*names, *late), extents, "float32")), attrs
+    node = Node("", op, (), (), attrs)
+
+    def probes(scale: Scale) -> Iterator[Heavy]:
+        for samples in ROWS:
+            extents = _extents(kind, node, (32, samples, 0), max(int(256 * scale.share), 4))
+            given = _specs(kind, _named(operands, node), extents, "float32")
+            yield op, samples, Probe(op, tuple(given), attrs)
+
+    return Computing(
+        like=READING,
+        kind=lambda step, shapes, thin_slab_elements: (op, step.kernel_shapes[0][1]),
+        probes=probes,
+    )
 
 
-def _rules(kind: Kind) -> tuple[OpRule, OpRule]:
-    """Return the operator and its gradient."""
-    names, back = kind.names(False), _back_names(kind)
-    return (
-        OpRule(
-            op=kind.op,
-            infer=partial(_infer, kind),
-            gradient=partial(_gradient, kind),
-            axes=partial(_axes, kind, names, kind.results()),
-            speed=_speed(kind.op, partial(_probe, kind, names)),
-            flops=partial(_flops, 1),
-            scratch_elements=partial(_scratch, 1),
-            keeps_axes=False,
-        ),
-        OpRule(
-            op=f"{kind.op}Grad",
-            infer=partial(_infer_back, kind),
-            gradient=no_second_derivative,
-            axes=partial(_axes, kind, back, _made_names(kind)),
-            speed=_speed(f"{kind.op}Grad", partial(_probe, kind, back)),
-            flops=partial(_flops, 0),
-            scratch_elements=partial(_scratch, 0),
-            keeps_axes=False,
-        ),
+def _rule(kind: Kind, back: bool) -> OpRule:
+    """Return the operator, or its gradient."""
+    op = f"{kind.op}Grad" if back else kind.op
+    operands = kind.read_back() if back else kind.names(False)
+    results = kind.made_back() if back else kind.results()
+    return OpRule(
+        op=op,
+        infer=partial(_infer, kind, operands, results),
+        gradient=no_second_derivative if back else partial(_gradient, kind),
+        axes=partial(_axes, kind, operands, results),
+        speed=_speed(kind, op, operands),
+        flops=partial(_flops, operands.index("R")),
+        scratch_elements=partial(_scratch, operands.index("R")),
+        keeps_axes=False,
     )
 
 
 KINDS: Mapping[str, Kind] = {
-    "RNN": Kind(
-        op="RnnSteps",
-        gates=1,
-        states=1,
-        activations=("Tanh",),
-        back=("h",),
-    ),
-    "GRU": Kind(
-        op="GruSteps",
-        gates=3,
-        states=1,
-        activations=("Sigmoid", "Tanh"),
-        back=("h0", "gates", "h"),
-    ),
+    "RNN": Kind("RnnSteps", gates=1, states=1, activations=("Tanh",), back=("h",)),
+    "GRU": Kind("GruSteps", gates=3, states=1, activations=("Sigmoid", "Tanh"), back=("h0", "gates", "h")),
     "LSTM": Kind(
-        op="LstmSteps",
-        gates=4,
-        states=2,
-        activations=("Sigmoid", "Tanh", "Tanh"),
-        back=("c0", "gates", "c"),
+        "LstmSteps", gates=4, states=2, activations=("Sigmoid", "Tanh", "Tanh"), back=("c0", "gates", "c")
     ),
 }
 """ONNX operator -> what it is made of here."""
-RULES: tuple[OpRule, ...] = tuple(rule for kind in KINDS.values() for rule in _rules(kind))
+RULES: tuple[OpRule, ...] = tuple(_rule(kind, back) for kind in KINDS.values() for back in (False, True))

@@ -9,40 +9,15 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.op_rule import OpRule
 from oocdl.graph.onnx.lowering import supported
 from oocdl.graph.onnx.own_operators import OWN, Compose, own_operator
-from oocdl.ops import (
-    activation,
-    ctc,
-    einsum,
-    gather,
-    norm,
-    pointwise,
-    recurrent,
-    reduce,
-    shape,
-    softmax,
-)
+from oocdl.ops import activation, ctc, einsum, gather, pointwise, recurrent, reduce, shape
 from oocdl.ops.sequences import attention
 from oocdl.ops.windows import conv, pool, resample
 
 RULES: Mapping[str, OpRule] = {
     rule.op: rule
-    for rules in (
-        pointwise.RULES,
-        activation.RULES,
-        norm.RULES,
-        reduce.RULES,
-        softmax.RULES,
-        einsum.RULES,
-        attention.RULES,
-        conv.RULES,
-        pool.RULES,
-        resample.RULES,
-        shape.RULES,
-        gather.RULES,
-        recurrent.RULES,
-        ctc.RULES,
-    )
-    for rule in rules
+    for family in (pointwise, activation, reduce, einsum, attention, conv, pool, resample)
+    + (shape, gather, recurrent, ctc)
+    for rule in family.RULES
 }
 """All operators of the vocabulary: one that is not here does not exist."""
 

@@ -16,6 +16,16 @@ Rate = float | Callable[[int], float]
 """A learning rate: a number, or a schedule."""
 
 
+class _Counting:
+    """A schedule with numbers of steps, which are at least 1."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "every"):
+            count = getattr(self, name, None)
+            if count is not None and count < 1:
+                raise InputError(f"{name} of a learning-rate schedule must be at least 1, not {count}")
+
+
 @dataclass(frozen=True)
 class Constant:
     """A constant rate of ``lr``."""
@@ -27,22 +37,19 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(_Counting):
     """``lr * factor ** (step // every)``: ``StepLR``."""
 
     lr: float
     every: int
     factor: float = 0.1
 
-    def __post_init__(self) -> None:
-        _positive("every", self.every)
-
     def __call__(self, step: int) -> float:
         return float(self.lr * self.factor ** (step // self.every))
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Counting):
     """Half a cosine from ``lr`` to ``minimum`` in ``steps`` steps: ``CosineAnnealingLR``.
 
     ``steps`` is by default as long as the run.
@@ -52,17 +59,13 @@ class Cosine:
     steps: int | None = None
     minimum: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.steps is not None:
-            _positive("steps", self.steps)
-
     def __call__(self, step: int) -> float:
         part = min(step / _said(self.steps), 1.0)
         return self.minimum + (self.lr - self.minimum) * (1 + cos(pi * part)) / 2
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class Polynomial(_Counting):
     """``lr * (1 - step / steps) ** power``: ``PolynomialLR``; nnU-Net uses power 0.9.
 
     ``steps`` is by default as long as the run.
@@ -72,16 +75,12 @@ class Polynomial:
     steps: int | None = None
     power: float = 0.9
 
-    def __post_init__(self) -> None:
-        if self.steps is not None:
-            _positive("steps", self.steps)
-
     def __call__(self, step: int) -> float:
         return float(self.lr * (1 - min(step / _said(self.steps), 1.0)) ** self.power)
 
 
 @dataclass(frozen=True)
-class OneCycle:
+class OneCycle(_Counting):
     """Half cosines from ``lr / start`` to ``lr`` to ``lr / start / end``: ``OneCycleLR``.
 
     ``steps`` is by default as long as the run.
@@ -94,10 +93,6 @@ class OneCycle:
     start: float = 25.0
     end: float = 1e4
 
-    def __post_init__(self) -> None:
-        if self.steps is not None:
-            _positive("steps", self.steps)
-
     def __call__(self, step: int) -> float:
         low, steps = self.lr / self.start, _said(self.steps)
         peak = self.rising * steps - 1
@@ -108,15 +103,12 @@ class OneCycle:
 
 
 @dataclass(frozen=True)
-class WarmUp:
+class WarmUp(_Counting):
     """``after`` times a line from ``start`` to 1 over the first ``steps`` steps: ``LinearLR``."""
 
     after: Rate
     steps: int
     start: float = 1 / 3
-
-    def __post_init__(self) -> None:
-        _positive("steps", self.steps)
 
     def __call__(self, step: int) -> float:
         part = min(step / self.steps, 1.0)
@@ -124,7 +116,7 @@ class WarmUp:
 
 
 @dataclass(frozen=True)
-class Then:
+class Then(_Counting):
     """``first`` for ``steps`` steps, then ``after``, which counts from there: ``SequentialLR``.
 
     It is how a run goes on by another schedule: ``Then(Cosine(0.1, 100), 100, Cosine(0.01))``.
@@ -133,9 +125,6 @@ class Then:
     first: Rate
     steps: int
     after: Rate
-
-    def __post_init__(self) -> None:
-        _positive("steps", self.steps)
 
     def __call__(self, step: int) -> float:
         return rate(self.first, step) if step < self.steps else rate(self.after, step - self.steps)
@@ -160,11 +149,6 @@ def _said(steps: int | None) -> int:
     if steps is None:
         raise InputError("this schedule lasts as long as a run; for how long outside of one? give steps")
     return steps
-
-
-def _positive(name: str, count: int) -> None:
-    if count < 1:
-        raise InputError(f"{name} of a learning-rate schedule must be at least 1, not {count}")
 
 
 def _blend(first: float, second: float, part: float) -> float:

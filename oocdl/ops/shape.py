@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Index, Plain, Shifted, Whole
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_scratch
+from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_cost
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
     broadcast_axes,
+    extents_of,
     fail,
-    plain,
+    letters,
     reduce_to,
     same_dtype,
     size,
 )
-from oocdl.ops._speed import MOVING, rows_of, streaming
-
-
-def _no_flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 0
+from oocdl.ops._speed import MOVING, probe, rows_of, streaming
 
 
 def _axis(node: Node, shape: Shape) -> int:
@@ -38,16 +36,15 @@ def _with(shape: Shape, axis: int, extent: int) -> Shape:
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
-def _along(axis: int, shape: Shape, moved: Sequence[Shifted]) -> AxisRule:
-    """Return the axis rule with all axes plain but one, on which each operand is shifted."""
-    others: list[Index | None] = [plain(f"a{place}", n) for place, n in enumerate(shape)]
-    out = tuple(
-        Plain(f"a{place}") if place == axis else plain(f"a{place}", n) for place, n in enumerate(shape)
-    )
+def _along(node: Node, outputs: Sequence[Shape], *moved: tuple[int, int]) -> AxisRule:
+    """Return the axis rule with all axes plain but one, on which operands are shifted by (offset, step)."""
+    axis, (shape,) = node.attrs["axis"], outputs
+    others: tuple[Index | None, ...] = letters(shape)
+    letter = f"a{axis}"
     return AxisRule(
-        inputs=tuple((*others[:axis], index, *others[axis + 1 :]) for index in moved),
-        outputs=(out,),
-        extents={f"a{place}": extent for place, extent in enumerate(shape)},
+        inputs=tuple((*others[:axis], Shifted(letter, *one), *others[axis + 1 :]) for one in moved),
+        outputs=((*letters(shape)[:axis], Plain(letter), *letters(shape)[axis + 1 :]),),
+        extents=extents_of(shape),
     )
 
 
@@ -62,19 +59,14 @@ def _infer_transpose(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _axes_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    out = tuple(plain(f"a{axis}", inputs[0][axis]) for axis in node.attrs["perm"])
-    return AxisRule(
-        inputs=(tuple(plain(f"a{axis}", extent) for axis, extent in enumerate(inputs[0])),),
-        outputs=(out,),
-        extents={f"a{axis}": extent for axis, extent in enumerate(inputs[0])},
-    )
+    operand = letters(inputs[0])
+    moved = tuple(operand[axis] for axis in node.attrs["perm"])
+    return AxisRule((operand,), (moved,), extents_of(inputs[0]))
 
 
-def _gradient_transpose(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if grads[0] is None:
-        return [None]
+def _gradient_transpose(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     perm = node.attrs["perm"]
-    return [build("Transpose", grads[0], perm=tuple(perm.index(i) for i in range(len(perm))))]
+    return [build("Transpose", g, perm=tuple(perm.index(i) for i in range(len(perm))))]
 
 
 # Reshape, Expand -----------------------------------------------------------------------------
@@ -92,28 +84,15 @@ def _axes_reshape(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape])
     before = list(accumulate(inputs[0], lambda a, b: a * b, initial=1))
     places = {(before[i], n): i for i, n in enumerate(inputs[0]) if n > 1}
     operand: list[Index | None] = [Whole(n) if n > 1 else None for n in inputs[0]]
-    out: list[Plain | None] = []
     uncut: set[str] = set()
     product = 1
     for axis, extent in enumerate(outputs[0]):
-        out.append(plain(f"a{axis}", extent))
         if (product, extent) in places:
             operand[places[product, extent]] = Plain(f"a{axis}")
         else:
             uncut.add(f"a{axis}")
         product *= extent
-    return AxisRule(
-        inputs=(tuple(operand),),
-        outputs=(tuple(out),),
-        extents={f"a{axis}": extent for axis, extent in enumerate(outputs[0])},
-        uncut=frozenset(uncut),
-    )
-
-
-def _gradient_reshape(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if grads[0] is None:
-        return [None]
-    return [build("Reshape", grads[0], shape=build.shape(node.inputs[0]))]
+    return AxisRule((tuple(operand),), (letters(outputs[0]),), extents_of(outputs[0]), uncut=frozenset(uncut))
 
 
 def _infer_expand(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -121,12 +100,6 @@ def _infer_expand(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     if broadcast(node, [inputs[0].shape, shape]) != shape:
         fail(node, f"shape {list(inputs[0].shape)} does not broadcast to {list(shape)}")
     return [(shape, inputs[0].dtype)]
-
-
-def _gradient_expand(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if grads[0] is None:
-        return [None]
-    return [reduce_to(build, grads[0], build.shape(node.inputs[0]))]
 
 
 # Concat, Split -------------------------------------------------------------------------------
@@ -143,22 +116,20 @@ def _infer_concat(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(_with(inputs[0].shape, axis, total), dtype)]
 
 
+def _parts(build: Builder, value: str, axis: int, sizes: Sequence[int]) -> list[str]:
+    """Add slices of these sizes, one behind the other."""
+    marks = pairwise(accumulate(sizes, initial=0))
+    return [build("Slice", value, axis=axis, start=start, stop=stop, step=1) for start, stop in marks]
+
+
 def _axes_concat(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    offsets = accumulate((shape[node.attrs["axis"]] for shape in inputs[:-1]), initial=0)
+    return _along(node, outputs, *((-offset, 1) for offset in offsets))
+
+
+def _gradient_concat(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     axis = node.attrs["axis"]
-    offsets = accumulate((shape[axis] for shape in inputs[:-1]), initial=0)
-    return _along(axis, outputs[0], [Shifted(f"a{axis}", -offset) for offset in offsets])
-
-
-def _gradient_concat(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if grads[0] is None:
-        return [None] * len(node.inputs)
-    axis, start = node.attrs["axis"], 0
-    found: list[str | None] = []
-    for name in node.inputs:
-        stop = start + build.shape(name)[axis]
-        found.append(build("Slice", grads[0], axis=axis, start=start, stop=stop, step=1))
-        start = stop
-    return found
+    return _parts(build, g, axis, [build.shape(name)[axis] for name in node.inputs])
 
 
 def _infer_split(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -169,22 +140,8 @@ def _infer_split(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(_with(x.shape, axis, extent), x.dtype) for extent in sizes]
 
 
-def _expand_split(build: Builder, node: Node) -> Sequence[str]:
-    axis = node.attrs["axis"]
-    marks = list(accumulate(node.attrs["sizes"], initial=0))
-    return [
-        build("Slice", node.inputs[0], axis=axis, start=start, stop=stop, step=1)
-        for start, stop in pairwise(marks)
-    ]
-
-
-def _gradient_split(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if all(grad is None for grad in grads):
-        return [None]
-    parts = [
-        build.zeros_like(name) if grad is None else grad
-        for name, grad in zip(node.outputs, grads, strict=True)
-    ]
+def _gradient_split(build: Builder, node: Node, *grads: str | None) -> Sequence[str | None]:
+    parts = [grad or build.zeros_like(name) for name, grad in zip(node.outputs, grads, strict=True)]
     return [build("Concat", *parts, axis=node.attrs["axis"])]
 
 
@@ -200,43 +157,25 @@ def _infer_slice(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(_with(x.shape, axis, -((start - stop) // step)), x.dtype)]
 
 
-def _axes_slice(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axis = node.attrs["axis"]
-    index = Shifted(f"a{axis}", node.attrs["start"], node.attrs["step"])
-    return _along(axis, outputs[0], [index])
-
-
-def _gradient_slice(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient_slice(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """Pad with zeros around; for a step also between elements, by padding an axis of extent one."""
-    grad = grads[0]
-    if grad is None:
-        return [None]
     axis, start, step = (node.attrs[name] for name in ("axis", "start", "step"))
-    shape, extent = build.shape(grad), build.shape(node.inputs[0])[axis]
+    shape, extent = build.shape(g), build.shape(node.inputs[0])[axis]
     if step > 1:
-        grad = build("Reshape", grad, shape=(*shape[: axis + 1], 1, *shape[axis + 1 :]))
-        grad = build("Pad", grad, axis=axis + 1, before=0, after=step - 1)
-        grad = build("Reshape", grad, shape=_with(shape, axis, shape[axis] * step))
+        g = build("Reshape", g, shape=(*shape[: axis + 1], 1, *shape[axis + 1 :]))
+        g = build("Pad", g, axis=axis + 1, before=0, after=step - 1)
+        g = build("Reshape", g, shape=_with(shape, axis, shape[axis] * step))
         if shape[axis] * step > extent - start:
-            grad = build("Slice", grad, axis=axis, start=0, stop=extent - start, step=1)
-    after = extent - start - build.shape(grad)[axis]
+            g = build("Slice", g, axis=axis, start=0, stop=extent - start, step=1)
+    after = extent - start - build.shape(g)[axis]
     if start or after:
-        grad = build("Pad", grad, axis=axis, before=start, after=after)
-    return [grad]
+        g = build("Pad", g, axis=axis, before=start, after=after)
+    return [g]
 
 
 def _infer_reverse(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     _axis(node, inputs[0].shape)
     return [(inputs[0].shape, inputs[0].dtype)]
-
-
-def _axes_reverse(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axis = node.attrs["axis"]
-    return _along(axis, outputs[0], [Shifted(f"a{axis}", outputs[0][axis] - 1, -1)])
-
-
-def _gradient_reverse(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    return [None if grads[0] is None else build("Reverse", grads[0], axis=node.attrs["axis"])]
 
 
 def _infer_pad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -247,137 +186,92 @@ def _infer_pad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(_with(x.shape, axis, before + x.shape[axis] + after), x.dtype)]
 
 
-def _axes_pad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axis = node.attrs["axis"]
-    return _along(axis, outputs[0], [Shifted(f"a{axis}", -node.attrs["before"])])
-
-
-def _gradient_pad(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    if grads[0] is None:
-        return [None]
+def _gradient_pad(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     axis, start = node.attrs["axis"], node.attrs["before"]
     stop = start + build.shape(node.inputs[0])[axis]
-    return [build("Slice", grads[0], axis=axis, start=start, stop=stop, step=1)]
+    return [build("Slice", g, axis=axis, start=start, stop=stop, step=1)]
 
 
-# Speed ---------------------------------------------------------------------------------------
+# Rules ---------------------------------------------------------------------------------------
 
 
-def _probes_transpose(shape: Shape) -> Iterator[Probe]:
+def _probes_transpose(shape: Shape) -> Sequence[Probe]:
     _, many, deep, _, last = shape
-    yield Probe("Transpose", ((rows_of(shape), "float32"),), {"perm": (1, 0)})
-    yield Probe("Transpose", (((many, last, deep, last), "float32"),), {"perm": (0, 2, 1, 3)})
+    turned = probe("Transpose", (many, last, deep, last), perm=(0, 2, 1, 3))
+    return [probe("Transpose", rows_of(shape), perm=(1, 0)), turned]
 
 
-def _probes_reshape(shape: Shape) -> Iterator[Probe]:
-    """Yield a probe of extents without common refinement: any other Reshape is a renaming and never runs."""
+def _probes_reshape(shape: Shape) -> Sequence[Probe]:
+    """Return a probe of extents without common refinement: any other Reshape is a renaming and never runs."""
     many, last = shape[1], shape[-1] // 2 * 2
-    target = (4 * many * last, last // 2 * 3)
-    yield Probe("Reshape", (((6 * many * last, last), "float32"),), {"shape": target})
+    return [probe("Reshape", (6 * many * last, last), shape=(4 * many * last, last // 2 * 3))]
 
 
-def _probes_expand(shape: Shape) -> Iterator[Probe]:
-    yield Probe("Expand", (((*shape[:2], 1, 1, 1), "float32"),), {"shape": shape})
-
-
-def _probes_concat(shape: Shape) -> Iterator[Probe]:
-    yield Probe("Concat", ((shape, "float32"), (shape, "float32")), {"axis": 1})
-
-
-def _probes_slice(shape: Shape) -> Iterator[Probe]:
-    half = {"axis": 2, "start": 0, "stop": shape[2] // 2, "step": 1}
-    yield Probe("Slice", ((shape, "float32"),), half)
-
-
-def _probes_reverse(shape: Shape) -> Iterator[Probe]:
-    for axis in (2, 4):
-        yield Probe("Reverse", ((shape, "float32"),), {"axis": axis})
-
-
-def _probes_pad(shape: Shape) -> Iterator[Probe]:
-    yield Probe("Pad", ((shape, "float32"),), {"axis": 3, "before": 1, "after": 1})
+def _moving(op: str, **facts: Any) -> OpRule:
+    """Make the rule of an operator that computes nothing."""
+    return OpRule(op=op, flops=no_cost, scratch_elements=no_cost, **{"moves_only": True, **facts})
 
 
 RULES: tuple[OpRule, ...] = (
-    OpRule(
-        op="Transpose",
+    _moving(
+        "Transpose",
         infer=_infer_transpose,
         gradient=_gradient_transpose,
         axes=_axes_transpose,
         speed=streaming(MOVING, 13, _probes_transpose),
-        flops=_no_flops,
-        scratch_elements=no_scratch,
-        moves_only=True,
         keeps_axes=False,
     ),
-    OpRule(
-        op="Reshape",
+    _moving(
+        "Reshape",
         infer=_infer_reshape,
-        gradient=_gradient_reshape,
+        gradient=lambda b, n, g: [b("Reshape", g, shape=b.shape(n.inputs[0]))],
         axes=_axes_reshape,
         speed=streaming(MOVING, 140, _probes_reshape),
-        flops=_no_flops,
-        scratch_elements=no_scratch,
-        moves_only=True,
         keeps_axes=False,
     ),
-    OpRule(
-        op="Expand",
+    _moving(
+        "Expand",
         infer=_infer_expand,
-        gradient=_gradient_expand,
+        gradient=lambda b, n, g: [reduce_to(b, g, b.shape(n.inputs[0]))],
         axes=broadcast_axes,
-        speed=streaming(MOVING, 1000, _probes_expand),
-        flops=_no_flops,
-        scratch_elements=no_scratch,
-        moves_only=True,
+        speed=streaming(MOVING, 1000, lambda shape: [probe("Expand", (*shape[:2], 1, 1, 1), shape=shape)]),
     ),
-    OpRule(
-        op="Concat",
+    _moving(
+        "Concat",
         infer=_infer_concat,
         gradient=_gradient_concat,
         axes=_axes_concat,
-        speed=streaming(MOVING, 22, _probes_concat),
-        flops=_no_flops,
-        scratch_elements=no_scratch,
+        speed=streaming(MOVING, 22, lambda shape: [probe("Concat", shape, shape, axis=1)]),
         joins=True,
-        moves_only=True,
     ),
-    OpRule(
-        op="Split",
+    _moving(
+        "Split",
         infer=_infer_split,
         gradient=_gradient_split,
-        expand=_expand_split,
-        flops=_no_flops,
-        scratch_elements=no_scratch,
-        moves_only=True,
+        expand=lambda b, n: _parts(b, n.inputs[0], n.attrs["axis"], n.attrs["sizes"]),
     ),
-    OpRule(
-        op="Slice",
+    _moving(
+        "Slice",
         infer=_infer_slice,
         gradient=_gradient_slice,
-        axes=_axes_slice,
-        speed=streaming(MOVING, 180, _probes_slice),
-        flops=_no_flops,
-        scratch_elements=no_scratch,
-        moves_only=True,
+        axes=lambda node, _, outputs: _along(node, outputs, (node.attrs["start"], node.attrs["step"])),
+        speed=streaming(
+            MOVING, 180, lambda shape: [probe("Slice", shape, axis=2, start=0, stop=shape[2] // 2, step=1)]
+        ),
     ),
-    OpRule(
-        op="Reverse",
+    _moving(
+        "Reverse",
         infer=_infer_reverse,
-        gradient=_gradient_reverse,
-        axes=_axes_reverse,
-        speed=streaming(MOVING, None, _probes_reverse),
-        flops=_no_flops,
-        scratch_elements=no_scratch,
-        moves_only=True,
+        gradient=lambda b, n, g: [b("Reverse", g, axis=n.attrs["axis"])],
+        axes=lambda node, _, outputs: _along(node, outputs, (outputs[0][node.attrs["axis"]] - 1, -1)),
+        speed=streaming(MOVING, None, lambda shape: [probe("Reverse", shape, axis=axis) for axis in (2, 4)]),
     ),
-    OpRule(
-        op="Pad",
+    _moving(
+        "Pad",
         infer=_infer_pad,
         gradient=_gradient_pad,
-        axes=_axes_pad,
-        speed=streaming(MOVING, 18, _probes_pad),
-        flops=_no_flops,
-        scratch_elements=no_scratch,
+        axes=lambda node, _, outputs: _along(node, outputs, (-node.attrs["before"], 1)),
+        speed=streaming(MOVING, 18, lambda shape: [probe("Pad", shape, axis=3, before=1, after=1)]),
+        moves_only=False,
     ),
 )

@@ -17,9 +17,8 @@ import cloudpickle  # type: ignore[import-untyped]
 from oocdl.errors import InputError
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.ops.loss_functions import LOSSES
-from oocdl.ops.optimizers import OPTIMIZERS, Own
+from oocdl.ops.optimizers import KNOWN, OPTIMIZERS, Own
 from oocdl.ops.own_loss import FORMULAS
-from oocdl.ops.own_optimizer import KNOWN
 
 _packing = Lock()
 """Which modules are pickled by value is a fact of the process."""

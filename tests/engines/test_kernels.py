@@ -13,7 +13,7 @@ from oocdl.ops.registry import RULES
 
 OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
 """Those that are left after expansion."""
-LOOPS = [loop_ops.FLOATS, loop_ops.COMPARE, loop_ops.LOGIC, loop_ops.DTYPES_DIFFER, loop_ops.NO_LOOP]
+LOOPS = [loop_ops.FLOATS, loop_ops.COMPARE, loop_ops.LOGIC, {"Cast", "Where"}, loop_ops.NO_LOOP]
 
 
 @pytest.mark.parametrize("table", [torch_kernels.KERNELS, lowerings.KERNELS])

@@ -76,14 +76,13 @@ def close(found: Array, wanted: Array, dtype: str) -> None:
 @pytest.mark.parametrize("op", sorted([*FLOATS, *COMPARE, *LOGIC]))
 def test_every_operator(op: str, dtype: str) -> None:
     shape = (3, 37)
-    first = Instruction("Cast", (operand(0, shape),), (3,), (shape,), (shape,), (dtype,))
     arrays = [noise(shape, "float32", seed) for seed in range(3)]
     count = len(CASE_OF[op].operands)
     arrays = arrays[:count]
     steps, seen, kind = [], [], "bool" if op in LOGIC else dtype
     for slot in range(count):
         made = 10 + slot
-        steps.append(replace(first, operands=(operand(slot, shape),), outputs=(made,)))
+        steps.append(step("Cast", [(slot, shape)], made, shape, dtype, to=dtype))
         seen.append(made)
         if kind == "bool":
             steps.append(
@@ -113,7 +112,7 @@ def sums_of(
     arrays[0][..., ::2] += 40  # moments by sums of squares alone would lose digits
     steps = [
         step("Mul", [(0, shape), (1, row)], 2, shape, dtype),
-        Instruction("ReduceSum", (operand(2, shape),), (3,), (kept,), (kept,), (dtype,), {"axes": axes}),
+        step("ReduceSum", [(2, shape)], 3, kept, dtype, axes=axes),
         Instruction(
             "Moments", (operand(2, shape),), (4, 5), (kept,) * 2, (kept,) * 2, (dtype,) * 2, {"axes": axes}
         ),
@@ -165,7 +164,7 @@ def test_channels_last(channels: int, make: Callable[[], Engine]) -> None:
     steps = [
         step("Add", [part, (2, row)], 3, shape, "float32"),
         step("LeakyReluGrad", [(1, shape), (3, shape)], 4, shape, "float32"),
-        Instruction("ReduceSum", (operand(4, shape),), (5,), (row,), (row,), ("float32",), {"axes": axes}),
+        step("ReduceSum", [(4, shape)], 5, row, "float32", axes=axes),
     ]
     made = program([x, y, bias], steps, [(4, shape), (5, row)], f"fused last {channels}")
     made = replace(made, orders=((0, order), (1, order), (3, order), (4, order)))
@@ -212,13 +211,7 @@ def test_a_later_chain_makes_cheap_values_again() -> None:
         step("Mul", [(3, shape), (2, row)], 4, shape, "float64"),
         step("LeakyRelu", [(4, shape)], 5, shape, "float64"),
         Instruction("CumSum", (operand(5, shape),), (6,), (shape,), (shape,), ("float64",)),
-        step(
-            "LeakyReluGrad",
-            [operand(6, inner, crop=box), operand(4, inner, crop=box)],
-            7,
-            inner,
-            "float64",
-        ),
+        step("LeakyReluGrad", [operand(n, inner, crop=box) for n in (6, 4)], 7, inner, "float64"),
         step("Mul", [(7, inner), operand(3, inner, crop=box)], 8, inner, "float64"),
     ]
     made = program(arrays, steps, [(8, inner)], "fused again")
@@ -240,15 +233,7 @@ def test_one_value_is_made_again_for_each_part_that_is_read() -> None:
         step("Mul", [(0, shape), (1, row)], 2, shape, "float64"),
         step("Relu", [(2, shape)], 3, shape, "float64"),
         step("Neg", [(3, shape)], 8, shape, "float64"),
-        Instruction(
-            "Transpose",
-            (operand(8, shape),),
-            (4,),
-            (turned,),
-            (turned,),
-            ("float64",),
-            {"perm": (0, 1, 3, 2)},
-        ),
+        step("Transpose", [(8, shape)], 4, turned, "float64", perm=(0, 1, 3, 2)),
         step("Sub", [operand(3, inner, upper), operand(3, inner, lower)], 5, inner, "float64"),
         step("Mul", [(5, inner), operand(2, inner, lower)], 6, inner, "float64"),
         step("Add", [(6, inner), operand(4, inner, corner)], 7, inner, "float64"),
@@ -288,8 +273,7 @@ def test_random_chains(data: st.DataObject) -> None:
         current = made
     axes = tuple(axis for axis in range(rank) if data.draw(st.booleans())) or (0,)
     kept = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
-    total = Instruction("ReduceSum", (operand(current, shape),), (9,), (kept,), (kept,), ("float64",))
-    steps.append(replace(total, attrs={"axes": axes}))
+    steps.append(step("ReduceSum", [(current, shape)], 9, kept, "float64", axes=axes))
     made_program = program(arrays, steps, [(current, shape), (9, kept)], f"random {shape} {kinds} {steps}")
     wanted = [slots[current][1], slots[current][1].sum(axes, keepdims=True)]
     for found, array in zip(ENGINES[0]().compile(made_program)(arrays), wanted, strict=True):

@@ -151,9 +151,6 @@ def _resample(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
             at = o * (extent - 1) / (size - 1) if size > 1 else 0.0
         elif mode == "asymmetric":
             at = o / scale
-        elif mode == "ends":
-            first, last = attrs["ends"]
-            at = min(max(first + (last - first) * o / max(size - 1, 1), 0.0), extent - 1.0)
         else:
             at = 0.0 if mode == "pytorch_half_pixel" and size == 1 else (o + 0.5) / scale - 0.5
             if mode == "half_pixel_symmetric":

@@ -233,12 +233,6 @@ RESAMPLE = [
     ),
     Case("Resample", ((2, 5),), _resample(1, 8, "linear", "half_pixel", scale=1.7)),
     Case("Resample", ((2, 5),), _resample(1, 8, "linear", "half_pixel_symmetric", scale=1.7)),
-    *(
-        Case("Resample", ((2, 7),), _resample(1, size, mode, "ends", ends=ends))
-        for mode in ("nearest", "linear", "cubic")
-        for size, ends in ((6, (-2.6, 4.2)), (5, (8.1, 1.3)), (1, (2.5, 2.5)))
-    ),
-    Case("Resample", ((2, 7),), _resample(1, 9, "linear", "ends", ends=(5.3, -1.1), transposed=True)),
     Case("Resample", ((2, 5, 3),), _resample(1, 9, "cubic", "asymmetric", cubic_coeff_a=-0.5)),
     Case("Resample", ((2, 9),), _resample(1, 4, "cubic", "align_corners", exclude_outside=True)),
     *(

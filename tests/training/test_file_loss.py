@@ -18,8 +18,8 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.ops import RULES
-from oocdl.ops.file_loss import file_loss
 from oocdl.ops.loss_functions import add_loss
+from oocdl.ops.own_loss import file_loss
 from tests.kit import nets
 from tests.kit.interpret import evaluate
 from tests.kit.settings import QUICK

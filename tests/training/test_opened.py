@@ -14,8 +14,7 @@ import oocdl
 from oocdl.cli.info import tables_of
 from oocdl.errors import DatasetError, InputError
 from oocdl.losses import CrossEntropy
-from oocdl.ops.optimizers import OPTIMIZERS
-from oocdl.ops.own_optimizer import KNOWN
+from oocdl.ops.optimizers import KNOWN, OPTIMIZERS
 from oocdl.optim import SGD, Adam, Cosine, Then, WarmUp, register
 from oocdl.report.tables import text_of
 from oocdl.report.units import size_text

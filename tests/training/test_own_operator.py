@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 import oocdl
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.ops import Builder, register
-from oocdl.ops.file_loss import file_loss
+from oocdl.ops.own_loss import file_loss
 from oocdl.optim import SGD
 from oocdl.training import plan_cache
 from tests.kit import nets

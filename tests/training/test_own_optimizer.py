@@ -59,7 +59,7 @@ class Gathered(torch.optim.Optimizer):
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The optimizer "gathered", registered for one test."""
-    monkeypatch.setattr("oocdl.ops.own_optimizer.KNOWN", {})
+    monkeypatch.setattr("oocdl.ops.optimizers.KNOWN", {})
     before = dict(OPTIMIZERS)
     state = {"speed": 2.0, "before": 0.0, "now": 0.0, "same": 0.25}
     assert register("gathered", state=state)(gathered) is gathered

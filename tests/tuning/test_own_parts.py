@@ -15,9 +15,8 @@ from distributed import Client
 import oocdl
 from oocdl.errors import InputError
 from oocdl.ops.loss_functions import LOSSES
-from oocdl.ops.optimizers import OPTIMIZERS
+from oocdl.ops.optimizers import KNOWN, OPTIMIZERS
 from oocdl.ops.own_loss import FORMULAS
-from oocdl.ops.own_optimizer import KNOWN
 from oocdl.space import LogUniform
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, made_of, workers_in, write_job

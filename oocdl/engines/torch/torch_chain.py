@@ -13,9 +13,8 @@ from torch import Tensor
 
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, AnyChainStep
-from oocdl.fusion.grouping import Chain, from_channels_last
+from oocdl.fusion.grouping import Chain, Crop, Kind, from_channels_last
 from oocdl.fusion.loop_nest import Fused, View
-from oocdl.fusion.members import Crop, Kind
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 

@@ -23,20 +23,20 @@ Spec = tuple[Shape, str]
 
 Infer = Callable[[Node, Sequence[Value]], Sequence[Spec]]
 Axes = Callable[[Node, Sequence[Shape], Sequence[Shape]], AxisRule]
-Gradient = Callable[["Builder", Node, Sequence["str | None"]], Sequence["str | None"]]
+Gradient = Callable[..., Sequence["str | None"]]
 Expand = Callable[["Builder", Node], Sequence[str]]
 Localize = Callable[[Node, Region, Sequence[Region], Sequence[Shape]], Mapping[str, Any]]
 Cost = Callable[[Node, Sequence[Shape], Sequence[Shape]], int]
 T = TypeVar("T")
 
 
-def no_gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def no_gradient(build: Builder, node: Node, *grads: str | None) -> Sequence[str | None]:
     """The gradient rule of an operator whose gradient is zero for every input."""
     return [None] * len(node.inputs)
 
 
-def no_scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """The ``scratch_elements`` of an operator that takes no memory beyond its operands and results."""
+def no_cost(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """The cost of an operator that computes nothing, or takes no memory beyond its operands and results."""
     return 0
 
 
@@ -82,8 +82,8 @@ class OpRule:
     infer: Infer
     """Shapes and dtypes of the outputs from those of the inputs; raises ModelError."""
     gradient: Gradient
-    """(builder, node, gradients of the outputs, None = zero) -> gradients of the inputs,
-    as names of values of exactly the inputs' shapes; None = zero."""
+    """(builder, node, the gradient of each output) -> gradients of the inputs, as names of values of exactly
+    the inputs' shapes. None is zero; not all outputs have that."""
     axes: Axes | None = None
     expand: Expand | None = None
     speed: Speed | None = None

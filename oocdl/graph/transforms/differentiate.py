@@ -90,7 +90,7 @@ def _total(build: Builder, name: str, found: dict[str, list[str]], total: dict[s
 
 def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tuple[str, str]]:
     """Return (input, gradient), checked, for each input of ``node`` that gets a gradient."""
-    gradients = build.rules[node.op].gradient(build, node, grads)
+    gradients = build.rules[node.op].gradient(build, node, *grads)
     if len(gradients) != len(node.inputs):
         raise ModelError(
             f"node '{node.name}' ({node.op}): its gradient rule returns {len(gradients)} gradients "

@@ -33,8 +33,8 @@ from typing import Any
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Node, Shape, Value
-from oocdl.graph.ir.index import AxisRule, Index, Plain, Region
-from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
+from oocdl.graph.ir.index import AxisRule, Region
+from oocdl.graph.ir.op_rule import Builder, Gradient, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.score_tiles import (
     MOST_MASKS,
@@ -45,9 +45,9 @@ from oocdl.graph.ir.score_tiles import (
     seen_scores,
     tiling,
 )
-from oocdl.graph.ir.speed import Computing, Given, Heavy, Probe, Scale
+from oocdl.graph.ir.speed import Computing, Heavy, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
-from oocdl.ops._speed import READING
+from oocdl.ops._speed import READING, probe
 
 SIZES, FEW_SIZES = (4, 16, 64, 256), (16, 64)
 """The smallest extents of products that are measured, in float32 and in bfloat16."""
@@ -120,17 +120,10 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     extents = _extents(node, inputs)
-
-    def indices(term: str, shape: Shape) -> tuple[Plain | None, ...]:
-        return tuple(plain(letter, extent) for letter, extent in zip(term, shape, strict=True))
-
     made = chain(RESULTS[node.op], repeat(SCORES))
-    read: list[tuple[Index | None, ...]] = []
-    for term, shape in zip(_terms(node, len(inputs)), inputs, strict=True):
-        read.append(indices(term, shape))
     return AxisRule(
-        inputs=tuple(read),
-        outputs=tuple(indices(t, s) for t, s in zip(made, outputs, strict=False)),
+        inputs=tuple(tuple(map(plain, *one)) for one in zip(_terms(node, len(inputs)), inputs, strict=True)),
+        outputs=tuple(tuple(map(plain, *one)) for one in zip(made, outputs, strict=False)),
         extents={letter: extent for letter, extent in extents.items() if letter != "1"},
         uncut=frozenset("khvs"),
         unsplit=frozenset() if node.attrs["band"] == NO_BAND else frozenset("q"),
@@ -149,12 +142,9 @@ def _localize(
 # Gradient ------------------------------------------------------------------------------------
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    dy, of_stats = grads
+def _gradient(build: Builder, node: Node, dy: str, of_stats: str | None) -> Sequence[str | None]:
     if of_stats is not None:
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
-    if dy is None:
-        return [None] * len(node.inputs)
     (q, k, v, *masks), (y, stats) = node.inputs, node.outputs
     delta = build("ReduceSum", build("Mul", dy, y), axes=(4,))
     trained = tuple(build.may_be_trained(mask) for mask in masks[: len(masks) - drops(node.attrs)])
@@ -193,59 +183,46 @@ def _scratch(tiles: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[
     return hidden + tiles * scores + pairs * 4 * k[2] * (q[4] + v[3]) + 4 * rows * (q[4] + v[3] + 4)
 
 
-def _kind(op: str, step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    """Return the kind, and the smallest extent of the products."""
-    q, k = shapes[:2]
-    return op, min(q[2] * q[3], k[2], q[4])
-
-
 def _small_tiles(step: Instruction, shapes: Sequence[Shape]) -> float:
     """Return how many more tiles there are than the scores would be in tiles as those of a probe."""
     tiles, scores = computed_tiles(shapes[0], shapes[1][2], step.attrs["band"])
     return max(tiles - scores / TILE_ELEMENTS, 0.0)
 
 
-def _probes(op: str, scale: Scale) -> Iterator[Heavy]:
-    for small in FEW_SIZES if scale.few else SIZES:
-        long = max(int(1024 * scale.share), 4)
-        extents = {"b": 1, "g": 2, "r": 1, "q": long, "k": long, "h": small, "v": small, "s": 2, "1": 1}
-        given: list[Given] = [(tuple(extents[letter] for letter in term), "float32") for term in OPERANDS[op]]
-        yield op, small, Probe(op, tuple(given), {**DEFAULTS, "scale": small**-0.5})
-
-
 def _speed(op: str) -> Computing:
+    def kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
+        """Return the kind, and the smallest extent of the products."""
+        q, k = shapes[:2]
+        return op, min(q[2] * q[3], k[2], q[4])
+
+    def probes(scale: Scale) -> Iterator[Heavy]:
+        for small in FEW_SIZES if scale.few else SIZES:
+            long = max(int(1024 * scale.share), 4)
+            extents = {"b": 1, "g": 2, "r": 1, "q": long, "k": long, "h": small, "v": small, "s": 2, "1": 1}
+            shapes = [tuple(extents[letter] for letter in term) for term in OPERANDS[op]]
+            yield op, small, probe(op, *shapes, **DEFAULTS, scale=small**-0.5)
+
     return Computing(
-        like=READING,
-        kind=partial(_kind, op),
-        probes=partial(_probes, op),
-        small_tiles=_small_tiles,
-        tile_seconds=TILE_SECONDS[op],
+        like=READING, kind=kind, probes=probes, small_tiles=_small_tiles, tile_seconds=TILE_SECONDS[op]
+    )
+
+
+def _rule(op: str, gradient: Gradient, products: tuple[int, int], tiles: int) -> OpRule:
+    return OpRule(
+        op=op,
+        infer=_infer,
+        gradient=gradient,
+        axes=_axes,
+        speed=_speed(op),
+        flops=partial(_flops, products),
+        scratch_elements=partial(_scratch, tiles),
+        localize=_localize,
+        product=Product(exact=EXACT[op]),
+        keeps_axes=False,
     )
 
 
 RULES: tuple[OpRule, ...] = (
-    OpRule(
-        op="Attend",
-        infer=_infer,
-        gradient=_gradient,
-        axes=_axes,
-        speed=_speed("Attend"),
-        flops=partial(_flops, (1, 1)),
-        scratch_elements=partial(_scratch, 3),
-        localize=_localize,
-        product=Product(exact=EXACT["Attend"]),
-        keeps_axes=False,
-    ),
-    OpRule(
-        op="AttendGrad",
-        infer=_infer,
-        gradient=no_second_derivative,
-        axes=_axes,
-        speed=_speed("AttendGrad"),
-        flops=partial(_flops, (3, 2)),
-        scratch_elements=partial(_scratch, 5),
-        localize=_localize,
-        product=Product(exact=EXACT["AttendGrad"]),
-        keeps_axes=False,
-    ),
+    _rule("Attend", _gradient, products=(1, 1), tiles=3),
+    _rule("AttendGrad", no_second_derivative, products=(3, 2), tiles=5),
 )

@@ -2,16 +2,37 @@
 
     q k^T -> [scales, masks] -> Softmax over keys -> [0 where that is not a number] -> [Dropout] -> times v
 
-The products are Einsums. What follows is looked for from the end: each step is what is done to scores.
+The products are Einsums. What follows is looked for from the end: each step is what is done to scores. Of
+masks it is found which scores they let count, and which of them are bands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import inf, prod
+from operator import mul
 
-from oocdl.graph.ir.graph import Graph, Node, Shape
-from oocdl.ops.sequences.masks import Mask
+import numpy as np
+
+from oocdl.graph.ir.graph import Array, Graph, Node, Shape
+from oocdl.graph.ir.score_tiles import Band
+
+UNSEEN = -1e30
+"""A score so low, beside one that is not, has a weight of exactly 0, as if it were minus infinity."""
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask of scores [*lead, queries, keys]: a number to add, or a bool with a number where it is false."""
+
+    value: str
+    lead: Shape
+    size: Shape
+    """How many queries and keys there are; the mask itself may broadcast."""
+    unseen: float | None = None
+    negated: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,8 +63,8 @@ class Step:
 
     before: str
     scale: float = 1.0
-    row_scale: RowScale | None = None
-    mask: Mask | None = None
+    row_scales: tuple[RowScale, ...] = ()
+    masks: tuple[Mask, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,18 +91,6 @@ class Found:
     row_scales: tuple[RowScale, ...]
     masks: tuple[Mask, ...]
     """The last applied first."""
-
-
-def _found(scores: Node, weights: str, end: Weights, steps: Collection[Step]) -> Found | None:
-    """Return all steps, the last first, as one, unless a mask is scaled, too."""
-    scale, row_scales, masks = 1.0, list[RowScale](), list[Mask]()
-    for step in steps:
-        if step.mask is not None and (scale != 1 or row_scales):
-            return None
-        scale *= step.scale
-        row_scales += [] if step.row_scale is None else [step.row_scale]
-        masks += [] if step.mask is None else [step.mask]
-    return Found(scores, weights, end, scale, tuple(row_scales), tuple(masks))
 
 
 class Finder:
@@ -142,18 +151,19 @@ class Finder:
         return Weights(softmax, True) if good and self.only_for(made.inputs[2], equal, made) else None
 
     def _scores(self, weights: str, end: Weights) -> Found | None:
-        """Return the product before a Softmax, with the scales and the masks between them."""
-        steps, reader, value = list[Step](), end.softmax, end.softmax.inputs[0]
+        """Return the product before a Softmax, and what is between; None where a mask is scaled."""
+        scale, row_scales, masks = 1.0, tuple[RowScale, ...](), tuple[Mask, ...]()
+        reader, value = end.softmax, end.softmax.inputs[0]
         while self.only_for(value, reader):
             node = self.maker.get(value)
             if node is None:
                 return None
             if node.op == "Einsum":
-                return _found(node, weights, end, steps)
+                return Found(node, weights, end, scale, row_scales, masks)
             step = self._step(node)
-            if step is None:
+            if step is None or (step.masks and (scale != 1 or row_scales)):
                 return None
-            steps.append(step)
+            scale, row_scales, masks = scale * step.scale, row_scales + step.row_scales, masks + step.masks
             reader, value = node, step.before
         return None
 
@@ -166,27 +176,22 @@ class Finder:
         if scaled is not None:
             return Step(scaled[0], scale=scaled[1])
         if node.op in ("Mul", "Div", "Add"):
-            for before, other in self._orders(node):
+            # The operands in the orders in which the first may be scores.
+            for before, other in (node.inputs, node.inputs[::-1])[: 1 if node.op == "Div" else 2]:
                 if self.shape(before) != made or not self.leads_to_product(before):
                     continue
                 if node.op == "Add":
-                    return Step(before, mask=Mask(other, made[:-2], made[-2:]))
+                    return Step(before, masks=(Mask(other, made[:-2], made[-2:]),))
                 if self.shape(other)[-1:] in ((), (1,)):
-                    return Step(before, row_scale=RowScale(other, made[:-2], node.op))
+                    return Step(before, row_scales=(RowScale(other, made[:-2], node.op),))
         if node.op == "Where":
             mask, *sides = node.inputs
             for place, (before, other) in enumerate((sides, sides[::-1])):
                 number = self.number(other)
                 if number is not None and self.shape(before) == made:
-                    return Step(before, mask=Mask(mask, made[:-2], made[-2:], number, negated=place == 1))
+                    mask_of = Mask(mask, made[:-2], made[-2:], number, negated=place == 1)
+                    return Step(before, masks=(mask_of,))
         return None
-
-    def _orders(self, node: Node) -> Iterator[tuple[str, str]]:
-        """Yield the operands of a node of two in the orders in which the first may be scores."""
-        first, second = node.inputs
-        yield first, second
-        if node.op != "Div":
-            yield second, first
 
     def scaled(self, node: Node) -> tuple[str, float] | None:
         """Return the operand that a node multiplies by a number or divides by it, and that factor."""
@@ -238,3 +243,122 @@ def _repeats(node: Node, was: Shape, made: Shape) -> bool:
     """Whether a node repeats matrices, the copies of each side by side."""
     same = len(was) == len(made) > 2 and (*was[:-3], *was[-2:]) == (*made[:-3], *made[-2:])
     return node.op == "Expand" and same and was[-3] == 1
+
+
+# Masks ---------------------------------------------------------------------------------------
+
+
+def band_of(mask: Mask, constants: Mapping[str, Array]) -> Band | None:
+    """Return the band that a constant mask lets be seen, if it is one, where every query sees a key.
+
+    That of a mask that hides nothing has no ends.
+    """
+    array = constants.get(mask.value)
+    if array is None:
+        return None
+    array = np.broadcast_to(array, np.broadcast_shapes(array.shape, mask.size))
+    array = array.reshape(-1, *mask.size)
+    if not (array == array[0]).all():
+        return None
+    seen = _seen(array[0], mask)
+    return None if seen is None else _band(seen)
+
+
+def hides_for_good(mask: Mask, constants: Mapping[str, Array]) -> bool:
+    """Whether a constant mask puts minus infinity where it hides: nothing that is added brings that back."""
+    if mask.unseen is not None:
+        return mask.unseen == -inf
+    array = constants[mask.value]
+    return bool(((array == 0) | (array == -inf)).all())
+
+
+def _seen(array: Array, mask: Mask) -> Array | None:
+    """Return which scores of a constant mask count; None if it says more than that."""
+    if array.dtype == bool:
+        if mask.unseen is None or mask.unseen > UNSEEN:
+            return None
+        return ~array if mask.negated else array
+    seen: Array = array == 0
+    return seen if mask.unseen is None and bool((seen | (array <= UNSEEN)).all()) else None
+
+
+def _band(seen: Array) -> Band | None:
+    queries, keys = seen.shape
+    if not seen.any(1).all():
+        return None
+    first, last = seen.argmax(1), keys - 1 - seen[:, ::-1].argmax(1)
+    if not (seen.sum(1) == last - first + 1).all():
+        return None
+    places = np.arange(queries)
+    high, low = int((last - places).max()), int((first - places).min())
+    expected = np.minimum(places + high, keys - 1), np.maximum(places + low, 0)
+    if not (expected[0] == last).all() or not (expected[1] == first).all():
+        return None
+    return low if (first > 0).any() else None, high if (last < keys - 1).any() else None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How what broadcasts to [*lead, queries, keys] does so to [batch, groups, heads, queries, keys].
+
+    It is reshaped to ``parts``, expanded to ``whole``, and reshaped to ``made``.
+    """
+
+    parts: Shape
+    whole: Shape
+    made: Shape
+
+
+def spread(value: Shape, lead: Shape, groups: Shape) -> Spread | None:
+    """Return how a value is laid out by ``groups`` [batch, groups, heads]; None if it cannot be.
+
+    >>> spread((4, 1, 7, 7), (2, 4, 3), (8, 3, 1))
+    Spread(parts=(1, 4, 1, 7, 7), whole=(2, 4, 1, 7, 7), made=(8, 1, 1, 7, 7))
+    """
+    value = (*(1,) * (len(lead) + 2 - len(value)), *value)
+    first, last = value[:-2], value[-2:]
+    if prod(first) == 1:
+        return Spread(*[(1, 1, 1, *last)] * 3)
+    ends = sorted({*accumulate(lead, mul), *accumulate(groups, mul), 1})
+    if any(after % before for before, after in pairwise(ends)):
+        return None
+    parts, whole, made = list[int](), list[int](), list[int]()
+    starts = list(zip(ends, ends[1:], strict=False))
+    has = {
+        before: any(first[axis] > 1 and start <= before < stop for axis, (start, stop) in _spans(lead))
+        for before, _ in starts
+    }
+    for _, (start, stop) in _spans(groups):
+        inner = [(before, after) for before, after in starts if start <= before < stop]
+        used = any(has[before] for before, _ in inner)
+        parts += [after // before if has[before] else 1 for before, after in inner]
+        whole += [after // before if used else 1 for before, after in inner]
+        made.append(stop // start if used else 1)
+    return Spread((*parts, *last), (*whole, *last), (*made, *last))
+
+
+def _spans(shape: Shape) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield each axis, and from which to which product of extents, counted from the front, it reaches."""
+    ends = list(accumulate(shape, mul))
+    yield from enumerate(zip([1, *ends], ends, strict=False))
+
+
+def grouping(leads: Sequence[Shape], masks: Sequence[tuple[Shape, Shape]], repeats: int) -> Shape | None:
+    """Return [batch, groups, heads]: heads are ``repeats``, the batch is such that masks are smallest.
+
+    ``leads``: all shapes that batch and heads have, those of the product first. ``masks``: (shape, lead).
+    Where it makes no difference the batch is the first axis of the longest.
+    """
+    total = prod(leads[0])
+    if total % repeats:
+        return None
+    longest = max(leads, key=len)
+    firsts = {longest[0] if longest else 1: None}
+    firsts |= {end: None for lead in leads for end in accumulate(lead, mul)}
+    found = [(first, total // repeats // first, repeats) for first in firsts if not total // repeats % first]
+
+    def size(groups: Shape) -> float:
+        made = [spread(shape, lead, groups) for shape, lead in masks]
+        return sum(inf if one is None else prod(one.made) for one in made)
+
+    return min(found, key=size, default=None)

@@ -16,8 +16,8 @@ from math import inf, nan, prod
 from oocdl.graph.ir.graph import Graph, Node, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.ir.score_tiles import MOST_MASKS, Band
-from oocdl.ops.sequences.finder import Finder, Found, turns
-from oocdl.ops.sequences.masks import Mask, band_of, grouping, hides_for_good, spread
+from oocdl.ops.einsum import parse
+from oocdl.ops.sequences.finder import Finder, Found, Mask, band_of, grouping, hides_for_good, spread, turns
 
 
 def with_attention(graph: Graph, rules: Rules, kept: Collection[str] = ()) -> Graph:
@@ -35,12 +35,6 @@ def with_attention(graph: Graph, rules: Rules, kept: Collection[str] = ()) -> Gr
 
 
 # Rewriting -----------------------------------------------------------------------------------
-
-
-def _terms(node: Node) -> tuple[str, str, str]:
-    left, _, out = str(node.attrs["equation"]).partition("->")
-    first, second = left.split(",")
-    return first, second, out
 
 
 def _rewrite(build: Builder, finder: Finder, node: Node, found: Found) -> bool:
@@ -70,7 +64,7 @@ Ordered = tuple[str, str, str]
 
 def _asked(scores: Node) -> tuple[Ordered, Ordered] | None:
     """Return q and k of a product, if it is [batch.., queries, keys] of the two over one axis."""
-    first, second, out = _terms(scores)
+    first, second, out = parse(scores)
     batch, query, key = out[:-2], out[-2:-1], out[-1:]
     given = list(zip(scores.inputs, (first, second), strict=True))
     given = given if query in first else given[::-1]
@@ -92,7 +86,7 @@ class _Told:
 
 def _told(node: Node, weights: str) -> _Told | None:
     """Return what the product with v is, if it is one over the keys, matrix by matrix."""
-    first, second, out = _terms(node)
+    first, second, out = parse(node)
     place = node.inputs.index(weights)
     mine, term = (first, second) if place == 0 else (second, first)
     batch, query, key = mine[:-2], mine[-2:-1], mine[-1:]

@@ -11,186 +11,128 @@ The three are each other's gradients (Dumoulin & Visin 2016, arXiv:1603.07285, c
 ``pads`` are begins then ends, as in ONNX. ``ConvTranspose.spatial`` is the output's
 spatial shape, which says what ``output_padding`` says. Scratch space is what
 `docs/explanation/kernel-measurements.md`, section 7, measured.
+
+A kind of speed is one of two or three spatial axes, "point" (kernel 1) or "window", strided or not; its
+size is the elements of the window times the smaller count of channels. Convolutions with groups are
+"grouped", or "depthwise" if each channel is seen alone; channels are then those of a group. The gradient of
+a window's weights in a thin slab is a kind of its own, for engines that say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 from oocdl.graph.ir.graph import Node, Shape, Value
-from oocdl.graph.ir.index import AxisRule, Index, Inverse, Plain, Whole, Window
-from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
-from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
+from oocdl.graph.ir.index import AxisRule, Inverse, Plain, Whole, Window
+from oocdl.graph.ir.op_rule import Builder, Cost, Gradient, OpRule, Product, Spec
+from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS, is_thin
+from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
-from oocdl.ops.windows.conv_speed import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD
+from oocdl.ops._speed import READING, probe
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
-@dataclass(frozen=True)
-class Axes:
-    """Where a node's operands have their axes: with groups, these come before the channels."""
-
-    grouped: bool
-
-    def data(self, shape: Shape) -> Shape:
-        """Return ``[n, g, c, space]`` without groups."""
-        return (shape[0], *shape[2:]) if self.grouped else shape
-
-    def weights(self, shape: Shape) -> Shape:
-        """Return ``[g, o, c, taps]`` without groups."""
-        return shape[1:] if self.grouped else shape
-
-    def groups(self, data: Shape) -> Shape:
-        """Return the number of groups as the part of a shape that it is, from the shape of data."""
-        return data[1:2] if self.grouped else ()
-
-    def letters(self, data: Shape) -> tuple[tuple[Plain | None, ...], dict[str, int]]:
-        """Return the index of the axis of groups, if there is one, and its letter with its extent."""
-        groups = self.groups(data)
-        return tuple(plain("g", extent) for extent in groups), dict(zip("g", groups, strict=False))
+def _groups(node: Node, data: Shape) -> Shape:
+    """Return the number of groups as the part of a shape that it is, before the channels."""
+    return data[1:2] if node.attrs.get("grouped") else ()
 
 
-def axes_of(node: Node) -> Axes:
-    """Return where the operands of a convolution have their axes."""
-    return Axes(bool(node.attrs.get("grouped")))
+def _data(node: Node, shape: Shape) -> Shape:
+    """Return the shape of data without groups."""
+    return (shape[0], *shape[2:]) if node.attrs.get("grouped") else shape
 
 
-def _operands(node: Node, inputs: Sequence[Value]) -> tuple[Shape, Shape, str]:
-    """Return shapes of the two operands, without groups, and their dtype, checked."""
-    dtype, axes = same_dtype(node, [value.dtype for value in inputs]), axes_of(node)
+def _filters(node: Node, shape: Shape) -> Shape:
+    """Return the shape of weights without groups."""
+    return shape[1:] if node.attrs.get("grouped") else shape
+
+
+def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[Shape, Shape, Shape]:
+    """Return the shapes of the first operand, of the other data, and of the weights."""
+    makes_weights = node.op == "ConvWeightGrad"
+    return inputs[0], *((inputs[1], outputs[0]) if makes_weights else (outputs[0], inputs[1]))
+
+
+def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    dtype, grouped = same_dtype(node, [value.dtype for value in inputs]), bool(node.attrs.get("grouped"))
     first, second = (value.shape for value in inputs)
     if not is_float(dtype):
         fail(node, f"its operands must be floating point, not {dtype}")
-    if len(first) != len(second) or not 3 + axes.grouped <= len(first) <= 5 + axes.grouped:
+    if len(first) != len(second) or not 3 + grouped <= len(first) <= 5 + grouped:
         fail(node, f"{list(first)} and {list(second)} are not of one to three spatial axes")
-    makes_weights = "kernel_shape" in node.attrs
-    if axes.grouped and first[1] != second[1 if makes_weights else 0]:
+    makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
+    if grouped and first[1] != second[1 if makes_weights else 0]:
         fail(node, f"{list(first)} and {list(second)} have different numbers of groups")
-    return axes.data(first), (axes.data if makes_weights else axes.weights)(second), dtype
-
-
-def _infer_conv(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, w, dtype = _operands(node, inputs)
-    if x[1] != w[1]:
-        fail(node, f"{x[1]} input channels, but its weight has {w[1]}")
-    groups = axes_of(node).groups(inputs[0].shape)
-    return [((x[0], *groups, w[0], *window_shape(node, x[2:], slides(node, w[2:]))), dtype)]
-
-
-def _infer_transpose(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, w, dtype = _operands(node, inputs)
-    if x[1] != w[0]:
-        fail(node, f"{x[1]} input channels, but its weight has {w[0]}")
-    spatial = tuple(node.attrs["spatial"])
+    x, groups = _data(node, first), _groups(node, first)
+    if makes_weights:
+        dy, kernel = _data(node, second), tuple(node.attrs["kernel_shape"])
+        if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
+            fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
+        return [((*groups, dy[1], x[1], *kernel), summed_dtype(dtype))]
+    w = _filters(node, second)
+    read, made = w[:2] if transposes else w[1::-1]
+    if x[1] != read:
+        fail(node, f"{x[1]} input channels, but its weight has {read}")
+    spatial = tuple(node.attrs["spatial"]) if transposes else x[2:]
     windows = window_shape(node, spatial, slides(node, w[2:]))
-    if any(count < extent for count, extent in zip(windows, x[2:], strict=True)):
+    if transposes and any(count < extent for count, extent in zip(windows, x[2:], strict=True)):
         fail(node, f"output shape {list(spatial)} is too small for {list(x[2:])}")
-    return [((x[0], *axes_of(node).groups(inputs[0].shape), w[1], *spatial), dtype)]
+    return [((x[0], *groups, made, *(spatial if transposes else windows)), dtype)]
 
 
-def _infer_weight_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, dy, dtype = _operands(node, inputs)
-    kernel = tuple(node.attrs["kernel_shape"])
-    if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
-        fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
-    return [((*axes_of(node).groups(inputs[0].shape), dy[1], x[1], *kernel), summed_dtype(dtype))]
-
-
-def _rounded_letters(node: Node) -> frozenset[str]:
-    """Return letters that may not be cut: results of bfloat16 are rounded once, not as parts of a sum."""
-    return frozenset("c") if "precision" in node.attrs else frozenset()
-
-
-def _axes_conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axes = axes_of(node)
-    group, groups = axes.letters(inputs[0])
-    x, w, y = axes.data(inputs[0]), axes.weights(inputs[1]), axes.data(outputs[0])
-    letters = spatial_letters(len(x) - 2)
-    windows = slides(node, w[2:])
-    moving = (Window(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
+def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
+    """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
+    makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
+    x, y, w = _sides(node, inputs, outputs)
+    groups = _groups(node, x)
+    x, y, w = _data(node, x), _data(node, y), _filters(node, w)
+    group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
+    seen = Inverse if transposes else Window
+    windows = zip(letters, slides(node, w[2:]), strict=True)
+    taps = [f"k{letter}" for letter in letters] if makes_weights else []
+    inner = map(plain, taps, w[2:]) if makes_weights else map(Whole, w[2:])
+    read = (plain("n", x[0]), *group, plain("c", x[1]), *(seen(c, *one.fields()) for c, one in windows))
+    other = (plain("n", y[0]), *group, plain("o", y[1]), *map(Plain, letters))
+    weights = (*group, *map(plain, "co" if transposes else "oc", w), *inner)
+    # Results of bfloat16 are rounded once, not as parts of a sum.
+    rounded = "c" if "precision" in node.attrs and not makes_weights else ""
     return AxisRule(
-        inputs=(
-            (plain("n", x[0]), *group, plain("c", x[1]), *moving),
-            (*group, plain("o", w[0]), plain("c", w[1]), *map(Whole, w[2:])),
-        ),
-        outputs=((plain("n", y[0]), *group, plain("o", y[1]), *map(Plain, letters)),),
-        extents={**groups, "n": x[0], "c": x[1], "o": w[0], **dict(zip(letters, y[2:], strict=True))},
-        uncut=_rounded_letters(node),
-        combine="sum",
-    )
-
-
-def _axes_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axes = axes_of(node)
-    group, groups = axes.letters(inputs[0])
-    x, w, y = axes.data(inputs[0]), axes.weights(inputs[1]), axes.data(outputs[0])
-    letters = spatial_letters(len(x) - 2)
-    windows = slides(node, w[2:])
-    moving = (Inverse(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
-    return AxisRule(
-        inputs=(
-            (plain("n", x[0]), *group, plain("c", x[1]), *moving),
-            (*group, plain("c", w[0]), plain("o", w[1]), *map(Whole, w[2:])),
-        ),
-        outputs=((plain("n", y[0]), *group, plain("o", y[1]), *map(Plain, letters)),),
-        extents={**groups, "n": x[0], "c": x[1], "o": w[1], **dict(zip(letters, y[2:], strict=True))},
-        uncut=_rounded_letters(node),
-        combine="sum",
-    )
-
-
-def _axes_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axes = axes_of(node)
-    group, groups = axes.letters(inputs[0])
-    x, dy, dw = axes.data(inputs[0]), axes.data(inputs[1]), axes.weights(outputs[0])
-    letters = spatial_letters(len(x) - 2)
-    windows = slides(node, dw[2:])
-    moving = (Window(c, *slide.fields()) for c, slide in zip(letters, windows, strict=True))
-    taps = [f"k{letter}" for letter in letters]
-    inner: tuple[Index | None, ...] = tuple(map(Plain, letters))
-    return AxisRule(
-        inputs=(
-            (plain("n", x[0]), *group, plain("c", x[1]), *moving),
-            (plain("n", dy[0]), *group, plain("o", dy[1]), *inner),
-        ),
-        outputs=((*group, plain("o", dw[0]), plain("c", dw[1]), *map(plain, taps, dw[2:])),),
+        inputs=(read, other) if makes_weights else (read, weights),
+        outputs=(weights,) if makes_weights else (other,),
         extents={
-            **{**groups, "n": x[0], "c": x[1], "o": dy[1]},
-            **dict(zip(letters, dy[2:], strict=True)),
-            **dict(zip(taps, dw[2:], strict=True)),
+            **dict(zip("g", groups, strict=False)),
+            **{"n": x[0], "c": x[1], "o": y[1]},
+            **dict(zip((*letters, *taps), (*y[2:], *w[2:]), strict=False)),
         },
-        uncut=frozenset(taps),
+        uncut=frozenset((*taps, *rounded)),
         combine="sum",
     )
 
 
 def _sliding(node: Node) -> dict[str, Any]:
     """Return the attributes that all three operators share."""
-    grouped = {"grouped": True} if axes_of(node).grouped else {}
+    grouped = {"grouped": True} if node.attrs.get("grouped") else {}
     return {**{name: tuple(node.attrs[name]) for name in ("strides", "pads", "dilations")}, **grouped}
 
 
-def _gradient_conv(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    dy, (x, w), attrs = grads[0], node.inputs, _sliding(node)
-    if dy is None:
-        return [None, None]
-    axes = axes_of(node)
-    spatial, kernel = axes.data(build.shape(x))[2:], axes.weights(build.shape(w))[2:]
+def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
+    (x, w), attrs = node.inputs, _sliding(node)
+    spatial, kernel = _data(node, build.shape(x))[2:], _filters(node, build.shape(w))[2:]
     return [
         build("ConvTranspose", dy, w, spatial=spatial, **attrs),
         build("ConvWeightGrad", x, dy, kernel_shape=kernel, **attrs),
     ]
 
 
-def _gradient_transpose(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
-    dy, (x, w), attrs = grads[0], node.inputs, _sliding(node)
-    if dy is None:
-        return [None, None]
-    shape, axes = build.shape(x), axes_of(node)
+def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
+    (x, w), attrs = node.inputs, _sliding(node)
+    shape = build.shape(x)
     # An output padding of a whole stride leaves windows at the end that x does not have.
-    kernel = axes.weights(build.shape(w))[2:]
+    kernel = _filters(node, build.shape(w))[2:]
     for axis, slide in enumerate(slides(node, kernel), start=len(shape) - len(kernel)):
         excess = slide.count(build.shape(dy)[axis]) - shape[axis]
         if excess:
@@ -202,16 +144,10 @@ def _gradient_transpose(build: Builder, node: Node, grads: Sequence[str | None])
     ]
 
 
-def _flops_conv(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 2 * size(outputs[0]) * size(axes_of(node).weights(inputs[1])[1:])
-
-
-def _flops_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 2 * size(inputs[0]) * size(axes_of(node).weights(inputs[1])[1:])
-
-
-def _flops_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    return 2 * size(inputs[1]) * size(axes_of(node).weights(outputs[0])[1:])
+def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count a multiply-add for each element of a weight's filter at each place of a window."""
+    x, y, w = _sides(node, inputs, outputs)
+    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_filters(node, w)[1:])
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -227,11 +163,8 @@ def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> in
 
 def _data_and_weights(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> list[Shape]:
     """Return the shapes of the data ``[n, c, space]`` and, last, of the weights; groups are channels."""
-    if node.op == "ConvWeightGrad":
-        data, weights = [*inputs], outputs[0]
-    else:
-        data, weights = [inputs[0], outputs[0]], inputs[1]
-    if axes_of(node).grouped:
+    *data, weights = _sides(node, inputs, outputs)
+    if node.attrs.get("grouped"):
         data = [(shape[0], shape[1] * shape[2], *shape[3:]) for shape in data]
         weights = (weights[0] * weights[1], *weights[2:])
     return [*data, weights]
@@ -261,39 +194,127 @@ def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[
     windows = slides(node, dw[2:])
     inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]
     thin = len(x) == 5 and x[0] * x[1] * size(inside[:2]) <= THIN_SLAB_ELEMENTS
-    columns = x[0] * size(dy[2:]) * size(dw[2:]) if axes_of(node).grouped else 0
+    columns = x[0] * size(dy[2:]) * size(dw[2:]) if node.attrs.get("grouped") else 0
     return _copies(node, inputs, outputs) + (size(x) + size(dy) if thin else 0) + columns
 
 
+# Speed ---------------------------------------------------------------------------------------
+
+CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)
+"""Channels that are measured, in float32 and in bfloat16."""
+
+_GROUPED = ((1, 3, 1), (1, 3, 2), (4, 3, 1), (4, 3, 2))
+_GROUPED_MORE = {2: ((1, 7, 1), (16, 3, 1)), 3: ((1, 5, 1), (16, 3, 1))}
+"""(channels of a group, extent of the window, stride) that are measured; in float32 further ones, by axes."""
+
+
+def _weights(step: Instruction, shapes: Sequence[Shape]) -> Shape:
+    """Return the shape of the weights that a convolution reads, or makes."""
+    return step.kernel_shapes[0] if step.op == "ConvWeightGrad" else shapes[1]
+
+
+def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
+    """Return kind and size of a convolution (see ``Computing.kind``)."""
+    weight = _weights(step, shapes)
+    grouped = bool(step.attrs.get("grouped"))
+    weight = weight[1:] if grouped else weight
+    taps, seen = prod(weight[2:]), step.operands[0].shape
+    what = "window" if taps > 1 else "point"
+    strided = any(stride != 1 for stride in step.attrs.get("strides") or ())
+    axes = 3 if len(weight) > 4 else 2
+    if grouped:
+        what = "grouped" if min(weight[:2]) > 1 else "depthwise"
+        return f"{step.op} {axes}d {'strided ' * strided}{what}", taps * min(weight[:2])
+    if taps > 1 and not strided and step.op == "ConvWeightGrad" and is_thin(seen, thin_slab_elements):
+        what = "thin window"
+    return f"{step.op} {axes}d {'strided ' * strided}{what}", max(taps * min(weight[:2]), 1)
+
+
+def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
+    """Yield probes of every kind of one convolution, with several numbers of channels."""
+    for axes in (2, 3):
+        for channels in FEW_CHANNELS if scale.few else CHANNELS:
+            # As networks have them: the more channels, the fewer places; volumes have more than images.
+            most = scale.share * (1 << (21 if axes == 3 else 20)) / max(channels, 16)
+            places = max(most / (4 if channels > 64 else 1), 64)
+            edge = max(int(places ** (1 / axes)) // 2 * 2, 2)
+            for kernel, stride in ((1, 1), (3, 1), (1, 2), (3, 2)):
+                what = f"{axes}d {'strided ' * (stride > 1)}{'window' if kernel > 1 else 'point'}"
+                size = channels * kernel**axes
+                depends_on_slab = op == "ConvWeightGrad" and what == "3d window"
+                if depends_on_slab and scale.thin_slab_elements:
+                    yield from _slab_gradients(channels, places, scale.thin_slab_elements)
+                else:
+                    spaces = (edge,) * axes
+                    yield f"{op} {what}", size, _probe(op, channels, spaces, kernel, stride)
+        yield from _grouped_probes(scale, op, axes)
+
+
+def _grouped_probes(scale: Scale, op: str, axes: int) -> Iterator[Heavy]:
+    """Yield probes of convolutions with groups: of the channels that networks have, as many a group as they
+    have, and one (depthwise)."""
+    for channels, kernel, stride in (*_GROUPED, *(() if scale.few else _GROUPED_MORE[axes])):
+        edge = max(int((scale.share * (1 << 15)) ** (1 / axes)) // 2 * 2, kernel)
+        what = f"{axes}d {'strided ' * (stride > 1)}{'grouped' if channels > 1 else 'depthwise'}"
+        groups = 32 // channels if scale.share == 1 else 2
+        spaces = (edge,) * axes
+        yield f"{op} {what}", channels * kernel**axes, _probe(op, channels, spaces, kernel, stride, groups)
+
+
+def _probe(op: str, channels: int, space: Sequence[int], kernel: int, stride: int, groups: int = 0) -> Probe:
+    """Return a probe of one convolution, of ``channels`` to at least 16 channels.
+
+    With ``groups``, if they are not 0, each of them is of ``channels`` to as many.
+    """
+    axes, others = len(space), max(channels, 16)
+    slides: dict[str, Any] = {
+        "strides": (stride,) * axes,
+        "dilations": (1,) * axes,
+        "pads": (kernel // 2,) * (2 * axes),
+    }
+    group: Shape = ()
+    if groups:
+        group, others, slides["grouped"] = (groups,), channels, True
+    x, w = (1, *group, channels, *space), (*group, others, channels, *(kernel,) * axes)
+    y = (1, *group, others, *((extent + stride - 1) // stride for extent in space))
+    if op == "ConvWeightGrad":
+        return probe(op, x, y, **slides, kernel_shape=(kernel,) * axes)
+    return (
+        probe(op, y, w, **slides, spatial=tuple(space))
+        if op == "ConvTranspose"
+        else probe(op, x, w, **slides)
+    )
+
+
+def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
+    """Yield probes of the gradient of a window's weights in a thin slab, and in one that is not."""
+    edge = int((thin / channels) ** 0.5) + 1
+    for what, depth, height in (("thin window", 4, min(edge * edge // 8, 128)), ("window", edge, edge)):
+        rows = depth * height
+        space = (depth, height, max(int(places / rows), thin // (channels * rows) + 1, 4))
+        yield f"ConvWeightGrad 3d {what}", channels * 27, _probe("ConvWeightGrad", channels, space, 3, 1)
+
+
+def _rule(op: str, scratch: Cost, data: tuple[int, ...], gradient: Gradient) -> OpRule:
+    return OpRule(
+        op=op,
+        infer=_infer,
+        gradient=gradient,
+        axes=_axes,
+        speed=Computing(
+            like=READING,
+            kind=_kind,
+            arranged_elements=lambda step, shapes: prod(_weights(step, shapes)),
+            probes=partial(_probes, op=op),
+        ),
+        flops=_flops,
+        scratch_elements=scratch,
+        product=Product(data=data),
+    )
+
+
 RULES: tuple[OpRule, ...] = (
-    OpRule(
-        op="Conv",
-        infer=_infer_conv,
-        gradient=_gradient_conv,
-        axes=_axes_conv,
-        speed=CONV,
-        flops=_flops_conv,
-        scratch_elements=_copies,
-        product=Product(data=(0,)),
-    ),
-    OpRule(
-        op="ConvTranspose",
-        infer=_infer_transpose,
-        gradient=_gradient_transpose,
-        axes=_axes_transpose,
-        speed=CONV_TRANSPOSE,
-        flops=_flops_transpose,
-        scratch_elements=_scratch_transpose,
-        product=Product(data=(0,)),
-    ),
-    OpRule(
-        op="ConvWeightGrad",
-        infer=_infer_weight_grad,
-        gradient=no_second_derivative,
-        axes=_axes_weight_grad,
-        speed=CONV_WEIGHT_GRAD,
-        flops=_flops_weight_grad,
-        scratch_elements=_scratch_weight_grad,
-        product=Product(data=(0, 1)),
-    ),
+    _rule("Conv", _copies, (0,), _gradient_conv),
+    _rule("ConvTranspose", _scratch_transpose, (0,), _gradient_transpose),
+    _rule("ConvWeightGrad", _scratch_weight_grad, (0, 1), no_second_derivative),
 )

@@ -8,7 +8,6 @@ columns, of which kernels get those that a shard needs. Coordinates of a Resize 
     half_pixel (o + 1/2) / scale - 1/2      asymmetric o / scale
     align_corners o (in - 1) / (out - 1)    pytorch_half_pixel: half_pixel, 0 if out = 1
     half_pixel_symmetric: half_pixel, so that the middle of what is made lies on the middle of the input
-    ends   from the first to the second number of ``ends``, of what lies in the input the nearest
 
 ``mode="cubic"`` and ``antialias`` (linear or cubic) weigh the columns around a coordinate by a filter,
 which ``antialias`` stretches by 1 / scale if that is more than 1. Columns outside are those at the end, or,
@@ -22,7 +21,7 @@ what hangs over that, in the last window of ``ceil_mode``, never counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -33,8 +32,8 @@ from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Band, Plain, Range, Region
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.speed import Probe
-from oocdl.ops._broadcast import fail, is_float, plain, size
-from oocdl.ops._speed import ARITHMETIC, streaming
+from oocdl.ops._broadcast import extents_of, fail, is_float, letters, size
+from oocdl.ops._speed import ARITHMETIC, probe, streaming
 
 Matrix = npt.NDArray[np.float64]
 Taps = tuple[npt.NDArray[np.int64], Matrix]
@@ -42,23 +41,12 @@ Taps = tuple[npt.NDArray[np.int64], Matrix]
 
 POOLED = ("sum", "average")
 MODES = ("nearest", "linear", "cubic")
-COORDINATES = (
-    "half_pixel",
-    "asymmetric",
-    "align_corners",
-    "pytorch_half_pixel",
-    "half_pixel_symmetric",
-    "ends",
-)
+COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
 NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-Ends = tuple[float, float]
-"""Coordinates of the first and the last output index."""
 
 
-def _positions(coordinates: str | Ends, scale: float, out: int, extent: int) -> Matrix:
+def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
     """Return the coordinate in the input of each output index."""
-    if not isinstance(coordinates, str):
-        return np.clip(np.linspace(*coordinates, out), 0, extent - 1)
     index = np.arange(out, dtype=np.float64)
     if coordinates == "align_corners":
         return index * (extent - 1) / (out - 1) if out > 1 else index
@@ -83,10 +71,6 @@ def _nearest(positions: Matrix, rounding: str) -> Matrix:
     return np.asarray(np.floor(positions) if rounding == "floor" else np.ceil(positions))
 
 
-Filter = tuple[bool, bool, float]
-"""Whether antialiased, whether without what is outside, and the coefficient ``a`` of a cubic filter."""
-
-
 def _weigh(mode: str, distance: Matrix, a: float) -> Matrix:
     """Return the weights of a linear or cubic filter at distances from its middle."""
     if mode == "linear":
@@ -96,13 +80,14 @@ def _weigh(mode: str, distance: Matrix, a: float) -> Matrix:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
-def _filtered(mode: str, positions: Matrix, scale: float, extent: int, options: Filter) -> Taps:
+def _filtered(attrs: Mapping[str, Any], positions: Matrix, scale: float, extent: int) -> Taps:
     """Return columns and weights ``[out, taps]`` of a filter around ``positions``; those of one place add."""
-    antialias, exclude_outside, a = options
+    antialias, exclude_outside = attrs.get("antialias"), attrs.get("exclude_outside")
     stretch = max(1 / scale, 1.0) if antialias else 1.0
-    radius = (2 if mode == "cubic" else 1) * stretch
+    radius = (2 if attrs["mode"] == "cubic" else 1) * stretch
     columns = np.ceil(positions - radius).astype(np.int64)[:, None] + np.arange(int(2 * radius) + 1)
-    weights = _weigh(mode, abs(columns - positions[:, None]) / stretch, a)
+    distance = abs(columns - positions[:, None]) / stretch
+    weights = _weigh(attrs["mode"], distance, float(attrs.get("cubic_coeff_a", -0.75)))
     if exclude_outside:
         weights = np.where((columns >= 0) & (columns < extent), weights, 0.0)
     if antialias or exclude_outside:
@@ -110,46 +95,37 @@ def _filtered(mode: str, positions: Matrix, scale: float, extent: int, options: 
     return np.clip(columns, 0, extent - 1), weights
 
 
-@lru_cache(maxsize=64)
-def _resized(
-    mode: str, coordinates: str | Ends, rounding: str, scale: float, out: int, extent: int, options: Filter
-) -> Taps:
+def _resized(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
     """Return the taps of a Resize."""
-    positions = _positions(coordinates, scale, out, extent)
-    if mode == "nearest":
-        columns = np.clip(_nearest(positions, rounding), 0, extent - 1).astype(np.int64)
-        return columns[:, None], np.ones((out, 1))
-    if mode == "cubic" or options[0]:
-        return _filtered(mode, positions, scale, extent, options)
+    scale = float(attrs.get("scale") or out / extent)
+    positions = _positions(attrs["coordinates"], scale, out, extent)
+    if attrs["mode"] == "nearest":
+        nearest = _nearest(positions, attrs.get("nearest_mode") or NEAREST[0])
+        return np.clip(nearest, 0, extent - 1).astype(np.int64)[:, None], np.ones((out, 1))
+    if attrs["mode"] == "cubic" or attrs.get("antialias"):
+        return _filtered(attrs, positions, scale, extent)
     positions = np.clip(positions, 0, extent - 1)
     lower = np.floor(positions).astype(np.int64)
     upper = np.minimum(lower + 1, extent - 1)
     return np.stack([lower, upper], 1), np.stack([1 - (positions - lower), positions - lower], 1)
 
 
-@lru_cache(maxsize=64)
-def _pooled(window: tuple[int, ...], divisor: str, out: int, extent: int) -> Taps:
-    """Return the taps of sums of windows, over 1 or the ``operand`` or ``padded`` elements of each."""
-    kernel, stride, dilation, before, after = window
+def _pooled(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
+    """Return the taps of sums of windows, or of averages over elements of the operand or the padded one."""
+    kernel, stride, dilation, before, after = attrs["window"]
     places = np.arange(out)[:, None] * stride + np.arange(kernel) * dilation - before
     inside = (places >= 0) & (places < extent)
-    counted = places < extent + after if divisor == "padded" else inside
-    counts = np.ones((out, 1)) if divisor == "one" else counted.sum(1, keepdims=True)
+    counted = places < extent + after if attrs.get("count_include_pad") else inside
+    counts = np.ones((out, 1)) if attrs["mode"] == "sum" else counted.sum(1, keepdims=True)
     return np.clip(places, 0, extent - 1), inside / np.maximum(counts, 1)
 
 
-def _taps(attrs: Mapping[str, Any], in_extent: int) -> Taps:
+@lru_cache(maxsize=64)
+def _taps(attrs: tuple[tuple[str, Any], ...], in_extent: int) -> Taps:
     """Return R, also when ``transposed``."""
-    out, extent = (in_extent, attrs["size"]) if attrs["transposed"] else (attrs["size"], in_extent)
-    if attrs["mode"] in POOLED:
-        divisor = "padded" if attrs.get("count_include_pad") else "operand"
-        return _pooled(attrs["window"], "one" if attrs["mode"] == "sum" else divisor, out, extent)
-    rounding = attrs.get("nearest_mode") or "round_prefer_floor"
-    scale = attrs.get("scale") or out / extent
-    antialias, exclude_outside = (bool(attrs.get(name)) for name in ("antialias", "exclude_outside"))
-    options = (antialias, exclude_outside, float(attrs.get("cubic_coeff_a", -0.75)))
-    coordinates = attrs.get("ends") or attrs["coordinates"]
-    return _resized(attrs["mode"], coordinates, rounding, float(scale), out, extent, options)
+    found = dict(attrs)
+    out, extent = (in_extent, found["size"]) if found["transposed"] else (found["size"], in_extent)
+    return (_pooled if found["mode"] in POOLED else _resized)(found, out, extent)
 
 
 def local_taps(
@@ -182,7 +158,7 @@ def _entries(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Matrix]:
     """Return row, column and weight of what is not zero in the map, by rows; ``of``: a range of R's rows."""
     start, stop = of or (0, None)
-    places, weights = _taps(attrs, in_extent)
+    places, weights = _taps(tuple(attrs.items()), in_extent)
     places, weights = places[start:stop], weights[start:stop]
     row, tap = np.nonzero(weights)
     column, weights, row = places[row, tap], weights[row, tap], (row + start).astype(np.int64)
@@ -209,7 +185,7 @@ def _check_window(node: Node, in_extent: int) -> None:
     if min(kernel, stride, dilation) < 1 or min(before, after) < 0:
         fail(node, "strides, dilations and kernel must be positive, pads not negative")
     divides = node.attrs["mode"] == "average" and not node.attrs["count_include_pad"]
-    if divides and not _taps(node.attrs, in_extent)[1].any(axis=1).all():
+    if divides and not _taps(tuple(node.attrs.items()), in_extent)[1].any(axis=1).all():
         fail(node, "its pads are as large as its window: some windows would see nothing")
 
 
@@ -221,8 +197,6 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
         _check_window(node, x.shape[attrs["axis"]])
     elif attrs["mode"] not in MODES or attrs["coordinates"] not in COORDINATES:
         fail(node, f"mode '{attrs['mode']}' with '{attrs.get('coordinates')}' is not supported")
-    elif (attrs["coordinates"] == "ends") != (attrs.get("ends") is not None):
-        fail(node, "ends go with coordinates 'ends', and these with them")
     if attrs["mode"] == "nearest" and (attrs.get("antialias") or attrs.get("exclude_outside")):
         fail(node, "antialias and exclude_outside need a filter, not the nearest element")
     if (attrs.get("nearest_mode") or NEAREST[0]) not in NEAREST or not is_float(x.dtype):
@@ -235,12 +209,9 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     axis, shape = node.attrs["axis"], outputs[0]
     band = Band(f"a{axis}", *_band(node.attrs, inputs[0][axis]))
-    others = [plain(f"a{place}", extent) for place, extent in enumerate(shape)]
-    return AxisRule(
-        inputs=((*others[:axis], band, *others[axis + 1 :]),),
-        outputs=((*others[:axis], Plain(f"a{axis}"), *others[axis + 1 :]),),
-        extents={f"a{place}": extent for place, extent in enumerate(shape)},
-    )
+    before, after = letters(shape)[:axis], letters(shape)[axis + 1 :]
+    read, made = (*before, band, *after), (*before, Plain(f"a{axis}"), *after)
+    return AxisRule((read,), (made,), extents_of(shape))
 
 
 def _localize(
@@ -252,14 +223,11 @@ def _localize(
     return {"columns": columns, "weights": weights}
 
 
-def _gradient(build: Builder, node: Node, grads: Sequence[str | None]) -> Sequence[str | None]:
+def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """Apply the transposed matrix."""
-    if grads[0] is None:
-        return [None]
-    attrs = dict(node.attrs)
-    extent = build.shape(node.inputs[0])[attrs["axis"]]
-    attrs.update(size=extent, transposed=not attrs["transposed"])
-    return [build("Resample", grads[0], **attrs)]
+    extent = build.shape(node.inputs[0])[node.attrs["axis"]]
+    transposed = not node.attrs["transposed"]
+    return [build("Resample", g, **{**node.attrs, "size": extent, "transposed": transposed})]
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -277,10 +245,9 @@ def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> i
     return size(inputs[0]) + size(outputs[0]) + (0 if weights is None else int(weights.size))
 
 
-def _probes(shape: Shape) -> Iterator[Probe]:
+def _probes(shape: Shape) -> Sequence[Probe]:
     resize = {"axis": 3, "size": 2 * shape[-1], "coordinates": "half_pixel", "nearest_mode": None}
-    for mode in ("linear", "nearest"):
-        yield Probe("Resample", ((shape, "float32"),), {**resize, "mode": mode, "transposed": False})
+    return [probe("Resample", shape, **resize, mode=mode, transposed=False) for mode in ("linear", "nearest")]
 
 
 RULES: tuple[OpRule, ...] = (
