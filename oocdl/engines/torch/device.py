@@ -149,8 +149,8 @@ class TorchDeviceEngine:
             extra = 0
             for item in program.instructions:
                 dtypes |= dict(zip(item.outputs, item.dtypes, strict=True))
-                beside = KERNELS[item.op].device_scratch
-                extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
+                if beside := KERNELS[item.op].device_scratch:
+                    extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
             scratch = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))

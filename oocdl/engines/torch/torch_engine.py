@@ -13,9 +13,8 @@ from torch import Tensor
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Cache, Compiled, Device
 from oocdl.engines.torch.conv.dispatch import pad
-from oocdl.engines.torch.in_place import overwritten, placed
 from oocdl.engines.torch.layout import channels_last
-from oocdl.engines.torch.scratch import scratch_bytes
+from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
 from oocdl.engines.torch.torch_chain import ChainStep, crop
 from oocdl.engines.torch.torch_kernels import KERNELS
@@ -109,7 +108,7 @@ class Step:
         """Binds the kernel of ``instruction``; ``channels_last_slots`` have their channels last."""
         self.instruction = instruction
         kernel = KERNELS[instruction.op]
-        self.kernel, self.landing = kernel.on_device if on_device else kernel.run, kernel.landing
+        self.kernel = kernel.on_device or kernel.run if on_device else kernel.run
         self.slots = [operand.slot for operand in instruction.operands]
         wanted = _operands_channels_last(instruction, channels_last_slots)
         self.prepare = [_preparation(instruction, i, wanted[i]) for i in range(len(instruction.operands))]
@@ -123,9 +122,8 @@ class Step:
         item = self.instruction
         args = [make(slots[slot]) for make, slot in zip(self.prepare, self.slots, strict=True)]
         if item.outputs[0] in places:
-            assert self.landing is not None, "a result is to go where its kernel cannot make it"
             place = places[item.outputs[0]]
-            (made,) = self.landing.run(args, item, channels_last(place.view(item.kernel_shapes[0])))
+            (made,) = self.kernel(args, item, channels_last(place.view(item.kernel_shapes[0])))
             assert made.data_ptr() == place.data_ptr(), "a result went to a copy of its place"
             slots[item.outputs[0]] = place
             return
@@ -225,7 +223,7 @@ def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> C
 
 
 def _seen(stage: _Stage) -> ChainStep | Instruction:
-    """The chain or instruction of a stage, as ``scratch`` and ``in_place`` take it."""
+    """The chain or instruction of a stage, as ``scratch`` takes it."""
     return stage.step if isinstance(stage.step, ChainStep) else stage.step.instruction
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.kernel_scratch import by_rule, elementwise, no_more
+from oocdl.engines.torch.kernel_scratch import by_rule, elementwise
 from oocdl.engines.torch.torch_record import Blocks, Kernel, Result
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.program import Instruction
@@ -281,18 +281,8 @@ def _by_itself(blocks: Blocks) -> Kernel:
         blocks.bind(instruction.attrs)(args, made)
         return made
 
-    return Kernel(
-        run=run,
-        on_device=run,
-        takes_unpadded=False,
-        convolution=None,
-        result=Result.EITHER,
-        planes=False,
-        scratch=elementwise if blocks.finish is None else by_rule,
-        device_scratch=no_more,
-        blocks=blocks,
-        landing=None,
-    )
+    scratch = elementwise if blocks.finish is None else by_rule
+    return Kernel(run, Result.EITHER, scratch=scratch, blocks=blocks)
 
 
 KERNELS: Mapping[str, Kernel] = {op: _by_itself(blocks) for op, blocks in BLOCKWISE.items()}

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.conv import grouped
+from oocdl.engines.convolution import Slide
+from oocdl.engines.torch.conv import thin_slab
 
 
 def lying(x: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -31,5 +32,5 @@ def test_any_order_in_memory_gives_the_same_numbers(
     tolerance = 1e-12 if dtype is torch.float64 else 1e-4
     for order in permutations(range(4)):
         lies = lying(x, order).to(dtype), dy.to(dtype)
-        found = grouped.weight_gradient(*lies, w.shape, (2, 2), (0, 0), (1, 1), 2)
+        found = thin_slab.of_groups(*lies, w.shape, (0, 0), Slide((2, 2), (1, 1), 2))
         torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
