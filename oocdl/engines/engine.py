@@ -10,13 +10,18 @@ import importlib
 import importlib.util
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
+from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine_registry import ENGINES, DeviceEntry
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch
 
@@ -39,6 +44,10 @@ class Compiled(Protocol):
         input may be read-only.
         """
         ...
+
+
+Run = Callable[[Sequence[Array], Sequence[Array], Mapping[int, Array]], None]
+"""A run of a program: ``Compiled`` with all that may be left out there, and the results in ``outs``."""
 
 
 class Device(Protocol):
@@ -164,27 +173,51 @@ def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
         return _engines[key]
 
 
-class Cache:
-    """Compiled programs by key, safe to share between threads."""
+class CachingEngine(ABC):
+    """The part that engines share: programs of equal key are compiled once, whatever thread asks first."""
+
+    name: str
+    operators: frozenset[str]
 
     def __init__(self) -> None:
         self._known: dict[str, Compiled] = {}
         self._making: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: str, make: Callable[[], Compiled]) -> Compiled:
-        """The function stored under ``key``; made by the first caller, once."""
+    def compile(self, program: Program) -> Compiled:
+        """See ``Engine.compile``."""
+        key = program.key
         with self._lock:
             if key in self._known:
                 return self._known[key]
             making = self._making.setdefault(key, threading.Lock())
         with making:
-            made = self._known.get(key) or make()
+            made = self._known.get(key) or self._compiled(program)
         with self._lock:
             self._making.pop(key, None)
             return self._known.setdefault(key, made)
 
-    def clear(self) -> None:
-        """Drop all programs."""
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
         with self._lock:
             self._known.clear()
+
+    def _compiled(self, program: Program) -> Compiled:
+        check_known(program, self.operators, self.name)
+        program = without_group_axes(program)
+        run = self._make(program)
+
+        def call(
+            arrays: Sequence[Array],
+            outs: Sequence[Array] | None = None,
+            rooms: Mapping[int, Array] | None = None,
+        ) -> list[Array]:
+            outs = empty_outputs(program) if outs is None else outs
+            run([np.asarray(array) for array in arrays], outs, rooms or {})
+            return list(outs)
+
+        return call
+
+    @abstractmethod
+    def _make(self, program: Program) -> Run:
+        """Compile a program whose operators are known, without axes of groups."""

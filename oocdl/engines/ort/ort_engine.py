@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.engine import CachingEngine, Device, Run
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.nchwc.conv_step import BlockConvolution, suits_blocks
 from oocdl.engines.ort.nchwc.last_step import channels_last_kernel, suits_channels_last
@@ -34,7 +33,6 @@ from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import ProgramScratch, most_scratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
@@ -150,7 +148,7 @@ def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[in
     return found
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(CachingEngine):
     """Runs programs with onnxruntime on the CPU.
 
     Chains of elementwise instructions run in blocks of ``block_elements``.
@@ -166,24 +164,14 @@ class OnnxRuntimeEngine:
     def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.threads_per_kernel = threads_per_kernel
         self.block_elements = block_elements
-        self._cache = Cache()
+        super().__init__()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
         return most_scratch(program, rules)
 
-    def compile(self, program: Program) -> Compiled:
-        """See ``Engine.compile``."""
-        return self._cache.get(program.key, lambda: self._make(program))
-
-    def forget(self) -> None:
-        """See ``Engine.forget``."""
-        self._cache.clear()
-
-    def _make(self, program: Program) -> Compiled:
-        check_known(program, self.operators, self.name)
+    def _make(self, program: Program) -> Run:
         _check_dtypes(program)
-        program = without_group_axes(program)
         maker = _Maker(program, self.block_elements, self.threads_per_kernel)
         stages = maker.stages()
         direct = _direct(program, stages, maker.kinds)
@@ -192,13 +180,8 @@ class OnnxRuntimeEngine:
         written |= set(direct.values())
         rest = [n for n, item in enumerate(program.outputs) if item.slot not in made]
 
-        def call(
-            arrays: Sequence[Array],
-            outs: Sequence[Array] | None = None,
-            rooms: Mapping[int, Array] | None = None,
-        ) -> list[Array]:
-            outs = empty_outputs(program) if outs is None else outs
-            slots: Slots = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
+            slots: Slots = dict(zip(program.inputs, arrays, strict=True))
             places = {slot: outs[number] for slot, number in direct.items()}
 
             def put(numbers: Sequence[int]) -> None:
@@ -218,9 +201,8 @@ class OnnxRuntimeEngine:
                     for slot in stage.dying:
                         slots.pop(slot, None)
                 put(rest)
-            return list(outs)
 
-        return call
+        return run
 
 
 def make_engine(threads_per_kernel: int) -> OnnxRuntimeEngine:
