@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import CachingEngine, Device, Run
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.numpy.numpy_kernels import KERNELS
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.array_layout import itemsize
@@ -69,15 +69,11 @@ def _scratch_bytes(program: Program) -> int:
     return peak * HEAP_QUARTERS // 4
 
 
-class NumpyEngine(CachingEngine):
+class NumpyEngine(Engine):
     """Runs programs with NumPy on the CPU, in float64, and rounds each value to its dtype."""
 
     name = "numpy"
-    device: Device | None = None
-    held_bytes = 0
-    has_bfloat16 = False
     operators = frozenset(KERNELS)
-    thin_slab_elements = 0
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from oocdl.engines.engine import CachingEngine, Device, Run
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.nchwc.conv_step import BlockConvolution, suits_blocks
 from oocdl.engines.ort.nchwc.last_step import channels_last_kernel, suits_channels_last
@@ -148,16 +148,13 @@ def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[in
     return found
 
 
-class OnnxRuntimeEngine(CachingEngine):
+class OnnxRuntimeEngine(Engine):
     """Runs programs with onnxruntime on the CPU.
 
     Chains of elementwise instructions run in blocks of ``block_elements``.
     """
 
     name = "onnxruntime"
-    device: Device | None = None
-    held_bytes = 0
-    has_bfloat16 = False
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS  # 152 GFLOP/s of 16 channels, of thicker slabs 104
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import CachingEngine, Device, Run
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.torch.torch_chain import crop
 from oocdl.engines.torch.torch_engine import Step, use_threads
 from oocdl.engines.torch.torch_kernels import KERNELS
@@ -93,7 +93,7 @@ class _Exactly:
 _exactly = _Exactly()
 
 
-class TorchDeviceEngine(CachingEngine):
+class TorchDeviceEngine(Engine):
     """Runs programs with PyTorch on a device.
 
     Of the host it takes the pinned memory of its streams, from the beginning to the end; runs take memory of
@@ -110,7 +110,7 @@ class TorchDeviceEngine(CachingEngine):
         self.threads_per_kernel = threads_per_kernel
         self._device = _found(device)
         self._is_host = self._device.type == "cpu"
-        self.device: Device | None = None if self._is_host else self
+        self.device = None if self._is_host else self
         self.has_bfloat16 = _has_bfloat16(self._device)
         self._needed: dict[str, int] = {}
         self._streams: SimpleQueue[Stream] = SimpleQueue()

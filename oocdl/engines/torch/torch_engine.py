@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import CachingEngine, Device, Run
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
@@ -189,15 +189,13 @@ def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> C
     return lambda slot: made if slot in whole else [*inputs, *made]
 
 
-class TorchEngine(CachingEngine):
+class TorchEngine(Engine):
     """Runs programs with PyTorch on the CPU.
 
     Chains of elementwise instructions run in blocks of ``block_elements``.
     """
 
     name = "torch"
-    device: Device | None = None
-    held_bytes = 0
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS
 
@@ -206,7 +204,7 @@ class TorchEngine(CachingEngine):
         self.threads_per_kernel = threads_per_kernel
         self.block_elements = block_elements
         self._scratch: dict[str, ProgramScratch] = {}
-        self.has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self.has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""

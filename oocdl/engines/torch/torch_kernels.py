@@ -27,46 +27,19 @@ from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 
-def _same(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0]]
-
-
-def _transpose(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0].permute(tuple(instruction.attrs["perm"]))]
-
-
-def _reshape(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0].reshape(instruction.kernel_shapes[0])]
-
-
-def _expand(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0].expand(instruction.kernel_shapes[0])]
-
-
-def _concat(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    axis = concat_axis(instruction)
-    pieces = []
-    for index in concat_pieces(instruction):
-        pads = instruction.operands[index].pads
-        if pads is not None:
-            other = tuple((0, 0) if i == axis else pair for i, pair in enumerate(pads))
-            pieces.append(pad(args[index], other, instruction.fill))
-        else:
-            pieces.append(args[index])
+def _concat(args: list[Tensor], item: Instruction) -> list[Tensor]:
+    axis, pieces = concat_axis(item), []
+    for index in concat_pieces(item):
+        pads = item.operands[index].pads or ((0, 0),) * args[index].dim()
+        other = [(0, 0) if i == axis else pair for i, pair in enumerate(pads)]
+        pieces.append(pad(args[index], other, item.fill))
     return [pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)]
 
 
-def _slice(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+def _slice(args: list[Tensor], item: Instruction) -> list[Tensor]:
     # The operand holds just what is wanted, from the first element to the last.
-    step = int(instruction.attrs.get("step", 1))
-    axis = int(instruction.attrs["axis"]) % args[0].dim()
-    index = [slice(None)] * args[0].dim()
-    index[axis] = slice(None, None, step)
-    return [args[0][tuple(index)]]
-
-
-def _reverse(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    return [args[0].flip(int(instruction.attrs["axis"]))]
+    axis = int(item.attrs["axis"]) % args[0].dim()
+    return [args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)]]
 
 
 def _convolution(kind: Convolution, run: Run) -> Kernel:
@@ -105,14 +78,14 @@ def _pooling_lands(item: Instruction) -> bool:
 
 KERNELS: Mapping[str, Kernel] = {
     **torch_pointwise.KERNELS,
-    "Identity": Kernel(_same, Result.VIEW),
-    "Transpose": Kernel(_transpose, Result.VIEW),
-    "Reshape": Kernel(_reshape, Result.EITHER),
-    "Expand": Kernel(_expand, Result.VIEW),
+    "Identity": Kernel(lambda args, item: args, Result.VIEW),
+    "Transpose": Kernel(lambda args, item: [args[0].permute(tuple(item.attrs["perm"]))], Result.VIEW),
+    "Reshape": Kernel(lambda args, item: [args[0].reshape(item.kernel_shapes[0])], Result.EITHER),
+    "Expand": Kernel(lambda args, item: [args[0].expand(item.kernel_shapes[0])], Result.VIEW),
     "Concat": Kernel(_concat, Result.EITHER, takes_unpadded=True),
     "Slice": Kernel(_slice, Result.VIEW),
-    "Reverse": Kernel(_reverse, Result.OWN),
-    "Pad": Kernel(_same, Result.VIEW),  # the operand comes padded
+    "Reverse": Kernel(lambda args, item: [args[0].flip(int(item.attrs["axis"]))], Result.OWN),
+    "Pad": Kernel(lambda args, item: args, Result.VIEW),  # the operand comes padded
     **{
         op: Kernel(run, Result.OWN)
         for table in (torch_recurrent.KERNELS, torch_ctc.KERNELS, torch_attention.KERNELS)
@@ -120,7 +93,7 @@ KERNELS: Mapping[str, Kernel] = {
     },
     "Gather": Kernel(torch_lookup.gather, Result.EITHER),
     "GatherGrad": Kernel(
-        torch_lookup.gather_grad, Result.EITHER, on_device=torch_lookup.gather_grad_in_order
+        torch_lookup.gather_grad, Result.EITHER, on_device=partial(torch_lookup.gather_grad, ordered=True)
     ),
     "Top": Kernel(torch_lookup.top, Result.OWN),
     "LastAt": Kernel(torch_lookup.last_at, Result.OWN),
