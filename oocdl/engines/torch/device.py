@@ -258,7 +258,7 @@ def _has_bfloat16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def make_engine(device: str, threads_per_kernel: int) -> TorchDeviceEngine:
+def make_engine(device: str, threads_per_kernel: int = 1) -> TorchDeviceEngine:
     """Make the engine of a device for ``get_engine``."""
     if device != "cpu":  # cuBLAS reads it when it is first used: without it sums of products may differ
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

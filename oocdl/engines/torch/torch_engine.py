@@ -317,6 +317,6 @@ class TorchEngine:
         return call
 
 
-def make_engine(threads_per_kernel: int) -> TorchEngine:
+def make_engine(threads_per_kernel: int = 1) -> TorchEngine:
     """Make the engine for ``get_engine``."""
     return TorchEngine(threads_per_kernel)
