@@ -61,6 +61,7 @@ INNER = {
         "numpy_recurrent",
         "numpy_ctc",
         "numpy_attention",
+        "numpy_lookup",
         "torch",
         "ort",
         "numpy",

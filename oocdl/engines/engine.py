@@ -137,7 +137,7 @@ class Engine(ABC):
         """Compile a program whose operators are known, without axes of groups."""
 
 
-_engines: dict[tuple[str, int], Engine] = {}
+_engines: dict[str, Engine] = {}
 _lock = threading.Lock()
 
 
@@ -185,24 +185,20 @@ def _device_entry(name: str) -> DeviceEntry | None:
     return entry if entry is not None and entry.names.fullmatch(device) else None
 
 
-def get_engine(name: str = "auto", threads_per_kernel: int = 1) -> Engine:
-    """The engine of this process for ``name``; the same instance for the same arguments.
+def get_engine(name: str = "auto") -> Engine:
+    """The engine of this process for ``name``; the same instance for the same name.
 
     Raises InputError that says how to install a runtime that is missing.
     """
-    if threads_per_kernel < 1:
-        raise InputError(f"threads_per_kernel is {threads_per_kernel}; it must be at least 1")
     name = resolve(name)
     with _lock:
-        key = (name, threads_per_kernel)
-        if key not in _engines:
+        if name not in _engines:
             if not installed(name):
                 raise InputError(f"engine '{name}' needs {ENGINES[runtime_of(name)].install}")
             entry, on_device = ENGINES[runtime_of(name)], _device_entry(name)
             for variable, value in entry.environment.items():
                 os.environ.setdefault(variable, value)
             module = importlib.import_module(on_device.module if on_device else entry.module)
-            given = (name.partition(":")[2], threads_per_kernel) if on_device else (threads_per_kernel,)
-            engine: Engine = module.make_engine(*given)
-            _engines[key] = engine
-        return _engines[key]
+            engine: Engine = module.make_engine(*([name.partition(":")[2]] if on_device else []))
+            _engines[name] = engine
+        return _engines[name]

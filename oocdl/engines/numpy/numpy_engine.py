@@ -92,6 +92,6 @@ class NumpyEngine(Engine):
         return run
 
 
-def make_engine(threads_per_kernel: int) -> NumpyEngine:
+def make_engine() -> NumpyEngine:
     """Make the engine for ``get_engine``; NumPy runs on as many threads as its own libraries take."""
     return NumpyEngine()

@@ -23,7 +23,7 @@ import torch
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Engine, Run
 from oocdl.engines.torch.torch_chain import crop
-from oocdl.engines.torch.torch_engine import Step, use_threads
+from oocdl.engines.torch.torch_engine import Step, use_one_thread
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream
 from oocdl.errors import InputError, ResourceError
@@ -104,10 +104,9 @@ class TorchDeviceEngine(Engine):
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS
 
-    def __init__(self, device: str, threads_per_kernel: int = 1) -> None:
+    def __init__(self, device: str) -> None:
         super().__init__()
         self.name = f"torch:{device}"
-        self.threads_per_kernel = threads_per_kernel
         self._device = _found(device)
         self._is_host = self._device.type == "cpu"
         self.device = None if self._is_host else self
@@ -164,7 +163,7 @@ class TorchDeviceEngine(Engine):
         dying = endings(program)
 
         def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
-            use_threads(self.threads_per_kernel)
+            use_one_thread()
             with self._stream() as stream:
                 slots = dict(zip(program.inputs, map(stream.to_device, arrays), strict=True))
                 for step, ending in zip(steps, dying, strict=True):
@@ -227,8 +226,8 @@ def _has_bfloat16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def make_engine(device: str, threads_per_kernel: int) -> TorchDeviceEngine:
+def make_engine(device: str) -> TorchDeviceEngine:
     """Make the engine of a device for ``get_engine``."""
     if device != "cpu":  # cuBLAS reads it when it is first used: without it sums of products may differ
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return TorchDeviceEngine(device, threads_per_kernel)
+    return TorchDeviceEngine(device)

@@ -38,11 +38,11 @@ a faster cache, larger ones lose the cache (64 Ki took a U-Net's step 7 to 10 % 
 _thread = threading.local()
 
 
-def use_threads(count: int) -> None:
-    """Let kernels called from this thread use ``count`` threads."""
-    if getattr(_thread, "count", None) != count:
-        torch.set_num_threads(count)
-        _thread.count = count
+def use_one_thread() -> None:
+    """Let kernels called from this thread use no other: programs run beside each other."""
+    if not hasattr(_thread, "is_told"):
+        torch.set_num_threads(1)
+        _thread.is_told = True
 
 
 def _preparation(instruction: Instruction, index: int, is_channels_last: bool) -> Prepare:
@@ -199,9 +199,8 @@ class TorchEngine(Engine):
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS
 
-    def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
+    def __init__(self, block_elements: int = BLOCK_ELEMENTS) -> None:
         super().__init__()
-        self.threads_per_kernel = threads_per_kernel
         self.block_elements = block_elements
         self._scratch: dict[str, ProgramScratch] = {}
         self.has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -229,7 +228,7 @@ class TorchEngine(Engine):
             for number in own - rooms.keys():
                 if not arrays[number].flags.writeable:
                     raise ValueError(f"input {number} is written over, but may only be read")
-            use_threads(self.threads_per_kernel)
+            use_one_thread()
             with torch.inference_mode():
                 slots = dict(zip(program.inputs, map(to_torch, arrays), strict=True))
                 places = {slot: shared(outs[number]) for slot, number in direct.items()}
@@ -252,6 +251,6 @@ class TorchEngine(Engine):
         return run
 
 
-def make_engine(threads_per_kernel: int) -> TorchEngine:
+def make_engine() -> TorchEngine:
     """Make the engine for ``get_engine``."""
-    return TorchEngine(threads_per_kernel)
+    return TorchEngine()
