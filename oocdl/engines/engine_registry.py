@@ -15,7 +15,7 @@ class DeviceEntry:
     """The entry of a runtime that has engines on devices, named "runtime:device"."""
 
     module: str
-    """The module with ``make_engine(device, threads_per_kernel)``."""
+    """The module with ``make_engine(device)``."""
     names: re.Pattern[str]
     """Names of devices that can be asked for."""
     examples: tuple[str, ...]
@@ -27,7 +27,7 @@ class Entry:
     """One engine, whose name is that of the runtime's package."""
 
     module: str
-    """The module with ``make_engine(threads_per_kernel)``."""
+    """The module with ``make_engine()``."""
     install: str
     """The name of the runtime, and how to install it."""
     precisions: frozenset[str]

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
-from oocdl.engines.checked_indices import check_indices
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_lookup, numpy_recurrent
 from oocdl.engines.numpy import numpy_windows
 from oocdl.engines.numpy.numpy_record import Kernel, Run, Scratch
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
@@ -102,35 +101,6 @@ def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)]]
 
 
-def _tables(ids: Array, item: Instruction) -> tuple[int, tuple[Array, Array]]:
-    """How many tables there are, and the index of each place: its table, and its row."""
-    check_indices(item, ids)
-    count = prod(ids.shape[: int(item.attrs.get("batch", 0))])
-    return count, (np.arange(count)[:, None], ids.reshape(count, -1))
-
-
-def _gather(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    table, batch = args[0], int(item.attrs.get("batch", 0))
-    count, places = _tables(args[1], item)
-    return [table.reshape(count, *table.shape[batch:])[places].reshape(item.kernel_shapes[0])]
-
-
-def _gather_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    (ids, dy), shape = args, item.kernel_shapes[0]
-    count, places = _tables(ids, item)
-    table = np.zeros((count, *shape[int(item.attrs.get("batch", 0)) :]), dy.dtype)
-    np.add.at(table, places, dy.reshape(*places[1].shape, *table.shape[2:]))
-    return [table.reshape(shape)]
-
-
-def _last_at(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    shape = item.kernel_shapes[0]
-    count, places = _tables(args[0], item)
-    found = np.full((count, shape[-1]), -1, np.int64)
-    np.maximum.at(found, places, np.broadcast_to(np.arange(places[1].shape[1]), places[1].shape))
-    return [found.reshape(shape)]
-
-
 def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     axis, k = int(item.attrs["axis"]), int(item.attrs["k"])
     signed = -args[0] if item.attrs["largest"] else args[0]
@@ -180,6 +150,15 @@ def _sequential(run: numpy_recurrent.Run, scratch: Scratch) -> Kernel:
     return _kernel(lambda args, item: run(args, item.attrs), scratch)
 
 
+def _looked_up(run: numpy_lookup.RunInto) -> Kernel:
+    def kernel(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+        out = np.empty(item.kernel_shapes[0], next((a.dtype for a in args if a.dtype.kind == "f"), np.int64))
+        run(args, item, out)
+        return [out]
+
+    return _kernel(kernel, _operands(1))
+
+
 def _kernel(run: Run, scratch: Scratch) -> Kernel:
     """A kernel whose operands come padded."""
     return Kernel(run, scratch, takes_unpadded=False)
@@ -220,10 +199,8 @@ KERNELS: Mapping[str, Kernel] = {
     "Concat": Kernel(_concat, _operands(1), takes_unpadded=True),
     "Slice": _kernel(_slice, _none),
     "Reverse": _kernel(lambda args, item: [np.flip(args[0], item.attrs["axis"])], _none),
-    "Gather": _kernel(_gather, _none),
-    "GatherGrad": _kernel(_gather_grad, _none),
+    **{op: _looked_up(run) for op, run in numpy_lookup.KERNELS.items()},
     "Top": _kernel(_top, _operands(3)),
-    "LastAt": _kernel(_last_at, _none),
     "ReduceSum": _kernel(_sum, _none),
     "ReduceMax": _kernel(_max, _none),
     "LogSumExp": _kernel(_log_sum_exp, _operands(2)),

@@ -1,24 +1,24 @@
 """The table of the onnxruntime engine: one record for each operator.
 
-The records of elementwise operators are in ``pointwise``, those of reductions in ``reductions``. Lowerings of
-convolutions and pooling are in ``windows``, that of Einsum is in ``einsum``.
+The records of elementwise operators and reductions are in ``ort_pointwise``. Lowerings of convolutions and
+pooling are in ``ort_windows``, that of Einsum is in ``ort_einsum``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
-from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution, groups_of
-from oocdl.engines.ort import ort_channels_last, ort_lookup, ort_pointwise, ort_reductions, ort_windows
+import numpy as np
+
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_lookup, numpy_recurrent
+from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
+from oocdl.engines.ort import ort_channels_last, ort_pointwise, ort_windows
+from oocdl.engines.ort.block_volumes import in_blocks
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
-from oocdl.engines.ort.nchwc import tiles
+from oocdl.engines.ort.ort_channels_last import is_tiled, with_channels_last
 from oocdl.engines.ort.ort_einsum import einsum
-from oocdl.engines.ort.ort_pointwise import left_to_numpy, left_to_sessions
-from oocdl.engines.ort.ort_record import Bind, ChannelsLast, Into, Kernel, RunChannelsLast
+from oocdl.engines.ort.ort_record import Into, Kernel, Orders, by_numpy, left_to_sessions
 from oocdl.fusion.blockwise import Blockwise
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
@@ -65,133 +65,119 @@ def _reverse(emit: Emitter, args: list[Val], instruction: Instruction) -> list[V
     return [emit.flip(args[0], [int(instruction.attrs["axis"])])]
 
 
-def _resample(attrs: Mapping[str, Any]) -> Into:
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        (x,), axis = args, int(attrs["axis"])
-        weigh(x, axis % x.ndim, attrs["columns"], attrs["weights"], outs[0])
-
-    return kernel
-
-
-def _sequential(run: numpy_recurrent.Run) -> Bind:
-    def bind(attrs: Mapping[str, Any]) -> Into:
-        def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-            for out, result in zip(outs, run(list(map(aligned, args)), attrs), strict=True):
-                out[...] = result
-
-        return kernel
-
-    return bind
+def _top(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    # ONNX takes the lower index of equal ones, too.
+    shape, attrs = instruction.kernel_shapes[0], instruction.attrs
+    k, specs = emit.ints([int(attrs["k"])]), [(shape, args[0].dtype), (shape, "int64")]
+    axis, largest = int(attrs["axis"]), int(attrs["largest"])
+    return [emit.many("TopK", [args[0], k], specs, axis=axis, largest=largest)[1]]
 
 
 def _unchanged(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     return [args[0]]
 
 
-def _convolution(
-    kind: Convolution,
+def _resample(item: Instruction) -> Into:
+    axis, columns, weights = (item.attrs[name] for name in ("axis", "columns", "weights"))
+    return lambda args, outs: weigh(args[0], int(axis) % args[0].ndim, columns, weights, outs[0])
+
+
+def _looked_up(run: numpy_lookup.RunInto) -> Kernel:
+    def bind(item: Instruction) -> Into:
+        def kernel(args: list[Array], outs: list[Array]) -> None:
+            made = np.empty(outs[0].shape, outs[0].dtype) if not outs[0].flags.c_contiguous else outs[0]
+            run(args, item, made)
+            if made is not outs[0]:
+                outs[0][...] = made
+
+        return kernel
+
+    return by_numpy(bind)
+
+
+def _sequential(run: numpy_recurrent.Run) -> Kernel:
+    def bind(item: Instruction) -> Into:
+        def kernel(args: list[Array], outs: list[Array]) -> None:
+            for out, result in zip(outs, run(list(map(aligned, args)), item.attrs), strict=True):
+                out[...] = result
+
+        return kernel
+
+    return by_numpy(bind)
+
+
+def _with_channels_last(
     lowering: Lowering,
-    run: RunChannelsLast,
-    slots: Callable[[Instruction], Sequence[int]],
+    kernel: ort_channels_last.Kernel,
+    suits: Callable[[Instruction], bool] = lambda item: True,
 ) -> Kernel:
-    """A convolution; ``run`` and ``slots``: see ``ChannelsLast``."""
-    tiled = ChannelsLast(run, slots, partial(_is_tiled_convolution, kind))
-    unpadded = replace(left_to_sessions(lowering), takes_unpadded=True)
-    return replace(unpadded, channels_last=tiled, convolution=kind)
+    """An operator that ``kernel`` computes of volumes with their channels last where that ``suits``."""
 
+    def on_arrays(item: Instruction, orders: Orders) -> Into | None:
+        found = with_channels_last(kernel, item, orders, None)
+        return found if found is not None and suits(item) else None
 
-def _is_tiled_convolution(kind: Convolution, item: Instruction) -> bool:
-    large, small = item.operands[0].shape, kind.other_data(item)
-    if kind.transposed:
-        large, small = small, large
-    return groups_of(item) == 1 and _is_tiled(item, large, small, kind.weights(item)[2:])
+    return replace(left_to_sessions(lowering), on_arrays=on_arrays)
 
 
 def _pooling(
-    lowering: Lowering,
-    kernel: ort_channels_last.Kernel,
-    pooled: Callable[[Instruction], Shape],
-    *,
-    one_thread: bool,
+    lowering: Lowering, kernel: ort_channels_last.Kernel, pooled: Callable[[Instruction], Shape]
 ) -> Kernel:
     """``pooled``: the shape of what has one place for each window."""
 
     def suits(item: Instruction) -> bool:
         large, small = item.operands[0].shape, pooled(item)
         # Of a gradient, a part may be wanted that does not end between two windows.
-        whole = item.kernel_shapes[0] in (large, small)
-        return whole and _is_tiled(item, large, small, item.attrs["kernel_shape"])
+        return item.kernel_shapes[0] in (large, small) and is_tiled(
+            item, large, small, item.attrs["kernel_shape"]
+        )
 
-    tiled = ChannelsLast(ort_channels_last.on_numbered_axes(kernel), _all_slots, suits)
-    unpadded = replace(left_to_sessions(lowering, one_thread=one_thread), takes_unpadded=True)
-    return replace(unpadded, channels_last=tiled)
-
-
-def _all_slots(item: Instruction) -> Sequence[int]:
-    return [operand.slot for operand in item.operands] + list(item.outputs)
+    return replace(_with_channels_last(lowering, kernel, suits), takes_unpadded=True)
 
 
-def _data_slots(item: Instruction) -> Sequence[int]:
-    return item.operands[0].slot, item.outputs[0]
+def _convolution(kind: Convolution, lowering: Lowering, tiled: ort_channels_last.Kernel) -> Kernel:
+    """A convolution; ``tiled`` computes it where windows lie side by side."""
 
+    def on_arrays(item: Instruction, orders: Orders) -> Into | None:
+        found = in_blocks(kind, item, orders)
+        if found is not None:
+            return found
+        found = with_channels_last(tiled, item, orders, kind)
+        large, small = item.operands[0].shape, kind.other_data(item)
+        if kind.transposed:
+            large, small = small, large
+        return found if found is not None and is_tiled(item, large, small, kind.weights(item)[2:]) else None
 
-def _read_slots(item: Instruction) -> Sequence[int]:
-    return [operand.slot for operand in item.operands]
-
-
-def _are_volumes(item: Instruction) -> bool:
-    return all(len(operand.shape) == 5 for operand in item.operands)
-
-
-def _is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
-    return item.dtypes[0] == "float32" and ort_channels_last.is_tiled(item, large, small, kernel)
-
-
-def _moving(kernel: ort_channels_last.Kernel) -> ChannelsLast:
-    return ChannelsLast(ort_channels_last.on_numbered_axes(kernel), _all_slots, _are_volumes)
+    made = replace(left_to_sessions(lowering), on_arrays=on_arrays, takes_unpadded=True)
+    return replace(made, convolution=kind)
 
 
 KERNELS: Mapping[str, Kernel] = {
     **ort_pointwise.KERNELS,
-    **ort_reductions.KERNELS,
     "Identity": left_to_sessions(_unchanged),
+    "Pad": left_to_sessions(_unchanged),  # the operand comes padded
     "Transpose": left_to_sessions(_transpose),
     "Reshape": left_to_sessions(_reshape),
     "Expand": left_to_sessions(_expand),
-    "Concat": replace(
-        left_to_sessions(_concat), takes_unpadded=True, channels_last=_moving(ort_channels_last.concat)
-    ),
-    "Slice": replace(left_to_sessions(_slice), channels_last=_moving(ort_channels_last.cut)),
     "Reverse": left_to_sessions(_reverse),
-    "Pad": left_to_sessions(_unchanged),  # the operand comes padded
+    "Concat": replace(_with_channels_last(_concat, ort_channels_last.concat), takes_unpadded=True),
+    "Slice": _with_channels_last(_slice, ort_channels_last.cut),
+    **{op: _looked_up(run) for op, run in numpy_lookup.KERNELS.items()},
     **{
-        op: left_to_numpy(_sequential(run))
+        op: _sequential(run)
         for op, run in {**numpy_recurrent.KERNELS, **numpy_ctc.KERNELS, **numpy_attention.KERNELS}.items()
     },
-    "Gather": left_to_sessions(ort_lookup.gather, indices=1),
-    "GatherGrad": left_to_sessions(ort_lookup.gather_grad, one_thread=True, indices=0),
-    "Top": left_to_sessions(ort_lookup.top),
-    "LastAt": left_to_sessions(ort_lookup.last_at, one_thread=True, indices=0),
+    "Resample": by_numpy(_resample),
+    "Top": left_to_sessions(_top),
     "Einsum": left_to_sessions(einsum),
-    "Resample": left_to_numpy(_resample),
-    "Conv": _convolution(CONV, ort_windows.conv, tiles.run_conv, _data_slots),
-    "ConvTranspose": _convolution(
-        CONV_TRANSPOSE, ort_windows.conv_transpose, tiles.run_conv_transpose, _data_slots
-    ),
+    "Conv": _convolution(CONV, ort_windows.conv, ort_channels_last.convolve),
+    "ConvTranspose": _convolution(CONV_TRANSPOSE, ort_windows.conv_transpose, ort_channels_last.spread),
     "ConvWeightGrad": _convolution(
-        CONV_WEIGHT_GRAD, ort_windows.conv_weight_grad, tiles.run_conv_weight_grad, _read_slots
+        CONV_WEIGHT_GRAD, ort_windows.conv_weight_grad, ort_channels_last.weight_gradient
     ),
-    "MaxPool": _pooling(
-        ort_windows.max_pool,
-        ort_channels_last.max_pool,
-        lambda item: item.kernel_shapes[0],
-        one_thread=False,
-    ),
+    "MaxPool": _pooling(ort_windows.max_pool, ort_channels_last.max_pool, lambda item: item.kernel_shapes[0]),
     "MaxPoolGrad": _pooling(
-        ort_windows.max_pool_grad,
-        ort_channels_last.max_pool_grad,
-        lambda item: item.operands[1].shape,
-        one_thread=True,
+        ort_windows.max_pool_grad, ort_channels_last.max_pool_grad, lambda item: item.operands[1].shape
     ),
 }
 BLOCKWISE: Mapping[str, Blockwise[Array]] = {

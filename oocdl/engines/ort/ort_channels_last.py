@@ -1,22 +1,66 @@
-"""NumPy kernels that move and pool values with their channels last: onnxruntime's take planes only.
+"""Kernels of volumes with their channels last, for which onnxruntime has none: its own want planes.
 
-Arrays are ``[n, *space, c]`` here. Channels that lie side by side are copied as one long element.
+They concatenate and slice, and pool and convolve where windows lie side by side: then a window sees rows of
+the kernel's width times the channels, and convolutions are matrix products. Arrays are ``[n, d, h, w, c]``
+here. Channels that lie side by side are copied as one long element.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from math import prod
 
 import numpy as np
 
+from oocdl.engines.convolution import Convolution, groups_of
+from oocdl.engines.ort.ort_record import Into, Orders
+from oocdl.engines.ort.ort_session import Session, session_of
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of
+from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of, pads_of
 from oocdl.graph.ir.program import Instruction
 
 Kernel = Callable[[Sequence[Array], Array, Instruction], None]
-SCRATCH_ELEMENTS = 1 << 16
+"""(operands, where the result goes, instruction); the data among these have their channels last."""
+POOLED_ELEMENTS = 1 << 16
 """Elements of a plane that are pooled at once."""
+PRODUCT_ELEMENTS = 1 << 18
+"""Elements of the windows that are multiplied at once."""
+
+
+def with_channels_last(
+    kernel: Kernel, item: Instruction, orders: Orders, kind: Convolution | None
+) -> Into | None:
+    """Return the kernel of an instruction that pads nothing, and all of whose data are volumes with their
+    channels last; else None. ``kind``: a convolution also has weights."""
+    if any(len(shape) != 5 for shape in (item.kernel_shapes[0], *(o.shape for o in item.operands))):
+        return None
+    slots = [operand.slot for operand in item.operands]
+    places = range(len(slots)) if kind is None else kind.data
+    made = () if kind is not None and kind.makes_weights else item.outputs
+    if any(map(pads_of, item.operands)) or not orders.keys() >= {*(slots[place] for place in places), *made}:
+        return None
+
+    def run(args: list[Array], outs: list[Array]) -> None:
+        seen = [np.moveaxis(array, 1, -1) if place in places else array for place, array in enumerate(args)]
+        kernel(seen, np.moveaxis(outs[0], 1, -1) if made else outs[0], item)
+
+    return run
+
+
+def is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
+    """Whether the windows of ``kernel`` lie side by side, all of them whole, and cover ``large``, the shape
+    of what they see; ``small`` has one place for each window."""
+    ones = (1,) * len(kernel)
+    return (
+        item.dtypes[0] == "float32"
+        and groups_of(item) == 1
+        and tuple(item.attrs.get("strides") or ones) == tuple(kernel)
+        and tuple(item.attrs.get("dilations") or ones) == ones
+        and tuple(large[2:]) == tuple(n * k for n, k in zip(small[2:], kernel, strict=True))
+        and not any(crop_of(item))
+        and prod(large) > 0
+    )
 
 
 def copy(source: Array, target: Array) -> None:
@@ -27,35 +71,38 @@ def copy(source: Array, target: Array) -> None:
     target[...] = source
 
 
+def _axis(axis: int) -> tuple[slice, ...]:
+    """The slices of axes before one of ``[n, c, d, h, w]``, where the channels lie last."""
+    return (slice(None),) * (0, 4, 1, 2, 3)[axis]
+
+
 def concat(args: Sequence[Array], out: Array, item: Instruction) -> None:
     """A Concat along any axis."""
-    axis = (0, out.ndim - 1, *range(1, out.ndim - 1))[concat_axis(item)]
-    start = 0
+    before, start = _axis(concat_axis(item)), 0
     for index in concat_pieces(item):
-        stop = start + args[index].shape[axis]
-        copy(args[index], out[(slice(None),) * axis + (slice(start, stop),)])
+        stop = start + args[index].shape[len(before)]
+        copy(args[index], out[(*before, slice(start, stop))])
         start = stop
 
 
 def cut(args: Sequence[Array], out: Array, item: Instruction) -> None:
     """A Slice, whose operand begins and ends with a wanted element."""
-    axis = int(item.attrs["axis"]) % out.ndim
-    axis = (0, out.ndim - 1, *range(1, out.ndim - 1))[axis]
-    copy(args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)], out)
+    step = slice(None, None, int(item.attrs.get("step", 1)))
+    copy(args[0][(*_axis(int(item.attrs["axis"]) % 5), step)], out)
 
 
-def is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
-    """Whether the windows of ``kernel`` lie side by side, all of them whole, and cover ``large``, the shape
-    of what they see; ``small`` has one place for each window."""
-    ones = (1,) * len(kernel)
-    return (
-        tuple(item.attrs.get("strides") or ones) == tuple(kernel)
-        and tuple(item.attrs.get("dilations") or ones) == ones
-        and tuple(large[2:]) == tuple(n * k for n, k in zip(small[2:], kernel, strict=True))
-        and not any(crop_of(item))
-        and prod(large) > 0
-        and len(kernel) == 3
-    )
+def _parts(small: Array, window: int, most: int) -> Iterator[tuple[int, int, slice]]:
+    """(sample, plane, rows) of what has one place for each window of ``window`` elements, so few rows that
+    their windows have at most ``most`` elements."""
+    rows = max(most // (window * small.shape[3]), 1)
+    for sample, plane, first in np.ndindex(*small.shape[:2], -(-small.shape[2] // rows)):
+        yield sample, plane, slice(first * rows, min((first + 1) * rows, small.shape[2]))
+
+
+def _seen(x: Array, kernel: Sequence[int], part: tuple[int, int, slice]) -> Array:
+    """The planes and rows of ``x`` that the windows of a part see."""
+    (sample, plane, rows), (depth, height, _) = part, kernel
+    return x[sample, plane * depth : (plane + 1) * depth, rows.start * height : rows.stop * height]
 
 
 def _largest(x: Array, kernel: Sequence[int]) -> Array:
@@ -71,47 +118,80 @@ def _largest(x: Array, kernel: Sequence[int]) -> Array:
     return found
 
 
-def _parts(small: Array, kernel: Sequence[int]) -> Iterator[tuple[int, slice, slice, slice]]:
-    """(plane and rows of the pooled value; the planes, the rows that these see) of a sample."""
-    depth, height, width = kernel
-    rows = max(SCRATCH_ELEMENTS // (height * width * prod(small.shape[2:])), 1)
-    for place in range(len(small)):
-        for first in range(0, small.shape[1], rows):
-            last = min(first + rows, small.shape[1])
-            planes = slice(place * depth, (place + 1) * depth)
-            yield place, slice(first, last), planes, slice(first * height, last * height)
-
-
 def max_pool(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """Max pooling with windows that lie side by side."""
+    """Max pooling."""
     kernel = item.attrs["kernel_shape"]
-    for sample, made in zip(args[0], out, strict=True):
-        for place, mine, planes, rows in _parts(made, kernel):
-            made[place, mine] = _largest(sample[planes, rows], kernel)
+    for part in _parts(out, prod(kernel[1:]) * out.shape[4], POOLED_ELEMENTS):
+        out[part] = _largest(_seen(args[0], kernel, part), kernel)
 
 
 def max_pool_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
     """The gradient goes to the first of the largest elements of a window."""
-    depth, height, width = kernel = item.attrs["kernel_shape"]
-    for sample, grad, made in zip(*args, out, strict=True):
-        for place, mine, planes, rows in _parts(grad, kernel):
-            x, dx = sample[planes, rows], made[planes, rows]
-            largest = _largest(x, kernel)
-            dy = np.ascontiguousarray(grad[place, mine])
-            open_ = np.ones(largest.shape, bool)
-            for tap in np.ndindex(depth, height, width):
-                window = (tap[0], slice(tap[1], None, height), slice(tap[2], None, width))
-                is_it = np.equal(np.ascontiguousarray(x[window]), largest)
-                np.logical_and(is_it, open_, out=is_it)
-                np.logical_xor(open_, is_it, out=open_)
-                copy(np.multiply(dy, is_it), dx[window])
+    (whole, grad), (depth, height, width) = args, item.attrs["kernel_shape"]
+    kernel = depth, height, width
+    for part in _parts(grad, height * width * grad.shape[4], POOLED_ELEMENTS):
+        x, dx = (_seen(array, kernel, part) for array in (whole, out))
+        largest = _largest(x, kernel)
+        dy = np.ascontiguousarray(grad[part])
+        open_ = np.ones(largest.shape, bool)
+        for tap in np.ndindex(kernel):
+            window = (tap[0], slice(tap[1], None, height), slice(tap[2], None, width))
+            is_it = np.equal(np.ascontiguousarray(x[window]), largest)
+            np.logical_and(is_it, open_, out=is_it)
+            np.logical_xor(open_, is_it, out=open_)
+            copy(np.multiply(dy, is_it), dx[window])
 
 
-def on_numbered_axes(kernel: Kernel) -> Kernel:
-    """A kernel of this module as one of arrays ``[n, c, *space]``, however these lie in memory."""
+@cache
+def _product(transposed: bool, adds: bool) -> Session:
+    """``a @ b``, or ``a.T @ b``, or that added to a third matrix."""
+    return session_of("Gemm", ["a", "b", "sum"] if adds else ["a", "b"], 2, transA=int(transposed))
 
-    def run(args: Sequence[Array], out: Array, item: Instruction) -> None:
-        *seen, made = (np.moveaxis(array, 1, -1) for array in (*args, out))
-        kernel(seen, made, item)
 
-    return run
+def _tiles(x: Array, kernel: Sequence[int], part: tuple[int, int, slice]) -> Array:
+    """The windows of a part, ``[h, w, kd, kh, kw * c]``, a view."""
+    x = _seen(x, kernel, part)
+    depth, height, width = kernel
+    shape = (depth, x.shape[1] // height, height, x.shape[2] // width, width * x.shape[3])
+    return np.reshape(x, shape, copy=False).transpose(1, 3, 0, 2, 4)
+
+
+def _gathered(tiles: Array) -> Array:
+    """Windows as rows of a matrix."""
+    made = tiles
+    if not tiles.flags.c_contiguous:
+        made = np.empty(tiles.shape, np.float32)
+        copy(tiles, made)
+    return made.reshape(-1, prod(tiles.shape[2:]))
+
+
+def convolve(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """Conv with ``w[o, c, d, h, w]``."""
+    x, w = np.ascontiguousarray(args[0]), args[1]
+    matrix = np.ascontiguousarray(w.transpose(2, 3, 4, 1, 0)).reshape(-1, len(w))
+    for part in _parts(out, len(matrix), PRODUCT_ELEMENTS):
+        seen = _gathered(_tiles(x, w.shape[2:], part))
+        _product(False, False).run([seen, matrix], [np.reshape(out[part], (len(seen), -1), copy=False)])
+
+
+def spread(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """ConvTranspose with ``w[c, o, d, h, w]``."""
+    x, w = np.ascontiguousarray(args[0]), args[1]
+    matrix = np.ascontiguousarray(w.transpose(0, 2, 3, 4, 1)).reshape(len(w), -1)
+    for part in _parts(x, matrix.shape[1], PRODUCT_ELEMENTS):
+        seen = x[part].reshape(-1, len(w))
+        made = np.empty((len(seen), matrix.shape[1]), np.float32)
+        _product(False, False).run([seen, matrix], [made])
+        target = _tiles(out, w.shape[2:], part)
+        copy(made.reshape(target.shape), target)
+
+
+def weight_gradient(args: Sequence[Array], out: Array, item: Instruction) -> None:
+    """ConvWeightGrad, ``[o, c, d, h, w]``."""
+    x, dy = map(np.ascontiguousarray, args)
+    o, c, *kernel = out.shape
+    total = np.zeros((c * prod(kernel), o), np.float32)
+    for part in _parts(dy, len(total), PRODUCT_ELEMENTS):
+        seen = _gathered(_tiles(x, kernel, part))
+        _product(True, True).run([seen, dy[part].reshape(-1, o), total], [total])
+    out[...] = total.reshape(*kernel, c, o).transpose(4, 3, 0, 1, 2)

@@ -1,40 +1,28 @@
 """The onnxruntime engine: small models of standard operators, and NumPy on what lies between.
 
-Chains of elementwise instructions run block by block (``chains``): onnxruntime would make an array
+Chains of elementwise instructions run block by block (``ort_chain``): onnxruntime would make an array
 of every one of them. What is left between them becomes sessions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
-from oocdl.engines.ort.nchwc.conv_step import BlockConvolution, suits_blocks
-from oocdl.engines.ort.nchwc.last_step import channels_last_kernel, suits_channels_last
 from oocdl.engines.ort.ort_chain import ChainStep, crop
 from oocdl.engines.ort.ort_record import Into
-from oocdl.engines.ort.steps import (
-    Kinds,
-    NumpyStep,
-    SessionStep,
-    Slots,
-    indices_of,
-    numpy_kernel,
-    suits_numpy,
-)
+from oocdl.engines.ort.steps import ArrayStep, Kinds, SessionStep, Slots
 from oocdl.errors import UnsupportedError
-from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
+from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import check_known, empty_outputs
+from oocdl.graph.ir.operands import slot_dtypes
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import ProgramScratch, most_scratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
@@ -43,106 +31,54 @@ BLOCK_ELEMENTS = 1 << 17
 """Elements of a block of a chain: half a MiB of float32. With 64 Ki, chains took 10 %
 longer for their calls."""
 
-Step = ChainStep | NumpyStep | SessionStep
+Step = ChainStep | ArrayStep | SessionStep
+Part = Chain | tuple[Instruction, Into] | list[Instruction]
+"""What one step runs: a chain, an instruction by a kernel on arrays, or instructions by one session."""
+Stage = tuple[Step, list[int]]
+"""A step, and the slots that nothing reads after it."""
 
 
 def _check_dtypes(program: Program) -> None:
-    dtypes = {dtype for item in program.instructions for dtype in item.dtypes}
-    if "bfloat16" in dtypes | set(program.input_dtypes):
+    dtypes = set(slot_dtypes(program).values())
+    if "bfloat16" in dtypes:
         raise UnsupportedError("engine 'onnxruntime' takes no bfloat16 arrays; use engine='torch'")
-    if "float64" in dtypes | set(program.input_dtypes):
+    if "float64" in dtypes:
         raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
 
 
-@dataclass(frozen=True, eq=False)
-class _Stage:
-    """A step, and which results can be copied out and freed after it."""
-
-    step: Step
-    done: tuple[int, ...]
-    """Outputs of the program (by number) to be copied from their slots after it."""
-    dying: tuple[int, ...]
-    """Slots that nothing reads after it."""
-
-
-def _numpy_kernel(item: Instruction, kinds: Kinds) -> Into | None:
-    """Return the kernel on arrays that an instruction runs by; None where it is left to a session."""
-    if suits_numpy(item):
-        return numpy_kernel(item)
-    if suits_blocks(item, kinds.orders):
-        return BlockConvolution(item, kinds)
-    return channels_last_kernel(item) if suits_channels_last(item, kinds.orders) else None
-
-
-def _joined(groups: Sequence[Group], kinds: Kinds) -> list[Chain | list[Instruction]]:
-    """Join neighbouring instructions that are left to sessions."""
-    found: list[Chain | list[Instruction]] = []
-    session = False
+def _stages(program: Program, kinds: Kinds, elements: int) -> list[Stage]:
+    """The steps of a program, in the order in which they run."""
+    groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program, is_loop)
+    parts: list[Part] = []
+    last: dict[int, int] = {}
     for group in groups:
         if isinstance(group, Chain):
-            found.append(group)
-            session = False
-            continue
-        alone = _numpy_kernel(group, kinds) is not None
-        last = found[-1] if session and not alone else None
-        indices = indices_of(group)
-        if isinstance(last, list) and not (
-            indices and any(indices.slot in item.outputs for item in last)  # a session's are read before it
-        ):
-            last.append(group)
+            parts.append(group)
+        elif (kernel := KERNELS[group.op].on_arrays(group, kinds.orders)) is not None:
+            parts.append((group, kernel))
+        elif parts and isinstance(parts[-1], list):
+            parts[-1].append(group)
         else:
-            found.append([group])
-        session = not alone
-    return found
+            parts.append([group])
+        last |= dict.fromkeys(reads_of(group) | makes_of(group), len(parts) - 1)
+    last |= dict.fromkeys((operand.slot for operand in program.outputs), len(parts))
+    stages = []
+    for index, part in enumerate(parts):
+        later = frozenset(slot for slot, at in last.items() if at > index)
+        step: Step
+        if isinstance(part, Chain):
+            step = ChainStep(part, later & makes_of(part), dtypes)
+        elif isinstance(part, tuple):
+            step = ArrayStep(part[0], kinds, part[1])
+        else:
+            step = SessionStep(part, kinds, later)
+        stages.append((step, [slot for slot, at in last.items() if at == index]))
+    return stages
 
 
-class _Maker:
-    """Makes the stages of a program."""
-
-    def __init__(self, program: Program, elements: int, threads: int) -> None:
-        self.program, self.threads = program, threads
-        self.kinds = Kinds.of(program)
-        arranged = arrange(program, elements, BLOCKWISE)
-        groups, self.dtypes = recomputed(arranged, program, is_loop)
-        self.parts = _joined(groups, self.kinds)
-        self.reads = [self._of(part, reads_of) for part in self.parts]
-        self.makes = [self._of(part, makes_of) for part in self.parts]
-        self.last: dict[int, int] = {}
-        for index, (reads, makes) in enumerate(zip(self.reads, self.makes, strict=True)):
-            self.last |= dict.fromkeys(reads | makes, index)
-
-    @staticmethod
-    def _of(part: Chain | list[Instruction], slots_of: Callable[[Group], frozenset[int]]) -> frozenset[int]:
-        groups = [part] if isinstance(part, Chain) else part
-        return frozenset(slot for group in groups for slot in slots_of(group))
-
-    def stages(self) -> list[_Stage]:
-        """The program in the order it runs."""
-        final = {operand.slot for operand in self.program.outputs}
-        stages = []
-        for index, part in enumerate(self.parts):
-            later = {slot for slot in self.makes[index] if self.last[slot] > index}
-            ending = frozenset(slot for slot, at in self.last.items() if at == index)
-            done = [n for n, operand in enumerate(self.program.outputs) if operand.slot in ending]
-            step: Step
-            if isinstance(part, Chain):
-                step = ChainStep(part, frozenset(later | (self.makes[index] & final)), self.dtypes)
-            elif kernel := _numpy_kernel(part[0], self.kinds):
-                step = NumpyStep(part[0], self.kinds, kernel)
-            else:
-                step = SessionStep(part, self.program, self.kinds, later, self.threads)
-            stages.append(_Stage(step, tuple(done), tuple(sorted(ending))))
-        return stages
-
-
-def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[int, int]:
-    """Slot -> number of the output that it is, uncropped: steps of NumPy make it where it belongs."""
-    whole: set[int] = set()
-    for stage in stages:
-        if isinstance(stage.step, ChainStep):
-            whole |= stage.step.full
-        elif isinstance(stage.step, NumpyStep):
-            whole |= set(stage.step.outputs)
+def _direct(program: Program, stages: Sequence[Stage], kinds: Kinds) -> dict[int, int]:
+    """Slot -> number of the output that it is, uncropped: steps make it where it belongs."""
+    whole = {slot for step, _ in stages for slot in step.full}
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):
         if item.slot in whole and item.crop is None and item.shape == kinds.shapes[item.slot]:
@@ -150,83 +86,51 @@ def _direct(program: Program, stages: Sequence[_Stage], kinds: Kinds) -> dict[in
     return found
 
 
-class OnnxRuntimeEngine:
+class OnnxRuntimeEngine(Engine):
     """Runs programs with onnxruntime on the CPU.
 
     Chains of elementwise instructions run in blocks of ``block_elements``.
     """
 
     name = "onnxruntime"
-    device: Device | None = None
-    held_bytes = 0
-    has_bfloat16 = False
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS  # 152 GFLOP/s of 16 channels, of thicker slabs 104
 
-    def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
-        self.threads_per_kernel = threads_per_kernel
+    def __init__(self, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.block_elements = block_elements
-        self._cache = Cache()
+        super().__init__()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
         return most_scratch(program, rules)
 
-    def compile(self, program: Program) -> Compiled:
-        """See ``Engine.compile``."""
-        return self._cache.get(program.key, lambda: self._make(program))
-
-    def forget(self) -> None:
-        """See ``Engine.forget``."""
-        self._cache.clear()
-
-    def _make(self, program: Program) -> Compiled:
-        check_known(program, self.operators, self.name)
+    def _make(self, program: Program) -> Run:
         _check_dtypes(program)
-        program = without_group_axes(program)
-        maker = _Maker(program, self.block_elements, self.threads_per_kernel)
-        stages = maker.stages()
-        direct = _direct(program, stages, maker.kinds)
-        made = {slot for stage in stages for slot in stage.dying}
-        written = {n for stage in stages if isinstance(stage.step, SessionStep) for n in stage.step.numbers}
-        written |= set(direct.values())
-        rest = [n for n, item in enumerate(program.outputs) if item.slot not in made]
+        kinds = Kinds.of(program)
+        stages = _stages(program, kinds, self.block_elements)
+        direct = _direct(program, stages, kinds)
 
-        def call(
-            arrays: Sequence[Array],
-            outs: Sequence[Array] | None = None,
-            rooms: Mapping[int, Array] | None = None,
-        ) -> list[Array]:
-            outs = empty_outputs(program) if outs is None else outs
-            slots: Slots = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
+            slots: Slots = dict(zip(program.inputs, arrays, strict=True))
             places = {slot: outs[number] for slot, number in direct.items()}
-
-            def put(numbers: Sequence[int]) -> None:
-                for number in numbers:
-                    if number not in written:
-                        item = program.outputs[number]
-                        outs[number][...] = crop(slots[item.slot], item.crop).reshape(item.shape)
 
             # Infinities and what is not a number are values like others here.
             with np.errstate(all="ignore"):
-                for stage in stages:
-                    if isinstance(stage.step, SessionStep):
-                        stage.step.run(slots, outs)
-                    else:
-                        stage.step.run(slots, places)
-                    put(stage.done)
-                    for slot in stage.dying:
+                for step, ending in stages:
+                    step.run(slots, places)
+                    for slot in ending:
                         slots.pop(slot, None)
-                put(rest)
-            return list(outs)
+            for number, item in enumerate(program.outputs):
+                if direct.get(item.slot) != number:
+                    outs[number][...] = crop(slots[item.slot], item.crop).reshape(item.shape)
 
-        return call
+        return run
 
 
-def make_engine(threads_per_kernel: int) -> OnnxRuntimeEngine:
-    """Make the engine for ``get_engine``; products of NumPy then take as many threads, in all the process.
+def make_engine() -> OnnxRuntimeEngine:
+    """Make the engine for ``get_engine``; products of NumPy then take one thread, in all the process.
 
     Several programs run at once. Products with all cores each wait for each other: forty times as long.
     """
-    threadpool_limits(threads_per_kernel, user_api="blas")
-    return OnnxRuntimeEngine(threads_per_kernel)
+    threadpool_limits(1, user_api="blas")
+    return OnnxRuntimeEngine()

@@ -1,4 +1,4 @@
-"""Records of the elementwise operators of the onnxruntime engine.
+"""Records of the elementwise operators and reductions of the onnxruntime engine.
 
 NumPy computes those that it has vector loops for, by their formulas where no faster kernel stands here. A
 chain runs on blocks of a few hundred KiB, for which a session's call is too slow and too hungry. So its
@@ -11,23 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW, TESTS, by_steps, reads_first_operand_once
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
-from oocdl.engines.ort.ort_record import Kernel
+from oocdl.engines.ort.ort_record import Bind, Into, Kernel, by_numpy, left_to_sessions
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute
-from oocdl.ops.pointwise import Row
-
-Into = blockwise.Into[Array]
-Bind = blockwise.Bind[Array]
-
+from oocdl.ops.pointwise import POINTWISE, Row
 
 Attrs = Mapping[str, Any]
 
@@ -121,31 +119,10 @@ def _emit_mod(emit: Emitter, args: list[Val], instruction: Instruction) -> list[
     return [emit("Where", wrong, emit("Add", rest, divisor), rest, dtype=x.dtype)]
 
 
-def left_to_sessions(lowering: Lowering, *, one_thread: bool = False, indices: int | None = None) -> Kernel:
-    """An operator that NumPy has no fast loop for; ``one_thread`` and ``indices``: see ``Kernel``."""
-    return replace(_NUMPY, lowering=lowering, one_thread=one_thread, indices=indices)
-
-
-def left_to_numpy(whole: Bind) -> Kernel:
-    """An operator that no session computes, or not as fast, by NumPy on whole arrays."""
-    return replace(_NUMPY, whole=whole)
-
-
 def in_blocks(bind: Bind, *, in_place: int, finish: blockwise.Finish[Array] | None = None) -> Kernel:
     """An operator by NumPy, also as a member of chains: what the arguments are, see ``Blockwise``."""
-    return replace(_NUMPY, blocks=blockwise.Blockwise(bind, in_place, finish))
-
-
-_NUMPY = Kernel(
-    lowering=None,
-    whole=None,
-    blocks=None,
-    channels_last=None,
-    takes_unpadded=False,
-    convolution=None,
-    indices=None,
-    one_thread=False,
-)
+    kernel = by_numpy(lambda item: bind(item.attrs))
+    return replace(kernel, blocks=blockwise.Blockwise(bind, in_place, finish))
 
 
 def _derived(row: Row) -> Kernel:
@@ -160,22 +137,72 @@ def _derived(row: Row) -> Kernel:
     return in_blocks(bind, in_place=int(reads_first_operand_once(steps)))
 
 
-_UNARY = (
-    "Sin",
-    "Cos",
-    "Floor",
-    "Round",
-    "Neg",
-    "Sqrt",
-    "Exp",
-    "Log",
-    "Abs",
-    "Sigmoid",
-    "Tanh",
-    "Reciprocal",
-    "Not",
-)
-_BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "And", "Or")
+_SEQUENTIAL_ELEMENTS = 512
+"""Elements that are added up one by one; longer sums are made of several parts, whose errors differ."""
+
+
+def _reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
+    """``function`` over ``axes``, which are kept, one after the other.
+
+    Outer axes first: rows are added up whole, which is as fast as memory, and only a row is left
+    to the inner axes.
+    """
+    for axis in sorted(axis % x.ndim for axis in axes):
+        length = x.shape[axis]
+        # The innermost axis is added up in pairs by NumPy.
+        if function is np.add and length > _SEQUENTIAL_ELEMENTS and prod(x.shape[axis + 1 :]) > 1:
+            starts = np.arange(0, length, _SEQUENTIAL_ELEMENTS)
+            x = np.add.reduceat(x, starts, axis=axis)
+        x = function.reduce(x, axis=axis, keepdims=True)
+    return x
+
+
+def _reduction(function: Callable[[Array, Sequence[int]], Array]) -> Bind:
+    """Bind a function of the operand and the axes."""
+    return _into(lambda attrs, args, out: np.copyto(out, function(args[0], attrs["axes"]), casting="unsafe"))
+
+
+def _log_sum_exp(x: Array, axes: Sequence[int]) -> Array:
+    """``log(sum(exp(x)))`` over ``axes``."""
+    largest = _reduced(np.maximum, x, axes)
+    # Kept finite: infinity minus itself is not a number.
+    bound = np.finfo(x.dtype).max
+    largest = np.clip(largest, -bound, bound)
+    powers = np.subtract(x, largest)
+    total = _reduced(np.add, np.exp(powers, out=powers), axes)
+    np.log(total, out=total)
+    return np.add(total, largest, out=total)
+
+
+def _moments(attrs: Attrs) -> Into:
+    axes = tuple(attrs["axes"])
+
+    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+        x = args[0]
+        share = float(np.divide(1.0, prod(x.shape[axis] for axis in axes)))
+        np.multiply(_reduced(np.add, x, axes), share, out=outs[0])
+        centred = np.subtract(x, outs[0])
+        np.multiply(_reduced(np.add, np.multiply(centred, centred, out=centred), axes), share, out=outs[1])
+
+    return kernel
+
+
+def _finish_sum(parts: list[Array], counts: Array, axes: tuple[int, ...]) -> list[Array]:
+    dtype = parts[0].dtype
+    wide = np.float64 if dtype.kind == "f" else dtype
+    return [parts[0].sum(axes, keepdims=True, dtype=wide).astype(dtype)]
+
+
+def _finish_moments(parts: list[Array], counts: Array, axes: tuple[int, ...]) -> list[Array]:
+    """Combine moments by Chan, Golub and LeVeque (1983), in float64."""
+    dtype = parts[0].dtype
+    means, variances = (part.astype(np.float64) for part in parts)
+    shares = counts / counts.sum()
+    mean = (means * shares).sum(axes, keepdims=True)
+    variance = ((variances + (means - mean) ** 2) * shares).sum(axes, keepdims=True)
+    return [mean.astype(dtype), variance.astype(dtype)]
+
+
 _WITHOUT_LOOPS = ("Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Pow")
 VECTOR_LOOPS = FUNCTIONS.keys() - set(_WITHOUT_LOOPS)
 """Primitives that NumPy has fast loops for."""
@@ -183,9 +210,11 @@ VECTOR_LOOPS = FUNCTIONS.keys() - set(_WITHOUT_LOOPS)
 KERNELS: Mapping[str, Kernel] = {
     **{op: _derived(row) for op, row in FORMULAS.items()},
     **{op: left_to_sessions(_same) for op in (*_WITHOUT_LOOPS, *SLOW)},
-    **{op: in_blocks(_out(FUNCTIONS[op]), in_place=1) for op in _UNARY},
-    **{op: in_blocks(_out(FUNCTIONS[op]), in_place=2) for op in _BINARY},
-    **{op: in_blocks(_out(FUNCTIONS[op]), in_place=0) for op in ("Greater", "Less", "Equal", "Where")},
+    **{
+        row.op: in_blocks(_out(FUNCTIONS[row.op]), in_place=0 if row.op in (*TESTS, "Where") else row.arity)
+        for row in POINTWISE
+        if row.op in VECTOR_LOOPS
+    },
     "Mod": left_to_sessions(_emit_mod),
     "Cast": in_blocks(_into(lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe")), in_place=0),
     "Normalize": in_blocks(_into(_normalize), in_place=1),
@@ -195,4 +224,16 @@ KERNELS: Mapping[str, Kernel] = {
     "ReluGrad": in_blocks(_into(_relu_grad), in_place=0),
     "LeakyReluGrad": in_blocks(_into(_leaky_relu_grad), in_place=0),
     "Dropout": in_blocks(_into(_dropout), in_place=0),
+    "ReduceSum": in_blocks(_reduction(partial(_reduced, np.add)), in_place=0, finish=_finish_sum),
+    "ReduceMax": in_blocks(
+        _reduction(partial(_reduced, np.maximum)),
+        in_place=0,
+        finish=lambda parts, counts, axes: [parts[0].max(axes, keepdims=True)],
+    ),
+    "LogSumExp": in_blocks(
+        _reduction(_log_sum_exp),
+        in_place=0,
+        finish=lambda parts, counts, axes: [_log_sum_exp(parts[0], axes)],
+    ),
+    "Moments": in_blocks(_moments, in_place=0, finish=_finish_moments),
 }

@@ -6,32 +6,20 @@ takes while it runs is what the operator's rule says (``OpRule.scratch_elements`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from oocdl.engines.convolution import Convolution
 from oocdl.engines.ort.emit import Lowering
 from oocdl.fusion import blockwise
-from oocdl.fusion.blockwise import Blockwise
+from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 
-RunChannelsLast = Callable[[Sequence[Array], Array, Instruction], None]
-"""(operands ``[n, c, *space]``, where the result goes, instruction)."""
-
 Into = blockwise.Into[Array]
 Bind = blockwise.Bind[Array]
-
-
-@dataclass(frozen=True)
-class ChannelsLast:
-    """A NumPy kernel on volumes with their channels last, for which onnxruntime has none."""
-
-    run: RunChannelsLast
-    slots: Callable[[Instruction], Sequence[int]]
-    """Slots that must have their channels last."""
-    suits: Callable[[Instruction], bool]
-    """Whether the kernel can run an instruction that pads nothing, and whose result has rank 5."""
+Orders = Mapping[int, Order]
+"""Slot -> the order of its axes in memory, of those that are not in C order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +27,34 @@ class Kernel:
     """The kernels of one operator, and the facts that the engine tells operators apart by."""
 
     lowering: Lowering | None
-    """Writes the operator as standard ONNX operators, for a session; None: ``whole`` is given."""
-    whole: Bind | None
-    """The operator by NumPy on whole arrays, where no session computes it, or not as fast."""
-    blocks: Blockwise[Array] | None
-    """The operator by NumPy, where that has vector loops; None: it is left to sessions."""
-    channels_last: ChannelsLast | None
-    """None: operands with their channels last are transposed for the session."""
+    """Writes the operator as standard ONNX operators, for a session; None: ``on_arrays`` never is."""
+    on_arrays: Callable[[Instruction, Orders], Into | None]
+    """Returns the kernel on whole arrays of an instruction; None where it is left to a session."""
+    blocks: blockwise.Blockwise[Array] | None
+    """The operator as a member of chains, where NumPy has vector loops for it."""
     takes_unpadded: bool
-    """Whether the lowering gets operands without their padding, because it can do without a padded copy."""
+    """Whether kernels get operands without their padding, because they can do without a padded copy."""
     convolution: Convolution | None
-    """Given for convolutions and their gradients, which may run on blocks of channels (``nchwc.volumes``)."""
-    indices: int | None
-    """Which operand holds indices that may be outside of their table; None: none does."""
-    one_thread: bool
-    """Whether sessions with this operator run on one thread: its order of additions depends on threads."""
+    """Given for convolutions and their gradients."""
+
+
+def left_to_sessions(lowering: Lowering) -> Kernel:
+    """Return the record of an operator that NumPy has no fast loop for."""
+    return Kernel(
+        lowering=lowering,
+        on_arrays=lambda item, orders: None,
+        blocks=None,
+        takes_unpadded=False,
+        convolution=None,
+    )
+
+
+def by_numpy(bind: Callable[[Instruction], Into]) -> Kernel:
+    """Return the record of an operator that no session computes, or not as fast as NumPy does."""
+    return Kernel(
+        lowering=None,
+        on_arrays=lambda item, orders: bind(item),
+        blocks=None,
+        takes_unpadded=False,
+        convolution=None,
+    )

@@ -1,4 +1,4 @@
-"""Steps of a program of the onnxruntime engine: sessions, and single NumPy kernels."""
+"""Steps of a program of the onnxruntime engine: sessions, and single kernels on arrays."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
+from onnx import helper
 
-from oocdl.engines.checked_indices import check_indices
-from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
-from oocdl.engines.ort.model import model_of
+from oocdl.engines.ort.emit import Emitter, Val, tensor_type
+from oocdl.engines.ort.lowerings import KERNELS
 from oocdl.engines.ort.ort_chain import crop
-from oocdl.engines.ort.ort_record import Into
-from oocdl.engines.ort.ort_session import FAILURES, Session
-from oocdl.graph.ir.array_layout import Order, as_stored, ordered
+from oocdl.engines.ort.ort_record import Into, Orders
+from oocdl.engines.ort.ort_session import Session, model_of
+from oocdl.graph.ir.array_layout import as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import is_empty, pads_of
-from oocdl.graph.ir.program import Instruction, Operand, Program, make_program, padded_shape
+from oocdl.graph.ir.operands import is_empty, pads_of, slot_dtypes, slot_shapes
+from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
 
 Slots = dict[int, Array]
 Places = Mapping[int, Array]
@@ -29,31 +30,24 @@ class Kinds:
 
     shapes: Mapping[int, Shape]
     dtypes: Mapping[int, str]
-    orders: Mapping[int, Order]
+    orders: Orders
 
     @classmethod
     def of(cls, program: Program) -> Kinds:
         """The shapes, dtypes and orders of ``program``."""
-        shapes = dict(zip(program.inputs, program.input_shapes, strict=True))
-        dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
-        for item in program.instructions:
-            shapes |= dict(zip(item.outputs, item.shapes, strict=True))
-            dtypes |= dict(zip(item.outputs, item.dtypes, strict=True))
-        return cls(shapes, dtypes, dict(program.orders))
+        return cls(slot_shapes(program), slot_dtypes(program), dict(program.orders))
 
-    def empty(self, slot: int) -> Array:
-        """A new array for a slot."""
+    def result(self, slot: int, places: Places) -> Array:
+        """Where a slot is made: its place, or a new array."""
+        if slot in places:
+            return places[slot]
         return ordered(np.empty, self.shapes[slot], self.dtypes[slot], self.orders.get(slot, ()))
 
-
-def suits_numpy(item: Instruction) -> bool:
-    """Whether NumPy has a kernel for an instruction."""
-    return KERNELS[item.op].lowering is None
-
-
-def numpy_kernel(item: Instruction) -> Into:
-    """Return NumPy's kernel for an instruction, on whole arrays."""
-    return (KERNELS[item.op].whole or BLOCKWISE[item.op].bind)(item.attrs)
+    def stored(self, slot: int, name: str) -> Val:
+        """A slot as it lies in memory, by a name in a model."""
+        shape = self.shapes[slot]
+        stored = tuple(shape[axis] for axis in self.orders.get(slot, ())) or shape
+        return Val(name, stored, self.dtypes[slot])
 
 
 def _operand(array: Array, item: Instruction, operand: Operand) -> Array:
@@ -67,12 +61,13 @@ def _operand(array: Array, item: Instruction, operand: Operand) -> Array:
     return np.pad(array, pads, constant_values=fill)
 
 
-class NumpyStep:
+class ArrayStep:
     """A step of one instruction by a kernel on whole arrays."""
 
     def __init__(self, item: Instruction, kinds: Kinds, kernel: Into) -> None:
         self._item, self._kinds, self._kernel = item, kinds, kernel
-        self.outputs = item.outputs
+        self.full: Collection[int] = item.outputs
+        """Slots that are made where they belong."""
 
     def run(self, slots: Slots, places: Places) -> None:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
@@ -80,74 +75,77 @@ class NumpyStep:
         args = [_operand(slots[operand.slot], item, operand) for operand in item.operands]
         outs = []
         for slot, shape in zip(item.outputs, item.kernel_shapes, strict=True):
-            slots[slot] = places[slot] if slot in places else self._kinds.empty(slot)
+            slots[slot] = self._kinds.result(slot, places)
             outs.append(slots[slot].reshape(shape))
             if not np.shares_memory(outs[-1], slots[slot]):  # axes were split or joined, and lie apart
-                outs[-1] = np.empty(shape, slots[slot].dtype)
+                last = (0, *range(2, len(shape)), 1) if slot in self._kinds.orders else ()
+                outs[-1] = ordered(np.empty, shape, slots[slot].dtype, last)
         self._kernel(args, outs)
         for slot, out in zip(item.outputs, outs, strict=True):
             if not np.shares_memory(out, slots[slot]):
                 slots[slot][...] = out.reshape(slots[slot].shape)
 
 
-def indices_of(item: Instruction) -> Operand | None:
-    """The operand of an instruction that says where it reads or writes, if one does."""
-    place = KERNELS[item.op].indices
-    return None if place is None else item.operands[place]
+def _emitted_operand(emit: Emitter, value: Val, item: Instruction, operand: Operand) -> Val:
+    """The slot as the kernel sees it."""
+    pads = None if KERNELS[item.op].takes_unpadded else pads_of(operand)
+    if pads is not None and is_empty(operand):
+        return emit.full(padded_shape(operand), item.fill, value.dtype)
+    if operand.crop is not None:
+        value = emit.slice(value, operand.crop)
+    value = emit.reshape(value, operand.shape)
+    return value if pads is None else emit.pad(value, pads, item.fill)
+
+
+def graph_of(
+    items: Sequence[Instruction], inputs: Sequence[int], outputs: Sequence[int], kinds: Kinds
+) -> onnx.GraphProto:
+    """Instructions as a graph of ONNX, lowered one after the other; slots go in and out as they lie."""
+    emit, slots = Emitter(), dict[int, Val]()
+    given = [kinds.stored(slot, f"x{index}") for index, slot in enumerate(inputs)]
+    for slot, value in zip(inputs, given, strict=True):
+        order = kinds.orders.get(slot, range(len(value.shape)))
+        slots[slot] = emit.transpose(value, [int(axis) for axis in np.argsort(order)])
+    for item in items:
+        args = [_emitted_operand(emit, slots[operand.slot], item, operand) for operand in item.operands]
+        lowering = KERNELS[item.op].lowering
+        assert lowering is not None, f"{item.op} is left to NumPy"
+        for index, result in enumerate(lowering(emit, args, item)):
+            if result.shape != item.kernel_shapes[index] or result.dtype != item.dtypes[index]:
+                raise ValueError(
+                    f"{item.op} gave {result.dtype} {result.shape}, "
+                    f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
+                )
+            slots[item.outputs[index]] = emit.reshape(result, item.shapes[index])
+    made: list[Val] = []
+    for slot in outputs:
+        value = emit.transpose(slots[slot], kinds.orders.get(slot) or range(len(slots[slot].shape)))
+        if value in given or value in made:  # an output has a name of its own
+            value = emit.node("Identity", [value], value.shape)
+        made.append(value)
+    infos, results = (
+        [helper.make_tensor_value_info(v.name, tensor_type(v.dtype), list(v.shape)) for v in values]
+        for values in (given, made)
+    )
+    return helper.make_graph(emit.nodes, "program", infos, results, emit.initializers)
 
 
 class SessionStep:
-    """A step of instructions that follow each other, as one session.
+    """A step of instructions that follow each other, as one session."""
 
-    Indices that it looks up are not made in it, so that one that is out of range can be found and told.
-    """
-
-    def __init__(
-        self,
-        items: Sequence[Instruction],
-        program: Program,
-        kinds: Kinds,
-        later: Collection[int],
-        threads: int,
-    ) -> None:
-        """``later``: slots that are read after these instructions."""
+    def __init__(self, items: Sequence[Instruction], kinds: Kinds, later: Collection[int]) -> None:
+        """``later``: slots that are read after these instructions, or are outputs of the program."""
         made = {slot for item in items for slot in item.outputs}
-        reads = {operand.slot for item in items for operand in item.operands} - made
-        self._inputs = tuple(sorted(reads))
-        self.numbers = [n for n, operand in enumerate(program.outputs) if operand.slot in made]
-        """Outputs of the program (by number) that are made here."""
-        self._kept = sorted(made & set(later))
+        self._inputs = sorted({operand.slot for item in items for operand in item.operands} - made)
+        self.full: Collection[int] = sorted(made & set(later))
+        """Slots that are made where they belong."""
         self._kinds = kinds
-        outputs = [program.outputs[n] for n in self.numbers]
-        outputs += [Operand(slot, None, kinds.shapes[slot], None) for slot in self._kept]
-        of = {*reads, *made}
-        part = make_program(
-            self._inputs,
-            tuple(kinds.shapes[slot] for slot in self._inputs),
-            tuple(kinds.dtypes[slot] for slot in self._inputs),
-            tuple(items),
-            tuple(outputs),
-            tuple((slot, order) for slot, order in kinds.orders.items() if slot in of),
-        )
-        looked_up = [(item, indices_of(item)) for item in items]
-        self._lookups = [(item, indices) for item, indices in looked_up if indices is not None]
-        model, values = model_of(part)
-        threads = 1 if any(KERNELS[item.op].one_thread for item in items) else threads
-        names = [f"x{index}" for index in range(len(self._inputs))]
-        self._session = Session(model.SerializeToString(), names, [v.name for v in values], threads)
-        self._orders = part.output_orders
+        self._session = Session(model_of(graph_of(items, self._inputs, self.full, kinds)))
 
-    def run(self, slots: Slots, outs: Sequence[Array]) -> None:
-        """Read operands from ``slots``, put results there; outputs go to ``outs``."""
+    def run(self, slots: Slots, places: Places) -> None:
+        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
         orders = self._kinds.orders
+        made = {slot: self._kinds.result(slot, places) for slot in self.full}
         arrays = [as_stored(slots[slot], orders.get(slot, ())) for slot in self._inputs]
-        kept = [self._kinds.empty(slot) for slot in self._kept]
-        results = [*(outs[number] for number in self.numbers), *kept]
-        stored = [as_stored(a, order) for a, order in zip(results, self._orders, strict=True)]
-        try:
-            self._session.run(arrays, stored)
-        except FAILURES:
-            for item, indices in self._lookups:
-                check_indices(item, crop(slots[indices.slot], indices.crop))
-            raise
-        slots |= dict(zip(self._kept, kept, strict=True))
+        self._session.run(arrays, [as_stored(array, orders.get(slot, ())) for slot, array in made.items()])
+        slots |= made

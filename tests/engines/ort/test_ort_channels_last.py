@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
-from oocdl.engines.ort.nchwc import blocks
-from oocdl.engines.ort.nchwc.blocks import block
-from oocdl.engines.ort.nchwc.conv_step import suits_blocks
-from oocdl.engines.ort.nchwc.last_step import suits_channels_last
+from oocdl.engines.ort import blocks
+from oocdl.engines.ort.blocks import block
+from oocdl.engines.ort.lowerings import KERNELS
 from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
@@ -56,10 +55,7 @@ def check(op: str, shapes: list[Shape], made: Shape, pads: Any, attrs: dict[str,
         arrays[0] = arrays[0].round(0)  # the largest of a window is there twice
     single = build(op, shapes, made, pads, attrs, "float32")
     double = build(op, shapes, made, pads, attrs, "float64")
-    ordered_slots = dict(single.orders)
-    assert suits_blocks(single.instructions[0], ordered_slots) or suits_channels_last(
-        single.instructions[0], ordered_slots
-    )
+    assert KERNELS[op].on_arrays(single.instructions[0], dict(single.orders)) is not None
     [want] = get_engine("torch").compile(double)(lying(double, arrays, "float64"))
     run = OnnxRuntimeEngine().compile(single)
     [got] = run(lying(single, arrays, "float32"))
@@ -115,7 +111,7 @@ def test_pools_of_which_a_part_is_wanted() -> None:
     attrs = {"kernel_shape": (2, 1, 3), "strides": (2, 1, 3), "dilations": (1, 1, 1)}
     arrays = [noise(*shape, seed=seed).astype("float32") for seed, shape in enumerate((x, y))]
     program = build("MaxPoolGrad", [x, y], (2, 8, 3, 5, 6), None, attrs, "float32")
-    assert not suits_channels_last(program.instructions[0], dict(program.orders))
+    assert KERNELS["MaxPoolGrad"].on_arrays(program.instructions[0], dict(program.orders)) is None
     [want] = get_engine("torch").compile(program)(lying(program, arrays, "float32"))
     [got] = OnnxRuntimeEngine().compile(program)(lying(program, arrays, "float32"))
     assert np.array_equal(got, want)

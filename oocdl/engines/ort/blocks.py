@@ -12,49 +12,35 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
 
-from oocdl.engines.ort.ort_session import REFUSALS, Session
+from oocdl.engines.ort.ort_session import REFUSALS, Session, session_of
 from oocdl.graph.ir.graph import Array
 
 DOMAIN = "com.microsoft.nchwc"
 """The domain of operators that onnxruntime's optimizer puts in."""
 
 
-def _session(kind: str, inputs: Sequence[str], rank: int = 4, **attrs: Any) -> Session:
-    """A session of one operator on arrays of rank 4 and any extents; "" is an input that is left out."""
-    node = helper.make_node(kind, list(inputs), ["y"], domain=DOMAIN, **attrs)
-    given = [name for name in inputs if name]
-    infos = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"{name}{axis}" for axis in range(rank)])
-        for name in (*given, "y")
-    ]
-    graph = helper.make_graph([node], "blocks", infos[:-1], infos[-1:])
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return Session(model.SerializeToString(), given, ["y"])
-
-
 @cache
 def _sorter(channels_last: bool) -> Session:
-    return _session("ReorderInput", ["x"], channels_last=int(channels_last))
+    return session_of("ReorderInput", ["x"], 4, DOMAIN, channels_last=int(channels_last))
 
 
 @cache
 def _unsorter(channels: int, channels_last: bool) -> Session:
-    return _session("ReorderOutput", ["x"], channels=channels, channels_last=int(channels_last))
+    return session_of("ReorderOutput", ["x"], 4, DOMAIN, channels=channels, channels_last=int(channels_last))
 
 
 @cache
 def _convolver(
     kernel: tuple[int, ...], pads: tuple[int, ...], dilations: tuple[int, ...], adds: bool
 ) -> Session:
-    return _session(
+    return session_of(
         "Conv",
         ["x", "w", "", "sum"] if adds else ["x", "w"],
+        4,
+        DOMAIN,
         kernel_shape=kernel,
         pads=pads,
         dilations=dilations,
