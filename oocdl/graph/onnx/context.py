@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Array, Graph, Node, Shape
@@ -131,6 +134,14 @@ class Context:
         """Return an attribute, or its default."""
         return self.node.attrs.get(name, default)
 
+    def need_floats(self, *indices: int) -> None:
+        """Raise ModelError if an input at ``indices`` holds whole numbers or booleans."""
+        for index in indices:
+            found = self.operand(index)
+            dtype = self.build.dtype(found) if isinstance(found, str) else found.dtype.name
+            if np.dtype(dtype).kind in "iub":
+                raise ModelError(f"input '{self.node.inputs[index]}' is {dtype}; training needs float")
+
     def many(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
         """Add a node; its name is that of the ONNX node where it is the same operator."""
         base = self.build.scope.removesuffix("/")
@@ -186,6 +197,19 @@ class Context:
 
 Lower = Callable[[Context], Sequence[Operand]]
 """Lowers the node of the context; returns its outputs."""
+LOWERINGS: dict[str, Lower] = {}
+"""All lowerings, by the ONNX operator: one that is not here is read as its rule says, or not at all."""
+LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Operand]])
+
+
+def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:
+    """Let the function below lower nodes of ONNX operators; ``fixed`` are its further arguments."""
+
+    def enter(function: LowerT) -> LowerT:
+        LOWERINGS.update(dict.fromkeys(ops, partial(function, **fixed)))
+        return function
+
+    return enter
 
 
 def needed(graph: Graph, inputs: Sequence[str]) -> Graph:

@@ -14,8 +14,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from oocdl.graph.onnx.context import LOWERINGS
 from oocdl.graph.onnx.lower.arithmetic import of_rules
-from oocdl.graph.onnx.lower.lowering_registry import LOWERINGS
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from tests.kit.onnx_kit import run

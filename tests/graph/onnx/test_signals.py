@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from onnx import helper
 
-from oocdl.graph.onnx.folding.constant_signals import window
+from oocdl.graph.onnx.folding.known_arrays import window
 from tests.kit import lowered
 from tests.kit.one_node import OneNode, check
 

@@ -10,7 +10,7 @@ import numpy as np
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 QUERY, KEY, VALUE, MASK, PAST_KEY, PAST_VALUE, LENGTHS = range(7)
@@ -135,6 +135,7 @@ def _band(ctx: Context, past: int) -> tuple[int | None, int | None]:
     return past - left if left >= 0 else None, past + min(ends) if ends else None
 
 
+@lowers("Attention")
 def _attention(ctx: Context) -> Sequence[Operand]:
     """``softmax(q k^T scale + mask) v``; a head of keys serves as many heads of queries as there are more.
 
@@ -201,6 +202,7 @@ def _table(ctx: Context, index: int) -> str:
     return ctx.make("Gather", table, ctx.value(3)) if ctx.has(3) else table
 
 
+@lowers("RotaryEmbedding")
 def _rotary(ctx: Context) -> Sequence[Operand]:
     """Turn pairs of numbers by angles of their positions; those beyond ``rotary_embedding_dim`` stay."""
     x, shape = ctx.value(0), ctx.shape(0)
@@ -230,7 +232,3 @@ def _rotary(ctx: Context) -> Sequence[Operand]:
         results.append(slice_axis(ctx, x, 3, turned, size, 1))
     y = results[0] if len(results) == 1 else ctx.make("Concat", *results, axis=3)
     return [ctx.reshape(y, shape)]
-
-
-ATTENTION: dict[str, Lower] = {"Attention": _attention, "RotaryEmbedding": _rotary}
-"""Lowerings of what transformers consist of, where a file has it as one node."""

@@ -15,8 +15,7 @@ import numpy as np
 from oocdl.errors import ModelError
 from oocdl.graph.ir.index import pieces
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower.arithmetic import need_floats
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 SEGMENT_ELEMENTS = 1 << 21
@@ -157,10 +156,11 @@ def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tu
     return ordered[0] if len(ordered) == 1 else ctx.make("Concat", *ordered, axis=0), states
 
 
+@lowers("RNN", "GRU", "LSTM")
 def _recurrent(ctx: Context) -> Sequence[Operand]:
     kind, direction = _KINDS[ctx.node.op], str(ctx.attr("direction", "forward"))
     _refuse(ctx, direction)
-    need_floats(ctx, 0, 1, 2)
+    ctx.need_floats(0, 1, 2)
     batch_first = bool(ctx.attr("layout", 0))
     steps, samples = ctx.shape(0)[1::-1] if batch_first else ctx.shape(0)[:2]
     count, hidden = 2 if direction == "bidirectional" else 1, ctx.shape(2)[2]
@@ -183,7 +183,3 @@ def _recurrent(ctx: Context) -> Sequence[Operand]:
         y = ctx.make("Transpose", y, perm=(2, 0, 1, 3))
         states = [ctx.make("Transpose", state, perm=(1, 0, 2)) for state in states]
     return [y, *states][: len(ctx.node.outputs)]
-
-
-RECURRENT: dict[str, Lower] = dict.fromkeys(_KINDS, _recurrent)
-"""Lowerings of recurrent layers."""

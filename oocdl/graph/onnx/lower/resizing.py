@@ -11,7 +11,7 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
@@ -43,6 +43,7 @@ _WEIGHTS: dict[str, dict[int, tuple[float, ...]]] = {
 of a polynomial of the distance to that element, the highest power first."""
 
 
+@lowers("Resize", "Upsample")
 def _resize(ctx: Context) -> Sequence[Operand]:
     """Resize axis by axis."""
     attrs, x = {"coordinates": _coordinates(ctx), **_attributes(ctx)}, ctx.value(0)
@@ -118,6 +119,7 @@ def _given_sizes(ctx: Context, inputs: Sequence[Array | None], axes: Sequence[in
     return list(zip(axes, sizes, strict=True))
 
 
+@lowers("GridSample")
 def _grid_sample(ctx: Context) -> Sequence[Operand]:
     """Sum weighted elements of ``[N, C, *extents]`` around the places of a grid ``[N, *result, axes]``."""
     mode, padding = ctx.attr("mode", "linear"), ctx.attr("padding_mode", "zeros")
@@ -205,7 +207,3 @@ def _padded(ctx: Context, at: str, extent: int) -> str:
     for op, bound in (("Greater", 0.0), ("Less", last)):
         at = ctx.make("Where", calc(op, at, bound), at, ctx.number(bound, at))
     return at
-
-
-RESIZING: dict[str, Lower] = {"Resize": _resize, "Upsample": _resize, "GridSample": _grid_sample}
-"""Lowerings of what interpolates along axes."""
