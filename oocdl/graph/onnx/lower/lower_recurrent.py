@@ -68,14 +68,6 @@ def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, 
     return [tuple(known[start : start + count]) for start in range(0, len(known), count)]
 
 
-def _refuse(ctx: Context, direction: str) -> None:
-    """Refuse what is not computed here."""
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ModelError(f"direction '{direction}' is not forward, reverse or bidirectional")
-    if ctx.attr("clip") is not None or ctx.attr("input_forget", 0) or ctx.has(7):
-        ctx.refuse("peepholes, clip or input_forget")
-
-
 def _mask(ctx: Context, steps: int, samples: int) -> str | None:
     """Return where samples have steps [T, N, 1]; None if all have all of them."""
     if not ctx.has(4):
@@ -91,32 +83,25 @@ def _mask(ctx: Context, steps: int, samples: int) -> str | None:
     return ctx.make("Less", ctx.build.constant(times, "int64"), given)
 
 
-def _initial(ctx: Context, index: int, direction: int, batch_first: bool, shape: tuple[int, ...]) -> str:
+def _initial(ctx: Context, index: int, direction: int, shape: tuple[int, ...]) -> str:
     """Return an initial state of one direction: that input, or zeros."""
     known = ctx.known(index)
     if not ctx.has(index) or (known is not None and not known.any()):
         return ctx.build("Expand", ctx.number(0.0, ctx.value(1)), shape=shape)
-    one = slice_axis(ctx, ctx.value(index), 1 if batch_first else 0, direction, direction + 1)
-    return ctx.reshape(one, shape)
+    return ctx.reshape(slice_axis(ctx, ctx.value(index), 0, direction, direction + 1), shape)
 
 
 def _direction(
     ctx: Context, kind: _Kind, number: int, reverse: bool, activations: tuple[str, ...]
 ) -> _Direction:
     """Return one direction, its input already multiplied and its biases added."""
-    batch_first = bool(ctx.attr("layout", 0))
     x, given = ctx.value(0), ctx.shape(0)
-    samples, (_, width, hidden) = given[0 if batch_first else 1], ctx.shape(2)
+    samples, (_, width, hidden) = given[1], ctx.shape(2)
 
     def one(index: int, *shape: int) -> str:
         return ctx.reshape(slice_axis(ctx, ctx.value(index), 0, number, number + 1), shape)
 
-    gates = ctx.make(
-        "Einsum",
-        x,
-        one(1, width, given[2]),
-        equation="nti,gi->tng" if batch_first else "tni,gi->tng",
-    )
+    gates = ctx.make("Einsum", x, one(1, width, given[2]), equation="tni,gi->tng")
     late = ctx.node.op == "GRU" and bool(ctx.attr("linear_before_reset", 0))
     bias = (ctx.build.constant(np.zeros(hidden), ctx.build.dtype(gates)),) * late
     if ctx.has(3):
@@ -130,9 +115,7 @@ def _direction(
         elif ctx.node.inputs[3] not in ctx.single_biases:
             added = ctx.make("Add", added, inner)
         gates = ctx.make("Add", gates, added)
-    states = tuple(
-        _initial(ctx, 5 + place, number, batch_first, (1, samples, hidden)) for place in range(kind.states)
-    )
+    states = tuple(_initial(ctx, 5 + place, number, (1, samples, hidden)) for place in range(kind.states))
     return _Direction(gates, one(2, width, hidden), states, bias, reverse, activations)
 
 
@@ -159,10 +142,12 @@ def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tu
 @lowers("RNN", "GRU", "LSTM")
 def _recurrent(ctx: Context) -> Sequence[Operand]:
     kind, direction = _KINDS[ctx.node.op], str(ctx.attr("direction", "forward"))
-    _refuse(ctx, direction)
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ModelError(f"direction '{direction}' is not forward, reverse or bidirectional")
+    if ctx.attr("clip") is not None or ctx.attr("input_forget", 0) or ctx.has(7) or ctx.attr("layout", 0):
+        ctx.refuse("peepholes, clip, input_forget or layout 1")
     ctx.need_floats(0, 1, 2)
-    batch_first = bool(ctx.attr("layout", 0))
-    steps, samples = ctx.shape(0)[1::-1] if batch_first else ctx.shape(0)[:2]
+    steps, samples = ctx.shape(0)[:2]
     count, hidden = 2 if direction == "bidirectional" else 1, ctx.shape(2)[2]
     activations = _activations(ctx, kind, count)
     mask = _mask(ctx, steps, samples)
@@ -179,7 +164,4 @@ def _recurrent(ctx: Context) -> Sequence[Operand]:
     states = [
         each[0] if count == 1 else ctx.make("Concat", *each, axis=0) for each in zip(*lasts, strict=True)
     ]
-    if batch_first:
-        y = ctx.make("Transpose", y, perm=(2, 0, 1, 3))
-        states = [ctx.make("Transpose", state, perm=(1, 0, 2)) for state in states]
     return [y, *states][: len(ctx.node.outputs)]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
@@ -23,8 +22,6 @@ _COORDINATES = (
     "asymmetric",
     "align_corners",
 )
-_EXTREMES = {"not_larger": min, "not_smaller": max}
-"""Policies that keep the ratio of the axes -> which of their scales is that of all."""
 _A = -0.75
 _NEAREST: dict[int, tuple[float, ...]] = {0: (1.0,)}
 _LINEAR: dict[int, tuple[float, ...]] = {0: (-1.0, 1.0), 1: (1.0, 0.0)}
@@ -101,22 +98,13 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
     if scales is not None and scales.size:
         factors = [_decimal(scale) for scale in scales.reshape(-1)]
         return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
-    sizes = _given_sizes(ctx, inputs, axes)
-    policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
-    if policy == "stretch":
-        return [(axis, size, size / shape[axis]) for axis, size in sizes]
-    if policy not in _EXTREMES:
-        ctx.refuse(f"keep_aspect_ratio_policy {policy}")
-    scale = _EXTREMES[policy](size / shape[axis] for axis, size in sizes)
-    return [(axis, floor(scale * shape[axis] + 0.5), scale) for axis in axes]
-
-
-def _given_sizes(ctx: Context, inputs: Sequence[Array | None], axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (axis, size) as they are written."""
     sizes = ints(ctx.node, inputs, "", 3)
     if not sizes:
         raise ModelError("neither scales nor sizes are given")
-    return list(zip(axes, sizes, strict=True))
+    policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch":
+        ctx.refuse(f"keep_aspect_ratio_policy {policy}")
+    return [(axis, size, size / shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
 
 
 @lowers("GridSample")
