@@ -64,8 +64,6 @@ class Imported:
     """Initial contents of every value of role WEIGHT or STATE."""
     frozen: tuple[str, ...]
     """Weights that are never updated: ``freeze`` names them, or the file's metadata says so."""
-    fixed: tuple[str, ...]
-    """Float initializers that are taken for constants of the model, not weights."""
     names: Mapping[str, str]
     """Name in the file -> value of the graph, for everything that has one."""
     final_activation: Mapping[str, str]
@@ -78,8 +76,6 @@ class Imported:
     """Whether constants of the file were read as the size of the batch."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Node -> the path of the module that it is of, where the file knows it."""
-    evaluation_norms: tuple[str, ...] = ()
-    """Nodes of BatchNorms that use their running statistics in training too, and do not update them."""
 
     def remarked(self, remark: Remark) -> Imported:
         """Return the same with one more remark."""
@@ -193,7 +189,6 @@ class _Reader:
         )
         self.weights: dict[str, WeightSource] = {}
         self.frozen: list[str] = []
-        self.fixed: list[str] = []
         self.roles: dict[str, Role] = {}
         self.inputs: list[str] = []
 
@@ -255,8 +250,6 @@ class _Reader:
                 if item.nbytes > MOST_CONSTANT_BYTES:
                     raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")
                 ctx.env[name] = item.raw() if self.model.exact is None else self.model.exact.array(item.raw())
-                if item.is_float:
-                    self.fixed.append(name)
 
     def _frozen(self, name: str) -> bool:
         names = self.model.names_of(name)
@@ -284,16 +277,12 @@ class _Reader:
             outputs=tuple(outputs),
             weights={name: item for name, item in self.weights.items() if name in values},
             frozen=tuple(name for name in self.frozen if name in values),
-            fixed=tuple(self.fixed),
             names={name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
             trained=self._trained(values.keys()),
             rebatched=ctx.rebatched,
             modules={one.name.strip("/"): path for one in self.model.nodes if (path := module_path(one))},
-            evaluation_norms=tuple(
-                node.name for node in self.model.nodes if node.outputs and node.outputs[0] in ctx.evaluated
-            ),
         )
 
     def _trained(self, needed: Collection[str]) -> Trained:

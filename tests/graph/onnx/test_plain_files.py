@@ -182,6 +182,6 @@ def test_a_norm_that_is_called_twice_is_exported_in_evaluation_mode(tmp_path: Pa
     path = save(tmp_path / "m.onnx", nodes, weights, ["b", 3], {"y": ["b", 3]})
     imported = inspect_onnx(path).bind(RULES, {"x": (2, 3)})
     assert set(imported.graph.updates) == {"m", "v"}
-    export_onnx(path, tmp_path / "out.onnx", {}, inference=True)
+    export_onnx(path, tmp_path / "out.onnx", lambda name: None)
     found = onnx.load(tmp_path / "out.onnx").graph.node
     assert [[item.name for item in node.attribute] for node in found] == [[], [], []]
