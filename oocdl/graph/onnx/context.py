@@ -20,7 +20,7 @@ from oocdl.graph.ir.graph import Array, Graph, Node, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.metadata import Fact
-from oocdl.graph.onnx.model_file import OnnxNode
+from oocdl.graph.onnx.model_file import OnnxNode, shown
 
 Operand = str | Array
 """The name of a value of the graph, or an array known at import."""
@@ -226,4 +226,33 @@ def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
         values={name: value for name, value in graph.values.items() if name in live},
         nodes=tuple(reversed(nodes)),
         constants={name: data for name, data in graph.constants.items() if name in live},
+    )
+
+
+def in_body(refused: Sequence[Refusal], node: str) -> list[Refusal]:
+    """Return refusals of nodes in the body of the node of a name, with that in their reasons."""
+    return [replace(item, reason=f"{item.reason} in the body of {shown(node)}") for item in refused]
+
+
+def all_of(refused: Sequence[Refusal], unknown: bool) -> str:
+    """Write that a model is refused, for all of it, and the ways out; ``unknown``: for operators, too."""
+    count = "1 node is" if len(refused) == 1 else f"{len(refused)} nodes are"
+    own = ", and oocdl.ops.register adds operators of your own" if unknown else ""
+    return f"{count} not supported: {grouped(refused)}; docs/reference/operators.md lists what is{own}"
+
+
+def grouped(refused: Sequence[Refusal]) -> str:
+    """Write what is refused, by reason: how often, and the first node.
+
+    >>> grouped([Refusal("/a/act", "PRelu", "PRelu"), Refusal("/b/act", "PRelu", "PRelu")])
+    "PRelu × 2, first '/a/act'"
+    """
+    nodes: dict[str, list[str]] = {}
+    for refusal in refused:
+        nodes.setdefault(refusal.reason, []).append(refusal.node)
+    return "; ".join(
+        f"{shown(found[0])} ({reason})"
+        if len(found) == 1
+        else f"{reason} × {len(found)}, first {shown(found[0])}"
+        for reason, found in nodes.items()
     )

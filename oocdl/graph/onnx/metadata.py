@@ -17,8 +17,8 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import onnx
 
 from oocdl.errors import ModelError
+from oocdl.graph.onnx.input_sizes import OpenAxes, is_readable
 from oocdl.graph.onnx.model_file import OnnxNode, shown
-from oocdl.graph.onnx.sizes.open_axes import OpenAxes, is_readable
 from oocdl.graph.onnx.tensors import WeightSource
 
 KEY = "oocdl.module"

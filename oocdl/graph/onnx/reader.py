@@ -18,12 +18,14 @@ import numpy as np
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
+from oocdl.graph.onnx.baked import note_resized
 from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
-from oocdl.graph.onnx.context import Context, needed
+from oocdl.graph.onnx.context import Context, all_of, needed
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.heads import FINAL, activations_last
+from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
 from oocdl.graph.onnx.metadata import read_metadata
 from oocdl.graph.onnx.model_file import (
@@ -38,11 +40,8 @@ from oocdl.graph.onnx.model_file import (
 )
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
-from oocdl.graph.onnx.refusals import all_of
 from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.signs import Remark
-from oocdl.graph.onnx.sizes.baked import note_resized
-from oocdl.graph.onnx.sizes.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
 

@@ -11,10 +11,9 @@ import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.onnx.bounds import MOST_TRIPS
-from oocdl.graph.onnx.context import Context, Operand, lowers
+from oocdl.graph.onnx.context import Context, Operand, grouped, in_body, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 from oocdl.graph.onnx.model_file import Body, shown
-from oocdl.graph.onnx.refusals import grouped, in_body
 
 
 def _made(ctx: Context, items: Sequence[Operand]) -> list[Operand]:
