@@ -74,8 +74,9 @@ def _without_ones(ctx: Context, term: Term, extents: dict[str, int]) -> Term:
     """Drop axes of extent one whose letter is longer elsewhere: they broadcast."""
     shape = ctx.build.shape(term.value)
     kept = [axis for axis, letter in enumerate(term.letters) if shape[axis] == extents[letter]]
-    if any(shape[axis] != 1 for axis in range(len(shape)) if axis not in kept):
-        raise ModelError(f"extents {list(shape)} of '{term.letters}' are not those of other operands")
+    for axis, letter in enumerate(term.letters):
+        if axis not in kept and shape[axis] != 1:
+            raise ModelError(f"letter '{letter}' has extents {extents[letter]} and {shape[axis]}")
     if len(kept) == len(shape):
         return term
     value = ctx.reshape(term.value, [shape[axis] for axis in kept])

@@ -93,10 +93,8 @@ def _conv(ctx: Context) -> Sequence[Operand]:
 def _conv_transpose(ctx: Context) -> Sequence[Operand]:
     kernel, spatial = _kernel(ctx), ctx.shape(0)[2:]
     rank, mode = len(kernel), ctx.attr("auto_pad", "NOTSET")
-    strides = tuple(ctx.attr("strides", (1,) * rank))
-    dilations = tuple(ctx.attr("dilations", (1,) * rank))
-    extra = ctx.attr("output_padding", (0,) * rank)
-    pads = list(ctx.attr("pads", (0,) * 2 * rank)) if mode == "NOTSET" else [0] * 2 * rank
+    strides, found, dilations = window(ctx, spatial, kernel)
+    pads, extra = list(found), ctx.attr("output_padding", (0,) * rank)
     wanted = ctx.attr("output_shape")
     if wanted is None and mode.startswith("SAME"):
         wanted = [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
