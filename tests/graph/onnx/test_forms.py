@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,47 +10,15 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from oocdl.graph.onnx.lower.arithmetic import of_rules
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
+from tests.kit.lowered import model_of
 from tests.kit.onnx_kit import run
 from tests.kit.op_cases import CASES
-
-
-def one_node(
-    op: str,
-    inputs: Mapping[str, np.ndarray[Any, Any]],
-    constants: Mapping[str, Any],
-    *,
-    opset: int = 17,
-    outputs: int = 1,
-    **attrs: Any,
-) -> onnx.ModelProto:
-    """A model of one node; ``constants`` are its further inputs (``None``: left out)."""
-    names = [*inputs, *(name if data is not None else "" for name, data in constants.items())]
-    results = [f"out{index}" for index in range(outputs)]
-    domain, _, title = op.rpartition("::")
-    graph = helper.make_graph(
-        [helper.make_node(title, names, results, name="n", domain=domain, **attrs)],
-        "one",
-        [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in inputs.items()
-        ],
-        [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in results],
-        [
-            numpy_helper.from_array(np.asarray(data), name)
-            for name, data in constants.items()
-            if data is not None
-        ],
-    )
-    opsets = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return onnx.shape_inference.infer_shapes(model)
-
 
 F = np.float32
 RANDOM = np.random.default_rng(0)
@@ -154,8 +121,10 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
 def test_operators_of_other_domains_that_are_ours_too(op: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.op == op.rpartition("::")[2])
     arrays = {f"x{i}": a.astype(F) if a.dtype.kind == "f" else a for i, a in enumerate(case.arrays())}
+    domain, _, title = op.rpartition("::")
     for attrs in ({}, case.attrs):
-        model = one_node(op, arrays, {}, opset=20, **attrs)
+        node = helper.make_node(title, list(arrays), ["y"], name="n", domain=domain, **attrs)
+        model = model_of([node], arrays, ["y"], opset=20)
         model.graph.output[0].type.CopyFrom(model.graph.input[0].type)  # ONNX infers no type of these
         onnx.save(model, tmp_path / "one.onnx")
         imported = inspect_onnx(tmp_path / "one.onnx").bind(RULES)
@@ -167,9 +136,14 @@ def test_operators_of_other_domains_that_are_ours_too(op: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("form", FORMS)
 def test_form(form: str, tmp_path: Path) -> None:
-    op, shape, constants, attrs = FORMS[form]
-    x = numbers(*shape)
-    model = one_node(op, {"x": x}, constants, **attrs)
+    op, shape, known, given = FORMS[form]
+    attrs = dict(given)
+    x, opset, outputs = numbers(*shape), attrs.pop("opset", 17), attrs.pop("outputs", 1)
+    names = ["x", *(name if array is not None else "" for name, array in known.items())]
+    results = [f"out{index}" for index in range(outputs)]
+    node = helper.make_node(op, names, results, name="n", **attrs)
+    known = {name: np.asarray(array) for name, array in known.items() if array is not None}
+    model = onnx.shape_inference.infer_shapes(model_of([node], {"x": x}, results, known, opset=opset))
     onnx.save(model, tmp_path / "one.onnx")
     if op == "GroupNormalization":  # onnxruntime-training 1.19 cannot run it
         wanted = ReferenceEvaluator(model).run(None, {"x": x})

@@ -204,6 +204,14 @@ def test_what_is_folded_is_what_runs() -> None:
         np.testing.assert_array_equal(found, formula(*(torch.as_tensor(array) for array in arrays)).numpy())
 
 
+def test_extremes_of_any_number_of_operands_are_folded() -> None:
+    for op, function in (("Max", np.max), ("Min", np.min)):
+        for count in (1, 2, 3):
+            arrays = list(RANDOM.integers(0, 9, (count, 4)))
+            (found,) = fold(OnnxNode("n", op, ("x", "y", "z")[:count], ("out",), {}), arrays)
+            np.testing.assert_array_equal(found, function(arrays, axis=0))
+
+
 def test_the_gradient_of_equal_updates_is_scatter_reduces(tmp_path: Path) -> None:
     x, u = np.ones((2, 3)), np.array([[1.0, 1.0, 0.5], [1.0, 0.0, 2.0]])
     given = {"x": x, "u": u}

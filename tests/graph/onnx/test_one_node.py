@@ -548,10 +548,32 @@ def test_windows_are_pytorchs(periodic: bool) -> None:
     np.testing.assert_allclose(hamming, wanted, atol=1e-12)
 
 
-CASES = [*ACTIVATIONS, *ATTENTION, *PADDING, *POOLING, *REARRANGED, *REDUCTIONS, *RESIZING, *SIGNALS]
+EQUATIONS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "ij->ji": ((2, 3),),
+    "bij->i": ((2, 3, 4),),
+    "ii->": ((3, 3),),
+    "...ii->...i": ((2, 3, 3),),
+    "iji->ji": ((3, 2, 3),),
+    "ij,jk": ((2, 3), (3, 4)),
+    "...ij,...jk->...ik": ((2, 1, 2, 3), (4, 3, 2)),
+    "bii,bij->bj": ((2, 3, 3), (2, 3, 4)),
+    "ab,bc,cd,d->a": ((2, 3), (3, 2), (2, 4), (4,)),
+    "i,i": ((3,), (3,)),
+    "bhqd,bhkd->bhqk": ((2, 2, 3, 2), (2, 2, 3, 2)),
+}
+CONTRACTIONS = [
+    OneNode(
+        "Einsum",
+        lambda *xs, equation=equation: torch.einsum(equation, *xs),
+        [RANDOM.normal(size=shape) for shape in shapes],
+        {"equation": equation},
+    )
+    for equation, shapes in EQUATIONS.items()
+]
+TABLES = (CONTRACTIONS, ACTIVATIONS, ATTENTION, PADDING, POOLING, REARRANGED, REDUCTIONS, RESIZING, SIGNALS)
 
 
 @pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid:UserWarning")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [case for table in TABLES for case in table], ids=str)
 def test_values_and_gradients_are_pytorchs_in_every_cut(case: OneNode, tmp_path: Path) -> None:
     check(case, tmp_path)

@@ -42,19 +42,6 @@ _KINDS = {
 }
 
 
-class _Direction(NamedTuple):
-    """One direction of a layer."""
-
-    x: str
-    """The input's part of the gates [T, N, G H]."""
-    weight: str
-    states: tuple[str, ...]
-    """Initial h, and c of an LSTM, [1, N, H]."""
-    bias: tuple[str, ...]
-    reverse: bool
-    activations: tuple[str, ...]
-
-
 def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, ...]]:
     """Return the activations of each direction."""
     names = [str(name) for name in ctx.attr("activations", ())] or [*kind.activations] * directions
@@ -92,16 +79,19 @@ def _initial(ctx: Context, index: int, direction: int, shape: tuple[int, ...]) -
 
 
 def _direction(
-    ctx: Context, kind: _Kind, number: int, reverse: bool, activations: tuple[str, ...]
-) -> _Direction:
-    """Return one direction, its input already multiplied and its biases added."""
-    x, given = ctx.value(0), ctx.shape(0)
-    samples, (_, width, hidden) = given[1], ctx.shape(2)
+    ctx: Context, kind: _Kind, number: int, reverse: bool, activations: tuple[str, ...], mask: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return h of all steps [T, N, H] of one direction, and its last states: h, and c of an LSTM, [1, N, H].
+
+    The input is multiplied for all steps at once; the steps come in as many segments as there have to be.
+    """
+    steps, samples, features = ctx.shape(0)
+    _, width, hidden = ctx.shape(2)
 
     def one(index: int, *shape: int) -> str:
         return ctx.reshape(slice_axis(ctx, ctx.value(index), 0, number, number + 1), shape)
 
-    gates = ctx.make("Einsum", x, one(1, width, given[2]), equation="tni,gi->tng")
+    gates = ctx.make("Einsum", ctx.value(0), one(1, width, features), equation="tni,gi->tng")
     late = ctx.node.op == "GRU" and bool(ctx.attr("linear_before_reset", 0))
     bias = (ctx.build.constant(np.zeros(hidden), ctx.build.dtype(gates)),) * late
     if ctx.has(3):
@@ -116,26 +106,20 @@ def _direction(
             added = ctx.make("Add", added, inner)
         gates = ctx.make("Add", gates, added)
     states = tuple(_initial(ctx, 5 + place, number, (1, samples, hidden)) for place in range(kind.states))
-    return _Direction(gates, one(2, width, hidden), states, bias, reverse, activations)
-
-
-def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return h of all steps [T, N, H], and the last states, by as many segments as there have to be."""
-    steps, _, width = ctx.build.shape(given.x)
+    weight = one(2, width, hidden)
     count = -(-steps * width // SEGMENT_ELEMENTS)
     ctx.make_room(count)
-    segments = pieces(steps, count)
-    attrs: dict[str, object] = {"reverse": given.reverse, "activations": given.activations}
+    segments, parts = pieces(steps, count), []
+    attrs: dict[str, object] = {"reverse": reverse, "activations": activations}
     if ctx.node.op == "GRU":
-        attrs["linear_before_reset"] = bool(given.bias)
-    states, parts = given.states, []
-    for start, stop in reversed(segments) if given.reverse else segments:
-        x = slice_axis(ctx, given.x, 0, start, stop)
+        attrs["linear_before_reset"] = late
+    for start, stop in reversed(segments) if reverse else segments:
+        x = slice_axis(ctx, gates, 0, start, stop)
         here = () if mask is None else (slice_axis(ctx, mask, 0, start, stop),)
-        made = ctx.build.node(kind.op, [x, given.weight, *states, *given.bias, *here], attrs)
+        made = ctx.build.node(kind.op, [x, weight, *states, *bias, *here], attrs)
         parts.append(made[0])
         states = made[-kind.states :]
-    ordered = parts[::-1] if given.reverse else parts
+    ordered = parts[::-1] if reverse else parts
     return ordered[0] if len(ordered) == 1 else ctx.make("Concat", *ordered, axis=0), states
 
 
@@ -154,8 +138,7 @@ def _recurrent(ctx: Context) -> Sequence[Operand]:
     outputs, lasts = [], []
     for number in range(count):
         reverse = direction == "reverse" or number == 1
-        one = _direction(ctx, kind, number, reverse, activations[number])
-        h, last = _steps(ctx, kind, one, mask)
+        h, last = _direction(ctx, kind, number, reverse, activations[number], mask)
         if mask is not None:
             h = ctx.make("Where", mask, h, ctx.number(0.0, h))
         outputs.append(ctx.reshape(h, (steps, 1, samples, hidden)))
