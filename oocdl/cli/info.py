@@ -19,10 +19,10 @@ from oocdl.engines.engine import resolve
 from oocdl.errors import InputError, ModelError, Refusal, UnsupportedError, printable
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.bodies import every_node
+from oocdl.graph.onnx.context import grouped
 from oocdl.graph.onnx.model_file import shown
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx, supported
-from oocdl.graph.onnx.refusals import grouped
 from oocdl.graph.onnx.trained import Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES

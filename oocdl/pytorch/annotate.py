@@ -12,9 +12,9 @@ from torch import nn
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Array
+from oocdl.graph.onnx.input_sizes import OpenAxes
 from oocdl.graph.onnx.metadata import Counter, Fact, Metadata, write_metadata
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
-from oocdl.graph.onnx.sizes.open_axes import OpenAxes
 from oocdl.graph.onnx.writer import write_model
 from oocdl.pytorch.module_tensors import Key, array_of, floats, key_of, named_tensors
 from oocdl.pytorch.study.operator_watch import Findings

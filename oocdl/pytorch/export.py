@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from oocdl.errors import InputError, UnsupportedError
+from oocdl.graph.onnx.input_sizes import OpenAxes
 from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.graph.onnx.sizes.open_axes import OpenAxes
 from oocdl.ops.registry import RULES
 from oocdl.pytorch.annotate import Facts, annotate, keys_of
 from oocdl.pytorch.child import first_line, in_child

@@ -21,8 +21,8 @@ import zarr
 
 from oocdl.errors import CorruptError, ModelWarning, StoreError, printable
 from oocdl.graph.ir.graph import Graph, Role
+from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes
 from oocdl.graph.onnx.reader import OnnxModel
-from oocdl.graph.onnx.sizes.input_sizes import EXPORT_OPEN, other_sizes
 from oocdl.storage.checksums import Record
 from oocdl.storage.files import reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.history import line_of, row_of

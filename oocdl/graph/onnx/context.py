@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Array, Graph, Node, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.metadata import Fact
-from oocdl.graph.onnx.model_file import OnnxNode
+from oocdl.graph.onnx.model_file import OnnxNode, shown
 
 Operand = str | Array
 """The name of a value of the graph, or an array known at import."""
@@ -131,6 +134,14 @@ class Context:
         """Return an attribute, or its default."""
         return self.node.attrs.get(name, default)
 
+    def need_floats(self, *indices: int) -> None:
+        """Raise ModelError if an input at ``indices`` holds whole numbers or booleans."""
+        for index in indices:
+            found = self.operand(index)
+            dtype = self.build.dtype(found) if isinstance(found, str) else found.dtype.name
+            if np.dtype(dtype).kind in "iub":
+                raise ModelError(f"input '{self.node.inputs[index]}' is {dtype}; training needs float")
+
     def many(self, op: str, *inputs: str, **attrs: Any) -> tuple[str, ...]:
         """Add a node; its name is that of the ONNX node where it is the same operator."""
         base = self.build.scope.removesuffix("/")
@@ -186,6 +197,19 @@ class Context:
 
 Lower = Callable[[Context], Sequence[Operand]]
 """Lowers the node of the context; returns its outputs."""
+LOWERINGS: dict[str, Lower] = {}
+"""All lowerings, by the ONNX operator: one that is not here is read as its rule says, or not at all."""
+LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Operand]])
+
+
+def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:
+    """Let the function below lower nodes of ONNX operators; ``fixed`` are its further arguments."""
+
+    def enter(function: LowerT) -> LowerT:
+        LOWERINGS.update(dict.fromkeys(ops, partial(function, **fixed)))
+        return function
+
+    return enter
 
 
 def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
@@ -202,4 +226,33 @@ def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
         values={name: value for name, value in graph.values.items() if name in live},
         nodes=tuple(reversed(nodes)),
         constants={name: data for name, data in graph.constants.items() if name in live},
+    )
+
+
+def in_body(refused: Sequence[Refusal], node: str) -> list[Refusal]:
+    """Return refusals of nodes in the body of the node of a name, with that in their reasons."""
+    return [replace(item, reason=f"{item.reason} in the body of {shown(node)}") for item in refused]
+
+
+def all_of(refused: Sequence[Refusal], unknown: bool) -> str:
+    """Write that a model is refused, for all of it, and the ways out; ``unknown``: for operators, too."""
+    count = "1 node is" if len(refused) == 1 else f"{len(refused)} nodes are"
+    own = ", and oocdl.ops.register adds operators of your own" if unknown else ""
+    return f"{count} not supported: {grouped(refused)}; docs/reference/operators.md lists what is{own}"
+
+
+def grouped(refused: Sequence[Refusal]) -> str:
+    """Write what is refused, by reason: how often, and the first node.
+
+    >>> grouped([Refusal("/a/act", "PRelu", "PRelu"), Refusal("/b/act", "PRelu", "PRelu")])
+    "PRelu × 2, first '/a/act'"
+    """
+    nodes: dict[str, list[str]] = {}
+    for refusal in refused:
+        nodes.setdefault(refusal.reason, []).append(refusal.node)
+    return "; ".join(
+        f"{shown(found[0])} ({reason})"
+        if len(found) == 1
+        else f"{reason} × {len(found)}, first {shown(found[0])}"
+        for reason, found in nodes.items()
     )

@@ -9,21 +9,32 @@ import numpy as np
 from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.onnx.baked import check_baked, note_resized
 from oocdl.graph.onnx.bodies import bodies, every_node, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANTS_BYTES, MOST_NODES
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.context import LOWERINGS, Context, Lower, Operand, in_body
 from oocdl.graph.onnx.folding.constant_folding import DATA_SHAPED, FOLDS, fold
-from oocdl.graph.onnx.lower.arithmetic import of_rules
-from oocdl.graph.onnx.lower.lowering_registry import LOWERINGS
+from oocdl.graph.onnx.lower import (  # noqa: F401 (each enters what it lowers into LOWERINGS)
+    arithmetic,
+    contraction,
+    control,
+    indexing,
+    lower_attention,
+    lower_layers,
+    lower_recurrent,
+    lower_reductions,
+    random,
+    rearrange,
+    resizing,
+    structure,
+)
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 from oocdl.graph.onnx.own_operators import OWN, lower_own, not_known
-from oocdl.graph.onnx.refusals import in_body
-from oocdl.graph.onnx.sizes.baked import check_baked, note_resized
 
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
     """Return the lowerings of all ONNX operators that can be read."""
-    return {**of_rules(rules), **LOWERINGS}
+    return {**arithmetic.of_rules(rules), **LOWERINGS}
 
 
 def supported(rules: Rules) -> frozenset[str]:

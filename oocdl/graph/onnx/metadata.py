@@ -11,14 +11,14 @@ import json
 import math
 from collections import Counter as CountOf
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import onnx
 
 from oocdl.errors import ModelError
+from oocdl.graph.onnx.input_sizes import OpenAxes, is_readable
 from oocdl.graph.onnx.model_file import OnnxNode, shown
-from oocdl.graph.onnx.sizes.open_axes import Condition, OpenAxes, is_readable
 from oocdl.graph.onnx.tensors import WeightSource
 
 KEY = "oocdl.module"
@@ -101,10 +101,16 @@ def read_metadata(
         return None
     try:
         (text,) = texts
-        known = _metadata(json.loads(text))
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']!r} is not {FORMAT}")
+        known: Metadata = _read(Metadata, data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         _bad(f"it cannot be read ({reason})")
+    unreadable = next((item.text for item in known.sizes.conditions if not is_readable(item.text)), None)
+    if unreadable is not None:
+        _bad(f"'{unreadable[:80]}' is no condition")
     named = [*known.unread, *known.counters, *(name for fact in known.facts.values() for name in fact.names)]
     twice = next((name for name, count in CountOf(named).items() if count > 1), None)
     if twice is not None:
@@ -119,70 +125,22 @@ def _bad(what: str) -> NoReturn:
     raise ModelError(f"the file's metadata '{KEY}' does not fit the file: {what}; {way_out}")
 
 
-def _metadata(data: Any) -> Metadata:
-    """Make ``Metadata`` of parsed JSON; raises whatever comes of bad data."""
-    if data["format"] != FORMAT:
-        raise ValueError(f"format {data['format']!r} is not {FORMAT}")
-    facts = {
-        _text(name): Fact(
-            kind=_text(fact["kind"]),
-            names=tuple(_text(one) for one in fact["names"]),
-            requires_grad=_flag(fact["requires_grad"]),
-            padding_idx=None if fact["padding_idx"] is None else _count(fact["padding_idx"]),
-        )
-        for name, fact in data["facts"].items()
-    }
-    counters = {
-        _text(name): Counter(start=_count(one["start"]), per_pass=_count(one["per_pass"]))
-        for name, one in data["counters"].items()
-    }
-    return Metadata(
-        module=_text(data["module"]),
-        exporter=_text(data["exporter"]),
-        facts=facts,
-        unread=tuple(_text(name) for name in data["unread"]),
-        counters=counters,
-        sizes=_sizes(data["sizes"]),
-        compared=_flag(data["compared"]),
-        predicts=str(data["predicts"]),
-        notes=tuple(_text(note) for note in data["notes"]),
-        numbers=tuple(_number(value) for value in data["numbers"]),
-    )
-
-
-def _sizes(data: Any) -> OpenAxes:
-    conditions = tuple(Condition(_text(one["text"]), str(one["place"])) for one in data["conditions"])
-    unreadable = [item for item in conditions if not is_readable(item.text)]
-    if unreadable:
-        raise ValueError(f"'{unreadable[0].text[:80]}' is no condition")
-    return OpenAxes(
-        conditions=conditions,
-        fixed={_text(axis): str(why) for axis, why in data["fixed"].items()},
-        least_batch=_count(data["least_batch"]),
-    )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{value!r} is no name")
-    return value
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is not true or false")
-    return value
-
-
-def _number(value: Any) -> float:
-    if not isinstance(value, float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no number")
-    return value
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError(f"{value!r} is no count")
+def _read(kind: Any, value: Any) -> Any:
+    """Make parsed JSON what a field of this kind holds; raises whatever comes of bad data."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        made = {item.name: _read(hints[item.name], value[item.name]) for item in fields(kind)}
+        return kind(**made)  # type: ignore[operator]
+    inner = get_args(kind)
+    if get_origin(kind) is tuple:
+        return tuple(_read(inner[0], one) for one in _read(list, value))
+    if get_origin(kind) is Mapping:
+        return {name: _read(inner[1], one) for name, one in _read(dict, value).items()}
+    if inner:  # that or None
+        return None if value is None else _read(inner[0], value)
+    wrong = (kind is int and value < 0) or (kind is float and not math.isfinite(value))
+    if type(value) is not kind or wrong:
+        raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
 
 

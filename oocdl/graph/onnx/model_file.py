@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import onnx
@@ -90,21 +90,12 @@ def shown(name: str) -> str:
     return f"'{text if len(text) <= 80 else text[:77] + '...'}'"
 
 
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-
-
 def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
     """Parse the model without the raw bytes of its big initializers; returns where those lie, too."""
     if path.is_dir():
         raise ModelError(f"{path} is a folder; give the .onnx file")
     if not path.exists():
-        others = (
-            sorted(other.name for other in path.parent.glob("*.onnx"))[:3] if path.parent.is_dir() else []
-        )
+        others = sorted(other.name for other in path.parent.glob("*.onnx"))[:3]
         raise ModelError(
             f"there is no file {path}" + (f"; did you mean {' or '.join(others)}?" if others else "")
         )
@@ -112,7 +103,11 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
         raise ModelError(f"{path} is not a regular file")
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty (0 bytes)")
-    with _opened(path) as file:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    with opened as file:
         data = _Bytes(file.fileno(), path.stat().st_size)
         head = data.read(0, 32)
         for magic, kind in _HEADS.items():
@@ -306,18 +301,8 @@ def inside(tensor: onnx.TensorProto, what: str) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(numpy_helper.to_array(tensor))
     except (ValueError, TypeError, KeyError):
-        count = len(tensor.raw_data) or sum(
-            len(values)
-            for values in (
-                tensor.float_data,
-                tensor.int32_data,
-                tensor.int64_data,
-                tensor.double_data,
-            )
-        )
-        unit = "bytes" if tensor.raw_data else "numbers"
         raise ModelError(
-            f"{what} declares the shape {list(shape)} of {dtype}, but carries {count} {unit}"
+            f"{what} declares the shape {list(shape)} of {dtype}, but its data is not of that size"
         ) from None
     return array.copy() if not array.flags.writeable else array
 

@@ -18,12 +18,14 @@ import numpy as np
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
+from oocdl.graph.onnx.baked import note_resized
 from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
-from oocdl.graph.onnx.context import Context, needed
+from oocdl.graph.onnx.context import Context, all_of, needed
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.heads import FINAL, activations_last
+from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
 from oocdl.graph.onnx.metadata import read_metadata
 from oocdl.graph.onnx.model_file import (
@@ -38,11 +40,8 @@ from oocdl.graph.onnx.model_file import (
 )
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
-from oocdl.graph.onnx.refusals import all_of
 from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.signs import Remark
-from oocdl.graph.onnx.sizes.baked import note_resized
-from oocdl.graph.onnx.sizes.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
 
@@ -64,8 +63,6 @@ class Imported:
     """Initial contents of every value of role WEIGHT or STATE."""
     frozen: tuple[str, ...]
     """Weights that are never updated: ``freeze`` names them, or the file's metadata says so."""
-    fixed: tuple[str, ...]
-    """Float initializers that are taken for constants of the model, not weights."""
     names: Mapping[str, str]
     """Name in the file -> value of the graph, for everything that has one."""
     final_activation: Mapping[str, str]
@@ -78,8 +75,6 @@ class Imported:
     """Whether constants of the file were read as the size of the batch."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Node -> the path of the module that it is of, where the file knows it."""
-    evaluation_norms: tuple[str, ...] = ()
-    """Nodes of BatchNorms that use their running statistics in training too, and do not update them."""
 
     def remarked(self, remark: Remark) -> Imported:
         """Return the same with one more remark."""
@@ -193,7 +188,6 @@ class _Reader:
         )
         self.weights: dict[str, WeightSource] = {}
         self.frozen: list[str] = []
-        self.fixed: list[str] = []
         self.roles: dict[str, Role] = {}
         self.inputs: list[str] = []
 
@@ -255,8 +249,6 @@ class _Reader:
                 if item.nbytes > MOST_CONSTANT_BYTES:
                     raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")
                 ctx.env[name] = item.raw() if self.model.exact is None else self.model.exact.array(item.raw())
-                if item.is_float:
-                    self.fixed.append(name)
 
     def _frozen(self, name: str) -> bool:
         names = self.model.names_of(name)
@@ -284,16 +276,12 @@ class _Reader:
             outputs=tuple(outputs),
             weights={name: item for name, item in self.weights.items() if name in values},
             frozen=tuple(name for name in self.frozen if name in values),
-            fixed=tuple(self.fixed),
             names={name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
             trained=self._trained(values.keys()),
             rebatched=ctx.rebatched,
             modules={one.name.strip("/"): path for one in self.model.nodes if (path := module_path(one))},
-            evaluation_norms=tuple(
-                node.name for node in self.model.nodes if node.outputs and node.outputs[0] in ctx.evaluated
-            ),
         )
 
     def _trained(self, needed: Collection[str]) -> Trained:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from oocdl.graph.onnx.model_file import OnnxNode, shown
+from oocdl.graph.onnx.model_file import shown
 from oocdl.graph.onnx.reader import OnnxModel
-from oocdl.graph.onnx.tensors import WeightSource
+
+Part = tuple[str, Any, str]
+"""What of a file it is, what is compared, and how that is said."""
 
 
 def network_differences(old: OnnxModel, new: OnnxModel) -> str:
@@ -18,60 +20,34 @@ def network_differences(old: OnnxModel, new: OnnxModel) -> str:
 
     Parameters and running statistics may hold other numbers. Buffers and constants belong to the network.
     """
-    return next(_differences(old, new), "")
-
-
-def _differences(old: OnnxModel, new: OnnxModel) -> Iterator[str]:
     if old.metadata is None or new.metadata is None:
-        yield "it is of a file that no module was written to"
-        return
-    if old.metadata.module != new.metadata.module:
-        yield f"it is a {old.metadata.module}, this is a {new.metadata.module}"
-    for name in dict.fromkeys((*old.metadata.facts, *old.initializers)):
-        item, other = old.initializers[name], new.initializers.get(name)
-        if other is None:
-            yield f"{shown(name)} is missing"
-        elif (item.shape, item.stored) != (other.shape, other.stored):
-            yield f"{shown(name)} is {_form(item)}, now {_form(other)}"
-        elif old.metadata.facts.get(name) != new.metadata.facts.get(name):
-            yield f"{shown(name)} was {_fact(old, name)}, is {_fact(new, name)}"
-        elif _fixed(old, name) and not np.array_equal(item.raw(), other.raw(), equal_nan=item.is_float):
-            yield f"the buffer {shown(name)} holds other numbers"
-    yield from (f"{shown(name)} is new" for name in new.initializers if name not in old.initializers)
-    for before, after in zip_longest(old.nodes, new.nodes):
-        if before is None or after is None or not _alike(before, after):
-            gone = shown(before.name) if before is not None else "its end"
-            come = shown(after.name) if after is not None else "its end"
-            yield f"the node {gone} is now {come}, or does something else"
-    if (old.inputs, old.outputs) != (new.inputs, new.outputs):
-        yield "its inputs or outputs have other names or sizes"
+        return "it is of a file that no module was written to"
+    for one, other in zip_longest(_parts(old), _parts(new), fillvalue=("the end", None, "there")):
+        if one[0] != other[0]:
+            return f"{one[0]} was where {other[0]} is"
+        if one[1] != other[1]:
+            now = f", now {other[2].removeprefix('is ')}" if one[2].startswith("is ") else ""
+            return f"{one[0]} {one[2]}{now}"
+    return ""
 
 
-def _form(item: WeightSource) -> str:
-    return f"{list(item.shape)} of {item.stored}"
+def _parts(model: OnnxModel) -> Iterator[Part]:
+    assert model.metadata is not None
+    facts = model.metadata.facts
+    yield "it", model.metadata.module, f"is a {model.metadata.module}"
+    for name in dict.fromkeys((*facts, *model.initializers)):
+        item, fact = model.initializers[name], facts.get(name)
+        yield shown(name), (item.shape, item.stored), f"is {list(item.shape)} of {item.stored}"
+        frozen = " that is frozen" if fact and fact.kind == "parameter" and not fact.requires_grad else ""
+        yield shown(name), fact, f"is a {fact.kind if fact else 'constant'}{frozen}"
+        if fact is None or fact.kind == "buffer":
+            yield f"the buffer {shown(name)}", _plain(item.raw()), "holds other numbers"
+    for node in model.nodes:
+        same = node.op, node.inputs, node.outputs, {name: _plain(held) for name, held in node.attrs.items()}
+        yield f"the node {shown(node.name)}", same, "does something else"
+    yield "its inputs and outputs", (model.inputs, model.outputs), "have other names or sizes"
 
 
-def _fact(model: OnnxModel, name: str) -> str:
-    fact = model.metadata.facts.get(name) if model.metadata is not None else None
-    if fact is None:
-        return "a constant"
-    frozen = " that is frozen" if fact.kind == "parameter" and not fact.requires_grad else ""
-    return f"a {fact.kind}{frozen}"
-
-
-def _fixed(model: OnnxModel, name: str) -> bool:
-    fact = model.metadata.facts.get(name) if model.metadata is not None else None
-    return fact is None or fact.kind == "buffer"
-
-
-def _alike(one: OnnxNode, other: OnnxNode) -> bool:
-    same = (one.op, one.inputs, one.outputs) == (other.op, other.inputs, other.outputs)
-    return same and _plain(one.attrs) == _plain(other.attrs)
-
-
-def _plain(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes that can be compared."""
-    return {
-        name: (value.dtype, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
-        for name, value in attrs.items()
-    }
+def _plain(held: Any) -> Any:
+    """Return what can be compared."""
+    return (held.dtype, held.shape, held.tobytes()) if isinstance(held, np.ndarray) else held

@@ -250,10 +250,8 @@ class Sign:
 
     find: Callable[[TracedFile], list[str]]
     """Returns the nodes or tensors that show it."""
-    one: str
-    """What is said of one of these, after "1"."""
-    many: str
-    """What is said of several, after their number."""
+    seen: str
+    """What is said of them, after their number, with words in braces as ``_WORDS`` has them."""
     meaning: str
     cure: str = EXPORT
     """What to do; ``{freeze}`` stands for the option that freezes these tensors."""
@@ -263,86 +261,81 @@ class Sign:
         names = self.find(file)
         if not names:
             return []
-        seen = f"{len(names)} {self.one if len(names) == 1 else self.many} ({some(names)})"
-        return [Remark(f"{seen}: {self.meaning}", self.cure.replace("{freeze}", _freeze(file, names)))]
+        words = {word: forms[len(names) > 1] for word, forms in _WORDS.items()}
+        text = f"{len(names)} {self.seen.format_map(words)} ({some(names)}): {self.meaning}"
+        return [Remark(text, self.cure.replace("{freeze}", _freeze(file, names)))]
 
 
+_WORDS = {
+    "s": ("", "s"),
+    "a": ("a ", ""),
+    "is": ("is", "are"),
+    "was": ("was", "were"),
+    "has": ("has", "have"),
+    "feeds": ("feeds", "feed"),
+    "bias": ("bias", "biases"),
+}
+"""Forms of words for one and for several."""
 SIGNS = (
     Sign(
         _merged,
-        "initializer feeds several layers each",
-        "initializers feed several layers each",
+        "initializer{s} {feeds} several layers each",
         "they are trained as one; exporters merge tensors that are equal at the start",
     ),
     Sign(
         _folded,
-        "convolution has a BatchNormalization folded in",
-        "convolutions have a BatchNormalization folded in",
+        "convolution{s} {has} a BatchNormalization folded in",
         "the norm is gone from the file, and is not trained",
     ),
     Sign(
         _computed,
-        "trained tensor was computed by the exporter from parameters or buffers",
-        "trained tensors were computed by the exporter from parameters or buffers",
+        "trained tensor{s} {was} computed by the exporter from parameters or buffers",
         "where that was more than a transposition, another network is trained",
     ),
     Sign(
         lambda file: [name for name in _computed(file) if _is_copy(file, name)],
-        "trained tensor was tied to another weight",
-        "trained tensors were tied to another weight",
+        "trained tensor{s} {was} tied to another weight",
         "the exporter has made a copy, which is trained on its own",
     ),
-    Sign(
-        _lost_slopes,
-        "weight is not trained",
-        "weights are not trained",
-        "the exporter has made constants of them",
-    ),
+    Sign(_lost_slopes, "weight{s} {is} not trained", "the exporter has made constants of them"),
     Sign(
         _lost_biases,
-        "layer has no bias",
-        "layers have no bias",
+        "layer{s} {has} no bias",
         "the exporter drops biases that are zeros at the start, and these are not trained",
     ),
     Sign(
         _gaps,
-        "bias is missing in a row of numbered ones",
-        "biases are missing in a row of numbered ones",
+        "{bias} {is} missing in a row of numbered ones",
         "optimizers of files drop biases of zeros, and then they are not trained",
     ),
     Sign(
         _buffers,
-        "tensor is trained that may be a buffer of the module",
-        "tensors are trained that may be buffers of the module",
+        "tensor{s} {is} trained that may be {a}buffer{s} of the module",
         "the file does not tell buffers from parameters",
         f"{{freeze}} leaves them as they are, or {EXPORT}",
     ),
     Sign(
         _asleep,
-        "running statistic is of a BatchNormalization in evaluation mode in the file",
-        "running statistics are of BatchNormalizations in evaluation mode in the file",
+        "running statistic{s} {is} of {a}BatchNormalization{s} in evaluation mode in the file",
         "the norms are trained in training mode, by the statistics of each batch",
         f"{{freeze}} keeps them in evaluation mode, or {EXPORT}",
     ),
     Sign(
         _folded_by_tensorflow,
-        "trained tensor has a BatchNormalization folded in",
-        "trained tensors have a BatchNormalization folded in",
+        "trained tensor{s} {has} a BatchNormalization folded in",
         "the norm is gone from the file, as in one for inference, and is not trained",
         "export in training mode, which keeps norms: "
         "tf2onnx.convert.from_function of tf.function(lambda x: model(x, training=True))",
     ),
     Sign(
         _norms_of_batches,
-        "BatchNormalization has no running statistics in the file",
-        "BatchNormalizations have no running statistics in the file",
+        "BatchNormalization{s} {has} no running statistics in the file",
         "training is exact, and predictions normalize by their batch, too",
         "predict with the batch size of training, or give the trained weights back to the Keras model",
     ),
     Sign(
         _lost_by_tensorflow,
-        "layer has no bias",
-        "layers have no bias",
+        "layer{s} {has} no bias",
         "TensorFlow's exports drop biases of zeros and scales of ones, as Keras starts them: these are not "
         "trained",
         "if the layers have biases in Keras, export after a step of training: then none is all zeros",

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -89,33 +90,29 @@ class WeightSource:
         base = self.offset + sum(start * step for (start, _), step in zip(region, steps, strict=True))
         runs = result.reshape(*result.shape[:tail], -1)
         assert self.path is not None
-        with _Opened(self.path, self.stamp, self.name) as handle:
+        with _opened(self.path, self.stamp, self.name) as handle:
             for index in np.ndindex(*result.shape[:tail]):
                 at = base + sum(i * step for i, step in zip(index, steps, strict=False))
                 _read_exactly(handle, runs[index].view(np.uint8).data, at, self.name)
         return result
 
 
-class _Opened:
-    """An open file descriptor, checked to be the file seen at import."""
-
-    def __init__(self, path: Path, stamp: Stamp, name: str) -> None:
-        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-        try:
-            self.handle = os.open(path, flags)
-        except OSError as error:
-            raise ModelError(f"tensor {shown(name)} cannot be read from {path}: {error.strerror}") from None
-        if _stamp(os.fstat(self.handle)) != stamp:
-            os.close(self.handle)
+@contextmanager
+def _opened(path: Path, stamp: Stamp, name: str) -> Iterator[int]:
+    """Open a file, which has to be the one that was seen at import."""
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        raise ModelError(f"tensor {shown(name)} cannot be read from {path}: {error.strerror}") from None
+    try:
+        if _stamp(os.fstat(handle)) != stamp:
             raise ModelError(
                 f"{path} has changed since the model was read; start again from the original file"
             )
-
-    def __enter__(self) -> int:
-        return self.handle
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self.handle)
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _read_exactly(handle: int, target: memoryview, at: int, name: str) -> None:
@@ -178,13 +175,6 @@ def _safe_path(folder: Path, location: str, what: str) -> Path:
     if ".." in Path(location.replace("\\", "/")).parts:
         raise ModelError(f"{refused}, outside the model's folder; refused")
     base = folder.resolve()
-    checks: tuple[tuple[Callable[[int], bool], str], ...] = (
-        (stat.S_ISLNK, "a symbolic link"),
-        (stat.S_ISFIFO, "a FIFO"),
-        (stat.S_ISSOCK, "a socket"),
-        (stat.S_ISCHR, "a device"),
-        (stat.S_ISBLK, "a device"),
-    )
     at = base
     for part in Path(location).parts:
         at = at / part
@@ -192,17 +182,12 @@ def _safe_path(folder: Path, location: str, what: str) -> Path:
             status = at.lstat()
         except OSError:
             raise ModelError(f"{what} needs {shown(location)} beside the model; not found") from None
-        for check, kind in checks:
-            if check(status.st_mode):
-                raise ModelError(
-                    f"{refused}, which is {kind}; refused (copy the file itself beside the model)"
-                )
+        if stat.S_ISLNK(status.st_mode):
+            raise ModelError(f"{refused}, a symbolic link; refused (copy the file itself beside the model)")
     if not stat.S_ISREG(status.st_mode):
-        raise ModelError(f"{refused}, which is a folder")
+        raise ModelError(f"{refused}, which is no plain file; refused")
     if status.st_nlink > 1:
-        raise ModelError(
-            f"{refused}, which is a hard link to another file; refused (copy it beside the model)"
-        )
+        raise ModelError(f"{refused}, a hard link to another file; refused (copy it beside the model)")
     if not at.resolve().is_relative_to(base):
         raise ModelError(f"{refused}, outside the model's folder; refused")
     return at

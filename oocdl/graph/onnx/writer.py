@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -19,37 +20,27 @@ import onnx
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.index import Region, as_slices, whole
 from oocdl.graph.onnx.checks import check
 from oocdl.graph.onnx.model_file import field_header, load, shown
 from oocdl.graph.onnx.tensors import WeightSource, source
 
-Weights = Callable[[str], "Iterable[Array] | None"] | Mapping[str, Any]
-"""Initializer name -> its blocks in C order (``None``: unchanged), or -> array (NumPy, Zarr)."""
+Weights = Callable[[str], "Iterable[Array] | None"]
+"""Initializer name -> its new contents as blocks in C order; ``None``: it stays as it is."""
 
 EXTERNAL_FROM_BYTES = 2**30
+"""Tensors of so many bytes together are put into a file beside the model, ``<target>.data``."""
 BLOCK_BYTES = 2**22
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9
 _ALIGN_BYTES = 4096
 
 
-def export_onnx(
-    source_path: str | Path,
-    target_path: str | Path,
-    weights: Weights,
-    *,
-    external: bool | None = None,
-    inference: bool = True,
-) -> Path:
+def export_onnx(source_path: str | Path, target_path: str | Path, weights: Weights) -> Path:
     """Write the model at ``source_path`` to ``target_path``, with new weights and statistics.
 
-    ``external``: put tensors into ``<target>.data`` (by default where the total is
-    above 1 GiB). ``inference``: BatchNorm and Dropout act as in inference in the
-    new file, even where the old one was exported in training mode.
+    BatchNorm and Dropout act as in inference in the new file, even where the old one was exported in
+    training mode.
     """
-    return write_model(
-        source_path, target_path, weights, external=external, edit=_infer_only if inference else None
-    )
+    return write_model(source_path, target_path, weights, edit=_infer_only)
 
 
 def write_model(
@@ -57,8 +48,7 @@ def write_model(
     target_path: str | Path,
     weights: Weights,
     *,
-    external: bool | None = None,
-    edit: Callable[[onnx.ModelProto], None] | None = None,
+    edit: Callable[[onnx.ModelProto], None],
     dropped: Collection[str] = (),
 ) -> Path:
     """Write the model at ``source_path`` to ``target_path``, changed by ``edit``, with new contents.
@@ -72,23 +62,21 @@ def write_model(
     check(model)
     tensors = list(model.graph.initializer)
     kept = [index for index, tensor in enumerate(tensors) if tensor.name not in dropped]
-    if edit is not None:
-        edit(model)
+    edit(model)
     del model.graph.initializer[:]
     items = [
         _Item(tensors[index], _source(tensors[index], origin, spans.get(index)), weights) for index in kept
     ]
-    if external is None:
-        external = sum(item.nbytes for item in items) > EXTERNAL_FROM_BYTES
+    external = sum(item.nbytes for item in items) > EXTERNAL_FROM_BYTES
     data = target.with_name(target.name + ".data")
     if external:
         _spare_source(origin, data)
         for item in items:
             if item.stored is not None and item.stored.path == data:
                 raise ModelError(f"{data} belongs to the original model; choose another name for the new one")
-        with _Replacing(data) as file:
+        with _replacing(data) as file:
             _write_data(file, items, data.name)
-    with _Replacing(target) as file:
+    with _replacing(target) as file:
         _write_model(file, model, items, data.name if external else "")
     return target
 
@@ -135,7 +123,8 @@ class _Item:
         """Yield the contents, little-endian, in order."""
         assert self.stored is not None
         count, name = 0, shown(self.stored.name)
-        for block in self._arrays(self.stored):
+        found = self.weights(self.stored.name)
+        for block in _unchanged(self.stored) if found is None else found:
             array = np.ascontiguousarray(block, self.stored.stored)
             count += array.size
             if count > prod(self.stored.shape):
@@ -144,69 +133,32 @@ class _Item:
         if count != prod(self.stored.shape):
             raise ModelError(f"the new contents of {name} are {count} numbers, not {prod(self.stored.shape)}")
 
-    def _arrays(self, stored: WeightSource) -> Iterable[Array]:
-        if callable(self.weights):
-            found = self.weights(stored.name)
-            if found is not None:
-                return found
-            return _slabs(stored.raw, stored.shape, stored.stored.itemsize)
-        array = self.weights.get(stored.name)
-        if array is None:
-            return _slabs(stored.raw, stored.shape, stored.stored.itemsize)
-        if tuple(array.shape) != stored.shape:
-            raise ModelError(
-                f"the new {shown(stored.name)} has shape {list(array.shape)}, not {list(stored.shape)}"
-            )
 
-        def read(region: Region) -> Array:
-            return np.asarray(array[as_slices(region)])
-
-        return _slabs(read, stored.shape, np.dtype(array.dtype).itemsize)
+def _unchanged(stored: WeightSource) -> Iterator[Array]:
+    """Yield a tensor in C order as it is stored, in blocks of at most ``BLOCK_BYTES``."""
+    count = prod(stored.shape)
+    data = None if stored.data is None else stored.data.reshape(-1)
+    flat, step = replace(stored, shape=(count,), data=data), BLOCK_BYTES // stored.stored.itemsize
+    for start in range(0, count, step):
+        yield flat.raw(((start, min(start + step, count)),))
 
 
-def _slabs(read: Callable[[Region], Array], shape: Sequence[int], itemsize: int) -> Iterator[Array]:
-    """Yield a tensor in C order, in blocks of at most ``BLOCK_BYTES``."""
-    if not shape or prod(shape) * itemsize <= BLOCK_BYTES:
-        yield read(whole(shape))
-        return
-    row = prod(shape[1:]) * itemsize
-    if row > BLOCK_BYTES and len(shape) > 1:
-        for index in range(shape[0]):
-
-            def inner(region: Region, index: int = index) -> Array:
-                return np.asarray(read(((index, index + 1), *region))[0])
-
-            yield from _slabs(inner, shape[1:], itemsize)
-        return
-    step = max(BLOCK_BYTES // row, 1)
-    for start in range(0, shape[0], step):
-        yield read(((start, min(start + step, shape[0])), *((0, extent) for extent in shape[1:])))
-
-
-class _Replacing:
-    """A file that appears under its name only when it is complete."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __enter__(self) -> IO[bytes]:
-        handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=f".{self.target.name}.")
-        self.draft = Path(name)
-        self.file = os.fdopen(handle, "wb")
-        return self.file
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.file.flush()
-            os.fsync(self.file.fileno())
+@contextmanager
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name only when it is complete."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
             umask = os.umask(0)
             os.umask(umask)
-            os.fchmod(self.file.fileno(), 0o666 & ~umask)
-        self.file.close()
-        if kind is None:
-            os.replace(self.draft, self.target)
-        else:
-            self.draft.unlink()
+            os.fchmod(file.fileno(), 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 def _placed(items: Sequence[_Item], location: str) -> Iterator[tuple[_Item, dict[str, str]]]:

@@ -28,7 +28,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.printers import PythonPrinter
 
-from oocdl.graph.onnx.sizes.open_axes import Condition, is_readable
+from oocdl.graph.onnx.input_sizes import Condition, is_readable
 from oocdl.pytorch.module_calls import OneStep, Signature, Tensors, without_contents
 from oocdl.pytorch.study.places import Places
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from oocdl.graph.onnx.sizes.open_axes import Condition
+from oocdl.graph.onnx.input_sizes import Condition
 from oocdl.pytorch.study.freedom import BATCH, Axis
 
 _EXTENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)

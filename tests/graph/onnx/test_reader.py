@@ -17,6 +17,7 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.lower.structure import rebound
 from oocdl.graph.onnx.model_file import load
 from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.trained import Part
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
 from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, exact, export, families
@@ -103,7 +104,7 @@ def test_float32_and_inference_agree_with_onnxruntime(tmp_path: Path) -> None:
     path = export(model, (x,), tmp_path / "model.onnx", training=True)
     imported = inspect_onnx(path).bind(RULES, training=False)
     assert not imported.graph.updates and len(imported.graph.of_role(Role.STATE)) == 12
-    quiet = export_onnx(path, tmp_path / "quiet.onnx", {})
+    quiet = export_onnx(path, tmp_path / "quiet.onnx", lambda name: None)
     wanted = onnxruntime.InferenceSession(quiet).run(None, {"x": x.numpy()})[0]
     assert error(run(imported, x)[imported.outputs[0][1]], torch.as_tensor(wanted)) < 1e-5
 
@@ -208,7 +209,7 @@ def test_numbers_and_masks_are_no_weights(tmp_path: Path) -> None:
     )
     imported = inspect_onnx(path).bind(RULES)
     assert tuple(imported.weights) == ("gain",)
-    assert imported.fixed == ("scale", "val_3")
+    assert [record.name for record in imported.trained.of(Part.CONSTANT)] == ["scale", "val_3"]
 
 
 def test_half_precision_is_read_as_the_precision(tmp_path: Path) -> None:

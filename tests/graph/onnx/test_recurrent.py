@@ -36,11 +36,9 @@ def node_model(
     random: np.random.Generator,
     **attrs: Any,
 ) -> onnx.ModelProto:
-    """One node on ``x`` [T, N, I] (with layout 1 [N, T, I]), lengths as an input, all else in the file."""
+    """One node on ``x`` [T, N, I], lengths as an input, all else in the file."""
     directions = 2 if attrs.get("direction") == "bidirectional" else 1
-    batch_first = attrs.get("layout", 0)
-    samples, width = x.shape[0 if batch_first else 1], GATES[op] * hidden
-    start = (samples, directions, hidden) if batch_first else (directions, samples, hidden)
+    width, start = GATES[op] * hidden, (directions, x.shape[1], hidden)
     shapes = {"W": (directions, width, x.shape[2]), "R": (directions, width, hidden)}
     shapes |= {"B": (directions, 2 * width)} if bias else {}
     shapes |= dict.fromkeys(("h0", "c0")[: len(OUTPUTS[op]) - 1], start) if states else {}
@@ -122,30 +120,12 @@ def test_results_are_onnxs(
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("op", sorted(GATES))
-def test_layout_1_has_the_batch_first_in_all_that_goes_in_and_out(op: str, tmp_path: Path) -> None:
-    x = np.random.default_rng(3).normal(size=(4, 3, 2)).astype("f4")
-    kinds = {"direction": "bidirectional", "states": True}
-    first = node_model(op, x, 5, random=np.random.default_rng(0), **kinds)
-    swapped = node_model(op, x.swapaxes(0, 1), 5, random=np.random.default_rng(0), layout=1, **kinds)
-    for tensor, other in zip(swapped.graph.initializer, first.graph.initializer, strict=True):
-        array = numpy_helper.to_array(other)
-        array = array.swapaxes(0, 1) if tensor.name in ("h0", "c0") else array
-        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array), tensor.name))
-    y, *lasts = wanted(first, x, None)
-    results = found(swapped, np.ascontiguousarray(x.swapaxes(0, 1)), None, tmp_path)
-    for one, other in zip(
-        results, [y.transpose(2, 0, 1, 3), *(a.swapaxes(0, 1) for a in lasts)], strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-
-
 @pytest.mark.parametrize(
     ("attrs", "why"),
     [
         *(
-            ({name: value}, "LSTM with peepholes, clip or input_forget")
-            for name, value in (("clip", 1.0), ("input_forget", 1), ("peepholes", True))
+            ({name: value}, "LSTM with peepholes, clip, input_forget or layout 1")
+            for name, value in (("clip", 1.0), ("input_forget", 1), ("peepholes", True), ("layout", 1))
         ),
         ({"activations": ["Sigmoid", "Softsign", "Tanh"]}, "LSTM with activation Softsign"),
     ],

@@ -17,8 +17,16 @@ import onnx
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
-from oocdl.graph.onnx.folding.constant_signals import mel_weights, recast, shifted, unique, window
-from oocdl.graph.onnx.indices import along, flat_indices, scatter
+from oocdl.graph.onnx.folding.known_arrays import (
+    along,
+    flat_indices,
+    mel_weights,
+    recast,
+    scatter,
+    shifted,
+    unique,
+    window,
+)
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
 DATA_SHAPED = frozenset({"Compress", "ConstantOfShape", "NonMaxSuppression", "NonZero", "Range", "Unique"})
@@ -33,14 +41,7 @@ def fold(node: OnnxNode, inputs: Inputs) -> tuple[Array, ...]:
     with np.errstate(all="ignore"):
         try:
             return tuple(np.asarray(array) for array in FOLDS[node.op](node, inputs))
-        except (
-            ValueError,
-            IndexError,
-            TypeError,
-            KeyError,
-            ZeroDivisionError,
-            OverflowError,
-        ) as error:
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelError(
                 f"node {shown(node.name)} ({node.op}) does not work on its constants: {text}"
@@ -157,23 +158,12 @@ def _power(a: Array, b: Array) -> Array:
     return np.asarray(np.power(a.astype(np.float64), b)).astype(a.dtype)
 
 
-def _mod(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    function = np.fmod if node.attrs.get("fmod") else np.mod
-    return _broadcast(function)(node, inputs)
-
-
 def _constant(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    kinds = {
-        "value_int": np.int64,
-        "value_ints": np.int64,
-        "value_float": np.float32,
-        "value_floats": np.float32,
-    }
     for name, found in node.attrs.items():
         if name == "value" and found is not None:
             return [found]
-        if name in kinds:
-            return [np.asarray(found, kinds[name])]
+        if name in ("value_int", "value_ints", "value_float", "value_floats"):
+            return [np.asarray(found, np.int64 if "int" in name else np.float32)]
     raise UnsupportedError("Constant of an element type other than numbers")
 
 
@@ -282,19 +272,17 @@ def _reduction(function: Callable[..., Any]) -> Fold:
 def _window(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     size = int(given(inputs, 0).reshape(-1)[0])
     allow(node, (size,), 8)
-    made = window(node.op, size, bool(node.attrs.get("periodic", 1)))
-    return [made.astype(numpy_type(node.attrs.get("output_datatype", onnx.TensorProto.FLOAT)))]
+    return [_as_told(node, window(node.op, size, bool(node.attrs.get("periodic", 1))))]
+
+
+def _as_told(node: OnnxNode, made: Array) -> Array:
+    return made.astype(numpy_type(node.attrs.get("output_datatype", onnx.TensorProto.FLOAT)))
 
 
 def _mel_weights(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     bins, length, rate, low, high = (given(inputs, index).reshape(-1)[0] for index in range(5))
     allow(node, (int(length) // 2 + 1, int(bins)), 8)
-    made = mel_weights(int(bins), int(length), int(rate), float(low), float(high))
-    return [made.astype(numpy_type(node.attrs.get("output_datatype", onnx.TensorProto.FLOAT)))]
-
-
-def _shift(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    return _broadcast(lambda a, b: shifted(a, b, node.attrs["direction"]))(node, inputs)
+    return [_as_told(node, mel_weights(int(bins), int(length), int(rate), float(low), float(high)))]
 
 
 def _unsqueeze(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
@@ -313,6 +301,15 @@ def _reshape(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     return [data.reshape(reshaped(data.shape, target, bool(node.attrs.get("allowzero", 0))))]
 
 
+def _where(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    condition, yes, no = (given(inputs, index) for index in range(3))
+    allow(node, np.broadcast_shapes(condition.shape, yes.shape, no.shape), yes.itemsize)
+    return [np.where(condition, yes, no).astype(yes.dtype)]
+
+
+NAMED_SO = ("Abs", "Add", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log", "Sin", "Sqrt")
+"""Operators that NumPy has by these names."""
+LOGIC = ("And", "Not", "Or", "Xor")
 FOLDS: dict[str, Fold] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
@@ -336,62 +333,35 @@ FOLDS: dict[str, Fold] = {
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Reshape": _reshape,
-    "Mod": _mod,
+    "Mod": lambda node, inputs: _broadcast(np.fmod if node.attrs.get("fmod") else np.mod)(node, inputs),
     "Identity": lambda node, inputs: [given(inputs, 0)],
     "Transpose": lambda node, inputs: [np.transpose(given(inputs, 0), node.attrs.get("perm"))],
     "Cast": lambda node, inputs: [given(inputs, 0).astype(numpy_type(node.attrs["to"]))],
     "CastLike": lambda node, inputs: [given(inputs, 0).astype(given(inputs, 1).dtype)],
-    "Add": _broadcast(np.add),
+    **{op: _broadcast(getattr(np, op.lower())) for op in NAMED_SO},
+    **{op: _broadcast(getattr(np, f"logical_{op.lower()}")) for op in LOGIC},
+    **{f"Bitwise{op}": _broadcast(getattr(np, f"bitwise_{op.lower()}")) for op in LOGIC},
     "Sub": _broadcast(np.subtract),
     "Mul": _broadcast(np.multiply),
     "Div": _broadcast(_divide),
     "Pow": _broadcast(_power),
     "Min": _broadcast(lambda *arrays: reduce(np.minimum, arrays)),  # of one, too
     "Max": _broadcast(lambda *arrays: reduce(np.maximum, arrays)),
-    "Floor": _broadcast(np.floor),
-    "Ceil": _broadcast(np.ceil),
-    "Sqrt": _broadcast(np.sqrt),
     "Neg": _broadcast(np.negative),
-    "Abs": _broadcast(np.abs),
-    "Exp": _broadcast(np.exp),
-    "Log": _broadcast(np.log),
-    "Sin": _broadcast(np.sin),
-    "Cos": _broadcast(np.cos),
-    "Reciprocal": _broadcast(lambda a: 1 / a),
-    "Equal": _broadcast(np.equal),
-    "Less": _broadcast(np.less),
-    "LessOrEqual": _broadcast(np.less_equal),
-    "Greater": _broadcast(np.greater),
-    "GreaterOrEqual": _broadcast(np.greater_equal),
-    "Not": _broadcast(np.logical_not),
-    "And": _broadcast(np.logical_and),
-    "Or": _broadcast(np.logical_or),
-    "Xor": _broadcast(np.logical_xor),
     "IsNaN": _broadcast(np.isnan),
-    "BitwiseAnd": _broadcast(np.bitwise_and),
-    "BitwiseOr": _broadcast(np.bitwise_or),
-    "BitwiseXor": _broadcast(np.bitwise_xor),
-    "BitwiseNot": _broadcast(np.invert),
-    "BitShift": _shift,
+    "Reciprocal": _broadcast(np.reciprocal),
+    "LessOrEqual": _broadcast(np.less_equal),
+    "GreaterOrEqual": _broadcast(np.greater_equal),
+    "BitShift": lambda node, inputs: _broadcast(lambda a, b: shifted(a, b, node.attrs["direction"]))(
+        node, inputs
+    ),
     "BitCast": lambda node, inputs: [recast(given(inputs, 0), numpy_type(node.attrs["to"]))],
     "Unique": lambda node, inputs: unique(
         given(inputs, 0), node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
     ),
-    "HannWindow": _window,
-    "HammingWindow": _window,
-    "BlackmanWindow": _window,
+    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), _window),
     "MelWeightMatrix": _mel_weights,
-    "Where": lambda node, inputs: [_where(node, inputs)],
-    "ReduceProd": _reduction(np.prod),
-    "ReduceSum": _reduction(np.sum),
-    "ReduceMax": _reduction(np.max),
-    "ReduceMin": _reduction(np.min),
-    "ReduceMean": _reduction(np.mean),
+    "Where": _where,
+    **{f"Reduce{op}": _reduction(getattr(np, op.lower())) for op in ("Prod", "Sum", "Max", "Min", "Mean")},
 }
 """Operators that are computed at import where all their inputs are known."""
-
-
-def _where(node: OnnxNode, inputs: Inputs) -> Array:
-    condition, yes, no = (given(inputs, index) for index in range(3))
-    allow(node, np.broadcast_shapes(condition.shape, yes.shape, no.shape), yes.itemsize)
-    return np.where(condition, yes, no).astype(yes.dtype)

@@ -1,4 +1,4 @@
-"""Lowers Einsum, of any number of operands, and transforms that are products with a known matrix.
+"""Lowers MatMul, Gemm, Einsum of any number of operands, and transforms by known matrices.
 
 An Einsum becomes diagonals, sums and products of two operands.
 """
@@ -14,9 +14,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.folding.constant_folding import allow
-from oocdl.graph.onnx.lower.arithmetic import need_floats
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,9 @@ def _without_ones(ctx: Context, term: Term, extents: dict[str, int]) -> Term:
     """Drop axes of extent one whose letter is longer elsewhere: they broadcast."""
     shape = ctx.build.shape(term.value)
     kept = [axis for axis, letter in enumerate(term.letters) if shape[axis] == extents[letter]]
-    if any(shape[axis] != 1 for axis in range(len(shape)) if axis not in kept):
-        raise ModelError(f"extents {list(shape)} of '{term.letters}' are not those of other operands")
+    for axis, letter in enumerate(term.letters):
+        if axis not in kept and shape[axis] != 1:
+            raise ModelError(f"letter '{letter}' has extents {extents[letter]} and {shape[axis]}")
     if len(kept) == len(shape):
         return term
     value = ctx.reshape(term.value, [shape[axis] for axis in kept])
@@ -96,29 +96,61 @@ def _alone(ctx: Context, term: Term, out: str) -> str:
     return x if perm == tuple(range(len(perm))) else ctx.make("Transpose", x, perm=perm)
 
 
+@lowers("Einsum")
 def _einsum(ctx: Context) -> Sequence[Operand]:
     equation, count = str(ctx.attr("equation")), len(ctx.node.inputs)
     spelled, out = _spelled(equation, [len(ctx.shape(index)) for index in range(count)])
     if len(set(out)) < len(out) or not set(out) <= set("".join(spelled)):
         raise ModelError(f"equation '{equation}' has an output letter twice, or one that no operand has")
+    if count > 1:
+        ctx.need_floats(*range(count))
     terms = [_diagonal(ctx, Term(x, letters)) for x, letters in zip(ctx.values(), spelled, strict=True)]
+    return [_product(ctx, terms, out)]
+
+
+def _product(ctx: Context, terms: Sequence[Term], out: str) -> str:
+    """Multiply terms, two at a time, and sum over the letters that neither a later one nor ``out`` has."""
     extents: dict[str, int] = {}
     for term in terms:
         for letter, extent in zip(term.letters, ctx.build.shape(term.value), strict=True):
             extents[letter] = max(extents.get(letter, 1), extent)
-    terms = [_without_ones(ctx, term, extents) for term in terms]
-    if count > 1:
-        need_floats(ctx, *range(count))
-    total = terms[0]
-    for number, term in enumerate(terms[1:], start=1):
-        later = set(out).union(*(other.letters for other in terms[number + 1 :]))
+    total, *others = (_without_ones(ctx, term, extents) for term in terms)
+    for number, term in enumerate(others, start=1):
+        later = set(out).union(*(other.letters for other in others[number:]))
         both = dict.fromkeys(total.letters + term.letters)
-        made = out if number == count - 1 else "".join(letter for letter in both if letter in later)
+        made = out if number == len(others) else "".join(letter for letter in both if letter in later)
         equation = f"{total.letters},{term.letters}->{made}"
         total = Term(ctx.make("Einsum", total.value, term.value, equation=equation), made)
-    return [_alone(ctx, total, out)]
+    return _alone(ctx, total, out)
 
 
+@lowers("MatMul")
+def _matmul(ctx: Context) -> Sequence[Operand]:
+    ctx.need_floats(0, 1)
+    ranks = [len(ctx.shape(index)) for index in (0, 1)]
+    batch = string.ascii_lowercase[3 : max(3, *(rank + 1 for rank in ranks))]
+    rows, columns = ("" if rank == 1 else letter for rank, letter in zip(ranks, "ac", strict=True))
+    left, right = (batch[len(batch) - max(rank - 2, 0) :] for rank in ranks)
+    terms = [Term(ctx.value(0), f"{left}{rows}b"), Term(ctx.value(1), f"{right}b{columns}")]
+    return [_product(ctx, terms, f"{batch}{rows}{columns}")]
+
+
+@lowers("Gemm")
+def _gemm(ctx: Context) -> Sequence[Operand]:
+    ctx.need_floats(0, 1)
+    left = "km" if ctx.attr("transA", 0) else "mk"
+    right = "nk" if ctx.attr("transB", 0) else "kn"
+    y = ctx.make("Einsum", ctx.value(0), ctx.value(1), equation=f"{left},{right}->mn")
+    alpha, beta = ctx.attr("alpha", 1.0), ctx.attr("beta", 1.0)
+    if alpha != 1.0:
+        y = ctx.make("Mul", y, ctx.number(alpha, y))
+    if ctx.has(2) and beta:
+        bias = ctx.value(2)
+        y = ctx.make("Add", y, bias if beta == 1.0 else ctx.make("Mul", bias, ctx.number(beta, bias)))
+    return [y]
+
+
+@lowers("AffineGrid")
 def _affine_grid(ctx: Context) -> Sequence[Operand]:
     """Map the points of a regular grid of -1 to 1 by the matrices of all samples."""
     size = ctx.constants("a size", 1)[1]
@@ -149,6 +181,7 @@ def _parts(complex_matrix: Array, inputs: int, outputs: int) -> Array:
     return np.asarray(parts[:, :inputs, :, :outputs])
 
 
+@lowers("DFT")
 def _dft(ctx: Context) -> Sequence[Operand]:
     """Lower DFT, of real or complex numbers, both ways, to a product with its matrix."""
     shape = ctx.shape(0)
@@ -179,6 +212,7 @@ def _whole(array: Array | None, default: int) -> int:
     return default if array is None else int(array.reshape(-1)[0])
 
 
+@lowers("STFT")
 def _stft(ctx: Context) -> Sequence[Operand]:
     """Lower STFT to a convolution, whose kernel is the window times the matrix of the transform."""
     n, samples, parts = ctx.shape(0) if len(ctx.shape(0)) == 3 else (*ctx.shape(0), 1)
@@ -198,12 +232,3 @@ def _stft(ctx: Context) -> Sequence[Operand]:
     made = ctx.make("Conv", signal, ctx.store(kernel), strides=(step,), pads=(0, 0), dilations=(1,))
     apart = ctx.reshape(made, (n, frequencies, 2, ctx.build.shape(made)[2]))
     return [ctx.make("Transpose", apart, perm=(0, 3, 1, 2))]
-
-
-CONTRACTIONS: dict[str, Lower] = {
-    "Einsum": _einsum,
-    "AffineGrid": _affine_grid,
-    "DFT": _dft,
-    "STFT": _stft,
-}
-"""Lowerings of what multiplies by matrices, besides MatMul and Gemm."""

@@ -1,18 +1,106 @@
-"""Lowers control flow whose course is known before the run: If is a branch, loops are unrolled."""
+"""Lowers control flow and sequences whose course is known before the run.
+
+If is a branch, loops are unrolled, and sequences are lists that no operator ever sees.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.onnx.bounds import MOST_TRIPS
-from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower.sequences import joined
+from oocdl.graph.onnx.context import Context, Operand, grouped, in_body, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 from oocdl.graph.onnx.model_file import Body, shown
-from oocdl.graph.onnx.refusals import grouped, in_body
+
+
+def _made(ctx: Context, items: Sequence[Operand]) -> list[Operand]:
+    """Let the node's output be a sequence; what stands in its place is read by nothing else."""
+    ctx.sequences[ctx.node.outputs[0]] = list(items)
+    return [np.empty(0)]
+
+
+@lowers("SequenceConstruct", "SequenceEmpty")
+def _construct(ctx: Context) -> Sequence[Operand]:
+    return _made(ctx, [ctx.operand(index) for index in range(len(ctx.node.inputs))])
+
+
+@lowers("SequenceLength")
+def _length(ctx: Context) -> Sequence[Operand]:
+    return [np.asarray(len(_items(ctx)), np.int64)]
+
+
+def _items(ctx: Context) -> list[Operand]:
+    if ctx.node.inputs[0] not in ctx.sequences:
+        ctx.refuse("a sequence whose length depends on data")
+    return list(ctx.sequences[ctx.node.inputs[0]])
+
+
+@lowers("SplitToSequence")
+def _split(ctx: Context) -> Sequence[Operand]:
+    x, shape = ctx.value(0), ctx.shape(0)
+    axis = ctx.attr("axis", 0) % len(shape)
+    given = ctx.constants("sizes", 1)[1] if ctx.has(1) else None
+    if given is not None and given.ndim:
+        sizes = tuple(int(size) for size in given)
+    else:
+        piece, extent = 1 if given is None else int(given), shape[axis]
+        sizes = tuple(min(piece, extent - start) for start in range(0, extent, piece))
+    pieces = ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else (x,)
+    if given is None and not ctx.attr("keepdims", 1):
+        pieces = tuple(ctx.reshape(piece, (*shape[:axis], *shape[axis + 1 :])) for piece in pieces)
+    return _made(ctx, pieces)
+
+
+def _place(ctx: Context, index: int, length: int) -> int:
+    """Return a position in a sequence, checked; negative ones count from the end."""
+    array = ctx.constants("a position", index)[index]
+    place = int(np.asarray(array).reshape(-1)[0])
+    if not -length <= place < length:
+        raise ModelError(f"position {place} is outside of a sequence of length {length}")
+    return place % length
+
+
+@lowers("SequenceAt")
+def _at(ctx: Context) -> Sequence[Operand]:
+    items = _items(ctx)
+    return [items[_place(ctx, 1, len(items))]]
+
+
+@lowers("SequenceInsert")
+def _insert(ctx: Context) -> Sequence[Operand]:
+    items = _items(ctx)
+    place = _place(ctx, 2, len(items) + 1) if ctx.has(2) else len(items)
+    return _made(ctx, [*items[:place], ctx.operand(1), *items[place:]])
+
+
+@lowers("SequenceErase")
+def _erase(ctx: Context) -> Sequence[Operand]:
+    items = _items(ctx)
+    place = _place(ctx, 1, len(items)) if ctx.has(1) else len(items) - 1
+    return _made(ctx, [*items[:place], *items[place + 1 :]])
+
+
+def joined(ctx: Context, items: Sequence[Operand], axis: int, new: bool) -> Operand:
+    """Concatenate operands along an axis, which is a new one of theirs if ``new``."""
+    if not items:
+        ctx.refuse("an empty sequence, whose concatenation has no elements")
+    arrays = [item for item in items if not isinstance(item, str)]
+    if len(arrays) == len(items):
+        return np.stack(arrays, axis) if new else np.concatenate(arrays, axis)
+    values = [item if isinstance(item, str) else ctx.store(item) for item in items]
+    shape = ctx.build.shape(values[0])
+    axis %= len(shape) + new
+    if new:
+        values = [ctx.reshape(value, (*shape[:axis], 1, *shape[axis:])) for value in values]
+    return ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]
+
+
+@lowers("ConcatFromSequence")
+def _concat(ctx: Context) -> Sequence[Operand]:
+    return [joined(ctx, _items(ctx), int(ctx.attr("axis")), bool(ctx.attr("new_axis", 0)))]
 
 
 def _body(ctx: Context, name: str) -> Body:
@@ -65,6 +153,7 @@ def _results(ctx: Context, made: Sequence[tuple[Operand, str]]) -> list[Operand]
     return [operand for operand, _ in made]
 
 
+@lowers("If")
 def _if(ctx: Context) -> Sequence[Operand]:
     condition = ctx.known(0)
     if condition is None:
@@ -79,6 +168,7 @@ def _truth(ctx: Context, condition: Operand) -> bool:
     return bool(condition.reshape(-1)[0])
 
 
+@lowers("Loop")
 def _loop(ctx: Context) -> Sequence[Operand]:
     body, state = _body(ctx, "body"), _given(ctx, 2)
     count = ctx.constants("a number of trips", 0)[0] if ctx.has(0) else None
@@ -113,6 +203,7 @@ def _kept(ctx: Context, made: Sequence[tuple[Operand, str]], trip: int) -> list[
     return found
 
 
+@lowers("Scan")
 def _scan(ctx: Context) -> Sequence[Operand]:
     body, count = _body(ctx, "body"), int(ctx.attr("num_scan_inputs"))
     first = len(ctx.node.inputs) - count
@@ -149,7 +240,3 @@ def _scan(ctx: Context) -> Sequence[Operand]:
         *_results(ctx, state),
         *(joined(ctx, items[::-1] if back else items, axis, new=True) for items, axis, back in ends),
     ]
-
-
-CONTROL: Mapping[str, Lower] = {"If": _if, "Loop": _loop, "Scan": _scan}
-"""Lowerings of control flow."""

@@ -16,8 +16,8 @@ import numpy as np
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.indices import box_of, flat_indices, last_places, wrapped
+from oocdl.graph.onnx.context import Context, Operand, lowers
+from oocdl.graph.onnx.folding.known_arrays import box_of, flat_indices, last_places, wrapped
 from oocdl.graph.onnx.lower.lower_reductions import maxima, minima, products
 from oocdl.graph.onnx.lower.structure import slice_axis
 
@@ -39,6 +39,7 @@ def _batched(batch: int) -> dict[str, int]:
     return {"batch": batch} if batch else {}
 
 
+@lowers("Gather")
 def _gather(ctx: Context) -> Sequence[Operand]:
     x, shape, index = ctx.value(0), ctx.shape(0), ctx.known(1)
     axis = ctx.attr("axis", 0) % len(shape)
@@ -68,6 +69,7 @@ def taken(ctx: Context, x: str, axis: int, where: Array) -> str:
     return ctx.reshape(_transposed(ctx, rows, back), result)
 
 
+@lowers("Compress")
 def _compress(ctx: Context) -> Sequence[Operand]:
     """Take what a condition chooses that is known, and with it the size of the result."""
     x, condition, axis = ctx.value(0), ctx.known(1), ctx.attr("axis")
@@ -94,6 +96,7 @@ def _cropped(ctx: Context, x: str, shape: Shape, axis: int) -> str:
     return x
 
 
+@lowers("GatherElements")
 def _gather_elements(ctx: Context) -> Sequence[Operand]:
     ids, shape = _ids(ctx, 1), ctx.shape(1)
     axis = ctx.attr("axis", 0) % len(shape)
@@ -125,6 +128,7 @@ def _numbered(ctx: Context, ids: str, extent: int) -> str:
     return ctx.make("Gather", ctx.build.constant(numbered(extent), "int64"), ids)
 
 
+@lowers("GatherND")
 def _gather_nd(ctx: Context) -> Sequence[Operand]:
     x, shape, where = ctx.value(0), ctx.shape(0), ctx.shape(1)
     batch = int(ctx.attr("batch_dims", 0))
@@ -196,6 +200,7 @@ def _reduced(ctx: Context, x: str, ids: str, updates: str, batch: int) -> str:
     return ctx.reshape(made, shape)
 
 
+@lowers("ScatterND")
 def _scatter_nd(ctx: Context) -> Sequence[Operand]:
     x, shape, where, known = ctx.value(0), ctx.shape(0), ctx.shape(1), ctx.known(1)
     depth = where[-1]
@@ -213,6 +218,7 @@ def _scatter_nd(ctx: Context) -> Sequence[Operand]:
     return [ctx.reshape(_scattered(ctx, table, ids, rows, flat, 0), shape)]
 
 
+@lowers("Scatter", "ScatterElements")
 def _scatter_elements(ctx: Context) -> Sequence[Operand]:
     x, shape, where = ctx.value(0), ctx.shape(0), ctx.shape(1)
     axis = ctx.attr("axis", 0) % len(shape)
@@ -224,6 +230,7 @@ def _scatter_elements(ctx: Context) -> Sequence[Operand]:
     return [_paste(ctx, x, made, box)]
 
 
+@lowers("TopK")
 def _top_k(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", -1) % len(shape)
@@ -235,6 +242,7 @@ def _top_k(ctx: Context) -> Sequence[Operand]:
     return [_transposed(ctx, ctx.make("Gather", table, ids, **_batched(len(shape) - 1)), back), places]
 
 
+@lowers("OneHot")
 def _one_hot(ctx: Context) -> Sequence[Operand]:
     """Compare each index with the numbers up to the depth; what is outside of it is nowhere."""
     depth, values, shape = ctx.constants("a depth", 1)[1], ctx.value(2), ctx.shape(0)
@@ -255,17 +263,3 @@ def _one_of(ctx: Context, values: str, place: int) -> str:
     here = ctx.build.constant(np.arange(2) == place, "bool")
     alone = ctx.make("Where", here, values, ctx.number(0, values))
     return ctx.reshape(ctx.make("ReduceSum", alone, axes=(0,)), ())
-
-
-INDEXING: dict[str, Lower] = {
-    "Gather": _gather,
-    "Compress": _compress,
-    "GatherElements": _gather_elements,
-    "GatherND": _gather_nd,
-    "Scatter": _scatter_elements,
-    "ScatterElements": _scatter_elements,
-    "ScatterND": _scatter_nd,
-    "OneHot": _one_hot,
-    "TopK": _top_k,
-}
-"""Lowerings of operators that read or write at indices."""

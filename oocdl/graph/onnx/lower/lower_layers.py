@@ -1,4 +1,7 @@
-"""Lowers ONNX operators to those of ``ops``: convolutions, norms, dropout."""
+"""Lowers convolutions, norms, dropout and pooling.
+
+Sums of windows are separable, so pooling is one Resample for each spatial axis.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
-from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower.arithmetic import need_floats
+from oocdl.graph.onnx.context import Context, Operand, lowers
+from oocdl.graph.onnx.lower.lower_reductions import root
 from oocdl.graph.onnx.roles import trains_by_origin
 
 
@@ -53,7 +56,7 @@ def window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, S
 def _kernel(ctx: Context) -> Shape:
     """Return the spatial shape of the weight; refuses groups that do not divide channels, and ranks that are
     not supported."""
-    need_floats(ctx, 0, 1)
+    ctx.need_floats(0, 1)
     groups = int(ctx.attr("group", 1))
     if groups < 1 or ctx.shape(0)[1] % groups or ctx.shape(1)[0] % groups:
         raise ModelError(f"group {groups} does not divide the channels of {list(ctx.shape(0))}")
@@ -80,18 +83,18 @@ def _convolution(ctx: Context, op: str, **attrs: Any) -> Sequence[Operand]:
     return [_affine(ctx, y, len(ctx.node.inputs), 2, channels=True)]
 
 
+@lowers("Conv")
 def _conv(ctx: Context) -> Sequence[Operand]:
     strides, pads, dilations = window(ctx, ctx.shape(0)[2:], _kernel(ctx))
     return _convolution(ctx, "Conv", strides=strides, pads=pads, dilations=dilations)
 
 
+@lowers("ConvTranspose")
 def _conv_transpose(ctx: Context) -> Sequence[Operand]:
     kernel, spatial = _kernel(ctx), ctx.shape(0)[2:]
     rank, mode = len(kernel), ctx.attr("auto_pad", "NOTSET")
-    strides = tuple(ctx.attr("strides", (1,) * rank))
-    dilations = tuple(ctx.attr("dilations", (1,) * rank))
-    extra = ctx.attr("output_padding", (0,) * rank)
-    pads = list(ctx.attr("pads", (0,) * 2 * rank)) if mode == "NOTSET" else [0] * 2 * rank
+    strides, found, dilations = window(ctx, spatial, kernel)
+    pads, extra = list(found), ctx.attr("output_padding", (0,) * rank)
     wanted = ctx.attr("output_shape")
     if wanted is None and mode.startswith("SAME"):
         wanted = [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
@@ -118,6 +121,7 @@ def _normalize(ctx: Context, x: str, axes: Sequence[int], eps: float) -> tuple[s
     return ctx.make("Normalize", x, mean, var, axes=axes, eps=eps), mean, var
 
 
+@lowers("InstanceNormalization")
 def _instance_norm(ctx: Context) -> Sequence[Operand]:
     """Lower InstanceNormalization, alone or inside the two Reshapes of an exported GroupNorm.
 
@@ -140,6 +144,7 @@ def _instance_norm(ctx: Context) -> Sequence[Operand]:
     return [ctx.reshape(_affine(ctx, y, 1, 2, channels=True), shape)]
 
 
+@lowers("GroupNormalization")
 def _group_norm(ctx: Context) -> Sequence[Operand]:
     shape, groups = ctx.shape(0), ctx.attr("num_groups")
     if shape[1] % groups:
@@ -154,6 +159,7 @@ def _group_norm(ctx: Context) -> Sequence[Operand]:
     return [_affine(ctx, ctx.reshape(y, shape), 1, 2, channels=True)]
 
 
+@lowers("LayerNormalization")
 def _layer_norm(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axes, eps = range(ctx.attr("axis", -1) % len(shape), len(shape)), ctx.attr("epsilon", 1e-5)
@@ -165,6 +171,7 @@ def _layer_norm(ctx: Context) -> Sequence[Operand]:
     return results[: len(ctx.node.outputs)]
 
 
+@lowers("BatchNormalization")
 def _batch_norm(ctx: Context) -> Sequence[Operand]:
     """Lower BatchNormalization, by the statistics of the batch in training, else by those that it is given.
 
@@ -215,6 +222,7 @@ def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
         ctx.build.updates[name] = ctx.make("Add", ctx.make("Mul", now, ctx.number(keep, now)), fresh)
 
 
+@lowers("Dropout")
 def _dropout(ctx: Context) -> Sequence[Operand]:
     """Lower Dropout, which is active in training whatever the file says."""
     x = ctx.value(0)
@@ -236,13 +244,118 @@ def _dropout(ctx: Context) -> Sequence[Operand]:
     return [y, ctx.make("Expand", ctx.build.constant(True, "bool"), shape=ctx.shape(0))]
 
 
-LAYERS: dict[str, Lower] = {
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "InstanceNormalization": _instance_norm,
-    "GroupNormalization": _group_norm,
-    "LayerNormalization": _layer_norm,
-    "BatchNormalization": _batch_norm,
-    "Dropout": _dropout,
-}
-"""Lowerings of the operators of neural-network layers."""
+def _windows(ctx: Context) -> tuple[Shape, Shape, Shape, Shape, Shape]:
+    """Return kernel, strides, pads, dilations and the number of windows along each axis.
+
+    With ``ceil_mode`` a last window may hang over the padded operand, if it starts before its end padding.
+    """
+    kernel, spatial = tuple(ctx.attr("kernel_shape")), ctx.shape(0)[2:]
+    if len(kernel) != len(spatial):
+        ctx.refuse(f"a kernel of {len(kernel)} axes on a value of shape {list(ctx.shape(0))}")
+    strides, pads, dilations = window(ctx, spatial, kernel)
+    counts = []
+    for axis, (extent, k, s, d) in enumerate(zip(spatial, kernel, strides, dilations, strict=True)):
+        before, after, reach = pads[axis], pads[len(kernel) + axis], d * (k - 1) + 1
+        room = extent + before + after - reach
+        if room < 0:
+            raise ModelError(f"its window does not fit into spatial shape {list(spatial)}")
+        count = room // s + 1
+        if room % s and ctx.attr("ceil_mode", 0):
+            if ctx.attr("auto_pad", "NOTSET") == "VALID":
+                ctx.refuse("ceil_mode and auto_pad VALID, of which ONNX says that nothing is rounded up")
+            if max(before, after) >= reach:
+                ctx.refuse("ceil_mode and pads as large as its window")
+            count += count * s < extent + before
+        counts.append(count)
+    return kernel, strides, pads, dilations, tuple(counts)
+
+
+@lowers("MaxPool")
+def _max_pool(ctx: Context) -> Sequence[Operand]:
+    if len(ctx.node.outputs) > 1 and ctx.node.outputs[1]:
+        ctx.refuse("indices")
+    x, spatial = ctx.value(0), ctx.shape(0)[2:]
+    kernel, strides, pads, dilations, counts = _windows(ctx)
+    rank, filled = len(kernel), list(pads)
+    for axis, count in enumerate(counts):
+        span = (count - 1) * strides[axis] + dilations[axis] * (kernel[axis] - 1) + 1
+        filled[rank + axis] = max(pads[rank + axis], span - spatial[axis] - pads[axis])
+    slides = {"strides": strides, "pads": tuple(filled), "dilations": dilations}
+    if (dtype := ctx.build.dtype(x)) == "int64":  # bytes, says ONNX: as floating-point numbers they are exact
+        made = ctx.make("MaxPool", ctx.make("Cast", x, to=ctx.precision), kernel_shape=kernel, **slides)
+        return [ctx.make("Cast", made, to=dtype)]
+    return [ctx.make("MaxPool", x, kernel_shape=kernel, **slides)]
+
+
+def _along_axes(ctx: Context, x: str, **attrs: Any) -> str:
+    """Pool one axis after the other."""
+    kernel, strides, pads, dilations, counts = _windows(ctx)
+    for axis, geometry in enumerate(zip(kernel, strides, dilations, pads, pads[len(kernel) :], strict=False)):
+        kept, _, _, *padding = geometry
+        if (kept, counts[axis], *padding) != (1, ctx.build.shape(x)[2 + axis], 0, 0):
+            x = ctx.make(
+                "Resample",
+                x,
+                axis=2 + axis,
+                size=counts[axis],
+                window=geometry,
+                transposed=False,
+                **attrs,
+            )
+    return x
+
+
+@lowers("AveragePool")
+def _average_pool(ctx: Context) -> Sequence[Operand]:
+    counts_pads = bool(ctx.attr("count_include_pad", 0))
+    return [_along_axes(ctx, ctx.value(0), mode="average", count_include_pad=counts_pads)]
+
+
+def _power(ctx: Context, x: str) -> tuple[str, float]:
+    """Return ``|x|^p`` and p."""
+    p = float(ctx.attr("p", 2))
+    if p < 1:
+        ctx.refuse(f"p {p}")
+    if p == 2:
+        return ctx.make("Mul", x, x), p
+    size = ctx.make("Abs", x)
+    return (size if p == 1 else ctx.make("Pow", size, ctx.number(p, size))), p
+
+
+def _root(ctx: Context, total: str, p: float) -> str:
+    """Return the p-th root, whose gradient is 0 where it is 0, as that of norms in PyTorch is."""
+    if p in (1, 2):
+        return root(ctx, total) if p == 2 else total
+    none = ctx.make("Equal", total, ctx.number(0.0, total))
+    safe = ctx.make("Where", none, ctx.number(1.0, total), total)
+    power = ctx.make("Pow", safe, ctx.number(1 / p, safe))
+    return ctx.make("Where", none, ctx.number(0.0, power), power)
+
+
+@lowers("LpPool")
+def _lp_pool(ctx: Context) -> Sequence[Operand]:
+    powers, p = _power(ctx, ctx.value(0))
+    return [_root(ctx, _along_axes(ctx, powers, mode="sum"), p)]
+
+
+def _space(ctx: Context) -> tuple[int, ...]:
+    """Return the spatial axes."""
+    return tuple(range(2, len(ctx.shape(0))))
+
+
+@lowers("GlobalAveragePool")
+def _global_average(ctx: Context) -> Sequence[Operand]:
+    x, shape = ctx.value(0), ctx.shape(0)
+    total = ctx.make("ReduceSum", x, axes=_space(ctx))
+    return [ctx.make("Mul", total, ctx.number(1 / prod(shape[2:]), total))]
+
+
+@lowers("GlobalMaxPool")
+def _global_max(ctx: Context) -> Sequence[Operand]:
+    return [ctx.make("ReduceMax", ctx.value(0), axes=_space(ctx))]
+
+
+@lowers("GlobalLpPool")
+def _global_lp_pool(ctx: Context) -> Sequence[Operand]:
+    powers, p = _power(ctx, ctx.value(0))
+    return [_root(ctx, ctx.make("ReduceSum", powers, axes=_space(ctx)), p)]

@@ -15,8 +15,7 @@ import numpy as np
 from oocdl.errors import ModelError
 from oocdl.graph.ir.index import pieces
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.lower.arithmetic import need_floats
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 SEGMENT_ELEMENTS = 1 << 21
@@ -43,19 +42,6 @@ _KINDS = {
 }
 
 
-class _Direction(NamedTuple):
-    """One direction of a layer."""
-
-    x: str
-    """The input's part of the gates [T, N, G H]."""
-    weight: str
-    states: tuple[str, ...]
-    """Initial h, and c of an LSTM, [1, N, H]."""
-    bias: tuple[str, ...]
-    reverse: bool
-    activations: tuple[str, ...]
-
-
 def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, ...]]:
     """Return the activations of each direction."""
     names = [str(name) for name in ctx.attr("activations", ())] or [*kind.activations] * directions
@@ -67,14 +53,6 @@ def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, 
     known = [ACTIVATIONS[name.lower()] for name in names]
     count = len(kind.activations)
     return [tuple(known[start : start + count]) for start in range(0, len(known), count)]
-
-
-def _refuse(ctx: Context, direction: str) -> None:
-    """Refuse what is not computed here."""
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ModelError(f"direction '{direction}' is not forward, reverse or bidirectional")
-    if ctx.attr("clip") is not None or ctx.attr("input_forget", 0) or ctx.has(7):
-        ctx.refuse("peepholes, clip or input_forget")
 
 
 def _mask(ctx: Context, steps: int, samples: int) -> str | None:
@@ -92,32 +70,28 @@ def _mask(ctx: Context, steps: int, samples: int) -> str | None:
     return ctx.make("Less", ctx.build.constant(times, "int64"), given)
 
 
-def _initial(ctx: Context, index: int, direction: int, batch_first: bool, shape: tuple[int, ...]) -> str:
+def _initial(ctx: Context, index: int, direction: int, shape: tuple[int, ...]) -> str:
     """Return an initial state of one direction: that input, or zeros."""
     known = ctx.known(index)
     if not ctx.has(index) or (known is not None and not known.any()):
         return ctx.build("Expand", ctx.number(0.0, ctx.value(1)), shape=shape)
-    one = slice_axis(ctx, ctx.value(index), 1 if batch_first else 0, direction, direction + 1)
-    return ctx.reshape(one, shape)
+    return ctx.reshape(slice_axis(ctx, ctx.value(index), 0, direction, direction + 1), shape)
 
 
 def _direction(
-    ctx: Context, kind: _Kind, number: int, reverse: bool, activations: tuple[str, ...]
-) -> _Direction:
-    """Return one direction, its input already multiplied and its biases added."""
-    batch_first = bool(ctx.attr("layout", 0))
-    x, given = ctx.value(0), ctx.shape(0)
-    samples, (_, width, hidden) = given[0 if batch_first else 1], ctx.shape(2)
+    ctx: Context, kind: _Kind, number: int, reverse: bool, activations: tuple[str, ...], mask: str | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return h of all steps [T, N, H] of one direction, and its last states: h, and c of an LSTM, [1, N, H].
+
+    The input is multiplied for all steps at once; the steps come in as many segments as there have to be.
+    """
+    steps, samples, features = ctx.shape(0)
+    _, width, hidden = ctx.shape(2)
 
     def one(index: int, *shape: int) -> str:
         return ctx.reshape(slice_axis(ctx, ctx.value(index), 0, number, number + 1), shape)
 
-    gates = ctx.make(
-        "Einsum",
-        x,
-        one(1, width, given[2]),
-        equation="nti,gi->tng" if batch_first else "tni,gi->tng",
-    )
+    gates = ctx.make("Einsum", ctx.value(0), one(1, width, features), equation="tni,gi->tng")
     late = ctx.node.op == "GRU" and bool(ctx.attr("linear_before_reset", 0))
     bias = (ctx.build.constant(np.zeros(hidden), ctx.build.dtype(gates)),) * late
     if ctx.has(3):
@@ -131,46 +105,40 @@ def _direction(
         elif ctx.node.inputs[3] not in ctx.single_biases:
             added = ctx.make("Add", added, inner)
         gates = ctx.make("Add", gates, added)
-    states = tuple(
-        _initial(ctx, 5 + place, number, batch_first, (1, samples, hidden)) for place in range(kind.states)
-    )
-    return _Direction(gates, one(2, width, hidden), states, bias, reverse, activations)
-
-
-def _steps(ctx: Context, kind: _Kind, given: _Direction, mask: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return h of all steps [T, N, H], and the last states, by as many segments as there have to be."""
-    steps, _, width = ctx.build.shape(given.x)
+    states = tuple(_initial(ctx, 5 + place, number, (1, samples, hidden)) for place in range(kind.states))
+    weight = one(2, width, hidden)
     count = -(-steps * width // SEGMENT_ELEMENTS)
     ctx.make_room(count)
-    segments = pieces(steps, count)
-    attrs: dict[str, object] = {"reverse": given.reverse, "activations": given.activations}
+    segments, parts = pieces(steps, count), []
+    attrs: dict[str, object] = {"reverse": reverse, "activations": activations}
     if ctx.node.op == "GRU":
-        attrs["linear_before_reset"] = bool(given.bias)
-    states, parts = given.states, []
-    for start, stop in reversed(segments) if given.reverse else segments:
-        x = slice_axis(ctx, given.x, 0, start, stop)
+        attrs["linear_before_reset"] = late
+    for start, stop in reversed(segments) if reverse else segments:
+        x = slice_axis(ctx, gates, 0, start, stop)
         here = () if mask is None else (slice_axis(ctx, mask, 0, start, stop),)
-        made = ctx.build.node(kind.op, [x, given.weight, *states, *given.bias, *here], attrs)
+        made = ctx.build.node(kind.op, [x, weight, *states, *bias, *here], attrs)
         parts.append(made[0])
         states = made[-kind.states :]
-    ordered = parts[::-1] if given.reverse else parts
+    ordered = parts[::-1] if reverse else parts
     return ordered[0] if len(ordered) == 1 else ctx.make("Concat", *ordered, axis=0), states
 
 
+@lowers("RNN", "GRU", "LSTM")
 def _recurrent(ctx: Context) -> Sequence[Operand]:
     kind, direction = _KINDS[ctx.node.op], str(ctx.attr("direction", "forward"))
-    _refuse(ctx, direction)
-    need_floats(ctx, 0, 1, 2)
-    batch_first = bool(ctx.attr("layout", 0))
-    steps, samples = ctx.shape(0)[1::-1] if batch_first else ctx.shape(0)[:2]
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ModelError(f"direction '{direction}' is not forward, reverse or bidirectional")
+    if ctx.attr("clip") is not None or ctx.attr("input_forget", 0) or ctx.has(7) or ctx.attr("layout", 0):
+        ctx.refuse("peepholes, clip, input_forget or layout 1")
+    ctx.need_floats(0, 1, 2)
+    steps, samples = ctx.shape(0)[:2]
     count, hidden = 2 if direction == "bidirectional" else 1, ctx.shape(2)[2]
     activations = _activations(ctx, kind, count)
     mask = _mask(ctx, steps, samples)
     outputs, lasts = [], []
     for number in range(count):
         reverse = direction == "reverse" or number == 1
-        one = _direction(ctx, kind, number, reverse, activations[number])
-        h, last = _steps(ctx, kind, one, mask)
+        h, last = _direction(ctx, kind, number, reverse, activations[number], mask)
         if mask is not None:
             h = ctx.make("Where", mask, h, ctx.number(0.0, h))
         outputs.append(ctx.reshape(h, (steps, 1, samples, hidden)))
@@ -179,11 +147,4 @@ def _recurrent(ctx: Context) -> Sequence[Operand]:
     states = [
         each[0] if count == 1 else ctx.make("Concat", *each, axis=0) for each in zip(*lasts, strict=True)
     ]
-    if batch_first:
-        y = ctx.make("Transpose", y, perm=(2, 0, 1, 3))
-        states = [ctx.make("Transpose", state, perm=(1, 0, 2)) for state in states]
     return [y, *states][: len(ctx.node.outputs)]
-
-
-RECURRENT: dict[str, Lower] = dict.fromkeys(_KINDS, _recurrent)
-"""Lowerings of recurrent layers."""

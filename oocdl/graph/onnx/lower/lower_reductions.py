@@ -1,16 +1,17 @@
-"""Lowers reductions and scans of ONNX, and norms that are formulas of them."""
+"""Lowers reductions and scans of ONNX, and norms and losses that are formulas of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from math import prod
 
 import numpy as np
 
+from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array, normalize_axes
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
@@ -57,6 +58,9 @@ def products(ctx: Context, x: str, axis: int) -> str:
     return reduce(lambda a, b: ctx.make("Mul", a, b), rest, x)
 
 
+Extreme = Callable[[Context, str, Sequence[int]], str]
+
+
 def maxima(ctx: Context, x: str, axes: Sequence[int]) -> str:
     """Return the largest elements along axes; the gradient goes to all that are it, alike."""
     return ctx.make("ReduceMax", x, axes=tuple(axes))
@@ -67,17 +71,17 @@ def minima(ctx: Context, x: str, axes: Sequence[int]) -> str:
     return ctx.make("Neg", maxima(ctx, ctx.make("Neg", x), axes))
 
 
-def _extreme(smallest: bool) -> Lower:
-    def run(ctx: Context) -> Sequence[Operand]:
-        x, axes = ctx.value(0), _filled_axes(ctx)
-        flags = ctx.build.dtype(x) == "bool"
-        source = ctx.make("Cast", x, to="int64") if flags else x
-        y = (minima if smallest else maxima)(ctx, source, axes) if axes else source
-        return [_squeezed(ctx, ctx.make("Cast", y, to="bool") if flags else y, axes)]
+@lowers("ReduceMax", extreme=maxima)
+@lowers("ReduceMin", extreme=minima)
+def _extreme(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
+    x, axes = ctx.value(0), _filled_axes(ctx)
+    flags = ctx.build.dtype(x) == "bool"
+    source = ctx.make("Cast", x, to="int64") if flags else x
+    y = extreme(ctx, source, axes) if axes else source
+    return [_squeezed(ctx, ctx.make("Cast", y, to="bool") if flags else y, axes)]
 
-    return run
 
-
+@lowers("ReduceProd")
 def _reduce_product(ctx: Context) -> Sequence[Operand]:
     x, axes = ctx.value(0), _filled_axes(ctx)
     shape = ctx.build.shape(x)
@@ -89,27 +93,24 @@ def _reduce_product(ctx: Context) -> Sequence[Operand]:
     return [_squeezed(ctx, reduce(lambda y, axis: products(ctx, y, axis), axes, x), axes)]
 
 
-def _reduce(op: str) -> Lower:
-    """Build ReduceSum, ReduceMean and the like from ReduceSum and elementwise nodes."""
-
-    def run(ctx: Context) -> Sequence[Operand]:
-        x, axes = ctx.value(0), _axes(ctx)
-        if not axes and ctx.attr("noop_with_empty_axes", 0):
-            return [x]
-        shape = ctx.build.shape(x)
-        source = (
-            ctx.make("Mul", x, x) if op in ("SumSquare", "L2") else ctx.make("Abs", x) if op == "L1" else x
-        )
-        y = ctx.make("LogSumExp" if op == "LogSumExp" else "ReduceSum", source, axes=axes)
-        if op == "Mean":
-            y = ctx.make("Mul", y, ctx.number(1 / prod(shape[axis] for axis in axes), y))
-        elif op == "L2":
-            y = root(ctx, y)
-        elif op == "LogSum":
-            y = ctx.make("Log", y)
-        return [_squeezed(ctx, y, axes)]
-
-    return run
+@lowers(
+    "ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"
+)
+def _reduce(ctx: Context) -> Sequence[Operand]:
+    """Lower to ReduceSum and elementwise nodes."""
+    x, axes, op = ctx.value(0), _axes(ctx), ctx.node.op.removeprefix("Reduce")
+    if not axes and ctx.attr("noop_with_empty_axes", 0):
+        return [x]
+    shape = ctx.build.shape(x)
+    source = ctx.make("Mul", x, x) if op in ("SumSquare", "L2") else ctx.make("Abs", x) if op == "L1" else x
+    y = ctx.make("LogSumExp" if op == "LogSumExp" else "ReduceSum", source, axes=axes)
+    if op == "Mean":
+        y = ctx.make("Mul", y, ctx.number(1 / prod(shape[axis] for axis in axes), y))
+    elif op == "L2":
+        y = root(ctx, y)
+    elif op == "LogSum":
+        y = ctx.make("Log", y)
+    return [_squeezed(ctx, y, axes)]
 
 
 def _along(axis: int, extent: int, rank: int) -> Array:
@@ -117,10 +118,10 @@ def _along(axis: int, extent: int, rank: int) -> Array:
     return numbered(extent).reshape([extent if place == axis else 1 for place in range(rank)])
 
 
-def _place(ctx: Context, x: str, axis: int, smallest: bool, last: bool) -> str:
+def _place(ctx: Context, x: str, axis: int, extreme: Extreme, last: bool = False) -> str:
     """Return the first or last index of the extreme along ``axis``, or of what is no number."""
     shape = ctx.build.shape(x)
-    extent, best = shape[axis], (minima if smallest else maxima)(ctx, x, (axis,))
+    extent, best = shape[axis], extreme(ctx, x, (axis,))
     found = ctx.make("Or", ctx.make("Equal", x, best), ctx.make("Not", ctx.make("Equal", x, x)))
     index = _along(axis, extent, len(shape))
     marks = ctx.build.constant(index + 1 if last else extent - index, "int64")
@@ -130,15 +131,15 @@ def _place(ctx: Context, x: str, axis: int, smallest: bool, last: bool) -> str:
     return ctx.make("Sub", ctx.number(extent, most), most)
 
 
-def _arg(smallest: bool) -> Lower:
-    def run(ctx: Context) -> Sequence[Operand]:
-        axis = ctx.attr("axis", 0) % len(ctx.shape(0))
-        last = bool(ctx.attr("select_last_index", 0))
-        return [_squeezed(ctx, _place(ctx, ctx.value(0), axis, smallest, last), (axis,))]
+@lowers("ArgMax", extreme=maxima)
+@lowers("ArgMin", extreme=minima)
+def _arg(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
+    axis = ctx.attr("axis", 0) % len(ctx.shape(0))
+    last = bool(ctx.attr("select_last_index", 0))
+    return [_squeezed(ctx, _place(ctx, ctx.value(0), axis, extreme, last), (axis,))]
 
-    return run
 
-
+@lowers("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(ctx: Context) -> Sequence[Operand]:
     """Lower Softmax, LogSoftmax and Hardmax; before opset 13 all axes from ``axis`` on were one."""
     x, shape = ctx.value(0), ctx.shape(0)
@@ -149,48 +150,46 @@ def _softmax(ctx: Context) -> Sequence[Operand]:
     if ctx.node.op == "Hardmax":
         extent, rank = ctx.build.shape(x)[axis], len(ctx.build.shape(x))
         index = ctx.build.constant(_along(axis, extent, rank), "int64")
-        chosen = ctx.make("Equal", index, _place(ctx, x, axis, smallest=False, last=False))
+        chosen = ctx.make("Equal", index, _place(ctx, x, axis, maxima))
         y = ctx.make("Cast", chosen, to=ctx.build.dtype(x))
     else:
         y = ctx.make(ctx.node.op, x, axis=axis)
     return [ctx.reshape(y, shape) if flat else y]
 
 
-def _scan(op: str, neutral: int) -> Lower:
+@lowers("CumSum", op="Add", neutral=0)
+@lowers("CumProd", op="Mul", neutral=1)
+def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     """Lower CumSum and CumProd: after the step of distance k each element combines the last 2 k."""
+    known, given = ctx.constants("an axis", 1)[:2]
+    shape = ctx.shape(0)
+    axis = (0 if given is None else int(given.reshape(-1)[0])) % len(shape)
+    extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
+    if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
+        ctx.sized.update(ctx.node.outputs if ctx.is_sized(0) else ())
+        turned = np.flip(known, axis) if backwards else known
+        made = (np.cumsum if op == "Add" else np.cumprod)(turned, axis, dtype=known.dtype)
+        return [np.flip(made, axis) if backwards else made]
+    x = ctx.value(0)
 
-    def run(ctx: Context) -> Sequence[Operand]:
-        known, given = ctx.constants("an axis", 1)[:2]
-        shape = ctx.shape(0)
-        axis = (0 if given is None else int(given.reshape(-1)[0])) % len(shape)
-        extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
-        if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
-            ctx.sized.update(ctx.node.outputs if ctx.is_sized(0) else ())
-            turned = np.flip(known, axis) if backwards else known
-            made = (np.cumsum if op == "Add" else np.cumprod)(turned, axis, dtype=known.dtype)
-            return [np.flip(made, axis) if backwards else made]
-        x = ctx.value(0)
+    def moved(y: str, by: int) -> str:
+        """Move along the axis by some places, and fill up with what changes nothing."""
+        filled = (*shape[:axis], min(by, extent), *shape[axis + 1 :])
+        filler = ctx.make("Expand", ctx.number(neutral, y), shape=filled)
+        if by >= extent:
+            return filler
+        kept = slice_axis(ctx, y, axis, *((by, extent) if backwards else (0, extent - by)), 1)
+        return ctx.make("Concat", *((kept, filler) if backwards else (filler, kept)), axis=axis)
 
-        def moved(y: str, by: int) -> str:
-            """Move along the axis by some places, and fill up with what changes nothing."""
-            filler = ctx.make(
-                "Expand", ctx.number(neutral, y), shape=(*shape[:axis], min(by, extent), *shape[axis + 1 :])
-            )
-            if by >= extent:
-                return filler
-            kept = slice_axis(ctx, y, axis, *((by, extent) if backwards else (0, extent - by)), 1)
-            return ctx.make("Concat", *((kept, filler) if backwards else (filler, kept)), axis=axis)
-
-        y = moved(x, 1) if ctx.attr("exclusive", 0) else x
-        distance = 1
-        while distance < extent:
-            y = ctx.make(op, y, moved(y, distance))
-            distance *= 2
-        return [y]
-
-    return run
+    y = moved(x, 1) if ctx.attr("exclusive", 0) else x
+    distance = 1
+    while distance < extent:
+        y = ctx.make(op, y, moved(y, distance))
+        distance *= 2
+    return [y]
 
 
+@lowers("LpNormalization")
 def _lp_normalization(ctx: Context) -> Sequence[Operand]:
     """Divide by the norm along an axis; what is 0 everywhere stays so."""
     x, power = ctx.value(0), ctx.attr("p", 2)
@@ -204,6 +203,7 @@ def _lp_normalization(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Div", x, ctx.make("Sqrt", total) if power == 2 else total)]
 
 
+@lowers("MeanVarianceNormalization")
 def _mean_variance(ctx: Context) -> Sequence[Operand]:
     """``(x - mean) / (deviation + 1e-9)``."""
     x = ctx.value(0)
@@ -213,6 +213,7 @@ def _mean_variance(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Div", ctx.make("Sub", x, mean), deviation)]
 
 
+@lowers("RMSNormalization")
 def _rms_normalization(ctx: Context) -> Sequence[Operand]:
     """``x / sqrt(mean of squares + epsilon) scale``, over the last axes."""
     x, shape = ctx.value(0), ctx.shape(0)
@@ -223,6 +224,7 @@ def _rms_normalization(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Mul", ctx.make("Mul", x, ctx.make("Reciprocal", deviation)), ctx.value(1))]
 
 
+@lowers("LRN")
 def _lrn(ctx: Context) -> Sequence[Operand]:
     """``x / (bias + alpha / size * sum of squares of neighbouring channels)^beta``."""
     x, size = ctx.value(0), int(ctx.attr("size"))
@@ -238,27 +240,59 @@ def _lrn(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Mul", x, ctx.make("Pow", base, ctx.number(-ctx.attr("beta", 0.75), base)))]
 
 
-REDUCTIONS: dict[str, Lower] = {
-    "ReduceMax": _extreme(smallest=False),
-    "ReduceMin": _extreme(smallest=True),
-    "ReduceProd": _reduce_product,
-    "ReduceMean": _reduce("Mean"),
-    "ReduceSum": _reduce("Sum"),
-    "ReduceL1": _reduce("L1"),
-    "ReduceL2": _reduce("L2"),
-    "ReduceSumSquare": _reduce("SumSquare"),
-    "ReduceLogSum": _reduce("LogSum"),
-    "ReduceLogSumExp": _reduce("LogSumExp"),
-    "ArgMax": _arg(smallest=False),
-    "ArgMin": _arg(smallest=True),
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "Hardmax": _softmax,
-    "CumSum": _scan("Add", 0),
-    "CumProd": _scan("Mul", 1),
-    "LpNormalization": _lp_normalization,
-    "MeanVarianceNormalization": _mean_variance,
-    "RMSNormalization": _rms_normalization,
-    "LRN": _lrn,
-}
-"""Lowerings of reductions, of scans, and of norms without layers."""
+def _negative_log_likelihood(ctx: Context, chances: str) -> Operand:
+    """``-w_y chances_y`` of the label y of each place, or its sum, or its mean over the weights that count.
+
+    As in PyTorch: a place whose label is ``ignore_index`` counts nowhere, a mean over none is NaN. A label
+    outside the classes gives NaN.
+    """
+    build, shape = ctx.build, ctx.build.shape(chances)
+    if len(shape) < 2 or ctx.shape(1) != (shape[0], *shape[2:]):
+        raise ModelError(f"labels {list(ctx.shape(1))} are not those of scores {list(shape)}")
+    labels = ctx.reshape(ctx.value(1), (shape[0], 1, *shape[2:]))
+    classes = build.constant(numbered(shape[1]).reshape(-1, *(1,) * (len(shape) - 2)), "int64")
+    here, zero = ctx.make("Equal", labels, classes), ctx.number(0.0, chances)
+
+    def at_label(values: str) -> str:  # Where, not Mul: what is not chosen may be infinite
+        return ctx.make("ReduceSum", ctx.make("Where", here, values, zero), axes=(1,))
+
+    outside = ctx.make("Less", labels, ctx.number(0, labels))
+    outside = ctx.make("Or", outside, ctx.make("Greater", labels, ctx.number(shape[1] - 1, labels)))
+    nan = ctx.number(float("nan"), chances)
+    loss = ctx.make("Where", outside, nan, ctx.make("Neg", at_label(chances)))
+    counts: str | None = None
+    if ctx.has(2):
+        counts = at_label(ctx.per_channel(ctx.value(2), len(shape)))
+        loss = ctx.make("Mul", loss, counts)
+    if (ignored := ctx.attr("ignore_index")) is not None:
+        skipped = ctx.make("Equal", labels, ctx.number(int(ignored), labels))
+        loss = ctx.make("Where", skipped, zero, loss)
+        given = ctx.number(1.0, chances) if counts is None else counts
+        counts = ctx.make("Where", skipped, zero, given)
+    return _reduced(ctx, loss, counts)
+
+
+def _reduced(ctx: Context, loss: str, counts: str | None) -> str:
+    shape, reduction = ctx.build.shape(loss), ctx.attr("reduction", "mean")
+    if reduction == "none":
+        return ctx.reshape(loss, (shape[0], *shape[2:]))
+    if reduction not in ("sum", "mean"):
+        raise ModelError(f"reduction '{reduction}' is not none, sum or mean")
+    axes = tuple(range(len(shape)))
+    total = ctx.make("ReduceSum", loss, axes=axes)
+    if reduction == "mean":
+        number = ctx.number(float(prod(shape)), total)
+        total = ctx.make("Div", total, ctx.make("ReduceSum", counts, axes=axes) if counts else number)
+    return ctx.reshape(total, ())
+
+
+@lowers("NegativeLogLikelihoodLoss")
+def _nll(ctx: Context) -> Sequence[Operand]:
+    return [_negative_log_likelihood(ctx, ctx.value(0))]
+
+
+@lowers("SoftmaxCrossEntropyLoss")
+def _cross_entropy(ctx: Context) -> Sequence[Operand]:
+    """Return the loss, and the logarithms of probabilities that it is of."""
+    chances = ctx.make("LogSoftmax", ctx.value(0), axis=1)
+    return [_negative_log_likelihood(ctx, chances), chances][: len(ctx.node.outputs)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.onnx.bounds import check_shape
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.folding.constant_folding import numpy_type
 
 _MEAN_ELEMENTS = 1 << 16
@@ -39,6 +39,7 @@ def _shape(ctx: Context) -> Shape:
     return tuple(int(extent) for extent in ctx.attr("shape"))
 
 
+@lowers("RandomUniform", "RandomUniformLike")
 def _random_uniform(ctx: Context) -> Sequence[Operand]:
     low, high = float(ctx.attr("low", 0.0)), float(ctx.attr("high", 1.0))
     y = uniform(ctx, _shape(ctx))
@@ -47,6 +48,7 @@ def _random_uniform(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Add", y, ctx.number(low, y)) if low else y]
 
 
+@lowers("RandomNormal", "RandomNormalLike")
 def _random_normal(ctx: Context) -> Sequence[Operand]:
     """Box and Muller (1958): a radius and an angle. Of 24 random bits, numbers reach 5.8 deviations."""
     shape = _shape(ctx)
@@ -59,6 +61,7 @@ def _random_normal(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Add", y, ctx.number(mean, y)) if mean else y]
 
 
+@lowers("Bernoulli")
 def _bernoulli(ctx: Context) -> Sequence[Operand]:
     """1 with the probability that the operand says, else 0. There is no gradient, as in PyTorch."""
     target, known = ctx.attr("dtype"), ctx.known(0)
@@ -76,7 +79,7 @@ def mean_of(ctx: Context, drawn: str) -> Operand | None:
 
     None while training, and for any other value. PyTorch exports ``bernoulli_(p)`` so.
     """
-    maker = next((node for node in reversed(ctx.build.nodes) if drawn in node.outputs), None)
+    maker = ctx.maker(drawn)
     if ctx.training or maker is None or maker.op != "Less":
         return None
     draws, bound = maker.inputs
@@ -87,13 +90,3 @@ def mean_of(ctx: Context, drawn: str) -> Operand | None:
     if math.prod(shape) <= _MEAN_ELEMENTS:
         return np.full(shape, mean, ctx.precision)
     return ctx.make("Expand", ctx.build.constant(mean, ctx.precision), shape=shape)
-
-
-RANDOM: dict[str, Lower] = {
-    "RandomUniform": _random_uniform,
-    "RandomUniformLike": _random_uniform,
-    "RandomNormal": _random_normal,
-    "RandomNormalLike": _random_normal,
-    "Bernoulli": _bernoulli,
-}
-"""Lowerings of operators that draw numbers."""

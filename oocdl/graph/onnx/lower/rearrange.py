@@ -1,19 +1,115 @@
-"""Lowers ONNX operators that put elements elsewhere by a pattern, to Reshape, Transpose and Gather."""
+"""Lowers what puts elements elsewhere by a pattern, to slices, Reshape, Transpose and Gather.
+
+Pad becomes slices that are joined: what repeats has the sum of all gradients then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
 
 from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Lower, Operand
-from oocdl.graph.onnx.folding.constant_folding import allow, numpy_type
+from oocdl.graph.onnx.context import Context, Operand, lowers
+from oocdl.graph.onnx.folding.constant_folding import allow, ints, numpy_type
 from oocdl.graph.onnx.lower.structure import slice_axis
 
+_REPEATS = ("edge", "reflect", "wrap")
+"""Modes that repeat elements; NumPy calls them the same."""
 
+_MOST_PIECES = 64
+"""So many pieces of an axis are joined at most: a few bytes can ask for millions."""
+
+
+@lowers("Pad")
+def _pad(ctx: Context) -> Sequence[Operand]:
+    x, mode = ctx.value(0), ctx.attr("mode", "constant")
+    if mode != "constant" and mode not in _REPEATS:
+        ctx.refuse(f"mode {mode}")
+    inputs = ctx.constants("pads or a value", 1, 2, 3)
+    filler = inputs[2] if len(inputs) > 2 else None
+    number = ctx.attr("value", 0.0) if filler is None or not filler.size else filler.reshape(-1)[0].item()
+    for axis, before, after in _pads(ctx, inputs):
+        start, stop = max(-before, 0), ctx.build.shape(x)[axis] - max(-after, 0)
+        if start >= stop:
+            raise ModelError(f"pads {before} and {after} leave nothing of axis {axis}")
+        x = slice_axis(ctx, x, axis, start, stop)  # what is cut off is not repeated
+        before, after = max(before, 0), max(after, 0)
+        if not before and not after:
+            continue
+        if mode != "constant":
+            x = _repeated(ctx, x, axis, (before, after))
+        elif number == 0:
+            x = ctx.make("Pad", x, axis=axis, before=before, after=after)
+        else:
+            parts = [_full(ctx, x, axis, before, number), [x], _full(ctx, x, axis, after, number)]
+            x = ctx.make("Concat", *sum(parts, []), axis=axis)
+    return [x]
+
+
+def _pads(ctx: Context, inputs: Sequence[Array | None]) -> list[tuple[int, int, int]]:
+    """Return (axis, before, after) as they are written."""
+    rank = len(ctx.shape(0))
+    axes = ints(ctx.node, inputs, "axes", 3)
+    axes = tuple(range(rank)) if axes is None else axes
+    pads = ints(ctx.node, inputs, "pads", 1) or ()
+    if len(pads) != 2 * len(axes) or any(not -rank <= axis < rank for axis in axes):
+        raise ModelError(f"pads {list(pads)} do not fit axes {list(axes)} of {rank}")
+    count = len(axes)
+    return [(axis % rank, a, b) for axis, a, b in zip(axes, pads[:count], pads[count:], strict=True)]
+
+
+def _full(ctx: Context, x: str, axis: int, extent: int, number: float) -> list[str]:
+    """Return ``number`` everywhere, with the shape of ``x`` but for ``extent``; nothing if that is 0."""
+    shape = list(ctx.build.shape(x))
+    shape[axis] = extent
+    return [ctx.make("Expand", ctx.number(number, x), shape=tuple(shape))] if extent else []
+
+
+def _repeated(ctx: Context, x: str, axis: int, pads: tuple[int, int]) -> str:
+    """Join ``x`` with the slices of itself that lie before and after it, forwards, backwards or of one."""
+    extent = ctx.build.shape(x)[axis]
+    allow(ctx.node, (pads[0] + extent + pads[1],), 8)
+    places = np.pad(np.arange(extent), pads, mode=ctx.attr("mode"))
+    runs = [*_runs(places[: pads[0]]), (0, extent, 1), *_runs(places[pads[0] + extent :])]
+    if len(runs) > _MOST_PIECES:
+        ctx.refuse(f"axis {axis} of {extent} repeated {len(runs) - 1} times")
+    return ctx.make("Concat", *(_piece(ctx, x, axis, *run) for run in runs), axis=axis)
+
+
+def _runs(places: Array) -> Iterator[tuple[int, int, int]]:
+    """Yield (first, count, step) of neighbours, with a step of 1, -1 or 0.
+
+    >>> list(_runs(np.array([3, 2, 1, 0, 0, 5])))
+    [(3, 4, -1), (0, 1, 1), (5, 1, 1)]
+    """
+    steps = np.diff(places)
+    start = 0
+    while start < len(places):
+        step = int(steps[start]) if start < len(steps) and abs(steps[start]) <= 1 else 1
+        other = np.flatnonzero(steps[start:] != step)
+        stop = start + 1 + int(other[0] if other.size else len(steps) - start)
+        yield int(places[start]), stop - start, step
+        start = stop
+
+
+def _piece(ctx: Context, x: str, axis: int, first: int, count: int, step: int) -> str:
+    """Return ``count`` elements from ``first`` on; a step of 0 repeats it."""
+    last = first + step * (count - 1)
+    piece = slice_axis(ctx, x, axis, min(first, last), max(first, last) + 1)
+    if step == -1:
+        return ctx.make("Reverse", piece, axis=axis)
+    if step or count == 1:
+        return piece
+    shape = list(ctx.build.shape(piece))
+    shape[axis] = count
+    return ctx.make("Expand", piece, shape=tuple(shape))
+
+
+@lowers("Tile")
 def _tile(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     array = ctx.constants("repeats", 1)[1]
@@ -40,6 +136,7 @@ def _moved(ctx: Context, split: Sequence[int], perm: Sequence[int], result: Sequ
     return [ctx.reshape(parts, result)]
 
 
+@lowers("DepthToSpace")
 def _depth_to_space(ctx: Context) -> Sequence[Operand]:
     (n, c, h, w), b = ctx.shape(0), int(ctx.attr("blocksize"))
     if c % b**2:
@@ -50,6 +147,7 @@ def _depth_to_space(ctx: Context) -> Sequence[Operand]:
     return _moved(ctx, (n, b, b, c // b**2, h, w), (0, 3, 4, 1, 5, 2), result)
 
 
+@lowers("SpaceToDepth")
 def _space_to_depth(ctx: Context) -> Sequence[Operand]:
     (n, c, h, w), b = ctx.shape(0), int(ctx.attr("blocksize"))
     if h % b or w % b:
@@ -58,6 +156,7 @@ def _space_to_depth(ctx: Context) -> Sequence[Operand]:
     return _moved(ctx, (n, c, h // b, b, w // b, b), perm, (n, c * b**2, h // b, w // b))
 
 
+@lowers("Trilu")
 def _trilu(ctx: Context) -> Sequence[Operand]:
     x, (rows, columns) = ctx.value(0), ctx.shape(0)[-2:]
     diagonal = ctx.constants("a diagonal", 1)[1] if ctx.has(1) else None
@@ -68,6 +167,7 @@ def _trilu(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Where", outside, ctx.number(0.0, x), x)]
 
 
+@lowers("EyeLike")
 def _eye_like(ctx: Context) -> Sequence[Operand]:
     rows, columns = ctx.shape(0)
     allow(ctx.node, (rows, columns), 8)
@@ -78,6 +178,7 @@ def _eye_like(ctx: Context) -> Sequence[Operand]:
     return [np.eye(rows, columns, int(ctx.attr("k", 0)), numpy_type(code) if code else kind)]
 
 
+@lowers("ReverseSequence")
 def _reverse_sequence(ctx: Context) -> Sequence[Operand]:
     """Turn round the first elements of each sample, as many as its length says; the rest stays."""
     x, shape, rank = ctx.value(0), ctx.shape(0), len(ctx.shape(0))
@@ -93,6 +194,7 @@ def _reverse_sequence(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Transpose", turned, perm=tuple(perm.index(axis) for axis in range(rank)))]
 
 
+@lowers("CenterCropPad")
 def _center_crop_pad(ctx: Context) -> Sequence[Operand]:
     """Cut or pad axes at both ends, where that is uneven by one more at the end."""
     x, rank = ctx.value(0), len(ctx.shape(0))
@@ -113,6 +215,7 @@ def _center_crop_pad(ctx: Context) -> Sequence[Operand]:
     return [x]
 
 
+@lowers("Col2Im")
 def _col2im(ctx: Context) -> Sequence[Operand]:
     """Add the columns of all blocks up where they lie in the image, as ``torch.nn.functional.fold``."""
     (n, rows, columns), inputs = ctx.shape(0), ctx.constants("sizes of the image or of a block", 1, 2)
@@ -135,16 +238,3 @@ def _col2im(ctx: Context) -> Sequence[Operand]:
     for axis in range(rank):
         x = slice_axis(ctx, x, axis + 2, pads[axis], pads[axis] + image[axis])
     return [x]
-
-
-REARRANGE: dict[str, Lower] = {
-    "Tile": _tile,
-    "DepthToSpace": _depth_to_space,
-    "SpaceToDepth": _space_to_depth,
-    "Trilu": _trilu,
-    "EyeLike": _eye_like,
-    "ReverseSequence": _reverse_sequence,
-    "CenterCropPad": _center_crop_pad,
-    "Col2Im": _col2im,
-}
-"""Lowerings of operators that put elements elsewhere, or zeros in their place."""

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
@@ -23,8 +22,6 @@ _COORDINATES = (
     "asymmetric",
     "align_corners",
 )
-_EXTREMES = {"not_larger": min, "not_smaller": max}
-"""Policies that keep the ratio of the axes -> which of their scales is that of all."""
 _A = -0.75
 _NEAREST: dict[int, tuple[float, ...]] = {0: (1.0,)}
 _LINEAR: dict[int, tuple[float, ...]] = {0: (-1.0, 1.0), 1: (1.0, 0.0)}
@@ -43,6 +40,7 @@ _WEIGHTS: dict[str, dict[int, tuple[float, ...]]] = {
 of a polynomial of the distance to that element, the highest power first."""
 
 
+@lowers("Resize", "Upsample")
 def _resize(ctx: Context) -> Sequence[Operand]:
     """Resize axis by axis."""
     attrs, x = {"coordinates": _coordinates(ctx), **_attributes(ctx)}, ctx.value(0)
@@ -100,24 +98,16 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
     if scales is not None and scales.size:
         factors = [_decimal(scale) for scale in scales.reshape(-1)]
         return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
-    sizes = _given_sizes(ctx, inputs, axes)
-    policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
-    if policy == "stretch":
-        return [(axis, size, size / shape[axis]) for axis, size in sizes]
-    if policy not in _EXTREMES:
-        ctx.refuse(f"keep_aspect_ratio_policy {policy}")
-    scale = _EXTREMES[policy](size / shape[axis] for axis, size in sizes)
-    return [(axis, floor(scale * shape[axis] + 0.5), scale) for axis in axes]
-
-
-def _given_sizes(ctx: Context, inputs: Sequence[Array | None], axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (axis, size) as they are written."""
     sizes = ints(ctx.node, inputs, "", 3)
     if not sizes:
         raise ModelError("neither scales nor sizes are given")
-    return list(zip(axes, sizes, strict=True))
+    policy = ctx.attr("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch":
+        ctx.refuse(f"keep_aspect_ratio_policy {policy}")
+    return [(axis, size, size / shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
 
 
+@lowers("GridSample")
 def _grid_sample(ctx: Context) -> Sequence[Operand]:
     """Sum weighted elements of ``[N, C, *extents]`` around the places of a grid ``[N, *result, axes]``."""
     mode, padding = ctx.attr("mode", "linear"), ctx.attr("padding_mode", "zeros")
@@ -205,7 +195,3 @@ def _padded(ctx: Context, at: str, extent: int) -> str:
     for op, bound in (("Greater", 0.0), ("Less", last)):
         at = ctx.make("Where", calc(op, at, bound), at, ctx.number(bound, at))
     return at
-
-
-RESIZING: dict[str, Lower] = {"Resize": _resize, "Upsample": _resize, "GridSample": _grid_sample}
-"""Lowerings of what interpolates along axes."""

@@ -12,12 +12,60 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Role, Shape
-from oocdl.graph.onnx.context import Context, Lower, Operand
+from oocdl.graph.ir.graph import Node, Role, Shape
+from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.folding.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
-from oocdl.graph.onnx.lower.repeats import repeated
 
 
+def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
+    """Return a Reshape of ``x`` [..., n, r, ...] to [..., n r, ...] where all along r is equal; else None."""
+    moved = ctx.maker(x)
+    perm, inner = tuple(range(len(shape))), x
+    if moved is not None and moved.op == "Transpose":
+        perm, inner = moved.attrs["perm"], moved.inputs[0]
+    copies = ctx.maker(ctx.unreshaped(inner))
+    before = ctx.build.shape(inner)
+    tiled = copies is not None and copies.outputs[0] in ctx.tiles and ctx.build.dtype(x) == ctx.precision
+    place = _copied(ctx, copies, before) if copies is not None and tiled else None
+    if copies is None or place is None:
+        return None
+    axis, count = perm.index(place) - 1, before[place]
+    if axis < 0 or target != (*shape[:axis], shape[axis] * count, *shape[axis + 2 :]):
+        return None
+    order = [old - (old > place) for old in perm if old != place]  # axes of the base, as ``x`` has them
+    base = ctx.reshape(copies.inputs[0], (*before[:place], *before[place + 1 :]))
+    first = ctx.maker(base)
+    if first is not None and first.op == "Transpose":  # the axes of a file may be moved there and back
+        base, order = first.inputs[0], [first.attrs["perm"][old] for old in order]
+    extent = ctx.build.shape(base)[order[axis]] * count
+    made = ctx.make(
+        "Resample",
+        base,
+        axis=order[axis],
+        size=extent,
+        mode="nearest",
+        coordinates="asymmetric",
+        scale=float(count),
+        nearest_mode="floor",
+        transposed=False,
+    )
+    return made if order == sorted(order) else ctx.make("Transpose", made, perm=tuple(order))
+
+
+def _copied(ctx: Context, copies: Node, shape: Sequence[int]) -> int | None:
+    """Return which axis of ``shape``, a Reshape of an Expand, is the only one that this has made."""
+    old, new = ctx.build.shape(copies.inputs[0]), ctx.build.shape(copies.outputs[0])
+    if len(old) != len(new):
+        return None
+    grown = [axis for axis, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+    if len(grown) != 1:
+        return None
+    outside, count = prod(new[: grown[0]]), new[grown[0]]
+    found = [n for n, extent in enumerate(shape) if extent == count and prod(shape[:n]) == outside]
+    return found[0] if found else None
+
+
+@lowers("Concat")
 def _concat(ctx: Context) -> Sequence[Operand]:
     values = [value for index, value in enumerate(ctx.values()) if prod(ctx.shape(index))]
     axis = ctx.attr("axis") % len(ctx.shape(0))
@@ -35,6 +83,7 @@ def _with_batch(ctx: Context, value: str, batch: int) -> str:
     return ctx.make("Expand", value, shape=(batch, *rest))
 
 
+@lowers("Split")
 def _split(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", 0) % len(shape)
@@ -49,6 +98,7 @@ def slice_axis(ctx: Context, x: str, axis: int, start: int, stop: int, step: int
     return ctx.make("Slice", x, axis=axis, start=start, stop=stop, step=step)
 
 
+@lowers("Slice")
 def _slice(ctx: Context) -> Sequence[Operand]:
     x, before = ctx.value(0), ctx.was(0) if ctx.batch is not None else None
     inputs = ctx.constants("positions", 1, 2, 3, 4)
@@ -67,6 +117,7 @@ def _slice(ctx: Context) -> Sequence[Operand]:
     return [x]
 
 
+@lowers("Transpose")
 def _transpose(ctx: Context) -> Sequence[Operand]:
     x, rank = ctx.value(0), len(ctx.shape(0))
     perm = tuple(axis % rank for axis in ctx.attr("perm", tuple(range(rank))[::-1]))
@@ -143,6 +194,7 @@ def rebound(
     return tuple(result) if prod(result) == prod(now) else None
 
 
+@lowers("Reshape")
 def _reshape(ctx: Context) -> Sequence[Operand]:
     x, shape, before = ctx.value(0), ctx.shape(0), ctx.was(0)
     target = _ints(ctx, 1)
@@ -167,6 +219,7 @@ def _ints(ctx: Context, index: int) -> list[int]:
     return [int(extent) for extent in array.reshape(-1)]
 
 
+@lowers("Expand")
 def _expand(ctx: Context) -> Sequence[Operand]:
     x, shape, target, before = ctx.value(0), ctx.shape(0), _ints(ctx, 1), ctx.was(0)
     if ctx.batch is None or ctx.is_sized(1):
@@ -182,6 +235,7 @@ def _expand(ctx: Context) -> Sequence[Operand]:
     return [x if result == shape else ctx.make("Expand", x, shape=tuple(int(e) for e in result))]
 
 
+@lowers("Flatten")
 def _flatten(ctx: Context) -> Sequence[Operand]:
     shape = ctx.shape(0)
     axis = ctx.attr("axis", 1)
@@ -189,16 +243,19 @@ def _flatten(ctx: Context) -> Sequence[Operand]:
     return [ctx.reshape(ctx.value(0), (prod(shape[:axis]), prod(shape[axis:])))]
 
 
+@lowers("Squeeze")
 def _squeeze(ctx: Context) -> Sequence[Operand]:
     axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
     return [ctx.reshape(ctx.value(0), squeezed(ctx.shape(0), axes))]
 
 
+@lowers("Unsqueeze")
 def _unsqueeze(ctx: Context) -> Sequence[Operand]:
     axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
     return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), axes or ()))]
 
 
+@lowers("Shape", "Size")
 def _measure(ctx: Context) -> Sequence[Operand]:
     """Compute Shape or Size of an operand; arrays computed from it follow the bound sizes."""
     shape, operand = ctx.shape(0), ctx.operand(0)
@@ -208,19 +265,3 @@ def _measure(ctx: Context) -> Sequence[Operand]:
     if ctx.node.op == "Size":
         return [np.asarray(prod(shape), np.int64)]
     return [np.asarray(shape[ctx.attr("start", 0) : ctx.attr("end")], np.int64)]
-
-
-STRUCTURE: dict[str, Lower] = {
-    "Concat": _concat,
-    "Split": _split,
-    "Shape": _measure,
-    "Size": _measure,
-    "Slice": _slice,
-    "Transpose": _transpose,
-    "Reshape": _reshape,
-    "Expand": _expand,
-    "Flatten": _flatten,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-}
-"""Lowerings of operators that move numbers and do not change them."""

@@ -27,35 +27,40 @@ def check_baked(ctx: Context) -> None:
     check = _CHECKS.get(ctx.node.op)
     if not ctx.traced or check is None:
         return
-    changed = _changed(ctx, 0)
+    changed = _changed(ctx)
     for axis, why in check(ctx, changed) if changed or ctx.node.op in _ARITHMETIC else ():
-        old = ctx.traced[ctx.node.inputs[0]] if axis is not None else ()
-        about = f"axis {axis} of extent {old[axis]}" if axis is not None else "a size"
+        if axis is not None and axis not in changed:
+            continue
+        old = "a size" if axis is None else f"axis {axis} of extent {ctx.traced[ctx.node.inputs[0]][axis]}"
         raise ModelError(
-            f"node {shown(ctx.node.name)} ({ctx.node.op}): {why} may stand for {about} in the file, which is "
+            f"node {shown(ctx.node.name)} ({ctx.node.op}): {why} may stand for {old} in the file, which is "
             "given other sizes here; export it with these axes open, or give it the sizes that it has"
         )
 
 
-def _changed(ctx: Context, index: int) -> tuple[int, ...]:
-    """Return the axes of an input that have another extent than in the trace, but for a batch alone."""
-    before = ctx.was(index) if ctx.has(index) else None
+def _changed(ctx: Context) -> tuple[int, ...]:
+    """Return the axes of the first input with another extent than in the trace, but for a batch alone."""
+    before = ctx.was(0) if ctx.has(0) else None
     if before is None:
         return ()
-    pairs = enumerate(zip(before, ctx.shape(index), strict=True))
+    pairs = enumerate(zip(before, ctx.shape(0), strict=True))
     return tuple(axis for axis, (old, new) in pairs if old != new and not (axis == 0 and ctx.batch))
 
 
 Found = Iterator[tuple[int | None, str]]
-"""(axis of the first input, what may stand for its extent)"""
+"""(axis of the first input, what may stand for its extent, if that is another one now)"""
+
+
+def _written(ctx: Context, index: int) -> list[int] | None:
+    """Return the numbers of an input that the file holds; None of one that is computed of sizes or data."""
+    found = None if ctx.is_sized(index) else ctx.known(index)
+    return None if found is None else [int(number) for number in found.reshape(-1)]
 
 
 def _reshape(ctx: Context, changed: tuple[int, ...]) -> Found:
-    target = ctx.known(1)
-    if target is None or ctx.is_sized(1):
+    before, wanted = ctx.traced[ctx.node.inputs[0]], _written(ctx, 1)
+    if wanted is None:
         return
-    before = ctx.traced[ctx.node.inputs[0]]
-    wanted = [int(extent) for extent in target.reshape(-1)]
     copied = {axis for axis, extent in enumerate(wanted) if extent == 0 and not ctx.attr("allowzero", 0)}
     inside = [axis for axis in changed if axis not in copied]
     if not inside:
@@ -80,16 +85,13 @@ def _slice(ctx: Context, changed: tuple[int, ...]) -> Found:
         return
     for axis, first, last, step in slices(ctx.node, inputs, len(ctx.shape(0))):
         ends = (first, last) if step > 0 else (last, first)
-        if axis in changed and 0 < ends[1] < _FAR:
+        if 0 < ends[1] < _FAR:
             yield axis, f"end {ends[1]}"
 
 
 def _gather(ctx: Context, changed: tuple[int, ...]) -> Found:
-    places, axis = ctx.known(1), ctx.attr("axis", 0) % len(ctx.shape(0))
-    if places is None or ctx.is_sized(1) or axis not in changed or not places.size:
-        return
-    old = ctx.traced[ctx.node.inputs[0]][axis]
-    if places.ndim or int(places) == old - 1 > 0:
+    places, axis = _written(ctx, 1), ctx.attr("axis", 0) % len(ctx.shape(0))
+    if places and (ctx.shape(1) or places[0] == ctx.traced[ctx.node.inputs[0]][axis] - 1 > 0):
         yield axis, "its indices"
 
 
@@ -98,15 +100,13 @@ def _resize(ctx: Context, changed: tuple[int, ...]) -> Found:
     sizes = ints(ctx.node, [ctx.known(3)], "", 0) if ctx.has(3) else None
     made = ctx.traced.get(ctx.node.outputs[0], ctx.traced[ctx.node.inputs[0]])
     for axis, size in zip(axes, sizes or (), strict=False):
-        if axis in changed and size == made[axis]:
+        if size == made[axis]:
             yield axis, f"size {size}"
 
 
 def _split(ctx: Context, changed: tuple[int, ...]) -> Found:
-    axis = ctx.attr("axis", 0) % len(ctx.shape(0))
-    written = "split" in ctx.node.attrs or (ctx.has(1) and not ctx.is_sized(1))
-    if axis in changed and written:
-        yield axis, "its sizes"
+    if "split" in ctx.node.attrs or (ctx.has(1) and not ctx.is_sized(1)):
+        yield ctx.attr("axis", 0) % len(ctx.shape(0)), "its sizes"
 
 
 def _conv(ctx: Context, changed: tuple[int, ...]) -> Found:
@@ -116,37 +116,34 @@ def _conv(ctx: Context, changed: tuple[int, ...]) -> Found:
     dilations = ctx.attr("dilations", (1,) * len(extents))
     for axis, (extent, dilation) in enumerate(zip(extents, dilations, strict=True), start=2):
         largest = max(pads[axis - 2 :: len(extents)], default=0)
-        if axis in changed and largest > (extent - 1) * dilation:
+        if largest > (extent - 1) * dilation:
             yield axis, f"a padding of {largest}"
 
 
 def _pool(ctx: Context, changed: tuple[int, ...]) -> Found:
     before = ctx.traced[ctx.node.inputs[0]]
     for axis, extent in enumerate(ctx.attr("kernel_shape", ()), start=2):
-        if axis in changed and extent == before[axis] > 1:
+        if extent == before[axis] > 1:
             yield axis, f"a window of {extent}"
 
 
 def _pad(ctx: Context, changed: tuple[int, ...]) -> Found:
     """Yield a padding that is as large as the axis was; smaller ones are those of windows."""
     before, rank = ctx.traced[ctx.node.inputs[0]], len(ctx.shape(0))
-    written = ctx.known(1) if ctx.has(1) else np.asarray(ctx.attr("pads", ()))
+    written = _written(ctx, 1) if ctx.has(1) else ctx.attr("pads", ())
     axes = ctx.known(3) if ctx.has(3) else np.arange(rank)
-    if written is None or axes is None or ctx.is_sized(1):
+    if written is None or axes is None:
         return
-    for axis, ends in zip(axes.reshape(-1).tolist(), written.reshape(2, -1).T.tolist(), strict=True):
-        if axis % rank in changed and max(ends) * 2 >= before[axis % rank]:
+    for axis, ends in zip(axes.reshape(-1).tolist(), np.reshape(written, (2, -1)).T.tolist(), strict=True):
+        if max(ends) * 2 >= before[axis % rank]:
             yield axis % rank, f"a padding of {max(ends)}"
 
 
 def _expand(ctx: Context, changed: tuple[int, ...]) -> Found:
-    target = ctx.known(1)
-    if target is None or ctx.is_sized(1):
-        return
-    shift = target.size - len(ctx.shape(0))
-    for axis in changed:
-        if int(target.reshape(-1)[axis + shift]) != 1:
-            yield axis, f"shape {target.reshape(-1).tolist()}"
+    target = _written(ctx, 1) or ()
+    for axis in changed if target else ():
+        if target[axis + len(target) - len(ctx.shape(0))] != 1:
+            yield axis, f"shape {target}"
 
 
 def _squeeze(ctx: Context, changed: tuple[int, ...]) -> Found:
