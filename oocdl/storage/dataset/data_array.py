@@ -14,7 +14,6 @@ import numpy.typing as npt
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region
 from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkList
-from oocdl.storage.dataset.decoding import most_bytes
 from oocdl.storage.zarr_json import grid
 
 Array = npt.NDArray[Any]
@@ -22,6 +21,8 @@ Shape = tuple[int, ...]
 
 NUMBER_KINDS = "biuf"
 """NumPy kinds that a dataset may have: bool, integers, floats."""
+SLACK_BYTES = 64 << 10
+"""Maximum bytes that compressors add to a small chunk, which they cannot compress."""
 INNER_BYTES = 128
 """Maximum bytes of a shard for each chunk in it beside its content: in its index, and for headers."""
 
@@ -105,7 +106,8 @@ class DataArray:
         allowed, or nothing says what they are.
         """
         found, fill = self.source.known, self.fill_value
-        most = most_bytes(prod(self.stored_chunks) * self.itemsize)
+        nbytes = prod(self.stored_chunks) * self.itemsize
+        most = nbytes + nbytes // 8 + SLACK_BYTES
         most += prod(self.stored_chunks) // prod(self.chunks) * INNER_BYTES
         if len(found.sizes) and int(found.sizes.max()) > most:
             worst = int(np.argmax(found.sizes))

@@ -1,6 +1,8 @@
 """Opens arrays of an HDF5 file; refuses those whose reading would not be safe and complete.
 
-A file is one thing: as long as its size and time are what they were, so are all chunks in it.
+A file is one thing: as long as its size and time are what they were, so are all chunks in it. The library
+trusts a chunk: one that decodes to more than it should fills memory, and one that decodes to less is read
+past its end, so that numbers are made of what lay there. Here each has to decode to just its size.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import threading
 import zlib
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -22,8 +24,12 @@ from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
 from oocdl.storage.dataset.chunk_store import file_mark, parts_of
 from oocdl.storage.dataset.data_array import DataArray, Shape, check_chunks, check_type, one_line
-from oocdl.storage.dataset.hdf5_filters import check_chunk, refused
 from oocdl.storage.zarr_json import grid, touched
+
+DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
+"""Filters by their registered numbers."""
+FILTERS = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", LZF: "lzf"}
+CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ class Hdf5Source:
             corner = tuple(at * extent for at, extent in zip(index, self.stored_chunks, strict=True))
             skipped, data = self.data.id.read_direct_chunk(corner)
             try:
-                check_chunk(self._filters, skipped, data, nbytes)
+                _check_chunk(self._filters, skipped, data, nbytes)
             except (ValueError, zlib.error) as error:
                 raise ValueError(f"{self.place(int(self.known.numbers[place]))}: {error}") from error
             self._unchecked[place] = False
@@ -167,7 +173,7 @@ def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
     stored = tuple(max(extent, 1) for extent in shape)
     if data.chunks is not None:
         chunks = stored = tuple(int(extent) for extent in data.chunks)
-        reason = refused(filters_of(data))
+        reason = _refused(filters_of(data))
         if reason is not None:
             raise DatasetError(f"{label} {reason}: write the array again")
     check_chunks(label, shape, chunks, stored)
@@ -190,3 +196,76 @@ def filters_of(data: h5py.Dataset) -> list[int]:
     """The filters of a dataset's chunks by number, in the order in which they were applied."""
     settings = data.id.get_create_plist()
     return [int(settings.get_filter(place)[0]) for place in range(settings.get_nfilters())]
+
+
+def _refused(filters: Sequence[int]) -> str | None:
+    """Why a row of filters is not read, as the end of a sentence; None if it is.
+
+    >>> _refused([2, 1, 3]) is None, _refused([1, 1])
+    (True, 'compresses twice')
+    """
+    unknown = [code for code in filters if code not in FILTERS]
+    if unknown:
+        return f"uses HDF5 filter {unknown[0]}; allowed are {', '.join(FILTERS.values())}"
+    compressors = [place for place, code in enumerate(filters) if code in (DEFLATE, LZF)]
+    if len(compressors) > 1:
+        return "compresses twice"
+    if compressors and SHUFFLE in filters[compressors[0] :]:
+        return "shuffles what is compressed"
+    return None
+
+
+def _check_chunk(filters: Sequence[int], skipped: int, data: bytes, chunk_bytes: int) -> None:
+    """Raise ValueError unless stored ``data`` decode to ``chunk_bytes``.
+
+    ``skipped`` has a bit for each of ``filters`` that was not applied, from the lowest on.
+    """
+    size, stored, compressor = chunk_bytes, len(data), None
+    for place, code in enumerate(filters):
+        if skipped >> place & 1 or code == SHUFFLE:
+            continue
+        if code in (DEFLATE, LZF):
+            compressor = code
+        elif compressor is None:
+            size += CHECKSUM_BYTES
+        else:
+            stored -= CHECKSUM_BYTES
+    if compressor == DEFLATE:
+        decoder = zlib.decompressobj()
+        found = len(decoder.decompress(memoryview(data)[:stored], size + 1))
+        if found > size:
+            raise ValueError(f"deflate would decode to more than the {size:,} bytes of a chunk")
+        if not decoder.eof:
+            raise ValueError("deflate data end too early")
+    else:
+        found = stored if compressor is None else _lzf_bytes(data, stored, size)
+    if found != size:
+        raise ValueError(f"it decodes to {found:,} bytes, not the {size:,} that were declared")
+
+
+def _lzf_bytes(data: bytes, stored: int, most: int) -> int:
+    """What the first ``stored`` bytes of LZF data decode to. Raises ValueError for more than ``most``.
+
+    A byte below 32 begins a run of literals, another one a reference to what came before, whose length has
+    three bits, or those and a byte.
+
+    >>> _lzf_bytes(bytes([1, 7, 8, 0x40, 1, 0xE0, 20, 0]), 8, 64)
+    35
+    """
+    at = total = 0
+    while at < stored:
+        control = data[at]
+        if control < 32:
+            total += control + 1
+            at += control + 2
+        elif control < 224:
+            total += (control >> 5) + 2
+            at += 2
+        else:
+            total += (data[at + 1] if at + 1 < stored else 0) + 9
+            at += 3
+        if total > most:
+            raise ValueError(f"lzf would decode to more than the {most:,} bytes of a chunk")
+    if at != stored:
+        raise ValueError("lzf data ends too early")
+    return total
