@@ -76,8 +76,8 @@ class DataArray:
     """Shape of the chunks: what is decoded together."""
     stored_chunks: Shape
     """Shape of what is stored together: of a shard, where there are shards."""
-    index_bytes: int = 0
-    """Size of the index of a shard, where there are shards."""
+    shard_bytes: int = 0
+    """What each copy of a chunk takes besides, where it is read out of a shard."""
     fill_value: Any
     """What a chunk that is not stored reads as; None if that is not defined."""
     source: Source
@@ -95,8 +95,8 @@ class DataArray:
 
     @property
     def chunk_bytes(self) -> int:
-        """Decoded bytes of one chunk, with the index of its shard."""
-        return prod(self.chunks) * self.itemsize + self.index_bytes
+        """Decoded bytes of one chunk, with its share of what a shard takes."""
+        return prod(self.chunks) * self.itemsize + self.shard_bytes
 
     @cached_property
     def known(self) -> ChunkList:
