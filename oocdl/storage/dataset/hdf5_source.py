@@ -21,9 +21,8 @@ import numpy as np
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices
-from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
-from oocdl.storage.dataset.chunk_store import file_mark, parts_of
-from oocdl.storage.dataset.data_array import DataArray, Shape, check_chunks, check_type, one_line
+from oocdl.storage.dataset.chunk_store import ChunkList, file_mark, listed, parts_of
+from oocdl.storage.dataset.data_array import Array, DataArray, check_chunks, check_type, one_line
 from oocdl.storage.zarr_json import grid, touched
 
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
@@ -52,21 +51,17 @@ class Hdf5File:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class Hdf5Source:
-    """Reads an HDF5 dataset under a lock."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Hdf5Array(DataArray):
+    """An HDF5 dataset, which is read under a lock; for contiguous data all of it is stored together."""
 
     data: h5py.Dataset
     file: Hdf5File
-    label: str
-    stored_chunks: Shape
-    """For contiguous data all of it."""
 
-    @cached_property
-    def known(self) -> ChunkList:
-        """The chunks that are stored; the mark of each is its place in the file, in bytes."""
+    def _listed(self) -> ChunkList:
+        """The mark of each chunk is its place in the file, in bytes."""
         found, stored = array("q"), self.data.id
-        extents = grid(self.data.shape, self.stored_chunks)
+        extents = grid(self.shape, self.stored_chunks)
         if self.data.chunks is None:
             if stored.get_storage_size():
                 found.extend((0, stored.get_storage_size(), stored.get_offset() or 0))
@@ -74,7 +69,8 @@ class Hdf5Source:
 
         def add(chunk: Any) -> None:
             index = (at // size for at, size in zip(chunk.chunk_offset, self.stored_chunks, strict=True))
-            found.extend((number_of(tuple(index), extents), chunk.size, chunk.byte_offset))
+            number = int(np.ravel_multi_index(tuple(index), extents))
+            found.extend((number, chunk.size, chunk.byte_offset))
 
         with self.file.lock:
             stored.chunk_iter(add)
@@ -82,30 +78,26 @@ class Hdf5Source:
 
     @property
     def tells(self) -> str:
-        """Chunks are told apart by size and place; the file has the time."""
         return "place"
 
     @property
     def file_mark(self) -> tuple[int, int, int]:
-        """Inode, size and time of the file."""
         return self.file.mark
 
     def place(self, number: int) -> str:
-        """Return the place of a chunk, for messages."""
-        return f"chunk {'/'.join(map(str, self.known.index(number)))}"
+        return f"chunk {'/'.join(map(str, np.unravel_index(number, grid(self.shape, self.stored_chunks))))}"
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of a chunk, or parts of them."""
         start, nbytes = int(self.known.marks[place]), int(self.known.sizes[place])
         if start:
             yield from parts_of(self.file.path, start, nbytes, pieces)
 
-    def read(self, region: Region) -> Any:
+    def _read(self, region: Region) -> Array:
         """Read a region by the library, once each chunk is known to decode to its size."""
         with self.file.lock:
             self.file.check(self.label)
             self._check_chunks(region)
-            found = self.data[as_slices(region)]
+            found: Array = self.data[as_slices(region)]
             self.file.check(self.label)  # again: it may have been changed while it was read
             return found
 
@@ -124,7 +116,7 @@ class Hdf5Source:
             return
         nbytes = prod(self.stored_chunks) * int(self.data.dtype.itemsize)
         for index in touched(region, self.stored_chunks):
-            place = self.known.place(number_of(index, self.known.grid))
+            place = self.known.place(int(np.ravel_multi_index(index, self.known.grid)))
             if place is None or not self._unchecked[place]:
                 continue
             corner = tuple(at * extent for at, extent in zip(index, self.stored_chunks, strict=True))
@@ -180,7 +172,7 @@ def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
     settings = data.id.get_create_plist()
     undefined = settings.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
     never = settings.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
-    return DataArray(
+    return Hdf5Array(
         name=name,
         where=file.path,
         shape=shape,
@@ -188,7 +180,8 @@ def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
         chunks=chunks,
         stored_chunks=stored,
         fill_value=None if undefined or never else data.fillvalue,
-        source=Hdf5Source(data, file, label, stored),
+        data=data,
+        file=file,
     )
 
 

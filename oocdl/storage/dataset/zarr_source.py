@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,8 +22,7 @@ from zarr.storage import WrapperStore, ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices, intersect, region_shape, within
-from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList, number_of
-from oocdl.storage.dataset.chunk_store import Chunks, chunks_of, list_chunks, parts_of
+from oocdl.storage.dataset.chunk_store import ChunkKeys, ChunkList, Chunks, chunks_of, list_chunks, parts_of
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
 from oocdl.storage.zarr_json import UNFINISHED, chunk_region, grid, touched
 
@@ -63,70 +62,57 @@ class LastChunk:
             self.of = self.array = None
 
 
-@dataclass(frozen=True, eq=False)
-class ZarrSource:
-    """Reads a Zarr array, each chunk of which has to be as it was when they were listed."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ZarrArray(DataArray):
+    """A Zarr array, each chunk of which has to be as it was when they were listed."""
 
-    label: str
-    array: zarr.Array[Any]
+    data: zarr.Array[Any]
     stored: Chunks
     last: LastChunk
 
-    @cached_property
-    def known(self) -> ChunkList:
-        """The chunks (shards, if there are any) that are stored, listed once."""
+    def _listed(self) -> ChunkList:
         return list_chunks(self.label, self.stored)
 
     @property
     def tells(self) -> str:
-        """What tells stored chunks apart, beside their sizes."""
         return self.stored.tells
 
-    @property
-    def file_mark(self) -> tuple[int, int, int]:
-        """Zeros: chunks have marks of their own, in a zip file too."""
-        return 0, 0, 0
-
     def place(self, number: int) -> str:
-        """Return the place of a chunk, for messages."""
         return self.stored.place(self.stored.keys.key(number))
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of a chunk that is a file, or parts of them."""
         if self.tells == "time":
             path = self.place(int(self.known.numbers[place]))
             yield from parts_of(path, 0, int(self.known.sizes[place]), pieces)
 
-    def read(self, region: Region) -> Array:
+    def _read(self, region: Region) -> Array:
         """Read a region, one chunk after the other; a part of one chunk is read-only."""
-        shape, chunks = self.array.shape, self.array.chunks
-        indices = list(touched(region, chunks))
+        indices = list(touched(region, self.chunks))
         if len(indices) == 1:
             (index,) = indices
             check = partial(self._check, self._number(index))
             found = self.last.get((self.label, index), check, partial(self._chunk, index))
-            return found[within(region, chunk_region(index, shape, chunks))]
+            return found[within(region, chunk_region(index, self.shape, self.chunks))]
         self.last.leave()
-        out = np.empty(region_shape(region), self.array.dtype)
+        out = np.empty(region_shape(region), self.dtype)
         for index in indices:
-            covered = chunk_region(index, shape, chunks)
+            covered = chunk_region(index, self.shape, self.chunks)
             part = intersect(covered, region)
             out[within(part, region)] = self._chunk(index)[within(part, covered)]
         return out
 
     def _number(self, index: Shape) -> int:
         """The number of the chunk, or of the shard that has the chunk, as it is stored."""
-        stored = self.array.shards or self.array.chunks
-        inside = zip(index, self.array.chunks, stored, strict=True)
-        return number_of(tuple(at * size // outer for at, size, outer in inside), self.stored.keys.grid)
+        sizes = zip(index, self.chunks, self.stored_chunks, strict=True)
+        place = tuple(at * size // stored for at, size, stored in sizes)
+        return int(np.ravel_multi_index(place, self.stored.keys.grid))
 
     def _chunk(self, index: Shape) -> Array:
         """Decode a chunk between two looks at what is stored: the library takes what is gone for fill."""
         number = self._number(index)
         self._check(number)
         try:
-            covered = chunk_region(index, self.array.shape, self.array.chunks)
-            found = np.asarray(self.array[as_slices(covered)])
+            found = np.asarray(self.data[as_slices(chunk_region(index, self.shape, self.chunks))])
         except Exception as error:  # codecs raise what they like
             raise ValueError(f"chunk {self.stored.keys.key(number)}: {one_line(error)}") from error
         self._check(number)
@@ -213,7 +199,7 @@ def _opened(name: str, where: str, array: zarr.Array[Any], store: Store, last: L
     keys, inside = _keys(document, grid(array.shape, stored_chunks)), grid(stored_chunks, array.chunks)
     # Of a shard the library makes one copy more than the three that a plan counts.
     shard_bytes = prod(inside) * INDEX_ENTRY_BYTES + prod(array.chunks) * array.dtype.itemsize // 3
-    return DataArray(
+    return ZarrArray(
         name=name,
         where=where,
         shape=array.shape,
@@ -222,7 +208,9 @@ def _opened(name: str, where: str, array: zarr.Array[Any], store: Store, last: L
         stored_chunks=stored_chunks,
         shard_bytes=0 if array.shards is None else shard_bytes,
         fill_value=array.metadata.fill_value,
-        source=ZarrSource(label, array, chunks_of(store, array.path, keys), last),
+        data=array,
+        stored=chunks_of(store, array.path, keys),
+        last=last,
     )
 
 
