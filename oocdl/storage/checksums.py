@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -20,7 +22,7 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from oocdl.graph.ir.array_layout import PAGE_BYTES
-from oocdl.storage.files import as_bytes
+from oocdl.storage.files import as_bytes, regular
 
 Array = npt.NDArray[Any]
 
@@ -40,6 +42,21 @@ class Record:
 def record_of(data: bytes) -> Record:
     """Return the record of these bytes."""
     return Record(len(data), int(google_crc32c.value(data)))
+
+
+def why_wrong(path: Path, record: Record) -> str | None:
+    """Read a file, and return why it is not what was written; None if it is. Takes memory for a block."""
+    crc = 0
+    try:
+        with open(path, "rb", buffering=0, opener=regular) as file:
+            nbytes = os.fstat(file.fileno()).st_size
+            if nbytes != record.nbytes:
+                return f"{path} has {nbytes} bytes, not {record.nbytes}"
+            while block := file.read(MOST_BLOCK_BYTES):
+                crc = int(google_crc32c.extend(crc, block))
+    except OSError as error:
+        return f"{path} is lost: {error.strerror or error}"
+    return None if crc == record.crc else f"{path} is not what was written"
 
 
 @dataclass(frozen=True)

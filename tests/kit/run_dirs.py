@@ -12,9 +12,8 @@ import numpy as np
 from oocdl.graph.ir.index import whole
 from oocdl.storage.checksums import digest_of, sealed, unsealed
 from oocdl.storage.run.commit import Commit
-from oocdl.storage.run.fencing import next_epoch
 from oocdl.storage.run.manifest import Manifest, TensorSpec
-from oocdl.storage.run.pointer import load_current, publish
+from oocdl.storage.run.pointer import load_current, next_epoch, publish
 from oocdl.storage.run.run_store import RunStore
 
 W = TensorSpec("model/../w\n", "weights", (5, 6), "float32", (2, 3))

@@ -21,7 +21,7 @@ Uses = tuple[int, ...]
 
 
 class Slot:
-    """Says where the bytes of one chunk are, and what holds them; an ``eviction.Entry``.
+    """Says where the bytes of one chunk are, and what holds them; a ``ledger.Entry``.
 
     ``shape`` has the axes as they lie in memory. The tier's lock guards every field.
     """

@@ -82,7 +82,7 @@ def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o644)
         try:
             if outer:
-                _gather(handle, in_file_order(array, outer))
+                _move(os.pwritev, _write, handle, 0, in_file_order(array, outer))
                 return
             _write(handle, 0, view[:whole])
             bounce = _bounce()
@@ -125,11 +125,6 @@ def _runs(array: Array) -> list[Any]:
     for _ in range(leading):
         runs = [part for run in runs for part in run]
     return runs
-
-
-def _gather(handle: int, runs: list[Any]) -> None:
-    """Write runs that are whole aligned pages."""
-    _move(os.pwritev, _write, handle, 0, runs)
 
 
 def _move(
@@ -202,7 +197,7 @@ def read_box(
         shape = (shape[outer], *shape[:outer], *shape[outer + 1 :])
         box = (box[outer], *box[:outer], *box[outer + 1 :])
         out = np.moveaxis(out, outer, 0)
-    strides = _strides(shape, out.dtype.itemsize)
+    strides = tuple(out.dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
     start = sum(low * step for (low, _), step in zip(box, strides, strict=True))
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
@@ -212,13 +207,6 @@ def read_box(
             os.close(handle)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}; check the disk") from error
-
-
-def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    steps = [itemsize] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        steps[axis] = steps[axis + 1] * shape[axis + 1]
-    return tuple(steps)
 
 
 def _read(file: _File, start: int, strides: tuple[int, ...], out: Array) -> int:

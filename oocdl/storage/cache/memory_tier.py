@@ -20,7 +20,7 @@ import numpy.typing as npt
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
-from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost, set_home
+from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, home, outermost, set_home
 from oocdl.storage.cache.io_threads import Mover
 from oocdl.storage.cache.ledger import Claim, TierStats
 from oocdl.storage.cache.page_pool import Pool
@@ -28,8 +28,6 @@ from oocdl.storage.cache.spill_store import SpillStore
 
 IO_THREADS = 2
 """Threads that write to the spill. There are none that read: the thread that needs a chunk does."""
-
-_current: Tier | None = None
 
 
 class Reservation:
@@ -374,11 +372,10 @@ class Tier:
 
 def use(tier: Tier | None) -> None:
     """Make ``tier`` take the chunks that are unpickled in this process; None: they stay in plain memory."""
-    global _current
-    _current = tier
     set_home(tier)
 
 
 def current() -> Tier | None:
     """The tier that takes chunks unpickled in this process."""
-    return _current
+    found = home()
+    return found if isinstance(found, Tier) else None

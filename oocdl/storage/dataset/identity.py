@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.chunk_list import ChunkList, row_ranges
+from oocdl.storage.dataset.chunk_store import ChunkList, row_ranges
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
 
@@ -47,7 +47,7 @@ def identity(array: DataArray) -> dict[str, Any]:
 
     Raises DatasetError if that cannot be read.
     """
-    known, source = array.known, array.source
+    known = array.known
     ranges = list(row_ranges(known.grid[0], RANGES))
     return {
         "shape": list(array.shape),
@@ -56,8 +56,8 @@ def identity(array: DataArray) -> dict[str, Any]:
         "chunks": len(known.numbers),
         "sizes": _digests(known, ranges, (known.numbers, known.sizes)),
         "marks": _digests(known, ranges, (known.marks,)),
-        "tells": source.tells,
-        "file": list(source.file_mark),
+        "tells": array.tells,
+        "file": list(array.file_mark),
         "content": _content(array, ranges),
         "values": _values(array),
     }
@@ -141,7 +141,7 @@ def _content(array: DataArray, ranges: Sequence[tuple[int, int]]) -> str:
         pieces = max(3, PIECES // len(places))
     read = 0
     for place in places:
-        for part in array.source.content(int(place), pieces):
+        for part in array.content(int(place), pieces):
             digest.update(part)
             read += len(part)
     return digest.hexdigest() if read else ""

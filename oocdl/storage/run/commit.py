@@ -1,12 +1,14 @@
-"""Writes one version of a run: chunks first, then fsync for all of them, then the manifest and CURRENT.
+"""Writes one version of a run, and reads its chunks, verified.
 
-Nothing is updated in place. Every version has folders of its own with the epoch in the name (the number
-of writers that this run has had; workers that are gathered anew count as another), so a late write of a
-writer that was given up harms nobody.
+Chunks are written first, then fsync for all of them, then the manifest and CURRENT. Nothing is updated in
+place. Every version has folders of its own with the epoch in the name (the number of writers that this run
+has had; workers that are gathered anew count as another), so a late write of a writer that was given up
+harms nobody.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import threading
@@ -19,13 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import StoreError
+from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
 from oocdl.storage.checksums import Record, crc32c
-from oocdl.storage.files import io_error, part_of, reporting, sync_path, write_parts
-from oocdl.storage.run.chunks import metadata_of
+from oocdl.storage.files import as_bytes, io_error, part_of, regular, reporting, sync_path, write_parts
 from oocdl.storage.run.manifest import Index, Manifest, Tensor, TensorSpec
-from oocdl.storage.zarr_json import chunk_key, chunk_region, group_json, touched
+from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]
 
@@ -223,3 +224,44 @@ def _in_file_order(spec: TensorSpec, index: Index, region: Region, array: Array)
         if not is_empty(inside):
             part_of(part, inside, block)[...] = part_of(piece, inside, covered)
         yield part
+
+
+def metadata_of(tensor: Tensor) -> str:
+    """Return the text of the ``zarr.json`` of an array: it follows from the manifest alone."""
+    spec = tensor.spec
+    names = {"name": spec.name, "version": tensor.version}
+    return array_json(spec.shape, spec.chunks, np.dtype(spec.dtype), names)
+
+
+def read_chunk(root: Path, tensor: Tensor, index: Index, part: Region, target: Array) -> None:
+    """Read ``part`` of the tensor, which is in this chunk, into ``target``; verify the whole chunk.
+
+    Takes memory for a block of ``BLOCK_BYTES``. Raises CorruptError, which names array, chunk and version.
+    """
+    record, spec, crc = tensor.records[index], tensor.spec, 0
+    stored = tuple((at * size, (at + 1) * size) for at, size in zip(index, spec.chunks, strict=True))
+    where = f"array {spec.name!r} chunk {index} of version {tensor.version} in {root}"
+    way_out = "'oocdl repair' goes back to the newest sound version"
+    try:
+        with open(root / tensor.folder / chunk_key(index), "rb", buffering=0, opener=regular) as file:
+            length = os.fstat(file.fileno()).st_size
+            if length != record.nbytes:
+                raise CorruptError(f"{where} has {length} bytes, not {record.nbytes}; {way_out}")
+            for block in contiguous_blocks(stored, np.dtype(spec.dtype).itemsize):
+                read = np.empty(region_shape(block), spec.dtype)
+                _read_exactly(file, read)
+                crc = crc32c(read, crc)
+                wanted = intersect(block, part)
+                if not is_empty(wanted):
+                    part_of(target, wanted, part)[...] = part_of(read, wanted, block)
+    except OSError as error:
+        raise CorruptError(f"{where} is lost: {error.strerror or error}; {way_out}") from error
+    if crc != record.crc:
+        raise CorruptError(f"{where} is not what was written; {way_out}")
+
+
+def _read_exactly(file: io.FileIO, array: Array) -> None:
+    """Fill an array; what a file that was cut off lacks stays as it is, and is found by its checksum."""
+    view, done = as_bytes(array).data, 0
+    while done < array.nbytes and (count := file.readinto(view[done:])):
+        done += count

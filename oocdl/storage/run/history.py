@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,6 @@ from oocdl.storage.files import io_error, read_bytes, regular, reporting, write_
 from oocdl.storage.run.manifest import HistorySeal
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Recovered:
-    """The recovered history: its sound rows, and the damage in words (empty if nothing is lost)."""
-
-    rows: tuple[Row, ...]
-    lost: str
 
 
 class History:
@@ -63,7 +54,7 @@ class History:
         data = self._sealed()
         if data is None:
             raise CorruptError(
-                f"{self.path} is damaged: {self.recovered().lost}; going on with the run, or 'oocdl repair', "
+                f"{self.path} is damaged: {self.recovered()[1]}; going on with the run, or 'oocdl repair', "
                 "leaves that out"
             )
         rows: list[Row] = [json.loads(line) for line in data.splitlines()]
@@ -73,23 +64,23 @@ class History:
 
     def start(self) -> str:
         """Cut what was not committed, for a writer; returns what is damaged, and left out from now on."""
-        data, kept = self._sealed(), Recovered((), "")
+        data, lost = self._sealed(), ""
         if data is None:
-            kept = self.recovered()
-            data = b"".join(line_of(row) for row in kept.rows)
+            rows, lost = self.recovered()
+            data = b"".join(map(line_of, rows))
             if self.path.exists():
                 with reporting(self.path):
                     self.path.replace(self.path.with_name("steps-damaged.jsonl"))
             write_bytes(self.path, data)
-            self.seal = HistorySeal(len(kept.rows), len(data), int(google_crc32c.value(data)))
+            self.seal = HistorySeal(len(rows), len(data), int(google_crc32c.value(data)))
         elif self.path.exists() and self.path.stat().st_size != len(data):
             write_bytes(self.path, data)
         lines = data.splitlines()
         self._last_step = json.loads(lines[-1])["step"] if lines else -1
-        return kept.lost
+        return lost
 
-    def recovered(self) -> Recovered:
-        """Return the sound rows of a damaged history."""
+    def recovered(self) -> tuple[list[Row], str]:
+        """Return the sound rows of a damaged history, and in words what is lost."""
         lines = self._data().split(b"\n")[: self.seal.rows]
         rows: list[Row] = []
         wrong: list[int] = []
@@ -102,7 +93,7 @@ class History:
         lost = f"{self.seal.rows - len(rows)} of {self.seal.rows} rows are lost"
         if wrong:
             lost += f" (line {', '.join(map(str, wrong[:8]))}{', ..' if len(wrong) > 8 else ''})"
-        return Recovered(tuple(rows), lost)
+        return rows, lost
 
     def _data(self) -> bytes:
         try:

@@ -24,7 +24,7 @@ class RunLock:
     locks the record decides: an owner on this host that is dead is taken over.
 
     With ``take_over`` an owner on another host is evicted, as nobody here can see that it is dead; should
-    it live, its next commit is refused (see ``fencing``). One that lives on this host is not.
+    it live, its next commit is refused (see ``pointer``). One that lives on this host is not.
     """
 
     def __init__(self, path: Path, take_over: bool = False) -> None:

@@ -75,6 +75,23 @@ class Tensor:
         """Path of the Zarr array, relative to the run."""
         return f"{self.spec.kind}/{self.id}/e{self.epoch}-v{self.version}"
 
+    @property
+    def files(self) -> dict[str, Record]:
+        """Its records by file, without that of its metadata, which follow from the rest."""
+        return {chunk_key(index): record for index, record in self.records.items()}
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A folder of which a manifest has the records: an array of a version, or a kept value."""
+
+    what: str
+    step: int
+    """Step of the version that it belongs to, or that it was kept in."""
+    folder: str
+    """Relative to the run."""
+    files: Mapping[str, Record]
+
 
 @dataclass(frozen=True)
 class HistorySeal:
@@ -93,6 +110,10 @@ class KeptSeal:
     step: int
     records: Mapping[str, Record]
     """By key of the Zarr array, its metadata included."""
+
+    def sealed(self, name: str) -> Sealed:
+        """Return the files of the kept value of this name."""
+        return Sealed(f"kept value {name!r}", self.step, f"kept/{self.id}", self.records)
 
 
 @dataclass(frozen=True)
@@ -125,6 +146,13 @@ class Manifest:
         """The last step that it contains; -1 if its writer did not say."""
         return int(self.meta.get("step", -1))
 
+    def arrays(self) -> list[Sealed]:
+        """Return the chunks of all arrays, by file."""
+        return [
+            Sealed(f"array {name!r}", self.step, tensor.folder, tensor.files)
+            for name, tensor in self.tensors.items()
+        ]
+
     def dumps(self) -> str:
         """Write the manifest as JSON, with its digest."""
         tensors = [
@@ -133,7 +161,7 @@ class Manifest:
                 "id": tensor.id,
                 "epoch": tensor.epoch,
                 "version": tensor.version,
-                "records": {chunk_key(at): [r.nbytes, r.crc] for at, r in tensor.records.items()},
+                "records": {file: [r.nbytes, r.crc] for file, r in tensor.files.items()},
             }
             for tensor in self.tensors.values()
         ]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from oocdl.errors import CorruptError, StoreError, printable
 from oocdl.storage.checksums import digest_of
 from oocdl.storage.files import read_text, remove, reporting, sync_path, write_text
-from oocdl.storage.run.fencing import next_epoch
 from oocdl.storage.run.garbage import refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import Manifest
-from oocdl.storage.run.pointer import load_current, load_manifest, publish
-from oocdl.storage.run.run_verification import array_damages, holds, kept_damages, metadata_files
+from oocdl.storage.run.pointer import load_current, load_manifest, next_epoch, publish
+from oocdl.storage.run.run_verification import damages_in, holds, metadata_files
 from oocdl.storage.run.sealed_files import COPY, read_sealed
 
 
@@ -75,16 +73,14 @@ def _repaired(root: Path) -> Repaired:
         newest, pointer = load_current(root)
         if newest is None:
             return Repaired(root, 0, tuple(changes))  # nothing was committed; fit begins
-        candidates: Iterator[Manifest | str] = chain(
-            [newest], _manifests(root, [newest.parent] if newest.parent else [])
-        )
+        names = [newest.file, *filter(None, [newest.parent])]
     except CorruptError as error:
         changes.append(f"CURRENT was written anew: {error}")
         newest, pointer = None, None
         _set_aside(root / "CURRENT")
-        candidates = _all_manifests(root)
+        names = _all_manifests(root)
     ours = digest_of(read_text(root / "run.json"))
-    chosen, reasons = _first_sound(root, candidates, ours)
+    chosen, reasons = _first_sound(root, names, ours)
     if chosen is None:
         raise CorruptError(
             f"no version of the run in {root} is sound: {'; '.join(reasons)}; restore a backup"
@@ -106,13 +102,13 @@ def _repaired(root: Path) -> Repaired:
     except CorruptError:
         _set_aside(root / "report.json")
         changes.append(f"{root / 'report.json'} is damaged; the next commit writes it")
-    parent = chosen.parent if chosen is newest else None
+    parent = chosen.parent if chosen == newest else None
     if parent is not None:
-        spare, wrong = _first_sound(root, _manifests(root, [parent]), ours)
+        spare, wrong = _first_sound(root, [parent], ours)
         if spare is None:
             parent = None
             changes.append(f"the version before step {chosen.step} is left out: {'; '.join(wrong)}")
-    if mended != chosen or chosen is not newest or parent != chosen.parent:
+    if mended != chosen or chosen != newest or parent != chosen.parent:
         made = replace(mended, epoch=epoch, parent=parent)
         publish(root, made, pointer)
         remove_unnamed(root, made)
@@ -125,7 +121,10 @@ def _settings(root: Path) -> Iterator[str]:
         newest, _ = load_current(root)
         versions = [] if newest is None else [newest]
     except CorruptError:
-        versions = [one for one in _all_manifests(root) if isinstance(one, Manifest)]
+        versions = []
+        for name in _all_manifests(root):
+            with suppress(CorruptError):  # one that cannot be read says nothing of settings
+                versions.append(load_manifest(root, name))
     # One of the manifests may be another run's: settings that any of them was made with are this run's.
     names, texts = ("run.json", COPY), dict[str, str]()
     for known in dict.fromkeys([version.seals.get("run.json") for version in versions] or [None]):
@@ -142,15 +141,10 @@ def _settings(root: Path) -> Iterator[str]:
             yield f"{root / name} was written anew, from {source}"
 
 
-def _all_manifests(root: Path) -> Iterator[Manifest | str]:
-    """Yield all manifests that are there, the newest first, or why one cannot be read."""
-    names = sorted(root.glob("manifest-*.json"), key=_age, reverse=True)
-    return _manifests(root, [path.name for path in names])
-
-
-def _age(path: Path) -> tuple[int, ...]:
-    """Return version and epoch of a manifest by its name."""
-    return tuple(map(int, re.findall(r"\d+", path.name)))
+def _all_manifests(root: Path) -> list[str]:
+    """Return the names of all manifests that are there, the newest first: by version, then by epoch."""
+    names = [path.name for path in root.glob("manifest-*.json")]
+    return sorted(names, key=lambda name: [*map(int, re.findall(r"\d+", name))], reverse=True)
 
 
 def _set_aside(path: Path) -> None:
@@ -170,30 +164,22 @@ def _write_anew(path: Path, text: str) -> None:
     sync_path(path.parent)
 
 
-def _manifests(root: Path, names: list[str]) -> Iterator[Manifest | str]:
-    """Yield manifests, or why one cannot be read."""
-    for name in names:
-        try:
-            yield load_manifest(root, name)
-        except CorruptError as error:
-            yield str(error)
-
-
-def _first_sound(root: Path, found: Iterable[Manifest | str], ours: str) -> tuple[Manifest | None, list[str]]:
-    """Return the first version whose chunks are all sound, and what is wrong with those before it.
+def _first_sound(root: Path, names: list[str], ours: str) -> tuple[Manifest | None, list[str]]:
+    """Return the first of these versions whose chunks are all sound, and what is wrong with those before it.
 
     ``ours`` is the digest of ``run.json``: a manifest of another run names chunks that are not this run's.
     """
     reasons: list[str] = []
-    for manifest in found:
-        if isinstance(manifest, str):
-            reasons.append(manifest)
+    for name in names:
+        try:
+            manifest = load_manifest(root, name)
+        except CorruptError as error:
+            reasons.append(str(error))
             continue
         if manifest.seals.get("run.json", ours) != ours:
             reasons.append(f"{root / manifest.file} is another run's")
             continue
-        arrays = manifest.tensors.values()
-        wrong = [damage for one in arrays for damage in array_damages(root, manifest.step, one)]
+        wrong = [damage for part in manifest.arrays() for damage in damages_in(root, part)]
         if not wrong:
             return manifest, reasons
         reasons.append(f"{wrong[0]}" + (f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""))
@@ -216,8 +202,8 @@ def _mended(root: Path, chosen: Manifest, newest: Manifest | None) -> tuple[Mani
     if wrong := history.start():
         lost.append(f"history: {wrong}; what it was is in steps-damaged.jsonl")
     kept = dict(chosen.kept)
-    for name in chosen.kept:
-        for damage in kept_damages(root, chosen, name):
+    for name, value in chosen.kept.items():
+        for damage in damages_in(root, value.sealed(name)):
             lost.append(f"{damage}; this kept value is left out")
             kept.pop(name, None)
     return replace(chosen, history=history.seal, kept=kept), lost

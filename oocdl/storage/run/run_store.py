@@ -21,17 +21,15 @@ import zarr
 
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import Region, intersect, region_shape
-from oocdl.storage.checksums import digest_of, sealed
+from oocdl.storage.checksums import digest_of, record_of, sealed
 from oocdl.storage.files import io_error, part_of, reporting, sync_all, sync_path, write_text
-from oocdl.storage.run.chunks import files_of, read_chunk
-from oocdl.storage.run.commit import Commit
-from oocdl.storage.run.fencing import check_owner, next_epoch
+from oocdl.storage.run.commit import Commit, metadata_of, read_chunk
 from oocdl.storage.run.garbage import clear, refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec
-from oocdl.storage.run.pointer import load_current, publish
+from oocdl.storage.run.pointer import check_owner, load_current, next_epoch, publish
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched
@@ -243,7 +241,8 @@ class RunStore:
         if tensor.spec.kind != kind:
             raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
         what = f"array {name!r} of version {tensor.version}"
-        return zarr.open_array(store=SealedStore(self.path / tensor.folder, what, files_of(tensor)), mode="r")
+        records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.files}
+        return zarr.open_array(store=SealedStore(self.path / tensor.folder, what, records), mode="r")
 
     # --- history, kept values, other files -----------------------------------------------
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oocdl.errors import CorruptError, StoreError, printable
+from oocdl.storage.checksums import why_wrong
 from oocdl.storage.files import read_bytes, reporting
-from oocdl.storage.run.chunks import metadata_of, read_chunk
+from oocdl.storage.run.commit import metadata_of
 from oocdl.storage.run.history import History
-from oocdl.storage.run.kept_values import what
-from oocdl.storage.run.manifest import GROUPS, Manifest, Tensor
+from oocdl.storage.run.manifest import GROUPS, Manifest, Sealed
 from oocdl.storage.run.pointer import load_current, load_manifest
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
-from oocdl.storage.sealed_store import SealedStore
-from oocdl.storage.zarr_json import chunk_key, group_json
+from oocdl.storage.zarr_json import group_json
 
 
 @dataclass(frozen=True)
@@ -100,53 +99,35 @@ def _verification(root: Path) -> Verification:
     if manifest is not None and manifest.parent is not None:
         with _noted(damages, manifest.parent):
             parent = load_manifest(root, manifest.parent)
-    tensors: dict[str, tuple[int, Tensor]] = {}
+    parts: dict[str, Sealed] = {}
     for version in (manifest, parent):
         if version is not None:
             damages += _metadata(root, version)
-            for tensor in version.tensors.values():
-                tensors.setdefault(tensor.folder, (version.step, tensor))
-    for step, tensor in tensors.values():
-        damages += array_damages(root, step, tensor)
-    chunks = [record for _, tensor in tensors.values() for record in tensor.records.values()]
+            parts = {part.folder: part for part in version.arrays()} | parts
     if manifest is not None:
         with _noted(damages, "history", step=manifest.step):
             History(root / "history" / "steps.jsonl", manifest.history).rows()
-        for name in manifest.kept:
-            damages += kept_damages(root, manifest, name)
-            chunks += [r for key, r in manifest.kept[name].records.items() if key != "zarr.json"]
-    step_now = None if manifest is None else manifest.step
-    arrays = len(tensors) + (0 if manifest is None else len(manifest.kept))
-    nbytes = sum(record.nbytes for record in chunks)
-    return Verification(root, step_now, arrays, len(chunks), nbytes, tuple(dict.fromkeys(damages)))
+        parts |= {value.id: value.sealed(name) for name, value in manifest.kept.items()}
+    for part in parts.values():
+        damages += damages_in(root, part)
+    chunks = [r for part in parts.values() for key, r in part.files.items() if key != "zarr.json"]
+    step, nbytes = None if manifest is None else manifest.step, sum(record.nbytes for record in chunks)
+    return Verification(root, step, len(parts), len(chunks), nbytes, tuple(dict.fromkeys(damages)))
 
 
 @contextmanager
-def _noted(damages: list[Damage], what: str, chunk: str = "", step: int | None = None) -> Iterator[None]:
+def _noted(damages: list[Damage], what: str, step: int | None = None) -> Iterator[None]:
     """Add what an error tells, without the way out, which is the same for all."""
     try:
         yield
     except CorruptError as error:
-        damages.append(Damage(what, str(error).partition("; ")[0], chunk, step))
+        damages.append(Damage(what, str(error).partition("; ")[0], step=step))
 
 
-def array_damages(root: Path, step: int, tensor: Tensor) -> list[Damage]:
-    """Return what is wrong with the chunks of a stored array."""
-    damages: list[Damage] = []
-    for index in tensor.records:
-        with _noted(damages, f"array {tensor.spec.name!r}", chunk_key(index), step):
-            read_chunk(root, tensor, index)
-    return damages
-
-
-def kept_damages(root: Path, manifest: Manifest, name: str) -> list[Damage]:
-    """Return what is wrong with a kept value."""
-    value, damages = manifest.kept[name], list[Damage]()
-    store = SealedStore(root / "kept" / value.id, what(name, value.step), dict(value.records))
-    for key in value.records:
-        with _noted(damages, f"kept value {name!r}", key, value.step):
-            store.read(key)
-    return damages
+def damages_in(root: Path, part: Sealed) -> list[Damage]:
+    """Return what is wrong with the files of an array or of a kept value."""
+    checked = ((key, why_wrong(root / part.folder / key, record)) for key, record in part.files.items())
+    return [Damage(part.what, reason, key, part.step) for key, reason in checked if reason]
 
 
 def _files(root: Path, manifest: Manifest | None) -> list[Damage]:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oocdl.errors import BudgetError
-from oocdl.storage.cache.eviction import EvictionOrder
-from oocdl.storage.cache.ledger import MOST_SKIPPED_CHUNKS, SOON_POSITIONS, Claim, Ledger
+from oocdl.storage.cache.ledger import MOST_SKIPPED_CHUNKS, SOON_POSITIONS, Claim, EvictionOrder, Ledger
 
 
 @dataclass(eq=False)

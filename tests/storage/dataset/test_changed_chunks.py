@@ -121,16 +121,6 @@ def test_every_changed_chunk_of_a_folder_is_found(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_a_folder_that_is_renamed_is_found(tmp_path: Path, kind: str) -> None:
-    path = folder(**FOLDERS[kind])(tmp_path)
-    x = opened(path)
-    path.rename(tmp_path / "elsewhere.zarr")
-    for block in blocks():
-        with pytest.raises(DatasetError, match="chunk .* is gone"):
-            x.read(block)
-
-
-@pytest.mark.parametrize("kind", FOLDERS)
 def test_a_chunk_that_appears_is_found(tmp_path: Path, kind: str) -> None:
     path = folder(**FOLDERS[kind])(tmp_path)
     file = chunk_files(path)[3]
@@ -186,24 +176,6 @@ def test_what_is_no_folder_in_the_place_of_one_is_never_the_fill_value(
     with pytest.raises(DatasetError) as caught:
         opened(path)
     assert str(place) in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["v2", "v3"])
-@pytest.mark.parametrize("what", NO_FILES)
-@pytest.mark.parametrize("level", ["", "x"])
-def test_what_is_no_file_in_the_place_of_metadata_is_named(
-    tmp_path: Path, kind: str, what: str, level: str
-) -> None:
-    path = folder(**FOLDERS[kind])(tmp_path)
-    name = "zarr.json" if kind == "v3" else ".zarray" if level else ".zgroup"
-    place = path / level / name
-    place.unlink()
-    NO_FILES[what](place)
-    for names in (None, ["x"]):
-        for source in (path, zarr.storage.LocalStore(path, read_only=True)):
-            with pytest.raises(DatasetError) as caught:
-                open_dataset(source, names=names)
-            assert str(place) in str(caught.value)
 
 
 def test_a_fifo_is_no_dataset(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, TransposeCodec
 
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import DataArray, Dataset, open_dataset
-from oocdl.storage.dataset.decoding import Decoder
+from oocdl.storage.dataset.zarr_source import ZarrArray
 
 SHAPE, CHUNKS = (5, 4, 7), (2, 4, 3)
 X = np.random.default_rng(0).integers(0, 100, SHAPE)
@@ -80,15 +80,15 @@ def two_arrays(path: Path) -> Dataset:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     """All chunks that were decoded."""
     found: list[weakref.ref[Any]] = []
-    decode: Callable[..., Any] = Decoder.__call__
+    decode: Callable[..., Any] = ZarrArray._chunk
 
-    def noted(self: Decoder, stored: bytes) -> Any:
+    def noted(self: ZarrArray, index: tuple[int, ...]) -> Any:
         assert [one for one in found if one() is not None] == []  # the one before has left
-        made = decode(self, stored)
-        found.append(weakref.ref(made.base))
+        made = decode(self, index)
+        found.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(Decoder, "__call__", noted)
+    monkeypatch.setattr(ZarrArray, "_chunk", noted)
     return found
 
 
