@@ -13,13 +13,11 @@ from oocdl.config import plain
 from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import OPTIMIZERS
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
+from oocdl.report.history_view import told_of
 from oocdl.report.search_view import value_text
-from oocdl.report.tables import Column, Sheet, blocks, key_values, sparkline
-from oocdl.report.units import counted, duration, shape_text, size_text
+from oocdl.report.tables import Column, Sheet, blocks, key_values
+from oocdl.report.units import counted, shape_text, size_text
 from oocdl.training.run import Run
-
-SPARKS = 40
-"""Characters of a line of losses."""
 
 
 def run_tables(run: Run, every: bool = False) -> list[Sheet]:
@@ -31,27 +29,14 @@ def run_tables(run: Run, every: bool = False) -> list[Sheet]:
 
 def _state(run: Run) -> list[tuple[str, Any]]:
     """Say how far a run is."""
-    history, total, committed = run.history, run.total_steps, run.committed_at
+    total, committed = run.total_steps, run.committed_at
     far = "finished" if run.finished else f"of {total}, unfinished" if total else "unfinished"
-    rows: list[tuple[str, Any]] = [
+    at = "none" if committed is None else f"{datetime.fromtimestamp(committed):%Y-%m-%d %H:%M:%S}"
+    return [
         ("folder", run.path),
         ("committed", f"{counted(run.steps, 'step')}, {far}"),
-        (
-            "last commit",
-            "none" if committed is None else f"{datetime.fromtimestamp(committed):%Y-%m-%d %H:%M:%S}",
-        ),
-    ]
-    if not history:
-        return rows
-    for name in (name for name in history[0] if name == "loss" or name.startswith("loss/")):
-        losses = [row[name] for row in history]
-        rows.append((name, f"{sparkline(losses, SPARKS)}  {losses[0]:.4g} → {losses[-1]:.4g}"))
-    return [
-        *rows,
-        ("epoch", history[-1]["epoch"] + 1),
-        ("learning rate", f"{history[-1]['lr']:.4g} at the last step"),
-        ("time", duration(sum(row["seconds"] for row in history))),
-        ("peak memory", size_text(run.peak_bytes)),
+        ("last commit", at),
+        *told_of(run.history),
     ]
 
 

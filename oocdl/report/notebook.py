@@ -11,7 +11,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -48,7 +47,7 @@ class Block:
 
     def _show(self) -> None:
         plain = "\n".join((*self.lines, *([self.status] if self.status else [])))
-        page = f'<pre style="white-space:pre-wrap;margin:0">{escape(chr(10).join(self.lines))}</pre>'
+        page = html.lines("\n".join(self.lines), "white-space:pre-wrap")
         if self.share is not None:
             page += html.bar(self.share, self.status)
         self.publish(

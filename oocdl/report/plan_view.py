@@ -24,7 +24,7 @@ from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
-from oocdl.report.figure import Scene, draw, joined
+from oocdl.report.figure import Scene, draw
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
@@ -346,10 +346,13 @@ class Plan:
 
     def text(self, every: bool = False) -> str:
         """Write all there is to know, in lines as long as the terminal is wide; ``every`` as in ``table``."""
+        return text_of(*self._parts(every))
+
+    def _parts(self, every: bool = False) -> list[Sheet | str]:
         layers = self.table(every)
         grouped = [f"layers are grouped by blocks; --all, or text(every=True), has all {len(self.layers)}"]
         more = grouped if len(layers.rows) < len(self.layers) else []
-        return text_of(trained_text(self.trained), layers, *more, self.budget_table(), self.summary())
+        return [trained_text(self.trained), layers, *more, self.budget_table(), self.summary()]
 
     def __repr__(self) -> str:
         settings, model = self.settings, shortened(printable(self.model), 60)
@@ -359,23 +362,9 @@ class Plan:
         )
 
     def _repr_html_(self) -> str:
-        budget = self.settings.memory_bytes
-        moments = joined(self.simulated).moments
-        points = [(at.seconds, at.resident_bytes + at.reserved_bytes) for at in moments]
-        return html.block(
-            f"{self._title()}: {self.seconds:.3g} s predicted",
-            html.bar(
-                self.peak_bytes / budget,
-                f"predicted peak {self.peak_bytes / 2**20:.0f} of {budget / 2**20:.0f} MiB",
-            ),
-            html.facts(
-                line.partition(": " if ": " in line else " ")[::2] for line in self.summary().splitlines()
-            ),
-            html.curve(
-                "arrays and programs in memory over the step, and the room for them", points, self.room_bytes
-            ),
-            html.table(self.table(), "print(plan.text(every=True)) shows all"),
-        )
+        peak, budget = self.peak_bytes, self.settings.memory_bytes
+        words = f"predicted peak {peak / 2**20:.0f} of {budget / 2**20:.0f} MiB"
+        return html.bar(peak / budget, words) + html.page(*self._parts())
 
     def __str__(self) -> str:
         return self.text()

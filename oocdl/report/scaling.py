@@ -78,7 +78,7 @@ class Scaling:
         return f"<Scaling of {shortened(printable(self.title), 60)}: {shortened(hosts, 60)} hosts>"
 
     def _repr_html_(self) -> str:
-        return html.block("", html.table(self.table()), f"<p>{html.safe(CERTAINTY)}</p>")
+        return html.page(self.table(), CERTAINTY)
 
     def __str__(self) -> str:
         return f"{text_of(self.table()).rstrip()}\n{CERTAINTY}\n"

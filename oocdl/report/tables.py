@@ -246,7 +246,10 @@ def text_of(*parts: Sheet | Table | str, columns: int | None = None) -> str:
     """
     out = io.StringIO()
     width = Console().width if columns is None else columns
-    console = Console(file=out, width=width, force_terminal=False, highlight=False, markup=False)
+    # In a notebook rich would show the text itself.
+    console = Console(
+        file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False, markup=False
+    )
     for part in parts:
         console.print(part)
     lines = out.getvalue().removesuffix("\n").split("\n")

@@ -13,6 +13,7 @@ import zarr
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.report import html
 from oocdl.report.tables import Column, Sheet
+from oocdl.report.units import counted, shape_text
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
 
@@ -55,8 +56,7 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
     def _sums(self, specs: Mapping[str, TensorSpec]) -> str:
         numbers = sum(math.prod(spec.shape) for spec in specs.values())
         nbytes = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs.values())
-        arrays = "1 array" if len(specs) == 1 else f"{len(specs)} arrays"
-        return f"{arrays}, {numbers:,} numbers, {nbytes / 2**20:.1f} MiB"
+        return f"{counted(len(specs), 'array')}, {numbers:,} numbers, {nbytes / 2**20:.1f} MiB"
 
     def __repr__(self) -> str:
         return f"<weights: {self._sums(self._specs())}>"
@@ -64,8 +64,6 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
     def _repr_html_(self) -> str:
         specs = self._specs()
         rows = [
-            (spec.name, " × ".join(map(str, spec.shape)) or "scalar", spec.dtype, math.prod(spec.shape))
-            for spec in specs.values()
+            (spec.name, shape_text(spec.shape), spec.dtype, math.prod(spec.shape)) for spec in specs.values()
         ]
-        shown = html.table(Sheet("", COLUMNS, rows), "list(run.weights) names them all")
-        return html.block(f"weights: {self._sums(specs)}", shown)
+        return html.page(Sheet(f"weights: {self._sums(specs)}", COLUMNS, rows))
