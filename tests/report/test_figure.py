@@ -18,7 +18,7 @@ from oocdl.errors import InputError, StoreError
 from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report import figure as picture
-from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, PHASES, Scene, draw, figure_of, highest
+from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, PHASES, Scene, draw, figure_of
 from oocdl.report.layer_facts import layer_names
 from oocdl.report.tables import shortened
 from tests.kit import nets
@@ -51,17 +51,13 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
     )
 
 
-def test_a_png_of_the_figures_size(plan: oocdl.Plan, tmp_path: Path) -> None:
+def test_a_png_of_the_figures_size_and_an_svg(plan: oocdl.Plan, tmp_path: Path) -> None:
     path = plan.plot(tmp_path / "plan.png")
     with Image.open(path) as image:
         assert image.format == "PNG" and image.width == round(11.0 * picture.DOTS_PER_INCH)
         found = image.convert("RGB").getcolors(1 << 20)
         assert found is not None and len(found) > 50  # not an empty page
-
-
-def test_an_svg_has_text_of_its_terms(plan: oocdl.Plan, tmp_path: Path) -> None:
-    root = ElementTree.parse(plan.plot(tmp_path / "plan.SVG")).getroot()
-    assert root.tag.endswith("svg")
+    assert ElementTree.parse(plan.plot(tmp_path / "plan.SVG")).getroot().tag.endswith("svg")
 
 
 def test_a_row_for_each_layer_and_one_axis_of_time(plan: oocdl.Plan) -> None:
@@ -141,11 +137,9 @@ def test_parts_of_a_pass_are_told_apart_by_colour_and_said() -> None:
         for done in one.passes
     )
     labels = {"grad/layer0": "layer0", "update/w": "weights"}
-    above, below, _ = figure_of(replace(one, passes=passes, labels=labels)).axes
+    _, below, _ = figure_of(replace(one, passes=passes, labels=labels)).axes
     assert [text.get_text() for text in below.get_yticklabels()] == ["layer0", "layer0", "weights"]
     assert below.get_legend_handles_labels()[1][:3] == list(PHASES)
-    said = {text.get_text(): text.get_position()[0] for text in above.texts if text.get_text() in PHASES}
-    assert list(said) == list(PHASES) and sorted(said.values()) == list(said.values())
     assert len(set(PHASES.values())) == 3
 
 
@@ -158,16 +152,6 @@ def test_the_disk_has_a_lane() -> None:
     assert lane.get_legend_handles_labels()[1] == ["reads, 14 MiB", "writes, 10 MiB"]
     spans = sorted(bar[:2] for bar in bars(lane))
     assert spans == [(0, 1), (1, 1.5), (2, 3), (6, 7), (7, 7.5), (8, 9)]
-
-
-def test_a_base_process_that_takes_much_breaks_the_axis() -> None:
-    much = figure_of(scene()).axes[0]
-    assert 90 < much.get_ylim()[0] < 100 and much.get_ylim()[1] > 200
-    assert [text.get_text() for text in much.texts if "broken" in text.get_text()] == [
-        "base process, 100 MiB: the axis is broken"
-    ]
-    little = figure_of(replace(scene(), base_bytes=10 * MIB)).axes[0]
-    assert little.get_ylim()[0] == 0 and not [text for text in little.texts if "broken" in text.get_text()]
 
 
 def test_layers_have_names_of_the_model(plan: oocdl.Plan) -> None:
@@ -189,13 +173,6 @@ def test_a_step_that_spills_says_when(plan: oocdl.Plan) -> None:
         assert 0 <= moved.begun < moved.done
     assert sum(moved.read_bytes for moved in one.transfers) == one.read_bytes
     assert sum(moved.written_bytes for moved in one.transfers) == one.written_bytes
-
-
-def test_no_peak_is_lost_where_moments_are_many() -> None:
-    moments = [Moment(n / 1000, (n == 123) * MIB + n, 0, 0) for n in range(1000)]
-    shown = highest(moments, 1.0, columns=10)
-    assert len(shown) == 10 and moments[123] in shown and moments[999] in shown
-    assert highest(moments[:5], 1.0, columns=1000) == moments[:5]
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
