@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.config import plain
-from oocdl.ops.loss_functions import LOSSES
-from oocdl.ops.optimizers import OPTIMIZERS
-from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
 from oocdl.report.history_view import told_of
-from oocdl.report.search_view import value_text
 from oocdl.report.tables import Column, Sheet, blocks, key_values
-from oocdl.report.units import counted, shape_text, size_text
+from oocdl.report.units import DEFAULTS, counted, shape_text, size_text, value_text
 from oocdl.training.run import Run
 
 
@@ -62,16 +57,6 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
         ("scale", ", ".join(f"{name} × {factor:g}" for name, factor in (facts["scale"] or {}).items())),
     ]
     return [(name, text) for name, text in rows if text]
-
-
-SCHEDULES = (Cosine(0.0), Polynomial(0.0), OneCycle(0.0))
-
-
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    found["type"]: found
-    for found in map(plain, (*(kind() for kind in OPTIMIZERS.values()), *LOSSES.values(), *SCHEDULES))
-}
-"""Type of an optimizer or a loss -> its fields as they are by default."""
 
 
 def module_table(arrays: Mapping[str, Any]) -> Sheet:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.view import View
-from oocdl.report.units import size_text
+from oocdl.report.units import DEFAULTS, size_text, value_text
 
 COLORS = {"warning": style.ORANGE, "stopped": style.RED, "finished": style.GREEN, "notice": style.INK_CSS}
 MOST_SHOWN = 60
@@ -28,7 +27,7 @@ class Settings(Words):
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""
-        rows = {**_of_facts(view), **{name: in_words(name, value) for name, value in view.settings.items()}}
+        rows = _of_facts(view) | settings_text(view)
         first = f"padding:2px 18px 2px 0;color:{style.FAINT_CSS};vertical-align:top"
         cells = "".join(
             f"<tr><td style='{first}'>{style.text(name)}</td>"
@@ -77,24 +76,19 @@ def _of_facts(view: View) -> dict[str, str]:
     }
 
 
-def in_words(name: str, value: Any) -> str:
-    """Write a setting as it is written in Python.
+def settings_text(view: View) -> dict[str, str]:
+    """Write the settings of a run."""
+    return {name: _setting(name, value) for name, value in view.settings.items()}
 
-    >>> in_words("optimizer", {"type": "Adam", "lr": {"type": "Cosine", "lr": 0.1}, "betas": [0.9, 0.99]})
-    'Adam(lr=Cosine(lr=0.1), betas=(0.9, 0.99))'
-    >>> in_words("memory_bytes", 2 << 30), in_words("inputs", None), in_words("scale", {"image": 2.0})
-    ('2.0 GiB', 'by default', 'image: 2.0')
+
+def _setting(name: str, value: Any) -> str:
+    """Write a setting of a run, without what is as by default.
+
+    >>> _setting("memory_bytes", 2 << 30), _setting("inputs", None), _setting("betas", [0.9, 0.99])
+    ('2.0 GiB', 'by default', '(0.9, 0.99)')
     """
     if value is None:
         return "by default"
     if name.endswith("_bytes") and isinstance(value, int | float):
         return size_text(value)
-    if isinstance(value, Mapping):
-        known = {key: held for key, held in value.items() if key != "type" and held is not None}
-        fields = [(key, in_words("", held)) for key, held in known.items()]
-        if "type" in value:
-            return f"{value['type']}({', '.join(f'{key}={held}' for key, held in fields)})"
-        return ", ".join(f"{key}: {held}" for key, held in fields)
-    if isinstance(value, list):
-        return f"({', '.join(in_words('', one) for one in value)})" if value else "none"
-    return str(value)
+    return value_text(value, DEFAULTS)
