@@ -14,7 +14,7 @@ import zarr
 import oocdl
 from oocdl.cli.predict_sample import predict
 from oocdl.dashboard.panels.pictures import Pictures
-from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, read_volumes, unpacked
+from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, read_whole, unpacked
 from oocdl.dashboard.view import View
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
@@ -128,7 +128,7 @@ def test_a_sample_is_read_thinned_where_the_dataset_is_seen(job: tuple[Path, Pat
     assert titles == {"sagittal: x", "coronal: y", "axial: z"}
     assert len(panel._planes._sources[0]["contour"].data["x0"]) > 0
     assert view.facts is not None
-    assert read_volumes(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 0) is None
+    assert read_whole(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 2, 0) is None
 
 
 def test_a_sample_is_predicted_without_keep(job: tuple[Path, Path], tmp_path: Path) -> None:
