@@ -18,7 +18,7 @@ from rich.console import Console
 from oocdl.errors import printable
 from oocdl.events import RunStarted, StepDone
 from oocdl.report import html
-from oocdl.report.progress import Progress, show_progress
+from oocdl.report.progress import Progress
 
 MOST_LINES = 200
 """Lines that are kept: of more, the first ones go."""
@@ -95,4 +95,4 @@ def block_here() -> Block | None:
 def progress_here(budget_bytes: int) -> Progress:
     """Return the listener of ``fit(progress=True)``, for a notebook or a terminal."""
     block = block_here()
-    return show_progress(budget_bytes) if block is None else NotebookProgress(block, budget_bytes)
+    return Progress(budget_bytes) if block is None else NotebookProgress(block, budget_bytes)

@@ -63,8 +63,8 @@ def mib(nbytes: float) -> str:
 def clock_time(seconds: float) -> str:
     """Write a time as minutes and seconds, or hours, minutes and seconds.
 
-    >>> clock_time(75.2), clock_time(7275)
-    ('1:15', '2:01:15')
+    >>> clock_time(59.7), clock_time(75.2), clock_time(7275)
+    ('1:00', '1:15', '2:01:15')
     """
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
