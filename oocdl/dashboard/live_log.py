@@ -24,7 +24,7 @@ import numpy as np
 
 from oocdl.dashboard.facts import NO_LAYER, facts_of
 from oocdl.dashboard.samples import read_sample
-from oocdl.dashboard.tail import Tail
+from oocdl.dashboard.series import Tail
 from oocdl.errors import OocdlError
 from oocdl.events import (
     Committed,

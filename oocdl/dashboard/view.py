@@ -27,8 +27,7 @@ from oocdl.dashboard.live_log import (
     STEPS,
 )
 from oocdl.dashboard.samples import SamplePictures, unpacked
-from oocdl.dashboard.series import Table
-from oocdl.dashboard.tail import Tail
+from oocdl.dashboard.series import Table, Tail
 from oocdl.errors import StoreError
 from oocdl.storage.checksums import unsealed
 

@@ -16,7 +16,7 @@ import pytest
 from oocdl.dashboard import live_log
 from oocdl.dashboard.facts import PassFacts, RunFacts, read_facts
 from oocdl.dashboard.live_log import LiveLog
-from oocdl.dashboard.tail import Tail
+from oocdl.dashboard.series import Tail
 from oocdl.dashboard.view import View
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import (
