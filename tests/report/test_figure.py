@@ -167,14 +167,6 @@ def test_layers_have_names_of_the_model(plan: oocdl.Plan) -> None:
     assert "grad/down2.pool" in names.values() and "update/weights" in names.values()
 
 
-def test_a_step_that_spills_says_when(plan: oocdl.Plan) -> None:
-    one = plan.simulated[0]
-    for moved in one.transfers:
-        assert 0 <= moved.begun < moved.done
-    assert sum(moved.read_bytes for moved in one.transfers) == one.read_bytes
-    assert sum(moved.written_bytes for moved in one.transfers) == one.written_bytes
-
-
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"\.png or \.svg, not 'plan\.gif'"):
         draw(scene(), tmp_path / "plan.gif")
