@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,8 +40,11 @@ def view_of(folder: Path, losses: np.ndarray, moved_bytes: float = 0.0) -> View:
     return view
 
 
-def lane(*times: float) -> Lane:
-    return Lane(process="a", thread=0, layers=np.array([0]), times=np.array([times]))
+def last_pass(*times: float, spent: Sequence[Sequence[float]] = ()) -> LastPass:
+    """A pass of one task at these times, which computed from the fourth on; ``spent``: by pass and layer."""
+    lane = Lane(process="a", thread=0, layers=np.array([0]), times=np.array([times]))
+    seconds = np.array(spent or [[times[5] - times[3]]], float)
+    return LastPass(plan_id="main", seconds=10.0, lanes=(lane,), spent=seconds)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +82,14 @@ def test_time_left_is_that_of_the_steps_that_are_left(tmp_path: Path) -> None:
 )
 def test_what_limits(tmp_path: Path, times: tuple[float, ...], moved_bytes: float, short: str) -> None:
     view = view_of(tmp_path, np.ones(10), moved_bytes)
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(*times),))
+    view.last_pass = last_pass(*times)
     assert answers.bottleneck(view).short == short
 
 
 def test_the_worst_layer_takes_most(tmp_path: Path) -> None:
     view = view_of(tmp_path, np.ones(10))
     assert answers.worst_layer(view).short == "too early"
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),))
+    view.last_pass = last_pass(0, 0, 0, 1, 3, 3)
     answer = answers.worst_layer(view)
     assert answer.short == "conv" and "2 times as predicted (" in answer.long
     assert "nominal" not in answers.bottleneck(view).long
@@ -130,7 +134,7 @@ def test_the_least_is_of_what_is_shown(tmp_path: Path, seed: int) -> None:
 )
 def test_other_processes_are_named(tmp_path: Path, busy: float, idle: float, own: float, short: str) -> None:
     view = view_of(tmp_path, np.ones(10))
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 0, 9, 10),))
+    view.last_pass = last_pass(0, 0, 0, 0, 9, 10)
     table = view.resources["here, process 1"] = Table()
     totals = {"at": 1.0, "busy_seconds": busy, "idle_seconds": idle, "processor_seconds": own}
     table.add({name: rate * second for name, rate in totals.items()} for second in range(10))
@@ -142,7 +146,6 @@ def test_the_worst_layer_is_that_of_the_mean(tmp_path: Path) -> None:
     view = view_of(tmp_path, np.ones(10))
     layers = (LAYER, replace(LAYER, name="0.conv"))
     view.facts = replace(FACTS, passes={"main": PassFacts(layers=layers, layer_of=(0,))})
-    spent = np.array([[2.0, 3.0], [0.0, 3.0], [9.0, 6.0]])
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),), spent=spent)
+    view.last_pass = last_pass(0, 0, 0, 1, 3, 3, spent=[[2, 3], [0, 3], [9, 6]])
     answer = answers.worst_layer(view)
     assert answer.short == "0.conv" and "4 s a pass, the mean of 3, 4 times as predicted" in answer.long

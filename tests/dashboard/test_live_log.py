@@ -226,8 +226,6 @@ def test_the_last_pass_has_a_lane_for_each_thread(run: Path, log: LiveLog) -> No
     view.refresh()
     assert view.last_pass is not None and view.last_pass.seconds == 17
     assert [lane.layers.tolist() for lane in view.last_pass.lanes] == [[0, 0], [1]]
-    found = view.layer_seconds()
-    assert found is not None and found.tolist() == [4.0, 2.0]
 
 
 def test_resources_are_thinned_as_a_run_gets_long(

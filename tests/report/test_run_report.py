@@ -59,13 +59,7 @@ def test_the_plan_shows_seconds_and_the_budget(
         (row,) = (line for line in lines if line.startswith(f"│ {plan.layer_names[layer.layer.name]} "))
         assert row.split()[-2] == f"{seconds[layer.layer.name]:.4f}"
     assert sum(seconds.values()) == pytest.approx(plan.simulated[-1].compute_seconds)
-    words = (
-        "base process",
-        "arrays and programs, simulated",
-        "to spare for them",
-        "predicted peak",
-        "budget",
-    )
+    parts = ("base process", "arrays and programs, simulated", "to spare for them")
     memory = {line.split("│")[1].strip(): line.split("│")[2] for line in lines if line.count("│") == 3}
     *terms, peak, budget = (int(memory[name]) for name in (*parts, "predicted peak", "budget"))
     assert peak == pytest.approx(sum(terms), abs=2)  # each is rounded

@@ -11,7 +11,7 @@ from bokeh.models import FactorRange
 from oocdl.dashboard.answers import thread_shares
 from oocdl.dashboard.facts import NO_LAYER
 from oocdl.dashboard.panels import style
-from oocdl.dashboard.panels.style import Panel
+from oocdl.dashboard.panels.style import OfLastPass, Panel
 from oocdl.dashboard.view import LastPass, View
 from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.units import size_text
@@ -97,7 +97,7 @@ class StepMap(Panel):
         self._figure.xaxis.major_label_overrides = names
 
 
-class Timeline(Panel):
+class Timeline(OfLastPass):
     """A timeline of the last whole pass, with a row for each thread of each process."""
 
     def __init__(self) -> None:
@@ -116,10 +116,6 @@ class Timeline(Panel):
         legend = [(color, name) for name, color in SEGMENTS if color]
         computes = [(color, f"computes ({part})") for part, color in style.PART_COLORS.items()]
         self.root = style.card(self._figure, style.html(style.chips([*computes, *legend])), self._words)
-
-    def basis(self, view: View) -> object | None:
-        """Return the last whole pass."""
-        return view.last_pass if view.facts is not None else None
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""

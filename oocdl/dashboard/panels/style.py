@@ -94,6 +94,14 @@ class Panel(ABC):
         """Show what the view has."""
 
 
+class OfLastPass(Panel):
+    """A panel that is drawn anew with each whole pass."""
+
+    def basis(self, view: View) -> object | None:
+        """Return the last whole pass."""
+        return view.last_pass if view.facts is not None else None
+
+
 def text(words: object) -> str:
     """Write words for HTML: names come from files that others wrote."""
     return escape(printable(str(words)))
