@@ -7,9 +7,10 @@ the first picture, and used without its global state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oocdl.errors import InputError, printable
@@ -50,41 +51,14 @@ PHASES = {"forward": "#0072b2", "backward": "#e69f00", "update": "#009e73"}
 """The parts of a pass, with their colours."""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """The content of a picture: the simulated passes of a step, and memory in bytes."""
+def written(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as PNG or SVG, as the path ends, and return its path.
 
-    title: str
-    passes: tuple[Simulated, ...]
-    """The passes of one step, in order."""
-    base_bytes: int
-    peak_bytes: int
-    """Predicted peak of the process."""
-    budget_bytes: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Layer -> what it is called in the picture, where that is another name."""
-
-
-def draw(scene: Scene, path: str | Path) -> Path:
-    """Write the picture as PNG or SVG, as the path ends, and return its path.
-
-    Raises InputError for another ending and where matplotlib is missing, StoreError if the file
-    cannot be written.
+    Raises InputError for another ending, StoreError if the file cannot be written.
     """
-    target = picture_path(path)
-    return written(figure_of(scene), target)
-
-
-def picture_path(path: str | Path) -> Path:
-    """The path of a picture; InputError unless it ends as one."""
     target = Path(path)
     if target.suffix.lower() not in ENDINGS:
         raise InputError(f"a picture is {' or '.join(ENDINGS)}, not '{target.name}'")
-    return target
-
-
-def written(figure: Figure, target: Path) -> Path:
-    """Write a figure; returns its path. Raises StoreError if it cannot be written."""
     with reporting(target):
         figure.savefig(target, dpi=DOTS_PER_INCH)
     return target
@@ -97,18 +71,30 @@ def empty_figure(inches_wide: float, inches_high: float) -> Figure:
     return figure
 
 
-def figure_of(scene: Scene) -> Figure:
-    """Make the picture as a matplotlib figure: memory, layers and the disk, on one axis of time."""
-    step, ends = _joined(scene.passes), list(accumulate(one.seconds for one in scene.passes))
+def figure_of(
+    title: str,
+    passes: Sequence[Simulated],
+    *,
+    base_bytes: int,
+    peak_bytes: int,
+    budget_bytes: int,
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> Figure:
+    """Draw the passes of a step: memory, layers and the disk, on one axis of time.
+
+    ``peak_bytes``: the predicted peak of the process. ``labels``: layer -> what it is called in the picture,
+    where that is another name. Raises InputError where matplotlib is missing.
+    """
+    step, ends = _joined(passes), list(accumulate(one.seconds for one in passes))
     rows = list(dict.fromkeys(ran.key.layer for ran in step.units))
     layers_inches = min(max(len(rows) * ROW_INCHES, LEAST_LAYERS_INCHES), MOST_LAYERS_INCHES)
     heights = (MEMORY_INCHES, layers_inches, DISK_INCHES)
     figure = empty_figure(INCHES_WIDE, sum(heights) + MARGIN_INCHES)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=heights)
     unit, name = (1e-3, "ms") if step.seconds < 1 else (1.0, "s")
-    _draw_memory(above, scene, step, unit)
+    _draw_memory(above, step, unit, base_bytes, peak_bytes, budget_bytes)
     _draw_layers(middle, rows, step.units, unit)
-    _label_rows(middle, [scene.labels.get(row, row) for row in rows], layers_inches)
+    _label_rows(middle, [labels.get(row, row) for row in rows], layers_inches)
     _draw_disk(below, step.transfers, unit)
     for axes in (above, middle, below):
         for end in ends[:-1]:
@@ -118,7 +104,7 @@ def figure_of(scene: Scene) -> Figure:
         axes.set_axisbelow(True)
     below.set_xlim(0, step.seconds / unit)
     below.set_xlabel(f"predicted time in the step [{name}]" + (", passes dotted" if len(ends) > 1 else ""))
-    figure.suptitle(scene.title, fontsize=12, parse_math=False)
+    figure.suptitle(title, fontsize=12, parse_math=False)
     return figure
 
 
@@ -143,11 +129,12 @@ def _joined(passes: Sequence[Simulated]) -> Simulated:
     )
 
 
-def _draw_memory(axes: Axes, scene: Scene, step: Simulated, unit: float) -> None:
+def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) -> None:
+    """Draw memory over time; ``sizes_bytes``: of the base process, of the predicted peak, of the budget."""
     first, *rest = step.moments
     shown = [first._replace(seconds=0.0), *rest, step.moments[-1]._replace(seconds=step.seconds)]
-    size, name, digits = (2**30, "GiB", 2) if scene.budget_bytes >= 4 << 30 else (2**20, "MiB", 0)
-    base, budget, peak = (n / size for n in (scene.base_bytes, scene.budget_bytes, scene.peak_bytes))
+    size, name, digits = (2**30, "GiB", 2) if sizes_bytes[-1] >= 4 << 30 else (2**20, "MiB", 0)
+    base, peak, budget = (nbytes / size for nbytes in sizes_bytes)
     axes.stackplot(
         [at.seconds / unit for at in shown],
         [base] * len(shown),

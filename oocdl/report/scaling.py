@@ -8,7 +8,7 @@ from pathlib import Path
 from oocdl.errors import printable
 from oocdl.planning.simulation.hosts import SimulatedHosts
 from oocdl.report import html
-from oocdl.report.figure import empty_figure, picture_path, written
+from oocdl.report.figure import empty_figure, written
 from oocdl.report.tables import Column, Sheet, shortened, text_of
 
 SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
@@ -89,7 +89,6 @@ class Scaling:
         Raises InputError for another ending and where matplotlib is missing, StoreError if the file cannot
         be written.
         """
-        target = picture_path(path)
         figure = empty_figure(8.0, 5.0)
         axes = figure.subplots()
         hosts, speedups = [row.hosts for row in self.rows], [row.speedup for row in self.rows]
@@ -109,4 +108,4 @@ class Scaling:
         axes.set_title(f"{self.title}: {'weak' if self.weak else 'strong'} scaling", parse_math=False)
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.legend(frameon=False)
-        return written(figure, target)
+        return written(figure, path)

@@ -57,11 +57,6 @@ class Column:
         return self.of(records) if self.of else sum(getattr(record, self.key) for record in records)
 
 
-def largest(key: str) -> Callable[[Sequence[Any]], Any]:
-    """Make the value of a column that is the largest of its records'."""
-    return lambda records: max(getattr(record, key) for record in records)
-
-
 @dataclass(frozen=True, eq=False)
 class Sheet:
     """Rows of values, which rich prints as a table as wide as the console is."""
