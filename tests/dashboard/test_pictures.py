@@ -126,7 +126,12 @@ def test_a_sample_is_read_thinned_where_the_dataset_is_seen(job: tuple[Path, Pat
     panel.update(view)
     titles = {one.title.text for one in panel.root.references() if type(one).__name__ == "figure"}
     assert titles == {"sagittal: x", "coronal: y", "axial: z"}
-    assert len(panel._planes._sources[0]["contour"].data["x0"]) > 0
+    sources = panel._planes._sources[0]
+    assert len(sources["contour"].data["x0"]) > 0 and panel._sample is not None
+    panel._planes.show(panel._sample, np.ones_like(panel._sample.pictures[0].pixels), {})
+    assert sources["classes"].data["image"][0].max() == 0
+    panel._planes.show(panel._sample, None, {})  # the prediction was of another sample
+    assert sources["classes"].data["image"][0].max() == -1
     assert view.facts is not None
     assert read_whole(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 2, 0) is None
 

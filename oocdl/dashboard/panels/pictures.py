@@ -65,9 +65,8 @@ class Planes:
         self.root = Column(sizing_mode="stretch_width")
         self._order = style.choice("axes", list(NAMES), width=190)
         self._order.on_change("value", self._turned)
-        self._volume: Volume | None = None
-        self._target: Volume | None = None
-        self._predicted: Volume | None = None
+        self._volume = self._target = self._predicted = np.zeros((0, 0), np.float32)
+        """What is shown; classes of target and prediction are zeros where there are none."""
         self._sources: list[dict[str, ColumnDataSource]] = []
         self._sliders: list[Slider] = []
         self._legend = style.html()
@@ -75,23 +74,23 @@ class Planes:
     def show(self, sample: SamplePictures, predicted: Volume | None, dice: dict[int, float]) -> None:
         """Show a sample, and what is predicted of it."""
         image, target = sample.first("input"), sample.first("target")
-        volume = (image or sample.pictures[0]).pixels
-        shape, before = volume.shape, self._volume
-        self._volume = volume
-        is_outlined = target is not None and target.is_labels and target.pixels.shape == shape
-        self._target = target.pixels if target is not None and is_outlined else None
-        self._predicted = predicted if predicted is not None and predicted.shape == shape else None
-        if before is None or before.shape != shape:
+        volume, before = (image or sample.pictures[0]).pixels, self._volume
+        outlined = target.pixels if target is not None and target.is_labels else None
+        self._volume, none = volume, np.zeros_like(volume)
+        self._target, self._predicted = (
+            none if classes is None or classes.shape != volume.shape else classes
+            for classes in (outlined, predicted)
+        )
+        if before.shape != volume.shape:
             self._build(volume)
         self._draw_all()
         named = [(CLASSES[(n - 1) % len(CLASSES)], f"class {n}: Dice {d:.3f}") for n, d in dice.items() if n]
-        lines = [(style.GREY, "outlines: target, areas: prediction")] if is_outlined else []
+        lines = [] if self._target is none else [(style.GREY, "outlines: target, areas: prediction")]
         self._legend.text = style.chips([*lines, *named])
 
     def _turned(self, _attr: str, _old: object, _new: object) -> None:
-        if self._volume is not None:
-            self._build(self._volume)
-            self._draw_all()
+        self._build(self._volume)
+        self._draw_all()
 
     def _draw_all(self) -> None:
         for axis in range(len(self._sources)):
@@ -130,18 +129,15 @@ class Planes:
 
     def _draw(self, axis: int) -> None:
         """Show one plane where its slider is."""
-        assert self._volume is not None
         at = int(self._sliders[axis].value) if self._sliders else 0
         cut = partial(plane, axis=axis, at=at, is_nifti=str(self._order.value) == NIFTI)
         sources = self._sources[axis]
         sources["grey"].data = _image(cut(self._volume))
-        if self._predicted is not None:
-            classes = cut(self._predicted)
-            sources["classes"].data = _image(np.where(classes > 0, (classes - 1) % len(CLASSES), -1.0))
-        if self._target is not None:
-            borders = contours(cut(self._target))
-            of = borders.pop("of")
-            sources["contour"].data = {**borders, "color": [CLASSES[int(n - 1) % len(CLASSES)] for n in of]}
+        classes = cut(self._predicted)
+        sources["classes"].data = _image(np.where(classes > 0, (classes - 1) % len(CLASSES), -1.0))
+        borders = contours(cut(self._target))
+        colors = [CLASSES[int(n - 1) % len(CLASSES)] for n in borders.pop("of")]
+        sources["contour"].data = {**borders, "color": colors}
 
 
 class Pictures(Panel):
