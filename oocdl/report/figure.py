@@ -37,17 +37,16 @@ ROW_GAP_SHARE = 0.15
 """Share of a row's height that is left free."""
 
 OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
-"""Colours that colour-blind people can tell apart."""
+"""Colours of Okabe and Ito (2008), which people with any kind of colour vision can tell apart."""
+BLUE, RED, GREEN, PURPLE, ORANGE, SKY, YELLOW = OKABE_ITO
 TERMS = {
     "base process": "#c4c4c4",
-    "chunks in the RAM tier": "#56b4e9",
-    "reserved by units": "#f0e442",
-    "scratch of programs": "#cc79a7",
+    "chunks in the RAM tier": SKY,
+    "reserved by units": YELLOW,
+    "scratch of programs": PURPLE,
 }
 """The terms of memory, with their colours."""
-BUDGET_COLOR = "#d55e00"
-READ_COLOR, WRITE_COLOR = "#56b4e9", "#cc79a7"
-PHASES = {"forward": "#0072b2", "backward": "#e69f00", "update": "#009e73"}
+PHASES = {"forward": BLUE, "backward": ORANGE, "update": GREEN}
 """The parts of a pass, with their colours."""
 
 
@@ -149,7 +148,7 @@ def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) ->
     peak_label = f"predicted peak, {peak:.{digits}f} {name}"
     axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
     budget_label = f"budget, {budget:.{digits}f} {name}"
-    axes.axhline(budget, color=BUDGET_COLOR, linewidth=1.8, label=budget_label)
+    axes.axhline(budget, color=RED, linewidth=1.8, label=budget_label)
     axes.set_ylim(0, 1.05 * max(budget, peak))
     axes.set_ylabel(f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
@@ -171,8 +170,8 @@ def _bars(
 def _draw_disk(axes: Axes, transfers: Sequence[Transfer], unit: float) -> None:
     """Draw when the disk of the spill reads and writes."""
     for name, color, low, moved in (
-        ("reads", READ_COLOR, 0.1, [one for one in transfers if one.read_bytes]),
-        ("writes", WRITE_COLOR, -0.9, [one for one in transfers if one.written_bytes]),
+        ("reads", SKY, 0.1, [one for one in transfers if one.read_bytes]),
+        ("writes", PURPLE, -0.9, [one for one in transfers if one.written_bytes]),
     ):
         label = f"{name}, {sum(one.read_bytes + one.written_bytes for one in moved) / 2**20:.0f} MiB"
         spans = [(one.begun, one.done) for one in moved]

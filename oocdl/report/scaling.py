@@ -8,12 +8,8 @@ from pathlib import Path
 from oocdl.errors import printable
 from oocdl.planning.simulation.hosts import SimulatedHosts
 from oocdl.report import html
-from oocdl.report.figure import empty_figure, written
+from oocdl.report.figure import BLUE, empty_figure, written
 from oocdl.report.tables import Column, Sheet, shortened, text_of
-
-SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
-"""Told apart by colour-blind eyes, and by their dashes."""
-
 
 CERTAINTY = "checked on 1 and 2 workers: off by up to 20 %; with attention 30 % too fast"
 """What was measured beside it (``perf/simulate.py``), in one line of a terminal."""
@@ -92,8 +88,8 @@ class Scaling:
         figure = empty_figure(8.0, 5.0)
         axes = figure.subplots()
         hosts, speedups = [row.hosts for row in self.rows], [row.speedup for row in self.rows]
-        axes.plot(hosts, hosts, color=IDEAL_COLOR, linestyle="--", label="ideal")
-        axes.plot(hosts, speedups, color=SIMULATED_COLOR, marker="o", label="simulated")
+        axes.plot(hosts, hosts, color="#777777", linestyle="--", label="ideal")
+        axes.plot(hosts, speedups, color=BLUE, marker="o", label="simulated")
         for row in self.rows:
             axes.annotate(
                 row.limit, (row.hosts, row.speedup), xytext=(0, -14), textcoords="offset points",

@@ -18,7 +18,7 @@ from oocdl.errors import InputError, StoreError
 from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report import figure as picture
-from oocdl.report.figure import BUDGET_COLOR, LABEL_LETTERS, PHASES, figure_of, written
+from oocdl.report.figure import LABEL_LETTERS, PHASES, RED, figure_of, written
 from oocdl.report.layer_facts import layer_names
 from oocdl.report.tables import shortened
 from tests.kit import nets
@@ -79,7 +79,7 @@ def test_memory_is_stacked_under_the_budget() -> None:
     ]  # fmt: skip
     tops = [float(area.get_paths()[0].vertices[:, 1].max()) for area in above.collections[:4]]
     assert tops == [100, 110, 111, 131]
-    (budget,) = (line for line in above.lines if line.get_color() == BUDGET_COLOR)
+    (budget,) = (line for line in above.lines if line.get_color() == RED)
     assert budget.get_ydata() == [200, 200]
 
 
