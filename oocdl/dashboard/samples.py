@@ -83,7 +83,7 @@ def unpacked(data: bytes) -> SamplePictures:
 
 
 def read_sample(
-    dataset: Dataset, images: Sequence[tuple[str, str]], step: int, sample: int, is_whole: bool = False
+    dataset: Dataset, images: Sequence[Sequence[str]], step: int, sample: int, is_whole: bool = False
 ) -> SamplePictures:
     """Read middle slices of the images and volumes of a sample; where ``is_whole``, one whole of each role.
 
