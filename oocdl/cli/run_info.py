@@ -7,11 +7,9 @@ from datetime import datetime
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from oocdl.report.history_view import told_of
-from oocdl.report.tables import Column, Sheet, blocks, key_values
-from oocdl.report.units import DEFAULTS, counted, shape_text, size_text, value_text
+from oocdl.report.tables import Column, Sheet, array_data, array_table, blocks, key_values
+from oocdl.report.units import DEFAULTS, counted, size_text, value_text
 from oocdl.training.run import Run
 
 
@@ -81,27 +79,3 @@ def module_table(arrays: Mapping[str, Any]) -> Sheet:
         rows.append((label, tensors, parameters, sum(row["nbytes"] for row in inside)))
     total = (counted(len(arrays), "tensor"), "", sum(row[2] for row in rows), sum(row[3] for row in rows))
     return Sheet("weights (each of them: --all)", columns, rows, total)
-
-
-def array_table(title: str, arrays: Mapping[str, Any]) -> Sheet:
-    """Make a table of arrays by name, with shape, type and size."""
-    columns = (
-        Column("name", "name", kind="name"),
-        Column("shape", "shape", shape_text, kind="words"),
-        Column("dtype", "type", rank=1),
-        Column("nbytes", "size", size_text),
-    )
-    return Sheet(title, columns, [tuple(row.values()) for row in array_data(arrays)])
-
-
-def array_data(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return name, shape, type and size of arrays as plain data."""
-    return [
-        {
-            "name": name,
-            "shape": list(array.shape),
-            "dtype": str(np.dtype(array.dtype)),
-            "nbytes": prod(array.shape) * np.dtype(array.dtype).itemsize,
-        }
-        for name, array in arrays.items()
-    ]

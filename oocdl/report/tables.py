@@ -18,15 +18,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from oocdl.errors import printable
+from oocdl.report.units import shape_text, size_text
 
 MOST_ROWS = 40
 """Tables of layers with more rows are grouped by blocks."""
@@ -163,6 +166,30 @@ def shortened(text: str, width: int) -> str:
 def key_values(title: str, pairs: Sequence[tuple[str, Any]]) -> Sheet:
     """Make a table of two columns without a head: what something is, and its value."""
     return Sheet(title, (Column("what", "", kind="words"), Column("value", "", kind="words")), pairs)
+
+
+def array_table(title: str, arrays: Mapping[str, Any]) -> Sheet:
+    """Make a table of arrays by name, with shape, type and size."""
+    columns = (
+        Column("name", "name", kind="name"),
+        Column("shape", "shape", shape_text, kind="words"),
+        Column("dtype", "type", rank=1),
+        Column("nbytes", "size", size_text),
+    )
+    return Sheet(title, columns, [tuple(row.values()) for row in array_data(arrays)])
+
+
+def array_data(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return name, shape, type and size of arrays, or of what describes them, as plain data."""
+    return [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "dtype": str(np.dtype(array.dtype)),
+            "nbytes": prod(array.shape) * np.dtype(array.dtype).itemsize,
+        }
+        for name, array in arrays.items()
+    ]
 
 
 def sparkline(numbers: Sequence[float], most: int) -> str:

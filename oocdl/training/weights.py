@@ -12,17 +12,10 @@ import zarr
 
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.report import html
-from oocdl.report.tables import Column, Sheet
-from oocdl.report.units import counted, shape_text
+from oocdl.report.tables import array_table
+from oocdl.report.units import counted
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
-
-COLUMNS = (
-    Column("name", "name", kind="name"),
-    Column("shape", "shape"),
-    Column("dtype", "dtype"),
-    Column("numbers", "numbers", "{:,}".format),
-)
 
 
 class Weights(Mapping[str, "zarr.Array[Any]"]):
@@ -63,7 +56,4 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
 
     def _repr_html_(self) -> str:
         specs = self._specs()
-        rows = [
-            (spec.name, shape_text(spec.shape), spec.dtype, math.prod(spec.shape)) for spec in specs.values()
-        ]
-        return html.page(Sheet(f"weights: {self._sums(specs)}", COLUMNS, rows))
+        return html.page(array_table(f"weights: {self._sums(specs)}", specs))
