@@ -14,8 +14,7 @@ from oocdl.events import SearchListener
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.pytorch.door import is_module
-from oocdl.report import html
-from oocdl.report.search_view import SearchProgress, search_table, search_text
+from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.training.call import ALL_OPTIONS, WAIT_SECONDS
 from oocdl.training.run import Run
 from oocdl.training.signature import public
@@ -71,7 +70,7 @@ class Search:
         return search_text(self.table)
 
     def _repr_html_(self) -> str:
-        return html.page(f"search {self.path}", search_table(self.table))
+        return search_html(str(self.path), self.table)
 
     def __repr__(self) -> str:
         return f"Search({str(self.path)!r}, trials={len(self.table)})"
