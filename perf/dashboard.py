@@ -245,7 +245,7 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
 
         begun = time.monotonic()
         server = subprocess.Popen(
-            [sys.executable, "-m", "oocdl.dashboard", str(run)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "oocdl.dashboard.server", str(run)], stdout=subprocess.PIPE, text=True
         )
         writer = threading.Thread(target=goes_on)
         writer.start()

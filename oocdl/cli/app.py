@@ -39,7 +39,7 @@ from oocdl.errors import InputError, OocdlError
 from oocdl.events import Listener
 from oocdl.host.limits import default_budget_bytes, installed_version
 from oocdl.report.printer.show import What
-from oocdl.report.progress import Progress, show_progress
+from oocdl.report.progress import Progress
 from oocdl.report.units import counted
 from oocdl.storage.files import io_error
 from oocdl.training.call import ALL_OPTIONS
@@ -101,7 +101,7 @@ def fit(
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     outcome = Outcome()
     shown: AbstractContextManager[Progress | None] = (
-        show_progress(budget_bytes) if given["progress"] else nullcontext()
+        Progress(budget_bytes) if given["progress"] else nullcontext()
     )
     with ending(lambda: str(outcome)), shown as listener, workers(given) as client:
         listeners: list[Listener] = [*([] if listener is None else [listener]), outcome, *written]

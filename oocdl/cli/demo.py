@@ -23,7 +23,7 @@ from oocdl.config import parse_bytes
 from oocdl.errors import InputError
 from oocdl.ops.optimizers import Adam
 from oocdl.ops.schedules import Polynomial
-from oocdl.report.progress import show_progress
+from oocdl.report.progress import Progress
 from oocdl.training.trainer import fit, plan
 
 Array = npt.NDArray[Any]
@@ -85,7 +85,7 @@ def run_demo(
         "parallel": {"space": (2, 1, 1)},
     }
     _say(out, str(plan(model, training, **options)).rstrip())
-    with show_progress(parse_bytes(memory), out) as shown:
+    with Progress(parse_bytes(memory), out) as shown:
         options |= {
             "workdir": root / "unet.run",
             "resume": "restart",

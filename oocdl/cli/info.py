@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.text import Text
 
-from oocdl.cli.run_info import array_table, run_tables
+from oocdl.cli.run_info import run_tables
 from oocdl.engines.engine import resolve
 from oocdl.errors import InputError, ModelError, Refusal, UnsupportedError, printable
 from oocdl.graph.ir.graph import Shape
@@ -27,7 +27,7 @@ from oocdl.graph.onnx.trained import Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_for
-from oocdl.report.tables import Column, Sheet, key_values
+from oocdl.report.tables import Column, Sheet, array_table, key_values
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import counted, shape_text, size_text, speed_text
 from oocdl.storage.dataset.dataset import open_dataset

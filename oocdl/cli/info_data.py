@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from oocdl.cli.info import read_model
-from oocdl.cli.run_info import array_data
 from oocdl.engines.engine import resolve
 from oocdl.graph.onnx.bodies import every_node
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.trained import Part, Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_for
+from oocdl.report.tables import array_data
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run

@@ -7,19 +7,10 @@ from datetime import datetime
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from oocdl.config import plain
-from oocdl.ops.loss_functions import LOSSES
-from oocdl.ops.optimizers import OPTIMIZERS
-from oocdl.ops.schedules import Cosine, OneCycle, Polynomial
-from oocdl.report.search_view import value_text
-from oocdl.report.tables import Column, Sheet, blocks, key_values, sparkline
-from oocdl.report.units import counted, duration, shape_text, size_text
+from oocdl.report.history_view import told_of
+from oocdl.report.tables import Column, Sheet, array_data, array_table, blocks, key_values
+from oocdl.report.units import DEFAULTS, counted, size_text, value_text
 from oocdl.training.run import Run
-
-SPARKS = 40
-"""Characters of a line of losses."""
 
 
 def run_tables(run: Run, every: bool = False) -> list[Sheet]:
@@ -31,27 +22,14 @@ def run_tables(run: Run, every: bool = False) -> list[Sheet]:
 
 def _state(run: Run) -> list[tuple[str, Any]]:
     """Say how far a run is."""
-    history, total, committed = run.history, run.total_steps, run.committed_at
+    total, committed = run.total_steps, run.committed_at
     far = "finished" if run.finished else f"of {total}, unfinished" if total else "unfinished"
-    rows: list[tuple[str, Any]] = [
+    at = "none" if committed is None else f"{datetime.fromtimestamp(committed):%Y-%m-%d %H:%M:%S}"
+    return [
         ("folder", run.path),
         ("committed", f"{counted(run.steps, 'step')}, {far}"),
-        (
-            "last commit",
-            "none" if committed is None else f"{datetime.fromtimestamp(committed):%Y-%m-%d %H:%M:%S}",
-        ),
-    ]
-    if not history:
-        return rows
-    for name in (name for name in history[0] if name == "loss" or name.startswith("loss/")):
-        losses = [row[name] for row in history]
-        rows.append((name, f"{sparkline(losses, SPARKS)}  {losses[0]:.4g} → {losses[-1]:.4g}"))
-    return [
-        *rows,
-        ("epoch", history[-1]["epoch"] + 1),
-        ("learning rate", f"{history[-1]['lr']:.4g} at the last step"),
-        ("time", duration(sum(row["seconds"] for row in history))),
-        ("peak memory", size_text(run.peak_bytes)),
+        ("last commit", at),
+        *told_of(run.history),
     ]
 
 
@@ -79,16 +57,6 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
     return [(name, text) for name, text in rows if text]
 
 
-SCHEDULES = (Cosine(0.0), Polynomial(0.0), OneCycle(0.0))
-
-
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    found["type"]: found
-    for found in map(plain, (*(kind() for kind in OPTIMIZERS.values()), *LOSSES.values(), *SCHEDULES))
-}
-"""Type of an optimizer or a loss -> its fields as they are by default."""
-
-
 def module_table(arrays: Mapping[str, Any]) -> Sheet:
     """Make a table of weights with a row for each module, or for blocks of modules where they are many."""
     columns = (
@@ -111,27 +79,3 @@ def module_table(arrays: Mapping[str, Any]) -> Sheet:
         rows.append((label, tensors, parameters, sum(row["nbytes"] for row in inside)))
     total = (counted(len(arrays), "tensor"), "", sum(row[2] for row in rows), sum(row[3] for row in rows))
     return Sheet("weights (each of them: --all)", columns, rows, total)
-
-
-def array_table(title: str, arrays: Mapping[str, Any]) -> Sheet:
-    """Make a table of arrays by name, with shape, type and size."""
-    columns = (
-        Column("name", "name", kind="name"),
-        Column("shape", "shape", shape_text, kind="words"),
-        Column("dtype", "type", rank=1),
-        Column("nbytes", "size", size_text),
-    )
-    return Sheet(title, columns, [tuple(row.values()) for row in array_data(arrays)])
-
-
-def array_data(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return name, shape, type and size of arrays as plain data."""
-    return [
-        {
-            "name": name,
-            "shape": list(array.shape),
-            "dtype": str(np.dtype(array.dtype)),
-            "nbytes": prod(array.shape) * np.dtype(array.dtype).itemsize,
-        }
-        for name, array in arrays.items()
-    ]

@@ -207,8 +207,7 @@ def worst_layer(view: View) -> Answer:
         return Answer("too early", "a whole step has to be measured first")
     index = int(np.argmax(seconds))
     layer = view.facts.passes[last.plan_id].layers[index]
-    passes = 1 if last.spent is None else len(last.spent)
-    mean = "in one pass" if passes == 1 else f"a pass, the mean of {passes}"
+    mean = "in one pass" if len(last.spent) == 1 else f"a pass, the mean of {len(last.spent)}"
     text = f"{seconds[index] / seconds.sum():.0%} of all computing, {seconds[index]:.3g} s {mean}"
     if layer.predicted_seconds:
         nominal = "" if view.facts.rates_measured else " by nominal rates"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class PassFacts:
     """One kind of pass."""
 
     layers: tuple[LayerFacts, ...]
-    layer_of: tuple[int, ...]
+    layer_of: Sequence[int]
     """For each call in order: the index of its layer, or ``NO_LAYER``."""
 
 
@@ -59,11 +59,11 @@ class RunFacts:
     """Path of the dataset; empty if it has none."""
     group: str
     """Name of the group in the dataset's file or folder."""
-    images: tuple[tuple[str, str], ...]
+    images: Sequence[Sequence[str]]
     """("input" or "target", array of the dataset) of all that the network reads."""
     passes: Mapping[str, PassFacts]
     """By plan id."""
-    outputs: tuple[str, ...] = ()
+    outputs: Sequence[str] = ()
     """Those of the network, by their names in the model's file."""
 
     def to_json(self) -> str:
@@ -73,7 +73,9 @@ class RunFacts:
 
 def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFacts:
     """Gather the facts of a run."""
-    rates = known_rates(plan.machine.engine)
+    rates, source = known_rates(plan.machine.engine), plan.dataset.spec()
+    values = plan.compiled.plan.factored.graph.values
+    read = ((values[name].role.value, of) for name, of in plan.compiled.feeds.items() if name in values)
     simulated = {plan_id: [one] for plan_id, one in zip(plan.pass_ids, plan.simulated, strict=True)}
     return RunFacts(
         model=plan.model,
@@ -90,9 +92,9 @@ def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFact
         disk_read_rate=rates.disk_read_bytes_per_second,
         disk_write_rate=rates.disk_write_bytes_per_second,
         rates_measured=rates is not NOMINAL,
-        dataset=source if isinstance(source := plan.dataset.spec().source, str) else "",
-        group=plan.dataset.spec().group,
-        images=_images(plan.compiled),
+        dataset=source.source if isinstance(source.source, str) else "",
+        group=source.group,
+        images=list(dict.fromkeys(read)),
         passes={name: _pass_facts(kind, simulated.get(name, ())) for name, kind in plan.kinds.items()},
         outputs=tuple(name for name, _ in plan.compiled.imported.outputs),
     )
@@ -106,24 +108,13 @@ def read_facts(text: str) -> RunFacts:
             raise CorruptError("the run's dashboard files are of another version of oocdl")
         passes = {
             name: PassFacts(
-                layers=tuple(
-                    LayerFacts(**{**layer, "sources": tuple(layer["sources"])}) for layer in one["layers"]
-                ),
-                layer_of=tuple(one["layer_of"]),
+                layers=tuple(LayerFacts(**layer) for layer in one["layers"]), layer_of=one["layer_of"]
             )
             for name, one in body.pop("passes").items()
         }
-        images = tuple((role, array) for role, array in body.pop("images"))
-        outputs = tuple(body.pop("outputs", ()))
-        return RunFacts(**body, images=images, passes=passes, outputs=outputs)
+        return RunFacts(**body, passes=passes)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"the run's dashboard files are damaged ({error})") from error
-
-
-def _images(compiled: CompiledPass) -> tuple[tuple[str, str], ...]:
-    values = compiled.plan.factored.graph.values
-    named = ((values[name].role.value, array) for name, array in compiled.feeds.items() if name in values)
-    return tuple(dict.fromkeys(named))
 
 
 def _pass_facts(compiled: CompiledPass, simulated: Iterable[Simulated]) -> PassFacts:

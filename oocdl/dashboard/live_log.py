@@ -15,7 +15,7 @@ import json
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy as np
 
 from oocdl.dashboard.facts import NO_LAYER, facts_of
 from oocdl.dashboard.samples import read_sample
-from oocdl.dashboard.tail import Tail
+from oocdl.dashboard.series import Tail
 from oocdl.errors import OocdlError
 from oocdl.events import (
     Committed,
@@ -79,7 +79,7 @@ class LiveLog:
         self._spent: deque[tuple[str, float, np.ndarray]] = deque(maxlen=RECENT_PASSES)
         """Recent passes that were looked at: the plan id, when the pass began, and seconds by layer."""
         self._last: StepRunning | None = None
-        self._images: tuple[tuple[str, str], ...] = ()
+        self._images: Sequence[Sequence[str]] = ()
         self._pictured = float("-inf")
         """When slices may be read again; at the end they are at any rate."""
         self._unpictured: tuple[int, int] | None = None

@@ -42,9 +42,8 @@ class RunCollector:
         for name, words in OF_STEP.items():
             gauge = self._gauge(f"{PREFIX}_{name}", words, labels=["run"])
             for view in views:
-                column = view.steps[name]
-                if column.size and np.isfinite(column[-1]):
-                    gauge.add_metric([str(view.run)], float(column[-1]))
+                if len(view.steps) and np.isfinite(number := float(view.steps[name][-1])):
+                    gauge.add_metric([str(view.run)], number)
             yield gauge
         for name, words in OF_PROCESS.items():
             gauge = self._gauge(f"{PREFIX}_{name}", words, labels=["run", "process"])

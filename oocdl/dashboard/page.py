@@ -12,14 +12,13 @@ from bokeh.models.ui import UIElement
 from bokeh.resources import INLINE
 
 from oocdl.dashboard.panels import style
-from oocdl.dashboard.panels.header import Header
 from oocdl.dashboard.panels.layer_panels import LayerTable, Network, SlowestLayers
 from oocdl.dashboard.panels.learning import Learning
 from oocdl.dashboard.panels.machine_panel import Memory, Rates
 from oocdl.dashboard.panels.pictures import Pictures
 from oocdl.dashboard.panels.step_panels import StepMap, Timeline
 from oocdl.dashboard.panels.style import Panel
-from oocdl.dashboard.panels.words import Log, Settings
+from oocdl.dashboard.panels.words import Header, Log, Settings
 from oocdl.dashboard.view import View
 from oocdl.storage.files import reporting, write_text
 

@@ -35,7 +35,10 @@ def shown(run: Path, tell: Callable[[str], None], port: int = 0) -> Iterator[Non
     with tempfile.TemporaryFile() as complaints:
         # A session of its own: Ctrl-C is for the run, which then ends the page.
         process = subprocess.Popen(
-            [sys.executable, "-m", "oocdl.dashboard", str(run), f"--port={port}", f"--parent={os.getpid()}"],
+            [
+                sys.executable, "-m", "oocdl.dashboard.server", str(run), f"--port={port}",
+                f"--parent={os.getpid()}",
+            ],
             stdout=subprocess.PIPE, stderr=complaints, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None

@@ -12,7 +12,7 @@ from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.answers import learning, remaining
 from oocdl.dashboard.panels import style
-from oocdl.dashboard.panels.words import in_words
+from oocdl.dashboard.panels.words import settings_text
 from oocdl.dashboard.series import thinned
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, StoreError
@@ -121,7 +121,7 @@ class RunsPage:
 
 
 def _table(views: dict[str, View]) -> str:
-    settings = {name: {k: in_words(k, v) for k, v in view.settings.items()} for name, view in views.items()}
+    settings = {name: settings_text(view) for name, view in views.items()}
     every = [key for found in settings.values() for key in found]
     differing = [
         key for key in dict.fromkeys(every) if len({found.get(key) for found in settings.values()}) > 1

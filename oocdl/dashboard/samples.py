@@ -36,9 +36,10 @@ Volume = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Picture:
-    """A slice. Shape (rows, columns)."""
+    """A slice or a volume, of two or three axes."""
 
     title: str
+    """It begins with "input", "target" or "output"."""
     pixels: Volume
     is_labels: bool
     """Whether pixels are numbers of classes."""
@@ -46,11 +47,15 @@ class Picture:
 
 @dataclass(frozen=True)
 class SamplePictures:
-    """Inputs and targets of a sample of the last step of a commit."""
+    """Inputs and targets of a sample of the last step of a commit: slices, or volumes that are read here."""
 
     step: int
     sample: int
     pictures: tuple[Picture, ...]
+
+    def first(self, role: str) -> Picture | None:
+        """Return the first picture of a role; None if there is none."""
+        return next((one for one in self.pictures if one.title.startswith(role)), None)
 
     def packed(self) -> bytes:
         """All of it as an npz file."""
@@ -77,41 +82,42 @@ def unpacked(data: bytes) -> SamplePictures:
     return SamplePictures(step, sample, tuple(pictures))
 
 
-@dataclass(frozen=True)
-class Sample:
-    """A whole sample of the dataset. Arrays have two or three axes, and the same shape."""
-
-    number: int
-    image: Volume | None
-    target: Volume | None
-    is_labels: bool
-    """Whether the target's values are numbers of classes."""
-
-    @property
-    def volume(self) -> Volume:
-        """The image or, where there is none, the target."""
-        volume = self.target if self.image is None else self.image
-        assert volume is not None
-        return volume
-
-
 def read_sample(
-    dataset: Dataset, images: Sequence[tuple[str, str]], step: int, sample: int
+    dataset: Dataset, images: Sequence[Sequence[str]], step: int, sample: int, is_whole: bool = False
 ) -> SamplePictures:
-    """Read middle slices of the images and volumes of a sample of the dataset.
+    """Read middle slices of the images and volumes of a sample; where ``is_whole``, one whole of each role.
 
     ``images``: see ``RunFacts``. Raises DatasetError.
     """
     pictures: list[Picture] = []
     for role, name in images:
         array = dataset.arrays[name]
-        is_labels = _is_labels(array, role)
+        is_labels = role == "target" and bool(np.issubdtype(array.dtype, np.integer))
         axes = space_of(array.shape[1:], is_labels)
-        if axes is not None and len(pictures) < MOST_PICTURES:
-            channels = (0,) * (len(array.shape) - 1 - len(axes))
-            pixels = _read_thinned(array, sample, (*channels, *_middle(axes)), MOST_PIXELS)
-            pictures.append(Picture(f"{role}: {name}, sample {sample}", pixels, is_labels))
+        if axes is None or len(pictures) == MOST_PICTURES:
+            continue
+        if is_whole and (
+            any(one.title.startswith(role) for one in pictures)
+            or prod(array.shape[1:]) * array.itemsize > MOST_BYTES
+        ):
+            continue
+        fixed = (0,) * (len(array.shape) - 1 - len(axes)) + (() if is_whole else _middle(axes))
+        pixels = _read_thinned(array, sample, fixed, MOST_SIDE if is_whole else MOST_PIXELS)
+        pictures.append(Picture(f"{role}: {name}, sample {sample}", pixels, is_labels))
     return SamplePictures(step, sample, tuple(pictures))
+
+
+def read_whole(facts: RunFacts, step: int, sample: int) -> SamplePictures | None:
+    """Read a sample of a run's dataset; None if it is not seen here, too large, or no image.
+
+    Raises DatasetError.
+    """
+    if not facts.dataset or "://" in facts.dataset or not Path(facts.dataset).exists():
+        return None
+    names = tuple(dict.fromkeys(name for _, name in facts.images))
+    dataset = open_dataset(DatasetSpec(facts.dataset, facts.group, names, True))
+    found = read_sample(dataset, facts.images, step, sample, is_whole=True)
+    return found if found.pictures else None
 
 
 def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[Picture], list[str]]:
@@ -141,37 +147,6 @@ def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[P
     if not kept:
         missing.append(f"no output is kept: fit(keep={list(outputs)}) shows what the model predicts")
     return pictures, missing
-
-
-def read_volumes(facts: RunFacts, number: int) -> Sample | None:
-    """Read a sample of a run's dataset; None if it is not seen here, too large, or no image.
-
-    Raises DatasetError.
-    """
-    path = Path(facts.dataset)
-    if not facts.dataset or "://" in facts.dataset or not path.exists():
-        return None
-    names = tuple(dict.fromkeys(name for _, name in facts.images))
-    arrays = open_dataset(DatasetSpec(facts.dataset, facts.group, names, True)).arrays
-    volumes: dict[str, Volume] = {}
-    is_labels = False
-    for role, name in facts.images:
-        array = arrays[name]
-        axes = space_of(array.shape[1:], _is_labels(array, role))
-        if role in volumes or axes is None or prod(array.shape[1:]) * array.itemsize > MOST_BYTES:
-            continue
-        volumes[role] = _read_thinned(array, number, (0,) * (len(array.shape) - 1 - len(axes)), MOST_SIDE)
-        is_labels |= _is_labels(array, role)
-    image, target = volumes.get("input"), volumes.get("target")
-    if image is None and target is None:
-        return None
-    if image is not None and target is not None and image.shape != target.shape:
-        target = None
-    return Sample(number, image, target, target is not None and is_labels)
-
-
-def _is_labels(array: DataArray, role: str) -> bool:
-    return role == "target" and bool(np.issubdtype(array.dtype, np.integer))
 
 
 def space_of(shape: Sequence[int], is_labels: bool) -> tuple[int, ...] | None:

@@ -1,12 +1,17 @@
-"""Serves the page of one run, or of all in a folder, at the loopback address, with all that it needs."""
+"""Serves the page of one run, or of all in a folder, at the loopback address, with all that it needs.
+
+``python -m oocdl.dashboard.server RUN`` is a process that does; its first line on stdout is the address.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +27,7 @@ from oocdl.dashboard.page import TEMPLATE
 from oocdl.dashboard.runs import RUN, Runs, RunsPage
 from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
-from oocdl.errors import ResourceError
+from oocdl.errors import OocdlError, ResourceError
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost", "[::1]")
@@ -110,3 +115,26 @@ def _bound(port: int) -> list[socket.socket]:
 
 def _complain(text: str) -> None:
     print(f"oocdl: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Serve; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m oocdl.dashboard.server", description=__doc__)
+    parser.add_argument("run", type=Path, help="run directory, or a folder of them")
+    parser.add_argument("--port", type=int, default=0, help="default: one that is free")
+    parser.add_argument("--allow-host", action="append", default=[], help="a further name of the page's host")
+    parser.add_argument("--parent", type=int, help="process id: ends when this one is no longer its child")
+    given = parser.parse_args()
+    if given.parent is not None:
+        os.nice(10)  # the one that trains goes first
+    try:
+        with suppress(KeyboardInterrupt):  # how it is ended
+            serve(given.run, given.port, lambda line: print(line, flush=True), given.parent, given.allow_host)
+    except OocdlError as error:
+        print(f"oocdl: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

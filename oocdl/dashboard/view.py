@@ -27,8 +27,7 @@ from oocdl.dashboard.live_log import (
     STEPS,
 )
 from oocdl.dashboard.samples import SamplePictures, unpacked
-from oocdl.dashboard.series import Table
-from oocdl.dashboard.tail import Tail
+from oocdl.dashboard.series import Table, Tail
 from oocdl.errors import StoreError
 from oocdl.storage.checksums import unsealed
 
@@ -70,7 +69,7 @@ class LastPass:
     plan_id: str
     seconds: float
     lanes: tuple[Lane, ...]
-    spent: npt.NDArray[np.float64] | None = None
+    spent: npt.NDArray[np.float64]
     """Seconds by layer of the last passes that were looked at. Shape (passes, layers)."""
 
 
@@ -148,7 +147,7 @@ class View:
     def _take_last_pass(self, data: bytes) -> None:
         with np.load(io.BytesIO(data)) as arrays:
             names, plans = arrays["names"].tolist(), arrays["plans"].tolist()
-            spent = arrays["spent"] if "spent" in arrays and arrays["spent"].size else None
+            spent = arrays["spent"] if "spent" in arrays else np.zeros((0, 0))  # of an older version
             processes = [
                 (name, *(arrays[f"{key}{at}"] for key in ("numbers", "times", "threads")))
                 for at, name in enumerate(names)
@@ -241,17 +240,10 @@ class View:
 
         None before there is one.
         """
-        if self.last_pass is None or self.facts is None:
+        if self.last_pass is None or self.facts is None or not self.last_pass.spent.size:
             return None
-        if self.last_pass.spent is not None:
-            mean: npt.NDArray[np.float64] = self.last_pass.spent.mean(axis=0)
-            return mean
-        count = len(self.facts.passes[self.last_pass.plan_id].layers)
-        seconds = np.zeros(count)
-        for lane in self.last_pass.lanes:
-            known = lane.layers != NO_LAYER
-            np.add.at(seconds, lane.layers[known], (lane.times[:, 5] - lane.times[:, 3])[known])
-        return seconds
+        mean: npt.NDArray[np.float64] = self.last_pass.spent.mean(axis=0)
+        return mean
 
     @property
     def running(self) -> PassFacts | None:

@@ -7,14 +7,15 @@ the first picture, and used without its global state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oocdl.errors import InputError, printable
 from oocdl.host.optional import needed
-from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
+from oocdl.planning.simulation.timeline import Ran, Simulated, Transfer
 from oocdl.report.layer_facts import phase_of
 from oocdl.report.tables import shortened
 from oocdl.storage.files import reporting
@@ -29,64 +30,34 @@ ROW_INCHES, MOST_LAYERS_INCHES, LEAST_LAYERS_INCHES = 0.18, 9.0, 1.6
 LABEL_INCHES = 0.15
 """Height of a row's label: where rows are lower, some have none."""
 LABEL_LETTERS = 33
-MOST_MOMENTS = 1500
-"""Moments that are drawn; of those close together, the one with the most memory."""
 DOTS_PER_INCH = 110
 EDGED_BAR_SHARE = 0.004
 """Only bars that take more than this share of the step have an edge of their own."""
-MOST_EDGED_BANDS = 4
-"""In a row of more bands than these, edges would hide the bars."""
 ROW_GAP_SHARE = 0.15
 """Share of a row's height that is left free."""
 
 OKABE_ITO = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442")
-"""Colours that colour-blind people can tell apart."""
-BASE_COLOR, TIER_COLOR, RESERVED_COLOR, SCRATCH_COLOR = "#c4c4c4", "#56b4e9", "#f0e442", "#cc79a7"
-BUDGET_COLOR = "#d55e00"
-READ_COLOR, WRITE_COLOR = "#56b4e9", "#cc79a7"
-PHASES = {"forward": "#0072b2", "backward": "#e69f00", "update": "#009e73"}
+"""Colours of Okabe and Ito (2008), which people with any kind of colour vision can tell apart."""
+BLUE, RED, GREEN, PURPLE, ORANGE, SKY, YELLOW = OKABE_ITO
+TERMS = {
+    "base process": "#c4c4c4",
+    "chunks in the RAM tier": SKY,
+    "reserved by units": YELLOW,
+    "scratch of programs": PURPLE,
+}
+"""The terms of memory, with their colours."""
+PHASES = {"forward": BLUE, "backward": ORANGE, "update": GREEN}
 """The parts of a pass, with their colours."""
-PHASE_GAP_SHARE = 0.01
-"""Shorter pauses, as a share of the step, do not interrupt a part of a pass."""
-BROKEN_SHARE, STUB_SHARE = 0.25, 0.09
-"""A base process that takes more than the first share of the axis of memory is cut to about the second."""
 
 
-@dataclass(frozen=True)
-class Scene:
-    """The content of a picture: the simulated passes of a step, and memory in bytes."""
+def written(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as PNG or SVG, as the path ends, and return its path.
 
-    title: str
-    passes: tuple[Simulated, ...]
-    """The passes of one step, in order."""
-    base_bytes: int
-    peak_bytes: int
-    """Predicted peak of the process."""
-    budget_bytes: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Layer -> what it is called in the picture, where that is another name."""
-
-
-def draw(scene: Scene, path: str | Path) -> Path:
-    """Write the picture as PNG or SVG, as the path ends, and return its path.
-
-    Raises InputError for another ending and where matplotlib is missing, StoreError if the file
-    cannot be written.
+    Raises InputError for another ending, StoreError if the file cannot be written.
     """
-    target = picture_path(path)
-    return written(figure_of(scene), target)
-
-
-def picture_path(path: str | Path) -> Path:
-    """The path of a picture; InputError unless it ends as one."""
     target = Path(path)
     if target.suffix.lower() not in ENDINGS:
         raise InputError(f"a picture is {' or '.join(ENDINGS)}, not '{target.name}'")
-    return target
-
-
-def written(figure: Figure, target: Path) -> Path:
-    """Write a figure; returns its path. Raises StoreError if it cannot be written."""
     with reporting(target):
         figure.savefig(target, dpi=DOTS_PER_INCH)
     return target
@@ -99,19 +70,30 @@ def empty_figure(inches_wide: float, inches_high: float) -> Figure:
     return figure
 
 
-def figure_of(scene: Scene) -> Figure:
-    """Make the picture as a matplotlib figure: memory, layers and the disk, on one axis of time."""
-    step, ends = joined(scene.passes), list(accumulate(one.seconds for one in scene.passes))
-    rows = list(dict.fromkeys(ran.key.layer for ran in sorted(step.units, key=lambda ran: ran.position)))
+def figure_of(
+    title: str,
+    passes: Sequence[Simulated],
+    *,
+    base_bytes: int,
+    peak_bytes: int,
+    budget_bytes: int,
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> Figure:
+    """Draw the passes of a step: memory, layers and the disk, on one axis of time.
+
+    ``peak_bytes``: the predicted peak of the process. ``labels``: layer -> what it is called in the picture,
+    where that is another name. Raises InputError where matplotlib is missing.
+    """
+    step, ends = _joined(passes), list(accumulate(one.seconds for one in passes))
+    rows = list(dict.fromkeys(ran.key.layer for ran in step.units))
     layers_inches = min(max(len(rows) * ROW_INCHES, LEAST_LAYERS_INCHES), MOST_LAYERS_INCHES)
     heights = (MEMORY_INCHES, layers_inches, DISK_INCHES)
     figure = empty_figure(INCHES_WIDE, sum(heights) + MARGIN_INCHES)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=heights)
-    unit, name = _time_unit(step.seconds)
-    _draw_memory(above, scene, step, unit)
-    _draw_phases(above, step.units, unit, len(scene.passes) == 1)
+    unit, name = (1e-3, "ms") if step.seconds < 1 else (1.0, "s")
+    _draw_memory(above, step, unit, base_bytes, peak_bytes, budget_bytes)
     _draw_layers(middle, rows, step.units, unit)
-    _label_rows(middle, [scene.labels.get(row, row) for row in rows], layers_inches)
+    _label_rows(middle, [labels.get(row, row) for row in rows], layers_inches)
     _draw_disk(below, step.transfers, unit)
     for axes in (above, middle, below):
         for end in ends[:-1]:
@@ -121,74 +103,53 @@ def figure_of(scene: Scene) -> Figure:
         axes.set_axisbelow(True)
     below.set_xlim(0, step.seconds / unit)
     below.set_xlabel(f"predicted time in the step [{name}]" + (", passes dotted" if len(ends) > 1 else ""))
-    figure.suptitle(scene.title, fontsize=12, parse_math=False)
+    figure.suptitle(title, fontsize=12, parse_math=False)
     return figure
 
 
-def joined(passes: Sequence[Simulated]) -> Simulated:
-    """Put passes on one clock, as if they were one; positions of units are counted on, too."""
-    moments: list[Moment] = []
-    units: list[Ran] = []
-    transfers: list[Transfer] = []
-    start, first = 0.0, 0
-    for one in passes:
-        moments += [at._replace(seconds=at.seconds + start) for at in one.moments]
-        transfers += [at._replace(begun=at.begun + start, done=at.done + start) for at in one.transfers]
-        units += [
-            ran._replace(
-                position=ran.position + first,
-                begun=ran.begun + start,
-                computing=ran.computing + start,
-                done=ran.done + start,
-            )
-            for ran in one.units
-        ]
-        start, first = start + one.seconds, first + len(one.units)
+def _joined(passes: Sequence[Simulated]) -> Simulated:
+    """Put passes on one clock, as if they were one, with units in their order."""
+    starts = [0.0, *accumulate(one.seconds for one in passes)]
+    placed = list(zip(starts, passes, strict=False))
     return replace(
-        passes[-1], seconds=start, moments=tuple(moments), units=tuple(units), transfers=tuple(transfers)
+        passes[-1],
+        seconds=starts[-1],
+        moments=tuple(at._replace(seconds=at.seconds + start) for start, one in placed for at in one.moments),
+        units=tuple(
+            ran._replace(begun=ran.begun + start, computing=ran.computing + start, done=ran.done + start)
+            for start, one in placed
+            for ran in sorted(one.units, key=lambda ran: ran.position)
+        ),
+        transfers=tuple(
+            at._replace(begun=at.begun + start, done=at.done + start)
+            for start, one in placed
+            for at in one.transfers
+        ),
     )
 
 
-def _time_unit(seconds: float) -> tuple[float, str]:
-    """Return a unit in which so long a time is easily read: its seconds, and its name."""
-    if seconds < 1:
-        return 1e-3, "ms"
-    return (1.0, "s") if seconds < 600 else (60.0, "min")
-
-
-def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMENTS) -> list[Moment]:
-    """Divide the time into ``columns`` equal parts; return the moment with the most memory of each."""
-    best: dict[int, Moment] = {}
-    for at in moments:
-        column = min(int(at.seconds / seconds * columns), columns - 1)
-        best[column] = max(at, best.get(column, at), key=lambda m: m.resident_bytes + m.reserved_bytes)
-    return [best[column] for column in sorted(best)]
-
-
-def _draw_memory(axes: Axes, scene: Scene, step: Simulated, unit: float) -> None:
-    shown = highest(step.moments, step.seconds)
-    shown = [shown[0]._replace(seconds=0.0), *shown[1:], shown[-1]._replace(seconds=step.seconds)]
-    size, name, digits = (2**30, "GiB", 2) if scene.budget_bytes >= 4 << 30 else (2**20, "MiB", 0)
-    base, budget, peak = (n / size for n in (scene.base_bytes, scene.budget_bytes, scene.peak_bytes))
-    terms: tuple[tuple[str, str, list[float]], ...] = (
-        ("base process", BASE_COLOR, [base] * len(shown)),
-        ("chunks in the RAM tier", TIER_COLOR, [at.resident_bytes / size for at in shown]),
-        ("reserved by units", RESERVED_COLOR, [(m.reserved_bytes - m.scratch_bytes) / size for m in shown]),
-        ("scratch of programs", SCRATCH_COLOR, [at.scratch_bytes / size for at in shown]),
-    )
+def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) -> None:
+    """Draw memory over time; ``sizes_bytes``: of the base process, of the predicted peak, of the budget."""
+    first, *rest = step.moments
+    shown = [first._replace(seconds=0.0), *rest, step.moments[-1]._replace(seconds=step.seconds)]
+    size, name, digits = (2**30, "GiB", 2) if sizes_bytes[-1] >= 4 << 30 else (2**20, "MiB", 0)
+    base, peak, budget = (nbytes / size for nbytes in sizes_bytes)
     axes.stackplot(
         [at.seconds / unit for at in shown],
-        *(values for _, _, values in terms),
-        labels=[label for label, _, _ in terms],
-        colors=[color for _, color, _ in terms],
+        [base] * len(shown),
+        [at.resident_bytes / size for at in shown],
+        [(at.reserved_bytes - at.scratch_bytes) / size for at in shown],
+        [at.scratch_bytes / size for at in shown],
+        labels=TERMS,
+        colors=list(TERMS.values()),
         step="post",
         linewidth=0,
     )
     peak_label = f"predicted peak, {peak:.{digits}f} {name}"
     axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
     budget_label = f"budget, {budget:.{digits}f} {name}"
-    axes.axhline(budget, color=BUDGET_COLOR, linewidth=1.8, label=budget_label)
-    _break_axis(axes, base, max(budget, peak), f"{base:.{digits}f} {name}")
+    axes.axhline(budget, color=RED, linewidth=1.8, label=budget_label)
+    axes.set_ylim(0, 1.05 * max(budget, peak))
     axes.set_ylabel(f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
     _legend(axes, handles[::-1], labels[::-1])  # from top to bottom as the areas and lines are
@@ -197,48 +158,6 @@ def _draw_memory(axes: Axes, scene: Scene, step: Simulated, unit: float) -> None
 def _legend(axes: Axes, *entries: Any) -> None:
     """Put the legend to the right of a picture."""
     axes.legend(*entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
-
-
-def _break_axis(axes: Axes, base: float, top: float, text: str) -> None:
-    """Leave out most of the base process where it takes much of the axis, and say so."""
-    end = 1.05 * top
-    if base <= BROKEN_SHARE * end or top <= base:
-        axes.set_ylim(0, end)
-        return
-    bottom = base - STUB_SHARE * (end - base)
-    axes.set_ylim(bottom, end)
-    ticks = [tick for tick in axes.get_yticks() if base <= tick <= end]
-    axes.set_yticks([bottom, *ticks], ["0", *(f"{tick:g}" for tick in ticks)])
-    axes.plot(
-        (0, 0), (0.035, 0.06), transform=axes.transAxes, color="black", clip_on=False, linestyle="none",
-        marker=[(-1, -1), (1, 1)], markersize=9,
-    )  # fmt: skip
-    axes.annotate(
-        f"base process, {text}: the axis is broken",
-        (0.012, 0.04), xycoords="axes fraction", va="center", fontsize=8,
-    )  # fmt: skip
-
-
-def _draw_phases(axes: Axes, units: Iterable[Ran], unit: float, named: bool) -> None:
-    """Draw when units of each part of a pass compute, as strips above the memory, with their names."""
-    place = axes.get_xaxis_transform()
-    strips: dict[str, list[tuple[float, float]]] = {phase: [] for phase in PHASES}
-    ordered = sorted(units, key=lambda ran: ran.computing)
-    gap = PHASE_GAP_SHARE * max(ran.done for ran in ordered)
-    for ran in ordered:
-        strip = strips[phase_of(ran.key.layer)]
-        if strip and ran.computing <= strip[-1][1] + gap:
-            strip[-1] = (strip[-1][0], max(strip[-1][1], ran.done))
-        else:
-            strip.append((ran.computing, ran.done))
-    for number, (phase, spans) in enumerate(strips.items()):
-        height, color = 1.11 - 0.035 * number, PHASES[phase]
-        _bars(axes, spans, (height, 0.03), unit, facecolors=color, transform=place, clip_on=False)
-        if named and spans:
-            axes.text(
-                (spans[0][0] + spans[-1][1]) / 2 / unit, 1.15, phase, transform=place, fontsize=9,
-                ha="center", va="bottom", color=color, weight="bold",
-            )  # fmt: skip
 
 
 def _bars(
@@ -251,8 +170,8 @@ def _bars(
 def _draw_disk(axes: Axes, transfers: Sequence[Transfer], unit: float) -> None:
     """Draw when the disk of the spill reads and writes."""
     for name, color, low, moved in (
-        ("reads", READ_COLOR, 0.1, [one for one in transfers if one.read_bytes]),
-        ("writes", WRITE_COLOR, -0.9, [one for one in transfers if one.written_bytes]),
+        ("reads", SKY, 0.1, [one for one in transfers if one.read_bytes]),
+        ("writes", PURPLE, -0.9, [one for one in transfers if one.written_bytes]),
     ):
         label = f"{name}, {sum(one.read_bytes + one.written_bytes for one in moved) / 2**20:.0f} MiB"
         spans = [(one.begun, one.done) for one in moved]
@@ -280,11 +199,10 @@ def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: fl
         for number, band in enumerate(bands):
             place = (row - 0.5 + ROW_GAP_SHARE / 2 + number * height, height)
             # An edge tells wide bars from each other, and keeps the shortest from vanishing.
-            wide = (len(bands) <= MOST_EDGED_BANDS and ran.done - ran.computing > short for ran in band)
-            edges = ["white" if w else color for w in wide]
+            edges = ["white" if ran.done - ran.computing > short else color for ran in band]
             waits, works = ((r.begun, r.computing) for r in band), ((r.computing, r.done) for r in band)
             _bars(axes, waits, place, unit, facecolors=color, alpha=0.35, linewidth=0)
-            _bars(axes, works, place, unit, facecolors=color, edgecolors=edges, linewidth=0.5)
+            _bars(axes, works, place, unit, facecolors=color, edgecolors=edges, linewidth=0.3)
     shown = {phase_of(name) for name in rows}
     for phase in PHASES:
         if phase in shown:

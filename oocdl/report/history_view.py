@@ -1,4 +1,4 @@
-"""The history of a run for people: as a table of pandas, and as a picture of its losses."""
+"""The history of a run for people: in a few lines, as a table of pandas, and as a picture of its losses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,32 @@ import numpy.typing as npt
 
 from oocdl.errors import InputError
 from oocdl.host.optional import needed
-from oocdl.report.figure import OKABE_ITO, empty_figure, picture_path, written
+from oocdl.report.figure import OKABE_ITO, empty_figure, written
+from oocdl.report.tables import sparkline
+from oocdl.report.units import duration, size_text
 
 SMOOTH_SHARE = 0.02
 """A smoothed curve is a mean that forgets by this share of all steps, at least ``SMOOTH_STEPS``."""
 SMOOTH_STEPS = 5
 
+SPARKS = 40
+"""Characters of a line of losses."""
+
 Rows = Sequence[Mapping[str, Any]]
+
+
+def told_of(rows: Rows) -> list[tuple[str, str]]:
+    """Tell losses at a glance, epoch, learning rate, time and memory by their names; nothing of no rows."""
+    if not rows:
+        return []
+    losses = {name: [row[name] for row in rows] for name in rows[0] if name.split("/")[0] == "loss"}
+    return [
+        *((name, f"{sparkline(of, SPARKS)}  {of[0]:.4g} → {of[-1]:.4g}") for name, of in losses.items()),
+        ("epoch", f"{rows[-1]['epoch'] + 1}"),
+        ("learning rate", f"{rows[-1]['lr']:.4g} at the last step"),
+        ("time", duration(sum(row["seconds"] for row in rows))),
+        ("peak memory", size_text(max(row["process_bytes"] for row in rows))),
+    ]
 
 
 def frame(rows: Rows) -> Any:
@@ -31,7 +50,6 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
 
     Raises InputError where there is no step yet, for another ending, and where matplotlib is missing.
     """
-    target = picture_path(path)
     if not rows:
         raise InputError("there is nothing to draw: the run has no committed step yet")
     figure = empty_figure(9.0, 6.5)
@@ -57,7 +75,7 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
     figure.suptitle(title, fontsize=12, parse_math=False)
-    return written(figure, target)
+    return written(figure, path)
 
 
 def smoothed(values: npt.NDArray[np.float64], weight: float) -> npt.NDArray[np.float64]:

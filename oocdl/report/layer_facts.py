@@ -8,7 +8,7 @@ is updated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from oocdl.graph.ir.graph import Role
@@ -40,7 +40,7 @@ class LayerFacts:
     written_bytes: int
     flops: int
     predicted_seconds: float
-    sources: tuple[int, ...]
+    sources: Sequence[int]
     """Indexes of the layers of which it reads something."""
 
 

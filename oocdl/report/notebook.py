@@ -11,7 +11,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from html import escape
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +18,7 @@ from rich.console import Console
 from oocdl.errors import printable
 from oocdl.events import RunStarted, StepDone
 from oocdl.report import html
-from oocdl.report.progress import Progress, show_progress
+from oocdl.report.progress import Progress
 
 MOST_LINES = 200
 """Lines that are kept: of more, the first ones go."""
@@ -48,7 +47,7 @@ class Block:
 
     def _show(self) -> None:
         plain = "\n".join((*self.lines, *([self.status] if self.status else [])))
-        page = f'<pre style="white-space:pre-wrap;margin:0">{escape(chr(10).join(self.lines))}</pre>'
+        page = html.lines("\n".join(self.lines), "white-space:pre-wrap")
         if self.share is not None:
             page += html.bar(self.share, self.status)
         self.publish(
@@ -96,4 +95,4 @@ def block_here() -> Block | None:
 def progress_here(budget_bytes: int) -> Progress:
     """Return the listener of ``fit(progress=True)``, for a notebook or a terminal."""
     block = block_here()
-    return show_progress(budget_bytes) if block is None else NotebookProgress(block, budget_bytes)
+    return Progress(budget_bytes) if block is None else NotebookProgress(block, budget_bytes)

@@ -24,11 +24,11 @@ from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
-from oocdl.report.figure import Scene, draw, joined
+from oocdl.report.figure import figure_of, written
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
-from oocdl.report.tables import Column, Sheet, block_sheet, largest, shortened, text_of
+from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import mib
 from oocdl.runtime.measured import Measured
@@ -51,6 +51,10 @@ def _shards(layers: Sequence[LayerFacts]) -> str:
     return cuts.pop() if len(cuts) == 1 else f"{sum(layer.units for layer in layers)} units"
 
 
+def _unit_bytes(layers: Sequence[LayerFacts]) -> int:
+    return max(layer.unit_bytes for layer in layers)
+
+
 def _seconds(layers: Sequence[LayerFacts]) -> float:
     return sum(layer.predicted_seconds for layer in layers)
 
@@ -58,7 +62,7 @@ def _seconds(layers: Sequence[LayerFacts]) -> float:
 COLUMNS = (
     Column("layer", "layer", kind="name"),
     Column("shards", "shards", rank=1, of=_shards),
-    Column("unit_bytes", "unit MiB", mib, 2, of=largest("unit_bytes")),
+    Column("unit_bytes", "unit MiB", mib, 2, of=_unit_bytes),
     Column("read_bytes", "read MiB", mib, 3),
     Column("written_bytes", "write MiB", mib, 4),
     Column("flops", "GFLOP", lambda flops: f"{flops / 1e9:.2f}", 5),
@@ -103,8 +107,7 @@ class Plan:
     @property
     def passes(self) -> tuple[PassPlan, ...]:
         """The plans of the passes of a step, in order."""
-        earlier = [self.kinds[FIRST].plan for _ in range(self.course.passes - 1)]
-        return (*earlier, self.compiled.plan)
+        return tuple(self.kinds[plan_id].plan for plan_id in self.pass_ids)
 
     @property
     def layers(self) -> tuple[LayerPlan, ...]:
@@ -245,17 +248,15 @@ class Plan:
 
         >>> plan.plot("plan.png")  # doctest: +SKIP
         """
-        return draw(
-            Scene(
-                f"{self._title()}, predicted {self.seconds:.3g} s",
-                self.simulated,
-                self.process_bytes,
-                self.peak_bytes,
-                self.settings.memory_bytes,
-                self.layer_names,
-            ),
-            path,
+        figure = figure_of(
+            f"{self._title()}, predicted {self.seconds:.3g} s",
+            self.simulated,
+            base_bytes=self.process_bytes,
+            peak_bytes=self.peak_bytes,
+            budget_bytes=self.settings.memory_bytes,
+            labels=self.layer_names,
         )
+        return written(figure, path)
 
     def show(self, what: What, layer: str | int | None = None, kind: str = MAIN) -> str:
         """Return the "graph", "layers", "program" (of each layer) or "tasks" of a pass as text.
@@ -346,10 +347,13 @@ class Plan:
 
     def text(self, every: bool = False) -> str:
         """Write all there is to know, in lines as long as the terminal is wide; ``every`` as in ``table``."""
+        return text_of(*self._parts(every))
+
+    def _parts(self, every: bool = False) -> list[Sheet | str]:
         layers = self.table(every)
         grouped = [f"layers are grouped by blocks; --all, or text(every=True), has all {len(self.layers)}"]
         more = grouped if len(layers.rows) < len(self.layers) else []
-        return text_of(trained_text(self.trained), layers, *more, self.budget_table(), self.summary())
+        return [trained_text(self.trained), layers, *more, self.budget_table(), self.summary()]
 
     def __repr__(self) -> str:
         settings, model = self.settings, shortened(printable(self.model), 60)
@@ -359,23 +363,9 @@ class Plan:
         )
 
     def _repr_html_(self) -> str:
-        budget = self.settings.memory_bytes
-        moments = joined(self.simulated).moments
-        points = [(at.seconds, at.resident_bytes + at.reserved_bytes) for at in moments]
-        return html.block(
-            f"{self._title()}: {self.seconds:.3g} s predicted",
-            html.bar(
-                self.peak_bytes / budget,
-                f"predicted peak {self.peak_bytes / 2**20:.0f} of {budget / 2**20:.0f} MiB",
-            ),
-            html.facts(
-                line.partition(": " if ": " in line else " ")[::2] for line in self.summary().splitlines()
-            ),
-            html.curve(
-                "arrays and programs in memory over the step, and the room for them", points, self.room_bytes
-            ),
-            html.table(self.table(), "print(plan.text(every=True)) shows all"),
-        )
+        peak, budget = self.peak_bytes, self.settings.memory_bytes
+        words = f"predicted peak {peak / 2**20:.0f} of {budget / 2**20:.0f} MiB"
+        return html.bar(peak / budget, words) + html.page(*self._parts())
 
     def __str__(self) -> str:
         return self.text()

@@ -3,7 +3,7 @@
 ``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
 
 >>> from oocdl.events import RunFinished, RunStarted, StepDone
->>> with show_progress(512 << 20, Console(width=120)) as listener:
+>>> with Progress(512 << 20, Console(width=120)) as listener:
 ...     listener(RunStarted(None, "unet.run", steps=2, done=1))
 ...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "process_bytes": 200 << 20}))
 ...     listener(RunFinished(2, 2.0))
@@ -134,15 +134,12 @@ class Progress:
         """Begin a line that is written over; a ``transient`` one does not stay."""
         place = Column(no_wrap=True, overflow="ellipsis")
         words = TextColumn("{task.description}", markup=False, table_column=place)
-        bars = [BarColumn(BAR_COLUMNS)] if self._has_bar and not transient else []
+        has_bar = self.console.width >= LEAST_BAR_COLUMNS and not transient
+        bars = [BarColumn(BAR_COLUMNS)] if has_bar else []
         self.bar = Bar(*bars, words, console=self.console, auto_refresh=False, transient=transient)
         self.bar.add_task(text, total=steps, completed=done)
         self.bar.start()
         self.bar.refresh()
-
-    @property
-    def _has_bar(self) -> bool:
-        return self.console.width >= LEAST_BAR_COLUMNS
 
     def _step(self, event: StepDone) -> None:
         row, self.last_row = event.row, event
@@ -163,8 +160,8 @@ class Progress:
         tasks = self.tasks.get(event.plan_id) or max((len(one.phases) for one in event.processes), default=0)
         share = (event.pass_number - 1 + min(done / max(tasks, 1), 1.0)) / event.passes
         self.done = event.step - 1  # steps may have been rolled back
-        row = self.last_row
-        self._move(self.done + share, self._text(row, share) if row else f"the first step: {share:.0%}")
+        last = self.last_row
+        self._move(self.done + share, self._text(last, share) if last else f"the first step: {share:.0%}")
 
     def _move(self, done: float, text: str) -> None:
         """Fill the bar up to so many steps, with a text behind it."""
@@ -188,35 +185,23 @@ class Progress:
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
-        ranked = [
-            (0, f"step {self.done}/{self.steps}"),
-            (3, f"epoch {row['epoch'] + 1}"),
-            (0, f"loss {row['loss']:.4f}"),
-            (1, f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s"),
-            (0, f"{clock_time((self.steps - self.done - share) * mean)} left"),
+        left = (self.steps - self.done - share) * mean
+        parts = [
+            f"step {self.done}/{self.steps}",
+            *([f"{share:.0%} of the next"] if share else []),
+            f"epoch {row['epoch'] + 1}",
+            f"loss {row['loss']:.4f}",
+            f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s",
+            f"{clock_time(left)} left",
         ]
-        if share:
-            ranked.insert(1, (1, f"{share:.0%} of the next"))
         if "process_bytes" in row:
             peak, budget = row["process_bytes"] / 2**20, self.budget_bytes / 2**20
-            ranked.append((2, f"peak {peak:.0f} of {budget:.0f} MiB"))
+            parts.append(f"peak {peak:.0f} of {budget:.0f} MiB")
         disk_bytes = sum(moved for _, moved in self.recent)
         if disk_bytes:
-            ranked.append((4, f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s"))
-        room = self.console.width - (BAR_COLUMNS + 1 if self._has_bar else 0)
-        while self.console.is_terminal and len(_joined(ranked)) > room and max(ranked)[0]:
-            ranked.remove(max(ranked))
-        return _joined(ranked)
+            parts.append(f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s")
+        return ", ".join(parts)
 
     def _print(self, text: str) -> None:
         text = "\n".join(map(printable, text.splitlines()))  # names come from files that others wrote
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _joined(ranked: list[tuple[int, str]]) -> str:
-    return ", ".join(part for _, part in ranked)
-
-
-def show_progress(budget_bytes: int, console: Console | None = None) -> Progress:
-    """Return the listener of ``fit(progress=True)``. Close it, or use it in a ``with`` block."""
-    return Progress(budget_bytes, console)

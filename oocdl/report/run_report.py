@@ -135,7 +135,7 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        return html.block("predicted and measured", html.table(self.totals()), html.table(self.table()))
+        return html.page(self.table(), self.totals())
 
 
 def make_report(

@@ -8,12 +8,8 @@ from pathlib import Path
 from oocdl.errors import printable
 from oocdl.planning.simulation.hosts import SimulatedHosts
 from oocdl.report import html
-from oocdl.report.figure import empty_figure, picture_path, written
+from oocdl.report.figure import BLUE, empty_figure, written
 from oocdl.report.tables import Column, Sheet, shortened, text_of
-
-SIMULATED_COLOR, IDEAL_COLOR = "#0072b2", "#777777"
-"""Told apart by colour-blind eyes, and by their dashes."""
-
 
 CERTAINTY = "checked on 1 and 2 workers: off by up to 20 %; with attention 30 % too fast"
 """What was measured beside it (``perf/simulate.py``), in one line of a terminal."""
@@ -78,7 +74,7 @@ class Scaling:
         return f"<Scaling of {shortened(printable(self.title), 60)}: {shortened(hosts, 60)} hosts>"
 
     def _repr_html_(self) -> str:
-        return html.block("", html.table(self.table()), f"<p>{html.safe(CERTAINTY)}</p>")
+        return html.page(self.table(), CERTAINTY)
 
     def __str__(self) -> str:
         return f"{text_of(self.table()).rstrip()}\n{CERTAINTY}\n"
@@ -89,12 +85,11 @@ class Scaling:
         Raises InputError for another ending and where matplotlib is missing, StoreError if the file cannot
         be written.
         """
-        target = picture_path(path)
         figure = empty_figure(8.0, 5.0)
         axes = figure.subplots()
         hosts, speedups = [row.hosts for row in self.rows], [row.speedup for row in self.rows]
-        axes.plot(hosts, hosts, color=IDEAL_COLOR, linestyle="--", label="ideal")
-        axes.plot(hosts, speedups, color=SIMULATED_COLOR, marker="o", label="simulated")
+        axes.plot(hosts, hosts, color="#777777", linestyle="--", label="ideal")
+        axes.plot(hosts, speedups, color=BLUE, marker="o", label="simulated")
         for row in self.rows:
             axes.annotate(
                 row.limit, (row.hosts, row.speedup), xytext=(0, -14), textcoords="offset points",
@@ -109,4 +104,4 @@ class Scaling:
         axes.set_title(f"{self.title}: {'weak' if self.weak else 'strong'} scaling", parse_math=False)
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.legend(frameon=False)
-        return written(figure, target)
+        return written(figure, path)

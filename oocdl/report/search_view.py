@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from oocdl.events import Notice, SearchEvent, TrialDone
 from oocdl.report import html
 from oocdl.report.notebook import block_here
 from oocdl.report.tables import Column, Sheet, text_of
-from oocdl.report.units import counted, duration
+from oocdl.report.units import counted, duration, value_text
 
 FACTS = ("state", "rung", "steps", "metric", "error", "seconds", "peak_bytes", "run")
 """What a row of ``Search.table`` has beside the trial and its values."""
@@ -50,33 +49,8 @@ def search_table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def search_html(path: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of a search as HTML, best trials first."""
-    return html.block(f"search {path}", html.table(search_table(rows)))
-
-
-def value_text(value: Any, defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> str:
-    """Write a value of a trial, or a setting, for people.
-
-    ``defaults``: type of an optimizer or a loss -> fields that are left out where they are as by default,
-    but for the learning rate.
-
-    >>> value_text(0.00123456), value_text({"type": "SGD", "lr": 0.1}), value_text(None)
-    ('0.001235', 'SGD(lr=0.1)', '')
-    >>> value_text({"type": "Adam", "lr": 0.1, "eps": 1e-8}, {"Adam": {"lr": 0.1, "eps": 1e-8}})
-    'Adam(lr=0.1)'
-    """
-    if isinstance(value, Mapping):
-        kind = str(value.get("type", ""))
-        usual = {name: held for name, held in defaults.get(kind, {}).items() if name != "lr"}
-        fields = ", ".join(
-            f"{name}={value_text(held, defaults)}"
-            for name, held in value.items()
-            if name != "type" and not (name in usual and usual[name] == held)
-        )
-        return f"{kind}({fields})" if fields or not defaults else kind
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """Return the table of a search for a notebook, best trials first."""
+    return html.page(f"search {path}", search_table(rows))
 
 
 class SearchProgress:

@@ -18,15 +18,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 from statistics import fmean
 from typing import Any, Literal
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from oocdl.errors import printable
+from oocdl.report.units import shape_text, size_text
 
 MOST_ROWS = 40
 """Tables of layers with more rows are grouped by blocks."""
@@ -55,11 +58,6 @@ class Column:
     def value(self, records: Sequence[Any]) -> Any:
         """Return the value of a row of some records."""
         return self.of(records) if self.of else sum(getattr(record, self.key) for record in records)
-
-
-def largest(key: str) -> Callable[[Sequence[Any]], Any]:
-    """Make the value of a column that is the largest of its records'."""
-    return lambda records: max(getattr(record, key) for record in records)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +168,30 @@ def key_values(title: str, pairs: Sequence[tuple[str, Any]]) -> Sheet:
     return Sheet(title, (Column("what", "", kind="words"), Column("value", "", kind="words")), pairs)
 
 
+def array_table(title: str, arrays: Mapping[str, Any]) -> Sheet:
+    """Make a table of arrays by name, with shape, type and size."""
+    columns = (
+        Column("name", "name", kind="name"),
+        Column("shape", "shape", shape_text, kind="words"),
+        Column("dtype", "type", rank=1),
+        Column("nbytes", "size", size_text),
+    )
+    return Sheet(title, columns, [tuple(row.values()) for row in array_data(arrays)])
+
+
+def array_data(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return name, shape, type and size of arrays, or of what describes them, as plain data."""
+    return [
+        {
+            "name": name,
+            "shape": list(array.shape),
+            "dtype": str(np.dtype(array.dtype)),
+            "nbytes": prod(array.shape) * np.dtype(array.dtype).itemsize,
+        }
+        for name, array in arrays.items()
+    ]
+
+
 def sparkline(numbers: Sequence[float], most: int) -> str:
     """Draw numbers as bars of a character each, at most so many: means of equal parts where there are more.
 
@@ -246,7 +268,10 @@ def text_of(*parts: Sheet | Table | str, columns: int | None = None) -> str:
     """
     out = io.StringIO()
     width = Console().width if columns is None else columns
-    console = Console(file=out, width=width, force_terminal=False, highlight=False, markup=False)
+    # In a notebook rich would show the text itself.
+    console = Console(
+        file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False, markup=False
+    )
     for part in parts:
         console.print(part)
     lines = out.getvalue().removesuffix("\n").split("\n")

@@ -33,16 +33,8 @@ def trained_text(trained: Trained) -> str:
         lines.append(f"operators of your own: {own}, as registered")
     unsaid = [] if trained.told else [UNSAID]
     notes = [f"note: {note}" for note in trained.notes]
-    return "\n".join([*lines, *unsaid, *notes, *remark_lines(trained)])
-
-
-def remark_lines(trained: Trained) -> list[str]:
-    """Write what looks wrong and its cure, a line each; nothing if all is well."""
-    return [
-        line
-        for remark in trained.remarks
-        for line in (f"LOOKS WRONG: {remark.text}", f"             {remark.cure}")
-    ]
+    remarks = [f"LOOKS WRONG: {one.text}\n             {one.cure}" for one in trained.remarks]
+    return "\n".join([*lines, *unsaid, *notes, *remarks])
 
 
 def _line(trained: Trained, part: Part) -> str:

@@ -23,10 +23,10 @@ from oocdl.host.paths import path_of
 from oocdl.planning.passes import Course, PassInfo
 from oocdl.pytorch.door import load
 from oocdl.report import html
-from oocdl.report.history_view import frame, plot
+from oocdl.report.history_view import frame, plot, told_of
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import Report, read_report
-from oocdl.report.units import duration
+from oocdl.report.tables import key_values
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.dataset.dataset import DatasetSpec
@@ -359,22 +359,10 @@ class Run:
         return model
 
     def _repr_html_(self) -> str:
-        rows, manifest = self.history, self._store.current()
-        asked = int(manifest.meta["steps"]) if manifest else 0
-        told: list[tuple[str, object]] = [("model", self._store.meta["model"])]
-        if rows:
-            told += [
-                ("loss", f"{rows[0]['loss']:.4g} at first, {rows[-1]['loss']:.4g} now"),
-                ("time", f"{duration(sum(row['seconds'] for row in rows))} in steps"),
-                ("peak memory", f"{self.peak_bytes / 2**20:.0f} MiB"),
-                ("learning rate", f"{rows[-1]['lr']:.4g}"),
-            ]
-        return html.block(
-            f"run {self.path}",
-            html.bar(self.steps / asked if asked else 0.0, f"{self.steps} of {asked} steps"),
-            html.facts(told),
-            html.curve("loss of each step", [(row["step"], row["loss"]) for row in rows]),
-        )
+        done, asked = self.steps, self.total_steps
+        bar = html.bar(done / asked if asked else 0.0, f"{done} of {asked} steps")
+        told = [("model", self._store.meta["model"]), *told_of(self.history)]
+        return bar + html.page(key_values(f"run {self.path}", told))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, steps={self.steps}{'' if self.finished else ', unfinished'})"

@@ -12,16 +12,10 @@ import zarr
 
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.report import html
-from oocdl.report.tables import Column, Sheet
+from oocdl.report.tables import array_table
+from oocdl.report.units import counted
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
-
-COLUMNS = (
-    Column("name", "name", kind="name"),
-    Column("shape", "shape"),
-    Column("dtype", "dtype"),
-    Column("numbers", "numbers", "{:,}".format),
-)
 
 
 class Weights(Mapping[str, "zarr.Array[Any]"]):
@@ -55,17 +49,11 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
     def _sums(self, specs: Mapping[str, TensorSpec]) -> str:
         numbers = sum(math.prod(spec.shape) for spec in specs.values())
         nbytes = sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs.values())
-        arrays = "1 array" if len(specs) == 1 else f"{len(specs)} arrays"
-        return f"{arrays}, {numbers:,} numbers, {nbytes / 2**20:.1f} MiB"
+        return f"{counted(len(specs), 'array')}, {numbers:,} numbers, {nbytes / 2**20:.1f} MiB"
 
     def __repr__(self) -> str:
         return f"<weights: {self._sums(self._specs())}>"
 
     def _repr_html_(self) -> str:
         specs = self._specs()
-        rows = [
-            (spec.name, " × ".join(map(str, spec.shape)) or "scalar", spec.dtype, math.prod(spec.shape))
-            for spec in specs.values()
-        ]
-        shown = html.table(Sheet("", COLUMNS, rows), "list(run.weights) names them all")
-        return html.block(f"weights: {self._sums(specs)}", shown)
+        return html.page(array_table(f"weights: {self._sums(specs)}", specs))

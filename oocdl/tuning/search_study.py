@@ -21,7 +21,7 @@ from optuna.storages import JournalStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from oocdl.report.search_view import value_text
+from oocdl.report.units import value_text
 from oocdl.space import IntUniform, LogUniform
 from oocdl.tuning.asked import SEARCH_FILE, Asked, listed
 from oocdl.tuning.journal import Journal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,8 +40,11 @@ def view_of(folder: Path, losses: np.ndarray, moved_bytes: float = 0.0) -> View:
     return view
 
 
-def lane(*times: float) -> Lane:
-    return Lane(process="a", thread=0, layers=np.array([0]), times=np.array([times]))
+def last_pass(*times: float, spent: Sequence[Sequence[float]] = ()) -> LastPass:
+    """A pass of one task at these times, which computed from the fourth on; ``spent``: by pass and layer."""
+    lane = Lane(process="a", thread=0, layers=np.array([0]), times=np.array([times]))
+    seconds = np.array(spent or [[times[5] - times[3]]], float)
+    return LastPass(plan_id="main", seconds=10.0, lanes=(lane,), spent=seconds)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,7 @@ def lane(*times: float) -> Lane:
         (np.linspace(3, 1, 40), "yes, falling", "good"),
         (np.linspace(1, 3, 40), "no, rising", "bad"),
         (np.concatenate([np.linspace(3, 1, 20), np.full(40, 1.0)]), "flat", ""),
+        (np.concatenate([np.linspace(3, 1, 300), np.linspace(1, 1.5, 60)]), "no, rising", "bad"),
         (np.array([2.0, 1.0]), "too early", ""),
     ],
 )
@@ -71,21 +76,26 @@ def test_time_left_is_that_of_the_steps_that_are_left(tmp_path: Path) -> None:
         ((0, 0, 0, 0, 9, 10), 0.0, "compute"),
         ((0, 7, 7, 7, 9, 10), 0.0, "memory"),
         ((0, 0, 7, 7, 9, 10), 0.0, "slow dataset"),
+        ((0, 0, 7, 7, 9, 10), 2e8, "slow disk"),
         ((0, 0, 4, 4, 9, 10), 1.9e9, "disk"),
     ],
 )
 def test_what_limits(tmp_path: Path, times: tuple[float, ...], moved_bytes: float, short: str) -> None:
     view = view_of(tmp_path, np.ones(10), moved_bytes)
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(*times),))
+    view.last_pass = last_pass(*times)
     assert answers.bottleneck(view).short == short
 
 
 def test_the_worst_layer_takes_most(tmp_path: Path) -> None:
     view = view_of(tmp_path, np.ones(10))
     assert answers.worst_layer(view).short == "too early"
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),))
+    view.last_pass = last_pass(0, 0, 0, 1, 3, 3)
     answer = answers.worst_layer(view)
-    assert answer.short == "conv" and "2 times as predicted" in answer.long
+    assert answer.short == "conv" and "2 times as predicted (" in answer.long
+    assert "nominal" not in answers.bottleneck(view).long
+    view.facts = replace(FACTS, rates_measured=False)  # nobody has measured them
+    assert "by a nominal rate" in answers.bottleneck(view).long
+    assert "2 times as predicted by nominal rates" in answers.worst_layer(view).long
 
 
 def test_a_loss_that_falls_slowly_is_not_flat(tmp_path: Path) -> None:
@@ -103,11 +113,6 @@ def test_noise_is_flat(tmp_path: Path) -> None:
     assert told.count("flat") >= 57
 
 
-def test_a_loss_that_turns_is_rising(tmp_path: Path) -> None:
-    losses = np.concatenate([np.linspace(3, 1, 300), np.linspace(1, 1.5, 60)])
-    assert answers.learning(view_of(tmp_path, losses)).short == "no, rising"
-
-
 def test_a_finished_run_says_from_where_to_where(tmp_path: Path) -> None:
     view = view_of(tmp_path, np.concatenate([np.linspace(3, 1, 40), np.full(60, 1.0)]))
     view.notes.append({"kind": "finished", "at": 1002.0, "text": ""})
@@ -123,46 +128,24 @@ def test_the_least_is_of_what_is_shown(tmp_path: Path, seed: int) -> None:
     assert least <= now
 
 
-def resources(view: View, busy: float, idle: float, own: float) -> None:
-    """What is written each second: of four cores so many are busy, by the run so many."""
-    table = Table()
-    for second in range(10):
-        row = {"at": second, "busy_seconds": busy * second, "idle_seconds": idle * second}
-        table.add([{**row, "processor_seconds": own * second}])
-    view.resources["here, process 1"] = table
-
-
 @pytest.mark.parametrize(
     ("busy", "idle", "own", "short"),
     [(4.0, 0.0, 2.0, "other processes"), (3.0, 1.0, 2.0, "compute"), (4.0, 0.0, 3.9, "compute")],
 )
 def test_other_processes_are_named(tmp_path: Path, busy: float, idle: float, own: float, short: str) -> None:
     view = view_of(tmp_path, np.ones(10))
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 0, 9, 10),))
-    resources(view, busy, idle, own)
+    view.last_pass = last_pass(0, 0, 0, 0, 9, 10)
+    table = view.resources["here, process 1"] = Table()
+    totals = {"at": 1.0, "busy_seconds": busy, "idle_seconds": idle, "processor_seconds": own}
+    table.add({name: rate * second for name, rate in totals.items()} for second in range(10))
     answer = answers.bottleneck(view)
     assert answer.short == short and ("50% of the cores" in answer.long) is (short == "other processes")
-
-
-def test_a_disk_that_is_slower_than_it_was_is_named(tmp_path: Path) -> None:
-    view = view_of(tmp_path, np.ones(10), 2e8)
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 7, 7, 9, 10),))
-    assert answers.bottleneck(view).short == "slow disk"
-
-
-def test_rates_that_nobody_measured_are_called_nominal(tmp_path: Path) -> None:
-    view = view_of(tmp_path, np.ones(10))
-    view.facts = replace(FACTS, rates_measured=False)
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),))
-    assert "by a nominal rate" in answers.bottleneck(view).long
-    assert "as predicted by nominal rates" in answers.worst_layer(view).long
 
 
 def test_the_worst_layer_is_that_of_the_mean(tmp_path: Path) -> None:
     view = view_of(tmp_path, np.ones(10))
     layers = (LAYER, replace(LAYER, name="0.conv"))
     view.facts = replace(FACTS, passes={"main": PassFacts(layers=layers, layer_of=(0,))})
-    spent = np.array([[2.0, 3.0], [0.0, 3.0], [9.0, 6.0]])
-    view.last_pass = LastPass(plan_id="main", seconds=10.0, lanes=(lane(0, 0, 0, 1, 3, 3),), spent=spent)
+    view.last_pass = last_pass(0, 0, 0, 1, 3, 3, spent=[[2, 3], [0, 3], [9, 6]])
     answer = answers.worst_layer(view)
     assert answer.short == "0.conv" and "4 s a pass, the mean of 3, 4 times as predicted" in answer.long

@@ -57,7 +57,8 @@ def test_settings_and_what_is_empty_are_told_in_words(tmp_path: Path) -> None:
     for panel in (settings, rates):
         panel.update(view)
     (table,) = settings.root.select({"type": Div})
-    assert "Adam(lr=Cosine(lr=0.1, steps=3, minimum=0.0)" in table.text and "4.0 GiB" in table.text
+    assert "Adam(lr=Cosine(lr=0.1, steps=3))" in table.text and "4.0 GiB" in table.text
     words = {div.text for div in rates.root.select({"type": Div})}
     assert any(text.startswith("Disk: nothing was spilled") for text in words)
-    assert {one.title.text for one in rates.root.select({"type": figure})} == {"Cores in use"}
+    seen = {one.title.text for one in rates.root.select({"type": figure}) if one.visible}
+    assert seen == {"Cores in use"}

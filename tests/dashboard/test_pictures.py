@@ -14,7 +14,7 @@ import zarr
 import oocdl
 from oocdl.cli.predict_sample import predict
 from oocdl.dashboard.panels.pictures import Pictures
-from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, read_volumes, unpacked
+from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, read_whole, unpacked
 from oocdl.dashboard.view import View
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
@@ -126,9 +126,14 @@ def test_a_sample_is_read_thinned_where_the_dataset_is_seen(job: tuple[Path, Pat
     panel.update(view)
     titles = {one.title.text for one in panel.root.references() if type(one).__name__ == "figure"}
     assert titles == {"sagittal: x", "coronal: y", "axial: z"}
-    assert len(panel._planes._sources[0]["contour"].data["x0"]) > 0
+    sources = panel._planes._sources[0]
+    assert len(sources["contour"].data["x0"]) > 0 and panel._sample is not None
+    panel._planes.show(panel._sample, np.ones_like(panel._sample.pictures[0].pixels), {})
+    assert sources["classes"].data["image"][0].max() == 0
+    panel._planes.show(panel._sample, None, {})  # the prediction was of another sample
+    assert sources["classes"].data["image"][0].max() == -1
     assert view.facts is not None
-    assert read_volumes(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 0) is None
+    assert read_whole(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 2, 0) is None
 
 
 def test_a_sample_is_predicted_without_keep(job: tuple[Path, Path], tmp_path: Path) -> None:

@@ -49,12 +49,7 @@ class Network:
 NETWORKS = {
     "unet": Network(
         {"image": np.zeros((2, 8, 8, 8), "float32"), "labels": np.zeros((2, 8, 8, 8), "uint8")},
-        {
-            "loss": "dice",
-            "optimizer": "sgd",
-            "batch_size": 2,
-            "parallel": {"batch": 2, "space": (2,)},
-        },
+        {"loss": "dice", "optimizer": "sgd", "batch_size": 2, "parallel": {"batch": 2, "space": (2,)}},
         ("down1.conv1", "bottom.conv1", "grad/down1.pool"),
         ("down1.conv2", "grad/down1.conv1.weight"),
     ),

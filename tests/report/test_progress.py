@@ -7,21 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from oocdl.events import Committed, ProcessLook, RunFinished, RunStarted, StepDone, StepRunning
-from oocdl.report.progress import Progress, show_progress
-from oocdl.report.units import clock_time
+from oocdl.events import Committed, Event, ProcessLook, RunFinished, RunStarted, StepDone, StepRunning
+from oocdl.report.progress import Progress
 
 MIB = 1 << 20
-
-
-class Clock:
-    """Time as the test says."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def started(steps: int = 10, done: int = 0) -> RunStarted:
@@ -34,28 +23,32 @@ def step(number: int, seconds: float = 0.25, moved_bytes: int = 0) -> StepDone:
     return StepDone(row | moved)
 
 
-def plain() -> tuple[Progress, io.StringIO, Clock]:
-    out, clock = io.StringIO(), Clock()
-    return Progress(512 * MIB, Console(file=out, width=40), clock), out, clock
+class Shown:
+    """A listener whose console is a file or, of a width, a terminal; seconds pass when they are told to."""
 
+    def __init__(self, width: int = 0) -> None:
+        self.out, self.now, is_terminal = io.StringIO(), 0.0, width > 0
+        console = Console(
+            file=self.out, width=width or 40, force_terminal=is_terminal, force_interactive=is_terminal,
+            legacy_windows=False,
+        )  # fmt: skip
+        self.listener = Progress(512 * MIB, console, lambda: self.now)
 
-def terminal(width: int = 120) -> tuple[Progress, io.StringIO]:
-    out = io.StringIO()
-    console = Console(
-        file=out, width=width, force_terminal=True, force_interactive=True, legacy_windows=False
-    )
-    return Progress(512 * MIB, console), out
+    def takes(self, *events: Event, seconds: float = 0.0) -> Shown:
+        """Take events, and let so much time pass after each."""
+        for event in events:
+            self.listener(event)
+            self.now += seconds
+        return self
+
+    @property
+    def text(self) -> str:
+        return self.out.getvalue()
 
 
 def test_plain_lines_are_a_second_apart_but_for_the_first_and_the_last() -> None:
-    listener, out, clock = plain()
-    listener(started(10))
-    for number in range(1, 11):
-        listener(step(number))
-        clock.now += 0.3
-    listener(RunFinished(10, 3.0))
-    lines = out.getvalue().splitlines()
-    assert [line.split(",")[0] for line in lines] == [
+    shown = Shown().takes(started(), *map(step, range(1, 11)), RunFinished(10, 3.0), seconds=0.3)
+    assert [line.split(",")[0] for line in shown.text.splitlines()] == [
         "10 steps in net.run",
         "step 1/10",
         "step 5/10",
@@ -65,107 +58,51 @@ def test_plain_lines_are_a_second_apart_but_for_the_first_and_the_last() -> None
     ]
 
 
-def test_a_line_says_all_that_matters_and_is_never_wrapped() -> None:
-    listener, out, _ = plain()
-    listener(started(41))
-    listener(step(1, seconds=0.5, moved_bytes=10_000_000))
-    assert out.getvalue().splitlines()[1] == (
-        "step 1/41, epoch 1, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB, disk 40 MB/s"
-    )
-
-
-def test_slow_steps_are_shown_in_seconds() -> None:
-    listener, out, _ = plain()
-    listener(started(3))
-    listener(step(1, seconds=60.0))
-    assert "60.0 s/step, 2:00 left" in out.getvalue()
-
-
-def test_the_rate_is_that_of_the_last_steps() -> None:
-    listener, out, clock = plain()
-    listener(started(1000))
-    for number, seconds in enumerate([100.0, *[0.5] * 20], start=1):
-        clock.now += 2
-        listener(step(number, seconds))
-    assert "2.0 steps/s" in out.getvalue().splitlines()[-1]
-
-
-def test_resuming_says_how_far_the_run_is() -> None:
-    listener, out, _ = plain()
-    listener(started(10, done=4))
-    listener(step(5))
-    assert out.getvalue().splitlines()[0] == "10 steps in net.run, 4 of them done"
-    assert "step 5/10" in out.getvalue()
-
-
-def test_a_finished_run_says_so() -> None:
-    listener, out, _ = plain()
-    listener(started(10, done=10))
-    listener(RunFinished(10, 0.0))
-    assert out.getvalue().splitlines()[-1] == "finished already; nothing to do"
-
-
-def test_a_commit_is_no_news() -> None:
-    listener, out, _ = plain()
-    listener(Committed(3))
-    assert out.getvalue() == ""
-
-
-def test_names_are_text_not_markup() -> None:
-    listener, out, _ = plain()
-    listener(RunStarted(None, "[red]x[/red].run", 1, 0))
-    assert "[red]x[/red].run" in out.getvalue()
-
-
-def test_a_terminal_gets_one_live_line() -> None:
-    listener, out = terminal()
-    with listener:
-        listener(started(4))
-        for number in range(1, 5):
-            listener(step(number))
-        listener(RunFinished(4, 1.0))
-    shown = out.getvalue()
-    assert "4/4" in shown and "loss 0.2500" in shown and "4.0 steps/s" in shown
-    assert shown.rstrip().endswith("finished 4 steps in 1.0 s")
-    assert listener.bar is None
-
-
-def test_on_a_narrow_terminal_the_words_take_the_place_of_the_bar() -> None:
-    wide, narrow = terminal(), terminal(width=60)
-    for listener, _ in (wide, narrow):
-        listener(started(4))
-        listener(step(1))
-        listener.close()
-    assert "━" in wide[1].getvalue() and "━" not in narrow[1].getvalue()
-    assert "step 1/4, loss 1.0000, 4.0 steps/s, 0:01 left" in narrow[1].getvalue()
+FAST_AT_LAST = [step(number, 100.0 if number == 1 else 0.5) for number in range(1, 22)]
 
 
 @pytest.mark.parametrize(
-    ("width", "parts"),
+    ("events", "line"),
     [
-        (80, "step 1/41, epoch 1, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB"),
-        (70, "step 1/41, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB"),
-        (50, "step 1/41, loss 1.0000, 2.0 steps/s, 0:20 left"),
-        (40, "step 1/41, loss 1.0000, 0:20 left"),
+        (
+            [started(41), step(1, 0.5, moved_bytes=10_000_000)],
+            "step 1/41, epoch 1, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB, disk 40 MB/s",
+        ),
+        ([started(3), step(1, 60.0)], "60.0 s/step, 2:00 left"),
+        ([started(1000), *FAST_AT_LAST], "step 21/1000, epoch 1, loss 0.0476, 2.0 steps/s"),
+        ([started(10, done=4)], "10 steps in net.run, 4 of them done"),
+        ([started(10, done=10), RunFinished(10, 0.0)], "finished already; nothing to do"),
+        ([RunStarted(None, "[red]x[/red].run", 1, 0)], "1 step in [red]x[/red].run"),
     ],
 )
-def test_what_matters_least_goes_first_where_there_is_no_room(width: int, parts: str) -> None:
-    listener, out = terminal(width)
-    listener(started(41))
-    listener(step(1, seconds=0.5, moved_bytes=10_000_000))
-    listener.close()
-    assert f"{parts}\x1b" in out.getvalue() or f"{parts}\n" in out.getvalue()
+def test_the_last_line(events: list[Event], line: str) -> None:
+    """It says all that matters, and is not wrapped; rates are those of the last steps, names are text."""
+    assert line in Shown().takes(*events, seconds=2.0).text.splitlines()[-1]
 
 
-def test_a_terminal_says_at_once_that_a_run_is_planned() -> None:
-    listener, out = terminal()
-    with listener:
-        assert "planning .." in out.getvalue()
-        listener(started(4))
-        assert listener.bar is not None and "the first step .." in out.getvalue()
-    quiet, plain_out, _ = plain()
-    with quiet:
-        assert plain_out.getvalue() == ""
+def test_a_commit_is_no_news() -> None:
+    assert Shown().takes(Committed(3)).text == ""
+
+
+def test_a_terminal_gets_one_live_line_from_the_first_moment_on() -> None:
+    shown = Shown(width=120)
+    with shown.listener as listener:
+        assert "planning .." in shown.text
+        shown.takes(started(4))
+        assert listener.bar is not None and "the first step .." in shown.text
+        shown.takes(*map(step, range(1, 5)), RunFinished(4, 1.0))
+    assert "4/4" in shown.text and "loss 0.2500" in shown.text and "4.0 steps/s" in shown.text
+    assert shown.text.rstrip().endswith("finished 4 steps in 1.0 s") and listener.bar is None
+    with Shown().listener as quiet:
+        assert quiet.console.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_on_a_narrow_terminal_words_take_the_place_of_the_bar_and_the_last_are_cut() -> None:
+    wide, narrow = (Shown(width).takes(started(4), step(1)) for width in (120, 50))
+    for one in (wide, narrow):
+        one.listener.close()
+    assert "━" in wide.text and "━" not in narrow.text
+    assert "step 1/4, epoch 1, loss 1.0000, 4.0 steps/s, 0:01…" in narrow.text
 
 
 def running(number: int, done: int, pass_number: int = 1) -> StepRunning:
@@ -185,40 +122,28 @@ def running(number: int, done: int, pass_number: int = 1) -> StepRunning:
 
 
 def test_a_long_step_moves_while_it_runs() -> None:
-    out, clock = io.StringIO(), Clock()
-    console = Console(file=out, width=120, force_terminal=True, force_interactive=True, legacy_windows=False)
-    listener = Progress(512 * MIB, console, clock)
-    listener(started(4))
+    shown = Shown(width=120).takes(started(4))
     for seconds, number, done, pass_number in ((2, 1, 1, 1), (2, 1, 2, 1), (6, 1, 3, 2)):
-        clock.now += seconds
-        listener(running(number, done, pass_number))
-    listener(step(1, seconds=12.0))
-    clock.now += 1
-    listener(running(2, 3, 2))
-    clock.now += 8
-    listener(running(2, 2, 2))
-    listener.close()
-    shown = out.getvalue()
-    assert "the first step: 12%" not in shown  # too short yet
-    assert "the first step: 25%" in shown and "the first step: 88%" in shown
-    assert "88% of the next" not in shown
-    assert "step 1/4, 75% of the next, epoch 1, loss 1.0000, 12.0 s/step, 0:27 left" in shown
+        shown.now += seconds
+        shown.takes(running(number, done, pass_number))
+    shown.takes(step(1, seconds=12.0), seconds=1.0).takes(running(2, 3, 2), seconds=8.0)
+    shown.takes(running(2, 2, 2)).listener.close()
+    assert "the first step: 12%" not in shown.text  # too short yet
+    assert "the first step: 25%" in shown.text and "the first step: 88%" in shown.text
+    assert "88% of the next" not in shown.text
+    assert "step 1/4, 75% of the next, epoch 1, loss 1.0000, 12.0 s/step, 0:27 left" in shown.text
 
 
 def test_an_error_leaves_the_terminal_as_it_was() -> None:
-    listener, out = terminal()
-    with pytest.raises(RuntimeError), listener:
+    shown = Shown(width=120)
+    with pytest.raises(RuntimeError), shown.listener as listener:
         listener(started(4))
         raise RuntimeError
-    assert out.getvalue().count("\x1b[?25l") == out.getvalue().count("\x1b[?25h") == 2
+    assert shown.text.count("\x1b[?25l") == shown.text.count("\x1b[?25h") == 2
     listener.close()
 
 
 def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    show_progress(MIB)(started())
+    Progress(MIB)(started())
     found = capsys.readouterr()
     assert found.out == "" and "net.run" in found.err
-
-
-def test_rounding_never_gives_sixty_seconds() -> None:
-    assert clock_time(59.7) == "1:00"

@@ -26,12 +26,8 @@ from oocdl.storage.checksums import sealed, unsealed
 from tests.kit import nets
 
 QUICK: dict[str, Any] = {
-    "memory": "4GiB",
-    "engine": "onnxruntime",
-    "threads": 1,
-    "loss": "dice_ce",
-    "parallel": {"space": (2,)},
-}
+    "memory": "4GiB", "engine": "onnxruntime", "threads": 1, "loss": "dice_ce", "parallel": {"space": (2,)},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +59,11 @@ def test_the_plan_shows_seconds_and_the_budget(
         (row,) = (line for line in lines if line.startswith(f"│ {plan.layer_names[layer.layer.name]} "))
         assert row.split()[-2] == f"{seconds[layer.layer.name]:.4f}"
     assert sum(seconds.values()) == pytest.approx(plan.simulated[-1].compute_seconds)
-    memory = {
-        name: next(int(line.split("│")[2]) for line in lines if line.startswith(f"│ {name} "))
-        for name in (
-            "base process",
-            "arrays and programs, simulated",
-            "to spare for them",
-            "predicted peak",
-            "budget",
-        )
-    }
-    terms = [memory[name] for name in ("base process", "arrays and programs, simulated", "to spare for them")]
-    assert memory["predicted peak"] == pytest.approx(sum(terms), abs=2)  # each is rounded
-    assert memory["predicted peak"] == round(plan.peak_bytes / 2**20) and memory["budget"] == 4096
+    parts = ("base process", "arrays and programs, simulated", "to spare for them")
+    memory = {line.split("│")[1].strip(): line.split("│")[2] for line in lines if line.count("│") == 3}
+    *terms, peak, budget = (int(memory[name]) for name in (*parts, "predicted peak", "budget"))
+    assert peak == pytest.approx(sum(terms), abs=2)  # each is rounded
+    assert peak == round(plan.peak_bytes / 2**20) and budget == 4096
     assert "tasks a step" in text and "onnxruntime" in text
     assert "nominal" in text and "oocdl info --machine" in text
     assert f"at most {plan.disk_bytes / 2**20:.1f} MiB" in text
@@ -140,11 +128,6 @@ def test_a_step_of_several_passes(job: tuple[Path, Path], tmp_path: Path) -> Non
     assert report.steps == 1
     assert sum(layer.units for layer in report.layers) == run.plan.tasks
     assert sum(layer.read_bytes for layer in report.layers) == pytest.approx(run.plan.read_bytes)
-
-
-def test_the_first_step_counts_where_it_is_alone(job: tuple[Path, Path], tmp_path: Path) -> None:
-    run = oocdl.fit(*job, workdir=tmp_path / "run", steps=1, progress=False, **QUICK)
-    assert run.report().steps == 1
 
 
 def test_a_new_run_does_not_show_the_report_of_the_old_one(job: tuple[Path, Path], tmp_path: Path) -> None:
@@ -213,8 +196,11 @@ def test_means_are_of_each_kind_of_pass() -> None:
     assert measured.read_bytes == 12 * 7 and measured.made_bytes == 12 * 8
 
 
-def test_nothing_is_reported_before_a_whole_step() -> None:
+def test_nothing_is_reported_before_a_whole_step_and_the_first_counts_where_it_is_alone() -> None:
     measured = Measured()
-    measured.add("a", Spent(1))
-    measured.end("ragged", 1.0, 0, 0)
-    assert make_report(("main",), [simulated(1.0)], 1, measured, 1) is None
+    for kind in ("ragged", "main"):
+        measured.add("a", Spent(1))
+        assert make_report(("main",), [simulated(1.0)], 1, measured, 1) is None
+        measured.end(kind, 1.0, 0, 0)
+    report = make_report(("main",), [simulated(1.0)], 1, measured, 1)
+    assert report is not None and report.steps == 1

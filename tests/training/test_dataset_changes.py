@@ -17,7 +17,7 @@ from rich.console import Console
 import oocdl
 from oocdl.errors import DatasetError
 from oocdl.events import Event, StepDone
-from oocdl.report.progress import show_progress
+from oocdl.report.progress import Progress
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -131,7 +131,7 @@ def test_background_that_is_not_stored_is_said_once(tmp_path: Path, model: Path)
     line = "y: 2 of 4 chunks are not stored and read as their fill value 0"
     assert str(oocdl.plan(model, data, **OPTIONS)).splitlines()[-1] == line
     console = Console(file=io.StringIO(), width=120)
-    with show_progress(1 << 30, console) as shown:
+    with Progress(1 << 30, console) as shown:
         run = oocdl.fit(model, data, **OPTIONS, callbacks=[shown])
     assert nets.files_of(run) == nets.files_of(full)
     text = console.file.getvalue()  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from bokeh.models.widgets.tables import DataTable, NumberFormatter, StringFormat
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.step_panels import about
-from oocdl.dashboard.panels.style import Panel
+from oocdl.dashboard.panels.style import OfLastPass, Panel
 from oocdl.dashboard.view import View
 from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.tables import shortened
@@ -70,7 +70,7 @@ def _slowest(view: View) -> tuple[list[LayerFacts], dict[str, np.ndarray]]:
     return ordered, times
 
 
-class SlowestLayers(Panel):
+class SlowestLayers(OfLastPass):
     """Bars of the layers that take most time."""
 
     def __init__(self) -> None:
@@ -93,10 +93,6 @@ class SlowestLayers(Panel):
         self._figure.ygrid.grid_line_color = None
         style.with_legend(self._figure, "bottom_right")
         self.root = style.card(self._figure)
-
-    def basis(self, view: View) -> object | None:
-        """Return the last whole pass."""
-        return view.last_pass if view.facts is not None else None
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""

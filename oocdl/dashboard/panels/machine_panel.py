@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from bokeh.models import Range1d
 from bokeh.models.annotations import Span
-from bokeh.models.ui import UIElement
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
@@ -89,58 +88,45 @@ class Rates(Panel):
     """Bytes a second to and from the disk and the network, and cores in use."""
 
     def __init__(self) -> None:
-        self._source = style.source("at", *RATES)
-        self._words = style.html()
-        self._limits: dict[str, Span] = {}
-        self._cards = {title: style.card(*self._parts(title, lines)) for title, (lines, _) in CHARTS.items()}
-        self._full = {title: list(one.children) for title, one in self._cards.items()}
-        self._empty: dict[str, list[UIElement]] = {
-            title: [style.html(nothing, size="13px")] for title, (_, nothing) in CHARTS.items()
-        }
-        self.root = style.grid(list(self._cards.values()))
+        self._source = style.source("at", *RATES, *(f"{name} limit" for name in RATES))
+        self._charts = {title: self._chart(title, lines) for title, (lines, _) in CHARTS.items()}
+        self._words = {title: style.html() for title in CHARTS}
+        self.root = style.grid([style.card(self._charts[title], self._words[title]) for title in CHARTS])
 
-    def _parts(self, title: str, lines: tuple[str, ...]) -> list[UIElement]:
-        """Make a figure of some lines, with their limits, and for the disk what is said of those."""
-        chart = style.plot(title, 230, x_axis_type="datetime")
-        for name in lines:
-            color, label = RATES[name][2], {"legend_label": name} if len(lines) > 1 else {}
-            chart.line("at", name, source=self._source, color=color, line_width=1.8, **label)
-            if name != "received":
-                self._limits[name] = Span(
-                    dimension="width", line_color=color, line_dash="dashed", visible=False
-                )
-                chart.add_layout(self._limits[name])
-        if len(lines) > 1:
+    def _chart(self, title: str, names: tuple[str, ...]) -> Any:
+        """Make a figure of some lines, with their limits."""
+        chart, lines = style.plot(title, 230, x_axis_type="datetime"), []
+        for name in names:
+            color, label = RATES[name][2], {"legend_label": name} if len(names) > 1 else {}
+            of = {"source": self._source, "color": color}
+            lines.append(chart.line("at", name, line_width=1.8, **of, **label))
+            chart.line("at", f"{name} limit", line_dash="dashed", **of)
+        if len(names) > 1:
             style.with_legend(chart)
         chart.y_range.start = 0
-        style.hover(chart, {name: f"@{name}{{0.0}}" for name in lines}, mode="vline")
-        return [chart, self._words] if "read" in lines else [chart]
+        style.hover(chart, {name: f"@{name}{{0.0}}" for name in names}, *lines, mode="vline")
+        return chart
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""
-        if view.facts is None or not view.resources:
+        facts = view.facts
+        if facts is None or not view.resources:
             return
         data = _rates(view)
-        self._source.data = data
         most = {name: float(np.nanmax(data[name], initial=0.0)) for name in RATES}
-        limits = {
-            "read": view.facts.disk_read_rate / 1e6,
-            "written": view.facts.disk_write_rate / 1e6,
-            "cores": float(view.facts.threads * len(view.resources)),
-        }
-        for name, limit in limits.items():
-            self._limits[name].location = limit
-            self._limits[name].visible = most[name] * MOST_RATIO > limit
+        read, write = facts.disk_read_rate / 1e6, facts.disk_write_rate / 1e6
+        limits = {"read": read, "written": write, "cores": float(facts.threads * len(view.resources))}
+        for name in RATES:
+            limit = limits.get(name, np.inf)
+            shown = limit if most[name] * MOST_RATIO > limit else np.nan
+            data[f"{name} limit"] = np.full_like(data["at"], shown)
+        self._source.data = data
+        rates = "measured" if facts.rates_measured else "nominal: oocdl info --machine measures them"
+        of_disk = f"the disk can read {read:.0f} and write {write:.0f} MB/s ({rates}); dashed where in sight"
         for title, (lines, nothing) in CHARTS.items():
             is_full = not nothing or any(most[name] for name in lines)
-            parts = (self._full if is_full else self._empty)[title]
-            if self._cards[title].children != parts:
-                self._cards[title].children = parts
-        rates = "measured" if view.facts.rates_measured else "nominal: oocdl info --machine measures them"
-        self._words.text = style.text(
-            f"the disk can read {limits['read']:.0f} and write {limits['written']:.0f} MB/s ({rates}); "
-            "dashed where in sight"
-        )
+            self._charts[title].visible = is_full
+            self._words[title].text = nothing if not is_full else of_disk if "read" in lines else ""
 
 
 def _chosen(view: View, name: str) -> Table:

@@ -19,13 +19,12 @@ from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.samples import (
     Picture,
-    Sample,
     SamplePictures,
     Volume,
     contours,
     plane,
     read_outputs,
-    read_volumes,
+    read_whole,
 )
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError
@@ -66,30 +65,36 @@ class Planes:
         self.root = Column(sizing_mode="stretch_width")
         self._order = style.choice("axes", list(NAMES), width=190)
         self._order.on_change("value", self._turned)
-        self._sample: Sample | None = None
-        self._predicted: Volume | None = None
+        self._volume = self._target = self._predicted = np.zeros((0, 0), np.float32)
+        """What is shown; classes of target and prediction are zeros where there are none."""
         self._sources: list[dict[str, ColumnDataSource]] = []
         self._sliders: list[Slider] = []
         self._legend = style.html()
 
-    def show(self, sample: Sample, predicted: Volume | None, dice: dict[int, float]) -> None:
+    def show(self, sample: SamplePictures, predicted: Volume | None, dice: dict[int, float]) -> None:
         """Show a sample, and what is predicted of it."""
-        shape = sample.volume.shape
-        is_same = self._sample is not None and self._sample.volume.shape == shape
-        self._sample = sample
-        self._predicted = predicted if predicted is not None and predicted.shape == shape else None
-        if not is_same:
-            self._build(sample.volume)
-        for axis in range(len(self._sources)):
-            self._draw(axis)
+        image, target = sample.first("input"), sample.first("target")
+        volume, before = (image or sample.pictures[0]).pixels, self._volume
+        outlined = target.pixels if target is not None and target.is_labels else None
+        self._volume, none = volume, np.zeros_like(volume)
+        self._target, self._predicted = (
+            none if classes is None or classes.shape != volume.shape else classes
+            for classes in (outlined, predicted)
+        )
+        if before.shape != volume.shape:
+            self._build(volume)
+        self._draw_all()
         named = [(CLASSES[(n - 1) % len(CLASSES)], f"class {n}: Dice {d:.3f}") for n, d in dice.items() if n]
-        lines = [(style.GREY, "outlines: target, areas: prediction")] if sample.is_labels else []
+        lines = [] if self._target is none else [(style.GREY, "outlines: target, areas: prediction")]
         self._legend.text = style.chips([*lines, *named])
 
     def _turned(self, _attr: str, _old: object, _new: object) -> None:
-        if self._sample is not None:
-            sample, self._sample = self._sample, None
-            self.show(sample, self._predicted, {})
+        self._build(self._volume)
+        self._draw_all()
+
+    def _draw_all(self) -> None:
+        for axis in range(len(self._sources)):
+            self._draw(axis)
 
     def _build(self, volume: Volume) -> None:
         """Make a figure for each plane."""
@@ -124,19 +129,15 @@ class Planes:
 
     def _draw(self, axis: int) -> None:
         """Show one plane where its slider is."""
-        assert self._sample is not None
         at = int(self._sliders[axis].value) if self._sliders else 0
         cut = partial(plane, axis=axis, at=at, is_nifti=str(self._order.value) == NIFTI)
-        sources, sample = self._sources[axis], self._sample
-        if sample.image is not None:
-            sources["grey"].data = _image(cut(sample.image))
-        if self._predicted is not None:
-            classes = cut(self._predicted)
-            sources["classes"].data = _image(np.where(classes > 0, (classes - 1) % len(CLASSES), -1.0))
-        if sample.target is not None and sample.is_labels:
-            borders = contours(cut(sample.target))
-            of = borders.pop("of")
-            sources["contour"].data = {**borders, "color": [CLASSES[int(n - 1) % len(CLASSES)] for n in of]}
+        sources = self._sources[axis]
+        sources["grey"].data = _image(cut(self._volume))
+        classes = cut(self._predicted)
+        sources["classes"].data = _image(np.where(classes > 0, (classes - 1) % len(CLASSES), -1.0))
+        borders = contours(cut(self._target))
+        colors = [CLASSES[int(n - 1) % len(CLASSES)] for n in borders.pop("of")]
+        sources["contour"].data = {**borders, "color": colors}
 
 
 class Pictures(Panel):
@@ -147,7 +148,7 @@ class Pictures(Panel):
         self._shown: tuple[int, int, SamplePictures | None] | None = None
         self._card = style.card(self._words)
         self._planes = Planes()
-        self._sample: Sample | None = None
+        self._sample: SamplePictures | None = None
         self._button = Button(label=PREDICT, width=190, tags=[style.CONTROL], stylesheets=[style.DRAWN])
         self._button.on_click(self._asked)
         self._process: subprocess.Popen[bytes] | None = None
@@ -166,7 +167,7 @@ class Pictures(Panel):
         missing: list[str] = []
         self._sample = None
         try:
-            self._sample = read_volumes(view.facts, sample)
+            self._sample = read_whole(view.facts, step, sample)
         except (OocdlError, OSError, KeyError) as error:
             missing = [f"the dataset cannot be read here: {error}"]
         slices = [] if view.pictures is None or self._sample is not None else [*view.pictures.pictures]
@@ -223,7 +224,7 @@ class Pictures(Panel):
             dice = dict(zip(arrays["classes"].tolist(), arrays["dice"].tolist(), strict=True))
             self._planes.show(self._sample, arrays["labels"].astype(np.float32), dice)
             self._words.text = style.text(
-                f"{arrays['name']} of sample {self._sample.number}, by the weights of the last commit; "
+                f"{arrays['name']} of sample {self._sample.sample}, by the weights of the last commit; "
                 "Dice is of all voxels"
             )
 

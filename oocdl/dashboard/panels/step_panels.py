@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
-from bokeh.models import FactorRange, Range1d
-from bokeh.models.annotations import BoxAnnotation, Label
+from bokeh.models import FactorRange
 
 from oocdl.dashboard.answers import thread_shares
 from oocdl.dashboard.facts import NO_LAYER
 from oocdl.dashboard.panels import style
-from oocdl.dashboard.panels.style import Panel
+from oocdl.dashboard.panels.style import OfLastPass, Panel
 from oocdl.dashboard.view import LastPass, View
 from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.units import size_text
 
 SHARDS_SHOWN = 48
 """Places of a layer's column; a layer of fewer tasks has larger ones."""
-BAND_PIXELS = 16
-"""Height of the band above, which says what is forward, backward and update."""
 MOST_BARS = 12_000
 """Bars that a browser gets: the longest ones."""
 SEGMENTS = (
@@ -40,10 +37,7 @@ class StepMap(Panel):
         self._image = style.source("image", "dw")
         self._layers = style.source("left", "right", "name", "about", "done")
         self._figure = style.plot("Layers × shards of the step", height - 22, tools="xpan,xbox_zoom,reset")
-        self._band = BAND_PIXELS * SHARDS_SHOWN / (height - 110)
-        """Height of the band above, in places."""
-        self._figure.y_range = Range1d(start=0, end=SHARDS_SHOWN + self._band)
-        self._figure.x_range.range_padding = 0
+        self._figure.x_range.range_padding = self._figure.y_range.range_padding = 0
         mapper = style.class_colors(style.PHASE_COLORS)
         self._figure.image(
             "image", x=0, y=0, dw="dw", dh=SHARDS_SHOWN, source=self._image, color_mapper=mapper
@@ -59,7 +53,7 @@ class StepMap(Panel):
         self._figure.xaxis.axis_label = "layers, in the order in which they run"
         self._legend = style.chips(list(zip(style.PHASE_COLORS, style.PHASE_NAMES, strict=True)))
         self._where = style.html(self._legend)
-        self._banded = ""
+        self._plan_id = ""
         self.root = style.card(self._figure, self._where)
 
     def draw(self, view: View) -> None:
@@ -69,9 +63,9 @@ class StepMap(Panel):
             self._where.text = f"{self._legend} no step has begun yet"
             return
         layers = facts.passes[now.plan_id].layers
-        if self._banded != now.plan_id:
-            self._banded = now.plan_id
-            self._bands(layers)
+        if self._plan_id != now.plan_id:
+            self._plan_id = now.plan_id
+            self._name_parts(layers)
             self._layers.data = {
                 "left": np.arange(len(layers)),
                 "right": np.arange(1, len(layers) + 1),
@@ -91,30 +85,19 @@ class StepMap(Panel):
         words = "done" if view.ended == "finished" and share == 1 else f"{where}, {share:.0%} done"
         self._where.text = f"{self._legend} step {now.step}{of_pass}: {words}"
 
-    def _bands(self, layers: Sequence[LayerFacts]) -> None:
-        """Draw forward, backward and update above the layers."""
-        self._figure.center = [
-            one for one in self._figure.center if not isinstance(one, BoxAnnotation | Label)
-        ]
-        low, high = SHARDS_SHOWN + 0.15 * self._band, SHARDS_SHOWN + self._band
-        start = 0
+    def _name_parts(self, layers: Sequence[LayerFacts]) -> None:
+        """Write forward, backward and update below their layers, where there is room."""
+        start, names = 0, {}
         for part, same in groupby(layers, lambda layer: layer.phase):
             end = start + len(list(same))
-            box = BoxAnnotation(
-                left=start, right=end, top=high, bottom=low, fill_alpha=0.85,
-                fill_color=style.PART_COLORS[part], line_color=None,
-            )  # fmt: skip
-            self._figure.add_layout(box)
             if (end - start) / len(layers) > 0.1:
-                words = Label(
-                    x=(start + end) / 2, y=(low + high) / 2, text=part, text_color="white",
-                    text_align="center", text_baseline="middle", text_font_size="11px",
-                )  # fmt: skip
-                self._figure.add_layout(words)
+                names[(start + end) / 2] = part
             start = end
+        self._figure.xaxis.ticker = list(names)
+        self._figure.xaxis.major_label_overrides = names
 
 
-class Timeline(Panel):
+class Timeline(OfLastPass):
     """A timeline of the last whole pass, with a row for each thread of each process."""
 
     def __init__(self) -> None:
@@ -133,10 +116,6 @@ class Timeline(Panel):
         legend = [(color, name) for name, color in SEGMENTS if color]
         computes = [(color, f"computes ({part})") for part, color in style.PART_COLORS.items()]
         self.root = style.card(self._figure, style.html(style.chips([*computes, *legend])), self._words)
-
-    def basis(self, view: View) -> object | None:
-        """Return the last whole pass."""
-        return view.last_pass if view.facts is not None else None
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""

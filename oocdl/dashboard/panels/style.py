@@ -1,7 +1,4 @@
-"""Colours, sizes and figures that all panels share, and what a panel is.
-
-The palette is that of Okabe and Ito (2008), which people with any kind of colour vision can tell apart.
-"""
+"""Colours, sizes and figures that all panels share, and what a panel is."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ from bokeh.plotting import figure
 
 from oocdl.dashboard.view import View
 from oocdl.errors import printable
-from oocdl.report.figure import PHASES
+from oocdl.report.figure import OKABE_ITO, PHASES
 
-BLUE, ORANGE, GREEN, RED = "#0072b2", "#e69f00", "#009e73", "#d55e00"
-SKY, PURPLE, YELLOW, GREY = "#56b4e9", "#cc79a7", "#f0e442", "#8a9099"
+BLUE, RED, GREEN, PURPLE, ORANGE, SKY, YELLOW = OKABE_ITO
+GREY = "#8a9099"
 INK, FAINT, LINE, PAPER = "#1d2733", "#66717e", "#e3e7ec", "#ffffff"
 INK_CSS, FAINT_CSS = f"var(--ink, {INK})", f"var(--faint, {FAINT})"
 LINE_CSS, PAPER_CSS = f"var(--line, {LINE})", f"var(--paper, {PAPER})"
@@ -92,6 +89,14 @@ class Panel(ABC):
     @abstractmethod
     def draw(self, view: View) -> None:
         """Show what the view has."""
+
+
+class OfLastPass(Panel):
+    """A panel that is drawn anew with each whole pass."""
+
+    def basis(self, view: View) -> object | None:
+        """Return the last whole pass."""
+        return view.last_pass if view.facts is not None else None
 
 
 def text(words: object) -> str:

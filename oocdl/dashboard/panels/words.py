@@ -1,18 +1,102 @@
-"""Panels of words: the settings of a run, and its messages."""
+"""Panels of words: the head with four answers and a line of facts, the settings, and messages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from bokeh.models import Column
+
+from oocdl.dashboard.answers import Answer, bottleneck, learning, remaining, worst_layer
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
 from oocdl.dashboard.view import View
-from oocdl.report.units import size_text
+from oocdl.report.units import DEFAULTS, clock_time, size_text, value_text
 
+QUESTIONS = (
+    ("Is it learning?", learning),
+    ("When is it done?", remaining),
+    ("What limits it?", bottleneck),
+    ("Which layer is worst?", worst_layer),
+)
+CARDS_STYLE = f"""<style>
+.answers {{ display: grid; gap: 12px;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); }}
+.answer {{ background: {style.PAPER_CSS}; border: 1px solid {style.LINE_CSS};
+  border-left: 4px solid {style.BLUE}; border-radius: 10px; padding: 6px 12px; min-width: 0; }}
+.answer.good {{ border-left-color: {style.GREEN}; }} .answer.bad {{ border-left-color: {style.RED}; }}
+.answer .asked {{ color: {style.FAINT_CSS}; font-size: 12px; }}
+.answer .short {{ color: {style.INK_CSS}; font-size: 20px; font-weight: 600; overflow: hidden;
+  text-overflow: ellipsis; white-space: nowrap; }}
+.answer .long {{ color: {style.FAINT_CSS}; font-size: 12px; line-height: 1.3; min-height: 2.6em; }}
+.bar {{ height: 6px; background: {style.LINE_CSS}; border-radius: 3px; overflow: hidden;
+  margin: 10px 0 4px; }}
+.bar div {{ height: 100%; background: {style.BLUE}; }}
+.facts {{ display: flex; flex-wrap: wrap; column-gap: 18px; }}
+.facts span {{ white-space: nowrap; }} .facts b {{ color: {style.INK_CSS}; font-weight: 600; }}
+</style>"""
 COLORS = {"warning": style.ORANGE, "stopped": style.RED, "finished": style.GREEN, "notice": style.INK_CSS}
 MOST_SHOWN = 60
+
+
+class Header(Panel):
+    """Title, answers, progress: with each update, as time goes on."""
+
+    def __init__(self) -> None:
+        self._title, self._cards = style.html(size="18px", color=style.INK_CSS), style.html()
+        self.root = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
+
+    def draw(self, view: View) -> None:
+        """Show what the view has now."""
+        facts = view.facts
+        model = style.text(facts.model) if facts else "…"
+        self._title.text = (
+            f"<b>oocdl</b> &nbsp;{model} <span style='color:{style.FAINT_CSS}'>{style.text(view.run)}</span>"
+        )
+        cards = "".join(_card(asked, answer(view)) for asked, answer in QUESTIONS)
+        self._cards.text = f"{CARDS_STYLE}<div class='answers'>{cards}</div>{_progress(view)}{_line(view)}"
+
+
+def _card(asked: str, answer: Answer) -> str:
+    short, long = style.text(answer.short), style.text(answer.long)
+    return (
+        f"<div class='answer {answer.mood}'><div class='asked'>{asked}</div>"
+        f"<div class='short' title='{short}'>{short}</div><div class='long'>{long}</div></div>"
+    )
+
+
+def _progress(view: View) -> str:
+    done = float(view.steps["step"][-1]) if len(view.steps) else 0.0
+    total = view.facts.steps if view.facts else 0
+    if view.now is not None and view.now.step > done:
+        done += (view.now.pass_number - 1 + view.done_share()) / view.now.passes
+    share = min(done / total, 1.0) if total else 0.0
+    return f"<div class='bar'><div style='width:{share:.2%}'></div></div>"
+
+
+def _line(view: View) -> str:
+    """A line of facts: step, learning rate, seconds, memory, last commit."""
+    steps, facts = view.steps, view.facts
+    words: list[tuple[str, str]] = []
+    if facts is not None:
+        done = int(steps["step"][-1]) if len(steps) else 0
+        words.append(("step", f"{done} of {facts.steps}"))
+    if len(steps):
+        words.append(("loss", f"{steps['loss'][-1]:.4g}"))
+        words.append(("learning rate", f"{steps['lr'][-1]:.3g}"))
+        words.append(("a step", f"{np.nanmedian(steps['seconds'][-20:]):.3g} s"))
+    if facts is not None and view.resources:
+        most = max(float(table["process_bytes"][-1]) for table in view.resources.values())
+        words.append(("memory", f"{size_text(most)} of {size_text(facts.budget_bytes)}"))
+        if len(view.resources) > 1:
+            words.append(("processes", str(len(view.resources))))
+    commits = [note for note in view.notes if note["kind"] == "commit"]
+    if commits:
+        ago = clock_time(max(time.time() - commits[-1]["at"], 0))
+        words.append(("last commit", f"step {commits[-1]['step']}, {ago} ago"))
+    inner = " ".join(f"<span>{style.text(name)} <b>{style.text(value)}</b></span>" for name, value in words)
+    return f"<div class='facts'>{inner}</div>"
 
 
 class Words(Panel):
@@ -28,7 +112,7 @@ class Settings(Words):
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""
-        rows = {**_of_facts(view), **{name: in_words(name, value) for name, value in view.settings.items()}}
+        rows = _of_facts(view) | settings_text(view)
         first = f"padding:2px 18px 2px 0;color:{style.FAINT_CSS};vertical-align:top"
         cells = "".join(
             f"<tr><td style='{first}'>{style.text(name)}</td>"
@@ -77,24 +161,19 @@ def _of_facts(view: View) -> dict[str, str]:
     }
 
 
-def in_words(name: str, value: Any) -> str:
-    """Write a setting as it is written in Python.
+def settings_text(view: View) -> dict[str, str]:
+    """Write the settings of a run."""
+    return {name: _setting(name, value) for name, value in view.settings.items()}
 
-    >>> in_words("optimizer", {"type": "Adam", "lr": {"type": "Cosine", "lr": 0.1}, "betas": [0.9, 0.99]})
-    'Adam(lr=Cosine(lr=0.1), betas=(0.9, 0.99))'
-    >>> in_words("memory_bytes", 2 << 30), in_words("inputs", None), in_words("scale", {"image": 2.0})
-    ('2.0 GiB', 'by default', 'image: 2.0')
+
+def _setting(name: str, value: Any) -> str:
+    """Write a setting of a run, without what is as by default.
+
+    >>> _setting("memory_bytes", 2 << 30), _setting("inputs", None), _setting("betas", [0.9, 0.99])
+    ('2.0 GiB', 'by default', '(0.9, 0.99)')
     """
     if value is None:
         return "by default"
     if name.endswith("_bytes") and isinstance(value, int | float):
         return size_text(value)
-    if isinstance(value, Mapping):
-        known = {key: held for key, held in value.items() if key != "type" and held is not None}
-        fields = [(key, in_words("", held)) for key, held in known.items()]
-        if "type" in value:
-            return f"{value['type']}({', '.join(f'{key}={held}' for key, held in fields)})"
-        return ", ".join(f"{key}: {held}" for key, held in fields)
-    if isinstance(value, list):
-        return f"({', '.join(in_words('', one) for one in value)})" if value else "none"
-    return str(value)
+    return value_text(value, DEFAULTS)
