@@ -1,4 +1,4 @@
-"""The recipe: how a pass is made of a model, as two lists of transforms, each followed by a check.
+"""The recipe: how a pass is made of a model, as two lists of transforms, whose result is checked.
 
     import, loss, attention, differentiate, accumulate, update, keep, canonicalize
         once for each kind of pass: ``GRAPH_TRANSFORMS``
@@ -151,18 +151,31 @@ def import_model(request: Request) -> Network:
 
 
 def apply(transforms: Sequence[Transform], network: Network, request: Request) -> Network:
-    """Apply the ``transforms`` that take part in this kind of pass, and verify the graph after each.
+    """Apply the ``transforms`` that take part in this kind of pass, and verify the last graph that they make.
 
-    GraphError names the transform that broke it.
+    Only where that is not sound, or a transform fails, each graph is verified: GraphError names the transform
+    that broke it.
     """
-    for transform in transforms:
-        if request.kind in transform.kinds:
-            network = transform.apply(network, request)
-            if network.factored is None:
-                verify(network.graph, request.rules, transform.name, (*network.results, *network.feeds))
-            else:
-                verify_factored(network.factored, transform.name)
+    made: list[tuple[str, Network]] = []
+    try:
+        for transform in transforms:
+            if request.kind in transform.kinds:
+                network = transform.apply(network, request)
+                made.append((transform.name, network))
+        if made:
+            _verify(*made[-1], request)
+    except Exception:
+        for name, each in made:
+            _verify(name, each, request)
+        raise
     return network
+
+
+def _verify(name: str, network: Network, request: Request) -> None:
+    if network.factored is None:
+        verify(network.graph, request.rules, name, (*network.results, *network.feeds))
+    else:
+        verify_factored(network.factored, name)
 
 
 def _add_loss(network: Network, request: Request) -> Network:
