@@ -8,7 +8,6 @@ machine or the engine changes.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import threading
 import time
@@ -48,9 +47,10 @@ from oocdl.planning.probes import (
 )
 from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
 from oocdl.storage.cache.page_pool import Pool
+from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """Version of the file and of what the probes measure: rates of another version are measured anew."""
 DISK_FILE_BYTES = 8 << 20
 """Size of each file that the disk is measured with: that of a chunk."""
@@ -97,15 +97,14 @@ def load_rates(engine: str = "auto") -> Rates | None:
     engine = resolve(engine)
     path = cache_path(engine)
     try:
-        body = json.loads(path.read_text())
-        facts, text = body["facts"], body["rates"]
-        if facts != _facts(engine):
+        body = unsealed("rates", path.read_text())
+        if body["facts"] != _facts(engine):
             warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
             return None
-        return Rates.from_json(text)
+        return Rates.from_json(body["rates"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         warnings.warn(f"the rates in {path} are damaged and do not count: {reason}", stacklevel=2)
         return None
@@ -116,7 +115,8 @@ def store_rates(engine: str, rates: Rates) -> Path:
     path = cache_path(resolve(engine))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({"facts": _facts(resolve(engine)), "rates": rates.to_json()}))
+        body = {"facts": _facts(resolve(engine)), "rates": rates.to_json()}
+        write_text(path, sealed("rates", body))
     except OSError as error:
         raise ResourceError(
             f"cannot keep measured rates in {path.parent}: {error.strerror}; set XDG_CACHE_HOME to a folder "
