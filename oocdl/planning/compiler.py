@@ -31,9 +31,9 @@ from oocdl.planning.recipe import (
     apply,
     import_model,
 )
+from oocdl.planning.slot_search import weight_cuts
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.tile_search import Layering, Limits
-from oocdl.planning.weight_cuts import weight_cuts
 
 Frozen = Mapping[str, Any]
 """Cuts and grids of a plan, as ``plan.json`` holds them."""

@@ -31,8 +31,8 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
 from oocdl.runtime.board import Board, Phase
+from oocdl.runtime.checked_values import index_error
 from oocdl.runtime.dask_private import Task, TaskRef
-from oocdl.runtime.index_errors import index_error
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
@@ -99,11 +99,6 @@ def forget(run_id: str) -> None:
     context = _contexts.pop(run_id, None)
     if context is not None and not _contexts:
         context.engine.forget()
-
-
-def context_of(run_id: str) -> Context:
-    """The context of a run in this process."""
-    return _contexts[run_id]
 
 
 def start_recording(run_id: str) -> None:
@@ -289,29 +284,18 @@ def _add_partial_sums(
     held: Reservation, call: UnitCall, results: list[Array], chunks: Sequence[Chunk]
 ) -> None:
     """Add the partial sums so far to the unit's own partial results."""
-    done: set[int] = set()
-    for index, partial_sum in enumerate(call.partial_sums):
-        how = call.combines[index]
-        if partial_sum is None or how is None or index in done:
+    end = 0
+    for index, (how, partial_sum) in enumerate(zip(call.combines, call.partial_sums, strict=True)):
+        if partial_sum is None or index < end:
             continue
-        members = [index]
-        if how == "moments":
-            # Mean and variance of one node stand side by side, and are combined together.
-            members = [index, index + 1]
-        done.update(members)
-        own = [results[member] for member in members]
-        before = []
-        for member in members:
-            found = call.partial_sums[member]
-            assert found is not None
-            region = call.unit.makes[member][1]
-            chunk = chunks[found[0]]
-            buffer = held.empty(region_shape(region), chunk.dtype, chunk.order)
-            chunk.read(region, buffer)
-            before.append(buffer)
-        combine(how, before, partial_sum[1], own, call.unit.counts[index])
-        for member, array in zip(members, before, strict=True):
-            results[member] = array
+        assert how is not None
+        # Mean and variance of one node stand side by side, and are combined together.
+        end = index + (2 if how == "moments" else 1)
+        before = [
+            _copy(held, chunks[found[0]]) for found in call.partial_sums[index:end] if found is not None
+        ]
+        combine(how, before, partial_sum[1], results[index:end], call.unit.counts[index])
+        results[index:end] = before
 
 
 def _lent(held: Reservation, read: Read, chunks: Sequence[Chunk]) -> Array | None:

@@ -30,14 +30,11 @@ from oocdl.planning.hosts.exchange import (
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.shown_groups import Groups, shown_groups
-from oocdl.planning.simulation.claims import Chunk
-from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.costs import Costs
-from oocdl.planning.simulation.host_tasks import entries_of, items_of
-from oocdl.planning.simulation.network import Cluster, Network, Scheduler
+from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network, Scheduler
 from oocdl.planning.simulation.one_process import after
 from oocdl.planning.simulation.process import Process, Step
-from oocdl.planning.simulation.tasks import Entry, Tasks
+from oocdl.planning.simulation.tasks import Chunk, Entry, Tasks, entries_of, items_of
 from oocdl.planning.task_key import TaskKey
 
 BUSY_SHARE = 0.5

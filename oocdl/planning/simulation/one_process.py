@@ -12,11 +12,10 @@ from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import Rates
-from oocdl.planning.simulation.claims import Chunk
-from oocdl.planning.simulation.cores import Clock
 from oocdl.planning.simulation.costs import Costs
+from oocdl.planning.simulation.network import Clock
 from oocdl.planning.simulation.process import Process, Step
-from oocdl.planning.simulation.tasks import Tasks
+from oocdl.planning.simulation.tasks import Chunk, Tasks
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey

@@ -19,18 +19,16 @@ from oocdl.planning.calls import (
     PickCall,
     UnitCall,
     acquired,
-    copied_bytes,
-    copied_parts,
+    copied,
     made_of,
     parts_of,
 )
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.machine import BATCH_CACHE_BYTES
-from oocdl.planning.simulation.claims import Arrival, Chunk, Unit
-from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.costs import BEGIN_SECONDS, Costs
-from oocdl.planning.simulation.tasks import Entry, Tasks
+from oocdl.planning.simulation.network import Clock, Cores
+from oocdl.planning.simulation.tasks import Arrival, Chunk, Entry, Tasks, Unit
 from oocdl.planning.simulation.timeline import Moment, Ran, Transfer
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import WindowOrder, window_of
@@ -167,13 +165,12 @@ class Step:
         for chunk in absent:
             loads += chunk.nbytes
             books.loaded(chunk)
-        if all(map(books.is_resident, unit.arguments)):
-            more, requests, copied = 0, 0, copied_bytes(unit.call, unit.arguments, unit.pins)
-        else:
-            more, requests, copied = self._read_parts(unit)
+        parts, nbytes = copied(unit.call, unit.arguments, unit.pins)
+        more = requests = 0
+        if not all(map(books.is_resident, unit.arguments)):
+            more, requests, nbytes = self._read_parts(unit)
         there = self.process.disk(loads + more, 0, len(absent) + requests)
-        parts = copied_parts(unit.call, unit.arguments, unit.pins) if self.process.cores else 0
-        self.process.copy(there, parts, copied, lambda: self._compute(unit), self._source_seconds(unit.call))
+        self.process.copy(there, parts, nbytes, lambda: self._compute(unit), self._source_seconds(unit.call))
 
     def _source_seconds(self, call: UnitCall | CombineCall) -> float:
         """Seconds of a core for inputs that a call reads of the dataset, or generates."""
