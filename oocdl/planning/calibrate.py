@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.engine import Engine, get_engine, model_of, resolve, runtime_of
+from oocdl.engines.engine import Engine, get_engine, resolve
 from oocdl.engines.engine_registry import channels_last_ranks
 from oocdl.errors import ResourceError
 from oocdl.graph.ir.array_layout import ordered
@@ -33,10 +33,11 @@ from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import program_flops
 from oocdl.graph.ir.speed import Heavy, RateTable, Scale
 from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, trim, use_one_heap
-from oocdl.host.limits import cores, installed_version, most_taken_bytes, processor
+from oocdl.host.limits import cores, most_taken_bytes
 from oocdl.host.paths import cache_folder
 from oocdl.ops import RULES
 from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, NOMINAL, Rates, moved_bytes
+from oocdl.planning.machine import machine_facts
 from oocdl.planning.probes import (
     bfloat16_probes,
     computing_probes,
@@ -67,20 +68,16 @@ FULL_SIZE_THREADS = 4
 """With more threads than these arrays are smaller, so that measuring takes a few hundred MiB at most."""
 
 
-def rates_for(engine: str = "auto", folder: Path | None = None) -> Rates:
+def rates_for(engine: str = "auto", folder: Path | None = None, again: bool = False) -> Rates:
     """The rates of this machine with ``engine``: those in the cache, else measured now (half a minute).
 
-    The disk is measured in ``folder`` (default: the current one). Warns in one line if there is a cache
-    file that cannot be used.
+    The disk is measured in ``folder`` (default: the current one). ``again``: whether those in the cache are
+    replaced. Warns in one line if there is a cache file that cannot be used.
     """
-    found = load_rates(engine)
-    return measure_and_store_rates(engine, folder) if found is None else found
-
-
-def measure_and_store_rates(engine: str = "auto", folder: Path | None = None) -> Rates:
-    """Measure this machine with ``engine``, and the disk in ``folder``; put the rates into the cache."""
-    found = measure_rates(engine, folder)
-    store_rates(engine, found)
+    found = None if again else load_rates(engine)
+    if found is None:
+        found = measure_rates(engine, folder)
+        store_rates(engine, found)
     return found
 
 
@@ -133,16 +130,8 @@ def cache_path(engine: str) -> Path:
 
 def _facts(engine: str) -> dict[str, Any]:
     """What the rates depend on."""
-    model = model_of(engine)
-    return {
-        "format": FORMAT_VERSION,
-        "host": platform.node(),
-        "processor": processor(),
-        "cores": cores(),
-        "engine": engine,
-        "version": installed_version(runtime_of(engine)),
-        **({"device": model} if model else {}),
-    }
+    here = {"format": FORMAT_VERSION, "host": platform.node(), "cores": cores(), "engine": engine}
+    return here | machine_facts(engine)
 
 
 def measure_rates(

@@ -60,8 +60,7 @@ class _Operand:
     """Whether one of its axes is the inverse of a window."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class CellFacts:
+class CellFacts(NamedTuple):
     """What the regions of a node follow from, beside ranges."""
 
     whole: Mapping[str, Range]

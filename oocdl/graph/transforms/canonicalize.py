@@ -114,7 +114,7 @@ class _Merger:
         if same is not None:
             self.alias[node.outputs[0]] = same
             return
-        key = (node.op, node.inputs, repr(sorted(node.attrs.items())))
+        key = (node.op, node.inputs, repr(sorted(node.attrs.items())) if node.attrs else "")
         first = self.seen.setdefault(key, node)
         if first is not node:
             self.alias.update(zip(node.outputs, first.outputs, strict=True))

@@ -184,6 +184,8 @@ class _Splits:
         extent = self.extent[axis]
         if extent == 1:
             return ()
+        if not self.splits[axis]:
+            return (extent,)
         strides = [extent, *sorted(self.splits[axis], reverse=True), 1]
         return tuple(a // b for a, b in zip(strides[:-1], strides[1:], strict=True))
 
