@@ -12,9 +12,8 @@ import platform
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -313,27 +312,21 @@ def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
     size = min(DISK_FILE_BYTES, max(nbytes // 2, 1))
     data = Pool(size).empty((size,), np.uint8)
     data[...] = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    with _temporary_folder(folder) as place:
-        flag = direct_flag(place)
-        paths = [place / str(number) for number in range(max(nbytes // size, 2))]
-        for path in paths:
-            write_array(path, data, flag)
-        # Over what is there: a step finds the files of the step before.
-        written = median([_timed(partial(write_array, path, data, flag)) for path in paths])
-        everything = ((0, size),)
-        read = median([_timed(partial(read_box, path, data.shape, everything, data, flag)) for path in paths])
-    return size / written, size / read
-
-
-@contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
     try:
         with TemporaryDirectory(prefix=".oocdl-disk-", dir=folder) as name:
-            yield Path(name)
+            flag = direct_flag(Path(name))
+            paths = [Path(name, str(number)) for number in range(max(nbytes // size, 2))]
+            for path in paths:
+                write_array(path, data, flag)
+            # Over what is there: a step finds the files of the step before.
+            written = median([_timed(partial(write_array, path, data, flag)) for path in paths])
+            box = ((0, size),)
+            read = median([_timed(partial(read_box, path, data.shape, box, data, flag)) for path in paths])
     except OSError as error:
         raise ResourceError(
             f"cannot measure the disk of {folder}: {error.strerror}; choose a folder that can be written"
         ) from error
+    return size / written, size / read
 
 
 def _timed(call: Callable[[], object]) -> float:

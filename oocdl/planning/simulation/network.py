@@ -45,7 +45,7 @@ class Cores:
         self._plan = 0
         """Of what the clock has been told, only the last counts."""
 
-    def spend(self, seconds: float, then: Callable[[], None]) -> None:
+    def spend(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
         """Call ``then`` when so many seconds of one core have been spent from now on."""
         self._go_on()
         heapq.heappush(self._running, (self._spent + seconds, next(self._numbers), then))
@@ -162,12 +162,10 @@ class Scheduler:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.free_at = self.busy_seconds = 0.0
-        self.tasks = 0
 
     def handle(self, when: float, tasks: int = 1) -> float:
         """When the scheduler has handled ``tasks`` of which it hears at ``when``."""
         takes = tasks * self.cluster.scheduler_seconds
         self.free_at = max(self.free_at, when) + takes
         self.busy_seconds += takes
-        self.tasks += tasks
         return self.free_at

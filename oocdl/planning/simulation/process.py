@@ -277,7 +277,7 @@ class Process:
         self.slots, self.workers, self.costs, self.rates = slots, workers, costs, costs.rates
         self.timeline = timeline
         self.begun = self.free_at = self.compute_seconds = self.disk_seconds = 0.0
-        self.work = self.spilled = self.peak_spilled = self.peak_scratch = 0
+        self.work = self.spilled = self.peak_spilled = 0
         self.moments: list[Moment] = []
         self.units: list[Ran] = []
         self.transfers: list[Transfer] = []
@@ -369,11 +369,10 @@ class Process:
         books.peak_bytes = books.resident_bytes + books.reserved_bytes
         self.moments, self.units, self.transfers = [], [], []
         self.compute_seconds = self.disk_seconds = 0.0
-        self.peak_spilled, self.peak_scratch = self.spilled, 0
+        self.peak_spilled = self.spilled
 
     def note(self) -> None:
         """Write down how much memory is in use."""
-        self.peak_scratch = max(self.peak_scratch, self.work)
         if self.timeline:
             books, seconds = self.books, self.now - self.begun
             self.moments.append(Moment(seconds, books.resident_bytes, books.reserved_bytes, self.work))

@@ -41,7 +41,7 @@ def test_a_host_sends_and_receives_at_once() -> None:
 def test_the_scheduler_handles_tasks_in_turn() -> None:
     scheduler = Scheduler(CLUSTER)
     assert [scheduler.handle(0.0), scheduler.handle(1.0, 2), scheduler.handle(10.0)] == [2.0, 6.0, 12.0]
-    assert (scheduler.tasks, scheduler.busy_seconds) == (4, 8.0)
+    assert scheduler.busy_seconds == 8.0
 
 
 def test_a_host_handles_messages_in_turn() -> None:
