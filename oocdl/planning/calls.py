@@ -88,22 +88,6 @@ class PickCall:
 Call = UnitCall | CombineCall | PickCall
 
 
-class Calls(Protocol):
-    """The calls of a pass by their numbers: all of them, or those that a process runs."""
-
-    def __getitem__(self, number: int, /) -> Call: ...
-
-    def __len__(self) -> int:
-        """How many the pass has."""
-
-
-class HasCalls(Protocol):
-    """A pass, or a part of one."""
-
-    @property
-    def calls(self) -> Calls: ...
-
-
 class Argument(Protocol):
     """The facts that a call needs of a chunk that is its argument."""
 

@@ -26,7 +26,8 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
 from oocdl.host.limits import anonymous_bytes, machine_seconds
-from oocdl.planning.calls import CombineCall, HasCalls, PickCall, Read, UnitCall, acquired, in_place
+from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place
+from oocdl.planning.hosts.share import Share
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
@@ -44,7 +45,7 @@ from oocdl.storage.cache.memory_tier import Reservation, Tier
 class Context:
     """Everything that a process needs to run units of one run; never part of a task."""
 
-    task_graphs: Mapping[str, HasCalls]
+    task_graphs: Mapping[str, TaskGraph | Share]
     """By plan id: full batches, the ragged last batch, evaluation."""
     sources: Mapping[str, Sources]
     engine: Engine
