@@ -26,7 +26,7 @@ from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx, supported
 from oocdl.graph.onnx.trained import Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
-from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_for
+from oocdl.planning.calibrate import cache_path, rates_for
 from oocdl.report.tables import Column, Sheet, array_table, key_values
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import counted, shape_text, size_text, speed_text
@@ -65,7 +65,7 @@ def machine_tables(engine: str, again: bool = False) -> list[Sheet | Text]:
     Rates come from the cache; they are measured (half a minute) if there are none, or with ``again``.
     """
     engine = resolve(engine)
-    rates = measure_and_store_rates(engine) if again else rates_for(engine)
+    rates = rates_for(engine, again=again)
     rows = (
         ("processor", processor()),
         ("cores", cores()),

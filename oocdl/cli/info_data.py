@@ -17,7 +17,7 @@ from oocdl.graph.onnx.bodies import every_node
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.trained import Part, Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
-from oocdl.planning.calibrate import cache_path, measure_and_store_rates, rates_for
+from oocdl.planning.calibrate import cache_path, rates_for
 from oocdl.report.tables import array_data
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.run import Run
@@ -44,7 +44,7 @@ def data_of(what: str, dims: Mapping[str, int] | None = None) -> dict[str, Any]:
 def machine_data(engine: str, again: bool = False) -> dict[str, Any]:
     """Return what this process may use, and how fast it is with ``engine``; measured as for the tables."""
     engine = resolve(engine)
-    rates = asdict(measure_and_store_rates(engine) if again else rates_for(engine))
+    rates = asdict(rates_for(engine, again=again))
     return {
         "kind": "machine",
         "processor": processor(),

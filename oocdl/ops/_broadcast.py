@@ -51,6 +51,8 @@ def extents_of(shape: Shape, kind: str = "a") -> dict[str, int]:
 
 def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
     """Return the shape that NumPy broadcasts all shapes to."""
+    if len(set(shapes)) == 1:
+        return tuple(shapes[0])
     try:
         return tuple(int(extent) for extent in np.broadcast_shapes(*shapes))
     except ValueError:

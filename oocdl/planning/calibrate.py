@@ -8,14 +8,12 @@ machine or the engine changes.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.engine import Engine, get_engine, model_of, resolve, runtime_of
+from oocdl.engines.engine import Engine, get_engine, resolve
 from oocdl.engines.engine_registry import channels_last_ranks
 from oocdl.errors import ResourceError
 from oocdl.graph.ir.array_layout import ordered
@@ -34,10 +32,11 @@ from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import program_flops
 from oocdl.graph.ir.speed import Heavy, RateTable, Scale
 from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, trim, use_one_heap
-from oocdl.host.limits import cores, installed_version, most_taken_bytes, processor
+from oocdl.host.limits import cores, most_taken_bytes
 from oocdl.host.paths import cache_folder
 from oocdl.ops import RULES
 from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, NOMINAL, Rates, moved_bytes
+from oocdl.planning.machine import machine_facts
 from oocdl.planning.probes import (
     bfloat16_probes,
     computing_probes,
@@ -48,9 +47,10 @@ from oocdl.planning.probes import (
 )
 from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
 from oocdl.storage.cache.page_pool import Pool
+from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """Version of the file and of what the probes measure: rates of another version are measured anew."""
 DISK_FILE_BYTES = 8 << 20
 """Size of each file that the disk is measured with: that of a chunk."""
@@ -67,20 +67,16 @@ FULL_SIZE_THREADS = 4
 """With more threads than these arrays are smaller, so that measuring takes a few hundred MiB at most."""
 
 
-def rates_for(engine: str = "auto", folder: Path | None = None) -> Rates:
+def rates_for(engine: str = "auto", folder: Path | None = None, again: bool = False) -> Rates:
     """The rates of this machine with ``engine``: those in the cache, else measured now (half a minute).
 
-    The disk is measured in ``folder`` (default: the current one). Warns in one line if there is a cache
-    file that cannot be used.
+    The disk is measured in ``folder`` (default: the current one). ``again``: whether those in the cache are
+    replaced. Warns in one line if there is a cache file that cannot be used.
     """
-    found = load_rates(engine)
-    return measure_and_store_rates(engine, folder) if found is None else found
-
-
-def measure_and_store_rates(engine: str = "auto", folder: Path | None = None) -> Rates:
-    """Measure this machine with ``engine``, and the disk in ``folder``; put the rates into the cache."""
-    found = measure_rates(engine, folder)
-    store_rates(engine, found)
+    found = None if again else load_rates(engine)
+    if found is None:
+        found = measure_rates(engine, folder)
+        store_rates(engine, found)
     return found
 
 
@@ -97,15 +93,14 @@ def load_rates(engine: str = "auto") -> Rates | None:
     engine = resolve(engine)
     path = cache_path(engine)
     try:
-        body = json.loads(path.read_text())
-        facts, text = body["facts"], body["rates"]
-        if facts != _facts(engine):
+        body = unsealed("rates", path.read_text())
+        if body["facts"] != _facts(engine):
             warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
             return None
-        return Rates.from_json(text)
+        return Rates.from_json(body["rates"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         warnings.warn(f"the rates in {path} are damaged and do not count: {reason}", stacklevel=2)
         return None
@@ -116,7 +111,8 @@ def store_rates(engine: str, rates: Rates) -> Path:
     path = cache_path(resolve(engine))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({"facts": _facts(resolve(engine)), "rates": rates.to_json()}))
+        body = {"facts": _facts(resolve(engine)), "rates": rates.to_json()}
+        write_text(path, sealed("rates", body))
     except OSError as error:
         raise ResourceError(
             f"cannot keep measured rates in {path.parent}: {error.strerror}; set XDG_CACHE_HOME to a folder "
@@ -133,16 +129,8 @@ def cache_path(engine: str) -> Path:
 
 def _facts(engine: str) -> dict[str, Any]:
     """What the rates depend on."""
-    model = model_of(engine)
-    return {
-        "format": FORMAT_VERSION,
-        "host": platform.node(),
-        "processor": processor(),
-        "cores": cores(),
-        "engine": engine,
-        "version": installed_version(runtime_of(engine)),
-        **({"device": model} if model else {}),
-    }
+    here = {"format": FORMAT_VERSION, "host": platform.node(), "cores": cores(), "engine": engine}
+    return here | machine_facts(engine)
 
 
 def measure_rates(
@@ -324,27 +312,21 @@ def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
     size = min(DISK_FILE_BYTES, max(nbytes // 2, 1))
     data = Pool(size).empty((size,), np.uint8)
     data[...] = np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    with _temporary_folder(folder) as place:
-        flag = direct_flag(place)
-        paths = [place / str(number) for number in range(max(nbytes // size, 2))]
-        for path in paths:
-            write_array(path, data, flag)
-        # Over what is there: a step finds the files of the step before.
-        written = median([_timed(partial(write_array, path, data, flag)) for path in paths])
-        everything = ((0, size),)
-        read = median([_timed(partial(read_box, path, data.shape, everything, data, flag)) for path in paths])
-    return size / written, size / read
-
-
-@contextmanager
-def _temporary_folder(folder: Path) -> Iterator[Path]:
     try:
         with TemporaryDirectory(prefix=".oocdl-disk-", dir=folder) as name:
-            yield Path(name)
+            flag = direct_flag(Path(name))
+            paths = [Path(name, str(number)) for number in range(max(nbytes // size, 2))]
+            for path in paths:
+                write_array(path, data, flag)
+            # Over what is there: a step finds the files of the step before.
+            written = median([_timed(partial(write_array, path, data, flag)) for path in paths])
+            box = ((0, size),)
+            read = median([_timed(partial(read_box, path, data.shape, box, data, flag)) for path in paths])
     except OSError as error:
         raise ResourceError(
             f"cannot measure the disk of {folder}: {error.strerror}; choose a folder that can be written"
         ) from error
+    return size / written, size / read
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -88,22 +88,6 @@ class PickCall:
 Call = UnitCall | CombineCall | PickCall
 
 
-class Calls(Protocol):
-    """The calls of a pass by their numbers: all of them, or those that a process runs."""
-
-    def __getitem__(self, number: int, /) -> Call: ...
-
-    def __len__(self) -> int:
-        """How many the pass has."""
-
-
-class HasCalls(Protocol):
-    """A pass, or a part of one."""
-
-    @property
-    def calls(self) -> Calls: ...
-
-
 class Argument(Protocol):
     """The facts that a call needs of a chunk that is its argument."""
 
@@ -187,21 +171,11 @@ def _added_to(call: UnitCall) -> Iterator[tuple[int, int]]:
             yield partial_sum[0], region_size(region) * itemsize(dtype)
 
 
-def copied_bytes(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Collection[A]) -> int:
-    """The bytes of ``parts_of`` together, without the arguments that are pinned."""
+def copied(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Collection[A]) -> tuple[int, int]:
+    """The parts of inputs that are put together, and the bytes of all ``parts_of``, without the pins."""
     if isinstance(call, CombineCall):
-        return sum(nbytes for _, nbytes in parts_of(call))
-    found = 0
-    for read in call.reads:
-        # A unit reads a value once: a piece that is used where it lies is part of no other read.
-        if not (read.parts.is_one and arguments[read.first] in pins):
-            found += read.parts.size() * itemsize(read.dtype)
-    return found + sum(nbytes for _, nbytes in _added_to(call))
-
-
-def copied_parts(call: UnitCall | CombineCall, arguments: Sequence[A], pins: Collection[A]) -> int:
-    """Return the number of parts that ``copied_bytes`` counts."""
-    if isinstance(call, CombineCall):
-        return 0
-    found = (read.parts for read in call.reads if not (read.parts.is_one and arguments[read.first] in pins))
-    return sum(map(len, found))
+        return 0, sum(nbytes for _, nbytes in parts_of(call))
+    # A unit reads a value once: a piece that is used where it lies is part of no other read.
+    reads = [read for read in call.reads if not (read.parts.is_one and arguments[read.first] in pins)]
+    nbytes = sum(read.parts.size() * itemsize(read.dtype) for read in reads)
+    return sum(len(read.parts) for read in reads), nbytes + sum(size for _, size in _added_to(call))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -14,10 +14,7 @@ from oocdl.graph.ir.index import Region
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch
-from oocdl.graph.onnx.reader import Imported
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
-from oocdl.ops.gather import Rows
-from oocdl.ops.loss_functions import Labels
 from oocdl.ops.optimizers import start_of
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import Rates, scratch_ratio
@@ -25,44 +22,31 @@ from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pas
 from oocdl.planning.recipe import (
     FACTOR_TRANSFORMS,
     GRAPH_TRANSFORMS,
+    Interface,
     Network,
     PassKind,
     Request,
     apply,
     import_model,
 )
+from oocdl.planning.slot_search import weight_cuts
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.tile_search import Layering, Limits
-from oocdl.planning.weight_cuts import weight_cuts
 
 Frozen = Mapping[str, Any]
 """Cuts and grids of a plan, as ``plan.json`` holds them."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class CompiledPass:
+class CompiledPass(Interface):
     """One kind of pass through the network, ready to run; a step runs one pass or several."""
 
-    imported: Imported
     plan: PassPlan
     graph: TaskGraph
     pieces: Mapping[str, tuple[Region, ...]]
     """Weight or state -> the regions that it is stored in."""
     starts: Mapping[str, float]
     """State of the optimizer -> the number that all its elements start as, where that is not zero."""
-    loss: str | None
-    output_losses: Mapping[str, str]
-    """Output -> value of its (unweighted) loss."""
-    outputs: Mapping[str, str]
-    """Model output -> value, as the model computes it; empty where losses are computed instead."""
-    feeds: Mapping[str, str]
-    """Value of role INPUT or TARGET -> dataset array."""
-    labels: Mapping[str, Labels | Rows]
-    """Value of role TARGET -> the classes of its loss, of role INPUT -> rows; where known."""
-    kept_values: Mapping[str, str]
-    """Name that ``keep`` gives -> value."""
-    bfloat16_values: frozenset[str]
-    """Values that are stored as bfloat16."""
     sums: Mapping[str, tuple[Region, ...]]
     """Sum of gradients that the pass makes -> the regions that it is stored in. Sums go from pass to pass,
     never to the run on disk."""
@@ -128,20 +112,13 @@ class Draft:
         pieces = self.pieces or versioned_pieces(plan)
         sums = versioned_pieces(plan, (Role.SUM,)) if self.request.kind is PassKind.EARLIER else {}
         return CompiledPass(
-            imported=network.imported,
             plan=plan,
             graph=expand_pass(plan, {**pieces, **sums}, sums),
             pieces=pieces,
             starts={name: start for name in pieces if (start := start_of(optimizer, name))},
-            loss=network.loss,
-            output_losses=network.output_losses,
-            outputs=network.outputs,
-            feeds=network.feeds,
-            labels=network.labels,
-            kept_values=network.kept_values,
-            bfloat16_values=network.bfloat16_values,
             sums=sums,
             side=self.side,
+            **{one.name: getattr(network, one.name) for one in fields(Interface)},
         )
 
 

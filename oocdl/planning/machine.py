@@ -1,20 +1,23 @@
-"""How a memory budget is spent, and whether a plan finds room in what is left of it."""
+"""The machine: how a memory budget is spent, and whether a plan finds room in what is left of it.
+
+What bits depend on beyond a plan is told as well: the kind of machine, and the version of its engine.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from oocdl.config import Settings
-from oocdl.engines.engine import get_engine, resolve, runtime_of
+from oocdl.engines.engine import get_engine, model_of, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.onnx.model_file import size_text
 from oocdl.host.guard import MemoryGuard
 from oocdl.host.heap import give_back_freed_memory
-from oocdl.host.limits import anonymous_bytes, available, cores
+from oocdl.host.limits import anonymous_bytes, available, cores, installed_version, processor
 from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan, PassSize
 from oocdl.planning.tile_search import Limits
@@ -307,38 +310,54 @@ def check_size(size: PassSize, machine: Machine, hosts: int | None = None, where
         )
 
 
-@dataclass(frozen=True)
-class DeviceShortage:
-    """A device whose free memory is too small for the largest unit."""
+def device_shortage(plan: PassPlan, machine: Machine) -> tuple[float, BudgetError] | None:
+    """What the engine's device lacks for the plan's largest unit; None: nothing, or there is no device.
 
-    device: str
-    layer: str
-    needed_bytes: int
-    free_bytes: int
-
-    def error(self) -> BudgetError:
-        """The error that tells the user."""
-        return BudgetError(
-            f"units of layer '{self.layer}' need {-(-self.needed_bytes >> 20)} MiB of {self.device}, where "
-            f"{self.free_bytes >> 20} MiB are free; free some of it, ask for smaller units (parallel=, or "
-            "less memory=), or use engine='torch'"
-        )
-
-
-def device_shortage(plan: PassPlan, machine: Machine) -> DeviceShortage | None:
-    """What the engine's device lacks for the plan's largest unit; None: nothing, or there is no device."""
+    The share of what the unit needs that is free, and the error that tells the user.
+    """
     device = get_engine(machine.engine).device
     if device is None:
         return None
     layers = {unit.program.key: (unit.program, layer) for layer in plan.layers for unit in layer.units}
     each = ((device.needed_bytes(program, RULES), layer) for program, layer in layers.values())
     needed, worst = max(each, key=lambda found: found[0])
-    name, free = f"engine '{machine.engine}' ({device.model})", device.free_bytes()
-    return DeviceShortage(name, worst.layer.name, needed, free) if needed > free else None
+    free = device.free_bytes()
+    if needed <= free:
+        return None
+    return free / needed, BudgetError(
+        f"units of layer '{worst.layer.name}' need {-(-needed >> 20)} MiB of engine '{machine.engine}' "
+        f"({device.model}), where {free >> 20} MiB are free; free some of it, ask for smaller units "
+        "(parallel=, or less memory=), or use engine='torch'"
+    )
 
 
 def check_device(plan: PassPlan, machine: Machine) -> None:
     """Raise BudgetError if the largest unit would not fit the device of the engine."""
     shortage = device_shortage(plan, machine)
     if shortage is not None:
-        raise shortage.error()
+        raise shortage[1]
+
+
+def machine_facts(engine: str) -> dict[str, str]:
+    """Return what results depend on here: the processor, the engine's version, its device if it has one."""
+    model = model_of(engine)
+    version = installed_version(runtime_of(engine))
+    return {"processor": processor(), engine: version, **({"device": model} if model else {})}
+
+
+def values_of(machines: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return each value that a fact has on one of these machines, in order, by the fact's name.
+
+    >>> values_of([{"processor": "B", "torch": "2.13"}, {"processor": "A", "torch": "2.13"}])
+    {'processor': ['A', 'B'], 'torch': ['2.13']}
+    """
+    found: dict[str, set[str]] = {}
+    for facts in machines:
+        for name, value in facts.items():
+            found.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def as_one(machines: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the facts of machines that compute together, in words."""
+    return {name: " or ".join(values) for name, values in values_of(machines).items()}

@@ -196,34 +196,32 @@ def _grids_for(
         cuts = spread.cuts() if many else layering.best_cut(slots)
     search = TileSearch(layering, limits, requested, spread.cutter if many else None)
     while True:
-        fitted = _fitted(search, layering.layers(cuts), every_unit)
-        if not isinstance(fitted, _TooLarge):
-            return tuple(cuts), fitted
-        added = _next_cut(fitted.layer, layering, cuts)
-        if added is None:
-            raise BudgetError(
-                f"no cut of layer '{fitted.layer.name}' fits: one unit needs "
-                f"{size_text(fitted.peak_bytes)} and may take {size_text(limits.unit_bytes)}"
-            )
-        cuts.append(added)
+        try:
+            return tuple(cuts), _fitted(search, layering.layers(cuts), every_unit)
+        except _TooLarge as error:
+            added = _next_cut(error.layer, layering, cuts)
+            if added is None:
+                raise
+            cuts.append(added)
 
 
 class _TooManyUnits(BudgetError):
     """A plan of so many units finds no room."""
 
 
-@dataclass(frozen=True, eq=False)
-class _TooLarge:
-    """A layer that does not fit however fine it is cut, and the memory that a unit of it needs."""
+class _TooLarge(BudgetError):
+    """A layer does not fit however fine it is cut."""
 
-    layer: Layer
-    peak_bytes: int
+    def __init__(self, layer: Layer, peak_bytes: int, limits: Limits) -> None:
+        super().__init__(
+            f"no cut of layer '{layer.name}' fits: one unit needs {size_text(peak_bytes)} and may take "
+            f"{size_text(limits.unit_bytes)}"
+        )
+        self.layer = layer
 
 
-def _fitted(
-    search: TileSearch, layers: Sequence[Layer], every_unit: bool
-) -> list[tuple[LayerCutter, int]] | _TooLarge:
-    """Each layer's cutter into units that fit and the memory of the largest; or the first without any.
+def _fitted(search: TileSearch, layers: Sequence[Layer], every_unit: bool) -> list[tuple[LayerCutter, int]]:
+    """Each layer's cutter into units that fit and the memory of the largest; raises ``_TooLarge``.
 
     A few sample units of all layers are tried first: to make all units takes most of the time.
     """
@@ -231,8 +229,8 @@ def _fitted(
     limits, count = search.limits, 0
     for layer in layers:
         cutter, peak = search.fit_samples(layer)
-        if peak > search.limits.unit_bytes:
-            return _TooLarge(layer, peak)
+        if peak > limits.unit_bytes:
+            raise _TooLarge(layer, peak, limits)
         found.append((cutter, peak))
         count += cutter.count
         if limits.most_units is not None and count > limits.most_units:
@@ -242,8 +240,8 @@ def _fitted(
             )
     for number, (rough, _) in enumerate(found if every_unit else ()):
         found[number] = cutter, peak = search.fit_every_unit(rough)
-        if peak > search.limits.unit_bytes:
-            return _TooLarge(cutter.layer, peak)
+        if peak > limits.unit_bytes:
+            raise _TooLarge(cutter.layer, peak, limits)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The recipe: how a pass is made of a model, as two lists of transforms, each followed by a check.
+"""The recipe: how a pass is made of a model, as two lists of transforms, whose result is checked.
 
     import, loss, attention, differentiate, accumulate, update, keep, canonicalize
         once for each kind of pass: ``GRAPH_TRANSFORMS``
@@ -80,30 +80,36 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Network:
-    """A pass on its way through the recipe: its graph, and what values of the graph are to others."""
+class Interface:
+    """What values of a pass are to others."""
 
     imported: Imported
-    graph: Graph
     feeds: Mapping[str, str]
     """Value of role INPUT or TARGET -> dataset array."""
-    labels: Mapping[str, Labels | Rows] = field(default_factory=dict, kw_only=True)
-    """Value of role TARGET -> the classes of its loss, else as of role INPUT -> rows; where known."""
+    labels: Mapping[str, Labels | Rows] = field(default_factory=dict)
+    """Value of role TARGET -> the classes of its loss, of role INPUT -> rows; where known."""
     outputs: Mapping[str, str]
-    """Model output -> value, as the model computes it; empty where losses are asked for instead."""
+    """Model output -> value, as the model computes it; empty where losses are computed instead."""
     loss: str | None = None
     output_losses: Mapping[str, str] = field(default_factory=dict)
     """Output -> value of its (unweighted) loss."""
+    kept_values: Mapping[str, str] = field(default_factory=dict)
+    """Name that ``keep`` gives -> value."""
+    bfloat16_values: frozenset[str] = frozenset()
+    """Values of the canonical graph that are stored as bfloat16."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Network(Interface):
+    """A pass on its way through the recipe: its graph, and what values of the graph are to others."""
+
+    graph: Graph
     gradients: Mapping[str, str] = field(default_factory=dict)
     """Weight -> value that the update takes for its gradient; empty once the graph is canonical."""
     idle: frozenset[str] = frozenset()
     """Weights that the loss does not depend on, such as those of a head without a target."""
     summed: Mapping[str, str] = field(default_factory=dict)
     """Gradient of this pass -> its sum with those of the passes before, where these are added up."""
-    kept_values: Mapping[str, str] = field(default_factory=dict)
-    """Name that ``keep`` gives -> value."""
-    bfloat16_values: frozenset[str] = frozenset()
-    """Values of the canonical graph that are stored as bfloat16."""
     factored: Factored | None = None
     """The graph over stored factors; None until the transform "factorize"."""
 
@@ -151,18 +157,31 @@ def import_model(request: Request) -> Network:
 
 
 def apply(transforms: Sequence[Transform], network: Network, request: Request) -> Network:
-    """Apply the ``transforms`` that take part in this kind of pass, and verify the graph after each.
+    """Apply the ``transforms`` that take part in this kind of pass, and verify the last graph that they make.
 
-    GraphError names the transform that broke it.
+    Only where that is not sound, or a transform fails, each graph is verified: GraphError names the transform
+    that broke it.
     """
-    for transform in transforms:
-        if request.kind in transform.kinds:
-            network = transform.apply(network, request)
-            if network.factored is None:
-                verify(network.graph, request.rules, transform.name, (*network.results, *network.feeds))
-            else:
-                verify_factored(network.factored, transform.name)
+    made: list[tuple[str, Network]] = []
+    try:
+        for transform in transforms:
+            if request.kind in transform.kinds:
+                network = transform.apply(network, request)
+                made.append((transform.name, network))
+        if made:
+            _verify(*made[-1], request)
+    except Exception:
+        for name, each in made:
+            _verify(name, each, request)
+        raise
     return network
+
+
+def _verify(name: str, network: Network, request: Request) -> None:
+    if network.factored is None:
+        verify(network.graph, request.rules, name, (*network.results, *network.feeds))
+    else:
+        verify_factored(network.factored, name)
 
 
 def _add_loss(network: Network, request: Request) -> Network:

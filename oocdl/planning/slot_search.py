@@ -9,10 +9,12 @@ that keep slots waiting can be cut along. Each layer takes the grid by which it 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
+from oocdl.graph.ir.graph import Role
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.planning.cost_model import TASK_SECONDS
@@ -185,3 +187,46 @@ class SlotSearch:
                 shares[cut] = having / len(makers)
         most = max(shares.values(), default=0.0)
         return next((cut for cut, share in shares.items() if share == most > 0), None)
+
+
+def weight_bytes(layering: Layering) -> int:
+    """Bytes of all weights."""
+    return sum(value.nbytes for value in layering.factored.graph.of_role(Role.WEIGHT))
+
+
+def weight_cuts(layering: Layering) -> tuple[tuple[int, ...], ...]:
+    """Two sets of classes, or fewer: no weight has two axes of the first, which has those of most bytes.
+
+    Of a perceptron the first has, for instance, the columns of its first weight, which are the rows of the
+    second, and so on; the second set has all others.
+    """
+    classes, nbytes = layering.classes, Counter[int]()
+    beside: defaultdict[int, set[int]] = defaultdict(set)
+    for value in layering.factored.graph.of_role(Role.WEIGHT):
+        cuts = {
+            cut
+            for cut in classes.of_axes.get(value.name, ())
+            if classes.names[cut].startswith("channels") and classes.extents[cut] >= 2 * MIN_CHANNELS
+        }
+        for cut in cuts:
+            nbytes[cut] += value.nbytes
+            beside[cut] |= cuts - {cut}
+    first: list[int] = []
+    for cut in sorted(nbytes, key=lambda cut: (-nbytes[cut], cut)):
+        if beside[cut].isdisjoint(first):
+            first.append(cut)
+    second = [cut for cut in sorted(nbytes) if cut not in first]
+    return tuple(tuple(found) for found in (first, second) if found)
+
+
+def travelling_seconds(
+    layering: Layering, cuts: tuple[int, ...], workers: int, bytes_per_second: float
+) -> float:
+    """The least seconds in which one worker gets the others' partial sums of what it combines."""
+    values, of_axes = layering.factored.graph.values, layering.classes.of_axes
+    nbytes = 0.0
+    for layer in layering.layers(cuts):
+        for name in layer.partials:
+            shared = workers if not set(of_axes[name]).isdisjoint(cuts) else 1
+            nbytes += values[name].nbytes * (workers - 1) / shared
+    return nbytes / bytes_per_second

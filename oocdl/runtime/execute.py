@@ -26,13 +26,14 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
 from oocdl.host.limits import anonymous_bytes, machine_seconds
-from oocdl.planning.calls import CombineCall, HasCalls, PickCall, Read, UnitCall, acquired, in_place
+from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place
+from oocdl.planning.hosts.share import Share
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
 from oocdl.runtime.board import Board, Phase
+from oocdl.runtime.checked_values import index_error
 from oocdl.runtime.dask_private import Task, TaskRef
-from oocdl.runtime.index_errors import index_error
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Measured, Spent
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
@@ -44,7 +45,7 @@ from oocdl.storage.cache.memory_tier import Reservation, Tier
 class Context:
     """Everything that a process needs to run units of one run; never part of a task."""
 
-    task_graphs: Mapping[str, HasCalls]
+    task_graphs: Mapping[str, TaskGraph | Share]
     """By plan id: full batches, the ragged last batch, evaluation."""
     sources: Mapping[str, Sources]
     engine: Engine
@@ -99,11 +100,6 @@ def forget(run_id: str) -> None:
     context = _contexts.pop(run_id, None)
     if context is not None and not _contexts:
         context.engine.forget()
-
-
-def context_of(run_id: str) -> Context:
-    """The context of a run in this process."""
-    return _contexts[run_id]
 
 
 def start_recording(run_id: str) -> None:
@@ -289,29 +285,18 @@ def _add_partial_sums(
     held: Reservation, call: UnitCall, results: list[Array], chunks: Sequence[Chunk]
 ) -> None:
     """Add the partial sums so far to the unit's own partial results."""
-    done: set[int] = set()
-    for index, partial_sum in enumerate(call.partial_sums):
-        how = call.combines[index]
-        if partial_sum is None or how is None or index in done:
+    end = 0
+    for index, (how, partial_sum) in enumerate(zip(call.combines, call.partial_sums, strict=True)):
+        if partial_sum is None or index < end:
             continue
-        members = [index]
-        if how == "moments":
-            # Mean and variance of one node stand side by side, and are combined together.
-            members = [index, index + 1]
-        done.update(members)
-        own = [results[member] for member in members]
-        before = []
-        for member in members:
-            found = call.partial_sums[member]
-            assert found is not None
-            region = call.unit.makes[member][1]
-            chunk = chunks[found[0]]
-            buffer = held.empty(region_shape(region), chunk.dtype, chunk.order)
-            chunk.read(region, buffer)
-            before.append(buffer)
-        combine(how, before, partial_sum[1], own, call.unit.counts[index])
-        for member, array in zip(members, before, strict=True):
-            results[member] = array
+        assert how is not None
+        # Mean and variance of one node stand side by side, and are combined together.
+        end = index + (2 if how == "moments" else 1)
+        before = [
+            _copy(held, chunks[found[0]]) for found in call.partial_sums[index:end] if found is not None
+        ]
+        combine(how, before, partial_sum[1], results[index:end], call.unit.counts[index])
+        results[index:end] = before
 
 
 def _lent(held: Reservation, read: Read, chunks: Sequence[Chunk]) -> Array | None:

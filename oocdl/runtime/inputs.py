@@ -24,7 +24,7 @@ from oocdl.ops.gather import Rows
 from oocdl.ops.loss_functions import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import PassInfo
-from oocdl.runtime.dataset_values import check_finite, check_ids, check_labels
+from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
 from oocdl.storage.dataset.dataset import Dataset
 
 _decoding = threading.Lock()

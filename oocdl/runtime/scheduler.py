@@ -10,9 +10,12 @@ never more than ``window`` ahead of the oldest unfinished one, each on one of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
+
+from dask.core import flatten
+from dask.local import nested_get
 
 from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder, window_of
 from oocdl.runtime.dask_private import DataNode, GraphNode, convert_legacy_graph
@@ -143,7 +146,7 @@ def get(
     >>> get({"a": 1, "b": (lambda x: x + 1, "a")}, ["a", "b"])
     (1, 2)
     """
-    wanted = set(_flatten(keys))
+    wanted = set(flatten([keys]))  # type: ignore[no-untyped-call]
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
     run = Running(tasks, wanted, window_of(workers - 1) if window is None else window)
     with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
@@ -159,19 +162,4 @@ def get(
             raise
     if run.error is not None:
         raise run.error
-    return _collect(keys, run.results)
-
-
-def _flatten(keys: Any) -> list[Hashable]:
-    if isinstance(keys, list):
-        return [key for inner in keys for key in _flatten(inner)]
-    return [keys]
-
-
-def _collect(keys: Any, results: Mapping[Hashable, Any]) -> Any:
-    if isinstance(keys, list):
-        return tuple(_collect(inner, results) for inner in keys)
-    return results[keys]
-
-
-__all__: Sequence[str] = ["get"]
+    return nested_get(keys, run.results)  # type: ignore[no-untyped-call]

@@ -32,8 +32,7 @@ from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.dask_private import List, Task, TaskRef
 from oocdl.runtime.inputs import Kept, Sources, feeds_of
-from oocdl.runtime.measured import Measured
-from oocdl.runtime.moved import Moved
+from oocdl.runtime.measured import Measured, Moved
 from oocdl.runtime.scheduler import get
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
@@ -78,7 +77,7 @@ class Held(ABC):
 
     @abstractmethod
     def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
-        """One pass; returns the scalar outputs."""
+        """One pass; returns the scalar outputs (the loss and its parts) by value name."""
 
     @abstractmethod
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
@@ -170,7 +169,6 @@ class Session(Held):
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
-        """All passes of a step or none: if one fails, what is held is as it was before the first."""
         before, pieces = self.held, len(self.held)
         self.started = before
         try:
@@ -186,13 +184,11 @@ class Session(Held):
         return Sources(compiled.plan.factored, feeds, kept)
 
     def load(self, plan_id: str, read: weight_io.Read) -> None:
-        """Take weights and state from ``read``."""
         compiled = self.compiled[plan_id]
         self.held = weight_io.load(compiled.pieces, compiled.plan.factored, read, self.tier)
         trim()  # what was read from files went through the heap
 
     def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
-        """Run one pass; returns the scalar outputs (the loss and its parts) by value name."""
         compiled = self.compiled[plan_id]
         graph = compiled.graph
         self.tier.renew((self.held[key], graph.input_uses.get(key, ())) for key in graph.inputs)
@@ -226,11 +222,9 @@ class Session(Held):
         return chunk
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
-        """Write all weights and state as a new version of the run."""
         weight_io.commit(store, self.compiled[plan_id], self.held, self.tier, meta)
 
     def moved(self) -> Moved:
-        """Totals since the session began."""
         stats, moved = self.tier.stats, self.context.measured
         return Moved(
             moved.read_bytes,
@@ -242,19 +236,15 @@ class Session(Held):
         )
 
     def looks(self) -> tuple[ProcessLook, ...]:
-        """Return the state of this process."""
         return (self.context.look(self.machine.threads, self.machine.base_bytes),)
 
     def measured(self) -> Measured:
-        """Return the cost of this process's tasks."""
         return self.context.measured
 
     def start_recording(self) -> None:
-        """Record this process."""
         execute.start_recording(self.run_id)
 
     def stop_recording(self) -> list[Recording]:
-        """What this process has done."""
         return [execute.stop_recording(self.run_id)]
 
 

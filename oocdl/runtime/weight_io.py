@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import ceil
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk, home
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.files import part_of
+from oocdl.storage.run.commit import Commit
 from oocdl.storage.run.manifest import Kind, TensorSpec
 from oocdl.storage.run.run_store import RunStore
 
@@ -106,13 +108,24 @@ def read_piece(pieces: Pieces, factored: Factored, read: Read, key: TaskKey) -> 
     return home().adopt(array, region, ())
 
 
-def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, object]) -> None:
-    """Write the contents of the model file as the first version of a run, a piece at a time."""
-    factored, read = compiled.plan.factored, initial(compiled)
+@contextmanager
+def new_version(store: RunStore, compiled: CompiledPass, meta: Mapping[str, object]) -> Iterator[Commit]:
+    """Write a version of a run; nothing of it is there if that fails."""
     step = meta["step"]
     assert isinstance(step, int)
     writing = store.begin(step, specs(compiled))
     try:
+        yield writing
+    except BaseException:
+        writing.abort()
+        raise
+    writing.finish(meta)
+
+
+def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, object]) -> None:
+    """Write the contents of the model file as the first version of a run, a piece at a time."""
+    factored, read = compiled.plan.factored, initial(compiled)
+    with new_version(store, compiled, meta) as writing:
         for spec in specs(compiled):
             regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
             boxes = [box for region in regions for box, _ in own_regions(factors, region)]
@@ -120,10 +133,6 @@ def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, ob
                 array: Array = np.empty(region_shape(box), spec.dtype)
                 read(spec.name, box, array)
                 writing.write(spec.name, box, array)
-    except BaseException:
-        writing.abort()
-        raise
-    writing.finish(meta)
 
 
 def after_pass(
@@ -201,12 +210,8 @@ def commit(
 ) -> None:
     """Write all weights and state as one new version of the run."""
     factored = compiled.plan.factored
-    step = meta["step"]
-    assert isinstance(step, int)
-    tensors = specs(compiled)
-    writing = store.begin(step, tensors)
-    try:
-        for spec in tensors:
+    with new_version(store, compiled, meta) as writing:
+        for spec in specs(compiled):
             regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
             chunks = [held[stored_key(spec.name, number)] for number in range(len(regions))]
             trained = spec.name in factored.graph.updates
@@ -229,7 +234,3 @@ def commit(
                     check_finite(spec.name, full)
                 writing.write(spec.name, whole(spec.shape), full)
                 del full
-    except BaseException:
-        writing.abort()
-        raise
-    writing.finish(meta)

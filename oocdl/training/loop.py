@@ -41,7 +41,7 @@ from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.lost import WorkersLost, check_losses
-from oocdl.runtime.moved import MEMORY, Moved
+from oocdl.runtime.measured import MEMORY, Moved
 from oocdl.runtime.session import Held, Session
 from oocdl.runtime.trace import StepTrace
 from oocdl.storage.files import reporting

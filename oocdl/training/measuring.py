@@ -22,7 +22,7 @@ MEASURING_BYTES = 1 << 30
 """Budget beside which a process that measures finds room: it takes half of this at most."""
 MOST_SECONDS = 600.0
 """After so long, measuring is given up."""
-CODE = "import sys; from oocdl.planning.calibrate import measure_and_store_rates as m; m(sys.argv[1])"
+CODE = "import sys; from oocdl.planning.calibrate import rates_for as m; m(sys.argv[1])"
 
 
 def measured_before(plan: Plan, run: Path, say: Callable[[str], None]) -> bool:

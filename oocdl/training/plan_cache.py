@@ -27,8 +27,7 @@ from oocdl.host.code import code_digest
 from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates
-from oocdl.planning.machine import Machine
-from oocdl.planning.machine_facts import machine_facts
+from oocdl.planning.machine import Machine, machine_facts
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.files import write_bytes

@@ -20,7 +20,7 @@ from oocdl.host.optional import when_needed
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.planning.machine_facts import as_one, machine_facts
+from oocdl.planning.machine import as_one, machine_facts
 from oocdl.pytorch.door import Asked
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here

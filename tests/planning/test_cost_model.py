@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
@@ -60,18 +59,12 @@ def matmul(rows: int, inner: int, columns: int, equation: str = "ab,bc->ac") -> 
     return single("Einsum", arrays, [(shape, "float32")], {"equation": equation})
 
 
-def test_scratch_that_took_more_here_is_counted_more_and_files_without_it_are_read() -> None:
+def test_scratch_that_took_more_here_is_counted_more() -> None:
     measured = replace(NOMINAL, scratch_ratios={"Conv 2d window": ((9, 3.0), (36, 1.0))})
     assert Rates.from_json(measured.to_json()) == measured
     two, four, none = (scratch_ratio(conv(channels, 6), RULES, measured) for channels in (1, 2, 4))
     assert (two, none) == (3.0, 1.0) and 1 < four < 3
     assert scratch_ratio(matmul(2, 3, 4), RULES, measured) == scratch_ratio(conv(1, 6), RULES, NOMINAL) == 1
-    old = json.loads(NOMINAL.to_json())
-    del old["scratch_ratios"]
-    assert Rates.from_json(json.dumps(old)) == NOMINAL
-    for wrong in ((9, 0.5),), ((9, 2.0), (4, 2.0)), ():
-        with pytest.raises(ValueError, match="scratch|table"):
-            Rates.from_json(replace(NOMINAL, scratch_ratios={"Conv 2d window": wrong}).to_json())
 
 
 def test_interpolation_stays_between_its_neighbours() -> None:
@@ -231,30 +224,3 @@ def test_slabs_are_thin_where_the_engine_says_so() -> None:
 
 def test_json_round_trip() -> None:
     assert Rates.from_json(NOMINAL.to_json()) == NOMINAL
-
-
-def changed(**parts: object) -> str:
-    return json.dumps(json.loads(NOMINAL.to_json()) | parts)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        changed(memory={"Add": 0}),
-        changed(memory={"Add": "fast"}),
-        changed(memory=[1]),
-        changed(arithmetic={"Einsum": []}),
-        changed(arithmetic={"Einsum": [[4, 1e9], [1, 1e9]]}),
-        changed(arithmetic={"Einsum": [[1, float("nan")]]}),
-        changed(instruction_seconds=-1),
-        changed(copy_bytes_per_second=float("inf")),
-        changed(horses=3),
-        changed(thin_slab_elements=-1),
-    ],
-)
-def test_what_is_no_rates_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="rate|table|overhead"):
-        Rates.from_json(text)

@@ -13,7 +13,7 @@ import zarr
 
 import oocdl
 from oocdl.ops import RULES
-from oocdl.planning.calls import UnitCall, copied_bytes, parts_of
+from oocdl.planning.calls import UnitCall, copied, parts_of
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.task_graph import TaskGraph
@@ -115,4 +115,4 @@ def test_what_is_copied_is_what_the_parts_are_together(plan: oocdl.Plan) -> None
             pins = {read.first for read in call.reads if read.parts.is_one and not read.overwritten}
             numbers = range(len(call.arguments))
             expected = sum(nbytes for number, nbytes in parts_of(call) if number not in pins)
-            assert copied_bytes(call, numbers, pins) == expected
+            assert copied(call, numbers, pins)[1] == expected

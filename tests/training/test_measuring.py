@@ -49,7 +49,7 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.slow
 def test_a_long_run_is_measured_before_once(fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     code = measuring.CODE.replace("m(sys.argv[1])", "").replace(
-        "from oocdl.planning.calibrate import measure_and_store_rates as m;",
+        "from oocdl.planning.calibrate import rates_for as m;",
         "from oocdl.planning.calibrate import measure_rates, store_rates;"
         "store_rates(sys.argv[1], measure_rates(sys.argv[1], scale=0.01, disk_bytes=1 << 20))",
     )

@@ -17,7 +17,7 @@ from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, Stor
 from oocdl.events import RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine, Then
-from oocdl.planning.machine_facts import machine_facts
+from oocdl.planning.machine import machine_facts
 from oocdl.storage.cache import direct_io
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.resume import plan_facts, read_plan, write_plan
@@ -284,7 +284,7 @@ def test_a_corrupt_plan(fit: Fit, damage: str) -> None:
 
 def test_a_plan_of_another_machine_warns(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     fit(steps=1)
-    monkeypatch.setattr("oocdl.planning.machine_facts.installed_version", lambda package: "0.0")
+    monkeypatch.setattr("oocdl.planning.machine.installed_version", lambda package: "0.0")
     with pytest.warns(UserWarning, match="results are close but not equal: onnxruntime was .*, is 0.0"):
         assert fit(steps=2).steps == 2
 

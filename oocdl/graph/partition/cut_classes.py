@@ -55,43 +55,49 @@ class Classes:
 
 def find_classes(factored: Factored) -> Classes:
     """Put all axes that share a letter into one class."""
-    parent: dict[StoredAxis, StoredAxis] = {
-        (name, axis): (name, axis) for name, shape in factored.shapes.items() for axis in range(len(shape))
-    }
+    axes = [(name, axis) for name, shape in factored.shapes.items() for axis in range(len(shape))]
+    parent = list(range(len(axes)))
+    first: dict[str, int] = {}
+    for place, (name, axis) in enumerate(axes):
+        first.setdefault(name, place - axis)
 
-    def root(axis: StoredAxis) -> StoredAxis:
-        while parent[axis] != axis:
-            parent[axis] = parent[parent[axis]]
-            axis = parent[axis]
-        return axis
+    def root(place: int) -> int:
+        while parent[place] != place:
+            parent[place] = place = parent[parent[place]]
+        return place
 
-    anchors: dict[tuple[str, str], StoredAxis] = {}
+    anchors: list[dict[str, int]] = []
+    """For each cell: letter -> the place of an axis that has it."""
     for cell in factored.cells:
+        mine: dict[str, int] = {}
         for view in (*cell.outputs, *cell.inputs):
             for positions, indices in zip(view.positions, view.indices, strict=True):
                 for position, index in zip(positions, indices, strict=False):
                     if index is None or isinstance(index, Whole):
                         continue
-                    key = (cell.node.name, index.letter)
-                    axis = (view.value, position)
-                    parent[root(axis)] = root(anchors.setdefault(key, axis))
-    numbers: dict[StoredAxis, int] = {}
-    for axis in parent:
-        numbers.setdefault(root(axis), len(numbers))
-    of_axis = {axis: numbers[root(axis)] for axis in parent}
-    of_letter = {key: of_axis[axis] for key, axis in anchors.items()}
+                    place = first[view.value] + position
+                    anchor = mine.setdefault(index.letter, place)
+                    if anchor != place:
+                        parent[root(place)] = root(anchor)
+        anchors.append(mine)
+    numbers: dict[int, int] = {}
+    of_place = [numbers.setdefault(root(place), len(numbers)) for place in range(len(axes))]
+    of_axis = dict(zip(axes, of_place, strict=True))
     extents: dict[int, int] = {}
     for (name, position), number in of_axis.items():
         extents[number] = max(extents.get(number, 0), factored.shapes[name][position])
-    letters = {cell.node.name: _cut_letters(cell, of_letter) for cell in factored.cells}
+    letters = {
+        cell.node.name: _cut_letters(cell, {letter: of_place[place] for letter, place in mine.items()})
+        for cell, mine in zip(factored.cells, anchors, strict=True)
+    }
     of_axes = {
-        name: tuple([of_axis[name, axis] for axis in range(len(shape))])
+        name: tuple(of_place[first[name] : first[name] + len(shape)]) if shape else ()
         for name, shape in factored.shapes.items()
     }
     return Classes(of_axis, of_axes, letters, _names(factored, of_axis), extents)
 
 
-def _cut_letters(cell: Cell, of_letter: Mapping[tuple[str, str], int]) -> dict[int, str]:
+def _cut_letters(cell: Cell, of_letter: Mapping[str, int]) -> dict[int, str]:
     kept = (
         index.letter
         for view in cell.outputs
@@ -102,7 +108,7 @@ def _cut_letters(cell: Cell, of_letter: Mapping[tuple[str, str], int]) -> dict[i
     cut: dict[int, str] = {}
     for letter in (*kept, *(cell.reduced if cell.combine else ())):
         if letter not in cell.uncut and cell.extents[letter] > 1:
-            number = of_letter.get((cell.node.name, letter))
+            number = of_letter.get(letter)
             if number is not None:
                 cut.setdefault(number, letter)
     return cut

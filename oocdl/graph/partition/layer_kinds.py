@@ -41,6 +41,7 @@ class LayerKinds:
         self.factored, self.classes = factored, classes
         self._cells: dict[str, int] = {}
         """Node -> what it computes, as a number."""
+        self._axes: dict[tuple[int, ...], int] = {}
         self._numbers: dict[object, int] = {}
         self._kinds: dict[Layer, LayerKind] = {}
         self._cut_letters: dict[tuple[Layer, int], int] = {}
@@ -79,18 +80,21 @@ class LayerKinds:
 
     def _number_of(self, cell: Cell) -> int:
         if cell.node.name not in self._cells:
-            self._cells[cell.node.name] = self._number(_facts(cell))
+            self._cells[cell.node.name] = self._number(self._facts(cell))
         return self._cells[cell.node.name]
+
+    def _facts(self, cell: Cell) -> object:
+        """All of a node but names: which values it reads and makes is said by the layer."""
+        views = (*cell.inputs, *cell.outputs)
+        key = id(cell.extents), *(id(view.indices) for view in views)  # nodes alike share them
+        if key not in self._axes:
+            axes = tuple((view.shape, view.positions, view.indices) for view in views)
+            letters = tuple(cell.extents.items()), cell.uncut, cell.kept, cell.reduced
+            self._axes[key] = self._number((axes, letters))
+        return cell.node.op, _attrs(cell.node.attrs), len(cell.inputs), self._axes[key], cell.combine
 
     def _number(self, facts: object) -> int:
         return self._numbers.setdefault(facts, len(self._numbers))
-
-
-def _facts(cell: Cell) -> object:
-    """All of a node but names: which values it reads and makes is said by the layer."""
-    views = tuple((view.shape, view.positions, view.indices) for view in (*cell.inputs, *cell.outputs))
-    letters = tuple(cell.extents.items()), cell.uncut, cell.kept, cell.reduced
-    return cell.node.op, _attrs(cell.node.attrs), len(cell.inputs), views, letters, cell.combine
 
 
 def _attrs(attrs: Attrs) -> object:

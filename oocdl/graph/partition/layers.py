@@ -100,12 +100,13 @@ def _is_heavy(cell: Cell, rules: Rules, factored: Factored) -> bool:
 
 def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
     """Whether a matrix product mostly reads a matrix, as one of few rows with large weights does."""
+    product = rules[cell.node.op].product
+    if product is None or product.data:
+        return False
     values = factored.graph.values
     read = sum(values[view.value].nbytes for view in cell.inputs)
     written = sum(values[view.value].nbytes for view in cell.outputs)
-    product = rules[cell.node.op].product
-    is_matrix_product = product is not None and not product.data
-    return is_matrix_product and read >= LARGE_MATRIX_BYTES and read > 4 * written
+    return read >= LARGE_MATRIX_BYTES and read > 4 * written
 
 
 class _Grouper:

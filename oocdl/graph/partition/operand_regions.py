@@ -56,10 +56,11 @@ class _Operand:
     """Those that it follows, each once."""
     rank: int
     """Rank of the stored value."""
+    inverse: bool
+    """Whether one of its axes is the inverse of a window."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class CellFacts:
+class CellFacts(NamedTuple):
     """What the regions of a node follow from, beside ranges."""
 
     whole: Mapping[str, Range]
@@ -79,6 +80,12 @@ class Operands:
     def __init__(self, factored: Factored) -> None:
         self.factored = factored
         self._facts: dict[str, CellFacts] = {}
+        self._operands: dict[tuple[int, Shape], _Operand] = {}
+        """By the indices of a view, which nodes alike share, and the shape of its stored value."""
+        self._stored: dict[int, tuple[str, ...]] = {}
+        """By the indices of a view, the letters of the stored axes."""
+        self._whole: dict[int, Mapping[str, Range]] = {}
+        """By the extents of a node's letters, which nodes alike share, all of each letter."""
         self._numbers: dict[tuple[_Axis, ...], int] = {}
         self._known: dict[tuple[object, ...], OperandRegion] = {}
 
@@ -101,17 +108,33 @@ class Operands:
 
     def _find(self, cell: Cell) -> CellFacts:
         values = self.factored.graph.values
-        indices = (index for view in cell.inputs for axis in view.indices for index in axis)
+        whole = self._whole.get(id(cell.extents))
+        if whole is None:
+            whole = {letter: (0, extent) for letter, extent in cell.extents.items()}
+            self._whole[id(cell.extents)] = whole
+        inputs = tuple([self._operand(view) for view in cell.inputs])
         return CellFacts(
-            whole={letter: (0, extent) for letter, extent in cell.extents.items()},
-            outputs=tuple((view.value, _stored_letters(view)) for view in cell.outputs),
-            inputs=tuple(self._operand(view) for view in cell.inputs),
-            dtypes=tuple(values[name].dtype for name in cell.node.outputs),
-            has_crop=any(isinstance(index, (Inverse, Around)) for index in indices),
+            whole=whole,
+            outputs=tuple([(view.value, self._letters(view)) for view in cell.outputs]),
+            inputs=inputs,
+            dtypes=tuple([values[name].dtype for name in cell.node.outputs]),
+            has_crop=any([operand.inverse for operand in inputs]),
         )
+
+    def _letters(self, view: View) -> tuple[str, ...]:
+        key = id(view.indices)
+        if key not in self._stored:
+            self._stored[key] = _stored_letters(view)
+        return self._stored[key]
 
     def _operand(self, view: View) -> _Operand:
         shape = self.factored.shapes[view.value]
+        key = id(view.indices), shape
+        if key not in self._operands:
+            self._operands[key] = self._new_operand(view, shape)
+        return self._operands[key]
+
+    def _new_operand(self, view: View, shape: Shape) -> _Operand:
         axes = tuple(
             _Axis(positions, indices, tuple(shape[position] for position in positions) or (extent,))
             for positions, indices, extent in zip(view.positions, view.indices, view.shape, strict=True)
@@ -123,7 +146,8 @@ class Operands:
             if index is not None and not isinstance(index, Whole)
         )
         number = self._numbers.setdefault(axes, len(self._numbers))
-        return _Operand(number, axes, tuple(letters), len(shape))
+        inverse = any(isinstance(index, (Inverse, Around)) for axis in axes for index in axis.indices)
+        return _Operand(number, axes, tuple(letters), len(shape), inverse)
 
 
 def _stored_letters(view: View) -> tuple[str, ...]:

@@ -64,14 +64,18 @@ def _resolve(name: str, names: Mapping[str, str]) -> str:
     return name
 
 
+def _reading(node: Node, names: Mapping[str, str]) -> Node:
+    """Return the node that reads ``names[x]`` wherever ``node`` reads ``x``."""
+    if names.keys().isdisjoint(node.inputs):
+        return node
+    return replace(node, inputs=tuple(_resolve(name, names) for name in node.inputs))
+
+
 def _substitute(graph: Graph, names: Mapping[str, str]) -> Graph:
     """Return the graph with ``names[x]`` read wherever ``x`` was."""
-    nodes = tuple(
-        replace(node, inputs=tuple(_resolve(name, names) for name in node.inputs)) for node in graph.nodes
-    )
     return replace(
         graph,
-        nodes=nodes,
+        nodes=tuple(_reading(node, names) for node in graph.nodes),
         outputs=tuple(_resolve(name, names) for name in graph.outputs),
         updates={key: _resolve(name, names) for key, name in graph.updates.items()},
     )
@@ -99,7 +103,7 @@ class _Merger:
 
     def add(self, node: Node) -> None:
         """Keep, simplify or drop a node."""
-        node = replace(node, inputs=tuple(_resolve(name, self.alias) for name in node.inputs))
+        node = _reading(node, self.alias)
         if node.op == "Reshape":
             before = self.producer.get(node.inputs[0])
             if before is not None and before.op == "Reshape":
@@ -110,7 +114,7 @@ class _Merger:
         if same is not None:
             self.alias[node.outputs[0]] = same
             return
-        key = (node.op, node.inputs, repr(sorted(node.attrs.items())))
+        key = (node.op, node.inputs, repr(sorted(node.attrs.items())) if node.attrs else "")
         first = self.seen.setdefault(key, node)
         if first is not node:
             self.alias.update(zip(node.outputs, first.outputs, strict=True))

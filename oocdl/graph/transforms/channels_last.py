@@ -61,27 +61,29 @@ def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPA
     from them, or from which they are computed, element by element.
     """
     orders: dict[str, Order] = {}
-    alike = []
+    alike: list[list[tuple[str, Order]]] = []
     planes = {cell.inputs[0].value for cell in factored.cells if _wants_planes(cell, rules[cell.node.op])}
 
-    def add(views: Iterable[View]) -> None:
-        for view in views:
-            if view.value not in planes and view.value not in orders and (order := order_of(view, ranks)):
-                orders[view.value] = order
+    def ordered(views: Iterable[View]) -> list[tuple[str, Order]]:
+        return [(view.value, order) for view in views if (order := order_of(view, ranks))]
+
+    def add(pairs: Iterable[tuple[str, Order]]) -> None:
+        for value, order in pairs:
+            if value not in planes:
+                orders.setdefault(value, order)
 
     for cell in factored.cells:
         rule = rules[cell.node.op]
         if rule.product is not None and rule.product.data:
-            add(_data(cell, rule.product))
-        elif rule.keeps_axes:
-            alike.append(cell)
+            add(ordered(_data(cell, rule.product)))
+        elif rule.keeps_axes and (pairs := ordered((*cell.inputs, *cell.outputs))):
+            alike.append(pairs)
     known = -1
     while known != len(orders):
         known = len(orders)
-        for cell in (*alike, *reversed(alike)):
-            views = (*cell.inputs, *cell.outputs)
-            if any(orders.get(view.value) == order_of(view, ranks) != () for view in views):
-                add(views)
+        for pairs in (*alike, *reversed(alike)):
+            if any(orders.get(value) == order for value, order in pairs):
+                add(pairs)
     return replace(factored, orders=orders)
 
 

@@ -184,6 +184,8 @@ class _Splits:
         extent = self.extent[axis]
         if extent == 1:
             return ()
+        if not self.splits[axis]:
+            return (extent,)
         strides = [extent, *sorted(self.splits[axis], reverse=True), 1]
         return tuple(a // b for a, b in zip(strides[:-1], strides[1:], strict=True))
 
@@ -220,12 +222,19 @@ def factorize(graph: Graph, rules: Rules, fixed: Mapping[str, Factors] = Mapping
     ``fixed`` are the factors of values that another graph, which was rewritten before, has stored.
     """
     axis_rules: dict[str, AxisRule] = {}
+    known: dict[tuple[object, ...], AxisRule] = {}
     for node in graph.nodes:
         rule = rules[node.op].axes
         assert rule is not None, node.op
-        shapes_in = [graph.values[name].shape for name in node.inputs]
-        shapes_out = [graph.values[name].shape for name in node.outputs]
-        axis_rules[node.name] = rule(node, shapes_in, shapes_out)
+        shapes_in = tuple([graph.values[name].shape for name in node.inputs])
+        shapes_out = tuple([graph.values[name].shape for name in node.outputs])
+        key = rule, shapes_in, shapes_out
+        if node.attrs or key not in known:
+            axis_rules[node.name] = rule(node, shapes_in, shapes_out)
+            if not node.attrs:
+                known[key] = axis_rules[node.name]
+        else:
+            axis_rules[node.name] = known[key]
     splits = _Splits(graph, axis_rules)
     for name in fixed.keys() & graph.values.keys():
         splits.fix(name, fixed[name])
@@ -250,7 +259,9 @@ def factorize(graph: Graph, rules: Rules, fixed: Mapping[str, Factors] = Mapping
         name: tuple(f for axis in factors[name] for f in axis) for name in graph.values if name not in alias
     }
     factored = Factored(graph=graph, cells=(), shapes=shapes, factors=factors, alias=alias)
-    return replace(factored, cells=tuple(_cell(factored, node, axis_rules[node.name]) for node in stays))
+    letters: dict[tuple[object, ...], _Letters] = {}
+    cells = tuple([_cell(factored, node, axis_rules[node.name], letters) for node in stays])
+    return replace(factored, cells=cells)
 
 
 def _without_contradictions(node: Node, rule: AxisRule, factors: Mapping[str, Factors]) -> AxisRule:
@@ -276,49 +287,67 @@ def _without_contradictions(node: Node, rule: AxisRule, factors: Mapping[str, Fa
     return replace(rule, inputs=(operand,), uncut=rule.uncut | apart)
 
 
-def _cell(factored: Factored, node: Node, rule: AxisRule) -> Cell:
-    """Return a node as a cell, with every letter of its rule replaced by the letters of its factors."""
-    factors = factored.factors
-    sizes: dict[str, tuple[int, ...]] = {letter: (extent,) for letter, extent in rule.extents.items()}
-    for names, operands in ((node.outputs, rule.outputs), (node.inputs, rule.inputs)):
-        for name, axes in zip(names, operands, strict=True):
-            for index, parts in zip(axes, factors[name], strict=True):
-                if isinstance(index, Plain) and parts:
-                    sizes[index.letter] = parts
+Axes = tuple[tuple[tuple[int, ...], ...], tuple[tuple[Index | None, ...], ...]]
+"""``positions`` and ``indices`` of a view."""
 
-    def view(name: str, axes: Sequence[Index | None]) -> View:
-        positions: list[tuple[int, ...]] = []
-        indices: list[tuple[Index | None, ...]] = []
-        count = 0
-        for index, parts in zip(axes, factors[name], strict=True):
-            positions.append(tuple(range(count, count + len(parts))))
-            count += len(parts)
-            indices.append(_split_index(index, parts, sizes))
-        shape = factored.graph.values[name].shape
-        return View(factored.stored(name), shape, tuple(positions), tuple(indices))
 
-    inputs = tuple(view(n, axes) for n, axes in zip(node.inputs, rule.inputs, strict=True))
-    outputs = tuple(view(n, axes) for n, axes in zip(node.outputs, rule.outputs, strict=True))
-    extents = {part: size for letter in sizes for part, size in _parts(letter, sizes[letter])}
-    uncut = frozenset(p for letter in rule.uncut for p, _ in _parts(letter, sizes.get(letter, (1,))))
-    kept = frozenset(i.letter for v in outputs for axis in v.indices for i in axis if isinstance(i, Plain))
-    seen = (
-        i.letter
-        for v in inputs
-        for axis in v.indices
-        for i in axis
-        if i is not None and not isinstance(i, Whole)
-    )
-    reduced = tuple(dict.fromkeys(letter for letter in seen if letter not in kept and extents[letter] > 1))
+class _Letters:
+    """A rule with every letter replaced by the letters of its factors: all of a cell but its names."""
+
+    def __init__(self, rule: AxisRule, inputs: Sequence[Factors], outputs: Sequence[Factors]) -> None:
+        sizes: dict[str, tuple[int, ...]] = {letter: (extent,) for letter, extent in rule.extents.items()}
+        for operands, given in ((rule.outputs, outputs), (rule.inputs, inputs)):
+            for axes, factors in zip(operands, given, strict=True):
+                for index, parts in zip(axes, factors, strict=True):
+                    if isinstance(index, Plain) and parts:
+                        sizes[index.letter] = parts
+        self.inputs = [_axes(axes, parts, sizes) for axes, parts in zip(rule.inputs, inputs, strict=True)]
+        self.outputs = [_axes(axes, parts, sizes) for axes, parts in zip(rule.outputs, outputs, strict=True)]
+        self.extents = {part: size for letter in sizes for part, size in _parts(letter, sizes[letter])}
+        self.uncut = frozenset(p for letter in rule.uncut for p, _ in _parts(letter, sizes.get(letter, (1,))))
+        made, read = (
+            [index for _, indices in side for axis in indices for index in axis]
+            for side in (self.outputs, self.inputs)
+        )
+        self.kept = frozenset(index.letter for index in made if isinstance(index, Plain))
+        seen = (index.letter for index in read if index is not None and not isinstance(index, Whole))
+        self.reduced = tuple(
+            dict.fromkeys(letter for letter in seen if letter not in self.kept and self.extents[letter] > 1)
+        )
+
+
+def _axes(axes: Sequence[Index | None], factors: Factors, sizes: Mapping[str, tuple[int, ...]]) -> Axes:
+    positions: list[tuple[int, ...]] = []
+    count = 0
+    for parts in factors:
+        positions.append(tuple(range(count, count + len(parts))))
+        count += len(parts)
+    split = (_split_index(index, parts, sizes) for index, parts in zip(axes, factors, strict=True))
+    return tuple(positions), tuple(split)
+
+
+def _cell(factored: Factored, node: Node, rule: AxisRule, known: dict[tuple[object, ...], _Letters]) -> Cell:
+    """Return a node as a cell; ``known``: letters of nodes that have the same rule, and the same factors."""
+    values, factors = factored.graph.values, factored.factors
+    inputs, outputs = ([factors[name] for name in names] for names in (node.inputs, node.outputs))
+    key = id(rule), *inputs, *outputs
+    if key not in known:
+        known[key] = _Letters(rule, inputs, outputs)
+    found = known[key]
+
+    def views(names: Sequence[str], axes: Sequence[Axes]) -> tuple[View, ...]:
+        several = zip(names, axes, strict=True)
+        return tuple([View(factored.stored(name), values[name].shape, *each) for name, each in several])
+
     return Cell(
         node=node,
-        inputs=inputs,
-        outputs=outputs,
-        extents=extents,
-        uncut=uncut,
+        inputs=views(node.inputs, found.inputs),
+        outputs=views(node.outputs, found.outputs),
+        extents=found.extents,
+        uncut=found.uncut,
         combine=rule.combine,
-        kept=kept,
-        reduced=reduced,
+        kept=found.kept,
+        reduced=found.reduced,
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks what holds for every graph, whichever transform made it; the compiler does so after each of them.
+"""Checks what holds for every graph, whichever transform made it; the recipe does so for those it ends with.
 
 Each transform relies on what the one before it promised; a broken promise would otherwise show as
 wrong numbers, or as a KeyError in another module.
@@ -150,21 +150,31 @@ def _cells(factored: Factored) -> Iterator[str]:
     left = [node for node in factored.graph.nodes if not set(node.outputs) <= factored.alias.keys()]
     if [cell.node.name for cell in factored.cells] != [node.name for node in left]:
         yield "cells are not the nodes that are left, in their order"
+    sound: set[tuple[object, ...]] = set()
     for cell in factored.cells:
         for names, views in ((cell.node.inputs, cell.inputs), (cell.node.outputs, cell.outputs)):
             for name, view in zip(names, views, strict=True):
-                problem = _view(factored, cell, name, view)
-                if problem:
+                # Nodes alike share what their views consist of.
+                axes = id(view.positions), id(view.indices), id(cell.extents), factored.shapes.get(view.value)
+                problem = _name(factored, name, view) or (axes not in sound and _view(factored, cell, view))
+                if not problem:
+                    sound.add(axes)
+                else:
                     yield f"node '{cell.node.name}' ({cell.node.op}) sees '{name}' {problem}"
 
 
-def _view(factored: Factored, cell: Cell, name: str, view: View) -> str:
-    """Return what is wrong with a cell's view of the value ``name``; empty if nothing is."""
+def _name(factored: Factored, name: str, view: View) -> str:
+    """Return what a view of the value ``name`` is instead; empty if it is that."""
     if view.value != factored.stored(name):
         return f"as '{view.value}', not as '{factored.stored(name)}'"
-    shape = factored.shapes[view.value]
     if view.shape != factored.graph.values[name].shape:
         return f"as of shape {list(view.shape)}"
+    return ""
+
+
+def _view(factored: Factored, cell: Cell, view: View) -> str:
+    """Return what is wrong with the axes of a cell's view; empty if nothing is."""
+    shape = factored.shapes[view.value]
     if tuple(chain.from_iterable(view.positions)) != tuple(range(len(shape))):
         return f"by the stored axes {list(view.positions)} of {len(shape)}"
     for positions, indices in zip(view.positions, view.indices, strict=True):

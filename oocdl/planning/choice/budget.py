@@ -16,7 +16,6 @@ from oocdl.planning.choice.host_search import Candidate, fastest_over_hosts, on_
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
 from oocdl.planning.machine import (
     TIGHT_BYTES,
-    DeviceShortage,
     Machine,
     check_capacity,
     check_device,
@@ -132,16 +131,16 @@ def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
 
 def _fastest_on_device(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
     """``_fastest``, of units that fit the engine's device, if it has one; BudgetError if none do."""
-    shortage: DeviceShortage | None = None
+    error = None
     while (found := _fastest(draft, settings, machine)) is not None:
         plan = found.compiled.plan
         shortage = device_shortage(plan, machine)
         if shortage is None:
             return found
-        share = min(shortage.free_bytes / shortage.needed_bytes, 0.5)
-        machine = replace(machine, device_unit_bytes=int(plan.peak_unit_bytes * share))
-    if shortage is not None:
-        raise shortage.error()
+        share, error = shortage
+        machine = replace(machine, device_unit_bytes=int(plan.peak_unit_bytes * min(share, 0.5)))
+    if error is not None:
+        raise error
     return None
 
 

@@ -23,8 +23,8 @@ from oocdl.planning.machine import Machine
 from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.network import Cluster
 from oocdl.planning.simulation.timeline import Simulated
+from oocdl.planning.slot_search import travelling_seconds, weight_bytes, weight_cuts
 from oocdl.planning.tile_search import Layering
-from oocdl.planning.weight_cuts import travelling_seconds, weight_bytes, weight_cuts
 
 WORTH_RATIO = 0.85
 """More workers get work if a step takes at most this share of the time of one on fewer: by estimates, which

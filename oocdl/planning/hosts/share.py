@@ -47,21 +47,6 @@ class Facts(Protocol):
         """The calls."""
 
 
-@dataclass(frozen=True, eq=False)
-class SomeCalls:
-    """Those calls of a pass that one member runs, by their numbers in the pass."""
-
-    by_number: Mapping[int, Call]
-    count: int
-    """How many the pass has."""
-
-    def __getitem__(self, number: int) -> Call:
-        return self.by_number[number]
-
-    def __len__(self) -> int:
-        return self.count
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Share:
     """One member's part of a pass, in numbers; ``facts`` tell what they stand for."""
@@ -102,9 +87,12 @@ class Share:
     """Stored pieces that are with it between passes, and that the pass starts from."""
 
     @cached_property
-    def calls(self) -> SomeCalls:
-        """Its calls."""
-        return SomeCalls({number: self.facts.calls[number] for number in self.numbers.tolist()}, self.count)
+    def calls(self) -> Sequence[Call | None]:
+        """Its calls, by their numbers in the pass; None for those of others."""
+        found: list[Call | None] = [None] * self.count
+        for number in self.numbers.tolist():
+            found[number] = self.facts.calls[number]
+        return found
 
     @property
     def stored(self) -> tuple[TaskKey, ...]:
@@ -113,10 +101,11 @@ class Share:
 
     def own_calls(self) -> Iterator[tuple[int, Call, int]]:
         """(number, call, group) of each of its calls, reading strips where they do."""
-        places = zip(self.calls.by_number.items(), self.group_of.tolist(), strict=True)
+        places = zip(self.numbers.tolist(), self.group_of.tolist(), strict=True)
         first, arguments, strips = self.first.tolist(), self.strip_arguments.tolist(), self.strip_of.tolist()
-        for place, ((number, call), group) in enumerate(places):
-            mine = slice(*first[place : place + 2])
+        for place, (number, group) in enumerate(places):
+            call, mine = self.calls[number], slice(*first[place : place + 2])
+            assert call is not None
             yield number, with_strips(call, arguments[mine], strips[mine]), group
 
     def strips(self) -> Iterator[Strip]:

@@ -30,14 +30,11 @@ from oocdl.planning.hosts.exchange import (
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.shown_groups import Groups, shown_groups
-from oocdl.planning.simulation.claims import Chunk
-from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.costs import Costs
-from oocdl.planning.simulation.host_tasks import entries_of, items_of
-from oocdl.planning.simulation.network import Cluster, Network, Scheduler
+from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network, Scheduler
 from oocdl.planning.simulation.one_process import after
 from oocdl.planning.simulation.process import Process, Step
-from oocdl.planning.simulation.tasks import Entry, Tasks
+from oocdl.planning.simulation.tasks import Chunk, Entry, Tasks, entries_of, items_of
 from oocdl.planning.task_key import TaskKey
 
 BUSY_SHARE = 0.5
@@ -103,7 +100,7 @@ class _Host:
     def begin(self) -> None:
         """The host is told to go on."""
         if self.step.process.cores is not None:
-            self.step.process.cores.spend(self.cast.run.cluster.task_seconds, _nothing)
+            self.step.process.cores.spend(self.cast.run.cluster.task_seconds)
         self.going = True
         self.look()
 
@@ -123,10 +120,6 @@ class _Host:
         self.heard += 1
         if self.heard < len(self.shown) + 2:
             self.cast.answer(self.begin)
-
-
-def _nothing() -> None:
-    """What follows when a core has handled a message: that is known already."""
 
 
 class _Pass:
@@ -239,7 +232,7 @@ class _Pass:
         process = run.processes[host]
         wakes = 0.0 if process.slots else run.cluster.wake_seconds
         if process.cores is not None:
-            process.cores.spend(run.network.loop_takes(nbytes), _nothing)
+            process.cores.spend(run.network.loop_takes(nbytes))
         return run.network.handle(run.clock.now, host, nbytes) + wakes
 
     def _arrived(self, bundle: Bundle) -> None:
@@ -287,14 +280,9 @@ class _Run:
         """Weights and state as they are before any step."""
         found = []
         for process, order in zip(self.processes, self.orders, strict=True):
-            items = {key: self.items[key] for key in order.stored}
-            found.append(
-                {
-                    key: Chunk(one.region, one.nbytes, order.uses[key], spilled=True)
-                    for key, one in items.items()
-                }
-            )
-            process.spilled = sum(item.nbytes for item in items.values())
+            items = [(key, self.items[key]) for key in order.stored]
+            process.spilled = sum(item.nbytes for _, item in items)
+            found.append({key: Chunk(i.region, i.nbytes, order.uses[key], spilled=True) for key, i in items})
         return found
 
     def pass_over(self, held: list[dict[TaskKey, Chunk]]) -> list[Step]:
@@ -308,14 +296,11 @@ class _Run:
 
     def between(self, steps: list[Step]) -> list[dict[TaskKey, Chunk]]:
         """What the next pass starts from; counts begin anew."""
-        found, renewed = [], self.exchange.renewed
-        for step, order in zip(steps, self.orders, strict=True):
-            held = after(step, {key: renewed.get(key, key) for key in order.stored})
-            step.process.books.renew((chunk, order.uses[key]) for key, chunk in held.items())
-            step.process.reset()
-            found.append(held)
         self.network, self.scheduler = Network(self.cluster), Scheduler(self.cluster)
-        return found
+        return [
+            after(step, order.stored, self.exchange.renewed, order.uses)
+            for step, order in zip(steps, self.orders, strict=True)
+        ]
 
 
 def simulate_hosts(

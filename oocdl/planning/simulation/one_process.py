@@ -6,17 +6,16 @@ tasks is ``simulation/process``; several of them, with a network between, are ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import Rates
-from oocdl.planning.simulation.claims import Chunk
-from oocdl.planning.simulation.cores import Clock
 from oocdl.planning.simulation.costs import Costs
+from oocdl.planning.simulation.network import Clock
 from oocdl.planning.simulation.process import Process, Step
-from oocdl.planning.simulation.tasks import Tasks
+from oocdl.planning.simulation.tasks import Chunk, Tasks
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
@@ -52,9 +51,7 @@ def simulate(
         process.clock.run()
         process.end()
         if turn == 0:
-            held = after(step, {key: graph.replaced.get(key, key) for key in graph.inputs})
-            process.books.renew((chunk, graph.input_uses.get(key, ())) for key, chunk in held.items())
-            process.reset()
+            held = after(step, graph.inputs, graph.replaced, graph.input_uses)
     books = process.books
     del process.books  # which write by the process: this would be a circle
     return Simulated(
@@ -62,7 +59,6 @@ def simulate(
         books.read_bytes,
         books.written_bytes,
         books.peak_bytes,
-        process.peak_scratch,
         process.peak_spilled,
         process.compute_seconds,
         tuple(process.moments),
@@ -88,11 +84,22 @@ def stays(graph: TaskGraph, tier_bytes: int, workers: int) -> bool:
     return held + workers * largest <= tier_bytes
 
 
-def after(step: Step, replaced: Mapping[TaskKey, TaskKey]) -> dict[TaskKey, Chunk]:
-    """What the next step starts from, by key: chunks of ``replaced``; all others are dropped."""
-    found: dict[TaskKey, Chunk] = {key: step.chunks[step.tasks.number[now]] for key, now in replaced.items()}
+def after(
+    step: Step,
+    stored: Iterable[TaskKey],
+    replaced: Mapping[TaskKey, TaskKey],
+    uses: Mapping[TaskKey, tuple[int, ...]],
+) -> dict[TaskKey, Chunk]:
+    """What the next step starts from, by key, where counts begin anew; all other chunks are dropped.
+
+    ``replaced``: what of ``stored`` is another chunk now; ``uses``: when each is read.
+    """
+    number, process = step.tasks.number, step.process
+    found: dict[TaskKey, Chunk] = {key: step.chunks[number[replaced.get(key, key)]] for key in stored}
     kept = set(found.values())
     for chunk in step.chunks:
         if chunk is not None and chunk not in kept:
-            step.process.drop(chunk)
+            process.drop(chunk)
+    process.books.renew((chunk, uses.get(key, ())) for key, chunk in found.items())
+    process.reset()
     return found

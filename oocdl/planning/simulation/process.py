@@ -19,18 +19,16 @@ from oocdl.planning.calls import (
     PickCall,
     UnitCall,
     acquired,
-    copied_bytes,
-    copied_parts,
+    copied,
     made_of,
     parts_of,
 )
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.machine import BATCH_CACHE_BYTES
-from oocdl.planning.simulation.claims import Arrival, Chunk, Unit
-from oocdl.planning.simulation.cores import Clock, Cores
 from oocdl.planning.simulation.costs import BEGIN_SECONDS, Costs
-from oocdl.planning.simulation.tasks import Entry, Tasks
+from oocdl.planning.simulation.network import Clock, Cores
+from oocdl.planning.simulation.tasks import Arrival, Chunk, Entry, Tasks, Unit
 from oocdl.planning.simulation.timeline import Moment, Ran, Transfer
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import WindowOrder, window_of
@@ -167,13 +165,12 @@ class Step:
         for chunk in absent:
             loads += chunk.nbytes
             books.loaded(chunk)
-        if all(map(books.is_resident, unit.arguments)):
-            more, requests, copied = 0, 0, copied_bytes(unit.call, unit.arguments, unit.pins)
-        else:
-            more, requests, copied = self._read_parts(unit)
+        parts, nbytes = copied(unit.call, unit.arguments, unit.pins)
+        more = requests = 0
+        if not all(map(books.is_resident, unit.arguments)):
+            more, requests, nbytes = self._read_parts(unit)
         there = self.process.disk(loads + more, 0, len(absent) + requests)
-        parts = copied_parts(unit.call, unit.arguments, unit.pins) if self.process.cores else 0
-        self.process.copy(there, parts, copied, lambda: self._compute(unit), self._source_seconds(unit.call))
+        self.process.copy(there, parts, nbytes, lambda: self._compute(unit), self._source_seconds(unit.call))
 
     def _source_seconds(self, call: UnitCall | CombineCall) -> float:
         """Seconds of a core for inputs that a call reads of the dataset, or generates."""
@@ -280,7 +277,7 @@ class Process:
         self.slots, self.workers, self.costs, self.rates = slots, workers, costs, costs.rates
         self.timeline = timeline
         self.begun = self.free_at = self.compute_seconds = self.disk_seconds = 0.0
-        self.work = self.spilled = self.peak_spilled = self.peak_scratch = 0
+        self.work = self.spilled = self.peak_spilled = 0
         self.moments: list[Moment] = []
         self.units: list[Ran] = []
         self.transfers: list[Transfer] = []
@@ -372,11 +369,10 @@ class Process:
         books.peak_bytes = books.resident_bytes + books.reserved_bytes
         self.moments, self.units, self.transfers = [], [], []
         self.compute_seconds = self.disk_seconds = 0.0
-        self.peak_spilled, self.peak_scratch = self.spilled, 0
+        self.peak_spilled = self.spilled
 
     def note(self) -> None:
         """Write down how much memory is in use."""
-        self.peak_scratch = max(self.peak_scratch, self.work)
         if self.timeline:
             books, seconds = self.books, self.now - self.begun
             self.moments.append(Moment(seconds, books.resident_bytes, books.reserved_bytes, self.work))

@@ -1,13 +1,62 @@
-"""The tasks of one process of a simulated step, as its scheduler has them."""
+"""What a simulated process has: tasks by number, chunks without bytes, calls and arrivals with claims."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall
-from oocdl.planning.hosts.exchange import Bundle
+from oocdl.graph.ir.array_layout import footprint
+from oocdl.graph.ir.index import Region, region_size
+from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
+from oocdl.planning.hosts.exchange import Bundle, Exchange
+from oocdl.planning.hosts.local_order import LocalOrder
 from oocdl.planning.hosts.placement import Strip
-from oocdl.planning.task_key import TaskKey
+from oocdl.planning.task_key import TaskKey, result_key
+from oocdl.storage.cache.ledger import Claim
+
+
+@dataclass(eq=False, slots=True)
+class Chunk:
+    """A chunk without its bytes: an ``eviction.Entry`` that calls have as an argument."""
+
+    region: Region
+    nbytes: int
+    uses: tuple[int, ...]
+    spilled: bool = False
+    footprint_bytes: int = field(init=False)
+    pins: int = 0
+    readers: int = 0
+    busy: bool = False
+    dropped: bool = False
+
+    def __post_init__(self) -> None:
+        self.footprint_bytes = footprint(self.nbytes)
+
+    def leave_ram(self) -> None:
+        """There are no bytes to let go of."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Unit(Claim[Chunk]):
+    """A call under way, and what it holds."""
+
+    call: UnitCall | CombineCall
+    number: int
+    """Of the task."""
+    arguments: Sequence[Chunk]
+    worker: int
+    begun: float
+    computing: float = 0.0
+
+
+@dataclass(eq=False, kw_only=True)
+class Arrival(Claim[Chunk]):
+    """A chunk that waits for room: it has come from another process, or is a strip that is cut."""
+
+    number: int
+    """Of the task that it ends."""
+    chunk: Chunk
+
 
 Entry = Call | Strip | Bundle | None
 """What a task does; None: it is a chunk that is there at the start, or that arrives."""
@@ -52,3 +101,43 @@ def _read_by(entry: UnitCall | CombineCall | Strip | Bundle | None) -> tuple[Tas
     if isinstance(entry, Bundle):
         return entry.items
     return () if entry is None else entry.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A chunk that may travel."""
+
+    region: Region
+    nbytes: int
+
+
+def items_of(exchange: Exchange) -> dict[TaskKey, Item]:
+    """All that bundles may hold, and all that is stored, by key."""
+    graph = exchange.graph
+    regions = {key: region for pieces in graph.pieces.values() for region, key in pieces}
+    found = {key: Item(regions[key], graph.input_bytes[key]) for key in graph.inputs}
+    for call in graph.calls:
+        if isinstance(call, PickCall):
+            continue
+        made = made_of(call)
+        names = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
+        for name, one in zip(names, made, strict=True):
+            found[result_key(call.key, name, len(names))] = Item(one.region, one.nbytes)
+    for strip in exchange.placed.strips:
+        whole = found[strip.source]
+        share = region_size(strip.region) / region_size(whole.region)
+        found[strip.key] = Item(strip.region, round(share * whole.nbytes))
+    return found
+
+
+def entries_of(order: LocalOrder) -> list[tuple[TaskKey, Entry]]:
+    """The tasks of a host by key."""
+    entries: list[tuple[TaskKey, Entry]] = [(key, None) for key in order.stored]
+    for step in order.steps:
+        if isinstance(step, TaskKey):
+            entries.append((step, None))
+        elif isinstance(step, Strip | Bundle):
+            entries.append((step.key, step))
+        else:
+            entries.append((step[1].key, step[1]))
+    return entries

@@ -50,7 +50,6 @@ class Simulated:
     written_bytes: int
     """To the spill."""
     peak_tier_bytes: int
-    peak_scratch_bytes: int
     peak_spill_bytes: int
     """Most that is in the spill at once."""
     compute_seconds: float

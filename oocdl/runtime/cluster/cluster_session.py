@@ -42,8 +42,7 @@ from oocdl.runtime.cluster.room import Room
 from oocdl.runtime.cluster.shares import Shares
 from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client
 from oocdl.runtime.lost import WorkersLost, check_losses
-from oocdl.runtime.measured import Measured, merged
-from oocdl.runtime.moved import MEMORY, Moved
+from oocdl.runtime.measured import MEMORY, Measured, Moved, merged
 from oocdl.runtime.session import Deliver, Held, scalar_keys, watched_results
 from oocdl.runtime.trace import Recording
 from oocdl.storage.dataset.dataset import Dataset

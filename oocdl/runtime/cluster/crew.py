@@ -21,7 +21,7 @@ from oocdl.errors import InputError, OocdlError, ResourceError
 from oocdl.host.code import code_digest
 from oocdl.host.heap import give_back_freed_memory, use_one_heap
 from oocdl.host.limits import Limit, anonymous_bytes, available, installed_version
-from oocdl.planning.machine_facts import machine_facts
+from oocdl.planning.machine import machine_facts
 from oocdl.runtime.cluster.cluster_progress import METRIC, Report, told
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members, owners

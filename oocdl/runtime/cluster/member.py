@@ -37,7 +37,7 @@ from oocdl.runtime import execute, weight_io
 from oocdl.runtime.cluster.cluster_progress import Report, Work
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
-from oocdl.runtime.moved import Moved
+from oocdl.runtime.measured import Moved
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier, current, use
 from oocdl.storage.cache.spill_store import SpillStore

@@ -9,7 +9,7 @@ from math import inf
 
 from oocdl.errors import BudgetError, OocdlError
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE
-from oocdl.planning.machine_facts import values_of
+from oocdl.planning.machine import values_of
 from oocdl.runtime.cluster.crew import Recruit, Tell
 
 LIMIT_SHARE = 0.9

@@ -62,11 +62,8 @@ def commit(
     shares: Shares, compiled: CompiledPass, plan_id: str, store: RunStore, meta: Mapping[str, object]
 ) -> None:
     """Write all weights and state as a new version of the run. Raises WorkersLost."""
-    step = meta["step"]
-    assert isinstance(step, int)
     tensors = weight_io.specs(compiled)
-    writing = store.begin(step, tensors)
-    try:
+    with weight_io.new_version(store, compiled, meta) as writing:
         by_piece = [one for one in tensors if weight_io.by_piece(one, compiled.pieces[one.name])]
         names = [one.name for one in by_piece]
         if shares.seeing:
@@ -79,10 +76,6 @@ def commit(
         for spec in tensors:
             if spec not in by_piece:
                 _write_whole(shares, writing, compiled, spec)
-    except BaseException:
-        writing.abort()
-        raise
-    writing.finish(meta)
 
 
 def _write_pieces(shares: Shares, writing: Commit, compiled: CompiledPass, name: str) -> None:

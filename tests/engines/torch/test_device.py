@@ -34,7 +34,7 @@ from oocdl.graph.ir.program import Program
 from oocdl.ops import RULES
 from oocdl.planning import calibrate
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.planning.machine_facts import machine_facts
+from oocdl.planning.machine import machine_facts
 from tests.kit.jobs import EVEN, OPTIMIZERS, Job, check, losses_of, prepare, train, unet
 from tests.kit.kernel_cases import noise
 from tests.kit.kernels import CASES, block, error

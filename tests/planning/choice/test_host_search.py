@@ -19,7 +19,7 @@ from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.weight_cuts import travelling_seconds, weight_bytes, weight_cuts
+from oocdl.planning.slot_search import travelling_seconds, weight_bytes, weight_cuts
 from tests.kit.plans import mlp_draft, unet_draft
 
 THREADS = 2

@@ -26,7 +26,6 @@ from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_orders
 from oocdl.planning.hosts.placement import place, placed_on
-from oocdl.planning.simulation.cores import EVENT_LOOP_SHARE
 from oocdl.planning.simulation.costs import (
     BEGIN_SECONDS,
     SCHEDULING_SECONDS,
@@ -34,7 +33,7 @@ from oocdl.planning.simulation.costs import (
     UNIT_SECONDS,
 )
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
-from oocdl.planning.simulation.network import Cluster
+from oocdl.planning.simulation.network import EVENT_LOOP_SHARE, Cluster
 from oocdl.planning.simulation.one_process import simulate
 from oocdl.planning.simulation.process import GATHER_SECONDS, SAMPLE_SECONDS
 from oocdl.planning.task_graph import TaskGraph

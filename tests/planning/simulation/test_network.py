@@ -1,11 +1,17 @@
-"""Messages queue where they leave and where they arrive; a scheduler handles one task after another."""
+"""Messages queue where they leave and where they arrive; a scheduler handles one task after another.
+
+Cores are shared evenly by what runs on them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+
+import pytest
 
 from oocdl.planning.hosts.exchange import SMALL_BYTES
-from oocdl.planning.simulation.network import Cluster, Network, Scheduler
+from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network, Scheduler
 
 CLUSTER = Cluster(hosts=3, bytes_per_second=100.0, latency_seconds=0.5, scheduler_seconds=2.0)
 
@@ -35,7 +41,7 @@ def test_a_host_sends_and_receives_at_once() -> None:
 def test_the_scheduler_handles_tasks_in_turn() -> None:
     scheduler = Scheduler(CLUSTER)
     assert [scheduler.handle(0.0), scheduler.handle(1.0, 2), scheduler.handle(10.0)] == [2.0, 6.0, 12.0]
-    assert (scheduler.tasks, scheduler.busy_seconds) == (4, 8.0)
+    assert scheduler.busy_seconds == 8.0
 
 
 def test_a_host_handles_messages_in_turn() -> None:
@@ -51,3 +57,34 @@ def test_small_messages_overtake_large_ones_which_take_longer_for_it() -> None:
     assert network.transfer(1.0, 0, 1, SMALL_BYTES) == 2
     assert network.transfer(1.0, 0, 1, SMALL_BYTES) == 3
     assert network.transfer(1.0, 0, 1, 2 * SMALL_BYTES) == 10 + 1 + 1 + 2
+
+
+@pytest.mark.parametrize(
+    ("number", "ended"),
+    [(2, [2.0, 3.0, 3.0]), (1, [5.0, 5.0, 6.0])],
+    ids=["two cores", "one core"],
+)
+def test_what_runs_has_equal_shares(number: int, ended: list[float]) -> None:
+    clock, found = Clock(), list[float]()
+    cores = Cores(clock, number, 0.0)
+    for begins, seconds in ((0.0, 2.0), (0.0, 3.0), (2.0, 1.0)):
+        clock.at(begins, partial(cores.spend, seconds, lambda: found.append(clock.now)))
+    clock.run()
+    assert found == pytest.approx(ended)
+
+
+def test_what_ends_begins_what_is_next() -> None:
+    clock, found = Clock(), list[float]()
+    cores = Cores(clock, 1, 0.0)
+    clock.at(1.0, lambda: cores.spend(1.0, lambda: cores.spend(2.0, lambda: found.append(clock.now))))
+    clock.run()
+    assert found == [4.0]
+
+
+def test_an_event_loop_takes_its_share_where_all_cores_are_busy() -> None:
+    clock, found = Clock(), list[float]()
+    cores = Cores(clock, 2, 0.5)
+    for seconds in (3.0, 4.5):  # three quarters of a core each, and then a whole one
+        cores.spend(seconds, lambda: found.append(clock.now))
+    clock.run()
+    assert found == pytest.approx([4.0, 5.5])

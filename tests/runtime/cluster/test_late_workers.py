@@ -63,7 +63,7 @@ import oocdl.storage.dataset.dataset as dataset
 real = dataset.real = getattr(dataset, "real", dataset.open_dataset)
 dataset.open_dataset = lambda spec: real(replace(spec, source="/elsewhere/data.zarr"))
 """,
-    "unlike": "import oocdl.planning.machine_facts as facts\nfacts.processor = lambda: 'Another 1'",
+    "unlike": "import oocdl.planning.machine as facts\nfacts.processor = lambda: 'Another 1'",
 }
 """What makes a worker of this name what it is: it runs there first, or twice."""
 
@@ -168,7 +168,7 @@ def test_late_workers_that_cannot_take_part_are_left_out(
     That one has another processor: it is said that results are not equal now. This process computes nothing,
     so what it runs on does not count.
     """
-    monkeypatch.setattr("oocdl.planning.machine_facts.processor", lambda: "Login 1")
+    monkeypatch.setattr("oocdl.planning.machine.processor", lambda: "Login 1")
     words = {
         "without": ("it cannot import what it needs", "install the same versions"),
         "older": ("it has another version of oocdl", "install the one of this process"),

@@ -14,7 +14,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.gather import Rows, rows_of
 from oocdl.ops.loss_functions import MSE, CrossEntropy, Dice, DiceCE, Labels, labels_of
 from oocdl.ops.registry import RULES
-from oocdl.runtime.dataset_values import check_finite, check_ids, check_labels
+from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
 from oocdl.runtime.inputs import Feed
 from oocdl.testing import ArrayReader
 from tests.kit.nets import write_lookup
