@@ -14,16 +14,15 @@ from rich.text import Text
 
 from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
-from oocdl.cli.exit_codes import UNCHANGED, ending
 from oocdl.cli.info import info_of, machine_info
-from oocdl.cli.say import Json, say, say_json, waiting
+from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
+from oocdl.cli.texts import sizes
 from oocdl.cli.verb_options import (
     Dims,
     Engine,
     Out,
     RunDir,
     arguments_for,
-    numbers,
     records_for,
     with_options,
 )
@@ -159,8 +158,8 @@ def info(
     if (weights or dims) and not str(what).lower().endswith(".onnx"):
         raise InputError("--weights and --dims go with a model")
     with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
-        sizes = numbers("dims", dims, int)
-        data, told = machine_info(engine, again) if what is None else info_of(what, sizes, weights, every)
+        extents = sizes("dims", dims, int)
+        data, told = machine_info(engine, again) if what is None else info_of(what, extents, weights, every)
     if as_json:
         say_json(data)
     else:

@@ -10,7 +10,7 @@ import pytest
 
 import oocdl
 from oocdl.cli import app
-from oocdl.cli.space_options import parse_space
+from oocdl.cli.texts import parse_space
 from oocdl.errors import InputError, ResourceError
 from oocdl.space import IntUniform, LogUniform, Uniform
 from tests.kit.searches import workers_in, write_job

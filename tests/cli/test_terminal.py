@@ -225,7 +225,7 @@ def test_ctrl_c_says_what_is_true(
         code, _, err = run(capsys, "plan", net, data)
         assert (code, err) == (130, "oocdl: interrupted; nothing was changed\n")
     with monkeypatch.context() as patch:
-        patch.setattr("oocdl.training.trainer.bound", stop)
+        patch.setattr("oocdl.training.trainer.job_of", stop)
         code, _, err = run(capsys, "fit", net, data, *TINY, "--workdir", tmp_path / "new.run")
         assert err == "oocdl: interrupted; no step was done, nothing was changed\n"
         assert code == 130 and not (tmp_path / "new.run").exists()
