@@ -136,6 +136,7 @@ def check(run: oocdl.Run, losses: list[float], state: dict[str, Any], tolerance:
 @pytest.mark.parametrize(
     ("samples", "k", "kinds"),
     [
+        (5, 1, {MAIN, RAGGED}),  # clipping alone
         (8, 2, {MAIN, FIRST}),
         (9, 3, {MAIN, RAGGED, FIRST, NEXT}),  # 3 passes, then a full and a ragged one
         (7, 3, {MAIN, RAGGED, FIRST, NEXT, SINGLE_PASS}),  # 3 passes, then a ragged one alone
@@ -158,14 +159,6 @@ def test_steps_are_those_of_pytorchs_loop(
     )
     assert set(run.plan.kinds) == kinds
     check(run, *bench.torch(samples, 2, k, optimizer, clip))
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_clipping_alone_is_pytorchs(optimizer: str, bench: Bench, tmp_path: Path) -> None:
-    ours = OPTIMIZERS[optimizer][0](clip_norm=0.05)
-    cuts = {"batch": 2, "space": (3, 2), "channels": 2}
-    run = bench.fit(tmp_path / "run", 5, batch_size=2, epochs=2, optimizer=ours, parallel=cuts)
-    check(run, *bench.torch(5, 2, 1, optimizer, 0.05))
 
 
 @pytest.mark.parametrize(
