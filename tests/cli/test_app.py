@@ -36,6 +36,7 @@ from oocdl.optim import SGD, Adam, Cosine, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.signature import records_of
 from tests.kit import nets
+from tests.kit.commands import run
 
 SIZE = 16
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--lr", "0.01")
@@ -50,14 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["fit", str(root / "net.onnx"), str(root / "data.zarr"), "--steps", "3", "--no-progress"]
     assert app.run_command([*arguments, *TINY], debug=True) == 0
     return root
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, debug: bool = False) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
-    capsys.readouterr()
-    code = app.run_command([str(argument) for argument in arguments], debug)
-    found = capsys.readouterr()
-    return code, found.out, found.err
 
 
 def test_a_full_disk_under_the_output_is_one_line() -> None:

@@ -17,6 +17,7 @@ from oocdl.cli import cluster as commands
 from oocdl.cluster.systems import job_script
 from oocdl.errors import InputError
 from tests.kit.batch import Batch
+from tests.kit.commands import run
 
 JOB = ("--cores", 2, "--node-memory", "1GiB", "--walltime", "00:30:00")
 FIT = ("fit", "net.onnx", "data.zarr", "--no-progress")
@@ -28,13 +29,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
     made = Batch(tmp_path / "batch", "slurm")
     made.use(monkeypatch)
     return made
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = app.run_command([str(argument) for argument in arguments], debug=False)
-    found = capsys.readouterr()
-    return code, found.out, found.err
 
 
 def fit_is(patch: pytest.MonkeyPatch, does: Any) -> list[dict[str, Any]]:
