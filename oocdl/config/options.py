@@ -147,9 +147,7 @@ class LengthOptions(TypedDict, total=False):
     """Total number of epochs of the run."""
     steps: Annotated[int | None, Option(None, "bits")]
     """Total number of steps of the run, instead of epochs. A step is one update."""
-    seed: Annotated[
-        int, Option(0, "bits", check=ANY_WHOLE, fixed="run", predicts=True)
-    ]
+    seed: Annotated[int, Option(0, "bits", check=ANY_WHOLE, fixed="run", predicts=True)]
     """Seed for shuffling and dropout."""
 
 
