@@ -143,7 +143,7 @@ def _with_fields(options: dict[str, Any], given: Mapping[str, Any]) -> dict[str,
 
     Of Dice and cross entropy together the latter has them, as in nnU-Net.
     """
-    asked = {name: value for name, value in given.items() if name in FIELDS and value not in (None, False)}
+    asked = {name: given[name] for name in FIELDS if given[name] is not None and given[name] is not False}
     values = {f"optimizer.{name}": asked[name] for name in asked if name in OPTIMIZER_FIELDS}
     if "schedule" in asked or "warm_up" in asked:
         rate = parse_optimizer(options["optimizer"], options["lr"]).lr

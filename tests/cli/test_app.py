@@ -32,7 +32,7 @@ from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.optim import SGD, Adam, Cosine, WarmUp
+from oocdl.optim import SGD, Adam, AdamW, Cosine, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.signature import records_of
 from tests.kit import nets
@@ -373,9 +373,11 @@ ALONE: list[tuple[tuple[object, ...], str, object]] = [
     (("--momentum", 0.9, "--optimizer", "sgd"), "optimizer", SGD(0.01, 0.9)),
     (("--nesterov", "--optimizer=sgd", "--momentum=0.9"), "optimizer", SGD(0.01, 0.9, nesterov=True)),
     (("--weight-decay", 0.1), "optimizer", Adam(weight_decay=0.1)),
+    (("--weight-decay", 0, "--optimizer", "adamw"), "optimizer", AdamW(weight_decay=0.0)),
     (("--clip-norm", 2), "optimizer", Adam(clip_norm=2.0)),
     (("--class-weights", "1,2.5"), "loss", CrossEntropy(class_weights=(1.0, 2.5))),
     (("--ignore-index", 255, "--loss", "dice_ce"), "loss", DiceCE(cross_entropy=CrossEntropy(255))),
+    (("--ignore-index", 0), "loss", CrossEntropy(0)),
     (("--no-resume",), "resume", False),
     (("--restart",), "resume", "restart"),
     (("--dashboard",), "dashboard", True),

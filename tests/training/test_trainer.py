@@ -18,7 +18,7 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import DatasetError, InputError, NonFiniteError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone, StepRunning
 from oocdl.losses import CrossEntropy
-from oocdl.optim import SGD, Adam, AdamW
+from oocdl.optim import SGD, Adam
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -305,18 +305,6 @@ def test_several_heads(tmp_path: Path) -> None:
     chosen = np.take_along_axis(nets.softmax(made["kind"][...].astype(float)), kind[:, None], 1)[:, 0]
     assert found["loss/kind"] == pytest.approx(float((-np.log(chosen) * share).sum() / share.sum()), rel=1e-5)
     assert found["loss/size"] == pytest.approx(float(((made["size"][...] - size) ** 2).mean()), rel=1e-5)
-
-
-@pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9, weight_decay=0.5), AdamW(lr=0.1)])
-def test_a_head_without_a_target_keeps_its_weights(optimizer: SGD | AdamW, tmp_path: Path) -> None:
-    """PyTorch's optimizers skip a parameter without a gradient: it does not decay, either."""
-    model, vectors = nets.write_two_heads(tmp_path / "two.onnx"), nets.vectors()
-    data = nets.write_data(tmp_path / "data.zarr", {"x": vectors["x"], "kind": vectors["y"]})
-    loss = {"kind": (CrossEntropy(), 1.0)}
-    before = {item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(model).graph.initializer}
-    run = oocdl.fit(model, data, loss=loss, optimizer=optimizer, batch_size=5, steps=3, **QUICK)
-    assert np.array_equal(run.weights["s"], before["s"])
-    assert not np.allclose(run.weights["k"], before["k"], rtol=0.05)
 
 
 def test_dims_must_agree_with_the_data(tmp_path: Path) -> None:
