@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from oocdl.config.options import OPTIONS, Option
 from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes
 from oocdl.ops.loss_functions import Loss
-from oocdl.ops.optimizers import SGD, Adam, AdamW, Optimizer, Own
-from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, Then, WarmUp
+from oocdl.ops.optimizers import Optimizer
 
 SPILL_VARIABLE = "OOCDL_SPILL"
 SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
@@ -69,7 +68,7 @@ class Settings:
         return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
 
     def stored(self) -> dict[str, Any]:
-        """Return all of it as plain data, for ``restored`` to read."""
+        """Return all of it as plain data, for ``restored`` of `oocdl/training/resume.py`."""
         found = {one.name: plain(getattr(self, one.name)) for one in fields(self)}
         return found | ({"loss": {"heads": found["loss"]}} if isinstance(self.loss, Mapping) else {})
 
@@ -166,59 +165,3 @@ def differences(old: Any, new: Any, name: str = "") -> list[str]:
 def _in_words(value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else None
     return str(kind) if kind else shown("nothing" if value is None else value)
-
-
-KINDS: Mapping[str, Callable[..., Any]] = {
-    kind.__name__: kind
-    for kind in (
-        *get_args(Loss), SGD, Adam, AdamW, Constant, Step, Cosine, Polynomial, OneCycle, WarmUp, Then,
-    )
-}  # fmt: skip
-"""What plain data may be of, by the name of its type."""
-ALL = setting_names(lambda option: True)
-OF_PREDICTIONS = setting_names(lambda option: option.predicts)
-"""Settings that a run also predicts and evaluates with."""
-
-
-@dataclass(frozen=True)
-class Noted:
-    """A learning rate that was a function of the user's own, of which a run has some values."""
-
-    values: Sequence[float]
-
-    def __call__(self, step: int) -> float:
-        """Return what was noted of a step; InputError if nothing was."""
-        known: dict[int, float] = dict(zip(SAMPLED_STEPS, self.values, strict=False))
-        if step not in known:
-            raise InputError(f"the learning rate was a function of yours, which was not noted at step {step}")
-        return known[step]
-
-
-def restored(data: Mapping[str, Any], names: Collection[str] = OF_PREDICTIONS) -> Settings:
-    """Make the settings of which ``Settings.stored`` has made ``data``, of the others the defaults.
-
-    Raises KeyError, TypeError, ValueError or AttributeError for bad data.
-    """
-    found = {name: _value(data[name]) for name in ALL if name in names and name in data}
-    heads = data["loss"].get("heads")
-    if heads is not None:
-        found["loss"] = {name: (_value(spec), float(weight)) for name, (spec, weight) in heads.items()}
-    return replace(make_settings(), **found)
-
-
-def _value(data: Any) -> Any:
-    if isinstance(data, list):
-        return tuple(map(_value, data))
-    if not isinstance(data, Mapping):
-        return data
-    if "type" not in data:
-        return {name: _value(held) for name, held in data.items()}
-    if "values" in data:
-        return Noted(tuple(data["values"]))
-    values = {name: _value(held) for name, held in data.items() if name != "type"}
-    if data["type"] != Own.__name__:
-        return KINDS[data["type"]](**values)
-    made = object.__new__(Own)  # it need not be registered here
-    for one in fields(Own):
-        object.__setattr__(made, one.name, values[one.name])
-    return made

@@ -13,7 +13,6 @@ import zarr
 
 from oocdl.config import Settings
 from oocdl.config.options import Size
-from oocdl.config.settings import ALL, OF_PREDICTIONS, restored
 from oocdl.dashboard import page_process
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
@@ -38,7 +37,7 @@ from oocdl.storage.run.sealed_files import understood
 from oocdl.training.inference import Inference, Trained
 from oocdl.training.job import plan_again
 from oocdl.training.predictions import Output, Predictions
-from oocdl.training.resume import given_plan, numerics_of
+from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored
 from oocdl.training.signature import public
 from oocdl.training.weights import Weights
 
