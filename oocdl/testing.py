@@ -23,6 +23,7 @@ from oocdl.graph.transforms import channels_last as layout
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
+from oocdl.host.guard import MemoryGuard
 from oocdl.host.heap import Heap
 from oocdl.planning.pass_plan import PassPlan, plan_pass
 from oocdl.planning.passes import PassInfo
@@ -142,7 +143,7 @@ def run_graph(
             {"main": Sources(factored, feeds)},
             loaded,
             tier,
-            Heap(workers, 1 << 40, lambda: tier),
+            Heap(workers, 1 << 40, lambda: tier, MemoryGuard(1 << 40)),
         )
         execute.register("test", context)
         adopted = _adopted(tier, factored, pieces, arrays)

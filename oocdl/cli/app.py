@@ -17,18 +17,27 @@ from typing import Annotated, Any
 
 import typer
 
+from oocdl.cli.cluster import WORKER_OPTIONS, call_options, workers
 from oocdl.cli.cluster import app as cluster_app
-from oocdl.cli.cluster import call_options, job_options, worker_options, workers
 from oocdl.cli.config_file import ConfigFile
-from oocdl.cli.exit_codes import INTERRUPTED_EXIT_CODE, UNCHANGED, Ended, Outcome, ending
 from oocdl.cli.look import app as look_app
-from oocdl.cli.say import Json, say, say_json, waiting
+from oocdl.cli.say import (
+    INTERRUPTED_EXIT_CODE,
+    UNCHANGED,
+    Ended,
+    Json,
+    Outcome,
+    ending,
+    say,
+    say_json,
+    waiting,
+)
+from oocdl.cli.texts import numbers
 from oocdl.cli.verb_options import (
+    FIELDS,
     Register,
     arguments_for,
-    host_counts,
     logs,
-    optimizer_options,
     records_for,
     run_files,
     told,
@@ -79,7 +88,7 @@ def shared(register: Register = None, version: Version = False) -> None:
 
 
 @app.command()
-@with_options(FIT, optimizer_options, worker_options, job_options)
+@with_options(FIT, FIELDS, WORKER_OPTIONS)
 def fit(
     config: ConfigFile = None,
     resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
@@ -110,7 +119,7 @@ def fit(
 
 
 @app.command()
-@with_options(SEARCH, optimizer_options, worker_options, job_options)
+@with_options(SEARCH, FIELDS, WORKER_OPTIONS)
 def search(config: ConfigFile = None, as_json: Json = False, **given: Any) -> None:
     """Train many runs with other settings, the better ones on; --steps and --epochs are the first rung's."""
     options = arguments_for(SEARCH, given) | call_options(given)
@@ -125,7 +134,7 @@ def search(config: ConfigFile = None, as_json: Json = False, **given: Any) -> No
 
 
 @app.command()
-@with_options(PLAN, optimizer_options, leave_out=OF_A_RUN)
+@with_options(PLAN, FIELDS, leave_out=OF_A_RUN)
 def plan(
     config: ConfigFile = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw one step, as a PNG or SVG file.")] = None,
@@ -144,7 +153,7 @@ def plan(
         raise InputError("--layer goes with --show")
     if show is not None and as_json:
         raise InputError("--show prints a text: leave --json out")
-    counts = None if hosts is None else host_counts(hosts)
+    counts = None if hosts is None else numbers("hosts", hosts, int)
     if counts is not None and given["accumulate"] != 1:
         raise InputError("--hosts simulates a step of one pass: leave --accumulate out")
     scaling = None
@@ -165,7 +174,7 @@ def plan(
 
 
 @app.command()
-@with_options(SIMULATE, optimizer_options, leave_out=OF_A_RUN)
+@with_options(SIMULATE, FIELDS, leave_out=OF_A_RUN)
 def simulate(
     config: ConfigFile = None,
     plot: Annotated[Path | None, typer.Option(help="Also draw the speed-up, as a PNG or SVG file.")] = None,

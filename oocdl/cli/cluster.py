@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from oocdl.cli.say import say
-from oocdl.cli.verb_options import Spill, with_options
+from oocdl.cli.texts import flag
+from oocdl.cli.verb_options import Records, typed, with_options
 from oocdl.cluster.detect import write_site
 from oocdl.cluster.job_options import job_settings, walltime_text
 from oocdl.cluster.site import SYSTEMS, site_path
@@ -19,76 +20,54 @@ from oocdl.config import parse_bytes
 from oocdl.errors import BudgetError, InputError
 from oocdl.host.signal_mask import unstoppable
 from oocdl.report.units import counted
+from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.signals import Signals, Stopped
 
 QUEUE_SECONDS = 86400.0
 """Jobs may stand in a queue for so long."""
-JOB_OPTIONS = {
-    "nodes": "nodes",
-    "cores": "cores",
-    "node_memory": "memory",
-    "walltime": "walltime",
-    "queue": "queue",
-    "account": "account",
-    "interface": "interface",
-    "shared": "shared",
-    "tls": "tls",
+JOB_OPTIONS: Records = {
+    "nodes": typed("Number of jobs, one worker each; default: 1.", int | None),
+    "cores": typed("Cores per job.", int | None),
+    "node_memory": typed("Memory per job, such as 60GB."),
+    "walltime": typed("Time limit of a job: HH:MM:SS or D-HH:MM:SS."),
+    "queue": typed("Queue, or Slurm partition."),
+    "account": typed("Account or project to charge."),
+    "interface": typed("Network interface of the nodes, such as ib0."),
+    "shared": typed("Folder that all nodes see, for keys and logs of jobs."),
+    "tls": typed("Encrypt all connections, with keys of this run.", bool | None),
 }
-"""Options of the command line, and what ``oocdl.cluster`` calls them."""
+"""Options of jobs. The site file supplies what is left out."""
+WAYS: Records = {
+    "cluster": typed(f"Train on jobs of a batch system: {', '.join(SYSTEMS)}."),
+    "scheduler_address": typed("Train on workers of this Dask scheduler, such as tcp://host:8786."),
+    "scheduler_file": typed("Train on workers of the Dask scheduler that wrote this file."),
+}
+"""Options of which one may say which workers train."""
+WORKER_OPTIONS: Records = {
+    **WAYS,
+    "wait_seconds": typed(
+        "Maximum wait for workers; default: 5 minutes, or a day with --cluster.", float | None
+    ),
+    **JOB_OPTIONS,
+}
 
 app = typer.Typer(help="Jobs of a batch system: what would be submitted, and defaults for everybody.")
 
 
-def job_options(
-    nodes: Annotated[int | None, typer.Option(help="Number of jobs, one worker each; default: 1.")] = None,
-    cores: Annotated[int | None, typer.Option(help="Cores per job.")] = None,
-    node_memory: Annotated[str | None, typer.Option(help="Memory per job, such as 60GB.")] = None,
-    walltime: Annotated[str | None, typer.Option(help="Time limit of a job: HH:MM:SS or D-HH:MM:SS.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Queue, or Slurm partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account or project to charge.")] = None,
-    interface: Annotated[
-        str | None, typer.Option(help="Network interface of the nodes, such as ib0.")
-    ] = None,
-    shared: Annotated[
-        str | None, typer.Option(help="Folder that all nodes see, for keys and logs of jobs.")
-    ] = None,
-    tls: Annotated[bool | None, typer.Option(help="Encrypt all connections, with keys of this run.")] = None,
-) -> None:
-    """Describe jobs. The site file supplies what is left out; only the signature is used."""
-
-
-def worker_options(
-    cluster: Annotated[
-        str | None, typer.Option(help=f"Train on jobs of a batch system: {', '.join(SYSTEMS)}.")
-    ] = None,
-    scheduler_address: Annotated[
-        str | None, typer.Option(help="Train on workers of this Dask scheduler, such as tcp://host:8786.")
-    ] = None,
-    scheduler_file: Annotated[
-        Path | None, typer.Option(help="Train on workers of the Dask scheduler that wrote this file.")
-    ] = None,
-    wait_seconds: Annotated[
-        float | None,
-        typer.Option(help="Maximum wait for workers; default: 5 minutes, or a day with --cluster."),
-    ] = None,
-) -> None:
-    """Which workers train; only the signature is used."""
-
-
 @contextmanager
 def workers(given: Mapping[str, Any]) -> Iterator[Any]:
-    """What ``fit`` takes as ``client``, of the values of ``worker_options``, ``job_options`` and ``spill``.
+    """What ``fit`` takes as ``client``, of the values of ``WORKER_OPTIONS`` and ``spill``.
 
     Jobs are submitted here, and cancelled at the end, whatever it is: an error, Ctrl-C, SIGTERM or SIGHUP.
     Raises InputError for options that do not go together, BudgetError for a budget that jobs do not have.
     """
-    ways = [name for name in ("cluster", "scheduler_address", "scheduler_file") if given[name] is not None]
+    ways = [name for name in WAYS if given[name] is not None]
     if len(ways) > 1:
-        raise InputError(f"{' and '.join(map(_flag, ways))} name different workers: give one of them")
+        raise InputError(f"{' and '.join(map(flag, ways))} name different workers: give one of them")
     if given["cluster"] is None:
         for name in JOB_OPTIONS:
             if given[name] is not None:
-                raise InputError(f"{_flag(name)} goes with --cluster")
+                raise InputError(f"{flag(name)} goes with --cluster")
         named = given["scheduler_address"] or given["scheduler_file"]
         yield None if named is None else str(named)
         return
@@ -166,12 +145,10 @@ def init(
 
 
 @app.command()
-@with_options(job_options)
-def show(
-    system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")], spill: Spill = None, **given: Any
-) -> None:
+@with_options({"spill": ALL_OPTIONS["spill"]}, JOB_OPTIONS)
+def show(system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")], **given: Any) -> None:
     """Print the script of the jobs that fit --cluster would submit; nothing is submitted."""
-    options = _options({**given, "spill": spill})
+    options = _options(given)
     text = job_script(system, options)
     nodes = job_settings(system, options).nodes
     many = "the job" if nodes == 1 else f"the first of {nodes} jobs; others differ by --name"
@@ -181,9 +158,5 @@ def show(
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    found = {known: given[name] for name, known in JOB_OPTIONS.items()} | {"spill": given["spill"]}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    found = {name: given[name] for name in (*JOB_OPTIONS, "spill") if given[name] is not None}
+    return {"memory" if name == "node_memory" else name: value for name, value in found.items()}

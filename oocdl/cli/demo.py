@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +42,19 @@ LEVELS = 2
 """How many times the U-Net halves the volume."""
 
 
-@dataclass(frozen=True)
-class Demo:
-    """Results of the demo."""
-
-    losses: tuple[float, ...]
-    dice: tuple[float, ...]
-    """Dice coefficient of each class, over volumes that training has not seen."""
-    picture: Path
-    seconds: float
-    peak_bytes: int
-    """The most memory of its own that this process was seen to have while it trained."""
-
-
 def run_demo(
     folder: str | Path = "oocdl-demo",
     size: int = 48,
     steps: int = 80,
     memory: str = "512MiB",
     engine: str = "auto",
-    console: Console | None = None,
-) -> Demo:
+) -> None:
     """Make data and model in ``folder``, plan, train, predict unseen volumes, draw them.
 
     ``size`` is the edge of the volumes, a multiple of 4; ``memory`` the budget.
     """
-    out, started = console or Console(highlight=False), time.monotonic()
+    console, started = Console(highlight=False), time.monotonic()
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if size < 16 or size % 2**LEVELS:
         raise InputError(f"size has to be a multiple of {2**LEVELS} and at least 16, got {size}")
     root = _fresh(Path(folder))
@@ -75,7 +62,7 @@ def run_demo(
     write_volumes(training, TRAINING_VOLUMES, size, seed=1)
     write_volumes(unseen, UNSEEN_VOLUMES, size, seed=2)
     model = write_unet3d(root / "unet.onnx", classes=len(CLASSES), base=8, depth=LEVELS)
-    _say(out, f"{TRAINING_VOLUMES} volumes of {size}³ voxels and a 3D U-Net are in {root}")
+    say(f"{TRAINING_VOLUMES} volumes of {size}³ voxels and a 3D U-Net are in {root}")
     options: dict[str, Any] = {
         "loss": "dice_ce",
         "optimizer": Adam(Polynomial(0.02, max(steps, 1))),
@@ -84,34 +71,24 @@ def run_demo(
         "engine": engine,
         "parallel": {"space": (2, 1, 1)},
     }
-    _say(out, str(plan(model, training, **options)).rstrip())
-    with Progress(parse_bytes(memory), out) as shown:
-        options |= {
-            "workdir": root / "unet.run",
-            "resume": "restart",
-            "progress": False,
-            "callbacks": [shown],
-        }
-        run = fit(model, training, **options)
-    losses = tuple(float(row["loss"]) for row in run.history)
-    _say(out, "loss  " + " → ".join(f"{loss:.2f}" for loss in _tenths(losses)))
+    say(str(plan(model, training, **options)).rstrip())
+    with Progress(parse_bytes(memory), console) as shown:
+        options |= {"workdir": root / "unet.run", "resume": "restart", "progress": False}
+        run = fit(model, training, callbacks=[shown], **options)
+    losses = [row["loss"] for row in run.history]
+    trend = np.array_split(losses, min(len(losses), 10))
+    say("loss  " + " → ".join(f"{part.mean():.2f}" for part in trend))
     predicted = run.predict(unseen, root / "predicted.zarr", memory=memory)
     made = zarr.open_group(unseen, mode="r")
-    labels, logits = _volume(made, "labels"), _volume(predicted, "logits")
+    image, labels, logits = made["image"], made["labels"], predicted["logits"]
+    assert isinstance(image, zarr.Array) and isinstance(labels, zarr.Array) and isinstance(logits, zarr.Array)
     scores = dice(labels, logits)
     named = ", ".join(f"{name} {score:.2f}" for name, score in zip(CLASSES, scores, strict=True))
-    _say(out, f"Dice of unseen volumes  {named}")
-    picture = draw(root / "demo.png", _volume(made, "image"), labels, logits, scores)
-    peak_bytes = run.peak_bytes
-    done = Demo(losses, scores, picture, time.monotonic() - started, peak_bytes)
+    say(f"Dice of unseen volumes  {named}")
+    picture = draw(root / "demo.png", image, labels, logits, scores)
     budget = f"budget {parse_bytes(memory) / 2**20:.0f} MiB"
-    _say(out, f"peak memory of training {peak_bytes / 2**20:.0f} MiB, {budget}")
-    _say(out, f"{done.seconds:.0f} s in all; look at {picture}")
-    return done
-
-
-def _say(out: Console, text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(f"peak memory of training {run.peak_bytes / 2**20:.0f} MiB, {budget}")
+    say(f"{time.monotonic() - started:.0f} s in all; look at {picture}")
 
 
 def _fresh(root: Path) -> Path:
@@ -120,12 +97,6 @@ def _fresh(root: Path) -> Path:
         raise InputError(f"{root} is not empty, and not a folder of this demo; choose another with --folder")
     root.mkdir(parents=True, exist_ok=True)
     return root
-
-
-def _volume(group: zarr.Group, name: str) -> Stored:
-    found = group[name]
-    assert isinstance(found, zarr.Array)
-    return found
 
 
 def write_volumes(path: Path, samples: int, size: int, seed: int) -> zarr.Group:
@@ -229,9 +200,3 @@ def _tint(grey: npt.NDArray[np.float32], kinds: Array) -> npt.NDArray[np.float32
     share = np.where(kinds[..., None] > 0, np.float32(0.65), np.float32(0))
     mixed: npt.NDArray[np.float32] = grey * (1 - share) + COLORS[kinds] * share
     return mixed
-
-
-def _tenths(losses: tuple[float, ...]) -> list[float]:
-    """Return the means over up to ten equal parts, which show the trend."""
-    parts = np.array_split(np.asarray(losses), min(len(losses), 10))
-    return [float(part.mean()) for part in parts]

@@ -1,20 +1,21 @@
-"""Makes tables of a run, a model, a dataset or this machine.
+"""What is known of a run, a model, a dataset, a search or this machine: as plain data, and as tables.
 
-Names come from files that others wrote: they are shown as text, never as markup, and without control
-characters.
+In the data numbers are numbers, in units that their names end with; nothing is shortened or drawn. Names come
+from files that others wrote: tables show them as text, never as markup, and without control characters.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import floor, log2
+from dataclasses import asdict
+from datetime import datetime
+from math import floor, log2, prod
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from oocdl.cli.run_info import run_tables
 from oocdl.engines.engine import resolve
 from oocdl.errors import InputError, ModelError, Refusal, UnsupportedError, printable
 from oocdl.graph.ir.graph import Shape
@@ -23,27 +24,31 @@ from oocdl.graph.onnx.context import grouped
 from oocdl.graph.onnx.model_file import shown
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx, supported
-from oocdl.graph.onnx.trained import Trained
+from oocdl.graph.onnx.trained import Part, Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, rates_for
-from oocdl.report.tables import Column, Sheet, array_table, key_values
+from oocdl.report.history_view import told_of
+from oocdl.report.tables import Column, Sheet, array_data, array_table, blocks, key_values
 from oocdl.report.trained_view import trained_text
-from oocdl.report.units import counted, shape_text, size_text, speed_text
+from oocdl.report.units import DEFAULTS, counted, shape_text, size_text, speed_text, value_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.run.sealed_files import understood
+from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
 from oocdl.tuning.asked import SEARCH_FILE
 from oocdl.tuning.search import Search
 
+Info = tuple[dict[str, Any], list[Sheet | Text]]
+"""What there is to tell: as data, and as tables."""
 ASSUMED_SIZES = (64, 32, 16, 8)
 """Sizes of open dimensions, but for the first axis, for which a model is read if none are given."""
 
 
-def tables_of(
+def info_of(
     what: str, dims: Mapping[str, int] | None = None, weights: bool = False, every: bool = False
-) -> list[Sheet | Text]:
-    """Make the tables of a path: a run directory, a search's, an ONNX file or a dataset.
+) -> Info:
+    """Return what is known of a path: a run directory, a search's, an ONNX file or a dataset.
 
     Of an ONNX file, ``dims`` are sizes of open dimensions; ``weights`` asks for a row of each initializer. Of
     a run, ``every`` asks for a row of each weight.
@@ -51,32 +56,48 @@ def tables_of(
     path = Path(what)
     if (path / "run.json").is_file():
         with understood(path):
-            return [*run_tables(open_run(path), every)]
+            return _run(open_run(path), every)
     if (path / SEARCH_FILE).is_file():
-        return [Text(str(Search(path)).rstrip())]
+        search = Search(path)
+        trials = search.table
+        return {"kind": "search", "folder": str(path), "trials": trials}, [Text(str(search).rstrip())]
     if path.suffix.lower() == ".onnx":
-        return model_tables(path, dims or {}, weights)
-    return [array_table(what, open_dataset(what).arrays)]
+        return _model(inspect_onnx(path), dims or {}, weights)
+    arrays = open_dataset(what).arrays
+    return {"kind": "dataset", "arrays": array_data(arrays)}, [array_table(what, arrays)]
 
 
-def machine_tables(engine: str, again: bool = False) -> list[Sheet | Text]:
-    """Make the tables of what this process may use, and of how fast it is with ``engine``.
+def machine_info(engine: str, again: bool = False) -> Info:
+    """Return what this process may use, and how fast it is with ``engine``.
 
     Rates come from the cache; they are measured (half a minute) if there are none, or with ``again``.
     """
     engine = resolve(engine)
     rates = rates_for(engine, again=again)
+    known = asdict(rates)
+    data = {
+        "kind": "machine",
+        "processor": processor(),
+        "cores": cores(),
+        "available_bytes": available().nbytes,
+        "default_budget_bytes": default_budget_bytes(),
+        "engine": engine,
+        "rates_file": str(cache_path(engine)),
+        "flops_per_second_by_size": known.pop("arithmetic"),
+        "bytes_per_second": known.pop("memory"),
+        **known,
+    }
     rows = (
-        ("processor", processor()),
-        ("cores", cores()),
-        ("memory that may be used", size_text(available().nbytes)),
-        ("memory budget by default", size_text(default_budget_bytes())),
+        ("processor", data["processor"]),
+        ("cores", data["cores"]),
+        ("memory that may be used", size_text(data["available_bytes"])),
+        ("memory budget by default", size_text(data["default_budget_bytes"])),
         ("disk reads", speed_text(rates.disk_read_bytes_per_second)),
         ("disk writes", speed_text(rates.disk_write_bytes_per_second)),
         ("copies in memory, a thread", speed_text(rates.copy_bytes_per_second)),
         ("overhead of an operator", f"{rates.instruction_seconds * 1e6:.1f} µs"),
         ("overhead of a program", f"{rates.program_seconds * 1e6:.1f} µs"),
-        ("rates are kept in", str(cache_path(engine))),
+        ("rates are kept in", data["rates_file"]),
     )
     heavy = [
         (kind, "  ".join(f"{size}: {rate / 1e9:.3g}" for size, rate in points))
@@ -94,53 +115,77 @@ def machine_tables(engine: str, again: bool = False) -> list[Sheet | Text]:
         for kind, points in rates.scratch_ratios.items()
     ]
     busy = f"of a thread, all {cores()} busy"
-    return [
+    told = [
         key_values("machine", rows),
-        words(f"{engine}: GFLOP/s {busy}", ("operator", "by size"), heavy),
-        words(f"{engine}: bytes {busy}", ("operators", "at least"), light),
-        *(
-            [words(f"{engine}: scratch, times what is told", ("operator", "by size"), ratios)]
-            if ratios
-            else []
-        ),
+        _words(f"{engine}: GFLOP/s {busy}", ("operator", "by size"), heavy),
+        _words(f"{engine}: bytes {busy}", ("operators", "at least"), light),
+        _words(f"{engine}: scratch, times what is told", ("operator", "by size"), ratios),
     ]
+    return data, [table for table in told if table.rows]
 
 
-def model_tables(path: Path, dims: Mapping[str, int], weights: bool) -> list[Sheet | Text]:
-    """Make the tables of a model: inputs, outputs, operators; what is trained, or why ``fit`` refuses it.
+def _model(model: OnnxModel, dims: Mapping[str, int], weights: bool) -> Info:
+    """Tell of inputs, outputs, operators; what is trained, or why ``fit`` refuses it.
 
     The model is read as ``fit`` reads it, for the sizes in the file, ``dims``, and sizes that are assumed.
     """
-    model = inspect_onnx(path)
     shapes, assumed, found = read_model(model, dims)
-    title = f"{path.name}, opset {model.opset}, by {model.producer or 'unknown'}"
-    ends = words(
-        title,
-        ("end", "name", "shape", "type"),
-        [
-            (kind, port.name, shape_text(port.dims), port.dtype)
-            for kind, ports in (("input", model.inputs), ("output", model.outputs))
-            for port in ports
+    trained = found if isinstance(found, Trained) else None
+    ends = (("input", model.inputs), ("output", model.outputs))
+    counts = dict(sorted(Counter(node.op for node in every_node(model.nodes)).items()))
+    nbytes = sum(item.nbytes for item in model.initializers.values())
+    tensors = () if trained is None else trained.tensors
+    data = {
+        "kind": "model",
+        "file": str(model.path),
+        "opset": model.opset,
+        "producer": model.producer,
+        **{
+            f"{end}s": [{"name": port.name, "shape": list(port.dims), "dtype": port.dtype} for port in ports]
+            for end, ports in ends
+        },
+        "operators": counts,
+        "initializer_bytes": nbytes,
+        "read_for": {name: list(shape) for name, shape in shapes.items()},
+        "assumed": sorted(assumed),
+        "refused": str(found) if trained is None else None,
+        "parameters": sum(one.elements for one in tensors if one.part is Part.TRAINED),
+        "remarks": [] if trained is None else [asdict(one) for one in trained.remarks],
+        "initializers": [
+            {"name": one.name, "shape": list(one.shape), "part": one.part.value, "why": one.why}
+            for one in tensors
         ],
-    )
-    total_bytes = sum(item.nbytes for item in model.initializers.values())
+    }
+    title = f"{model.path.name}, opset {model.opset}, by {model.producer or 'unknown'}"
+    rows = [(end, one.name, shape_text(one.dims), one.dtype) for end, ports in ends for one in ports]
+    held = f"{counted(len(model.initializers), 'initializer')}, {size_text(nbytes)}"
+    sizes = ", ".join(f"{_cell(name)}: {shape_text(shape)}" for name, shape in shapes.items())
+    guess = f" (assumed: {', '.join(sorted(assumed))}; --dims gives others)" if assumed else ""
+    verdict = f"fit refuses this model: {_cell(found)}" if trained is None else trained_text(trained)
+    told: list[Sheet | Text] = [
+        _words(title, ("end", "name", "shape", "type"), rows),
+        _words(held, ("operator", "nodes", "supported"), _operators(counts, found)),
+        Text(f"read for {sizes}{guess}\n{verdict}"),
+    ]
+    if weights and trained is not None:
+        rows = []
+        for one in tensors:
+            tie = f"; tied: {', '.join(map(shown, one.modules))}" if one.modules else ""
+            rows.append((one.name, shape_text(one.shape), one.part.value, one.why + tie))
+        told.append(_words("initializers", ("name", "shape", "role", "why"), rows))
+    return data, told
+
+
+def _operators(counts: Mapping[str, int], found: Trained | ModelError) -> list[tuple[str, int, str]]:
+    """Return a row for each operator: whether it is supported, and if it is not, why."""
     refused: dict[str, list[Refusal]] = {}
-    known = supported(RULES)
     for refusal in found.refusals if isinstance(found, UnsupportedError) else ():
         refused.setdefault(refusal.op, []).append(refusal)
-    rows = []
-    for op, count in sorted(Counter(node.op for node in every_node(model.nodes)).items()):
+    known, rows = supported(RULES), []
+    for op, count in counts.items():
         yes = "yes, your own" if op in OWN else "yes" if op in known else "no, and not needed"
         rows.append((op, count, f"no: {grouped(refused[op])}" if op in refused else yes))
-    title = f"{counted(len(model.initializers), 'initializer')}, {size_text(total_bytes)}"
-    operators = words(title, ("operator", "nodes", "supported"), rows)
-    sizes = ", ".join(f"{cell(name)}: {shape_text(shape)}" for name, shape in shapes.items())
-    guess = f" (assumed: {', '.join(sorted(assumed))}; --dims gives others)" if assumed else ""
-    read = f"read for {sizes}{guess}"
-    if not isinstance(found, Trained):
-        return [ends, operators, Text(f"{read}\nfit refuses this model: {cell(found)}")]
-    parts: list[Sheet | Text] = [ends, operators, Text(f"{read}\n{trained_text(found)}")]
-    return [*parts, weight_table(found)] if weights else parts
+    return rows
 
 
 def read_model(
@@ -163,7 +208,7 @@ def read_model(
                 if isinstance(dim, str) and dim not in known:
                     known[dim] = assumed[dim] = size if axis else 2
             shapes[port.name] = tuple(dim if isinstance(dim, int) else known[dim] for dim in port.dims)
-        guesses = frozenset(f"{cell(dim)}={extent}" for dim, extent in assumed.items())
+        guesses = frozenset(f"{_cell(dim)}={extent}" for dim, extent in assumed.items())
         try:
             return shapes, guesses, model.bind(RULES, shapes).trained
         except ModelError as error:
@@ -173,21 +218,102 @@ def read_model(
     return tried[-1 if isinstance(tried[-1][2], UnsupportedError) else 0]
 
 
-def weight_table(trained: Trained) -> Sheet:
-    """Make a table of initializers: name, shape, what each is for, and why."""
-    rows = []
-    for record in trained.tensors:
-        tie = f"; tied: {', '.join(map(shown, record.modules))}" if record.modules else ""
-        rows.append((record.name, shape_text(record.shape), record.part.value, record.why + tie))
-    return words("initializers", ("name", "shape", "role", "why"), rows)
+def _run(run: Run, every: bool) -> Info:
+    """Tell how far a run is, by what settings, its losses at a glance, and its weights."""
+    history, weights, kept = run.history, array_data(run.weights), array_data(run.kept)
+    last = history[-1] if history else {}
+    losses = {
+        name: [row[name] for row in history] for name in last if name == "loss" or name.startswith("loss/")
+    }
+    settings, seconds = run.settings, sum(row["seconds"] for row in history)
+    total, committed = run.total_steps, run.committed_at
+    data = {
+        "kind": "run",
+        "folder": str(run.path),
+        "model": run.model_name,
+        "steps": run.steps,
+        "total_steps": total,
+        "finished": run.finished,
+        "committed_at_unix_seconds": committed,
+        "epoch": last.get("epoch"),
+        "learning_rate": last.get("lr"),
+        "train_seconds": seconds,
+        "peak_bytes": run.peak_bytes,
+        "losses": {
+            name: {"first": found[0], "last": found[-1], "least": min(found)}
+            for name, found in losses.items()
+        },
+        "settings": settings.stored(),
+        "weights": weights,
+        "kept": kept,
+    }
+    far = "finished" if run.finished else f"of {total}, unfinished" if total else "unfinished"
+    at = "none" if committed is None else f"{datetime.fromtimestamp(committed):%Y-%m-%d %H:%M:%S}"
+    rows: list[tuple[str, Any]] = [
+        ("folder", run.path),
+        ("committed", f"{counted(run.steps, 'step')}, {far}"),
+        ("last commit", at),
+        *told_of(history),
+    ]
+    told: list[Sheet | Text] = [key_values("run", [*rows, *_settings(run)])]
+    told.append(_array_table("weights", run.weights) if every else _module_table(weights))
+    return data, [*told, *([array_table("kept", run.kept)] if kept else [])]
 
 
-def words(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
+def _settings(run: Run) -> list[tuple[str, Any]]:
+    """Return the settings that a run was started with."""
+    facts, settings = run.facts, run.settings
+    heads = {
+        output: f"{value_text(head['loss'], DEFAULTS)} of {head['target']}"
+        + ("" if head["weight"] == 1 else f", times {head['weight']:g}")
+        for output, head in facts["loss"].items()
+    }
+    batch = f"{facts['batch_size']}" + (f" × {facts['accumulate']} passes" if facts["accumulate"] > 1 else "")
+    rows = [
+        ("model", run.model_name),
+        ("inputs", ", ".join(f"{name} from {array}" for name, array in facts["inputs"].items())),
+        *((f"loss of {output}", text) for output, text in heads.items()),
+        ("optimizer", value_text(facts["optimizer"], DEFAULTS)),
+        ("batch size", batch),
+        ("memory", size_text(settings.memory_bytes)),
+        ("engine, precision", f"{settings.engine}, {facts['precision']}"),
+        ("seed", f"{facts['seed']}" + ("" if facts["shuffle"] else ", not shuffled")),
+        ("frozen", ", ".join(facts["freeze"])),
+        ("scale", ", ".join(f"{name} × {factor:g}" for name, factor in (facts["scale"] or {}).items())),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _module_table(arrays: Sequence[Mapping[str, Any]]) -> Sheet:
+    """Make a table of weights with a row for each module, or for blocks of modules where they are many."""
+    columns = (
+        Column("module", "weights of", kind="name"),
+        Column("tensors", "tensors", rank=2, kind="words"),
+        Column("parameters", "parameters", "{:,}".format, rank=1),
+        Column("nbytes", "size", size_text),
+    )
+    modules: dict[str, list[Mapping[str, Any]]] = {}
+    for row in arrays:
+        modules.setdefault(row["name"].rpartition(".")[0] or row["name"], []).append(row)
+    names = list(modules)
+    rows: list[tuple[str, str, int, int]] = []
+    for label, places in blocks(names):
+        inside = [row for at in places for row in modules[names[at]]]
+        tensors = ", ".join(row["name"].rpartition(".")[2] for row in inside)
+        if len(places) > 1:
+            tensors = counted(len(inside), "tensor")
+        parameters = sum(prod(row["shape"]) for row in inside)
+        rows.append((label, tensors, parameters, sum(row["nbytes"] for row in inside)))
+    total = (counted(len(arrays), "tensor"), "", sum(row[2] for row in rows), sum(row[3] for row in rows))
+    return Sheet("weights (each of them: --all)", columns, rows, total)
+
+
+def _words(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
     """Make a table of words: names in the column that is called so are shortened."""
     kinds: dict[str, Any] = {"name": "name", "nodes": "number"}
     return Sheet(title, [Column(one, one, kind=kinds.get(one, "words")) for one in columns], rows)
 
 
-def cell(value: object) -> str:
+def _cell(value: object) -> str:
     """Write a name of a file, whose control characters do not reach the terminal."""
     return printable(str(value))

@@ -14,17 +14,15 @@ from rich.text import Text
 
 from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
-from oocdl.cli.exit_codes import UNCHANGED, ending
-from oocdl.cli.info import machine_tables, tables_of
-from oocdl.cli.info_data import data_of, machine_data
-from oocdl.cli.say import Json, say, say_json, waiting
+from oocdl.cli.info import info_of, machine_info
+from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
+from oocdl.cli.texts import sizes
 from oocdl.cli.verb_options import (
     Dims,
     Engine,
     Out,
     RunDir,
     arguments_for,
-    numbers,
     records_for,
     with_options,
 )
@@ -160,12 +158,12 @@ def info(
     if (weights or dims) and not str(what).lower().endswith(".onnx"):
         raise InputError("--weights and --dims go with a model")
     with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
-        sizes = numbers("dims", dims, int)
-        if as_json:
-            say_json(machine_data(engine, again) if what is None else data_of(what, sizes))
-            return
-        parts = machine_tables(engine, again) if what is None else tables_of(what, sizes, weights, every)
-    _show(parts)
+        extents = sizes("dims", dims, int)
+        data, told = machine_info(engine, again) if what is None else info_of(what, extents, weights, every)
+    if as_json:
+        say_json(data)
+    else:
+        _show(told)
 
 
 def _show(parts: Sequence[Sheet | Text]) -> None:

@@ -1,17 +1,23 @@
-"""Lines for a person: results on stdout, what else there is to know on stderr; and data for a program."""
+"""Lines for a person, also after a signal: results on stdout, all else on stderr; and data for a program."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from oocdl.errors import printable
+from oocdl.events import Committed, Event, RunStarted, RunStopped
+from oocdl.report.units import counted
+from oocdl.training.signals import Stopped
 
+INTERRUPTED_EXIT_CODE = 130
+UNCHANGED = "nothing was changed"
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
@@ -34,3 +40,45 @@ def waiting(text: str) -> Iterator[None]:
         return
     with console.status(text, spinner="dots"):
         yield
+
+
+class Ended(Exception):
+    """A command was ended from outside; the message says what is true now."""
+
+    def __init__(self, how: str, text: str, code: int) -> None:
+        super().__init__(f"{how}; {text}" if text else how)
+        self.code = code
+
+
+@contextmanager
+def ending(truth: Callable[[], str]) -> Iterator[None]:
+    """Turn what ends the block from outside into ``Ended``, with what ``truth`` says then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Ended("interrupted", truth(), INTERRUPTED_EXIT_CODE) from None
+    except Stopped as stop:
+        raise Ended(f"stopped by {stop.signal}", truth(), int(stop.code or 0)) from None
+
+
+@dataclass
+class Outcome:
+    """Knows what a run has committed. A listener."""
+
+    workdir: str | None = None
+    """The run directory; None: no run was begun or taken up."""
+    done: int = 0
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        match event:
+            case RunStarted() | RunStopped():
+                self.workdir, self.done = event.workdir, event.done
+            case Committed(step):
+                self.done = step
+
+    def __str__(self) -> str:
+        if self.workdir is None:
+            return f"no step was done, {UNCHANGED}"
+        are = "is" if self.done == 1 else "are"
+        return f"{counted(self.done, 'step')} {are} committed in {self.workdir}; the same command goes on"

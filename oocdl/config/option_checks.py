@@ -114,16 +114,6 @@ def whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize)
     return number
 
 
-def any_whole(name: str, value: Any) -> int:
-    """Check a whole number, which may be negative."""
-    return whole(name, value, None)
-
-
-def thread_count(name: str, value: Any) -> int | None:
-    """Check a number of threads; None: as many as there are cores."""
-    return None if value is None else whole(name, value, most=MOST_THREADS)
-
-
 def flag(name: str, value: Any) -> bool:
     """Check what is on or off: numbers are neither."""
     if not isinstance(value, bool | np.bool_):
@@ -152,11 +142,6 @@ def names(name: str, value: Any) -> tuple[str, ...]:
         if not isinstance(item, str):
             raise InputError(f"{name} takes names, got {shown(item)}")
     return items
-
-
-def size(name: str, value: Any) -> int:
-    """Check a number of bytes."""
-    return parse_bytes(value)
 
 
 def anything(name: str, value: Any) -> Any:

@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
@@ -38,13 +38,15 @@ CHECKS: Mapping[Any, Check] = {
     float: checks.seconds,
     str: checks.text,
     int | None: checks.optional(checks.whole),
-    Size | None: checks.optional(checks.size),
+    Size | None: checks.optional(lambda name, value: checks.parse_bytes(value)),
     Names: checks.names,
     Mapping[str, str] | None: checks.optional(checks.mapping_of(checks.text)),
     Mapping[str, int] | None: checks.optional(checks.mapping_of(checks.whole)),
     Mapping[str, float] | None: checks.optional(checks.mapping_of(checks.finite)),
 }
 """The checks that go with types."""
+ANY_WHOLE = partial(checks.whole, least=None)
+THREADS = checks.optional(partial(checks.whole, most=checks.MOST_THREADS))
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class LengthOptions(TypedDict, total=False):
     """Total number of epochs of the run."""
     steps: Annotated[int | None, Option(None, "bits")]
     """Total number of steps of the run, instead of epochs. A step is one update."""
-    seed: Annotated[int, Option(0, "bits", check=checks.any_whole, fixed="run", predicts=True)]
+    seed: Annotated[int, Option(0, "bits", check=ANY_WHOLE, fixed="run", predicts=True)]
     """Seed for shuffling and dropout."""
 
 
@@ -154,7 +156,7 @@ class PassOptions(TypedDict, total=False):
 
     accumulate: Annotated[int, Option(1, "plan", fixed="run")]
     """Number of batches per update, which uses the mean of their gradients."""
-    threads: Annotated[int | None, Option(None, "plan", check=checks.thread_count)]
+    threads: Annotated[int | None, Option(None, "plan", check=THREADS)]
     """Compute threads; default: all cores."""
 
 

@@ -68,7 +68,7 @@ class Settings:
         return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
 
     def stored(self) -> dict[str, Any]:
-        """Return all of it as plain data, for ``oocdl/training/stored_settings.py`` to read."""
+        """Return all of it as plain data, for ``restored`` of `oocdl/training/resume.py`."""
         found = {one.name: plain(getattr(self, one.name)) for one in fields(self)}
         return found | ({"loss": {"heads": found["loss"]}} if isinstance(self.loss, Mapping) else {})
 

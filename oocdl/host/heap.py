@@ -59,12 +59,12 @@ def use_one_heap() -> None:
         _library.mallopt(M_ARENA_MAX, 1)
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(most_bytes: int = HEAP_KEPT_BYTES) -> None:
     """Make the heap keep freed memory until ``Heap`` or ``give_back_freed_memory`` trims it."""
     if IS_SUPPORTED:
-        _library.mallopt(M_MMAP_THRESHOLD, HEAP_KEPT_BYTES)
-        _library.mallopt(M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
-        _library.malloc_trim(0)
+        _library.mallopt(M_MMAP_THRESHOLD, most_bytes)
+        _library.mallopt(M_TRIM_THRESHOLD, most_bytes)
+    trim()
 
 
 def trim() -> None:
@@ -75,10 +75,7 @@ def trim() -> None:
 
 def give_back_freed_memory() -> None:
     """Undo ``keep_freed_memory``, and give free memory of the heap back to the system."""
-    if IS_SUPPORTED:
-        _library.mallopt(M_MMAP_THRESHOLD, GLIBC_THRESHOLD_BYTES)
-        _library.mallopt(M_TRIM_THRESHOLD, GLIBC_THRESHOLD_BYTES)
-        _library.malloc_trim(0)
+    keep_freed_memory(GLIBC_THRESHOLD_BYTES)
 
 
 def _in_use_bytes() -> int:
@@ -112,11 +109,7 @@ class Heap:
     """
 
     def __init__(
-        self,
-        permits: int,
-        limit_bytes: int,
-        arrays: Callable[[], Arrays],
-        guard: MemoryGuard | None = None,
+        self, permits: int, limit_bytes: int, arrays: Callable[[], Arrays], guard: MemoryGuard
     ) -> None:
         self._limit = limit_bytes
         self._arrays = arrays
@@ -155,8 +148,7 @@ class Heap:
                 yield
             finally:
                 with self._lock:
-                    if self._guard is not None:
-                        self._guard.see()  # what it has freed is still there
+                    self._guard.see()  # what it has freed is still there
                     self._running -= scratch_bytes
                     self._computing -= 1
                     self._ended.notify_all()
@@ -164,12 +156,10 @@ class Heap:
     @property
     def notice(self) -> str | None:
         """What the guard tells the user, once it had to withhold memory."""
-        return None if self._guard is None else self._guard.notice
+        return self._guard.notice
 
     def process_bytes(self) -> int:
         """Return the most memory of its own that the process had, of all times that it was measured."""
-        if self._guard is None:
-            return anonymous_bytes()
         with self._lock:
             self._guard.has_bytes()
             return self._guard.seen_bytes
@@ -179,8 +169,6 @@ class Heap:
 
         ``need_bytes``: what a unit is about to reserve.
         """
-        if self._guard is None:
-            return 0
         with self._lock:
             # Where the tier has no more to lend, chunks leave first.
             lendable = self._limit - self._guard.withheld_bytes
@@ -189,8 +177,6 @@ class Heap:
 
     def check_alone(self) -> None:
         """Raise ResourceError if the process has no room for all that the only unit has reserved."""
-        if self._guard is None:
-            return
         with self._lock:
             to_come = max(self._arrays().promised_bytes - self._arrays().touched_bytes, 0)
             if self._guard.excess_bytes(to_come) > 0:
@@ -203,25 +189,23 @@ class Heap:
         Of the tier so much is withheld that this cannot be once its chunks have left.
         """
         guard = self._guard
-        if guard is None:
-            return False
         if guard.is_due():
             most_own_bytes = guard.has_bytes() - self._arrays().touched_bytes
             if most_own_bytes + promised_bytes > guard.most_bytes and guard.may_relieve():
-                self._own = self._own_bytes(guard)
+                self._own = self._own_bytes()
         over_bytes = self._own + promised_bytes - guard.most_bytes
         if over_bytes > 0:
             guard.withhold(min(self._own + self._limit - guard.most_bytes, self._limit), over_bytes)
         return over_bytes > 0
 
-    def _own_bytes(self, guard: MemoryGuard) -> int:
+    def _own_bytes(self) -> int:
         """Trim the heap; return what the process has beside touched arrays and scratch of running programs.
 
         Others take and touch memory meanwhile: in this order that is not taken for the process' own.
         """
         taken = self._taken_bytes()
         trim()
-        has = guard.has_bytes()
+        has = self._guard.has_bytes()
         return has - self._arrays().touched_bytes - taken
 
     def _taken_bytes(self) -> int:

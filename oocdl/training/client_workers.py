@@ -11,20 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings
 from oocdl.dashboard import dask_driver
 from oocdl.engines.engine import resolve
 from oocdl.errors import ResourceError
 from oocdl.events import Listener
-from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew
 from oocdl.runtime.cluster import crew, room
 from oocdl.runtime.cluster.cluster_session import ClusterSession
 from oocdl.runtime.cluster.connecting import connected
 from oocdl.runtime.lost import WorkersLost
-from oocdl.runtime.session import Deliver, Held
-from oocdl.storage.dataset.dataset import Dataset
-from oocdl.storage.run.run_store import RunStore
+from oocdl.runtime.session import Held
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,29 +60,14 @@ class Workers:
         """What results depend on of each machine that the run is planned for, as ``machine_facts`` has it."""
         return [one.machine for one in self.mustered]
 
-    def session(
-        self,
-        compiled: Mapping[str, CompiledPass],
-        dataset: Dataset,
-        settings: Settings,
-        threads: int,
-        store: RunStore,
-        deliver: Deliver | None,
-        watched: frozenset[str],
-    ) -> Held:
-        """A session on these workers; ``deliver`` gets what is made of ``watched`` values."""
+    def session(self, **given: Any) -> Held:
+        """A session on these workers, which is given all that does not concern them."""
         made = ClusterSession(
             client=self.client,
             planned=tuple(self.mustered),
-            compiled=compiled,
-            dataset=dataset,
-            settings=settings,
-            threads=threads,
-            store=store,
             wait_seconds=self.wait_seconds,
             say=self.say,
-            deliver=deliver,
-            watched=watched,
+            **given,
         )
         self.sessions.append(made)
         return made

@@ -59,7 +59,8 @@ def trained_file(
         data = _write(model, dataset, settings, call.asked, new)
         old = _file_of(folder) if call.resume is True else None
         if old is not None:
-            _check_same(old, new, folder)
+            way_out = "choose another workdir, or resume='restart'"
+            check_same(old, new, f"the run in {folder}", way_out)
         yield old or new, folder, data
     finally:
         used = _file_of(folder)
@@ -92,10 +93,8 @@ def _file_of(folder: Path) -> Path | None:
     return None if found is None else folder / str(found[0]["model"])
 
 
-def _check_same(old: Path, new: Path, folder: Path) -> None:
-    """Raise InputError if the module is another network than the run's."""
+def check_same(old: Path, new: Path, what: str, way_out: str) -> None:
+    """Raise InputError if a module is another network than the one that something was begun with."""
     found = network_differences(inspect_onnx(old), inspect_onnx(new))
     if found:
-        raise InputError(
-            f"the run in {folder} is of another network: {found}; choose another workdir, or resume='restart'"
-        )
+        raise InputError(f"{what} is of another network: {found}; {way_out}")

@@ -15,8 +15,6 @@ import numpy as np
 
 from oocdl.config import Settings, make_settings
 from oocdl.config.options import Size
-from oocdl.engines.engine import resolve
-from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.heap import use_one_heap
@@ -58,32 +56,24 @@ class Inference:
         memory: Size | None,
         batch_size: int,
         inputs: Mapping[str, str] | None,
-        targets: bool,
-        target_map: Mapping[str, str] | None = None,
-        spill: str | Path | None = None,
+        spill: str | Path | None,
+        with_targets: bool = False,
+        targets: Mapping[str, str] | None = None,
     ) -> None:
         stored = trained.settings
-        try:
-            resolve(stored.engine)
-        except InputError as error:
-            raise StoreError(
-                f"the run in {trained.path} is of another version of oocdl: {error}; export its model, and "
-                "start a run with that"
-            ) from None
-        checked = make_settings(
-            batch_size=batch_size, inputs=inputs, targets=target_map, memory=memory, spill=spill
-        )
+        given = {"inputs": inputs, "targets": targets, "memory": memory, "spill": spill}
+        checked = make_settings(batch_size=batch_size, **given)
         # Where the run's owner spilled is nothing to the caller.
         changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None, "spill": checked.spill}
         changes |= {} if inputs is None else {"inputs": checked.inputs}
-        changes |= {} if target_map is None else {"targets": checked.targets}
+        changes |= {} if targets is None else {"targets": checked.targets}
         changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
         use_one_heap()
         self.trained, self.settings = trained, replace(stored, **changes)
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         model = self.model = trained.model()
         same_operators(trained.path, trained.store.meta["identity"], digests(model.nodes))
-        self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=targets)
+        self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=with_targets)
         self.dataset = self.dataset.only(self.binding.used)
         self.scale = self._scale(trained.store.meta["identity"], stored.scale or {})
         check_budget(self.settings.memory_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,38 +72,29 @@ class Job:
         return kinds if numerics_of(kinds) == frozen["numerics"] else None
 
 
-@dataclass(frozen=True, eq=False)
-class Bound:
-    """A model, a dataset and settings that belong together, whatever machine they are for."""
+def job_of(
+    model: str | Path,
+    dataset: Any,
+    settings: Settings,
+    muster: Callable[[], tuple[Crew, int]] | None = None,
+) -> Job:
+    """Open a model and a dataset, and measure what this process may take.
 
-    model: OnnxModel
-    dataset: Dataset
-    settings: Settings
-    binding: Binding
-
-    def on(self, crew: Crew | None = None, memory_bytes: int | None = None) -> Job:
-        """Measure what this process may take, or those of a crew, each with its own budget."""
-        settings = self.settings
-        if memory_bytes is not None:
-            settings = replace(settings, memory_bytes=memory_bytes)
-        machine = machine_for(settings, self.dataset, crew=crew)
-        return Job(self.model, self.dataset, settings, self.binding, machine)
-
-
-def bound(model: str | Path, dataset: Any, settings: Settings) -> Bound:
-    """Open a model and a dataset. Raises what ``fit`` raises where they do not go together."""
+    ``muster`` gives a crew that works in its place, each with its own budget in bytes; it is called last, as
+    to wait for workers may take a day. Raises what ``fit`` raises where things do not go together.
+    """
     use_one_heap()
     opened = inspect_onnx(path_of("model", model))
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
     total = Course(binding.samples, settings).total_steps
     optimizer = replace(settings.optimizer, lr=lasting(settings.optimizer.lr, total))
-    return Bound(opened, data.only(binding.used), replace(settings, optimizer=optimizer), binding)
-
-
-def job_of(model: str | Path, dataset: Any, settings: Settings) -> Job:
-    """Open a model and a dataset, and measure what this process may take."""
-    return bound(model, dataset, settings).on()
+    data, settings = data.only(binding.used), replace(settings, optimizer=optimizer)
+    crew = None
+    if muster is not None:
+        crew, budget_bytes = muster()
+        settings = replace(settings, memory_bytes=budget_bytes)
+    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew))
 
 
 def plan_again(
@@ -116,5 +107,6 @@ def plan_again(
     if source is None:
         raise InputError("the run was trained on a store that was open; oocdl.plan(model, store) plans anew")
     workers = int(frozen[MAIN].get("workers", 0))
-    crew = Crew(settings.threads or cores(), workers, workers, anonymous_bytes()) if workers else None
-    return bound(model, source, settings).on(crew).plan(frozen)
+    crew = Crew(settings.threads or cores(), workers, workers, anonymous_bytes())
+    muster = (lambda: (crew, settings.memory_bytes)) if workers else None
+    return job_of(model, source, settings, muster).plan(frozen)

@@ -155,29 +155,22 @@ class Trainer:
         watched = frozenset(
             c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept_values.values()
         )
-        deliver = self._keep if watched else None
+        given: dict[str, Any] = {
+            "compiled": self.compiled,
+            "dataset": self.job.dataset,
+            "deliver": self._keep if watched else None,
+            "watched": watched,
+        }
         if self.workers is not None:
             threads = self.job.machine.threads
-            return self.workers.session(
-                compiled=self.compiled,
-                dataset=self.job.dataset,
-                settings=settings,
-                threads=threads,
-                store=self.store,
-                deliver=deliver,
-                watched=watched,
-            )
-        spill = settings.spill_folder(self.store.path / "spill")
+            return self.workers.session(settings=settings, threads=threads, store=self.store, **given)
         return Session(
-            compiled=self.compiled,
-            dataset=self.job.dataset,
             scale=settings.scale or {},
             machine=self.job.machine,
-            spill=spill,
-            deliver=deliver,
-            watched=watched,
+            spill=settings.spill_folder(self.store.path / "spill"),
             scheduler=self.scheduler,
             most_bytes=self.plan.most_bytes,
+            **given,
         )
 
     def _steps(self, session: Held, done: int, trace: StepTrace) -> None:

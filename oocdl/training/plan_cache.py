@@ -29,7 +29,6 @@ from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.machine import Machine, machine_facts
 from oocdl.storage.checksums import sealed, unsealed
-from oocdl.storage.dataset.dataset import DataArray
 from oocdl.storage.files import write_bytes
 
 VARIABLE = "OOCDL_PLAN_CACHE"
@@ -49,13 +48,14 @@ OF_THE_RUN = (
 def plan_key(model: OnnxModel, binding: Binding, settings: Settings, machine: Machine) -> str:
     """Return a digest, in hexadecimal, of all that a plan depends on but the machine's exact capacity."""
     names = [field.name for field in fields(Settings) if field.name not in OF_THE_RUN]
+    arrays = {name: binding.arrays[name] for name in sorted(binding.used)}
     facts = {
         "code": code_digest(),
         "model": model.fingerprint(),
         "operators": digests(model.nodes),
         "inputs": plain(binding.inputs),
         "targets": [[t.output, t.read, t.weight, plain(t.spec)] for t in binding.targets],
-        "arrays": {name: _array_facts(binding.arrays[name]) for name in sorted(binding.used)},
+        "arrays": {name: [str(one.dtype), *map(int, one.shape)] for name, one in arrays.items()},
         "settings": {name: plain(getattr(settings, name)) for name in names},
         "machine": [machine.threads, machine.workers, machine.shares, machine.device_unit_bytes],
         "host": machine_facts(machine.engine),
@@ -120,7 +120,3 @@ def _remove_oldest(folder: Path) -> None:
             ages.append((path.stat().st_mtime, path))
     for _, path in sorted(ages)[:-MOST_ENTRIES]:
         path.unlink(missing_ok=True)
-
-
-def _array_facts(array: DataArray) -> list[Any]:
-    return [str(array.dtype), *map(int, array.shape)]

@@ -31,15 +31,14 @@ from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.dataset.dataset import DatasetSpec
 from oocdl.storage.files import reporting
-from oocdl.storage.run.manifest import TensorSpec
+from oocdl.storage.run.manifest import Manifest, TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.inference import Inference, Trained
 from oocdl.training.job import plan_again
 from oocdl.training.predictions import Output, Predictions
-from oocdl.training.resume import given_plan, numerics_of
+from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored
 from oocdl.training.signature import public
-from oocdl.training.stored_settings import ALL, OF_PREDICTIONS, restored
 from oocdl.training.weights import Weights
 
 
@@ -97,8 +96,7 @@ class Run:
     def settings(self) -> Settings:
         """The settings that it was trained with, all ``steps`` that were asked for among them."""
         found = self._restored(ALL)
-        manifest = self._store.current()
-        return found if manifest is None else replace(found, steps=int(manifest.meta["steps"]))
+        return replace(found, steps=self.total_steps or found.steps)
 
     @cached_property
     def plan(self) -> Plan:
@@ -185,10 +183,7 @@ class Run:
         """
         target = path_of("path", path)
         model = self._model()
-        manifest = self._store.current()
-        if manifest is None:
-            raise StoreError(f"run {self.path} has no committed step yet")
-        specs = {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
+        _, specs = self._committed()
 
         def blocks(name: str) -> Iterator[Array] | None:
             return _verified_blocks(self._store, specs[name]) if name in specs else None
@@ -207,15 +202,12 @@ class Run:
         file is not of a module.
         """
         model = self._model()
-        manifest = self._store.current()
-        if manifest is None:
-            raise StoreError(f"run {self.path} has no committed step yet")
+        manifest, specs = self._committed()
         if model.metadata is None:
             raise InputError(
                 f"{model.path} does not say what its weights are called in PyTorch; train a file of "
                 "oocdl.from_torch, or read run.weights"
             )
-        specs = {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
         shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
         facts = self._store.meta["identity"]
         counts = {name: facts[name] for name in ("batch_size", "accumulate")}
@@ -263,13 +255,7 @@ class Run:
         What ``fit`` raises.
         """
         target = path_of("out", out)
-        options: dict[str, Any] = {
-            "memory": memory,
-            "batch_size": batch_size,
-            "inputs": inputs,
-            "spill": spill,
-        }
-        inference = Inference(self._trained(), dataset, targets=False, **options)
+        inference = Inference(self._trained(), dataset, memory, batch_size, inputs, spill)
         compiled = inference.first
         factored = compiled.plan.factored
         outputs = []
@@ -332,17 +318,15 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        asked = Inference(
-            self._trained(),
-            dataset,
-            memory,
-            batch_size,
-            inputs,
-            targets=True,
-            target_map=targets,
-            spill=spill,
-        )
+        asked = Inference(self._trained(), dataset, memory, batch_size, inputs, spill, True, targets)
         return asked.run()
+
+    def _committed(self) -> tuple[Manifest, dict[str, TensorSpec]]:
+        """Return the last commit, and what it has by name. Raises StoreError if there is none."""
+        manifest = self._store.current()
+        if manifest is None:
+            raise StoreError(f"run {self.path} has no committed step yet")
+        return manifest, {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
 
     def _trained(self) -> Trained:
         return Trained(self.path, self._store, self._settings, self._model)

@@ -37,8 +37,14 @@ WORDS: Mapping[str, str] = {
     "x": "inputs", "y": "targets", "labels": "targets", "data": "dataset", "train_data": "dataset",
     "train_dataset": "dataset", "train_dataloaders": "dataset", "net": "model", "network": "model",
     "output": "out", "nodes": "hosts", "profile": "trace", "profiler": "trace", "callback": "callbacks",
+    "class_weights": "class_weight", "clipnorm": "clip_norm", "max_grad_norm": "clip_norm",
+    "gradient_clip_val": "clip_norm", "global_clipnorm": "clip_norm", "beta_1": "betas", "beta1": "betas",
+    "metric": "metrics", "augmentation": "augment", "augmentations": "augment", "transform": "augment",
+    "transforms": "augment", "data_augmentation": "augment", "patience": "early_stopping",
+    "earlystopping": "early_stopping", "min_delta": "early_stopping", "ema_decay": "ema", "swa": "ema",
+    "model_ema": "ema", "moving_average": "ema",
 }  # fmt: skip
-"""Words of other libraries, and ours."""
+"""Words of other libraries, and ours, or those that ``OTHERWISE`` explains."""
 
 OTHERWISE: Mapping[str, str] = {
     "momentum": "it is a field of the optimizer: optimizer=oocdl.optim.SGD(lr=0.01, momentum=0.9)",
@@ -58,16 +64,6 @@ OTHERWISE: Mapping[str, str] = {
     "accumulate": "one pass is what this function knows: leave it out",
 }
 """Words of other libraries, and of ours, that some function lacks: what is done in their place."""
-SAME = {
-    "class_weights": "class_weight", "clipnorm": "clip_norm", "max_grad_norm": "clip_norm",
-    "gradient_clip_val": "clip_norm", "global_clipnorm": "clip_norm", "beta_1": "betas", "beta1": "betas",
-    "metric": "metrics", "augmentation": "augment", "augmentations": "augment", "transform": "augment",
-    "transforms": "augment", "data_augmentation": "augment", "patience": "early_stopping",
-    "earlystopping": "early_stopping", "min_delta": "early_stopping", "ema_decay": "ema", "swa": "ema",
-    "model_ema": "ema", "moving_average": "ema",
-}  # fmt: skip
-"""Further words for what ``OTHERWISE`` explains."""
-
 FEW = 8
 """So many options are listed where one is not known; nobody reads more of them."""
 P = ParamSpec("P")
@@ -103,7 +99,7 @@ def hint(name: str, known: Sequence[str]) -> str:
     meant = WORDS.get(word, word)
     if meant in known:
         return f": it is called '{meant}' here"
-    way = OTHERWISE.get(SAME.get(meant, meant))
+    way = OTHERWISE.get(meant)
     if way:
         return f": {way}"
     few = f"; it takes {', '.join(known)}" if len(known) <= FEW else ", and nothing like it: see its help"

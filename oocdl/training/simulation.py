@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -141,14 +141,10 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
 
 def _faster(rates: Rates, factor: float) -> Rates:
     """The rates of a lane that counts for ``factor`` cores."""
-
-    def times(table: Mapping[str, float]) -> dict[str, float]:
-        return {name: factor * rate for name, rate in table.items()}
-
     return replace(
         rates,
         arithmetic={k: tuple((n, factor * r) for n, r in points) for k, points in rates.arithmetic.items()},
-        memory=times(rates.memory),
+        memory={name: factor * rate for name, rate in rates.memory.items()},
         copy_bytes_per_second=factor * rates.copy_bytes_per_second,
     )
 

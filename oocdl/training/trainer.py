@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -31,7 +32,7 @@ from oocdl.storage.run.sealed_files import understood
 from oocdl.training import resume as resuming
 from oocdl.training.call import Call, FurtherOptions, Options, read_call
 from oocdl.training.from_module import name_in_run, planned_file, trained_file
-from oocdl.training.job import Job, bound, job_of
+from oocdl.training.job import Job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
 from oocdl.training.run import Run
@@ -111,11 +112,15 @@ def fit(
         shown = (stack.enter_context(progress_here(0)),) if progress else ()
         listeners = [*call.callbacks, *shown]
         path, folder, data = stack.enter_context(trained_file(model, dataset, settings, call))
-        together = bound(path, data, settings)  # before workers are waited for, which may take a day
-        workers = stack.enter_context(_workers_of(call, _notices(listeners)))
-        budget_bytes = None if memory is None else settings.memory_bytes
-        crew = () if workers is None else workers.muster(budget_bytes, settings.engine)
-        job = together.on(*crew)
+        workers, muster = None, None
+        if call.client is not None:
+            # distributed takes 16 MiB, which a run in one process can use better.
+            door = when_needed("oocdl.training.client_workers")
+            connected = door.workers_of(call.client, call.wait_seconds, _notices(listeners))
+            workers = stack.enter_context(connected)
+            budget_bytes = None if memory is None else settings.memory_bytes
+            muster = partial(workers.muster, budget_bytes, settings.engine)
+        job = job_of(path, data, settings, muster)
         folder = _run_folder(job, folder)
         listeners.append(stack.enter_context(LiveLog(folder)))
         return train(job, replace(call, workdir=folder, callbacks=listeners), workers)
@@ -127,18 +132,6 @@ def _notices(listeners: Sequence[Listener]) -> Callable[[str], None]:
             listener(Notice(text))
 
     return say
-
-
-@contextmanager
-def _workers_of(call: Call, say: Callable[[str], None]) -> Iterator[Workers | None]:
-    """Connect to the client of a call; None if there is none."""
-    if call.client is None:
-        yield None
-        return
-    # distributed takes 16 MiB, which a run in one process can use better.
-    door = when_needed("oocdl.training.client_workers")
-    with door.workers_of(call.client, call.wait_seconds, say) as workers:
-        yield workers
 
 
 def _run_folder(job: Job, workdir: Path | None) -> Path:

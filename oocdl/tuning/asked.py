@@ -10,6 +10,7 @@ from typing import Any
 
 from oocdl.config import Settings, differences, make_settings, plain
 from oocdl.config import whole as whole_number
+from oocdl.config.option_checks import one_of
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, WarmUp
@@ -25,7 +26,6 @@ SEARCH_FILE = "search.json"
 """The file that makes a folder that of a search."""
 DEFAULT_TRIALS = 16
 """Trials of a search if the caller does not say."""
-SAMPLERS, MODES = ("random", "grid", "optuna"), ("min", "max")
 LEAST = {"rungs": 1, "eta": 2, "seed": 0, "trials_per_round": 1}
 ANY_TIME = ("memory", "disk", "spill", "threads", "commit_seconds", "strict")
 """Options that may be others when a search goes on."""
@@ -103,9 +103,8 @@ def asked_of(
         raise InputError("give steps or epochs of the first rung, not both")
     counts: dict[str, Any] = {name: whole_number(name, given[name], least) for name, least in LEAST.items()}
     whole_number("last_steps", measure.last_steps)
-    for name, value, known in (("sampler", sampler, SAMPLERS), ("mode", mode, MODES)):
-        if value not in known:
-            raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
+    one_of("random", "grid", "optuna")("sampler", sampler)
+    one_of("min", "max")("mode", mode)
     if not isinstance(measure.metric, str) and not callable(measure.metric):
         raise InputError(f"metric takes 'loss' or a function of the run, got {measure.metric!r}")
     trials = given["trials"] if given["trials"] is None else whole_number("trials", given["trials"])

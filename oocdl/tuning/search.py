@@ -47,7 +47,7 @@ class Search:
         "stopped", "finished" or "failed"), ``rung`` and total ``steps`` that it has trained to, ``metric``
         there, ``error``, ``seconds`` of its steps, ``peak_bytes``, and ``run``, the path of its run.
         """
-        rows: list[dict[str, Any]] = _inside().rows_in(self.path)
+        rows: list[dict[str, Any]] = _inside().SearchStudy(self.path).rows()
         return rows
 
     @property

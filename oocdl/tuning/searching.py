@@ -14,15 +14,13 @@ from typing import Any
 from oocdl.config import make_settings
 from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Notice, SearchEvent, SearchListener, TrialDone
-from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.graph.onnx.same import network_differences
 from oocdl.host.limits import default_budget_bytes
 from oocdl.host.paths import path_of
 from oocdl.pytorch.door import AS_IT_IS, is_module
 from oocdl.runtime.cluster.connecting import connected
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
-from oocdl.training.from_module import planned_file
+from oocdl.training.from_module import check_same, planned_file
 from oocdl.training.resume import refuse_if
 from oocdl.tuning.asked import SEARCH_FILE, Asked, Data, opened
 from oocdl.tuning.search_study import SearchStudy
@@ -117,11 +115,7 @@ def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
     settings = make_settings(**asked.options)
     with planned_file(model, dataset, settings, AS_IT_IS) as (new, _), reporting(folder):
         if (folder / SEARCH_FILE).is_file() and kept.is_file():
-            differences = network_differences(inspect_onnx(kept), inspect_onnx(new))
-            if differences:
-                raise InputError(
-                    f"the search in {folder} is of another network: {differences}; choose another workdir"
-                )
+            check_same(kept, new, f"the search in {folder}", "choose another workdir")
         else:
             shutil.rmtree(kept.parent, ignore_errors=True)
             shutil.copytree(new.parent, kept.parent)
@@ -208,8 +202,3 @@ class Searching:
         row = next(row for row in rows if row["trial"] == number)
         ended = sum(row["state"] in ("finished", "stopped", "failed") for row in rows)
         self.say.emit(TrialDone(row, ended, self.asked.trials))
-
-
-def rows_in(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the table of the search in a folder. Raises StoreError, CorruptError."""
-    return SearchStudy(folder).rows()

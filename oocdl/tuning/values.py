@@ -108,7 +108,7 @@ def _changed(name: str, record: Any, changes: Mapping[str, Any]) -> Any:
     whole, inner = _by_root(changes)
     for field_name in (*whole, *inner):
         if field_name not in known:
-            hint = nearest(field_name, known) or f"; it has {', '.join(known)}"
+            hint = nearest(field_name, known) or f"; it has {', '.join(known) or 'none'}"
             raise InputError(f"{name}, a {type(record).__name__}, has no '{field_name}'{hint}")
     both = whole.keys() & inner.keys()
     if both:

@@ -190,16 +190,6 @@ def test_steps_that_workers_took_with_them_are_not_there(tmp_path: Path, uri: st
     assert from_mlflow(uri, tmp_path / "run") == [("FINISHED", expected)]
 
 
-def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    places = [TensorBoard(tmp_path / "logs")]
-    fit(tmp_path, *places)
-    run = fit(tmp_path, *places, steps=2, seed=1, resume="restart")
-    found = reader.EventAccumulator(str(tmp_path / "logs")).Reload()
-    shown = {event.step: event.value for event in found.Scalars("loss")}
-    assert shown == pytest.approx(history(run))
-
-
 def test_a_server_that_is_away_does_not_stop_a_run(tmp_path: Path, uri: str, monkeypatch: Any) -> None:
     (tmp_path / "run").mkdir()
     listener = MLflow("brains", uri)

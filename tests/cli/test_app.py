@@ -9,26 +9,34 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
 import pytest
 import zarr
-from onnx import TensorProto, helper
+from onnx import helper
 from typer.testing import CliRunner
 
 import oocdl
-from oocdl.cli import app, look, verb_options
-from oocdl.cli.cluster import job_options, worker_options
+from oocdl.cli import app, look
+from oocdl.cli.cluster import WORKER_OPTIONS
 from oocdl.cli.demo import CLASSES, write_volumes
+from oocdl.cli.texts import flag
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import OPTIONS, make_settings
+from oocdl.config.options import LossLike, Names, Pieces, Size
 from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
-from oocdl.optim import SGD, Adam, Cosine, WarmUp
+from oocdl.ops.optimizers import Optimizer
+from oocdl.ops.schedules import Rate
+from oocdl.optim import SGD, Adam, AdamW, Cosine, WarmUp
+from oocdl.report.plan_view import Plan
 from oocdl.training.signature import records_of
 from tests.kit import nets
+from tests.kit.commands import run
 
 SIZE = 16
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--lr", "0.01")
@@ -43,14 +51,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["fit", str(root / "net.onnx"), str(root / "data.zarr"), "--steps", "3", "--no-progress"]
     assert app.run_command([*arguments, *TINY], debug=True) == 0
     return root
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, debug: bool = False) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
-    capsys.readouterr()
-    code = app.run_command([str(argument) for argument in arguments], debug)
-    found = capsys.readouterr()
-    return code, found.out, found.err
 
 
 def test_a_full_disk_under_the_output_is_one_line() -> None:
@@ -150,27 +150,11 @@ def test_verify_and_repair(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert code == StoreError.exit_code and "is not a run" in line
 
 
-def test_fit_and_plan_accumulate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    what = (folder / "net.onnx", folder / "data.zarr", *TINY, "--accumulate", 2)
-    code, out, _ = run(capsys, "fit", *what, "--workdir", folder / "two.run", "--no-progress")
-    assert code == 0 and ": 2 steps, loss" in out  # of two passes, and of one
-    code, out, _ = run(capsys, "plan", *what)
-    assert code == 0 and "one step of batch 1 x 2 passes" in " ".join(out.split())
-
-
-def test_plan_prints_the_table_and_runs_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = set(folder.iterdir())
-    code, out, _ = run(
-        capsys, "plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--parallel", "space=2"
-    )
-    assert code == 0 and set(folder.iterdir()) == before
-    assert "down1.conv2" in out and "tasks a step" in out
-
-
 def test_plan_draws(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    what = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--plot")
+    what, before = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--plot"), {*folder.iterdir()}
     code, out, _ = run(capsys, *what, folder / "plan.svg")
-    assert code == 0 and out.endswith(f"picture {folder / 'plan.svg'}\n")
+    assert {*folder.iterdir()} - before == {folder / "plan.svg"}, "nothing runs"
+    assert code == 0 and "tasks a step" in out and out.endswith(f"picture {folder / 'plan.svg'}\n")
     assert "</svg>" in (folder / "plan.svg").read_text()
     code, line = refused(capsys, *what, folder / "plan.txt")
     assert code == InputError.exit_code and "plan.txt" in line
@@ -215,15 +199,6 @@ def test_plan_shows_a_pass_as_text(folder: Path, capsys: pytest.CaptureFixture[s
     assert run(capsys, *command, what, "--layer", first) == (0, out, "")
     code, line = refused(capsys, *command, "layers", "--layer", name[:-1] + "_")
     assert code == InputError.exit_code and "did you mean " in line and repr(name) in line
-
-
-def test_info_tells_runs_models_and_datasets_apart(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "info", folder / "net.run")
-    assert code == 0 and "last commit" in out and "down1.conv1" in out
-    code, out, _ = run(capsys, "info", folder / "net.onnx")
-    assert code == 0 and "InstanceNormalization" in out and "opset 17" in out
-    code, out, _ = run(capsys, "info", folder / "data.zarr")
-    assert code == 0 and "image" in out and "labels" in out and "uint8" in out
 
 
 def test_info_of_a_model_says_what_fit_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,20 +250,10 @@ def test_what_looks_wrong_is_said_and_refused_if_asked(
     assert code == 0 and "frozen: 1 tensor, 6 parameters (freeze pattern 'pe' × 1)" in out
 
 
-def test_info_shows_hostile_names_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "[bold]x[/bold]\x1b[31m"
-    port = [helper.make_tensor_value_info(end, TensorProto.FLOAT, [1]) for end in (name, "y")]
-    node = helper.make_node("Relu", [name], ["y"])
-    model = helper.make_model(helper.make_graph([node], "g", port[:1], port[1:]))
-    onnx.save(model, tmp_path / "evil.onnx")
-    code, out, _ = run(capsys, "info", tmp_path / "evil.onnx")
-    assert code == 0 and "[bold]x[/bold]" in out and "\x1b" not in out
-
-
 def test_hostile_names_of_a_model_stay_text_wherever_they_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evil = "\x1b]0;owned\x07\x9b31m"
+    evil = "\x1b]0;owned\x07\x9b31m[bold]"
     nodes = [helper.make_node("MatMul", ["x", f"w{evil}"], [f"y{evil}"], f"node{evil}")]
     weights = {f"w{evil}": np.ones((6, 3), "f4")}
     model = nets.save(tmp_path / "m.onnx", nodes, weights, ["batch", 6], {f"y{evil}": ["batch", 3]})
@@ -309,6 +274,7 @@ def test_hostile_names_of_a_model_stay_text_wherever_they_are_shown(
         code, out, err = run(capsys, *command)
         assert code == (2 if "nothing" in command else 0), err
         assert not {"\x1b", "\x07", "\x9b"}.intersection(out + err), command
+        assert command[:2] != ("info", model) or "[bold]" in out
 
 
 @pytest.mark.parametrize(
@@ -325,12 +291,14 @@ def test_hostile_names_of_a_model_stay_text_wherever_they_are_shown(
         (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "space=2xx"], 2, "--parallel takes"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "depth=2"], 2, "batch, space, channels"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--stpes", "2"], 2, "--stpes"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--momentum", "1"], 2, "adam has no --momentum; it has --w"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--momentum", "1"], 2, "Adam, has no 'momentum'; it has lr"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "cos"], 2, "--schedule takes cosine"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "step:0.5"], 2, "--schedule takes cosine"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--class-weights", "a"], 2, "--class-weights takes numbers"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "mse", "--ignore-index", "1"], 2, "mse has no"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=mse", "--ignore-index", "1"], 2, "one loss"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "mse", "--ignore-index", "1"], 2, "MSE, has no"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=mse", "--ignore-index", "1"], 2, "no fields"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=dice:heavy"], 2, "output=loss:weight"),
+        (["plan", "{}/net.onnx", "{}/data.zarr", "--hosts", "many"], 2, "--hosts takes whole numbers"),
         (["fit", "{}/net.onnx"], 2, "dataset"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--steps", "many"], 2, "--steps"),
         (["train"], 2, "train"),
@@ -380,87 +348,80 @@ def test_ctrl_c_exits_130(
     assert code == 130 and line == "oocdl: interrupted; no step was done, nothing was changed"
 
 
-# fmt: off
-REACHES: dict[str, tuple[tuple[object, ...], str, object]] = {
-    "loss": (("--loss", "dice"), "loss", "dice"),
-    "optimizer": (("--optimizer", "sgd"), "optimizer", "sgd"),
-    "lr": (("--lr", 0.5), "lr", 0.5),
-    "schedule": (("--schedule", "cosine"), "optimizer", Adam(Cosine(0.001))),
-    "warm_up": (("--warm-up", 5, "--lr", 0.1), "optimizer", Adam(WarmUp(0.1, 5))),
-    "momentum": (("--optimizer", "sgd", "--momentum", 0.9), "optimizer", SGD(0.01, 0.9)),
-    "nesterov": (
-        ("--optimizer", "sgd", "--momentum", 0.9, "--nesterov"), "optimizer", SGD(0.01, 0.9, nesterov=True)
-    ),
-    "weight_decay": (("--weight-decay", 0.1), "optimizer", Adam(weight_decay=0.1)),
-    "clip_norm": (("--clip-norm", 2), "optimizer", Adam(clip_norm=2.0)),
-    "class_weights": (("--class-weights", "1,2.5"), "loss", CrossEntropy(class_weights=(1.0, 2.5))),
-    "ignore_index": (
-        ("--loss", "dice_ce", "--ignore-index", 255), "loss", DiceCE(cross_entropy=CrossEntropy(255))
-    ),
-    "epochs": (("--epochs", 7), "epochs", 7),
-    "steps": (("--steps", 7), "steps", 7),
-    "batch_size": (("--batch-size", 3), "batch_size", 3),
-    "accumulate": (("--accumulate", 3), "accumulate", 3),
-    "shuffle": (("--no-shuffle",), "shuffle", False),
-    "seed": (("--seed", 7), "seed", 7),
-    "memory": (("--memory", "3GiB"), "memory", "3GiB"),
-    "spill": (("--spill", "s"), "spill", "s"),
-    "disk": (("--disk", "3GiB"), "disk", "3GiB"),
-    "spill_dtype": (("--spill-dtype", "bfloat16"), "spill_dtype", "bfloat16"),
-    "inputs": (("--inputs", "a=b"), "inputs", {"a": "b"}),
-    "targets": (("--targets", "a=b"), "targets", {"a": "b"}),
-    "dims": (("--dims", "d=3"), "dims", {"d": 3}),
-    "scale": (("--scale", "a=0.5"), "scale", {"a": 0.5}),
-    "logits": (("--logits", "auto"), "logits", "auto"),
-    "strict": (("--strict",), "strict", True),
-    "allow_missing_chunks": (("--no-allow-missing-chunks",), "allow_missing_chunks", False),
-    "parallel": (("--parallel", "batch=2"), "parallel", {"batch": 2}),
-    "threads": (("--threads", 3), "threads", 3),
-    "engine": (("--engine", "numpy"), "engine", "numpy"),
-    "precision": (("--precision", "float64"), "precision", "float64"),
-    "freeze": (("--freeze", "a*"), "freeze", ("a*",)),
-    "keep": (("--keep", "a"), "keep", ("a",)),
-    "commit_seconds": (("--commit-seconds", 5), "commit_seconds", 5.0),
-    "workdir": (("--workdir", "w.run"), "workdir", Path("w.run")),
-    "resume": (("--no-resume",), "resume", False),
-    "restart": (("--restart",), "resume", "restart"),
-    "replan": (("--replan",), "replan", True),
-    "plan": (("--plan", "other.run"), "plan", Path("other.run")),
-    "trace": (("--trace", "t.json"), "trace", Path("t.json")),
-    "dashboard": (("--dashboard",), "dashboard", True),
-    "dashboard_port": (("--dashboard-port", 8765), "dashboard", 8765),
+TEXTS: dict[Any, tuple[object, object]] = {
+    int: (7, 7),
+    int | None: (7, 7),
+    float: (5, 5.0),
+    Rate | None: (0.5, 0.5),
+    str: ("numpy", "numpy"),
+    str | Optimizer: ("sgd", "sgd"),
+    LossLike: ("dice", "dice"),
+    Size | None: ("3GiB", "3GiB"),
+    Literal["bfloat16"] | None: ("bfloat16", "bfloat16"),
+    Names: ("a*", ("a*",)),
+    Pieces: ("batch=2", {"batch": 2}),
+    Mapping[str, str] | None: ("a=b", {"a": "b"}),
+    Mapping[str, int] | None: ("a=3", {"a": 3}),
+    Mapping[str, float] | None: ("a=0.5", {"a": 0.5}),
+    str | Path | None: ("p", Path("p")),
+    Plan | str | Path | None: ("p", Path("p")),
 }
-# fmt: on
+"""Type of an option -> what is typed, and what comes of it."""
+ALONE: list[tuple[tuple[object, ...], str, object]] = [
+    (("--schedule", "cosine"), "optimizer", Adam(Cosine(0.001))),
+    (("--warm-up", 5, "--lr", 0.1), "optimizer", Adam(WarmUp(0.1, 5))),
+    (("--momentum", 0.9, "--optimizer", "sgd"), "optimizer", SGD(0.01, 0.9)),
+    (("--nesterov", "--optimizer=sgd", "--momentum=0.9"), "optimizer", SGD(0.01, 0.9, nesterov=True)),
+    (("--weight-decay", 0.1), "optimizer", Adam(weight_decay=0.1)),
+    (("--weight-decay", 0, "--optimizer", "adamw"), "optimizer", AdamW(weight_decay=0.0)),
+    (("--clip-norm", 2), "optimizer", Adam(clip_norm=2.0)),
+    (("--class-weights", "1,2.5"), "loss", CrossEntropy(class_weights=(1.0, 2.5))),
+    (("--ignore-index", 255, "--loss", "dice_ce"), "loss", DiceCE(cross_entropy=CrossEntropy(255))),
+    (("--ignore-index", 0), "loss", CrossEntropy(0)),
+    (("--no-resume",), "resume", False),
+    (("--restart",), "resume", "restart"),
+    (("--dashboard",), "dashboard", True),
+    (("--dashboard-port", 8765), "dashboard", 8765),
+]
+"""Options that become another, or go with others."""
 
 
-@pytest.mark.parametrize("name", REACHES)
 def test_every_option_of_fit_reaches_its_setting(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = inspect.signature(app.fit).parameters.keys()
-    elsewhere = {name for of in (job_options, worker_options) for name in inspect.signature(of).parameters}
-    assert set(asked) - elsewhere == {*REACHES, "model", "dataset", "progress", "config", "log"}, (
-        "an option is not in this test"
-    )
-    given: list[dict[str, object]] = []
+    given: list[dict[str, Any]] = []
 
-    def stop(**options: object) -> None:
+    def stop(**options: Any) -> None:
         given.append(options)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(app, "fit_run", stop)
-    words, key, expected = REACHES[name]
-    for extra in ((), words):
-        refused(capsys, "fit", folder / "net.onnx", folder / "data.zarr", *extra)
-    assert given[1][key] == expected != given[0][key]
-    assert given[1].keys() <= records_of(oocdl.fit).keys()
-    make_settings(**{key: value for key, value in given[1].items() if key in OPTIONS})
-
-
-def test_several_losses() -> None:
-    assert verb_options.parse_loss("a=dice:2,b=mse") == {"a": ("dice", 2.0), "b": ("mse", 1.0)}
-    with pytest.raises(InputError, match="output=loss:weight"):
-        verb_options.parse_loss("a=dice:heavy")
+    fit = ("fit", folder / "net.onnx", folder / "data.zarr")
+    words, expected = list[object](), dict[str, Any]()
+    for name, record in app.FIT.items():
+        if name in ("model", "dataset", "progress", "resume", "dashboard"):
+            continue
+        if record.type is bool:
+            expected[name] = not record.default
+            words.append(flag(name if expected[name] else f"no_{name}"))
+        else:
+            text, expected[name] = TEXTS.get(record.type) or get_args(record.type)[-1:] * 2
+            words += [flag(name), text]
+    expected["spill"] = "p"
+    alone = {str(one[0][0])[2:].removeprefix("no-").replace("-", "_") for one in ALONE}
+    others = {*alone, *WORKER_OPTIONS, "model", "dataset", "progress", "config", "log"}
+    assert inspect.signature(app.fit).parameters.keys() - others == expected.keys()
+    refused(capsys, *fit)
+    refused(capsys, *fit, *words)
+    plain, typed = given
+    assert {name: typed[name] for name in expected} == expected
+    assert not [name for name in expected if plain[name] == expected[name]]
+    for extra, name, value in ALONE:
+        refused(capsys, *fit, *extra)
+        assert given[-1][name] == value != plain[name]
+    for options in given:
+        assert options.keys() <= records_of(oocdl.fit).keys()
+        make_settings(**{name: value for name, value in options.items() if name in OPTIONS})
 
 
 def test_the_demo_needs_no_framework(tmp_path: Path) -> None:
@@ -482,18 +443,3 @@ def test_the_demo_leaves_a_folder_of_others_alone(tmp_path: Path, capsys: pytest
     code, line = refused(capsys, "demo", "--folder", tmp_path / "new", "--size", "50")
     assert code == InputError.exit_code and "multiple of 4" in line
     assert not (tmp_path / "new").exists()
-
-
-def test_the_script_ends_with_the_code_and_without_a_traceback(tmp_path: Path) -> None:
-    done = in_process("from oocdl.cli.app import main; main()", "info", "gone", where=tmp_path)
-    assert done.returncode == InputError.exit_code
-    assert done.stdout == "" and done.stderr.startswith("oocdl: ") and "Traceback" not in done.stderr
-
-
-def test_plan_predicts_hosts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    what = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--threads", 1)
-    code, out, _ = run(capsys, *what, "--hosts", "1,2")
-    assert code == 0 and "tasks a step" in out and "on hosts of 1 cores" in out
-    assert re.findall(r"^│ +(\d+) │", out.partition("on hosts of")[2], re.MULTILINE) == ["1", "2"]
-    code, line = refused(capsys, *what, "--hosts", "many")
-    assert code == InputError.exit_code and "--hosts takes whole numbers" in line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import signal
@@ -15,9 +14,11 @@ from distributed.deploy import Cluster
 
 from oocdl.cli import app
 from oocdl.cli import cluster as commands
+from oocdl.cli.texts import flag
 from oocdl.cluster.systems import job_script
 from oocdl.errors import InputError
 from tests.kit.batch import Batch
+from tests.kit.commands import run
 
 JOB = ("--cores", 2, "--node-memory", "1GiB", "--walltime", "00:30:00")
 FIT = ("fit", "net.onnx", "data.zarr", "--no-progress")
@@ -29,13 +30,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Batch:
     made = Batch(tmp_path / "batch", "slurm")
     made.use(monkeypatch)
     return made
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    capsys.readouterr()
-    code = app.run_command([str(argument) for argument in arguments], debug=False)
-    found = capsys.readouterr()
-    return code, found.out, found.err
 
 
 def fit_is(patch: pytest.MonkeyPatch, does: Any) -> list[dict[str, Any]]:
@@ -54,25 +48,16 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-REACHES: dict[str, tuple[tuple[object, ...], str, object]] = {
-    "nodes": (("--nodes", 3), "nodes", 3),
-    "cores": (("--cores", 5), "cores", 5),
-    "node_memory": (("--node-memory", "2GiB"), "memory", "2GiB"),
-    "walltime": (("--walltime", "02:00:00"), "walltime", "02:00:00"),
-    "queue": (("--queue", "long"), "queue", "long"),
-    "account": (("--account", "brain"), "account", "brain"),
-    "interface": (("--interface", "ib0"), "interface", "ib0"),
-    "shared": (("--shared", "/shared"), "shared", "/shared"),
-    "tls": (("--no-tls",), "tls", False),
-    "spill": (("--spill", "$SCRATCH/x"), "spill", "$SCRATCH/x"),
-}
+REACHES = {
+    "nodes": 3, "cores": 5, "node_memory": "2GiB", "walltime": "02:00:00", "queue": "long", "account": "lab",
+    "interface": "ib0", "shared": "/shared", "spill": "$SCRATCH/x",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REACHES)
 def test_every_option_reaches_the_jobs(
-    here: Batch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    here: Batch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert {*inspect.signature(commands.job_options).parameters, "spill"} == REACHES.keys()
+    assert {*commands.JOB_OPTIONS, "spill"} == {*REACHES, "tls"}
     given: list[dict[str, Any]] = []
 
     def start(system: str, options: dict[str, Any], tell: Any) -> None:
@@ -81,14 +66,16 @@ def test_every_option_reaches_the_jobs(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(commands, "start", start)
-    words, key, expected = REACHES[name]
+    words = ["--no-tls", *(word for name, value in REACHES.items() for word in (flag(name), value))]
     for extra in ((), words):
         assert run(capsys, *FIT, "--cluster", "slurm", *extra)[0] == 130
-    assert given == [{}, {key: expected}]
-    if name != "interface":  # the script is the same as of Python
-        code, out, _ = run(capsys, "cluster", "show", "slurm", *JOB, *words)
-        base = {"cores": 2, "memory": "1GiB", "walltime": "00:30:00"}
-        assert (code, out) == (0, job_script("slurm", {**base, key: expected}).rstrip() + "\n")
+    expected = {**REACHES, "tls": False, "memory": REACHES["node_memory"]}
+    del expected["node_memory"]
+    assert given == [{}, expected]
+    # The script is the same as of Python; the interface has to be one of this host.
+    words[words.index("ib0")] = expected["interface"] = "lo"
+    code, out, _ = run(capsys, "cluster", "show", "slurm", *words)
+    assert (code, out) == (0, job_script("slurm", expected).rstrip() + "\n")
 
 
 @pytest.mark.parametrize("words", [("--scheduler-address", "tcp://a:1"), ("--scheduler-file", "s.json")])

@@ -10,18 +10,13 @@ import pytest
 
 import oocdl
 from oocdl.cli import app
-from oocdl.cli.space_options import parse_space
+from oocdl.cli.texts import parse_space
 from oocdl.errors import InputError, ResourceError
 from oocdl.space import IntUniform, LogUniform, Uniform
+from tests.kit.commands import run
 from tests.kit.searches import workers_in, write_job
 
 TINY = ("--memory", "2GiB", "--threads", "1", "--engine", "onnxruntime", "--steps", "2")
-
-
-def run(capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str, str]:
-    code = app.run_command([str(word) for word in words], debug=False)
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
 
 
 def test_a_search_prints_progress_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

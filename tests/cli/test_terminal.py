@@ -26,6 +26,7 @@ from oocdl.errors import InputError
 from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.training.predictions import Predictions
+from tests.kit.commands import run
 
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--engine", "onnxruntime")
 
@@ -39,14 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ["fit", str(root / "net.onnx"), str(root / "data.zarr"), "--steps", "3", "--no-progress"]
     assert app.run_command([*arguments, *TINY], debug=True) == 0
     return root
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
-    capsys.readouterr()
-    code = app.run_command([str(argument) for argument in arguments], debug=False)
-    found = capsys.readouterr()
-    return code, found.out, found.err
 
 
 def verbs(folder: Path) -> dict[str, tuple[object, ...]]:
@@ -225,7 +218,7 @@ def test_ctrl_c_says_what_is_true(
         code, _, err = run(capsys, "plan", net, data)
         assert (code, err) == (130, "oocdl: interrupted; nothing was changed\n")
     with monkeypatch.context() as patch:
-        patch.setattr("oocdl.training.trainer.bound", stop)
+        patch.setattr("oocdl.training.trainer.job_of", stop)
         code, _, err = run(capsys, "fit", net, data, *TINY, "--workdir", tmp_path / "new.run")
         assert err == "oocdl: interrupted; no step was done, nothing was changed\n"
         assert code == 130 and not (tmp_path / "new.run").exists()

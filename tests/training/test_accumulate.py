@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import oocdl
 from oocdl.errors import InputError
-from oocdl.graph.ir.graph import Role
 from oocdl.optim import SGD, Adam
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, SINGLE_PASS
 from oocdl.planning.task_key import TaskKind
@@ -136,6 +135,7 @@ def check(run: oocdl.Run, losses: list[float], state: dict[str, Any], tolerance:
 @pytest.mark.parametrize(
     ("samples", "k", "kinds"),
     [
+        (5, 1, {MAIN, RAGGED}),  # clipping alone
         (8, 2, {MAIN, FIRST}),
         (9, 3, {MAIN, RAGGED, FIRST, NEXT}),  # 3 passes, then a full and a ragged one
         (7, 3, {MAIN, RAGGED, FIRST, NEXT, SINGLE_PASS}),  # 3 passes, then a ragged one alone
@@ -158,14 +158,6 @@ def test_steps_are_those_of_pytorchs_loop(
     )
     assert set(run.plan.kinds) == kinds
     check(run, *bench.torch(samples, 2, k, optimizer, clip))
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_clipping_alone_is_pytorchs(optimizer: str, bench: Bench, tmp_path: Path) -> None:
-    ours = OPTIMIZERS[optimizer][0](clip_norm=0.05)
-    cuts = {"batch": 2, "space": (3, 2), "channels": 2}
-    run = bench.fit(tmp_path / "run", 5, batch_size=2, epochs=2, optimizer=ours, parallel=cuts)
-    check(run, *bench.torch(5, 2, 1, optimizer, 0.05))
 
 
 @pytest.mark.parametrize(
@@ -218,18 +210,6 @@ def test_passes_of_a_batch_are_a_batch_of_all(mlp: tuple[Path, Path], tmp_path: 
     # The gradient that is kept is the step's, not the last pass's.
     np.testing.assert_allclose(three.kept["grad/w1"][...], one.kept["grad/w1"][...], rtol=1e-9, atol=1e-13)
     assert {t.spec.name for t in three._store.current().tensors.values()} == {"w1", "b1", "w2", "b2"}
-
-
-def test_one_pass_a_step_is_as_it_was(mlp: tuple[Path, Path], tmp_path: Path) -> None:
-    """No sums, no further kinds of passes, equal bits; also where an epoch has only one batch."""
-    default = oocdl.fit(*mlp, workdir=tmp_path / "default", batch_size=5, epochs=2, progress=False)
-    one = oocdl.fit(*mlp, workdir=tmp_path / "one", batch_size=5, epochs=2, accumulate=1, progress=False)
-    assert nets.files_of(one) == nets.files_of(default)
-    whole = oocdl.plan(*mlp, batch_size=12, accumulate=4)
-    for plan, kinds in ((one.plan, {MAIN, RAGGED}), (whole, {MAIN})):
-        assert set(plan.kinds) == kinds and plan.sum_bytes == 0
-        for compiled in plan.kinds.values():
-            assert not compiled.plan.factored.graph.of_role(Role.SUM) and not compiled.sums
 
 
 def test_each_pass_draws_its_own_numbers(tmp_path: Path) -> None:

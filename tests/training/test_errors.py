@@ -169,23 +169,6 @@ def test_objects_are_never_read(fit: Callable[..., oocdl.Run], tmp_path: Path) -
     )
 
 
-def test_a_missing_chunk(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
-    fit()
-    (tmp_path / "data.zarr" / "x" / "c" / "3" / "0").unlink()
-
-    def again(**options: Any) -> oocdl.Run:
-        return oocdl.fit(
-            tmp_path / "mlp.onnx", tmp_path / "data.zarr", workdir=tmp_path / "again", **QUICK, **options
-        )
-
-    refused(
-        DatasetError,
-        "array 'x' of .*: 1 of 10 chunks are missing, first 3/0.*allow_missing_chunks=True",
-        lambda: again(allow_missing_chunks=False),
-    )
-    assert again().steps == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

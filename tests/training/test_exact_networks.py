@@ -209,12 +209,6 @@ def test_groups_are_exact_with_their_channels_last(rank: int, cut: str, tmp_path
     assert grouped and all(program.orders for program in grouped)
 
 
-def test_each_head_has_its_loss(jobs: Any, tmp_path: Path) -> None:
-    run = jobs("two-heads").fit(tmp_path / "run", optimizer="sgd", parallel=CUTS["batch"])
-    for row in run.history:
-        np.testing.assert_allclose(row["loss"], 0.7 * row["loss/map"] + 1.3 * row["loss/class"], rtol=1e-12)
-
-
 def test_running_statistics_are_pytorchs(jobs: Any, tmp_path: Path) -> None:
     """With the unbiased variance, and they are what prediction uses."""
     job = jobs("resnet")

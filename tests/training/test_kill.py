@@ -148,32 +148,20 @@ def test_kills(job: tuple[Path, Path], tmp_path: Path, most: int) -> None:
         assert not list(workdir.glob("*.partial")) and len(list(workdir.glob("manifest-*"))) <= 2
 
 
-def test_spill_of_the_dead_is_removed(job: tuple[Path, Path], tmp_path: Path) -> None:
-    folders = []
-    for _ in range(2):
-        process = Process(*job, tmp_path / "run", spill=tmp_path / "spill", steps=8)
-        assert process.wait_for("StepDone")
-        folders.append({path.name for path in (tmp_path / "spill").glob("spill-*")})
-        assert process.kill()
-    assert [len(found) for found in folders] == [1, 1] and folders[0] != folders[1]
-    Process(*job, tmp_path / "run", spill=tmp_path / "spill", steps=8).finish()
-    assert not list((tmp_path / "spill").glob("spill-*"))
-    assert oocdl.open(tmp_path / "run").finished
-
-
-@pytest.mark.parametrize("where", ["in the run", "in the variable's folder"])
-def test_spill_of_the_dead_is_removed_by_a_run_that_spills_elsewhere(
-    job: tuple[Path, Path], tmp_path: Path, where: str
-) -> None:
+@pytest.mark.parametrize("where", ["in the run", "in the variable's folder", "where it is told"])
+def test_spill_of_the_dead_is_removed(job: tuple[Path, Path], tmp_path: Path, where: str) -> None:
     """By the next of the same directory, and by the next, of any directory, with the same OOCDL_SPILL."""
-    variables = {"OOCDL_SPILL": str(tmp_path / "scratch")}
-    inside = where == "in the run"
-    process = Process(*job, tmp_path / "run", steps=8, variables={} if inside else variables)
+    scratch = {"OOCDL_SPILL": str(tmp_path / "scratch")}
+    first: dict[str, Any] = {"variables": scratch} if "variable" in where else {}
+    then: dict[str, Any] = {"variables": scratch}
+    if "told" in where:
+        first = then = {"spill": tmp_path / "scratch"}
+    process = Process(*job, tmp_path / "run", steps=8, **first)
     assert process.wait_for("StepDone")
     assert process.kill()
-    spill = tmp_path / "run/spill" if inside else tmp_path / "scratch"
+    spill = tmp_path / ("run/spill" if where == "in the run" else "scratch")
     assert len(list(spill.glob("spill-*"))) == 1
-    Process(*job, tmp_path / ("run" if inside else "other"), steps=2, variables=variables).finish()
+    Process(*job, tmp_path / ("other" if "variable" in where else "run"), steps=2, **then).finish()
     assert not list(tmp_path.rglob("spill-*"))
 
 

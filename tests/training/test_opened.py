@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import oocdl
-from oocdl.cli.info import tables_of
+from oocdl.cli.info import info_of
 from oocdl.errors import DatasetError, InputError
 from oocdl.losses import CrossEntropy
 from oocdl.ops.optimizers import KNOWN, OPTIMIZERS
@@ -93,7 +93,7 @@ def test_there_is_one_peak_of_memory(fit: Callable[..., oocdl.Run]) -> None:
     mib = f"{run.peak_bytes / 2**20:.0f} MiB"
     assert run.report().measured.peak_bytes == run.peak_bytes
     assert mib in run._repr_html_()
-    assert size_text(run.peak_bytes) in text_of(*tables_of(str(run.path)))
+    assert size_text(run.peak_bytes) in text_of(*info_of(str(run.path))[1])
 
 
 def test_settings_name_an_optimizer_that_is_not_registered_here(

@@ -140,15 +140,3 @@ def test_a_loss_in_a_file_is_another_with_another_function(tmp_path: Path) -> No
     assert file_loss(tmp_path / "loss.onnx") == first
     register("audio::Snake", replace=True)(plain)
     assert file_loss(tmp_path / "loss.onnx") != first
-
-
-def test_the_digest_knows_defaults(own_operators: dict[str, Any]) -> None:
-    digests = []
-    for scale in (1.0, 2.0):
-
-        def scaled(build: Builder, x: str, *, by: float = scale) -> str:
-            return build("Mul", x, build.like(by, x))
-
-        register("audio::Scaled", replace=True)(scaled)
-        digests.append(own_operators["audio::Scaled"].digest)
-    assert digests[0] != digests[1]

@@ -19,7 +19,7 @@ from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.graph import Role
 from oocdl.ops import RULES
 from oocdl.ops.optimizers import OPTIMIZERS, add_updates
-from oocdl.optim import Builder, Own, register
+from oocdl.optim import SGD, AdamW, Builder, Own, register
 from oocdl.storage.run.run_store import RunStore
 from tests.kit import jobs, nets
 from tests.kit.settings import QUICK
@@ -97,9 +97,16 @@ def fit(folder: Path, **options: Any) -> oocdl.Run:
     return oocdl.fit(model, data, workdir=folder / "run", **{**QUICK, **given})
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_weight_without_a_gradient_stays_as_it_is(own: str, accumulate: int, tmp_path: Path) -> None:
-    run = fit(tmp_path, optimizer=Own(own, lr=0.1, clip_norm=1.0), steps=2, accumulate=accumulate)
+DECAYING = (SGD(lr=0.1, momentum=0.9, weight_decay=0.5), AdamW(lr=0.1))
+
+
+@pytest.mark.parametrize(("accumulate", "optimizer"), [(1, None), (2, None), *((1, one) for one in DECAYING)])
+def test_a_weight_without_a_gradient_stays_as_it_is(
+    own: str, accumulate: int, optimizer: Any, tmp_path: Path
+) -> None:
+    """PyTorch's optimizers skip it: it does not decay, either."""
+    optimizer = optimizer or Own(own, lr=0.1, clip_norm=1.0)
+    run = fit(tmp_path, optimizer=optimizer, steps=2, accumulate=accumulate)
     before = {
         t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(tmp_path / "net.onnx").graph.initializer
     }

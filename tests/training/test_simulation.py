@@ -10,7 +10,6 @@ import zarr
 from PIL import Image
 
 import oocdl
-from oocdl.cli.app import run_command
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
 from oocdl.report.scaling import CERTAINTY
@@ -81,12 +80,6 @@ def test_the_table_fits_a_terminal_and_the_picture_is_drawn(files: tuple[Path, P
         assert picture.size[0] > 500
     with pytest.raises(InputError, match="PNG|png"):
         found.plot(tmp_path / "scaling.txt")
-
-
-def test_the_command_line_says_the_same(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--hosts", "1,2", "--cores", "2", "--memory", "4GiB", "--engine", "torch", "--weak"]
-    assert run_command(["simulate", *map(str, files), *words], debug=False) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:1] == "│"] == ["1", "2"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl.cli import app
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.planning.calls import CombineCall, UnitCall
@@ -194,22 +193,6 @@ def test_a_run_without_a_step_to_trace_is_refused(
     with pytest.raises(InputError, match="all 4 steps are done"):
         oocdl.fit(*job, workdir=traced[0].path, trace=tmp_path / "step.json", **QUICK)
     assert not any(tmp_path.iterdir())
-
-
-def test_the_command_line_takes_it(job: tuple[Path, Path], tmp_path: Path) -> None:
-    work, out = tmp_path / "run", tmp_path / "step.json"
-    words = (
-        "fit",
-        *job,
-        "--engine=onnxruntime",
-        "--memory=4GiB",
-        "--loss=dice_ce",
-        "--steps=1",
-        "--no-progress",
-    )
-    assert app.run_command([*map(str, words), f"--workdir={work}", f"--trace={out}"], debug=True) == 0
-    assert len(spans(out, "unit")) > 10
-    assert read(out)["otherData"] == oocdl.open(work).history[0]
 
 
 @pytest.fixture

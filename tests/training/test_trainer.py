@@ -15,14 +15,12 @@ from onnx import numpy_helper
 
 import oocdl
 from oocdl.cli.zoo import write_unet3d
-from oocdl.errors import DatasetError, InputError, NonFiniteError, StoreError
+from oocdl.errors import DatasetError, InputError, NonFiniteError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone, StepRunning
 from oocdl.losses import CrossEntropy
-from oocdl.optim import SGD, Adam, AdamW
-from oocdl.planning.task_key import TaskKind
+from oocdl.optim import SGD, Adam
 from tests.kit import nets
-from tests.kit.machine import Small, fit
-from tests.kit.settings import EXACT, QUICK
+from tests.kit.settings import QUICK
 
 
 @pytest.fixture
@@ -139,19 +137,6 @@ def test_evaluate_is_the_loss_of_what_predict_gives(
     assert oocdl.open(run.path).evaluate(dataset) == found
 
 
-@pytest.mark.parametrize("trap", ["dataset", "notes"])
-def test_predict_replaces_predictions_only(mlp: Path, data: Path, tmp_path: Path, trap: str) -> None:
-    run = oocdl.fit(mlp, data, steps=1, **QUICK)
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "precious.txt").write_text("!")
-    with pytest.raises(StoreError, match="no earlier prediction"):
-        run.predict(data, data if trap == "dataset" else tmp_path / "notes")
-    assert (tmp_path / "notes" / "precious.txt").exists() and zarr.open_group(data, mode="r")["x"].shape == (
-        10,
-        6,
-    )
-
-
 @pytest.mark.parametrize("cuts", ["auto", {"batch": 2, "channels": 2}])
 def test_steps_follow_the_plain_formula(mlp: Path, data: Path, cuts: Any) -> None:
     """SGD on batches of 4, 4, 2: losses, weights, a kept activation and a kept gradient, in float64."""
@@ -191,11 +176,6 @@ def test_shuffling_is_seeded(mlp: Path, data: Path, tmp_path: Path) -> None:
     assert losses("b", seed=np.int64(7)) == first
     assert losses("c", seed=8) != first
     assert losses("d", seed=7, shuffle=False) != first
-
-
-def test_steps_are_the_total_and_beat_epochs(mlp: Path, data: Path) -> None:
-    run = oocdl.fit(mlp, data, batch_size=4, epochs=9, steps=np.int32(4), **QUICK)
-    assert [(row["step"], row["epoch"]) for row in run.history] == [(1, 0), (2, 0), (3, 0), (4, 1)]
 
 
 def test_a_missing_channel_axis_is_added(tmp_path: Path) -> None:
@@ -270,19 +250,6 @@ def test_a_callback_that_stops_loses_nothing(
     assert nets.files_of(run) == nets.files_of(whole)
 
 
-def test_nan_in_data_stops_at_the_last_commit(mlp: Path, tmp_path: Path) -> None:
-    arrays = nets.vectors()
-    arrays["x"][6, 2] = np.nan
-    dataset = nets.write_data(tmp_path / "nan.zarr", arrays)
-    options: dict[str, Any] = {"shuffle": False, "batch_size": 2, "commit_seconds": 0, **QUICK}
-    with pytest.raises(DatasetError, match=r"array 'x' of .* has the number nan in sample 6 at \[2\]; "):
-        oocdl.fit(mlp, dataset, **options)
-    run = oocdl.open(mlp.with_suffix(".run"))
-    assert run.steps == 3 and [row["step"] for row in run.history] == [1, 2, 3]
-    assert all(np.isfinite(array[...]).all() for array in run.weights.values())
-    assert repr(run) == f"Run('{run.path}', steps=3, unfinished)" and not run.finished
-
-
 def test_weights_that_became_nan_are_never_committed(mlp: Path, data: Path) -> None:
     """The loss of the step is finite; its update is not."""
     with pytest.raises(NonFiniteError, match="array '..' has become NaN or infinite"):
@@ -340,18 +307,6 @@ def test_several_heads(tmp_path: Path) -> None:
     assert found["loss/size"] == pytest.approx(float(((made["size"][...] - size) ** 2).mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9, weight_decay=0.5), AdamW(lr=0.1)])
-def test_a_head_without_a_target_keeps_its_weights(optimizer: SGD | AdamW, tmp_path: Path) -> None:
-    """PyTorch's optimizers skip a parameter without a gradient: it does not decay, either."""
-    model, vectors = nets.write_two_heads(tmp_path / "two.onnx"), nets.vectors()
-    data = nets.write_data(tmp_path / "data.zarr", {"x": vectors["x"], "kind": vectors["y"]})
-    loss = {"kind": (CrossEntropy(), 1.0)}
-    before = {item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(model).graph.initializer}
-    run = oocdl.fit(model, data, loss=loss, optimizer=optimizer, batch_size=5, steps=3, **QUICK)
-    assert np.array_equal(run.weights["s"], before["s"])
-    assert not np.allclose(run.weights["k"], before["k"], rtol=0.05)
-
-
 def test_dims_must_agree_with_the_data(tmp_path: Path) -> None:
     model = nets.write_conv(tmp_path / "conv.onnx")
     data = nets.write_data(tmp_path / "data.zarr", nets.volumes())
@@ -366,19 +321,6 @@ def test_a_damaged_sample_is_named(mlp: Path, data: Path) -> None:
     (data / "x" / "c" / "4" / "0").write_bytes(b"rubbish")
     with pytest.raises(DatasetError, match="array 'x' of .* cannot be read at"):
         oocdl.fit(mlp, data, batch_size=2, shuffle=False, **QUICK)
-
-
-def test_a_ragged_batch_may_be_cut_otherwise(tmp_path: Path) -> None:
-    """What is stored is as the full batch cuts it; the update of a smaller one is cut anew to match."""
-    x = np.random.default_rng(0).normal(size=(33, 64)).astype("f4")
-    data = nets.write_data(tmp_path / "wide.zarr", {"x": x, "y": np.argmax(x[:, :32], axis=1)})
-    model = nets.write_mlp(tmp_path / "wide.onnx", (64, 96, 32))
-    exact = {**EXACT, "threads": 1, "batch_size": 16, "epochs": 2, "optimizer": SGD(lr=0.01, momentum=0.9)}
-    roomy = oocdl.fit(model, data, workdir=tmp_path / "roomy", **exact)
-    run = fit(model, data, machine=Small(capacity_bytes=120_000), workdir=tmp_path / "small", **exact)
-    assert any(call.key.kind is TaskKind.RECUT for call in run.plan.ragged.graph.calls)
-    for name in run.weights:
-        np.testing.assert_allclose(run.weights[name][...], roomy.weights[name][...], rtol=1e-9, atol=1e-12)
 
 
 def test_a_node_may_be_called_as_a_layer_of_updates(tmp_path: Path) -> None:

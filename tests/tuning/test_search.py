@@ -63,13 +63,6 @@ def test_a_trial_is_a_run_like_any_other(job: tuple[Path, Path], whole: oocdl.Se
     assert f"batch_size={best['batch_size']}" in Path(best["run"]).name
 
 
-def test_the_table_fits_eighty_columns(whole: oocdl.Search) -> None:
-    lines = str(whole).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum("stopped" in line for line in lines) >= 2 and "finished" in lines[3]
-    assert repr(whole) == f"Search({str(whole.path)!r}, trials=5)"
-
-
 def test_the_same_call_repeats_nothing(job: tuple[Path, Path], whole: oocdl.Search) -> None:
     before = commit_times(whole)
     events: list[Any] = []

@@ -22,7 +22,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl.errors import BudgetError, ResourceError, StoreError
+from oocdl.errors import BudgetError, OocdlError, ResourceError, StoreError
 from oocdl.events import Notice, StepDone, TrialDone
 from oocdl.runtime.cluster import crew
 from oocdl.training.run import Run
@@ -279,41 +279,41 @@ def test_by_default_workers_share_what_there_is(
     assert found.table[0]["peak_bytes"] <= memory_bytes
 
 
-def test_a_worker_that_does_not_see_the_files_takes_no_trial(client: Client) -> None:
-    notes: list[str] = []
-    crew = Workers(client, [Path("/nowhere/net.onnx")], notes.append, 5.0)
-    with pytest.raises(StoreError, match="does not see /nowhere/net.onnx"):
-        crew.hire(1 << 30)
-    assert len(notes) == 2 and all("is left out" in note for note in notes)
-
-
-def test_a_worker_that_fails_when_it_is_asked_takes_no_trial(
-    client: Client, job: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """As one that cannot import what a user's own loss needs; if it is all of them, the search ends."""
-    notes: list[str] = []
-    needs = b"cno_such_module\nname\n."  # the pickle of what stands there
-    crew = Workers(client, list(job), notes.append, 5.0, parts=needs)
-    with pytest.raises(ResourceError, match="No module named 'no_such_module'.*install"):
-        crew.hire(1 << 20)
-    assert len(notes) >= 2 and all("is left out" in note for note in notes[-2:])
-
-
 async def never(*_: Any) -> None:
     """What a worker does that was asked something and hangs."""
     await asyncio.Event().wait()
 
 
+NEEDS = b"cno_such_module\nname\n."
+"""The pickle of what stands in a module that workers do not have, as a user's own loss may need it."""
+
+
 @pytest.mark.timeout(60)
-def test_a_worker_that_never_answers_takes_no_trial(
-    client: Client, job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "told", "unseen", "parts"),
+    [
+        (StoreError, "does not see /nowhere/net.onnx", ["/nowhere/net.onnx"], {}),
+        (ResourceError, "No module named 'no_such_module'.*install", [], {"parts": NEEDS}),
+        (ResourceError, "does not answer", [], {}),
+    ],
+    ids=["no files", "no module", "hangs"],
+)
+def test_a_worker_that_cannot_takes_no_trial(
+    client: Client,
+    job: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[OocdlError],
+    told: str,
+    unseen: list[str],
+    parts: dict[str, bytes],
 ) -> None:
-    """It sends heartbeats: for Dask all is well with it."""
-    monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_SECONDS", 1.0)
-    monkeypatch.setattr("oocdl.tuning.trial_workers._unseen", never)
+    """If all are such, the search ends. One that hangs sends heartbeats: for Dask all is well with it."""
+    if told == "does not answer":
+        monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_SECONDS", 1.0)
+        monkeypatch.setattr("oocdl.tuning.trial_workers._unseen", never)
     notes: list[str] = []
-    crew = Workers(client, list(job), notes.append, 5.0)
-    with pytest.raises(ResourceError, match="does not answer"):
+    crew = Workers(client, [*map(Path, unseen), *job], notes.append, 5.0, **parts)
+    with pytest.raises(error, match=told):
         crew.hire(1 << 20)
     assert len(notes) >= 2 and all("is left out" in note for note in notes[-2:])
 

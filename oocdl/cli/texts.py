@@ -1,0 +1,164 @@
+"""How texts of the command line are read: values of options, each with its name for errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from oocdl.errors import InputError
+from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, Rate, Step
+from oocdl.space import IntUniform, LogUniform, Uniform
+
+SCHEDULES = ("cosine", "polynomial[:POWER]", "one_cycle", "step:EVERY[:FACTOR]")
+KINDS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "": Uniform,
+    "uniform": Uniform,
+    "log": LogUniform,
+    "int": IntUniform,
+}
+RANGE = re.compile(r"(?:(\w+):)?([^.,:][^,:]*?)\.\.([^,:]+)")
+
+
+def flag(name: str) -> str:
+    """Return how an option is typed.
+
+    >>> flag("batch_size")
+    '--batch-size'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
+    """Read numbers with commas between them.
+
+    >>> numbers("hosts", "1,2,4", int)
+    (1, 2, 4)
+    """
+    try:
+        return tuple(kind(number) for number in text.split(","))
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise InputError(f"{flag(option)} takes {what} with commas between them, got '{text}'") from None
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, str] | None:
+    """Read ``name=value`` texts, one each or several with commas, as a mapping; None if there are none.
+
+    >>> pairs("inputs", ["image=t1", "mask=m,age=a"])
+    {'image': 't1', 'mask': 'm', 'age': 'a'}
+    """
+    found: dict[str, str] = {}
+    for text in (part for item in given or () for part in item.split(",")):
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{flag(option)} takes name=value, got '{text}'")
+        found[name.strip()] = value.strip()
+    return found or None
+
+
+def sizes(option: str, given: Sequence[str] | None, kind: type[int] | type[float]) -> dict[str, Any] | None:
+    """Read ``name=number`` texts as a mapping; None if there are none.
+
+    >>> sizes("dims", ["depth=512"], int)
+    {'depth': 512}
+    """
+    try:
+        return {name: kind(value) for name, value in (pairs(option, given) or {}).items()} or None
+    except ValueError:
+        raise InputError(f"{flag(option)} takes name=number, got '{' '.join(given or ())}'") from None
+
+
+def parse_loss(text: str) -> Any:
+    """Read ``--loss``: one loss by name, or ``output=loss:weight`` for each output.
+
+    >>> parse_loss("dice_ce"), parse_loss("seg=dice:1,edge=bce:0.5")
+    ('dice_ce', {'seg': ('dice', 1.0), 'edge': ('bce', 0.5)})
+    """
+    if "=" not in text:
+        return text
+    heads: dict[str, tuple[str, float]] = {}
+    for output, given in (pairs("loss", [text]) or {}).items():
+        name, _, weight = given.partition(":")
+        try:
+            heads[output] = (name, float(weight or 1))
+        except ValueError:
+            raise InputError(f"--loss takes output=loss:weight, got '{output}={given}'") from None
+    return heads
+
+
+def parse_parallel(text: str) -> Any:
+    """Read ``--parallel``: "auto", or the number of pieces by kind of axis.
+
+    >>> parse_parallel("batch=2,space=3x2x1")
+    {'batch': 2, 'space': (3, 2, 1)}
+    """
+    if text == "auto":
+        return text
+    try:
+        asked = pairs("parallel", [text]) or {}
+        cuts = {name: tuple(int(count) for count in value.split("x")) for name, value in asked.items()}
+    except ValueError:
+        raise InputError(f"--parallel takes cuts such as batch=2,space=3x2x1, got '{text}'") from None
+    return {name: counts if name == "space" else counts[0] for name, counts in cuts.items()}
+
+
+def parse_schedule(text: str, lr: float) -> Rate:
+    """Read ``--schedule``: a schedule that begins with ``lr`` and, where it ends, ends with the run.
+
+    >>> parse_schedule("cosine", 0.1), parse_schedule("step:30:0.5", 0.1)
+    (Cosine(lr=0.1, steps=None, minimum=0.0), Step(lr=0.1, every=30, factor=0.5))
+    """
+    name, *words = text.split(":")
+    match name, numbers("schedule", ",".join(words), float) if words else ():
+        case "cosine", ():
+            return Cosine(lr)
+        case "one_cycle", ():
+            return OneCycle(lr)
+        case "polynomial", ():
+            return Polynomial(lr)
+        case "polynomial", (power,):
+            return Polynomial(lr, power=power)
+        case "step", (every, *factor) if every.is_integer() and len(factor) < 2:
+            return Step(lr, int(every), *factor)
+    raise InputError(f"--schedule takes {', '.join(SCHEDULES)}; got '{text}'")
+
+
+def parse_space(given: Sequence[str]) -> dict[str, Any]:
+    """Read texts such as ``lr=log:1e-5..1e-2``, ``optimizer.momentum=0..0.9``, ``batch_size=1,2,4``.
+
+    >>> parse_space(["lr=log:1e-5..1e-2", "batch_size=1,2", "optimizer=sgd,adam"])
+    {'lr': LogUniform(low=1e-05, high=0.01), 'batch_size': [1, 2], 'optimizer': ['sgd', 'adam']}
+    """
+    space: dict[str, Any] = {}
+    for text in given:
+        name, equals, values = text.partition("=")
+        if not (name and equals and values) or name in space:
+            raise InputError(
+                f"--space takes an option and its values, once each, such as lr=0.1,0.01; got '{text}'"
+            )
+        found = RANGE.fullmatch(values)
+        if found is None:
+            space[name] = [_value(value) for value in values.split(",")]
+            continue
+        kind, low, high = found[1] or "", _value(found[2]), _value(found[3])
+        if kind not in KINDS:
+            raise InputError(f"--space {text}: a range is log:a..b, int:a..b or a..b")
+        space[name] = KINDS[kind](low, high)
+    return space
+
+
+def _value(text: str) -> Any:
+    """A whole number, a number, a flag, or a name.
+
+    >>> [_value(text) for text in ("4", "1e-3", "false", "dice_ce")]
+    [4, 0.001, False, 'dice_ce']
+    """
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
