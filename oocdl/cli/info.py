@@ -256,7 +256,7 @@ def _run(run: Run, every: bool) -> Info:
         *told_of(history),
     ]
     told: list[Sheet | Text] = [key_values("run", [*rows, *_settings(run)])]
-    told.append(_array_table("weights", run.weights) if every else _module_table(weights))
+    told.append(array_table("weights", run.weights) if every else _module_table(weights))
     return data, [*told, *([array_table("kept", run.kept)] if kept else [])]
 
 
