@@ -24,7 +24,6 @@ from oocdl.engines import engine_registry
 from oocdl.ops import activation, expression
 from tests.kit.code import PACKAGE, ROOT
 from tests.kit.each import for_each
-from tests.test_tutorials import TUTORIALS
 
 README = (ROOT / "README.md").read_text()
 RUN = (
@@ -42,6 +41,7 @@ TOP = ("oocdl", "tests", "docs", "perf", "examples")
 ROOMS = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
 PAGES = [*sorted(ROOT.glob("*.md")), *(page for top in TOP for page in sorted((ROOT / top).rglob("*.md")))]
 SOURCES = [source for top in TOP for source in sorted((ROOT / top).rglob("*.py"))]
+TUTORIALS = ROOT / "docs" / "tutorials"
 EVENTS = ROOT / "docs" / "reference" / "events.md"
 SHORTER = {
     "epochs=20": "epochs=1",

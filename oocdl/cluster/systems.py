@@ -7,7 +7,6 @@ cluster is asked for.
 from __future__ import annotations
 
 import getpass
-import importlib
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -106,7 +105,9 @@ def tunnel(here: int, port: int) -> str:
 
 def _launch() -> Any:
     try:
-        return importlib.import_module("oocdl.cluster.launch")
+        from oocdl.cluster import launch
+
+        return launch
     except ValueError as error:  # it sets a handler of a signal
         raise InputError(
             f"dask-jobqueue can be imported in the main thread only ({error}): call this there"

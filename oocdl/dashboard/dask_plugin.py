@@ -6,7 +6,6 @@ All of this runs on the scheduler. Bokeh is imported only where Dask itself show
 from __future__ import annotations
 
 import asyncio
-import importlib
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -122,7 +121,9 @@ class Pages(SchedulerPlugin):
 
     @staticmethod
     def _page_module() -> Any:
-        return importlib.import_module("oocdl.dashboard.dask_page")
+        from oocdl.dashboard import dask_page
+
+        return dask_page
 
 
 async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> Begun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -30,7 +29,9 @@ class RunCollector:
 
     def __init__(self, views: Callable[[], Iterable[View]]) -> None:
         self._views = views
-        self._gauge: Any = importlib.import_module("prometheus_client.core").GaugeMetricFamily
+        from prometheus_client.core import GaugeMetricFamily
+
+        self._gauge = GaugeMetricFamily
 
     def describe(self) -> Iterable[Any]:
         """Claim no names: two schedulers of one process have the same."""
@@ -60,7 +61,8 @@ def register(views: Callable[[], Iterable[View]]) -> Callable[[], None]:
     """
     if find_spec("prometheus_client") is None:
         return lambda: None
-    registry = importlib.import_module("prometheus_client").REGISTRY
+    from prometheus_client import REGISTRY
+
     collector = RunCollector(views)
-    registry.register(collector)
-    return lambda: registry.unregister(collector)
+    REGISTRY.register(collector)
+    return lambda: REGISTRY.unregister(collector)

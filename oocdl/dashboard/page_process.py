@@ -5,7 +5,6 @@ Bokeh takes tens of MiB: it is never imported into a process that trains.
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
@@ -73,12 +72,16 @@ def from_elsewhere(address: str) -> str:
 
 def serve(run: Path, port: int, tell: Callable[[str], None], allowed: Sequence[str]) -> None:
     """Show the page of a run from this process until Ctrl-C: see `oocdl/dashboard/server.py`."""
-    importlib.import_module("oocdl.dashboard.server").serve(run, port, tell, allowed=allowed)
+    from oocdl.dashboard import server
+
+    server.serve(run, port, tell, allowed=allowed)
 
 
 def write_report(run: Path, target: Path, tables: str) -> None:
     """Write the page of a run as one HTML file: see `oocdl/dashboard/page.py`."""
-    importlib.import_module("oocdl.dashboard.page").write(run, target, tables)
+    from oocdl.dashboard import page
+
+    page.write(run, target, tables)
 
 
 def _first_line(stream: IO[bytes]) -> str:

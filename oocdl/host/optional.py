@@ -1,4 +1,4 @@
-"""Imports on demand: libraries that need not be installed, or that take much memory."""
+"""Imports on demand: libraries that need not be installed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,3 @@ def needed(module: str, what: str, extra: str) -> Any:
         raise InputError(
             f"{what} needs {library}, which is not installed; pip install 'oocdl[{extra}]'"
         ) from error
-
-
-def when_needed(module: str) -> Any:
-    """Import a module of oocdl whose libraries take memory that most runs have better use for."""
-    return importlib.import_module(module)

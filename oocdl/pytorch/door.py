@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oocdl.config import Settings, flag
+from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.metadata import Metadata
-from oocdl.storage.dataset.dataset import Dataset
-
-
-@dataclass(frozen=True)
-class Exported:
-    """A file that ``from_torch`` wrote. It is a path to ``fit``, ``plan``, ``open`` and the like."""
-
-    path: Path
-    exporter: str
-    """Which of PyTorch's exporters wrote it: ``dynamo`` or ``TorchScript``."""
-    notes: tuple[str, ...] = ()
-    """What the user may not expect of it."""
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A user's wishes for the file of a module."""
-
-    dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None = None
-    """Axes to leave open; None: all that the module leaves free."""
-    verify: bool = True
-    """Whether file and module are compared by numbers."""
-
-    def __post_init__(self) -> None:
-        flag("verify", self.verify)
-
-
-AS_IT_IS = Asked()
-"""What is asked where nobody says anything."""
+from oocdl.pytorch.exported import Asked, Exported
+from oocdl.storage.dataset.dataset import Dataset, open_dataset
 
 
 def from_torch(
@@ -102,33 +69,29 @@ def from_torch(
     >>> file = oocdl.from_torch(net, torch.zeros(1, 1, 16, 16, 16), "net.onnx")  # doctest: +SKIP
     >>> run = oocdl.fit(file, "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    exported: Exported = _inside("export").export(
-        module, example_inputs, path, Asked(dynamic, verify), outputs
-    )
-    return exported
+    _check_installed()
+    from oocdl.pytorch import export
+
+    return export.export(module, example_inputs, path, Asked(dynamic, verify), outputs)
 
 
-def from_dataset(module: Any, dataset: Dataset, settings: Settings, path: Path, asked: Asked) -> Exported:
-    """Write a module with an example made of the dataset; raises what ``from_torch`` raises."""
-    example = _inside("example").example_of(module, dataset, settings)
-    exported: Exported = _inside("export").export(module, example, path, asked)
-    return exported
+def from_dataset(module: Any, dataset: Any, settings: Settings, path: Path, asked: Asked) -> Dataset:
+    """Write a module with an example made of a dataset, and return that, open; raises as ``from_torch``."""
+    from oocdl.pytorch import example, export
+
+    data = open_dataset(dataset, settings.allow_missing_chunks)
+    export.export(module, example.example_of(module, data, settings), path, asked)
+    return data
 
 
 def load(module: Any, metadata: Metadata, shapes: Mapping[str, Shape], blocks: Any, passes: int) -> None:
     """Put trained tensors into a module; see ``Run.load_into``."""
-    _inside("loading").load(module, metadata, shapes, blocks, passes)
+    _check_installed()
+    from oocdl.pytorch import loading
+
+    loading.load(module, metadata, shapes, blocks, passes)
 
 
-def is_module(model: Any) -> bool:
-    """Whether ``model`` is a ``torch.nn.Module``; does not import PyTorch to find out."""
-    # Another thread may be at importing it.
-    kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
-    return kind is not None and isinstance(model, kind)
-
-
-def _inside(name: str) -> Any:
-    """Return a module of this package that needs PyTorch. Raises InputError where that is not installed."""
+def _check_installed() -> None:
     if importlib.util.find_spec("torch") is None:
         raise InputError("this needs PyTorch: pip install 'oocdl[torch]'")
-    return importlib.import_module(f"oocdl.pytorch.{name}")

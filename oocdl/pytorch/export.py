@@ -22,7 +22,7 @@ from oocdl.ops.registry import RULES
 from oocdl.pytorch.annotate import Facts, annotate, keys_of
 from oocdl.pytorch.child import first_line, in_child
 from oocdl.pytorch.comparison.compare import differences
-from oocdl.pytorch.door import Asked, Exported
+from oocdl.pytorch.exported import Asked, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
 from oocdl.pytorch.module_calls import Signature, inputs_of
 from oocdl.pytorch.module_tensors import twin_of

@@ -12,7 +12,7 @@ from oocdl.config.settings import checked
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.host.paths import path_of
-from oocdl.pytorch.door import Asked
+from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
 from oocdl.runtime.trace import checked_path
 from oocdl.training.resume import given_plan

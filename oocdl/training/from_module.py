@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,18 @@ from oocdl.config import Settings
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.same import network_differences
-from oocdl.pytorch.door import Asked, from_dataset, is_module
-from oocdl.storage.dataset.dataset import Dataset, open_dataset
+from oocdl.pytorch.door import from_dataset
+from oocdl.pytorch.exported import Asked
 from oocdl.storage.run.run_store import EXPORT_FOLDERS, MODULE_FILES
 from oocdl.storage.run.sealed_files import read_sealed
 from oocdl.training.call import Call
+
+
+def is_module(model: Any) -> bool:
+    """Whether ``model`` is a ``torch.nn.Module``; does not import PyTorch to find out."""
+    # Another thread may be at importing it.
+    kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    return kind is not None and isinstance(model, kind)
 
 
 @contextmanager
@@ -32,7 +40,7 @@ def planned_file(model: Any, dataset: Any, settings: Settings, asked: Asked) -> 
         return
     with tempfile.TemporaryDirectory(prefix="oocdl-") as folder:
         path = Path(folder) / f"{type(model).__name__}.onnx"
-        yield path, _write(model, dataset, settings, asked, path)
+        yield path, from_dataset(model, dataset, settings, path, asked)
 
 
 @contextmanager
@@ -56,7 +64,7 @@ def trained_file(
     try:
         if call.resume is False and _file_of(folder) is not None:
             raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-        data = _write(model, dataset, settings, call.asked, new)
+        data = from_dataset(model, dataset, settings, new, call.asked)
         old = _file_of(folder) if call.resume is True else None
         if old is not None:
             way_out = "choose another workdir, or resume='restart'"
@@ -78,13 +86,6 @@ def trained_file(
 def name_in_run(model: Path, folder: Path) -> Path:
     """Return how a run names its model: one that lies in it goes with it wherever it is moved."""
     return Path(model.name) if model.parent == folder.absolute() else model
-
-
-def _write(model: Any, dataset: Any, settings: Settings, asked: Asked, path: Path) -> Dataset:
-    """Write the file of a module; returns the dataset whose samples it was called with."""
-    data = open_dataset(dataset, settings.allow_missing_chunks)
-    from_dataset(model, data, settings, path, asked)
-    return data
 
 
 def _file_of(folder: Path) -> Path | None:

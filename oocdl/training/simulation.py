@@ -19,7 +19,7 @@ from oocdl.planning.machine import discards_old_weights
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
-from oocdl.pytorch.door import AS_IT_IS
+from oocdl.pytorch.exported import AS_IT_IS
 from oocdl.report.scaling import Scaling, ScalingRow
 from oocdl.training.from_module import planned_file
 from oocdl.training.job import Job, job_of

@@ -17,12 +17,11 @@ from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Listener, Notice
 from oocdl.host.limits import check_budget
-from oocdl.host.optional import when_needed
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.planning.machine import as_one, machine_facts
-from oocdl.pytorch.door import Asked
+from oocdl.pytorch.exported import Asked
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
 from oocdl.report.plan_view import Plan
@@ -115,8 +114,9 @@ def fit(
         workers, muster = None, None
         if call.client is not None:
             # distributed takes 16 MiB, which a run in one process can use better.
-            door = when_needed("oocdl.training.client_workers")
-            connected = door.workers_of(call.client, call.wait_seconds, _notices(listeners))
+            from oocdl.training import client_workers
+
+            connected = client_workers.workers_of(call.client, call.wait_seconds, _notices(listeners))
             workers = stack.enter_context(connected)
             budget_bytes = None if memory is None else settings.memory_bytes
             muster = partial(workers.muster, budget_bytes, settings.engine)

@@ -13,9 +13,9 @@ from oocdl.errors import StoreError
 from oocdl.events import SearchListener
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
-from oocdl.pytorch.door import is_module
 from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.training.call import ALL_OPTIONS, WAIT_SECONDS
+from oocdl.training.from_module import is_module
 from oocdl.training.run import Run
 from oocdl.training.signature import public
 from oocdl.tuning.asked import SEARCH_FILE, asked_of
@@ -220,4 +220,7 @@ def _folder_for(model: Any) -> Path:
 
 def _inside() -> Any:
     """Import what needs Optuna and Dask's workers. Raises InputError if Optuna is not installed."""
-    return needed("oocdl.tuning.searching", "search", "search")
+    needed("optuna", "search", "search")
+    from oocdl.tuning import searching
+
+    return searching

@@ -16,11 +16,11 @@ from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Notice, SearchEvent, SearchListener, TrialDone
 from oocdl.host.limits import default_budget_bytes
 from oocdl.host.paths import path_of
-from oocdl.pytorch.door import AS_IT_IS, is_module
+from oocdl.pytorch.exported import AS_IT_IS
 from oocdl.runtime.cluster.connecting import connected
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
-from oocdl.training.from_module import check_same, planned_file
+from oocdl.training.from_module import check_same, is_module, planned_file
 from oocdl.training.resume import refuse_if
 from oocdl.tuning.asked import SEARCH_FILE, Asked, Data, opened
 from oocdl.tuning.search_study import SearchStudy

@@ -23,7 +23,7 @@ from oocdl.errors import InputError, ModelWarning, UnsupportedError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from oocdl.pytorch import export as exporting
-from oocdl.pytorch.door import Exported
+from oocdl.pytorch.exported import Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
 from tests.kit.torch_modules import Encoding, Head, Words, frozen, in_evaluation, running, save_arrays
 

@@ -1,0 +1,40 @@
+"""What is asked of the file of a module, and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oocdl.config import flag
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that ``from_torch`` wrote. It is a path to ``fit``, ``plan``, ``open`` and the like."""
+
+    path: Path
+    exporter: str
+    """Which of PyTorch's exporters wrote it: ``dynamo`` or ``TorchScript``."""
+    notes: tuple[str, ...] = ()
+    """What the user may not expect of it."""
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A user's wishes for the file of a module."""
+
+    dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None = None
+    """Axes to leave open; None: all that the module leaves free."""
+    verify: bool = True
+    """Whether file and module are compared by numbers."""
+
+    def __post_init__(self) -> None:
+        flag("verify", self.verify)
+
+
+AS_IT_IS = Asked()
+"""What is asked where nobody says anything."""
