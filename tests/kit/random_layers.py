@@ -92,9 +92,7 @@ def resample(m: Maker, x: str) -> str:
     options: dict[str, Any] = {"antialias": m.flip()} if mode != "nearest" else {}
     if mode == "cubic":
         options["exclude_outside"] = m.flip()
-    coordinates = m.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "ends")
-    if coordinates == "ends":
-        options["ends"] = tuple(m.random.uniform(-2, 8, 2).tolist())
+    coordinates = m.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
     return m.build(
         "Resample",
         x,
