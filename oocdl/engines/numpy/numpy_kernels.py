@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from oocdl.engines import numpy_attention, numpy_ctc, numpy_lookup, numpy_recurrent
 from oocdl.engines.numpy import numpy_windows
-from oocdl.engines.numpy.numpy_record import Kernel, Run, Scratch
+from oocdl.engines.numpy.numpy_windows import Run
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import concat_axis, concat_pieces
@@ -25,6 +26,19 @@ from oocdl.graph.ir.score_tiles import tiling
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import AUXILIARY, compute
 from oocdl.ops.pointwise import Row
+
+Scratch = Callable[[Instruction], int]
+"""Upper bound of the elements of float64 that a kernel holds at once beside operands and results."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All that the NumPy engine knows of one operator."""
+
+    run: Run
+    scratch: Scratch
+    takes_unpadded: bool
+    """Whether operands come without their padding."""
 
 
 def _dropout(x: Array, u: Array, item: Instruction) -> Array:
@@ -65,14 +79,6 @@ _OF_INSTRUCTIONS: Mapping[str, Callable[..., Array]] = {
 """Elementwise operators whose function takes the instruction, too."""
 
 
-def _sum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    return [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)]
-
-
-def _max(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    return [args[0].max(tuple(item.attrs["axes"]), keepdims=True)]
-
-
 def _log_sum_exp(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     axes = tuple(item.attrs["axes"])
     largest = args[0].max(axes, keepdims=True)
@@ -107,10 +113,6 @@ def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [np.argsort(signed, axis, kind="stable").take(range(k), axis)]
 
 
-def _einsum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    return [np.einsum(item.attrs["equation"], *args, optimize=True)]
-
-
 def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     x = np.moveaxis(args[0], item.attrs["axis"], -1)
     taps = zip(item.attrs["columns"], item.attrs["weights"].astype(x.dtype), strict=True)
@@ -118,17 +120,9 @@ def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [np.moveaxis(np.asarray(total), -1, item.attrs["axis"])]
 
 
-def _none(item: Instruction) -> int:
-    return 0
-
-
-def _operands(times: int) -> Scratch:
-    """Count ``times`` the operands and the result."""
-
-    def elements(item: Instruction) -> int:
-        return times * sum(map(prod, [*(padded_shape(o) for o in item.operands), *item.kernel_shapes]))
-
-    return elements
+def _some(item: Instruction) -> int:
+    """Count operands and results four times: between a formula's steps; of the error function, objects."""
+    return 4 * sum(map(prod, [*map(padded_shape, item.operands), *item.kernel_shapes]))
 
 
 def _lattice(item: Instruction) -> int:
@@ -142,72 +136,73 @@ def _score_tiles(item: Instruction) -> int:
     q, k = (operand.shape for operand in item.operands[:2])
     found = tiling(q, k[2], k[2])
     scores = prod((found.batch, found.groups, q[2], found.queries, k[2]))
-    return 6 * scores + _operands(2)(item)
+    return 6 * scores + _some(item)
 
 
-def _sequential(run: numpy_recurrent.Run, scratch: Scratch) -> Kernel:
-    """A kernel that engines share."""
-    return _kernel(lambda args, item: run(args, item.attrs), scratch)
-
-
-def _looked_up(run: numpy_lookup.RunInto) -> Kernel:
+def _looked_up(run: numpy_lookup.RunInto) -> Run:
     def kernel(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
         out = np.empty(item.kernel_shapes[0], next((a.dtype for a in args if a.dtype.kind == "f"), np.int64))
         run(args, item, out)
         return [out]
 
-    return _kernel(kernel, _operands(1))
+    return kernel
 
 
-def _kernel(run: Run, scratch: Scratch) -> Kernel:
-    """A kernel whose operands come padded."""
-    return Kernel(run, scratch, takes_unpadded=False)
+def _sequential(run: numpy_recurrent.Run) -> Run:
+    """A kernel that engines share."""
+    return lambda args, item: run(args, item.attrs)
 
 
-def _elementwise(function: Callable[[Sequence[Array], Instruction], Any]) -> Kernel:
-    def run(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-        return [np.broadcast_to(function(args, item), item.kernel_shapes[0])]
-
-    return _kernel(run, _operands(4))  # between the steps of a formula; of the error function, objects
+def _elementwise(function: Callable[..., Any]) -> Run:
+    """An operator by a function of its operands and the instruction."""
+    return lambda args, item: [np.broadcast_to(function(*args, item), item.kernel_shapes[0])]
 
 
-def _primitive(op: str) -> Kernel:
-    return _elementwise(lambda args, item: _FUNCTIONS[op](*args))
+def _primitive(op: str) -> Run:
+    return _elementwise(lambda *args: _FUNCTIONS[op](*args[:-1]))
 
 
-def _by_formula(row: Row) -> Kernel:
-    return _elementwise(
-        lambda args, item: compute(row.steps(item.attrs), args, lambda op, given: _FUNCTIONS[op](*given))
-    )
+def _by_formula(row: Row) -> Run:
+    def function(*args: Any) -> Array:
+        return compute(row.steps(args[-1].attrs), args[:-1], lambda op, given: _FUNCTIONS[op](*given))
+
+    return _elementwise(function)
 
 
-def _of_instruction(function: Callable[..., Array]) -> Kernel:
-    return _elementwise(lambda args, item: function(*args, item))
-
-
-KERNELS: Mapping[str, Kernel] = {
+_RUNS: Mapping[str, Run] = {
     **{op: _primitive(op) for op in _FUNCTIONS.keys() - AUXILIARY.keys()},
     **{op: _by_formula(row) for op, row in FORMULAS.items()},
-    **{op: _of_instruction(function) for op, function in _OF_INSTRUCTIONS.items()},
+    **{op: _elementwise(function) for op, function in _OF_INSTRUCTIONS.items()},
     **numpy_windows.KERNELS,
-    "Cast": _elementwise(lambda args, item: args[0]),  # to the dtype of the result, as all are
-    "Identity": _kernel(lambda args, item: args, _none),
-    "Pad": _kernel(lambda args, item: args, _none),  # the operand comes padded
-    "Transpose": _kernel(lambda args, item: [args[0].transpose(item.attrs["perm"])], _none),
-    "Reshape": _kernel(lambda args, item: [args[0].reshape(item.kernel_shapes[0])], _none),
-    "Expand": _kernel(lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])], _none),
-    "Concat": Kernel(_concat, _operands(1), takes_unpadded=True),
-    "Slice": _kernel(_slice, _none),
-    "Reverse": _kernel(lambda args, item: [np.flip(args[0], item.attrs["axis"])], _none),
+    "Cast": _elementwise(lambda x, item: x),  # to the dtype of the result, as all are
+    "Identity": lambda args, item: args,
+    "Pad": lambda args, item: args,  # the operand comes padded
+    "Transpose": lambda args, item: [args[0].transpose(item.attrs["perm"])],
+    "Reshape": lambda args, item: [args[0].reshape(item.kernel_shapes[0])],
+    "Expand": lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])],
+    "Concat": _concat,
+    "Slice": _slice,
+    "Reverse": lambda args, item: [np.flip(args[0], item.attrs["axis"])],
     **{op: _looked_up(run) for op, run in numpy_lookup.KERNELS.items()},
-    "Top": _kernel(_top, _operands(3)),
-    "ReduceSum": _kernel(_sum, _none),
-    "ReduceMax": _kernel(_max, _none),
-    "LogSumExp": _kernel(_log_sum_exp, _operands(2)),
-    "Moments": _kernel(_moments, _operands(2)),
-    **{op: _sequential(run, _operands(2)) for op, run in numpy_recurrent.KERNELS.items()},
-    **{op: _sequential(run, _lattice) for op, run in numpy_ctc.KERNELS.items()},
-    **{op: _sequential(run, _score_tiles) for op, run in numpy_attention.KERNELS.items()},
-    "Einsum": _kernel(_einsum, _operands(2)),
-    "Resample": _kernel(_resample, _operands(2)),
+    "Top": _top,
+    "ReduceSum": lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)],
+    "ReduceMax": lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)],
+    "LogSumExp": _log_sum_exp,
+    "Moments": _moments,
+    **{op: _sequential(run) for op, run in numpy_recurrent.KERNELS.items()},
+    **{op: _sequential(run) for op, run in numpy_ctc.KERNELS.items()},
+    **{op: _sequential(run) for op, run in numpy_attention.KERNELS.items()},
+    "Einsum": lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)],
+    "Resample": _resample,
+}
+_SCRATCH: Mapping[str, Scratch] = {
+    "ConvTranspose": lambda item: 2 * prod(numpy_windows.spread_shape(item)) + _some(item),
+    **dict.fromkeys(numpy_ctc.KERNELS, _lattice),
+    **dict.fromkeys(numpy_attention.KERNELS, _score_tiles),
+}
+"""Of operators that take more than others."""
+_TAKE_UNPADDED = ("Concat", "MaxPoolGrad")
+
+KERNELS: Mapping[str, Kernel] = {
+    op: Kernel(run, _SCRATCH.get(op, _some), op in _TAKE_UNPADDED) for op, run in _RUNS.items()
 }

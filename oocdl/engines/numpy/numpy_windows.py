@@ -6,19 +6,19 @@ padded, so that all of a box is there; the gradient of pooling pads its own, one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from oocdl.engines.convolution import groups_of
-from oocdl.engines.numpy.numpy_record import Kernel
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import crop_of, pads_of
 from oocdl.graph.ir.program import Instruction, padded_shape
 
+Run = Callable[[Sequence[Array], Instruction], Sequence[Array]]
+"""A kernel: operands and an instruction to results."""
 Index = tuple[Any, ...]
 
 
@@ -74,15 +74,15 @@ def _by_group(array: Array, item: Instruction, axis: int) -> Array:
 def conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     """``y[n, o, stride p + dilation t] = sum of x[n, c, p] w[c, o, t]``, and of that the wanted box."""
     x, w = args
-    whole = np.zeros(_spread_shape(item), x.dtype)
+    whole = np.zeros(spread_shape(item), x.dtype)
     for tap, box in _taps(item, w.shape[2:], x.shape[2:]):
         part = np.einsum("ngc...,gco->ngo...", _by_group(x, item, 1), _by_group(w[tap], item, 0))
         whole[box] += part.reshape(whole[box].shape)
     return [_box(whole, item)]
 
 
-def _spread_shape(item: Instruction) -> Shape:
-    """The shape of a transposed convolution before the wanted box is cut out."""
+def spread_shape(item: Instruction) -> Shape:
+    """Return the shape of a transposed convolution before the wanted box is cut out."""
     x, w = (padded_shape(operand) for operand in item.operands)
     rank = len(x) - 2
     sizes = zip(x[2:], w[2:], _steps(item, "strides", rank), _steps(item, "dilations", rank), strict=True)
@@ -131,24 +131,10 @@ def max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [_box(dx, item)]
 
 
-def _product(item: Instruction) -> int:
-    """Counts one tap's part of the result, and its operands twice: a product may transpose them."""
-    return prod(item.kernel_shapes[0]) + 2 * sum(prod(padded_shape(o)) for o in item.operands)
-
-
-def _spread(item: Instruction) -> int:
-    return 2 * prod(_spread_shape(item)) + _product(item)
-
-
-def _pool_grad(item: Instruction) -> int:
-    x, dy = (prod(padded_shape(operand)) for operand in item.operands)
-    return x + 4 * dy
-
-
-KERNELS: Mapping[str, Kernel] = {
-    "Conv": Kernel(conv, _product, takes_unpadded=False),
-    "ConvTranspose": Kernel(conv_transpose, _spread, takes_unpadded=False),
-    "ConvWeightGrad": Kernel(conv_weight_grad, _product, takes_unpadded=False),
-    "MaxPool": Kernel(max_pool, lambda item: 0, takes_unpadded=False),
-    "MaxPoolGrad": Kernel(max_pool_grad, _pool_grad, takes_unpadded=True),
+KERNELS: Mapping[str, Run] = {
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+    "ConvWeightGrad": conv_weight_grad,
+    "MaxPool": max_pool,
+    "MaxPoolGrad": max_pool_grad,
 }
