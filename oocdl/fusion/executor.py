@@ -7,10 +7,12 @@ chain runs all members on one block, each with a kernel of the runtime, and then
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Generic, Protocol
+from typing import Any, Generic
+
+import numpy as np
 
 from oocdl.fusion.blockwise import A, Blockwise, Into
 from oocdl.fusion.grouping import Chain
@@ -19,20 +21,58 @@ from oocdl.fusion.members import Crop, Kind, allocate, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
+Split = Callable[[A, int, int], Sequence[A]]
+"""(array, size, axis) -> views of ``size`` elements along the axis, the last of fewer."""
 MOST_COPIED_ELEMENTS = 1 << 14
 """An operand of at most so many elements is copied to have its channels last."""
 
 
-class Blocks(Protocol[A]):
-    """Cuts arrays into the blocks of a domain, in row-major order."""
+class Blocks(Generic[A]):
+    """The blocks of a domain in row-major order, and the pieces of arrays in them."""
 
-    def pieces(self, array: A, over: tuple[int, ...] = ()) -> list[A]:
+    def __init__(self, domain: Shape, block: Shape, split: Split[A]) -> None:
+        self.block, self._split = block, split
+        self.sizes: dict[int, tuple[int, ...]] = {}
+        """Cut axis -> extents of its pieces."""
+        for axis, (extent, size) in enumerate(zip(domain, block, strict=True)):
+            if size < extent:
+                rest = (extent % size,) if extent % size else ()
+                self.sizes[axis] = (size,) * (extent // size) + rest
+        self._shapes: list[Shape] = [block]
+        for axis, sizes in self.sizes.items():
+            self._shapes = [(*s[:axis], size, *s[axis + 1 :]) for s in self._shapes for size in sizes]
+
+    def pieces(self, array: Any, over: tuple[int, ...] = ()) -> list[A]:
         """Return a view of ``array`` for each block; it has one element for each along axes in ``over``."""
-        ...
+        array = array.reshape((1,) * (len(self.block) - array.ndim) + tuple(array.shape))
+        found = [array]
+        for axis, sizes in self.sizes.items():
+            if array.shape[axis] == 1:
+                found = [piece for piece in found for _ in sizes]
+            else:
+                size = 1 if axis in over else self.block[axis]
+                found = [part for piece in found for part in self._split(piece, size, axis)]
+        return found
 
-    def of_buffer(self, buffer: A, shape: Shape) -> list[A]:
+    def of_buffer(self, buffer: Any, shape: Shape) -> list[A]:
         """Return a view of ``buffer`` for each block, as large as the block of a value of ``shape``."""
-        ...
+        views: dict[Shape, A] = {}
+        found = []
+        for block in self._shapes:
+            own = tuple(1 if extent == 1 else size for extent, size in zip(shape, block, strict=True))
+            if own not in views:
+                views[own] = buffer[: prod(own)].reshape(own)
+            found.append(views[own])
+        return found
+
+    def counts(self, axes: tuple[int, ...], over: tuple[int, ...]) -> Array:
+        """Return the elements that a reduction over ``over`` has in each block, blocks along ``axes``."""
+        extents = (n for axis, n in enumerate(self.block) if axis in over and axis not in axes)
+        found = np.full((1,) * len(self.block), float(prod(extents)))
+        for axis in axes:
+            shape = (*(1,) * axis, -1, *(1,) * (len(self.block) - axis - 1))
+            found = found * np.asarray(self.sizes[axis], np.float64).reshape(shape)
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +99,12 @@ class AnyChainStep(ABC, Generic[A]):
         chain: Chain,
         needed: frozenset[int],
         dtype_of: Mapping[int, str],
-        blocks: Blocks[A],
+        split: Split[A],
         kernels: Mapping[str, Blockwise[A]],
     ) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype."""
         self.chain, self.rank = chain, len(chain.domain)
-        self._blocks, self._kernels = blocks, kernels
+        self.blocks, self._kernels = Blocks(chain.domain, chain.block, split), kernels
         self.members, self.columns = members_of(chain, lambda op: kernels[op].in_place)
         """The members; operand from outside, or slot made by a member -> column."""
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
@@ -112,7 +152,10 @@ class AnyChainStep(ABC, Generic[A]):
         """Return the axes along which partial results of a reduction are combined; none for other members."""
         if self._kernels[item.op].finish is None:
             return ()
-        return self._cut_axes(tuple(sorted({axis % self.rank for axis in item.attrs["axes"]})))
+        return tuple(axis for axis in self.blocks.sizes if axis in self._over(item))
+
+    def _over(self, item: Instruction) -> tuple[int, ...]:
+        return tuple(axis % self.rank for axis in item.attrs["axes"])
 
     def run(self, slots: dict[int, A], places: Mapping[int, A]) -> None:
         """Read operands from ``slots`` and put results there, in the arrays of ``places`` where given."""
@@ -171,22 +214,24 @@ class AnyChainStep(ABC, Generic[A]):
         for key, column in self.columns.items():
             if isinstance(key, tuple):
                 operand = self._wide(self._operand(slots[key[0]], key[1], key[2]))
-                columns[column] = self._blocks.pieces(operand)
+                columns[column] = self.blocks.pieces(operand)
         extents = [self._extents(shape) for shape, _ in plan.registers]
         buffers = [self._empty(n, dtype) for n, (_, dtype) in zip(extents, plan.registers, strict=True)]
         for column, register in plan.register_of.items():
-            columns[column] = self._blocks.of_buffer(buffers[register], plan.kinds[column][0])
+            columns[column] = self.blocks.of_buffer(buffers[register], plan.kinds[column][0])
         results: dict[int, A] = {}
         for item in self.chain.members:
             axes = plan.parts.get(item.outputs, ())
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
                 if axes:
-                    results[slot] = self._empty(self._part_shape(shape, axes), dtype)
+                    sizes = self.blocks.sizes
+                    part = tuple(len(sizes[axis]) if axis in axes else n for axis, n in enumerate(shape))
+                    results[slot] = self._empty(part, dtype)
                 elif slot in self.full:
                     results[slot] = self._whole(slot, (shape, dtype), slots, places)
                 else:
                     continue
-                columns[self.columns[slot]] = self._blocks.pieces(results[slot], axes)
+                columns[self.columns[slot]] = self.blocks.pieces(results[slot], axes)
         for row in zip(*columns, strict=True):
             for kernel, ins, outs in plan.kernels:
                 kernel([row[i] for i in ins], [row[i] for i in outs])
@@ -194,7 +239,8 @@ class AnyChainStep(ABC, Generic[A]):
             finish = self._kernels[item.op].finish
             if finish is not None and (axes := plan.parts.get(item.outputs, ())):
                 parts = [results[slot] for slot in item.outputs]
-                made = finish(parts, self._counts(item, axes), axes)
+                counts = self._of_numpy(self.blocks.counts(axes, self._over(item)), "float64")
+                made = finish(parts, counts, axes)
                 results |= dict(zip(item.outputs, made, strict=True))
             self._keep(item, results, slots)
 
@@ -208,10 +254,6 @@ class AnyChainStep(ABC, Generic[A]):
         for slot, shape in zip(item.outputs, item.shapes, strict=True):
             if slot in results:
                 slots[slot] = self._result(results[slot], shape)
-
-    @abstractmethod
-    def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the axes of ``over`` along which a reduction has partial results; none if not cut."""
 
     @abstractmethod
     def _operand(self, array: A, box: Crop | None, shape: Shape) -> A:
@@ -238,16 +280,8 @@ class AnyChainStep(ABC, Generic[A]):
         """Make an array without initializing it."""
 
     @abstractmethod
-    def _part_shape(self, shape: Shape, axes: tuple[int, ...]) -> Shape:
-        """Return the shape of a reduction's partial results: as many along ``axes`` as there are blocks."""
-
-    @abstractmethod
     def _whole(self, slot: int, kind: Kind, slots: Mapping[int, A], places: Mapping[int, A]) -> A:
         """Return an array for a result: that of ``places``, or of an operand that ends here, or a new one."""
-
-    @abstractmethod
-    def _counts(self, item: Instruction, axes: tuple[int, ...]) -> A:
-        """Return how many elements a reduction has in each block, with the blocks along ``axes``."""
 
     @abstractmethod
     def _result(self, array: A, shape: Shape) -> A:

@@ -6,7 +6,6 @@ A value that is read outside of the chain is written whole; any other takes one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from oocdl.fusion.grouping import Chain, from_channels_last
 from oocdl.fusion.loop_nest import Fused, View
 from oocdl.fusion.members import Crop, Kind
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.program import Instruction
 
 
 def crop(tensor: Tensor, box: Crop | None) -> Tensor:
@@ -28,56 +26,6 @@ def crop(tensor: Tensor, box: Crop | None) -> Tensor:
         if (start, stop) != (0, tensor.shape[axis]):
             tensor = tensor.narrow(axis, start, stop - start)
     return tensor
-
-
-class _Blocks:
-    """The blocks of a domain in row-major order, and the pieces of tensors in them."""
-
-    def __init__(self, domain: Shape, block: Shape) -> None:
-        self.rank = len(domain)
-        self.sizes: dict[int, tuple[int, ...]] = {}
-        """Cut axis -> extents of its pieces."""
-        for axis, (extent, size) in enumerate(zip(domain, block, strict=True)):
-            if size < extent:
-                rest = (extent % size,) if extent % size else ()
-                self.sizes[axis] = (size,) * (extent // size) + rest
-        self.block = block
-        self.shapes: list[Shape] = [block]
-        for axis, sizes in self.sizes.items():
-            self.shapes = [(*s[:axis], size, *s[axis + 1 :]) for s in self.shapes for size in sizes]
-
-    def pieces(self, tensor: Tensor, over: tuple[int, ...] = ()) -> list[Tensor]:
-        """Views of ``tensor``, a block each; along axes in ``over`` it has one element a block."""
-        if tensor.dim() < self.rank:
-            tensor = tensor.reshape((1,) * (self.rank - tensor.dim()) + tensor.shape)
-        found = [tensor]
-        for axis, sizes in self.sizes.items():
-            if tensor.shape[axis] == 1:
-                found = [piece for piece in found for _ in sizes]
-            else:
-                size = 1 if axis in over else self.block[axis]
-                found = [part for piece in found for part in torch.split(piece, size, axis)]
-        return found
-
-    def of_buffer(self, buffer: Tensor, shape: Shape) -> list[Tensor]:
-        """For each block a view of the same memory, as large as a value of ``shape`` is there."""
-        views: dict[Shape, Tensor] = {}
-        found = []
-        for block in self.shapes:
-            own = tuple(1 if extent == 1 else size for extent, size in zip(shape, block, strict=True))
-            if own not in views:
-                views[own] = buffer[: prod(own)].view(own)
-            found.append(views[own])
-        return found
-
-    def counts(self, axes: tuple[int, ...], over: tuple[int, ...]) -> Tensor:
-        """Elements that a reduction over ``over`` has in each block, blocks along ``axes``."""
-        extents = (n for axis, n in enumerate(self.block) if axis in over and axis not in axes)
-        found = torch.full((1,) * self.rank, float(prod(extents)), dtype=torch.float64)
-        for axis in axes:
-            shape = (*(1,) * axis, -1, *(1,) * (self.rank - axis - 1))
-            found = found * torch.tensor(self.sizes[axis], dtype=torch.float64).reshape(shape)
-        return found
 
 
 class ChainStep(AnyChainStep[Tensor]):
@@ -94,12 +42,8 @@ class ChainStep(AnyChainStep[Tensor]):
 
         ``spare_of``: slot made whole -> slots that end here, whose memory it may take, best first.
         """
-        self.blocks = _Blocks(chain.domain, chain.block)
-        super().__init__(chain, needed, dtype_of, self.blocks, BLOCKWISE)
+        super().__init__(chain, needed, dtype_of, torch.split, BLOCKWISE)
         self.reuse = self._reuse(spare_of, dtype_of)
-
-    def _cut_axes(self, over: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(axis for axis in self.blocks.sizes if axis in over)
 
     def _reuse(self, spare_of: Callable[[int], Sequence[int]], dtype_of: Mapping[int, str]) -> dict[int, int]:
         """Slot made whole -> slot that ends here, whose memory it may take.
@@ -130,9 +74,6 @@ class ChainStep(AnyChainStep[Tensor]):
 
     def _empty(self, shape: Shape, dtype: str) -> Tensor:
         return torch.empty(shape, dtype=getattr(torch, dtype))
-
-    def _part_shape(self, shape: Shape, axes: tuple[int, ...]) -> Shape:
-        return tuple(len(self.blocks.sizes[a]) if a in axes else n for a, n in enumerate(shape))
 
     def _whole(
         self, slot: int, kind: Kind, slots: Mapping[int, Tensor], places: Mapping[int, Tensor]
@@ -180,9 +121,6 @@ class ChainStep(AnyChainStep[Tensor]):
         if not self.chain.channels_last or len(shape) != self.rank:
             return tensor.reshape(shape)
         return tensor.reshape(from_channels_last(shape)).movedim(1, -1)
-
-    def _counts(self, item: Instruction, axes: tuple[int, ...]) -> Tensor:
-        return self.blocks.counts(axes, tuple(axis % self.rank for axis in item.attrs["axes"]))
 
     def _result(self, array: Tensor, shape: Shape) -> Tensor:
         return (array.movedim(-1, 1) if self.chain.channels_last else array).view(shape)
