@@ -54,8 +54,8 @@ INNER = {
     "storage": ("files", "checksums", "sealed_store", "zarr_json", "cache", "run", "dataset"),
     "engines": (
         "engine_registry",
-        "engine",
         "convolution",
+        "engine",
         "checked_indices",
         "numpy_functions",
         "numpy_recurrent",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
@@ -41,6 +41,19 @@ class Convolution:
 CONV = Convolution(data=(0,), transposed=False)
 CONV_TRANSPOSE = Convolution(data=(0,), transposed=True)
 CONV_WEIGHT_GRAD = Convolution(data=(0, 1), transposed=False)
+
+
+class Slide(NamedTuple):
+    """How the windows of a convolution move, and over how many groups of channels."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int = 1
+
+
+def slide_of(item: Instruction) -> Slide:
+    """Return how the windows of a convolution move, of a program without axes of groups."""
+    return Slide(tuple(item.attrs["strides"]), tuple(item.attrs["dilations"]), groups_of(item))
 
 
 def groups_of(item: Instruction) -> int:

@@ -10,13 +10,18 @@ import importlib
 import importlib.util
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
+from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine_registry import ENGINES, DeviceEntry
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch
 
@@ -41,6 +46,10 @@ class Compiled(Protocol):
         ...
 
 
+Run = Callable[[Sequence[Array], Sequence[Array], Mapping[int, Array]], None]
+"""A run of a program: ``Compiled`` with all that may be left out there, and the results in ``outs``."""
+
+
 class Device(Protocol):
     """A processor with memory of its own, such as a GPU."""
 
@@ -59,26 +68,31 @@ class Device(Protocol):
         ...
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """A runtime that runs programs. One instance serves every thread of a process."""
 
     name: str
-    device: Device | None
-    """The device that programs run on; None: they run in the memory of the host."""
-    held_bytes: int
-    """Bytes of the host's memory that the engine holds from beginning to end, and no run counts."""
-    has_bfloat16: bool
-    """Whether matrix products and convolutions of bfloat16 run here."""
     operators: frozenset[str]
     """Operators with a kernel; ``compile`` raises UnsupportedError that names any other."""
-    thin_slab_elements: int
+    device: Device | None = None
+    """The device that programs run on; None: they run in the memory of the host."""
+    held_bytes: int = 0
+    """Bytes of the host's memory that the engine holds from beginning to end, and no run counts."""
+    has_bfloat16: bool = False
+    """Whether matrix products and convolutions of bfloat16 run here."""
+    thin_slab_elements: int = 0
     """Channels x depth x height of the thickest slab of a volume that has rates of its own for the gradient
     of a convolution's weights, because it is faster or slower than others; 0: there are none."""
 
+    def __init__(self) -> None:
+        self._known: dict[str, Compiled] = {}
+        self._making: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    @abstractmethod
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """Upper bound of the bytes that a run takes beside its inputs and the arrays its results go to,
         and which inputs it writes over."""
-        ...
 
     def compile(self, program: Program) -> Compiled:
         """Compile a program to a function that several threads may call at once.
@@ -86,11 +100,41 @@ class Engine(Protocol):
         The function writes over no input but those that ``scratch_of`` names, and its results share no
         memory with inputs. Programs of equal ``key`` are compiled once.
         """
-        ...
+        key = program.key
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            made = self._known.get(key) or self._compiled(program)
+        with self._lock:
+            self._making.pop(key, None)
+            return self._known.setdefault(key, made)
 
     def forget(self) -> None:
         """Drop all compiled programs: no run is left that would call them."""
-        ...
+        with self._lock:
+            self._known.clear()
+
+    def _compiled(self, program: Program) -> Compiled:
+        check_known(program, self.operators, self.name)
+        program = without_group_axes(program)
+        run = self._make(program)
+
+        def call(
+            arrays: Sequence[Array],
+            outs: Sequence[Array] | None = None,
+            rooms: Mapping[int, Array] | None = None,
+        ) -> list[Array]:
+            outs = empty_outputs(program) if outs is None else outs
+            run([np.asarray(array) for array in arrays], outs, rooms or {})
+            return list(outs)
+
+        return call
+
+    @abstractmethod
+    def _make(self, program: Program) -> Run:
+        """Compile a program whose operators are known, without axes of groups."""
 
 
 _engines: dict[str, Engine] = {}
@@ -158,29 +202,3 @@ def get_engine(name: str = "auto") -> Engine:
             engine: Engine = module.make_engine(*([name.partition(":")[2]] if on_device else []))
             _engines[name] = engine
         return _engines[name]
-
-
-class Cache:
-    """Compiled programs by key, safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Compiled] = {}
-        self._making: dict[str, threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def get(self, key: str, make: Callable[[], Compiled]) -> Compiled:
-        """The function stored under ``key``; made by the first caller, once."""
-        with self._lock:
-            if key in self._known:
-                return self._known[key]
-            making = self._making.setdefault(key, threading.Lock())
-        with making:
-            made = self._known.get(key) or make()
-        with self._lock:
-            self._making.pop(key, None)
-            return self._known.setdefault(key, made)
-
-    def clear(self) -> None:
-        """Drop all programs."""
-        with self._lock:
-            self._known.clear()

@@ -15,14 +15,12 @@ from typing import Any, Generic
 import numpy as np
 
 from oocdl.fusion.blockwise import A, Blockwise, Into
-from oocdl.fusion.grouping import Chain
+from oocdl.fusion.grouping import Chain, from_channels_last
 from oocdl.fusion.loop_nest import Fused, Placed, View, fuse
 from oocdl.fusion.members import Crop, Kind, allocate, members_of
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
-Split = Callable[[A, int, int], Sequence[A]]
-"""(array, size, axis) -> views of ``size`` elements along the axis, the last of fewer."""
 MOST_COPIED_ELEMENTS = 1 << 14
 """An operand of at most so many elements is copied to have its channels last."""
 
@@ -30,21 +28,23 @@ MOST_COPIED_ELEMENTS = 1 << 14
 class Blocks(Generic[A]):
     """The blocks of a domain in row-major order, and the pieces of arrays in them."""
 
-    def __init__(self, domain: Shape, block: Shape, split: Split[A]) -> None:
-        self.block, self._split = block, split
+    def __init__(self, domain: Shape, block: Shape, split: Callable[[A, int, int], Sequence[A]]) -> None:
+        """``split(array, size, axis)`` returns views of ``size`` along an axis; the last may be smaller."""
+        self.rank, self.block, self._split = len(domain), block, split
         self.sizes: dict[int, tuple[int, ...]] = {}
         """Cut axis -> extents of its pieces."""
         for axis, (extent, size) in enumerate(zip(domain, block, strict=True)):
             if size < extent:
                 rest = (extent % size,) if extent % size else ()
                 self.sizes[axis] = (size,) * (extent // size) + rest
-        self._shapes: list[Shape] = [block]
+        self.shapes: list[Shape] = [block]
         for axis, sizes in self.sizes.items():
-            self._shapes = [(*s[:axis], size, *s[axis + 1 :]) for s in self._shapes for size in sizes]
+            self.shapes = [(*s[:axis], size, *s[axis + 1 :]) for s in self.shapes for size in sizes]
 
     def pieces(self, array: Any, over: tuple[int, ...] = ()) -> list[A]:
         """Return a view of ``array`` for each block; it has one element for each along axes in ``over``."""
-        array = array.reshape((1,) * (len(self.block) - array.ndim) + tuple(array.shape))
+        if array.ndim < self.rank:
+            array = array.reshape((1,) * (self.rank - array.ndim) + tuple(array.shape))
         found = [array]
         for axis, sizes in self.sizes.items():
             if array.shape[axis] == 1:
@@ -58,7 +58,7 @@ class Blocks(Generic[A]):
         """Return a view of ``buffer`` for each block, as large as the block of a value of ``shape``."""
         views: dict[Shape, A] = {}
         found = []
-        for block in self._shapes:
+        for block in self.shapes:
             own = tuple(1 if extent == 1 else size for extent, size in zip(shape, block, strict=True))
             if own not in views:
                 views[own] = buffer[: prod(own)].reshape(own)
@@ -66,12 +66,12 @@ class Blocks(Generic[A]):
         return found
 
     def counts(self, axes: tuple[int, ...], over: tuple[int, ...]) -> Array:
-        """Return the elements that a reduction over ``over`` has in each block, blocks along ``axes``."""
+        """Return how many elements a reduction over ``over`` has in each block, blocks along ``axes``."""
         extents = (n for axis, n in enumerate(self.block) if axis in over and axis not in axes)
-        found = np.full((1,) * len(self.block), float(prod(extents)))
+        found = np.full((1,) * self.rank, float(prod(extents)))
         for axis in axes:
-            shape = (*(1,) * axis, -1, *(1,) * (len(self.block) - axis - 1))
-            found = found * np.asarray(self.sizes[axis], np.float64).reshape(shape)
+            shape = (*(1,) * axis, -1, *(1,) * (self.rank - axis - 1))
+            found = found * np.array(self.sizes[axis], np.float64).reshape(shape)
         return found
 
 
@@ -99,10 +99,11 @@ class AnyChainStep(ABC, Generic[A]):
         chain: Chain,
         needed: frozenset[int],
         dtype_of: Mapping[int, str],
-        split: Split[A],
+        split: Callable[[A, int, int], Sequence[A]],
         kernels: Mapping[str, Blockwise[A]],
     ) -> None:
-        """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype."""
+        """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype. ``split``: as in
+        ``Blocks``."""
         self.chain, self.rank = chain, len(chain.domain)
         self.blocks, self._kernels = Blocks(chain.domain, chain.block, split), kernels
         self.members, self.columns = members_of(chain, lambda op: kernels[op].in_place)
@@ -152,10 +153,8 @@ class AnyChainStep(ABC, Generic[A]):
         """Return the axes along which partial results of a reduction are combined; none for other members."""
         if self._kernels[item.op].finish is None:
             return ()
-        return tuple(axis for axis in self.blocks.sizes if axis in self._over(item))
-
-    def _over(self, item: Instruction) -> tuple[int, ...]:
-        return tuple(axis % self.rank for axis in item.attrs["axes"])
+        over = {axis % self.rank for axis in item.attrs["axes"]}
+        return tuple(axis for axis in self.blocks.sizes if axis in over)
 
     def run(self, slots: dict[int, A], places: Mapping[int, A]) -> None:
         """Read operands from ``slots`` and put results there, in the arrays of ``places`` where given."""
@@ -224,9 +223,8 @@ class AnyChainStep(ABC, Generic[A]):
             axes = plan.parts.get(item.outputs, ())
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
                 if axes:
-                    sizes = self.blocks.sizes
-                    part = tuple(len(sizes[axis]) if axis in axes else n for axis, n in enumerate(shape))
-                    results[slot] = self._empty(part, dtype)
+                    parts = (len(self.blocks.sizes[a]) if a in axes else n for a, n in enumerate(shape))
+                    results[slot] = self._empty(tuple(parts), dtype)
                 elif slot in self.full:
                     results[slot] = self._whole(slot, (shape, dtype), slots, places)
                 else:
@@ -238,9 +236,9 @@ class AnyChainStep(ABC, Generic[A]):
         for item in self.chain.members:
             finish = self._kernels[item.op].finish
             if finish is not None and (axes := plan.parts.get(item.outputs, ())):
-                parts = [results[slot] for slot in item.outputs]
-                counts = self._of_numpy(self.blocks.counts(axes, self._over(item)), "float64")
-                made = finish(parts, counts, axes)
+                over = tuple(axis % self.rank for axis in item.attrs["axes"])
+                counts = self._of_numpy(self.blocks.counts(axes, over), "float64")
+                made = finish([results[slot] for slot in item.outputs], counts, axes)
                 results |= dict(zip(item.outputs, made, strict=True))
             self._keep(item, results, slots)
 
@@ -255,13 +253,47 @@ class AnyChainStep(ABC, Generic[A]):
             if slot in results:
                 slots[slot] = self._result(results[slot], shape)
 
-    @abstractmethod
     def _operand(self, array: A, box: Crop | None, shape: Shape) -> A:
         """View the array of a slot as an operand: cropped, and in the shape that the chain gives it."""
+        return self._seen(self._crop(array, box), shape)
+
+    def _seen(self, array: Any, shape: Shape) -> A:
+        """View the array of a slot in a shape of the chain."""
+        if self.chain.channels_last and len(shape) == self.rank:
+            return self._moved(array.reshape(from_channels_last(shape)), 1, -1)
+        seen: A = array.reshape(shape)
+        return seen
+
+    def _result(self, array: Any, shape: Shape) -> A:
+        """View a result in the shape that its slot has."""
+        found: Any = self._moved(array, -1, 1) if self.chain.channels_last else array
+        seen: A = found.reshape(shape)
+        return seen
+
+    def _wide(self, array: Any) -> A:
+        """Repeat a value of one element for each channel over a whole row.
+
+        Innermost loops over few channels do not fill the registers (8 of them: 60 us a block, not 21).
+        """
+        if self.chain.channels_last:
+            *_, places, channels = self.chain.domain
+            alone = array.ndim == self.rank and tuple(array.shape[-2:]) == (1, channels)
+            if alone and prod(array.shape) * places <= MOST_COPIED_ELEMENTS:
+                return self._repeated(array, places)
+        whole: A = array
+        return whole
 
     @abstractmethod
-    def _wide(self, array: A) -> A:
-        """View or copy an operand as blocks are fastest with it."""
+    def _crop(self, array: A, box: Crop | None) -> A:
+        """View the box of an array; all of it where there is none."""
+
+    @abstractmethod
+    def _moved(self, array: A, source: int, target: int) -> A:
+        """View an array with an axis at another place."""
+
+    @abstractmethod
+    def _repeated(self, array: A, count: int) -> A:
+        """Copy an array with its axis before the last repeated."""
 
     @abstractmethod
     def _view(self, array: A) -> View:
@@ -282,7 +314,3 @@ class AnyChainStep(ABC, Generic[A]):
     @abstractmethod
     def _whole(self, slot: int, kind: Kind, slots: Mapping[int, A], places: Mapping[int, A]) -> A:
         """Return an array for a result: that of ``places``, or of an operand that ends here, or a new one."""
-
-    @abstractmethod
-    def _result(self, array: A, shape: Shape) -> A:
-        """View a result in the shape that its slot has."""

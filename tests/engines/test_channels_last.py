@@ -7,27 +7,16 @@ as at the ends of a volume. Each case asserts that it has gone the way that is m
 from __future__ import annotations
 
 import pytest
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.torch.conv import dispatch, im2col
-from oocdl.graph.ir.graph import Array, Shape
-from tests.kit.channels_last import Pads, counting, noise, ran
-from tests.kit.kernel_cases import around, padded
+from oocdl.graph.ir.graph import Shape
+from tests.kit.channels_last import Pads, counting, gradients, noise, ran
 from tests.kit.kernels import error
 
 ONES = (1, 1, 1)
 TOLERANCE = 1e-5
 EVEN: Pads = ((1, 1), (1, 1), (1, 1))
-
-
-def gradients(x: Array, w: Array, dy: Array, pads: Pads, dilations: Shape = ONES) -> list[Array]:
-    """A convolution and its gradients by ``x`` (unpadded) and ``w``, by PyTorch in float64."""
-    wide, kernel = (torch.from_numpy(array).double().requires_grad_() for array in (x, w))
-    made = F.conv3d(padded(wide, around(pads)), kernel, None, 1, 0, dilations)
-    dx, dw = torch.autograd.grad(made, (wide, kernel), torch.from_numpy(dy).double())
-    return [tensor.detach().numpy() for tensor in (made, dx, dw)]
 
 
 @pytest.mark.parametrize("pads", [EVEN, ((1, 0), (0, 2), (1, 1)), ((0, 0),) * 3], ids=("even", "odd", "none"))
@@ -38,7 +27,7 @@ def test_first_layers(channels: int, dilation: int, pads: Pads, monkeypatch: pyt
     x, w = noise(2, channels, 7, 8, 9), noise(16, channels, 3, 3, 3, seed=1)
     out = [n + sum(pad) - 2 * dilation for n, pad in zip(x.shape[2:], pads, strict=True)]
     dy, dilations = noise(2, 16, *out, seed=2), (dilation,) * 3
-    wanted, _, grad = gradients(x, w, dy, pads, dilations)
+    wanted, _, grad = gradients(x, w, dy, pads, dilations=dilations)
     attrs = {"strides": ONES, "dilations": dilations, "pads": (99,) * 6}
     found = ran("Conv", [x, w], wanted.shape, attrs, pads)
     assert error(found, wanted) <= TOLERANCE
@@ -84,18 +73,22 @@ def check_ends(made: list[Tensor], ends: list[Tensor], wanted: Tensor, depth: tu
 
 
 @pytest.mark.parametrize(("shape", "window", "depth"), ENDS)
-def test_convolution_at_the_end_of_a_volume(
+def test_convolution_and_gradient_of_the_weights_at_the_end_of_a_volume(
     shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, ends = (counting(monkeypatch, dispatch, name) for name in ("_convolve", "_row_by_row"))
+    names = ("_convolve", "_row_by_row", "_with_ends")
+    made, ends, apart = (counting(monkeypatch, dispatch, name) for name in names)
     pads = (depth, (1, 1), (1, 1))
     x, w = noise(*shape), noise(16, 3, window, 3, 3, seed=1)
     dy = noise(shape[0], 16, 20 + sum(depth) - window + 1, *shape[3:], seed=2)
-    wanted, _, _ = gradients(x, w, dy, pads)
+    wanted, _, grad = gradients(x, w, dy, pads)
     attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6}
     found = ran("Conv", [x, w], wanted.shape, attrs, pads)
     assert error(found, wanted) <= TOLERANCE
     check_ends(made, ends, wanted, depth)
+    found = ran("ConvWeightGrad", [x, dy], w.shape, {**attrs, "kernel_shape": w.shape[2:]}, pads)
+    assert error(found, grad) <= TOLERANCE
+    assert len(apart) == 1
 
 
 @pytest.mark.parametrize(("shape", "window", "depth"), ENDS)
@@ -113,18 +106,3 @@ def test_gradient_of_the_data_at_the_end_of_a_volume(
     found = ran("ConvTranspose", [dy, w], x.shape, attrs, ((0, 0),) * 3)
     assert error(found, wanted) <= TOLERANCE
     check_ends(made, ends, wanted, depth)
-
-
-@pytest.mark.parametrize(("shape", "window", "depth"), ENDS)
-def test_gradient_of_the_weights_at_the_end_of_a_volume(
-    shape: Shape, window: int, depth: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = counting(monkeypatch, dispatch, "_with_ends")
-    pads = (depth, (1, 1), (1, 1))
-    x, w = noise(*shape), noise(16, 3, window, 3, 3, seed=1)
-    dy = noise(shape[0], 16, 20 + sum(depth) - window + 1, *shape[3:], seed=2)
-    _, _, wanted = gradients(x, w, dy, pads)
-    attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6, "kernel_shape": w.shape[2:]}
-    found = ran("ConvWeightGrad", [x, dy], w.shape, attrs, pads)
-    assert error(found, wanted) <= TOLERANCE
-    assert len(made) == 1

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
-from tests.kit.kernel_cases import around
+from tests.kit.kernel_cases import around, padded
 from tests.kit.kernels import turned
 from tests.kit.programs import single
 
@@ -33,6 +35,17 @@ def ran(op: str, arrays: Sequence[Array], shape: Shape, attrs: dict[str, Any], p
     (found,) = get_engine("torch").compile(turned(made))(arrays)
     assert found.strides[1] == found.itemsize, "channels lie last"
     return found
+
+
+def gradients(
+    x: Array, w: Array, dy: Array, pads: Pads, stride: int = 1, dilations: int | Shape = 1
+) -> list[Array]:
+    """A convolution and its gradients by ``x`` (unpadded) and ``w``, by PyTorch in float64."""
+    wide, kernel = (torch.from_numpy(array).double().requires_grad_() for array in (x, w))
+    convolve = functional.conv2d if x.ndim == 4 else functional.conv3d
+    made = convolve(padded(wide, around(pads)), kernel, None, stride, 0, dilations)
+    dx, dw = torch.autograd.grad(made, (wide, kernel), torch.from_numpy(dy).double())
+    return [tensor.detach().numpy() for tensor in (made, dx, dw)]
 
 
 def counting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Tensor]:

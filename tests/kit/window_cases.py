@@ -96,7 +96,7 @@ def convolutions() -> list[Case]:
             "Conv",
             [empty, noise(4, 3, 2, 2)],
             lambda a, b: torch.zeros(2, 4, 1, 5, dtype=a.dtype),
-            {"strides": (1, 1)},
+            {"strides": (1, 1), "dilations": (1, 1)},
             [around([(0, 2), (1, 0)]), None],
         )
     )
@@ -106,7 +106,7 @@ def convolutions() -> list[Case]:
             "ConvTranspose",
             [empty, noise(3, 4, 2, 2)],
             lambda a, b: torch.zeros(2, 4, 2, 6, dtype=a.dtype),
-            {"strides": (1, 1), "crop": (0, 0, 0, 0)},
+            {"strides": (1, 1), "dilations": (1, 1), "crop": (0, 0, 0, 0)},
             [around([(0, 1), (0, 0)]), None],
         )
     )

@@ -8,13 +8,13 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.numpy.numpy_kernels import KERNELS
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import check_known, empty_outputs, pads_of, slot_dtypes
+from oocdl.graph.ir.operands import endings, pads_of, slot_dtypes
 from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS, ProgramScratch
 
@@ -37,23 +37,9 @@ def _operand(slots: dict[int, Array], item: Instruction, index: int) -> Array:
     return array.astype(np.float64 if array.dtype.kind == "f" else array.dtype)
 
 
-def _endings(program: Program) -> list[list[int]]:
-    """For each instruction, the slots made by the program that nothing reads after it."""
-    last: dict[int, int] = {}
-    for number, item in enumerate(program.instructions):
-        read = {operand.slot for operand in item.operands} - set(program.inputs)
-        last |= dict.fromkeys((*read, *item.outputs), number)
-    kept = {operand.slot for operand in program.outputs}
-    found: list[list[int]] = [[] for _ in program.instructions]
-    for slot, number in last.items():
-        if slot not in kept:
-            found[number].append(slot)
-    return found
-
-
-def _run(program: Program, endings: list[list[int]], arrays: Sequence[Array], outs: Sequence[Array]) -> None:
-    slots = dict(zip(program.inputs, map(np.asarray, arrays), strict=True))
-    for item, ending in zip(program.instructions, endings, strict=True):
+def _run(program: Program, ends: list[list[int]], arrays: Sequence[Array], outs: Sequence[Array]) -> None:
+    slots = dict(zip(program.inputs, arrays, strict=True))
+    for item, ending in zip(program.instructions, ends, strict=True):
         args = [_operand(slots, item, index) for index in range(len(item.operands))]
         results = KERNELS[item.op].run(args, item)
         made = zip(item.outputs, results, item.kernel_shapes, item.shapes, item.dtypes, strict=True)
@@ -72,61 +58,38 @@ def _scratch_bytes(program: Program) -> int:
     results in float64, and its kernel's scratch."""
     size: dict[int, int] = {}
     live = peak = 0
-    for item, ending in zip(program.instructions, _endings(program), strict=True):
+    for item, ending in zip(program.instructions, endings(program), strict=True):
         for slot, shape, dtype in zip(item.outputs, item.shapes, item.dtypes, strict=True):
             size[slot] = prod(shape) * itemsize(dtype)
             live += size[slot]
         elements = 2 * sum(prod(padded_shape(operand)) for operand in item.operands)
         elements += sum(map(prod, item.kernel_shapes)) + KERNELS[item.op].scratch(item)
         peak = max(peak, live + itemsize("float64") * elements)
-        live -= sum(size[slot] for slot in ending)
+        live -= sum(size.get(slot, 0) for slot in ending)  # inputs are not counted
     return peak * HEAP_QUARTERS // 4
 
 
-class NumpyEngine:
+class NumpyEngine(Engine):
     """Runs programs with NumPy on the CPU, in float64, and rounds each value to its dtype."""
 
     name = "numpy"
-    device: Device | None = None
-    held_bytes = 0
-    has_bfloat16 = False
     operators = frozenset(KERNELS)
-    thin_slab_elements = 0
-
-    def __init__(self) -> None:
-        self._cache = Cache()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
         return ProgramScratch(_scratch_bytes(without_group_axes(program)))
 
-    def compile(self, program: Program) -> Compiled:
-        """See ``Engine.compile``."""
-        return self._cache.get(program.key, lambda: self._make(program))
-
-    def forget(self) -> None:
-        """See ``Engine.forget``."""
-        self._cache.clear()
-
-    def _make(self, program: Program) -> Compiled:
-        check_known(program, self.operators, self.name)
+    def _make(self, program: Program) -> Run:
         if "bfloat16" in slot_dtypes(program).values():
             raise UnsupportedError("engine 'numpy' takes no bfloat16 arrays; use engine='torch'")
-        program = without_group_axes(program)
-        endings = _endings(program)
+        ends = endings(program)
 
-        def call(
-            arrays: Sequence[Array],
-            outs: Sequence[Array] | None = None,
-            rooms: Mapping[int, Array] | None = None,
-        ) -> list[Array]:
-            outs = empty_outputs(program) if outs is None else outs
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
             # Infinities and what is not a number are values like others here.
             with np.errstate(all="ignore"):
-                _run(program, endings, arrays, outs)
-            return list(outs)
+                _run(program, ends, arrays, outs)
 
-        return call
+        return run
 
 
 def make_engine() -> NumpyEngine:

@@ -5,13 +5,13 @@ A value that is read outside of the chain is written whole; any other takes one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from oocdl.engines.ort.lowerings import BLOCKWISE
-from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, AnyChainStep
-from oocdl.fusion.grouping import Chain, from_channels_last
+from oocdl.fusion.executor import AnyChainStep
+from oocdl.fusion.grouping import Chain
 from oocdl.fusion.loop_nest import View
 from oocdl.fusion.members import Crop, Kind
 from oocdl.graph.ir.graph import Array, Shape
@@ -22,7 +22,7 @@ def crop(array: Array, box: Crop | None) -> Array:
     return array if box is None else array[tuple(slice(start, stop) for start, stop in box)]
 
 
-def _split(array: Array, size: int, axis: int) -> list[Array]:
+def _split(array: Array, size: int, axis: int) -> Sequence[Array]:
     before = (slice(None),) * axis
     return [array[(*before, slice(start, start + size))] for start in range(0, array.shape[axis], size)]
 
@@ -44,9 +44,6 @@ class ChainStep(AnyChainStep[Array]):
         assert np.shares_memory(place, places[slot]), "a result would go to a copy of its place"
         return place
 
-    def _operand(self, array: Array, box: Crop | None, shape: Shape) -> Array:
-        return self._seen(crop(array, box), shape)
-
     def _view(self, array: Array) -> View:
         return View(array.ctypes.data, array.shape, array.strides)
 
@@ -56,24 +53,11 @@ class ChainStep(AnyChainStep[Array]):
     def _of_numpy(self, array: Array, dtype: str) -> Array:
         return array.astype(dtype)
 
-    def _wide(self, seen: Array) -> Array:
-        """Repeat a value of one element for each channel over a whole row.
+    def _crop(self, array: Array, box: Crop | None) -> Array:
+        return crop(array, box)
 
-        NumPy's innermost loop would run over the channels alone.
-        """
-        if not self.chain.channels_last:
-            return seen
-        *_, places, channels = self.chain.domain
-        alone = seen.ndim == self.rank and seen.shape[-2:] == (1, channels)
-        if not alone or seen.size * places > MOST_COPIED_ELEMENTS:
-            return seen
-        return np.repeat(seen, places, axis=-2)
+    def _moved(self, array: Array, source: int, target: int) -> Array:
+        return np.moveaxis(array, source, target)
 
-    def _seen(self, array: Array, shape: Shape) -> Array:
-        """A slot's array in a shape of the chain."""
-        if not self.chain.channels_last or len(shape) != self.rank:
-            return array.reshape(shape)
-        return np.moveaxis(array.reshape(from_channels_last(shape)), 1, -1)
-
-    def _result(self, array: Array, shape: Shape) -> Array:
-        return (np.moveaxis(array, -1, 1) if self.chain.channels_last else array).reshape(shape)
+    def _repeated(self, array: Array, count: int) -> Array:
+        return np.repeat(array, count, axis=-2)

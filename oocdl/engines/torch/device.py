@@ -21,16 +21,16 @@ import numpy as np
 import torch
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.torch.torch_chain import crop
-from oocdl.engines.torch.torch_engine import Step, use_threads
+from oocdl.engines.torch.torch_engine import Step, use_one_thread
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream
 from oocdl.errors import InputError, ResourceError
 from oocdl.graph.ir.array_layout import array_bytes
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import check_known, empty_outputs
+from oocdl.graph.ir.operands import endings
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch, program_scratch_bytes
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
@@ -40,33 +40,29 @@ STREAMS = 2
 LIBRARY_BYTES = 512 << 20
 """Bytes of scratch of cuDNN and cuBLAS on the device, which they do not tell beforehand."""
 
-Settings = tuple[int, bool, bool, bool, bool, bool, bool]
+_PLACES = (
+    (torch.utils.deterministic, "fill_uninitialized_memory"),
+    *((torch.backends.cudnn, name) for name in ("deterministic", "benchmark", "allow_tf32")),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+)
+"""Where PyTorch has its global settings, all but one."""
+Settings = tuple[int | bool, ...]
 EXACT: Settings = (2, False, True, False, False, False, False)
-"""What exact and equal results need, in the order of ``_settings``. The first, 2: PyTorch raises where a
-kernel's bits may differ from run to run."""
+"""What exact and equal results need. The first, 2: PyTorch raises where a kernel's bits may differ from run
+to run. The others lie in ``_PLACES``."""
 
 
 def _settings() -> Settings:
     """Return PyTorch's global settings as they are now."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    return (
-        torch.get_deterministic_debug_mode(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        cudnn.deterministic,
-        cudnn.benchmark,
-        cudnn.allow_tf32,
-        matmul.allow_tf32,
-        matmul.allow_bf16_reduced_precision_reduction,
-    )
+    return (torch.get_deterministic_debug_mode(), *(getattr(*place) for place in _PLACES))
 
 
 def _set(settings: Settings) -> None:
     """Set PyTorch's global settings."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     torch.set_deterministic_debug_mode(settings[0])
-    torch.utils.deterministic.fill_uninitialized_memory = settings[1]  # type: ignore[attr-defined]
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = settings[2:5]
-    matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = settings[5:]
+    for place, value in zip(_PLACES, settings[1:], strict=True):
+        setattr(*place, value)
 
 
 class _Exactly:
@@ -97,7 +93,7 @@ class _Exactly:
 _exactly = _Exactly()
 
 
-class TorchDeviceEngine:
+class TorchDeviceEngine(Engine):
     """Runs programs with PyTorch on a device.
 
     Of the host it takes the pinned memory of its streams, from the beginning to the end; runs take memory of
@@ -108,14 +104,13 @@ class TorchDeviceEngine:
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS
 
-    def __init__(self, device: str, threads_per_kernel: int = 1) -> None:
+    def __init__(self, device: str) -> None:
+        super().__init__()
         self.name = f"torch:{device}"
-        self.threads_per_kernel = threads_per_kernel
         self._device = _found(device)
         self._is_host = self._device.type == "cpu"
-        self.device: Device | None = None if self._is_host else self
+        self.device = None if self._is_host else self
         self.has_bfloat16 = _has_bfloat16(self._device)
-        self._cache = Cache()
         self._needed: dict[str, int] = {}
         self._streams: SimpleQueue[Stream] = SimpleQueue()
         for _ in range(STREAMS):
@@ -149,49 +144,36 @@ class TorchDeviceEngine:
             extra = 0
             for item in program.instructions:
                 dtypes |= dict(zip(item.outputs, item.dtypes, strict=True))
-                beside = KERNELS[item.op].device_scratch
-                extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
+                if beside := KERNELS[item.op].device_scratch:
+                    extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
             scratch = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
             self._needed[program.key] = inputs + scratch
         return self._needed[program.key]
 
-    def compile(self, program: Program) -> Compiled:
-        """See ``Engine.compile``."""
-        return self._cache.get(program.key, lambda: self._make(program))
-
     def forget(self) -> None:
         """See ``Engine.forget``."""
-        self._cache.clear()
+        super().forget()
         if not self._is_host:
             torch.cuda.empty_cache()
 
-    def _make(self, program: Program) -> Compiled:
-        check_known(program, self.operators, self.name)
-        program = without_group_axes(program)
+    def _make(self, program: Program) -> Run:
         steps = [Step(item, (), on_device=True) for item in program.instructions]
-        dying = _dying(program)
+        dying = endings(program)
 
-        def call(
-            arrays: Sequence[Array],
-            outs: Sequence[Array] | None = None,
-            rooms: Mapping[int, Array] | None = None,
-        ) -> list[Array]:
-            outs = empty_outputs(program) if outs is None else outs
-            use_threads(self.threads_per_kernel)
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
+            use_one_thread()
             with self._stream() as stream:
-                given = zip(program.inputs, arrays, strict=True)
-                slots = {slot: stream.to_device(np.asarray(array)) for slot, array in given}
+                slots = dict(zip(program.inputs, map(stream.to_device, arrays), strict=True))
                 for step, ending in zip(steps, dying, strict=True):
                     step.run(slots, {})
                     for slot in ending:
                         del slots[slot]
                 for item, out in zip(program.outputs, outs, strict=True):
                     stream.to_host(crop(slots[item.slot], item.crop).reshape(item.shape), out)
-            return list(outs)
 
-        return call
+        return run
 
     @contextmanager
     def _stream(self) -> Iterator[Stream]:
@@ -223,20 +205,6 @@ class TorchDeviceEngine:
             stream.to_host(x.flatten(1) @ w.flatten(1).t(), np.empty((4, 4), np.float32))
 
 
-def _dying(program: Program) -> list[list[int]]:
-    """For each instruction, the slots that nothing reads after it."""
-    last: dict[int, int] = {}
-    for index, item in enumerate(program.instructions):
-        for slot in (*(operand.slot for operand in item.operands), *item.outputs):
-            last[slot] = index
-    kept = {item.slot for item in program.outputs}
-    found: list[list[int]] = [[] for _ in program.instructions]
-    for slot, index in last.items():
-        if slot not in kept:
-            found[index].append(slot)
-    return found
-
-
 def _found(name: str) -> torch.device:
     """The device of that name. Raises InputError if PyTorch sees none."""
     device = torch.device(name)
@@ -258,8 +226,8 @@ def _has_bfloat16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def make_engine(device: str, threads_per_kernel: int = 1) -> TorchDeviceEngine:
+def make_engine(device: str) -> TorchDeviceEngine:
     """Make the engine of a device for ``get_engine``."""
     if device != "cpu":  # cuBLAS reads it when it is first used: without it sums of products may differ
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    return TorchDeviceEngine(device, threads_per_kernel)
+    return TorchDeviceEngine(device)

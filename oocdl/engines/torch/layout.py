@@ -38,6 +38,11 @@ def dense(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
+def like(w: Tensor, x: Tensor) -> Tensor:
+    """Weights in the order of the data that they meet: kernels would make a copy of their own."""
+    return channels_last(w) if has_channels_last(x) else w.contiguous()
+
+
 def empty_as(shape: Sequence[int], like: Tensor) -> Tensor:
     """A new tensor of ``shape`` in the memory order of ``like``, not set."""
     if not has_channels_last(like):

@@ -1,4 +1,5 @@
-"""How much of the heap a program takes with PyTorch, beside its inputs and the arrays its results go to.
+"""How much of the heap a program takes with PyTorch, beside its inputs and the arrays its results go to, and
+which values it makes there, or over an input.
 
 Bytes are counted stage by stage, as the program runs: a chain takes blocks, a value in the memory of
 another takes nothing, and oneDNN makes fewer copies where operands have their channels last. The plan
@@ -7,7 +8,7 @@ reserves this much for each program, so it is an upper bound; a test measures it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
 import numpy as np
@@ -20,7 +21,7 @@ from oocdl.engines.torch.torch_record import Result
 from oocdl.fusion.executor import MOST_COPIED_ELEMENTS
 from oocdl.fusion.loop_nest import Fused
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS
 
@@ -132,3 +133,43 @@ def scratch_bytes(
         for slot in dying:
             heap.drop(slot)
     return heap.peak * HEAP_QUARTERS // 4
+
+
+def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[int, int]:
+    """Slot -> number of the output in whose memory it is made.
+
+    An output that is not cropped lies where it belongs. So does a value before it that a chain
+    writes it over. Such a value takes nothing of the heap, faults in no page, and is not copied in the end.
+    """
+    channels_last_slots = frozenset(slot for slot, _ in program.orders)
+    able = {slot for step in steps for slot in _able(step, channels_last_slots)}
+    found: dict[int, int] = {}
+    for number, item in enumerate(program.outputs):
+        if item.slot in able and item.crop is None:
+            found.setdefault(item.slot, number)
+    dtypes, shapes, orders = slot_dtypes(program), slot_shapes(program), dict(program.orders)
+
+    def kind(slot: int) -> object:
+        return dtypes[slot], shapes[slot], orders.get(slot)
+
+    for step in reversed(steps):
+        for slot, old in step.reuse.items() if isinstance(step, ChainStep) else ():
+            if slot in found and old in able and kind(slot) == kind(old):
+                found[old] = found[slot]
+    return found
+
+
+def _able(step: ChainStep | Instruction, channels_last_slots: Collection[int]) -> Collection[int]:
+    """Slots that a chain or an instruction can make in the memory of an output."""
+    if isinstance(step, ChainStep):
+        return step.full
+    lands = KERNELS[step.op].lands
+    if lands is None or not {step.operands[0].slot, step.outputs[0]} <= set(channels_last_slots):
+        return ()
+    return step.outputs[:1] if lands(step) else ()
+
+
+def overwritten(program: Program, steps: Sequence[ChainStep | Instruction]) -> frozenset[int]:
+    """Numbers of the inputs that chains write over."""
+    taken = {old for step in steps if isinstance(step, ChainStep) for old in step.reuse.values()}
+    return frozenset(number for number, slot in enumerate(program.inputs) if slot in taken)

@@ -103,11 +103,9 @@ def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> I
 def _slices(item: Instruction, readers: Sequence[Instruction], shapes: Mapping[int, Shape]) -> bool:
     """Whether an instruction is a transposed convolution of which only slices of channels are read."""
     convolution = KERNELS[item.op].convolution
-    if convolution is None or not convolution.transposed or not readers or groups_of(item) > 1:
+    if convolution is None or not convolution.transposed or groups_of(item) > 1:
         return False
-    if not _is_whole(item.operands[1], shapes):
-        return False
-    return all(_span_of(item, reader) is not None for reader in readers)
+    return _is_whole(item.operands[1], shapes) and all(_span_of(item, reader) for reader in readers)
 
 
 def _span_of(item: Instruction, reader: Instruction) -> Span | None:
@@ -146,25 +144,15 @@ def in_parts(program: Program) -> Program:
         for slot in {operand.slot for operand in item.operands}:
             readers.setdefault(slot, []).append(item)
     shapes = slot_shapes(program)
-    parts: dict[int, Instruction] = {}
-    whole: dict[int, Instruction] = {}
+    gone: dict[int, Instruction] = {}
     for item in program.instructions:
         slot, read = item.outputs[0], readers.get(item.outputs[0], [])
-        if slot in final:
-            continue
-        if _is_side_by_side(item) and read and all(_reads_in_parts(one, slot, shapes) for one in read):
-            parts[slot] = item
-        elif _slices(item, read, shapes):
-            whole[slot] = item
-    if not parts and not whole:
+        apart = _is_side_by_side(item) and all(_reads_in_parts(one, slot, shapes) for one in read)
+        if read and slot not in final and (apart or _slices(item, read, shapes)):
+            gone[slot] = item
+    if not gone:
         return program
-    return _rewritten(program, parts, whole)
-
-
-def _rewritten(program: Program, parts: dict[int, Instruction], whole: dict[int, Instruction]) -> Program:
-    """Rewrite a program without ``parts`` (Concats) and ``whole`` (sliced values), given by slot."""
-    numbers = count(max(slot_dtypes(program)) + 1)
-    orders = dict(program.orders)
+    numbers, orders = count(max(slot_dtypes(program)) + 1), dict(program.orders)
 
     def fresh(like: int) -> int:
         slot = next(numbers)
@@ -174,15 +162,15 @@ def _rewritten(program: Program, parts: dict[int, Instruction], whole: dict[int,
 
     found: list[Instruction] = []
     for item in program.instructions:
-        first = item.operands[0].slot if item.operands else None
-        if item.outputs[0] in parts or item.outputs[0] in whole:
+        source = gone.get(item.operands[0].slot) if item.operands else None
+        if item.outputs[0] in gone:
             continue
-        if first in parts:
-            convolution = KERNELS[item.op].convolution
-            apart = _gradients if convolution and convolution.makes_weights else _sum
-            found += apart(item, parts[first].operands, fresh)
-        elif first in whole:
-            found.append(_sliced(whole[first], item))
-        else:
+        if source is None:
             found.append(item)
+        elif source.op == "Concat":
+            convolution = KERNELS[item.op].convolution
+            apart_by = _gradients if convolution and convolution.makes_weights else _sum
+            found += apart_by(item, source.operands, fresh)
+        else:
+            found.append(_sliced(source, item))
     return replace(program, instructions=tuple(found), orders=tuple(orders.items()))

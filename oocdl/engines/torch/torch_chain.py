@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
-from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, AnyChainStep
-from oocdl.fusion.grouping import Chain, from_channels_last
+from oocdl.fusion.executor import AnyChainStep
+from oocdl.fusion.grouping import Chain
 from oocdl.fusion.loop_nest import Fused, View
 from oocdl.fusion.members import Crop, Kind
 from oocdl.graph.ir.graph import Array, Shape
@@ -90,9 +90,6 @@ class ChainStep(AnyChainStep[Tensor]):
                 return old
         return self._empty(*kind)
 
-    def _operand(self, array: Tensor, box: Crop | None, shape: Shape) -> Tensor:
-        return self._seen(crop(array, box), shape)
-
     def _view(self, array: Tensor) -> View:
         strides = tuple(step * array.element_size() for step in array.stride())
         return View(array.data_ptr(), tuple(array.shape), strides)
@@ -103,24 +100,11 @@ class ChainStep(AnyChainStep[Tensor]):
     def _of_numpy(self, array: Array, dtype: str) -> Tensor:
         return torch.from_numpy(array).to(getattr(torch, dtype))
 
-    def _wide(self, tensor: Tensor) -> Tensor:
-        """Repeat a value of one element for each channel over a whole row.
+    def _crop(self, array: Tensor, box: Crop | None) -> Tensor:
+        return crop(array, box)
 
-        Loops over few channels do not fill the registers (8 of them: 60 us a block, not 21).
-        """
-        if not self.chain.channels_last:
-            return tensor
-        *_, places, channels = self.chain.domain
-        alone = tensor.dim() == self.rank and tensor.shape[-2:] == (1, channels)
-        if not alone or tensor.numel() * places > MOST_COPIED_ELEMENTS:
-            return tensor
-        return tensor.expand(*tensor.shape[:-2], places, channels).contiguous()
+    def _moved(self, array: Tensor, source: int, target: int) -> Tensor:
+        return array.movedim(source, target)
 
-    def _seen(self, tensor: Tensor, shape: Shape) -> Tensor:
-        """A slot's tensor in a shape of the chain."""
-        if not self.chain.channels_last or len(shape) != self.rank:
-            return tensor.reshape(shape)
-        return tensor.reshape(from_channels_last(shape)).movedim(1, -1)
-
-    def _result(self, array: Tensor, shape: Shape) -> Tensor:
-        return (array.movedim(-1, 1) if self.chain.channels_last else array).view(shape)
+    def _repeated(self, array: Tensor, count: int) -> Tensor:
+        return array.expand(*array.shape[:-2], count, array.shape[-1]).contiguous()

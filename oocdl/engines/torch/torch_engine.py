@@ -6,33 +6,27 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Cache, Compiled, Device
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.torch.conv.dispatch import pad
-from oocdl.engines.torch.in_place import overwritten, placed
 from oocdl.engines.torch.layout import channels_last
-from oocdl.engines.torch.scratch import scratch_bytes
+from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
 from oocdl.engines.torch.torch_chain import ChainStep, crop
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
+from oocdl.engines.torch.transfer import shared, to_torch
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import (
-    aligned,
-    check_known,
-    empty_outputs,
-    pads_of,
-)
-from oocdl.graph.ir.program import Instruction, Operand, Program
+from oocdl.graph.ir.operands import pads_of
+from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
@@ -41,47 +35,14 @@ Prepare = Callable[[Tensor], Tensor]
 BLOCK_ELEMENTS = 1 << 18
 """Elements of a block of a chain: 1 MiB of float32. Smaller blocks pay more for calls than they save by
 a faster cache, larger ones lose the cache (64 Ki took a U-Net's step 7 to 10 % longer, 512 Ki 4 %)."""
-_BFLOAT16 = np.dtype("bfloat16")
 _thread = threading.local()
 
 
-class _Writable:
-    """An array as NumPy sees it, said to be writable.
-
-    PyTorch has no read-only tensors and warns of read-only arrays. No kernel writes
-    to an input, so the warning would be noise; switching it off is not thread-safe.
-    """
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-
-
-def to_torch(array: Array) -> Tensor:
-    """A tensor of the same memory, or of a copy where PyTorch cannot take the array as it lies."""
-    array = aligned(array)
-    if any(stride < 0 for stride in array.strides):
-        array = np.array(array, order="C")
-    if not array.flags.writeable:
-        bits = np.dtype(f"i{array.itemsize}") if array.dtype == _BFLOAT16 else array.dtype
-        array = np.asarray(_Writable(array.view(bits))).view(array.dtype)
-    return shared(array)
-
-
-def shared(array: Array) -> Tensor:
-    """A tensor of the same memory, never a copy; the array must be writable."""
-    if array.dtype == _BFLOAT16:  # a name that a library has taught NumPy, and PyTorch does not know
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
-
-
-def use_threads(count: int) -> None:
-    """Let kernels called from this thread use ``count`` threads."""
-    if getattr(_thread, "count", None) != count:
-        torch.set_num_threads(count)
-        _thread.count = count
+def use_one_thread() -> None:
+    """Let kernels called from this thread use no other: programs run beside each other."""
+    if not hasattr(_thread, "is_told"):
+        torch.set_num_threads(1)
+        _thread.is_told = True
 
 
 def _preparation(instruction: Instruction, index: int, is_channels_last: bool) -> Prepare:
@@ -109,7 +70,7 @@ class Step:
         """Binds the kernel of ``instruction``; ``channels_last_slots`` have their channels last."""
         self.instruction = instruction
         kernel = KERNELS[instruction.op]
-        self.kernel, self.landing = kernel.on_device if on_device else kernel.run, kernel.landing
+        self.kernel = kernel.on_device or kernel.run if on_device else kernel.run
         self.slots = [operand.slot for operand in instruction.operands]
         wanted = _operands_channels_last(instruction, channels_last_slots)
         self.prepare = [_preparation(instruction, i, wanted[i]) for i in range(len(instruction.operands))]
@@ -123,9 +84,8 @@ class Step:
         item = self.instruction
         args = [make(slots[slot]) for make, slot in zip(self.prepare, self.slots, strict=True)]
         if item.outputs[0] in places:
-            assert self.landing is not None, "a result is to go where its kernel cannot make it"
             place = places[item.outputs[0]]
-            (made,) = self.landing.run(args, item, channels_last(place.view(item.kernel_shapes[0])))
+            (made,) = self.kernel(args, item, channels_last(place.view(item.kernel_shapes[0])))
             assert made.data_ptr() == place.data_ptr(), "a result went to a copy of its place"
             slots[item.outputs[0]] = place
             return
@@ -170,6 +130,11 @@ class _Stage:
     """Outputs of the program (by number) whose slots nothing reads after it."""
     dying: tuple[int, ...]
     """Slots that nothing reads after it."""
+
+    @property
+    def part(self) -> ChainStep | Instruction:
+        """The chain or instruction, as ``scratch`` takes it."""
+        return self.step if isinstance(self.step, ChainStep) else self.step.instruction
 
 
 def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
@@ -224,79 +189,48 @@ def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> C
     return lambda slot: made if slot in whole else [*inputs, *made]
 
 
-def _seen(stage: _Stage) -> ChainStep | Instruction:
-    """The chain or instruction of a stage, as ``scratch`` and ``in_place`` take it."""
-    return stage.step if isinstance(stage.step, ChainStep) else stage.step.instruction
-
-
-def _put(tensor: Tensor, operand: Operand, out: Array) -> None:
-    """Copy an output of a program to its array."""
-    shared(out).copy_(crop(tensor, operand.crop).reshape(operand.shape))
-
-
-class TorchEngine:
+class TorchEngine(Engine):
     """Runs programs with PyTorch on the CPU.
 
     Chains of elementwise instructions run in blocks of ``block_elements``.
     """
 
     name = "torch"
-    device: Device | None = None
-    held_bytes = 0
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS
 
-    def __init__(self, threads_per_kernel: int = 1, block_elements: int = BLOCK_ELEMENTS) -> None:
-        self.threads_per_kernel = threads_per_kernel
+    def __init__(self, block_elements: int = BLOCK_ELEMENTS) -> None:
+        super().__init__()
         self.block_elements = block_elements
-        self._cache = Cache()
         self._scratch: dict[str, ProgramScratch] = {}
-        self.has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        self.has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
         if program.key not in self._scratch:
             program = in_parts(without_group_axes(program))
             stages = _stages(program, self.block_elements)
-            steps = [_seen(stage) for stage in stages]
-            ends = zip(steps, (stage.dying for stage in stages), strict=True)
-            nbytes = scratch_bytes(program, ends, placed(program, steps), rules)
-            self._scratch[program.key] = ProgramScratch(nbytes, overwritten(program, steps))
+            parts = [stage.part for stage in stages]
+            ends = ((stage.part, stage.dying) for stage in stages)
+            nbytes = scratch_bytes(program, ends, placed(program, parts), rules)
+            self._scratch[program.key] = ProgramScratch(nbytes, overwritten(program, parts))
         return self._scratch[program.key]
 
-    def compile(self, program: Program) -> Compiled:
-        """See ``Engine.compile``."""
-        return self._cache.get(program.key, lambda: self._make(program))
-
-    def forget(self) -> None:
-        """See ``Engine.forget``."""
-        self._cache.clear()
-
-    def _make(self, program: Program) -> Compiled:
-        check_known(program, self.operators, self.name)
-        program = in_parts(without_group_axes(program))
+    def _make(self, program: Program) -> Run:
+        program = in_parts(program)
         stages = _stages(program, self.block_elements)
-        steps = [_seen(stage) for stage in stages]
-        direct, own = placed(program, steps), overwritten(program, steps)
+        parts = [stage.part for stage in stages]
+        direct, own = placed(program, parts), overwritten(program, parts)
         made = {slot for stage in stages for slot in stage.dying}
         rest = [number for number, item in enumerate(program.outputs) if item.slot not in made]
 
-        def call(
-            arrays: Sequence[Array],
-            outs: Sequence[Array] | None = None,
-            rooms: Mapping[int, Array] | None = None,
-        ) -> list[Array]:
-            outs = empty_outputs(program) if outs is None else outs
-            rooms = rooms or {}
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
             for number in own - rooms.keys():
-                if not np.asarray(arrays[number]).flags.writeable:
+                if not arrays[number].flags.writeable:
                     raise ValueError(f"input {number} is written over, but may only be read")
-            use_threads(self.threads_per_kernel)
+            use_one_thread()
             with torch.inference_mode():
-                slots = {
-                    slot: to_torch(np.asarray(array))
-                    for slot, array in zip(program.inputs, arrays, strict=True)
-                }
+                slots = dict(zip(program.inputs, map(to_torch, arrays), strict=True))
                 places = {slot: shared(outs[number]) for slot, number in direct.items()}
                 places |= {program.inputs[number]: shared(room) for number, room in rooms.items()}
 
@@ -304,7 +238,8 @@ class TorchEngine:
                     for number in numbers:
                         item = program.outputs[number]
                         if direct.get(item.slot) != number:
-                            _put(slots[item.slot], item, outs[number])
+                            found = crop(slots[item.slot], item.crop).reshape(item.shape)
+                            shared(outs[number]).copy_(found)
 
                 for stage in stages:
                     stage.step.run(slots, places)
@@ -312,11 +247,10 @@ class TorchEngine:
                     for slot in stage.dying:
                         slots.pop(slot, None)
                 put(rest)
-                return list(outs)
 
-        return call
+        return run
 
 
-def make_engine(threads_per_kernel: int = 1) -> TorchEngine:
+def make_engine() -> TorchEngine:
     """Make the engine for ``get_engine``."""
-    return TorchEngine(threads_per_kernel)
+    return TorchEngine()

@@ -44,22 +44,19 @@ def gather(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     return [rows.index_select(0, _through(ids, instruction, tables)).reshape(instruction.kernel_shapes[0])]
 
 
-def gather_grad(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """Sums of rows of the gradient, by the kernel that is the fastest on a processor."""
-    (ids, dy), batch, shape = args, _batch(instruction), instruction.kernel_shapes[0]
-    tables = math.prod(shape[:batch])
-    rows = dy.reshape(ids.numel(), math.prod(shape[batch + 1 :]))
-    flat = _through(ids, instruction, tables)
-    grad: Tensor = aten.embedding_dense_backward(rows, flat, tables * shape[batch], -1, False)
-    return [grad.reshape(shape)]
+def gather_grad(args: list[Tensor], instruction: Instruction, ordered: bool = False) -> list[Tensor]:
+    """Sums of rows of the gradient, by the kernel that is the fastest on a processor.
 
-
-def gather_grad_in_order(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-    """GatherGrad by the kernel that PyTorch promises to be deterministic on any device, if asked to be."""
+    ``ordered``: by the one that PyTorch promises to be deterministic on any device, if asked to be.
+    """
     (ids, dy), batch, shape = args, _batch(instruction), instruction.kernel_shapes[0]
     tables, row = math.prod(shape[:batch]), shape[batch + 1 :]
-    flat = _through(ids, instruction, tables)
-    grad = dy.new_zeros((tables * shape[batch], *row)).index_add_(0, flat, dy.reshape(-1, *row))
+    flat, count = _through(ids, instruction, tables), tables * shape[batch]
+    if ordered:
+        grad = dy.new_zeros((count, *row)).index_add_(0, flat, dy.reshape(-1, *row))
+    else:
+        rows = dy.reshape(ids.numel(), math.prod(row))
+        grad = aten.embedding_dense_backward(rows, flat, count, -1, False)
     return [grad.reshape(shape)]
 
 

@@ -8,12 +8,13 @@ tensors its results go to.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.kernel_scratch import by_rule, elementwise, no_more
+from oocdl.engines.torch.kernel_scratch import by_rule, elementwise
 from oocdl.engines.torch.torch_record import Blocks, Kernel, Result
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.program import Instruction
@@ -22,35 +23,21 @@ from oocdl.ops.expression import compute, most_alive
 from oocdl.ops.pointwise import Row
 
 Into = blockwise.Into[Tensor]
-Bind = blockwise.Bind[Tensor]
+Attrs = Mapping[str, Any]
+Run = Callable[[Attrs, list[Tensor], list[Tensor]], Any]
+"""A kernel of attributes, operands, and the tensors its results go to."""
 
 aten = torch.ops.aten
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _into(function: Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]) -> Bind:
-    """Bind a function of attributes, operands and the tensor of the result."""
-
-    def bind(attrs: Mapping[str, Any]) -> Into:
-        def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
-            function(attrs, args, outs[0])
-
-        return kernel
-
-    return bind
+def _blocks(
+    run: Run, in_place: int, temporaries: int = 0, finish: blockwise.Finish[Tensor] | None = None
+) -> Blocks:
+    return Blocks(lambda attrs: partial(run, attrs), in_place, finish, temporaries)
 
 
-def _out(function: Callable[..., Any]) -> Bind:
-    """Bind a function of the operands with an ``out`` argument."""
-    return _into(lambda attrs, args, out: function(*args, out=out))
-
-
-def _always(kernel: Into) -> Bind:
-    """Bind a kernel that takes no attributes."""
-    return lambda attrs: kernel
-
-
-def _divide(args: list[Tensor], outs: list[Tensor]) -> None:
+def _divide(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
     # Integer division truncates in ONNX; torch.div would return floats.
     rounding = None if args[0].is_floating_point() else "trunc"
     torch.div(*args, rounding_mode=rounding, out=outs[0])
@@ -79,40 +66,30 @@ def _by_formula(row: Row) -> Blocks:
     return Blocks(bind, in_place=row.arity, finish=None, temporaries=alive + 1)
 
 
-def _cast(args: list[Tensor], outs: list[Tensor]) -> None:
+def _cast(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
     outs[0].copy_(args[0])
 
 
-def _dropout(attrs: Mapping[str, Any]) -> Into:
-    ratio = float(attrs["ratio"])
-
-    def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
-        x, u = args
-        if ratio >= 1.0:
-            outs[0].zero_()
-            return
-        # This kernel keeps x where u is above a threshold, ten times as fast as a mask:
-        # u >= ratio is u > the number before it.
-        at = torch.tensor(ratio, dtype=u.dtype)
-        before = float(torch.nextafter(at, torch.full_like(at, -1)))
-        aten.threshold_backward.grad_input(x, u.to(x.dtype), before, grad_input=outs[0])
-        outs[0].mul_(1.0 / (1.0 - ratio))
-
-    return kernel
+def _dropout(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
+    (x, u), ratio = args, float(attrs["ratio"])
+    if ratio >= 1.0:
+        outs[0].zero_()
+        return
+    # This kernel keeps x where u is above a threshold, ten times as fast as a mask:
+    # u >= ratio is u > the number before it.
+    at = torch.tensor(ratio, dtype=u.dtype)
+    before = float(torch.nextafter(at, torch.full_like(at, -1)))
+    aten.threshold_backward.grad_input(x, u.to(x.dtype), before, grad_input=outs[0])
+    outs[0].mul_(1.0 / (1.0 - ratio))
 
 
-def _normalize(attrs: Mapping[str, Any]) -> Into:
-    eps = float(attrs["eps"])
-
-    def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
-        x, mean, var = args
-        scale = torch.rsqrt(var + eps)
-        torch.sub(x, mean, out=outs[0]).mul_(scale)
-
-    return kernel
+def _normalize(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
+    x, mean, var = args
+    scale = torch.rsqrt(var + float(attrs["eps"]))
+    torch.sub(x, mean, out=outs[0]).mul_(scale)
 
 
-def _where(args: list[Tensor], outs: list[Tensor]) -> None:
+def _where(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
     """Select by bits, ``b ^ ((a ^ b) & mask)``: torch.where branches, and takes up to ten times as long."""
     condition, a, b = args
     out = outs[0]
@@ -125,20 +102,16 @@ def _where(args: list[Tensor], outs: list[Tensor]) -> None:
     torch.bitwise_xor(a.view(bits).expand(out.shape), b, out=out).bitwise_and_(mask).bitwise_xor_(b)
 
 
-def _reduce_sum(attrs: Mapping[str, Any]) -> Into:
-    axes = tuple(attrs["axes"])
-    if not axes:  # torch.sum would take all
-        return _cast
-    return lambda args, outs: torch.sum(args[0], dim=axes, keepdim=True, out=outs[0])  # type: ignore[return-value]
+def _reduce_sum(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
+    if axes := tuple(attrs["axes"]):
+        torch.sum(args[0], dim=axes, keepdim=True, out=outs[0])
+    else:  # torch.sum would take all
+        outs[0].copy_(args[0])
 
 
-def _reduce_max(attrs: Mapping[str, Any]) -> Into:
-    axes = tuple(attrs["axes"])
-    return lambda args, outs: torch.amax(args[0], dim=axes, keepdim=True, out=outs[0])  # type: ignore[return-value]
-
-
-def log_sum_exp(x: Tensor, axes: tuple[int, ...], out: Tensor) -> None:
+def _log_sum_exp(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
     """``torch.logsumexp`` in half its time; all-infinite rows are left to it."""
+    (x,), (out,), axes = args, outs, tuple(attrs["axes"])
     largest = x.amax(dim=axes, keepdim=True)
     if not torch.isfinite(largest).all():
         torch.logsumexp(x, dim=axes, keepdim=True, out=out)
@@ -147,21 +120,12 @@ def log_sum_exp(x: Tensor, axes: tuple[int, ...], out: Tensor) -> None:
     out.log_().add_(largest)
 
 
-def _log_sum_exp(attrs: Mapping[str, Any]) -> Into:
+def _moments(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
+    # In two passes: torch.var_mean is not vectorised, and takes ten times as long.
     axes = tuple(attrs["axes"])
-    return lambda args, outs: log_sum_exp(args[0], axes, outs[0])
-
-
-def _moments(attrs: Mapping[str, Any]) -> Into:
-    axes = tuple(attrs["axes"])
-
-    def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
-        # In two passes: torch.var_mean is not vectorised, and takes ten times as long.
-        torch.mean(args[0], dim=axes, keepdim=True, out=outs[0])
-        centred = args[0] - outs[0]
-        torch.mean(centred.square_(), dim=axes, keepdim=True, out=outs[1])
-
-    return kernel
+    torch.mean(args[0], dim=axes, keepdim=True, out=outs[0])
+    centred = args[0] - outs[0]
+    torch.mean(centred.square_(), dim=axes, keepdim=True, out=outs[1])
 
 
 def _finish_moments(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
@@ -172,10 +136,6 @@ def _finish_moments(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) 
     mean = (means * shares).sum(axes, keepdim=True)
     variance = ((variances + (means - mean).square_()) * shares).sum(axes, keepdim=True)
     return [mean.to(dtype), variance.to(dtype)]
-
-
-def _elementwise(bind: Bind, *, in_place: int, temporaries: int = 0) -> Blocks:
-    return Blocks(bind, in_place, None, temporaries)
 
 
 _UNARY: Mapping[str, Callable[..., Any]] = {
@@ -207,14 +167,11 @@ _PRIMITIVES: Mapping[str, Callable[..., Any]] = {
     "Softplus": lambda x: torch.logaddexp(x, x.new_zeros(())),
 }
 """Functions that formulas are made of, which return their result."""
-_FASTER: Mapping[str, Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]] = {
+_FASTER: Mapping[str, Callable[[Attrs, list[Tensor], Tensor], Any]] = {
     "Relu": lambda a, args, out: aten.relu.out(*args, out=out),
     "LeakyRelu": lambda a, args, out: aten.leaky_relu.out(*args, float(a["alpha"]), out=out),
     "Elu": lambda a, args, out: aten.elu.out(*args, float(a["alpha"]), out=out),
     "Gelu": lambda a, args, out: aten.gelu.out(*args, approximate=_way(a), out=out),
-}
-"""PyTorch's own kernels, which are faster than formulas."""
-_FASTER_GRADIENTS: Mapping[str, Callable[[Mapping[str, Any], list[Tensor], Tensor], Any]] = {
     "ReluGrad": lambda a, args, out: aten.threshold_backward.grad_input(*args, 0, grad_input=out),
     "LeakyReluGrad": lambda a, args, out: aten.leaky_relu_backward.grad_input(
         *args, float(a["alpha"]), False, grad_input=out
@@ -228,45 +185,47 @@ _FASTER_GRADIENTS: Mapping[str, Callable[[Mapping[str, Any], list[Tensor], Tenso
     "SigmoidGrad": lambda a, args, out: aten.sigmoid_backward.grad_input(*args, grad_input=out),
     "TanhGrad": lambda a, args, out: aten.tanh_backward.grad_input(*args, grad_input=out),
 }
+"""PyTorch's own kernels, which are faster than formulas."""
+
+
+def _faster(op: str) -> Blocks:
+    """The record of an operator of ``_FASTER``: of an activation, or of the gradient of one."""
+    return _blocks(lambda a, args, outs: _FASTER[op](a, args, outs[0]), in_place=FORMULAS[op].arity)
+
+
+def _out(function: Callable[..., Any], arity: int) -> Blocks:
+    """The record of a function of the operands with an ``out`` argument."""
+    return _blocks(lambda a, args, outs: function(*args, out=outs[0]), in_place=arity)
+
+
 BLOCKWISE: Mapping[str, Blocks] = {
     **{op: _by_formula(row) for op, row in FORMULAS.items()},
-    **{op: _elementwise(_out(function), in_place=1) for op, function in _UNARY.items()},
-    **{op: _elementwise(_out(function), in_place=2) for op, function in _BINARY.items()},
-    "Mod": _elementwise(
-        _into(lambda a, args, out: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*args, out=out)),
-        in_place=2,
+    **{op: _out(function, 1) for op, function in _UNARY.items()},
+    **{op: _out(function, 2) for op, function in _BINARY.items()},
+    **{op: _faster(op) for op in _FASTER},
+    "Mod": _blocks(
+        lambda a, args, outs: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*args, out=outs[0]), 2
     ),
-    "Div": _elementwise(_always(_divide), in_place=2),
-    "Softplus": _elementwise(
-        _into(lambda a, args, out: torch.logaddexp(args[0], args[0].new_zeros(()), out=out)),
-        in_place=1,
-        temporaries=1,
+    "Div": _blocks(_divide, in_place=2),
+    "Softplus": _blocks(
+        lambda a, args, outs: torch.logaddexp(args[0], args[0].new_zeros(()), out=outs[0]), 1, temporaries=1
     ),
-    "Cast": _elementwise(_always(_cast), in_place=0),
-    "Where": _elementwise(_always(_where), in_place=0, temporaries=1),
-    "Normalize": _elementwise(_normalize, in_place=1),
-    **{op: _elementwise(_into(kernel), in_place=1) for op, kernel in _FASTER.items()},
-    **{op: _elementwise(_into(kernel), in_place=2) for op, kernel in _FASTER_GRADIENTS.items()},
-    "Dropout": _elementwise(_dropout, in_place=1, temporaries=1),
-    "ReduceSum": Blocks(
-        _reduce_sum,
-        in_place=0,
-        finish=lambda parts, counts, axes: [parts[0].sum(axes, keepdim=True)],
-        temporaries=0,
+    "Cast": _blocks(_cast, in_place=0),
+    "Where": _blocks(_where, in_place=0, temporaries=1),
+    "Normalize": _blocks(_normalize, in_place=1),
+    "Dropout": _blocks(_dropout, in_place=1, temporaries=1),
+    "ReduceSum": _blocks(
+        _reduce_sum, 0, finish=lambda parts, counts, axes: [parts[0].sum(axes, keepdim=True)]
     ),
-    "ReduceMax": Blocks(
-        _reduce_max,
+    "ReduceMax": _blocks(
+        lambda a, args, outs: torch.amax(args[0], dim=tuple(a["axes"]), keepdim=True, out=outs[0]),
         in_place=0,
         finish=lambda parts, counts, axes: [parts[0].amax(axes, keepdim=True)],
-        temporaries=0,
     ),
-    "LogSumExp": Blocks(
-        _log_sum_exp,
-        in_place=0,
-        finish=lambda parts, counts, axes: [parts[0].logsumexp(axes, keepdim=True)],
-        temporaries=2,
+    "LogSumExp": _blocks(
+        _log_sum_exp, 0, 2, lambda parts, counts, axes: [parts[0].logsumexp(axes, keepdim=True)]
     ),
-    "Moments": Blocks(_moments, in_place=0, finish=_finish_moments, temporaries=1),
+    "Moments": _blocks(_moments, in_place=0, temporaries=1, finish=_finish_moments),
 }
 
 
@@ -281,18 +240,8 @@ def _by_itself(blocks: Blocks) -> Kernel:
         blocks.bind(instruction.attrs)(args, made)
         return made
 
-    return Kernel(
-        run=run,
-        on_device=run,
-        takes_unpadded=False,
-        convolution=None,
-        result=Result.EITHER,
-        planes=False,
-        scratch=elementwise if blocks.finish is None else by_rule,
-        device_scratch=no_more,
-        blocks=blocks,
-        landing=None,
-    )
+    scratch = elementwise if blocks.finish is None else by_rule
+    return Kernel(run, Result.EITHER, scratch=scratch, blocks=blocks)
 
 
 KERNELS: Mapping[str, Kernel] = {op: _by_itself(blocks) for op, blocks in BLOCKWISE.items()}

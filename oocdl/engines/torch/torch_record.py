@@ -1,6 +1,6 @@
-"""The record of all that the torch engine knows of one operator. No field has a default.
+"""The record of all that the torch engine knows of one operator.
 
-The records stand in ``kernels.KERNELS``. An operator without one is refused before a run.
+The records stand in ``torch_kernels.KERNELS``. An operator without one is refused before a run.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from enum import Enum, auto
 from torch import Tensor
 
 from oocdl.engines.convolution import Convolution
-from oocdl.engines.torch.kernel_scratch import DeviceScratch, Scratch
+from oocdl.engines.torch.kernel_scratch import DeviceScratch, Scratch, by_rule
 from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.program import Instruction
 
-Run = Callable[[list[Tensor], Instruction], list[Tensor]]
-"""A kernel: operands and an instruction to results."""
-RunInto = Callable[[list[Tensor], Instruction, Tensor | None], list[Tensor]]
-"""A kernel that makes its result in the tensor it is given, if that is not None."""
+Run = Callable[..., list[Tensor]]
+"""A kernel: operands and an instruction to results; the tensor to make its result in, where it ``lands``."""
 
 
 class Result(Enum):
@@ -42,34 +40,28 @@ class Blocks(Blockwise[Tensor]):
 
 
 @dataclass(frozen=True)
-class Landing:
-    """How a result is made in the memory of the program's output."""
-
-    run: RunInto
-    suits: Callable[[Instruction], bool]
-    """Whether the kernel makes the result of this instruction there without a copy. Operand 0 and the result
-    have their channels last."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """The kernels of one operator, and the facts that the engine tells operators apart by."""
+    """The kernels of one operator, and the facts that the engine tells operators apart by.
+
+    Defaults are those of an operator without windows that runs by itself.
+    """
 
     run: Run
-    on_device: Run
-    """The kernel for tensors of any device, by PyTorch's general functions."""
-    takes_unpadded: bool
-    """Whether operands come without their padding, because the kernel can do without a padded copy."""
-    convolution: Convolution | None
-    """Given for convolutions and their gradients, None for other operators."""
     result: Result
-    planes: bool
+    on_device: Run | None = None
+    """The kernel for tensors of any device, by PyTorch's general functions; None: ``run`` is one."""
+    takes_unpadded: bool = False
+    """Whether operands come without their padding, because the kernel can do without a padded copy."""
+    convolution: Convolution | None = None
+    """Given for convolutions and their gradients, None for other operators."""
+    planes: bool = False
     """Whether results are made contiguous, where they are not to have their channels last."""
-    scratch: Scratch
+    scratch: Scratch = by_rule
     """Bytes that an instruction outside of chains takes beside operands and results."""
-    device_scratch: DeviceScratch
-    """Bytes that an instruction takes on a device beside what its operator's rule says."""
-    blocks: Blocks | None
-    """None: the operator is a member of no chain."""
-    landing: Landing | None
-    """None: results are always made in new memory."""
+    device_scratch: DeviceScratch | None = None
+    """Bytes that an instruction takes on a device beside what its operator's rule says; None: nothing."""
+    blocks: Blocks | None = None
+    """How the operator runs in chains; None: it is a member of none."""
+    lands: Callable[[Instruction], bool] | None = None
+    """Whether ``run`` makes the result in the memory of the program's output without a copy, if operand 0 and
+    the result have their channels last; None: it never does."""

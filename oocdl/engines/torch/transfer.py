@@ -1,4 +1,5 @@
-"""How arrays travel to a device and back: on a stream, in pieces of pinned memory.
+"""How arrays become tensors of the same memory, or travel to a device and back: on a stream, in pieces of
+pinned memory.
 
 Pinned memory can be copied while the processor does something else, but is the host's: a stream has two
 small pieces of it, however large the arrays. While one piece travels the other is filled or emptied.
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import aligned
 
 PIECE_BYTES = 4 << 20
 """A copy of so many bytes takes ten times as long as the call that starts it."""
 PIECES_PER_STREAM = 2
-_BITS = {"bfloat16": "int16"}
-"""dtype that PyTorch and NumPy do not have in common -> integers that it is copied as."""
+_BFLOAT16 = np.dtype("bfloat16")
 
 
 def pieces(whole: Any, most_bytes: int) -> Iterator[Any]:
@@ -39,8 +40,36 @@ def pieces(whole: Any, most_bytes: int) -> Iterator[Any]:
         yield from pieces(part, most_bytes)
 
 
-def _bits(array: Array) -> Array:
-    return array.view(_BITS.get(array.dtype.name, array.dtype.name))
+class _Writable:
+    """An array as NumPy sees it, said to be writable.
+
+    PyTorch has no read-only tensors and warns of read-only arrays. No kernel writes
+    to an input, so the warning would be noise; switching it off is not thread-safe.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        interface = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def to_torch(array: Array) -> Tensor:
+    """A tensor of the same memory, or of a copy where PyTorch cannot take the array as it lies."""
+    array = aligned(array)
+    if any(stride < 0 for stride in array.strides):
+        array = np.array(array, order="C")
+    if not array.flags.writeable:
+        bits = np.dtype(f"i{array.itemsize}") if array.dtype == _BFLOAT16 else array.dtype
+        array = np.asarray(_Writable(array.view(bits))).view(array.dtype)
+    return shared(array)
+
+
+def shared(array: Array) -> Tensor:
+    """A tensor of the same memory, never a copy; the array must be writable."""
+    if array.dtype == _BFLOAT16:  # a name that a library has taught NumPy, and PyTorch does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 class _Piece:
@@ -50,8 +79,8 @@ class _Piece:
         pinned = device.type != "cpu"  # else copies are done when they are asked for
         self.memory = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
         self.copied: Any = torch.cuda.Event(blocking=True) if pinned else None  # type: ignore[no-untyped-call]
-        self.goes_to: Array | None = None
-        """Array that the piece is copied to once it has come from the device."""
+        self.goes_to: Tensor | None = None
+        """Memory of an array that the piece is copied to once it has come from the device."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """The beginning of the memory as a tensor like ``tensor``, without gaps."""
@@ -72,8 +101,7 @@ class _Piece:
         """Wait, and copy what has come from the device to its array: the piece is free again."""
         self.wait()
         if self.goes_to is not None:
-            flat = self.memory[: self.goes_to.nbytes].numpy()
-            np.copyto(self.goes_to, flat.view(self.goes_to.dtype).reshape(self.goes_to.shape))
+            self.goes_to.copy_(self.of(self.goes_to))
             self.goes_to = None
 
 
@@ -95,22 +123,15 @@ class Stream:
 
     def to_device(self, array: Array) -> Tensor:
         """Copy an array to the device, where it is contiguous."""
-        dtype = getattr(torch, array.dtype.name)
-        made = torch.empty(array.shape, dtype=dtype, device=self.device)
-        source = _bits(array)
-        bits = made.view(getattr(torch, source.dtype.name))
-        for part, target in zip(pieces(source, PIECE_BYTES), pieces(bits, PIECE_BYTES), strict=True):
+        made = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=self.device)
+        for part, target in zip(pieces(array, PIECE_BYTES), pieces(made, PIECE_BYTES), strict=True):
             piece = self._next()
-            between = piece.of(target)
-            np.copyto(between.numpy(), part)
-            piece.copy(target, between)
+            piece.copy(target, piece.of(target).copy_(to_torch(part)))
         return made
 
     def to_host(self, tensor: Tensor, out: Array) -> None:
         """Begin to copy ``tensor`` to ``out`` on the host."""
-        target = _bits(out)
-        bits = tensor.view(getattr(torch, target.dtype.name))
-        for part, place in zip(pieces(bits, PIECE_BYTES), pieces(target, PIECE_BYTES), strict=True):
+        for part, place in zip(pieces(tensor, PIECE_BYTES), pieces(shared(out), PIECE_BYTES), strict=True):
             piece = self._next()
             piece.copy(piece.of(part), part)
             piece.goes_to = place

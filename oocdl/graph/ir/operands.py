@@ -101,6 +101,18 @@ def empty_outputs(program: Program) -> list[Array]:
     return [ordered(np.empty, item.shape, dtype, order) for item, dtype, order in kinds]
 
 
+def endings(program: Program) -> list[list[int]]:
+    """Return for each instruction the slots that nothing reads after it, no output among them."""
+    last: dict[int, int] = {}
+    for number, item in enumerate(program.instructions):
+        last |= dict.fromkeys((*(operand.slot for operand in item.operands), *item.outputs), number)
+    kept = {operand.slot for operand in program.outputs}
+    found: list[list[int]] = [[] for _ in program.instructions]
+    for slot in last.keys() - kept:
+        found[last[slot]].append(slot)
+    return found
+
+
 def check_known(program: Program, known: frozenset[str], engine: str) -> None:
     """Raise UnsupportedError, which names all operators of the program that the engine has no kernel for."""
     missing = sorted({item.op for item in program.instructions} - known)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.torch.torch_engine import Step, to_torch
+from oocdl.engines.torch.torch_engine import Step
+from oocdl.engines.torch.transfer import to_torch
 from oocdl.graph.ir.graph import Array, Graph, Role
 from oocdl.graph.ir.index import as_slices
 from oocdl.graph.ir.op_rule import Builder

@@ -7,23 +7,13 @@ import ctypes
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from oocdl.engines.torch.conv import dispatch, one_by_one
-from oocdl.graph.ir.graph import Array, Shape
-from tests.kit.channels_last import Pads, counting, noise, ran
-from tests.kit.kernel_cases import around, padded
+from oocdl.graph.ir.graph import Shape
+from tests.kit.channels_last import Pads, counting, gradients, noise, ran
 from tests.kit.kernels import error
 
 TOLERANCE = 1e-5
-
-
-def gradients(x: Array, w: Array, dy: Array, pads: Pads, stride: int) -> list[Array]:
-    """A convolution and its gradients by ``x`` (unpadded) and ``w``, by PyTorch in float64."""
-    wide, kernel = (torch.from_numpy(array).double().requires_grad_() for array in (x, w))
-    made = (F.conv2d if x.ndim == 4 else F.conv3d)(padded(wide, around(pads)), kernel, None, stride)
-    dx, dw = torch.autograd.grad(made, (wide, kernel), torch.from_numpy(dy).double())
-    return [tensor.detach().numpy() for tensor in (made, dx, dw)]
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

@@ -16,7 +16,7 @@ from oocdl.ops import RULES
 from tests.kit.programs import Pads, operand
 
 torch = pytest.importorskip("torch")
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
+from tests.kit.torch_heap import arrays_of, peak_bytes  # noqa: E402
 
 CHANNELS, SPACE = 16, (9, 24, 28)
 SHAPE = (1, CHANNELS, *SPACE)
@@ -50,16 +50,6 @@ def block(pads: Pads, shape: Shape) -> Program:
     return make_program((0, 1, 2, 3), shapes, ("float32",) * 4, instructions, (operand(7, shape),), orders)
 
 
-def arrays_of(program: Program) -> list[Array]:
-    orders = dict(program.orders)
-    arrays = []
-    for slot, shape in zip(program.inputs, program.input_shapes, strict=True):
-        array = ordered(np.empty, shape, "float32", orders.get(slot, ()))
-        array[...] = np.random.default_rng(slot).standard_normal(shape)
-        arrays.append(array)
-    return arrays
-
-
 def expected(arrays: list[Array], pads: Pads) -> Array:
     x, w, bias, scale = (torch.from_numpy(np.ascontiguousarray(array)).double() for array in arrays)
     x = torch.nn.functional.leaky_relu(x * scale, 0.1)
@@ -80,23 +70,19 @@ def test_a_block_takes_next_to_nothing(pads: Pads) -> None:
     engine = get_engine("torch")
     needs = engine.scratch_of(program, RULES)
     assert needs.overwrites == {0}
-    arrays = arrays_of(program)
+    arrays = arrays_of(program, -1.5)
     wanted, before = expected(arrays, pads), [array.copy() for array in arrays]
     out = ordered(np.empty, shape, "float32", LAST)
-    run = engine.compile(program)
-    run([arrays[0].copy(order="K"), *arrays[1:]], [out])
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run(arrays, [out])
-    sizes = [e.nbytes() for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    engine.compile(program)(arrays, [out])
     np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-4)
-    assert max(sizes) < out.nbytes // 2 and needs.scratch_bytes < out.nbytes
+    assert peak_bytes(program) < out.nbytes // 2 and needs.scratch_bytes < out.nbytes
     assert not np.array_equal(arrays[0], before[0])
     assert all(np.array_equal(a, b) for a, b in zip(arrays[1:], before[1:], strict=True))
 
 
 def test_what_may_only_be_read_is_not_written_over() -> None:
     program = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
-    arrays = arrays_of(program)
+    arrays = arrays_of(program, -1.5)
     arrays[0].flags.writeable = False
     with pytest.raises(ValueError, match="input 0 is written over"):
         get_engine("torch").compile(program)(arrays)
@@ -104,7 +90,7 @@ def test_what_may_only_be_read_is_not_written_over() -> None:
 
 def test_a_room_is_written_instead_of_an_input() -> None:
     program = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
-    run, arrays = get_engine("torch").compile(program), arrays_of(program)
+    run, arrays = get_engine("torch").compile(program), arrays_of(program, -1.5)
     (wanted,) = run([arrays[0].copy(order="K"), *arrays[1:]])
     before, room = arrays[0].copy(order="K"), np.zeros_like(arrays[0])
     arrays[0].flags.writeable = False
@@ -115,7 +101,7 @@ def test_a_room_is_written_instead_of_an_input() -> None:
 
 def test_operands_may_lie_otherwise_each_time() -> None:
     program = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
-    run, arrays = get_engine("torch").compile(program), arrays_of(program)
+    run, arrays = get_engine("torch").compile(program), arrays_of(program, -1.5)
     wide = np.zeros((*arrays[3].shape, 3), arrays[3].dtype)
     wide[..., 1] = arrays[3]
     (wanted,) = run([arrays[0].copy(order="K"), *arrays[1:]])
@@ -149,6 +135,6 @@ def test_double_precision_goes_another_way() -> None:
         for i in program.instructions
     )
     wide = make_program(program.inputs, program.input_shapes, ("float64",) * 4, double, program.outputs)
-    arrays = [array.astype("float64") for array in arrays_of(program)]
+    arrays = [array.astype("float64") for array in arrays_of(program, -1.5)]
     wanted = expected(arrays, ALL)
     np.testing.assert_allclose(TorchEngine().compile(wide)(arrays)[0], wanted, rtol=1e-12, atol=1e-12)

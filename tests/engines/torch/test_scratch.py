@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
-from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops import RULES
@@ -20,7 +19,7 @@ from oocdl.planning.probes import probe_program
 from tests.kit import models, nets
 
 torch = pytest.importorskip("torch")
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
+from tests.kit.torch_heap import peak_bytes  # noqa: E402
 
 SIZE = 40
 IMAGES, EDGE = 8, 128
@@ -79,28 +78,6 @@ def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """Of all layers of a step."""
     made: list[Program] = request.param(tmp_path_factory.mktemp("work"))
     return made
-
-
-def arrays_of(program: Program) -> Iterator[Any]:
-    orders = dict(program.orders)
-    for slot, shape, dtype in zip(program.inputs, program.input_shapes, program.input_dtypes, strict=True):
-        array = ordered(np.empty, shape, dtype, orders.get(slot, ()))
-        array[...] = np.random.default_rng(0).random(shape) * 3
-        yield array
-
-
-def peak_bytes(program: Program, engine: str = "torch") -> int:
-    """The most that PyTorch has allocated at once while the program runs."""
-    run, arrays = get_engine(engine).compile(program), list(arrays_of(program))
-    outs = run(arrays)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run(arrays, outs)
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
 
 
 def test_programs_take_no_more_than_they_say_and_not_much_less(programs: list[Program]) -> None:

@@ -15,7 +15,7 @@ from oocdl.ops.recurrent import KINDS
 from tests.kit.programs import single
 
 torch = pytest.importorskip("torch")
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
+from tests.kit.torch_heap import peak_bytes  # noqa: E402
 
 STEPS, SAMPLES, HIDDEN = 64, 16, 128
 
@@ -82,14 +82,5 @@ def test_no_more_is_taken_than_is_said(number: int) -> None:
     engine = get_engine("torch")
     results = [(array.shape, array.dtype.name) for array in made]
     program = single(op, given, results, attrs, key=f"scratch of {op} {number}")
-    run = engine.compile(program)
-    outs = run(given)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run(given, outs)
-    now = most = 0
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    said = engine.scratch_of(program, RULES).scratch_bytes
+    said, most = engine.scratch_of(program, RULES).scratch_bytes, peak_bytes(program, "torch", given)
     assert most <= said < 6 * most

@@ -5,54 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from oocdl.engines.convolution import Slide, slide_of
 from oocdl.graph.ir.operands import crop_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, padded_shape
 
+Pads = Sequence[tuple[int, int]]
+"""Padding (before, after) of each axis of space."""
 
-def shared(pads: Sequence[tuple[int, int]]) -> tuple[list[int], list[tuple[int, int]]]:
-    """The padding that both sides of each axis of space have in common, and what is left, for all axes."""
+
+def shared(pads: Pads) -> tuple[list[int], Pads]:
+    """The padding that both sides of each axis have in common, and what is left."""
     common = [min(pair) for pair in pads]
-    return common, [(0, 0), (0, 0), *((b - c, a - c) for (b, a), c in zip(pads, common, strict=True))]
+    return common, [(b - c, a - c) for (b, a), c in zip(pads, common, strict=True)]
 
 
-def evened(
-    pads: Sequence[tuple[int, int]],
-    extents: Sequence[int],
-    taps: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> list[tuple[int, int]]:
-    """``pads`` of the axes of space with as much after an axis as before it, where no window sees it.
+def clipped(extents: Sequence[int], pads: Pads) -> tuple[Pads, Pads]:
+    """The (start, stop) of what negative padding leaves of each axis, and the rest of ``pads``."""
+    box = [(max(-b, 0), n + min(a, 0)) for n, (b, a) in zip(extents, pads, strict=True)]
+    return box, [(max(b, 0), max(a, 0)) for b, a in pads]
+
+
+def evened(pads: Pads, extents: Sequence[int], taps: Sequence[int], slide: Slide) -> Pads:
+    """``pads`` with as much after an axis as before it, where no window sees it.
 
     A region ends with the last place that a stride lets a window see, so it has less padding there.
     """
     found = []
-    for (before, after), extent, kernel, stride, dilation in zip(
-        pads, extents, taps, strides, dilations, strict=True
-    ):
+    axes = zip(pads, extents, taps, slide.strides, slide.dilations, strict=True)
+    for (before, after), extent, kernel, stride, dilation in axes:
         free = extent + before + after - dilation * (kernel - 1) - 1
         more = max(before - after, 0)
         found.append((before, after + more if free % stride + more < stride else after))
     return found
 
 
-def rows_alone(
-    shape: Sequence[int],
-    taps: int,
-    pads: Sequence[tuple[int, int]],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-    rows: int,
-) -> int:
-    """How many of ``rows`` are computed apart where the outermost axis alone of ``pads`` (evened) is
-    padded on one side more than on the other, as at the ends of a volume: no operand is padded by a copy.
+def rows_alone(shape: Sequence[int], taps: int, pads: Pads, slide: Slide) -> bool:
+    """Whether rows are computed apart, because only the outermost axis is padded on one side more than on
+    the other, as at the ends of a volume: no operand is padded by a copy.
 
     ``shape`` of the operand, ``taps`` along that axis: each of these rows sees some of the operand.
     """
-    uneven = [abs(before - after) for before, after in pads]
-    plain = shape[0] == 1 and set(strides) == {1} and dilations[0] == 1 and not any(uneven[1:])
+    alone, *others = [abs(before - after) for before, after in pads]
+    plain = shape[0] == 1 and set(slide.strides) == {1} and slide.dilations[0] == 1 and not any(others)
     seen = max(pads[0]) < taps <= shape[2]
-    return uneven[0] if plain and seen and uneven[0] < rows else 0
+    return plain and seen and 0 < alone < shape[2] + sum(pads[0]) - taps + 1
 
 
 class Row(NamedTuple):
@@ -66,37 +62,31 @@ class Row(NamedTuple):
     seen: int
 
 
-def end_rows(ends: tuple[int, int], alone: int, extent: int, taps: int, rows: int) -> tuple[int, list[Row]]:
+def end_rows(ends: tuple[int, int], extent: int, taps: int, rows: int) -> tuple[int, list[Row]]:
     """The first of the rows that are computed together, and the rows that are computed apart.
 
     ``ends``: padding before and after of the outermost axis, where the operand has ``extent`` rows.
 
-    >>> end_rows((0, 1), 1, 8, 3, 7)
+    >>> end_rows((0, 1), 8, 3, 7)
     (0, [Row(place=6, start=6, tap=0, seen=2)])
     """
     before, after = ends
     found = []
-    for place in range(alone) if before > after else range(rows - 1, rows - 1 - alone, -1):
+    for place in range(before - after) if before > after else range(rows - 1, rows - 1 - after + before, -1):
         start, stop = max(place - before, 0), min(place - before + taps, extent)
         found.append(Row(place, start, max(before - place, 0), stop - start))
-    return (alone if before > after else 0), found
+    return max(before - after, 0), found
 
 
-def surplus(
-    pads: Sequence[tuple[int, int]],
-    extents: Sequence[int],
-    taps: Sequence[int],
-    strides: Sequence[int],
-    dilations: Sequence[int],
-) -> int:
+def surplus(pads: Pads, extents: Sequence[int], taps: Sequence[int], slide: Slide) -> int:
     """Rows too many that are computed if both ends are padded alike; 0 where they would be too many."""
     before, after = pads[0]
     more = abs(before - after)
-    wanted = extents[0] + before + after - dilations[0] * (taps[0] - 1)
-    return more if strides[0] == 1 and more <= wanted // 8 else 0
+    wanted = extents[0] + before + after - slide.dilations[0] * (taps[0] - 1)
+    return more if slide.strides[0] == 1 and more <= wanted // 8 else 0
 
 
-def flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int, int]]:
+def flipped_pads(item: Instruction) -> Pads:
     """Paddings of the convolution that a transposed one of stride one is.
 
     They are the zeros that the wanted box needs on both sides of each axis of space; negative: elements of
@@ -107,6 +97,6 @@ def flipped_pads(item: Instruction, dilations: Sequence[int]) -> list[tuple[int,
     found = []
     for axis, (before, _) in enumerate(spatial_pads(x)):
         start = crop[axis] - before
-        left = dilations[axis] * (taps[axis] - 1) - start
+        left = slide_of(item).dilations[axis] * (taps[axis] - 1) - start
         found.append((left, start + shape[axis] - x.shape[axis + 2]))
     return found

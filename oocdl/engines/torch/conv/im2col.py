@@ -13,14 +13,17 @@ from math import prod
 import torch
 from torch import Tensor
 
+from oocdl.engines.convolution import Slide
+
 MOST_TAPS = 64
 """Channels x elements of the window up to which this is faster: 3^3 of one or two channels."""
 
 
-def has_few_taps(weight_shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a convolution with such weights is faster by im2col."""
-    taps = prod(weight_shape[1:])
-    return len(weight_shape) == 5 and set(strides) == {1} and prod(weight_shape[2:]) > 1 and taps <= MOST_TAPS
+def has_few_taps(weight_shape: Sequence[int], slide: Slide, dtype: object) -> bool:
+    """Whether a convolution with such weights, of data of ``dtype``, is faster by im2col."""
+    if len(weight_shape) != 5 or set(slide.strides) != {1} or slide.groups > 1 or "bfloat16" in str(dtype):
+        return False
+    return prod(weight_shape[2:]) > 1 and prod(weight_shape[1:]) <= MOST_TAPS
 
 
 def _planes(x: Tensor, kernel: Sequence[int], dilations: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:

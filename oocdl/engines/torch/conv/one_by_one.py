@@ -8,26 +8,25 @@ and PyTorch would enlarge an operand that ends with the last place that is seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines.torch.layout import channels_last, dense, empty_as, has_channels_last
+from oocdl.engines.convolution import Slide
+from oocdl.engines.torch.conv import conv_calls
+from oocdl.engines.torch.layout import channels_last, dense, empty_as, has_channels_last, like
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.transforms.channels_last import has_enough
 
-aten = torch.ops.aten
 REGISTER_CHANNELS = 16
 """Channels of float32 that fill a register of 512 bits."""
-_CONV: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 
-def is_point(weight_shape: Sequence[int], pads: Sequence[tuple[int, int]] = ()) -> bool:
+def is_point(weight_shape: Sequence[int], slide: Slide, pads: Sequence[tuple[int, int]] = ()) -> bool:
     """Whether a convolution sees each place by itself, and nothing but the operand."""
-    return math.prod(weight_shape[2:]) == 1 and not any(map(any, pads))
+    return slide.groups == 1 and math.prod(weight_shape[2:]) == 1 and not any(map(any, pads))
 
 
 def _is_product(weight_shape: Sequence[int], x: Tensor) -> bool:
@@ -60,38 +59,13 @@ def _every(x: Tensor, strides: Sequence[int]) -> Tensor:
     return dense(x[tuple(index)])
 
 
-def has_onednn() -> bool:
-    """Whether this PyTorch is built with oneDNN."""
-    found: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return found
-
-
 def _asks_onednn(x: Tensor) -> bool:
     """Whether to call oneDNN's convolution by hand.
 
     By itself PyTorch takes one tap on one thread for a product of MKL's if there are fewer than 16 samples
     (4 of 256 to 64 channels, 56 x 56: 4.6 ms, not 1.8).
     """
-    return x.dtype == torch.float32 and has_channels_last(x) and x.numel() > 0 and has_onednn()
-
-
-def into(
-    out: Tensor,
-    x: Tensor,
-    w: Tensor,
-    strides: Sequence[int],
-    padding: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
-) -> Tensor:
-    """A convolution by oneDNN that makes its result in ``out``, which has the memory order of ``x``.
-
-    oneDNN takes an output only to add to it, so ``out`` is zeroed first.
-    """
-    made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
-        out.zero_(), x, w, None, padding, strides, dilations, groups, "add", 1.0, None, [], None
-    )
-    return made
+    return x.dtype == torch.float32 and has_channels_last(x) and x.numel() > 0 and conv_calls.has_onednn()
 
 
 def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = None) -> Tensor:
@@ -99,17 +73,14 @@ def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = 
 
     The result goes to ``out`` where that is given; ``c`` and ``d`` are then at least ``REGISTER_CHANNELS``.
     """
-    x = _every(x, strides)
+    x, none, ones = _every(x, strides), [0] * len(strides), (1,) * len(strides)
     if out is not None:
-        ones = [1] * (w.dim() - 2)
-        return into(out, dense(x), channels_last(w), ones, [0] * len(ones), ones)
+        return conv_calls.into(out, dense(x), channels_last(w), none, Slide(ones, ones))
     if _is_product(w.shape, x):
         return _product(x, w.flatten(1).t())
     if not _asks_onednn(x):
-        return _CONV[w.dim() - 3](x, channels_last(w) if has_channels_last(x) else w.contiguous())
-    ones, none = [1] * (w.dim() - 2), [0] * (w.dim() - 2)
-    made: Tensor = aten.mkldnn_convolution(dense(x), channels_last(w), None, none, ones, ones, 1)
-    return made
+        return conv_calls.convolve(x, like(w, x), none, Slide(ones, ones))
+    return conv_calls.by_onednn(dense(x), channels_last(w), none, Slide(ones, ones))
 
 
 def transposed(
@@ -147,12 +118,8 @@ def weight_gradient(dy: Tensor, x: Tensor, strides: Sequence[int], shape: Shape)
     x = _every(x, strides)
     if _is_product(shape, x) and has_channels_last(dy):
         return torch.matmul(_places(dy).flatten(0, 1).t(), _places(x).flatten(0, 1)).reshape(shape)
-    ones, none = [1] * len(strides), [0] * len(strides)
     # One tap is the same however far others would be, and what is dilated goes to oneDNN, if it is large.
     large = x.shape[0] > 1 or math.prod(x.shape[:4]) > THIN_SLAB_ELEMENTS
-    dilations = [2] * len(strides) if _asks_onednn(x) and large else ones
-    w = empty_as(shape, x)  # only its shape matters
-    made: Tensor = aten.convolution_backward(
-        dy, x, w, None, ones, none, dilations, False, none, 1, [False, True, False]
-    )[1]
-    return made
+    ones, dilation = (1,) * len(strides), 2 if _asks_onednn(x) and large else 1
+    slide = Slide(ones, (dilation,) * len(strides))
+    return conv_calls.weight_gradient(dy, x, empty_as(shape, x), [0] * len(strides), slide)

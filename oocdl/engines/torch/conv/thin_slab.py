@@ -1,4 +1,4 @@
-"""The gradient of the weights of a 3D convolution of a thin slab, plane by plane of its taps.
+"""The gradient of the weights of a 3D convolution of a thin slab or with groups, plane by plane of its taps.
 
 PyTorch leaves a thin slab to oneDNN only in a format of its own, into which both operands are copied
 (16 channels, 9 x 128 x 128: 33 MiB, and 35 ms of 42). The planes of a slab are a batch to a convolution
@@ -12,57 +12,49 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.layout import channels_last, has_channels_last
-
-aten = torch.ops.aten
+from oocdl.engines.convolution import Slide
+from oocdl.engines.torch.conv import conv_calls
+from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last
 
 
 def weight_gradient(
-    x: Tensor,
-    dy: Tensor,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    padding: Sequence[int],
-    dilations: Sequence[int],
-    groups: int = 1,
+    x: Tensor, dy: Tensor, shape: Sequence[int], padding: Sequence[int], slide: Slide
 ) -> Tensor:
     """The gradient of weights of ``shape`` from one sample, ``x[1, c, *space]`` and ``dy[1, d, *space]``."""
     planes, grads = (tensor[0].movedim(1, 0) for tensor in (x, dy))
     if has_channels_last(x) and has_channels_last(dy):
         planes, grads = channels_last(planes), channels_last(grads)
     total = x.new_zeros(tuple(shape))
+    inside = Slide(slide.strides[1:], slide.dilations[1:], slide.groups)
     for tap in range(shape[2]):
         # Plane i of the gradient meets plane i * stride + offset of x, where there is one.
-        offset, step = tap * dilations[0] - padding[0], strides[0]
+        offset, step = tap * slide.dilations[0] - padding[0], slide.strides[0]
         first = max(-(offset // step), 0)
         last = min((len(planes) - 1 - offset) // step + 1, len(grads))
         if first < last:
             seen = planes[first * step + offset : (last - 1) * step + offset + 1 : step]
-            total[:, :, tap] = _of_planes(
-                seen,
-                grads[first:last],
-                (*shape[:2], *shape[3:]),
-                strides[1:],
-                padding[1:],
-                dilations[1:],
-                groups,
-            )
+            plane = (*shape[:2], *shape[3:])
+            total[:, :, tap] = _of_planes(seen, grads[first:last], plane, padding[1:], inside)
     return total
 
 
-def _of_planes(
-    x: Tensor,
-    dy: Tensor,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    padding: Sequence[int],
-    dilations: Sequence[int],
-    groups: int,
-) -> Tensor:
+def _of_planes(x: Tensor, dy: Tensor, shape: Sequence[int], padding: Sequence[int], slide: Slide) -> Tensor:
     w = x.new_empty((shape[0], *shape[2:], shape[1])).movedim(-1, 1)  # its memory is never touched
-    if len(x) == 1 and groups == 1:  # a small plane alone would be taken by im2col
+    if len(x) == 1 and slide.groups == 1:  # a small plane alone would be taken by im2col
         x, dy = x.to_mkldnn(), dy.to_mkldnn()
-    made: Tensor = aten.convolution_backward(
-        dy, x, w, None, strides, padding, dilations, False, [0, 0], groups, [False, True, False]
-    )[1]
-    return made
+    return conv_calls.weight_gradient(dy, x, w, padding, slide)
+
+
+def of_groups(x: Tensor, dy: Tensor, shape: Sequence[int], padding: Sequence[int], slide: Slide) -> Tensor:
+    """The gradient of weights of ``shape``, [g d, c, *window].
+
+    Planes of taps are the faster for volumes that see each channel alone (32 channels of 48^3: 7 ms, not 42).
+    """
+    if len(shape) == 5 and shape[1] == 1 and x.dtype != torch.float64:
+        total = x.new_zeros(tuple(shape), dtype=torch.float32)
+        for sample in zip(torch.split(x, 1), torch.split(dy, 1), strict=True):
+            total += weight_gradient(*sample, shape, padding, slide)
+        return total
+    # By the strides of one sample PyTorch may take x for planes, w not, and mix their orders up.
+    x = channels_last(x) if has_channels_last(x) else x
+    return conv_calls.weight_gradient(dy, x, empty_as(shape, x), padding, slide)

@@ -221,41 +221,31 @@ def _lstm_factors(
 
 
 def gru(args: list[Tensor], item: Instruction) -> list[Tensor]:
-    """GruSteps."""
-    if not item.attrs["linear_before_reset"]:
-        return _gru_reset_first(args, item)
-    given, weight, h0, bias, *mask = args
+    """GruSteps: the reset gate comes after the product with its bias, or before it."""
+    given, weight, h0, *rest = args
+    late = bool(item.attrs["linear_before_reset"])
+    mask = rest[1:] if late else rest
     walk, (sigma, squash), hidden = _Walk(item, given), _acts(item), weight.shape[1]
     states = _of(given, walk.steps, walk.samples, hidden)
-    gates = _of(given, walk.steps, walk.samples, 4 * hidden)
-    product, h = _Product(weight, walk.samples), h0[0]
-    added = torch.cat([bias.new_zeros(2 * hidden), bias]).expand(walk.samples, -1).contiguous()
+    gates = _of(given, walk.steps, walk.samples, (4 if late else 3) * hidden)
     views = list(zip(*(part.unbind(0) for part in torch.split(gates, hidden, 2)), strict=True))
-    for t in walk.order:
-        z, r, n, q = views[t]
-        x, made, both = given[t], product(h, added), gates[t, :, : 2 * hidden]
-        q.copy_(made[:, 2 * hidden :])
-        sigma.into(torch.add(x[:, : 2 * hidden], made[:, : 2 * hidden], out=both), both)
-        squash.into(torch.addcmul(x[:, 2 * hidden :], r, q, out=n), n)
-        torch.lerp(n, h, z, out=states[t])
-        if mask:
-            torch.where(mask[0][t], states[t], h, out=states[t])
-        h = states[t]
-    return [states, gates, h.clone()[None]]
-
-
-def _gru_reset_first(args: list[Tensor], item: Instruction) -> list[Tensor]:
-    """``gru`` where the reset gate comes before the product."""
-    given, weight, h0, *mask = args
-    walk, (sigma, squash), hidden = _Walk(item, given), _acts(item), weight.shape[1]
-    states, gates = _of(given, walk.steps, walk.samples, hidden), _of(given, *given.shape)
-    both, new = (_Product(part, walk.samples) for part in torch.split(weight, [2 * hidden, hidden]))
     h = h0[0]
+    if late:
+        product = _Product(weight, walk.samples)
+        added = torch.cat([rest[0].new_zeros(2 * hidden), rest[0]]).expand(walk.samples, -1).contiguous()
+    else:
+        both, new = (_Product(part, walk.samples) for part in torch.split(weight, [2 * hidden, hidden]))
     for t in walk.order:
-        z, r, n = torch.split(gates[t], hidden, 1)
+        z, r, n, *q = views[t]
         x, two = given[t], gates[t, :, : 2 * hidden]
-        sigma.into(both(h, x[:, : 2 * hidden]), two)
-        squash.into(new(r * h, x[:, 2 * hidden :]), n)
+        if late:
+            made = product(h, added)
+            q[0].copy_(made[:, 2 * hidden :])
+            sigma.into(torch.add(x[:, : 2 * hidden], made[:, : 2 * hidden], out=two), two)
+            squash.into(torch.addcmul(x[:, 2 * hidden :], r, q[0], out=n), n)
+        else:
+            sigma.into(both(h, x[:, : 2 * hidden]), two)
+            squash.into(new(r * h, x[:, 2 * hidden :]), n)
         torch.lerp(n, h, z, out=states[t])
         if mask:
             torch.where(mask[0][t], states[t], h, out=states[t])

@@ -1,0 +1,52 @@
+"""PyTorch's convolutions as they are called here: by the kernel it chooses, or by oneDNN's, asked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oocdl.engines.convolution import Slide
+
+aten = torch.ops.aten
+_CONV: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
+
+
+def has_onednn() -> bool:
+    """Whether this PyTorch is built with oneDNN."""
+    found: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return found
+
+
+def convolve(x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
+    """A convolution by the kernel that PyTorch chooses."""
+    return _CONV[w.dim() - 3](x, w, None, slide.strides, padding, slide.dilations, slide.groups)
+
+
+def by_onednn(x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
+    """A convolution by oneDNN, also where PyTorch would choose another kernel."""
+    made: Tensor = aten.mkldnn_convolution(x, w, None, padding, *slide)
+    return made
+
+
+def into(out: Tensor, x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
+    """A convolution by oneDNN that makes its result in ``out``, which has the memory order of ``x``.
+
+    oneDNN takes an output only to add to it, so ``out`` is zeroed first.
+    """
+    made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
+        out.zero_(), x, w, None, padding, *slide, "add", 1.0, None, [], None
+    )
+    return made
+
+
+def weight_gradient(dy: Tensor, x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
+    """The gradient of the weights, of which only the shape of ``w`` and how it lies matter."""
+    strides, dilations, groups = slide
+    none, wanted = [0] * len(strides), [False, True, False]
+    made: Tensor = aten.convolution_backward(
+        dy, x, w, None, strides, padding, dilations, False, none, groups, wanted
+    )[1]
+    return made
