@@ -23,8 +23,6 @@ class _Lattice(NamedTuple):
     """Logarithms of probabilities [T, N, C]."""
     places: Array
     """Classes of labels with blanks around each [N, P]."""
-    skips: Array
-    """Where a place can be reached from the one before the last [N, P]: 0, else minus infinity."""
     frames: Array
     ends: Array
     """Number of places of each sample [N]."""
@@ -42,9 +40,7 @@ def _lattice(args: Sequence[Array], attrs: Mapping[str, Any]) -> _Lattice:
     wrong = (inside & ((labels == blank) | (labels < 0) | (labels >= x.shape[2]))).any(1)
     places = np.full((samples, 2 * width + 1), blank)
     places[:, 1::2] = np.where(inside & ~wrong[:, None], labels, blank)
-    skips = np.full(places.shape, -np.inf, x.dtype)
-    skips[:, 3::2][places[:, 3::2] != places[:, 1:-2:2]] = 0
-    return _Lattice(chances.swapaxes(0, 1), places, skips, frames, 2 * counts + 1, wrong)
+    return _Lattice(chances.swapaxes(0, 1), places, frames, 2 * counts + 1, wrong)
 
 
 def _sums(*terms: Array) -> Array:
@@ -66,11 +62,14 @@ def _forward(given: _Lattice) -> Array:
     """Return a [T, N, P]."""
     emitted = np.take_along_axis(given.chances, given.places[None], 2)
     found = np.empty_like(emitted)
+    # Where a place can be reached from the one before the last: 0, else minus infinity.
+    skips = np.full(given.places.shape, -np.inf, found.dtype)
+    skips[:, 3::2][given.places[:, 3::2] != given.places[:, 1:-2:2]] = 0
     reach = np.arange(given.places.shape[1]) < np.minimum(given.ends, 2)[:, None]
     found[0] = np.where(reach, emitted[0], -np.inf)
     for t in range(1, len(found)):
         before = found[t - 1]
-        ways = _sums(before, _shifted(before, 1), _shifted(before, 2) + given.skips)
+        ways = _sums(before, _shifted(before, 1), _shifted(before, 2) + skips)
         found[t] = np.where(np.arange(ways.shape[1]) < given.ends[:, None], ways + emitted[t], -np.inf)
     return found
 
@@ -94,26 +93,22 @@ def ctc(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
     return [_losses(given, _forward(given), attrs)]
 
 
-def _flipped(given: _Lattice) -> _Lattice:
-    """Return the same with time and places of each sample backwards."""
+def _backward(given: _Lattice) -> Array:
+    """Return a of the same with time and places of each sample backwards, turned back."""
     steps, width = len(given.chances), given.places.shape[1]
     times = (given.frames[None] - 1 - np.arange(steps)[:, None]) % steps
-    chances = np.take_along_axis(given.chances, times[..., None], 0)
     order = (given.ends[:, None] - 1 - np.arange(width)) % width
+    chances = np.take_along_axis(given.chances, times[..., None], 0)
     places = np.take_along_axis(given.places, order, 1)
-    skips = np.full_like(given.skips, -np.inf)
-    skips[:, 3::2][places[:, 3::2] != places[:, 1:-2:2]] = 0
-    return given._replace(chances=chances, places=places, skips=skips)
+    flipped = given._replace(chances=chances, places=places)
+    return np.take_along_axis(np.take_along_axis(_forward(flipped), times[..., None], 0), order[None], 2)
 
 
 def ctc_grad(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
     """CtcGrad."""
     given, dloss = _lattice(args, attrs), args[4]
-    sums, back = _forward(given), _flipped(given)
+    sums, others = _forward(given), _backward(given)
     steps, width = sums.shape[0], sums.shape[2]
-    times = (given.frames[None] - 1 - np.arange(steps)[:, None]) % steps
-    order = (given.ends[:, None] - 1 - np.arange(width)) % width
-    others = np.take_along_axis(np.take_along_axis(_forward(back), times[..., None], 0), order[None], 2)
     losses = _losses(given, sums, {**attrs, "zero_infinity": False})
     emitted = np.take_along_axis(given.chances, given.places[None], 2)
     # What a frame emits is in both sums.

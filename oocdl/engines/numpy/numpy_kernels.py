@@ -3,28 +3,48 @@
 Operands come cropped, reshaped and padded, but for kernels that take them unpadded (the operands of a
 Concat follow each other, see ``concat_pieces``); floating-point operands come in float64. Results may be of
 any dtype: the engine casts them to theirs.
+
+Convolutions, their gradients and pooling are a loop over the taps of the window. At each tap the window sees
+a box of the operand, a place for each place of the result; operands come padded, so that all of it is there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from oocdl.engines import numpy_attention, numpy_ctc, numpy_lookup, numpy_recurrent
-from oocdl.engines.numpy import numpy_windows
-from oocdl.engines.numpy.numpy_record import Kernel, Run, Scratch
+from oocdl.engines.convolution import groups_of
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
-from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.operands import concat_axis, concat_pieces
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of, pads_of
 from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.ir.score_tiles import tiling
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import AUXILIARY, compute
 from oocdl.ops.pointwise import Row
+
+Run = Callable[[Sequence[Array], Instruction], Sequence[Array]]
+"""A kernel: operands and an instruction to results."""
+Scratch = Callable[[Instruction], int]
+"""Upper bound of the elements of float64 that a kernel holds at once beside operands and results."""
+Index = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All that the NumPy engine knows of one operator."""
+
+    run: Run
+    scratch: Scratch
+    takes_unpadded: bool
+    """Whether operands come without their padding."""
 
 
 def _dropout(x: Array, u: Array, item: Instruction) -> Array:
@@ -65,14 +85,6 @@ _OF_INSTRUCTIONS: Mapping[str, Callable[..., Array]] = {
 """Elementwise operators whose function takes the instruction, too."""
 
 
-def _sum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    return [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)]
-
-
-def _max(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    return [args[0].max(tuple(item.attrs["axes"]), keepdims=True)]
-
-
 def _log_sum_exp(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     axes = tuple(item.attrs["axes"])
     largest = args[0].max(axes, keepdims=True)
@@ -107,10 +119,6 @@ def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [np.argsort(signed, axis, kind="stable").take(range(k), axis)]
 
 
-def _einsum(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    return [np.einsum(item.attrs["equation"], *args, optimize=True)]
-
-
 def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     x = np.moveaxis(args[0], item.attrs["axis"], -1)
     taps = zip(item.attrs["columns"], item.attrs["weights"].astype(x.dtype), strict=True)
@@ -118,17 +126,118 @@ def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [np.moveaxis(np.asarray(total), -1, item.attrs["axis"])]
 
 
-def _none(item: Instruction) -> int:
-    return 0
+def _steps(item: Instruction, name: str, rank: int) -> Sequence[int]:
+    """Strides or dilations; ones where they are left out."""
+    return item.attrs.get(name) or (1,) * rank
 
 
-def _operands(times: int) -> Scratch:
-    """Count ``times`` the operands and the result."""
+def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[tuple[Index, Index]]:
+    """Each tap of the window: where its weights are, and the box that it sees from ``places``."""
+    strides, dilations = (_steps(item, name, len(kernel)) for name in ("strides", "dilations"))
+    outer = (slice(None), slice(None))
+    for tap in product(*map(range, kernel)):
+        starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
+        spans = zip(starts, strides, places, strict=True)
+        box = (slice(at, at + max(stride * (n - 1) + 1, 0), stride) for at, stride, n in spans)
+        yield (*outer, *tap), (*outer, *box)
 
-    def elements(item: Instruction) -> int:
-        return times * sum(map(prod, [*(padded_shape(o) for o in item.operands), *item.kernel_shapes]))
 
-    return elements
+def _box(whole: Array, item: Instruction) -> Array:
+    """The wanted box of a result, zeros where that reaches beyond ``whole``."""
+    found = np.zeros(item.kernel_shapes[0], whole.dtype)
+    source, target = [], []
+    for start, extent, have in zip(crop_of(item), found.shape, whole.shape, strict=True):
+        first, last = max(start, 0), min(start + extent, have)
+        source.append(slice(first, max(last, first)))
+        target.append(slice(first - start, first - start + max(last - first, 0)))
+    found[tuple(target)] = whole[tuple(source)]
+    return found
+
+
+def _padded(args: Sequence[Array], item: Instruction, index: int, fill: float) -> Array:
+    pads = pads_of(item.operands[index])
+    return args[index] if pads is None else np.pad(args[index], pads, constant_values=fill)
+
+
+def _conv(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """``y[n, o, p] = sum of x[n, c, stride p + dilation t] w[o, c, t]`` over a group's channels and taps."""
+    x, w = args
+    y = np.zeros(item.kernel_shapes[0], x.dtype)
+    for tap, box in _taps(item, w.shape[2:], y.shape[2:]):
+        part = np.einsum("ngc...,goc->ngo...", _by_group(x[box], item, 1), _by_group(w[tap], item, 0))
+        y += part.reshape(y.shape)
+    return [y]
+
+
+def _by_group(array: Array, item: Instruction, axis: int) -> Array:
+    """An array with the groups of its channels as an axis of their own."""
+    groups = groups_of(item)
+    return array.reshape(*array.shape[:axis], groups, array.shape[axis] // groups, *array.shape[axis + 1 :])
+
+
+def _conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """``y[n, o, stride p + dilation t] = sum of x[n, c, p] w[c, o, t]``, and of that the wanted box."""
+    x, w = args
+    whole = np.zeros(_spread_shape(item), x.dtype)
+    for tap, box in _taps(item, w.shape[2:], x.shape[2:]):
+        part = np.einsum("ngc...,gco->ngo...", _by_group(x, item, 1), _by_group(w[tap], item, 0))
+        whole[box] += part.reshape(whole[box].shape)
+    return [_box(whole, item)]
+
+
+def _spread_shape(item: Instruction) -> Shape:
+    """Return the shape of a transposed convolution before the wanted box is cut out."""
+    x, w = (padded_shape(operand) for operand in item.operands)
+    rank = len(x) - 2
+    sizes = zip(x[2:], w[2:], _steps(item, "strides", rank), _steps(item, "dilations", rank), strict=True)
+    return (
+        x[0],
+        groups_of(item) * w[1],
+        *(stride * (n - 1) + dilation * (k - 1) + 1 for n, k, stride, dilation in sizes),
+    )
+
+
+def _conv_weight_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """``dw[o, c, t] = sum of dy[n, o, p] x[n, c, stride p + dilation t]`` over samples and places."""
+    x, dy = args
+    dw, grads = np.zeros(item.kernel_shapes[0], dy.dtype), _columns(_by_group(dy, item, 1))
+    for tap, box in _taps(item, dw.shape[2:], dy.shape[2:]):
+        seen = _columns(_by_group(x[box], item, 1))
+        dw[tap] = (grads @ seen.swapaxes(1, 2)).reshape(dw[tap].shape)
+    return [dw]
+
+
+def _columns(array: Array) -> Array:
+    """``[n, g, c, *space]`` as [g, c, places of all samples]."""
+    return np.moveaxis(array, 0, 2).reshape(*array.shape[1:3], -1)
+
+
+def _max_pool(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """The largest of each window; what is no number counts as the largest."""
+    y = np.full(item.kernel_shapes[0], -np.inf, args[0].dtype)
+    for _, box in _taps(item, item.attrs["kernel_shape"], y.shape[2:]):
+        np.maximum(y, args[0][box], out=y)
+    return [y]
+
+
+def _max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    """The gradient goes to the first of the largest elements of each window."""
+    x = _padded(args, item, 0, item.fill)
+    dy = _padded(args, item, 1, 0.0)  # a window that does not exist has no gradient
+    largest = np.full(dy.shape, -np.inf, x.dtype)
+    for _, box in _taps(item, item.attrs["kernel_shape"], dy.shape[2:]):
+        np.maximum(largest, x[box], out=largest)
+    dx, left = np.zeros_like(x), np.ones(dy.shape, bool)
+    for _, box in _taps(item, item.attrs["kernel_shape"], dy.shape[2:]):
+        first = left & (x[box] == largest)
+        dx[box] += np.where(first, dy, 0)
+        left &= ~first
+    return [_box(dx, item)]
+
+
+def _some(item: Instruction) -> int:
+    """Count operands and results four times: between a formula's steps; of the error function, objects."""
+    return 4 * sum(map(prod, [*map(padded_shape, item.operands), *item.kernel_shapes]))
 
 
 def _lattice(item: Instruction) -> int:
@@ -142,72 +251,77 @@ def _score_tiles(item: Instruction) -> int:
     q, k = (operand.shape for operand in item.operands[:2])
     found = tiling(q, k[2], k[2])
     scores = prod((found.batch, found.groups, q[2], found.queries, k[2]))
-    return 6 * scores + _operands(2)(item)
+    return 6 * scores + _some(item)
 
 
-def _sequential(run: numpy_recurrent.Run, scratch: Scratch) -> Kernel:
-    """A kernel that engines share."""
-    return _kernel(lambda args, item: run(args, item.attrs), scratch)
-
-
-def _looked_up(run: numpy_lookup.RunInto) -> Kernel:
+def _looked_up(run: numpy_lookup.RunInto) -> Run:
     def kernel(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
         out = np.empty(item.kernel_shapes[0], next((a.dtype for a in args if a.dtype.kind == "f"), np.int64))
         run(args, item, out)
         return [out]
 
-    return _kernel(kernel, _operands(1))
+    return kernel
 
 
-def _kernel(run: Run, scratch: Scratch) -> Kernel:
-    """A kernel whose operands come padded."""
-    return Kernel(run, scratch, takes_unpadded=False)
+def _sequential(run: numpy_recurrent.Run) -> Run:
+    """A kernel that engines share."""
+    return lambda args, item: run(args, item.attrs)
 
 
-def _elementwise(function: Callable[[Sequence[Array], Instruction], Any]) -> Kernel:
-    def run(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-        return [np.broadcast_to(function(args, item), item.kernel_shapes[0])]
-
-    return _kernel(run, _operands(4))  # between the steps of a formula; of the error function, objects
+def _elementwise(function: Callable[..., Any]) -> Run:
+    """An operator by a function of its operands and the instruction."""
+    return lambda args, item: [np.broadcast_to(function(*args, item), item.kernel_shapes[0])]
 
 
-def _primitive(op: str) -> Kernel:
-    return _elementwise(lambda args, item: _FUNCTIONS[op](*args))
+def _primitive(op: str) -> Run:
+    return _elementwise(lambda *args: _FUNCTIONS[op](*args[:-1]))
 
 
-def _by_formula(row: Row) -> Kernel:
-    return _elementwise(
-        lambda args, item: compute(row.steps(item.attrs), args, lambda op, given: _FUNCTIONS[op](*given))
-    )
+def _by_formula(row: Row) -> Run:
+    def function(*args: Any) -> Array:
+        return compute(row.steps(args[-1].attrs), args[:-1], lambda op, given: _FUNCTIONS[op](*given))
+
+    return _elementwise(function)
 
 
-def _of_instruction(function: Callable[..., Array]) -> Kernel:
-    return _elementwise(lambda args, item: function(*args, item))
-
-
-KERNELS: Mapping[str, Kernel] = {
+_RUNS: Mapping[str, Run] = {
     **{op: _primitive(op) for op in _FUNCTIONS.keys() - AUXILIARY.keys()},
     **{op: _by_formula(row) for op, row in FORMULAS.items()},
-    **{op: _of_instruction(function) for op, function in _OF_INSTRUCTIONS.items()},
-    **numpy_windows.KERNELS,
-    "Cast": _elementwise(lambda args, item: args[0]),  # to the dtype of the result, as all are
-    "Identity": _kernel(lambda args, item: args, _none),
-    "Pad": _kernel(lambda args, item: args, _none),  # the operand comes padded
-    "Transpose": _kernel(lambda args, item: [args[0].transpose(item.attrs["perm"])], _none),
-    "Reshape": _kernel(lambda args, item: [args[0].reshape(item.kernel_shapes[0])], _none),
-    "Expand": _kernel(lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])], _none),
-    "Concat": Kernel(_concat, _operands(1), takes_unpadded=True),
-    "Slice": _kernel(_slice, _none),
-    "Reverse": _kernel(lambda args, item: [np.flip(args[0], item.attrs["axis"])], _none),
+    **{op: _elementwise(function) for op, function in _OF_INSTRUCTIONS.items()},
+    "Conv": _conv,
+    "ConvTranspose": _conv_transpose,
+    "ConvWeightGrad": _conv_weight_grad,
+    "MaxPool": _max_pool,
+    "MaxPoolGrad": _max_pool_grad,
+    "Cast": _elementwise(lambda x, item: x),  # to the dtype of the result, as all are
+    "Identity": lambda args, item: args,
+    "Pad": lambda args, item: args,  # the operand comes padded
+    "Transpose": lambda args, item: [args[0].transpose(item.attrs["perm"])],
+    "Reshape": lambda args, item: [args[0].reshape(item.kernel_shapes[0])],
+    "Expand": lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])],
+    "Concat": _concat,
+    "Slice": _slice,
+    "Reverse": lambda args, item: [np.flip(args[0], item.attrs["axis"])],
     **{op: _looked_up(run) for op, run in numpy_lookup.KERNELS.items()},
-    "Top": _kernel(_top, _operands(3)),
-    "ReduceSum": _kernel(_sum, _none),
-    "ReduceMax": _kernel(_max, _none),
-    "LogSumExp": _kernel(_log_sum_exp, _operands(2)),
-    "Moments": _kernel(_moments, _operands(2)),
-    **{op: _sequential(run, _operands(2)) for op, run in numpy_recurrent.KERNELS.items()},
-    **{op: _sequential(run, _lattice) for op, run in numpy_ctc.KERNELS.items()},
-    **{op: _sequential(run, _score_tiles) for op, run in numpy_attention.KERNELS.items()},
-    "Einsum": _kernel(_einsum, _operands(2)),
-    "Resample": _kernel(_resample, _operands(2)),
+    "Top": _top,
+    "ReduceSum": lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)],
+    "ReduceMax": lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)],
+    "LogSumExp": _log_sum_exp,
+    "Moments": _moments,
+    **{op: _sequential(run) for op, run in numpy_recurrent.KERNELS.items()},
+    **{op: _sequential(run) for op, run in numpy_ctc.KERNELS.items()},
+    **{op: _sequential(run) for op, run in numpy_attention.KERNELS.items()},
+    "Einsum": lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)],
+    "Resample": _resample,
+}
+_SCRATCH: Mapping[str, Scratch] = {
+    "ConvTranspose": lambda item: 2 * prod(_spread_shape(item)) + _some(item),
+    **dict.fromkeys(numpy_ctc.KERNELS, _lattice),
+    **dict.fromkeys(numpy_attention.KERNELS, _score_tiles),
+}
+"""Of operators that take more than others."""
+_TAKE_UNPADDED = ("Concat", "MaxPoolGrad")
+
+KERNELS: Mapping[str, Kernel] = {
+    op: Kernel(run, _SCRATCH.get(op, _some), op in _TAKE_UNPADDED) for op, run in _RUNS.items()
 }

@@ -27,18 +27,14 @@ class Val:
     shape: Shape
     dtype: str
 
+    @property
+    def info(self) -> onnx.ValueInfoProto:
+        """The tensor as an input or output of a model."""
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
+        return helper.make_tensor_value_info(self.name, kind, self.shape)
+
 
 Lowering = Callable[["Emitter", list[Val], Instruction], list[Val]]
-
-
-def tensor_type(dtype: str) -> int:
-    """ONNX's enum value for a NumPy dtype."""
-    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-
-
-def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The shape that operands of ``shapes`` broadcast to, by NumPy's rule."""
-    return tuple(np.broadcast_shapes(*shapes))
 
 
 class Emitter:
@@ -96,7 +92,7 @@ class Emitter:
         """Add an elementwise node that broadcasts; numbers get the dtype of the first tensor."""
         like = next(value for value in inputs if isinstance(value, Val))
         values = [v if isinstance(v, Val) else self.scalar(v, like) for v in inputs]
-        shape = broadcast_shapes(*(value.shape for value in values))
+        shape = np.broadcast_shapes(*(value.shape for value in values))
         return self.node(kind, values, shape, dtype or like.dtype, **attrs)
 
     def reshape(self, value: Val, shape: Sequence[int]) -> Val:
@@ -168,7 +164,7 @@ class Emitter:
 
     def matmul(self, a: Val, b: Val) -> Val:
         """Matrix product of the last two axes; the others broadcast."""
-        batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return self.node("MatMul", [a, b], (*batch, a.shape[-2], b.shape[-1]))
 
     def sum(self, value: Val, axes: Sequence[int]) -> Val:

@@ -1,13 +1,14 @@
 """The table of the onnxruntime engine: one record for each operator.
 
 The records of elementwise operators and reductions are in ``ort_pointwise``. Lowerings of convolutions and
-pooling are in ``ort_windows``, that of Einsum is in ``ort_einsum``.
+pooling are in ``ort_windows``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -17,12 +18,11 @@ from oocdl.engines.ort import ort_channels_last, ort_pointwise, ort_windows
 from oocdl.engines.ort.block_volumes import in_blocks
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.ort_channels_last import is_tiled, with_channels_last
-from oocdl.engines.ort.ort_einsum import einsum
 from oocdl.engines.ort.ort_record import Into, Kernel, Orders, by_numpy, left_to_sessions
 from oocdl.fusion.blockwise import Blockwise
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import aligned, concat_axis, concat_pieces
+from oocdl.graph.ir.operands import aligned, classify, concat_axis, concat_pieces
 from oocdl.graph.ir.program import Instruction
 
 
@@ -63,6 +63,43 @@ def _slice(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val
 
 def _reverse(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     return [emit.flip(args[0], [int(instruction.attrs["axis"])])]
+
+
+def _sum_lone(emit: Emitter, value: Val, term: str, kept: str) -> Val:
+    """The operand with the letters that nothing else has summed away."""
+    lone = [axis for axis, letter in enumerate(term) if letter not in kept]
+    summed = emit.sum(value, lone)
+    return emit.reshape(summed, [n for axis, n in enumerate(value.shape) if axis not in lone])
+
+
+def _grouped(emit: Emitter, value: Val, term: str, *groups: str) -> Val:
+    """The operand with one axis a group of letters."""
+    ordered = emit.transpose(value, [term.index(letter) for letter in "".join(groups)])
+    extents = dict(zip(term, value.shape, strict=True))
+    return emit.reshape(ordered, [prod(extents[x] for x in group) for group in groups])
+
+
+def _einsum(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+    """Einsum of two operands as one matrix product between reshapes and transposes; see ``Letters``.
+
+    onnxruntime's own Einsum is less than half as fast (`docs/explanation/kernel-measurements.md`, section 2).
+    """
+    letters = classify(instruction.attrs["equation"])
+    left, right = letters.left_kept, letters.right_kept
+    a = _sum_lone(emit, args[0], letters.left, left)
+    b = _sum_lone(emit, args[1], letters.right, right)
+    batch = (letters.batch,) if letters.batch else ()
+    if letters.inner:
+        first = _grouped(emit, a, left, *batch, letters.rows, letters.inner)
+        second = _grouped(emit, b, right, *batch, letters.inner, letters.columns)
+        product = emit.matmul(first, second)
+    else:
+        first = _grouped(emit, a, left, *batch, letters.rows, "")
+        product = emit("Mul", first, _grouped(emit, b, right, *batch, "", letters.columns))
+    extents = dict(zip(letters.out, instruction.kernel_shapes[0], strict=True))
+    ordered = letters.batch + letters.rows + letters.columns
+    product = emit.reshape(product, [extents[letter] for letter in ordered])
+    return [emit.transpose(product, [ordered.index(letter) for letter in letters.out])]
 
 
 def _top(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
@@ -169,7 +206,7 @@ KERNELS: Mapping[str, Kernel] = {
     },
     "Resample": by_numpy(_resample),
     "Top": left_to_sessions(_top),
-    "Einsum": left_to_sessions(einsum),
+    "Einsum": left_to_sessions(_einsum),
     "Conv": _convolution(CONV, ort_windows.conv, ort_channels_last.convolve),
     "ConvTranspose": _convolution(CONV_TRANSPOSE, ort_windows.conv_transpose, ort_channels_last.spread),
     "ConvWeightGrad": _convolution(

@@ -22,7 +22,8 @@ def crop(array: Array, box: Crop | None) -> Array:
 
 
 def _split(array: Array, size: int, axis: int) -> Sequence[Array]:
-    return np.split(array, range(size, array.shape[axis], size), axis)
+    before = (slice(None),) * axis
+    return [array[(*before, slice(start, start + size))] for start in range(0, array.shape[axis], size)]
 
 
 class ChainStep(AnyChainStep[Array]):

@@ -47,29 +47,9 @@ def _out(function: Callable[..., Any], *constants: float) -> Bind:
     return _into(lambda attrs, args, out: function(*args, *constants, out=out))
 
 
-def _leaky_relu(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
-    np.multiply(args[0], float(attrs["alpha"]), out=out)
-    larger = np.maximum if attrs["alpha"] <= 1 else np.minimum
-    larger(args[0], out, out=out)
-
-
 def _relu_grad(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
     dy, x = args
     np.greater(x, 0, out=out)
-    np.multiply(out, dy, out=out)
-
-
-def _leaky_relu_grad(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
-    dy, x = args
-    alpha = np.float32(attrs["alpha"])
-    rise = np.float32(1) - alpha
-    if rise + alpha != 1 or out.dtype != np.float32:
-        out[...] = np.where(x > 0, dy, dy * out.dtype.type(attrs["alpha"]))
-        return
-    # Choosing branches; alpha + (1 - alpha) is exactly one, and takes a third of the time.
-    np.greater(x, 0, out=out)
-    np.multiply(out, rise, out=out)
-    np.add(out, alpha, out=out)
     np.multiply(out, dy, out=out)
 
 
@@ -218,11 +198,9 @@ KERNELS: Mapping[str, Kernel] = {
     "Mod": left_to_sessions(_emit_mod),
     "Cast": in_blocks(_into(lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe")), in_place=0),
     "Normalize": in_blocks(_into(_normalize), in_place=1),
-    # Faster than their formulas.
+    # Faster than their formulas, with zeros of another sign in places.
     "Relu": in_blocks(_out(np.maximum, 0), in_place=1),
-    "LeakyRelu": in_blocks(_into(_leaky_relu), in_place=0),
     "ReluGrad": in_blocks(_into(_relu_grad), in_place=0),
-    "LeakyReluGrad": in_blocks(_into(_leaky_relu_grad), in_place=0),
     "Dropout": in_blocks(_into(_dropout), in_place=0),
     "ReduceSum": in_blocks(_reduction(partial(_reduced, np.add)), in_place=0, finish=_finish_sum),
     "ReduceMax": in_blocks(

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from oocdl.engines.ort.emit import Emitter, Val, tensor_type
+from oocdl.engines.ort.emit import Emitter, Val
 from oocdl.engines.ort.lowerings import KERNELS
 from oocdl.engines.ort.ort_chain import crop
 from oocdl.engines.ort.ort_record import Into, Orders
@@ -123,10 +123,7 @@ def graph_of(
         if value in given or value in made:  # an output has a name of its own
             value = emit.node("Identity", [value], value.shape)
         made.append(value)
-    infos, results = (
-        [helper.make_tensor_value_info(v.name, tensor_type(v.dtype), list(v.shape)) for v in values]
-        for values in (given, made)
-    )
+    infos, results = ([value.info for value in values] for values in (given, made))
     return helper.make_graph(emit.nodes, "program", infos, results, emit.initializers)
 
 
