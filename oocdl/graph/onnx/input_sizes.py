@@ -45,10 +45,7 @@ _CALLED: Mapping[str, Callable[..., Any]] = {
     "max": max,
     "min": min,
     "abs": abs,
-    "math.ceil": math.ceil,
-    "math.floor": math.floor,
-    "math.trunc": math.trunc,
-    "math.sqrt": math.sqrt,
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},
 }
 
 

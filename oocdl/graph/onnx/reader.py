@@ -76,10 +76,6 @@ class Imported:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Node -> the path of the module that it is of, where the file knows it."""
 
-    def remarked(self, remark: Remark) -> Imported:
-        """Return the same with one more remark."""
-        return replace(self, trained=replace(self.trained, remarks=(*self.trained.remarks, remark)))
-
 
 def inspect_onnx(path: str | Path) -> OnnxModel:
     """Parse and check an ONNX file; no weight is read."""
@@ -151,8 +147,10 @@ class OnnxModel(OnnxFile):
             ((old, new),) = heads
             batch = (old[0], new[0]) if old != new else None
         imported = reader.run(bound, before, batch).imported()
-        elsewhere = other_sizes(self.inputs, bound)
-        return imported.remarked(Remark(elsewhere, EXPORT_OPEN)) if elsewhere else imported
+        if elsewhere := other_sizes(self.inputs, bound):
+            remarks = *imported.trained.remarks, Remark(elsewhere, EXPORT_OPEN)
+            return replace(imported, trained=replace(imported.trained, remarks=remarks))
+        return imported
 
 
 class _Reader:

@@ -33,21 +33,27 @@ def _pad(ctx: Context) -> Sequence[Operand]:
     filler = inputs[2] if len(inputs) > 2 else None
     number = ctx.attr("value", 0.0) if filler is None or not filler.size else filler.reshape(-1)[0].item()
     for axis, before, after in _pads(ctx, inputs):
-        start, stop = max(-before, 0), ctx.build.shape(x)[axis] - max(-after, 0)
-        if start >= stop:
-            raise ModelError(f"pads {before} and {after} leave nothing of axis {axis}")
-        x = slice_axis(ctx, x, axis, start, stop)  # what is cut off is not repeated
-        before, after = max(before, 0), max(after, 0)
-        if not before and not after:
-            continue
-        if mode != "constant":
-            x = _repeated(ctx, x, axis, (before, after))
-        elif number == 0:
-            x = ctx.make("Pad", x, axis=axis, before=before, after=after)
-        else:
-            parts = [_full(ctx, x, axis, before, number), [x], _full(ctx, x, axis, after, number)]
-            x = ctx.make("Concat", *sum(parts, []), axis=axis)
+        x = _padded(ctx, x, axis, before, after, mode, number)
     return [x]
+
+
+def _padded(
+    ctx: Context, x: str, axis: int, before: int, after: int, mode: str = "constant", number: float = 0
+) -> str:
+    """Pad an axis; pads below zero are cut off, and nothing of that is repeated."""
+    start, stop = max(-before, 0), ctx.build.shape(x)[axis] - max(-after, 0)
+    if start >= stop:
+        raise ModelError(f"pads {before} and {after} leave nothing of axis {axis}")
+    x = slice_axis(ctx, x, axis, start, stop)
+    before, after = max(before, 0), max(after, 0)
+    if not before and not after:
+        return x
+    if mode != "constant":
+        return _repeated(ctx, x, axis, (before, after))
+    if number == 0:
+        return ctx.make("Pad", x, axis=axis, before=before, after=after)
+    parts = [_full(ctx, x, axis, before, number), [x], _full(ctx, x, axis, after, number)]
+    return ctx.make("Concat", *sum(parts, []), axis=axis)
 
 
 def _pads(ctx: Context, inputs: Sequence[Array | None]) -> list[tuple[int, int, int]]:
@@ -203,15 +209,9 @@ def _center_crop_pad(ctx: Context) -> Sequence[Operand]:
     if target is None or target.size != len(axes):
         raise ModelError(f"the shape does not have an extent for each of axes {axes}")
     for axis, wanted in zip(axes, target.reshape(-1).tolist(), strict=True):
-        extent = ctx.build.shape(x)[axis]
-        if 0 < wanted < extent:
-            first = (extent - wanted) // 2
-            x = slice_axis(ctx, x, axis, first, first + wanted)
-        elif wanted > extent:
-            before = (wanted - extent) // 2
-            x = ctx.make("Pad", x, axis=axis, before=before, after=wanted - extent - before)
-        elif wanted != extent:
-            raise ModelError(f"nothing is left of axis {axis}")
+        more = wanted - ctx.build.shape(x)[axis]
+        before = abs(more) // 2 * (1 if more > 0 else -1)
+        x = _padded(ctx, x, axis, before, more - before)
     return [x]
 
 

@@ -43,7 +43,7 @@ of a polynomial of the distance to that element, the highest power first."""
 @lowers("Resize", "Upsample")
 def _resize(ctx: Context) -> Sequence[Operand]:
     """Resize axis by axis."""
-    attrs, x = {"coordinates": _coordinates(ctx), **_attributes(ctx)}, ctx.value(0)
+    attrs, x = _attributes(ctx), ctx.value(0)
     for axis, size, scale in _sizes(ctx):
         if (size, scale) != (ctx.build.shape(x)[axis], 1.0):
             x = ctx.make("Resample", x, axis=axis, size=size, scale=scale, transposed=False, **attrs)
@@ -55,22 +55,19 @@ def _is_old(ctx: Context) -> bool:
     return ctx.node.op == "Upsample" or ctx.opset < 11
 
 
-def _coordinates(ctx: Context) -> str:
-    found = "asymmetric" if _is_old(ctx) else ctx.attr("coordinate_transformation_mode", "half_pixel")
-    if found not in _COORDINATES:
-        ctx.refuse(f"coordinates {found}")
-    return str(found)
-
-
 def _attributes(ctx: Context) -> dict[str, Any]:
     """Return what a Resample is told of its mode; options that change nothing are left out."""
     mode = ctx.attr("mode", "nearest")
+    found = "asymmetric" if _is_old(ctx) else ctx.attr("coordinate_transformation_mode", "half_pixel")
+    if found not in _COORDINATES:
+        ctx.refuse(f"coordinates {found}")
     antialias, exclude_outside = (bool(ctx.attr(name, 0)) for name in ("antialias", "exclude_outside"))
     if mode not in _MODES:
         ctx.refuse(f"mode {mode}")
     if mode == "nearest" and (antialias or exclude_outside):
         ctx.refuse("antialias or exclude_outside in mode nearest")
     attrs = {
+        "coordinates": found,
         "mode": mode,
         "nearest_mode": "floor" if _is_old(ctx) else ctx.attr("nearest_mode", "round_prefer_floor"),
     }
@@ -79,11 +76,6 @@ def _attributes(ctx: Context) -> dict[str, Any]:
     if mode == "cubic":
         attrs["cubic_coeff_a"] = float(ctx.attr("cubic_coeff_a", -0.75))
     return attrs
-
-
-def _decimal(number: Any) -> float:
-    """Return the number that was written as one of float32, 0.4 and not 0.4000000059604645."""
-    return float(str(number))
 
 
 def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
@@ -96,7 +88,7 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
         scales = np.asarray(ctx.attr("scales"))
     axes = tuple(axis % len(shape) for axis in ctx.attr("axes", range(len(shape))))
     if scales is not None and scales.size:
-        factors = [_decimal(scale) for scale in scales.reshape(-1)]
+        factors = [float(str(scale)) for scale in scales.reshape(-1)]  # 0.4, and not 0.4000000059604645
         return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
     sizes = ints(ctx.node, inputs, "", 3)
     if not sizes:
