@@ -110,18 +110,6 @@ X, Y = nets.vectors()["x"], nets.vectors()["y"]
             "array 'y' of .* has dtype .*; only bool, integers and floats",
         ),
     ],
-    ids=[
-        "shape",
-        "rank",
-        "labels",
-        "samples",
-        "none",
-        "no-target",
-        "no-input",
-        "float-labels",
-        "dates",
-        "texts",
-    ],
 )
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_datasets(fit: Callable[..., oocdl.Run], arrays: Arrays, message: str) -> None:

@@ -13,7 +13,6 @@ import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
 from oocdl.report.scaling import CERTAINTY
-from oocdl.training.simulation import parse_rate
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,3 @@ def test_the_table_fits_a_terminal_and_the_picture_is_drawn(files: tuple[Path, P
 def test_what_cannot_be_is_refused(files: tuple[Path, Path], options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         scaling(files, **{"hosts": [1], **options})
-
-
-def test_rates_are_bits_or_bytes_a_second() -> None:
-    assert parse_rate("network", "10Gbit/s") == parse_rate("network", "1.25 GB") == 1.25e9
