@@ -280,7 +280,7 @@ def test_a_full_disk_in_a_step(
 ) -> None:
     """The spill has its own disk, full before the first step: later ones find their files there."""
     run, options = tmp_path / "run", {**tight, "spill": small_disk / "spill"}
-    filler = Filler(small_disk, 1 << 16, lambda event: isinstance(event, Committed) and event.step == 0)
+    filler = Filler(small_disk, 1 << 18, lambda event: isinstance(event, Committed) and event.step == 0)
     with pytest.raises(ResourceError, match=f"no space left for {small_disk}/spill") as caught:
         machine.fit(*job, workdir=run, callbacks=[filler], **options)
     assert "free some or choose another folder" in one_line(caught.value) and not spilled(small_disk)

@@ -99,11 +99,7 @@ class ChunkKeys:
         >>> ChunkKeys((2, 3), "c/", "/").key(5)
         'c/1/2'
         """
-        return self.key_at(tuple(int(at) for at in np.unravel_index(number, self.grid)))
-
-    def key_at(self, index: tuple[int, ...]) -> str:
-        """The name of the chunk at an index of the grid."""
-        return self.lead + self.separator.join(map(str, index))
+        return self.lead + self.separator.join(map(str, np.unravel_index(number, self.grid)))
 
     def number(self, key: str) -> int | None:
         """The number of the chunk that has this name; None if no chunk has it.

@@ -134,16 +134,19 @@ class ZarrArray(DataArray):
 
 
 class WholeParts(WrapperStore[Store]):
-    """A store of which a part of a shard that is cut off is an error: the library takes it for fill."""
+    """A store in which an empty file, or a part that is cut off, is an error: it would be read as fill."""
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Return the bytes of a key, or a part of them. Raises ValueError for a part that is not there."""
         found = await super().get(key, prototype, byte_range)
-        wanted = byte_range.end - byte_range.start if isinstance(byte_range, RangeByteRequest) else None
-        if wanted is not None and found is not None and len(found) != wanted:
-            raise ValueError(f"its index says that a chunk lies outside of {key}")
+        nbytes = 0 if found is None else len(found)
+        wanted = (
+            byte_range.end - byte_range.start if isinstance(byte_range, RangeByteRequest) else nbytes or 1
+        )
+        if found is not None and nbytes != wanted:
+            raise ValueError(f"{key} is empty, or its index says that a chunk lies outside of it")
         return found
 
 

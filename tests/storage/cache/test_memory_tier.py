@@ -104,20 +104,6 @@ def test_put_refuses_what_is_not_contiguous_or_not_the_region(tier: Tier) -> Non
             unit.put(np.zeros(4), ((0, 5),))
 
 
-def test_furthest_next_use_is_evicted_first(tier: Tier) -> None:
-    tier.advance(4)
-    chunks = {uses: put(tier, float(uses[0]), uses=uses) for uses in ((5,), (3, 9), (7,), (6, 90))}
-    with tier.reserve(2000):
-        until(lambda: len(files(tier)) == 1)
-        assert chunks[(3, 9)].slot.array is None
-    tier.advance(8)  # (5,) and (7,) will not be used again
-    with tier.reserve(4000):
-        assert chunks[(6, 90)].slot.array is not None or chunks[(3, 9)].slot.array is not None
-        assert chunks[(5,)].slot.array is None or chunks[(7,)].slot.array is None
-    for uses, chunk in chunks.items():
-        assert (chunk.copy() == uses[0]).all()
-
-
 def test_a_clean_chunk_is_not_written_again(tier: Tier) -> None:
     chunk = put(tier, 3.0)
     for _ in range(3):
@@ -128,15 +114,6 @@ def test_a_clean_chunk_is_not_written_again(tier: Tier) -> None:
     stats = tier.stats
     assert (stats.written_bytes, stats.read_bytes, stats.evictions) == (2000, 6000, 3)
     assert stats.peak_bytes <= 8000
-
-
-def test_pinned_chunks_stay(tier: Tier) -> None:
-    pinned, other = put(tier, 1.0), put(tier, 2.0)
-    with tier.reserve(0, [pinned]), ThreadPoolExecutor(1) as pool:
-        # 6000 are free of pins; more must wait, and does not touch the pinned one
-        pool.submit(lambda: tier.reserve(6000).release()).result(5)
-        assert pinned.array()[0] == 1.0
-        assert other.slot.array is None
 
 
 def test_a_chunk_in_memory_is_lent_unless_others_wait(tier: Tier) -> None:

@@ -175,15 +175,6 @@ def test_only_touched_bytes_are_read(tmp_path: Path) -> None:
     assert direct_io.read_box(path, array.shape, far, np.empty((64, 64, 64), np.float32), 0) == array.nbytes
 
 
-def test_a_short_or_missing_file_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "short"
-    path.write_bytes(b"1234")
-    with pytest.raises(StoreError, match="shorter"):
-        direct_io.read_box(path, (2,), ((0, 2),), np.empty(2, np.float32), 0)
-    with pytest.raises(StoreError, match="cannot read"):
-        direct_io.read_box(tmp_path / "none", (2,), ((0, 2),), np.empty(2, np.float32), 0)
-
-
 @pytest.mark.parametrize("outer", [0, 1])
 def test_every_flipped_bit_is_found_by_every_box_that_touches_it(tmp_path: Path, outer: int) -> None:
     array = paged((8, 16, 64, 32))  # a row of the file is 64 KiB, with axis 1 outermost 32 KiB
