@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,8 @@ class Settings(Words):
 
     def draw(self, view: View) -> None:
         """Show what the view has now."""
-        rows = _of_facts(view) | settings_text(view)
+        facts = _of_facts(view)
+        rows = facts | settings_text(view) | facts
         first = f"padding:2px 18px 2px 0;color:{style.FAINT_CSS};vertical-align:top"
         cells = "".join(
             f"<tr><td style='{first}'>{style.text(name)}</td>"
@@ -169,11 +171,13 @@ def settings_text(view: View) -> dict[str, str]:
 def _setting(name: str, value: Any) -> str:
     """Write a setting of a run, without what is as by default.
 
-    >>> _setting("memory_bytes", 2 << 30), _setting("inputs", None), _setting("betas", [0.9, 0.99])
-    ('2.0 GiB', 'by default', '(0.9, 0.99)')
+    >>> _setting("memory_bytes", 2 << 30), _setting("inputs", None), _setting("parallel", {"space": [2, 2]})
+    ('2.0 GiB', 'by default', 'space: (2, 2)')
     """
     if value is None:
         return "by default"
     if name.endswith("_bytes") and isinstance(value, int | float):
         return size_text(value)
-    return value_text(value, DEFAULTS)
+    if isinstance(value, Mapping) and "type" not in value:
+        return ", ".join(f"{key}: {value_text(held, DEFAULTS)}" for key, held in value.items())
+    return "none" if value == [] else value_text(value, DEFAULTS)
