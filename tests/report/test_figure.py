@@ -37,7 +37,7 @@ def scene(layers: int = 3, passes: int = 1, workers: int = 2) -> Scene:
         combine = TaskKey(TaskKind.COMBINE, name, "sum", 0)
         units.append(Ran(len(units), combine, 0, start + 2, start + 2, start + 2))
     moments = tuple(Moment(float(second), 10 * MIB, 21 * MIB, 20 * MIB) for second in range(2 * layers))
-    one = Simulated(2.0 * layers, 0, 0, 11 * MIB, 20 * MIB, 0, 1.0, moments, tuple(units))
+    one = Simulated(2.0 * layers, 0, 0, 11 * MIB, 0, 1.0, moments, tuple(units))
     return Scene("a step", (one,) * passes, 100 * MIB, 131 * MIB, 200 * MIB)
 
 
