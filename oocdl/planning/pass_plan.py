@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -86,16 +86,6 @@ class PassPlan:
     def peak_unit_bytes(self) -> int:
         """Memory of the largest unit: arrays and scratch."""
         return max((layer.peak_bytes for layer in self.layers), default=0)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of arrays of the unit that has most."""
-        return max((layer.buffer_bytes for layer in self.layers), default=0)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Scratch of the program that takes most."""
-        return max((layer.scratch_bytes for layer in self.layers), default=0)
 
     @property
     def read_bytes(self) -> int:
@@ -311,16 +301,9 @@ def _plan_layer(cutter: LayerCutter, layering: Layering, units: list[Unit]) -> L
     if cutter.layer.index % 2:
         # Serpentine: start with the shard that the layer before has just written.
         units.reverse()
-    one_of_each = {unit.program.key: unit for unit in units}
-    flops = {key: layering.flops(unit.program) for key, unit in one_of_each.items()}
-
+    kinds = {unit.program.key: unit for unit in units}  # units with equal programs have equal arrays
     counts = Counter(unit.program.key for unit in units)
-
-    def total(bytes_of: Callable[[Unit, Factored], dict[str, int]]) -> int:
-        # Units with equal programs have equal arrays.
-        found = {key: sum(bytes_of(unit, layering.factored).values()) for key, unit in one_of_each.items()}
-        return sum(count * found[key] for key, count in counts.items())
-
+    each = [(counts[key], unit) for key, unit in kinds.items()]
     buffer_bytes, scratch_bytes = layering.largest_unit(cutter)
     return LayerPlan(
         layer=cutter.layer,
@@ -328,8 +311,8 @@ def _plan_layer(cutter: LayerCutter, layering: Layering, units: list[Unit]) -> L
         units=tuple(units),
         buffer_bytes=buffer_bytes,
         scratch_bytes=scratch_bytes,
-        read_bytes=total(read_bytes),
-        written_bytes=total(made_bytes),
-        flops=sum(count * flops[key] for key, count in counts.items()),
-        scratch={key: layering.scratch(unit.program) for key, unit in one_of_each.items()},
+        read_bytes=sum(n * sum(read_bytes(unit, layering.factored).values()) for n, unit in each),
+        written_bytes=sum(n * sum(made_bytes(unit, layering.factored).values()) for n, unit in each),
+        flops=sum(n * layering.flops(unit.program) for n, unit in each),
+        scratch={key: layering.scratch(unit.program) for key, unit in kinds.items()},
     )

@@ -37,7 +37,7 @@ def scene(layers: int = 3, passes: int = 1, workers: int = 2) -> dict[str, Any]:
         combine = TaskKey(TaskKind.COMBINE, name, "sum", 0)
         units.append(Ran(len(units), combine, 0, start + 2, start + 2, start + 2))
     moments = tuple(Moment(float(second), 10 * MIB, 21 * MIB, 20 * MIB) for second in range(2 * layers))
-    one = Simulated(2.0 * layers, 0, 0, 11 * MIB, 20 * MIB, 0, 1.0, moments, tuple(units))
+    one = Simulated(2.0 * layers, 0, 0, 11 * MIB, 0, 1.0, moments, tuple(units))
     sizes = {"base_bytes": 100 * MIB, "peak_bytes": 131 * MIB, "budget_bytes": 200 * MIB}
     return {"title": "a step", "passes": (one,) * passes, **sizes}
 

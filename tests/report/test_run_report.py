@@ -171,7 +171,7 @@ def simulated(seconds: float) -> Simulated:
         Ran(0, TaskKey(TaskKind.UNIT, "a", "", 0), 0, 0, 1, 2),
         Ran(2, TaskKey(TaskKind.COMBINE, "b", "sum", 0), 0, 2, 3, 4),
     )
-    return Simulated(9, 5, 6, 0, 0, 0, 0, (), units)
+    return Simulated(9, 5, 6, 0, 0, 0, (), units)
 
 
 def test_means_are_of_each_kind_of_pass() -> None:
