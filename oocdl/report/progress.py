@@ -200,6 +200,10 @@ class Progress:
         disk_bytes = sum(moved for _, moved in self.recent)
         if disk_bytes:
             parts.append(f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s")
+        width = self.console.width
+        room = width - (BAR_COLUMNS + 1) * (width >= LEAST_BAR_COLUMNS)
+        while self.console.is_terminal and len(", ".join(parts)) > room and len(parts) > 1:
+            parts.pop()  # the last ones matter least
         return ", ".join(parts)
 
     def _print(self, text: str) -> None:
