@@ -247,6 +247,7 @@ def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.Monk
         if name.startswith(("dask_jobqueue", "oocdl.cluster.launch", "oocdl.cluster.jobqueue"))
     ]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(oocdl.cluster, "launch", raising=False)
     monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
     with pytest.raises(InputError, match=r"dask_jobqueue.* pip install 'oocdl\[cluster\]'"):
         oocdl.cluster.slurm(**JOB)

@@ -99,7 +99,7 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str,
     shares: list[Share] = [pickle.loads(one)["main"] for one in packed]
     assert sum(map(len, packed)) < 4 * len(pickle.dumps(compiled.graph))
     assert all(len(share.facts.calls) == len(share.numbers) for share in shares)
-    numbers = [number for share in shares for number in share.calls.by_number]
+    numbers = [number for share in shares for number, call in enumerate(share.calls) if call is not None]
     assert sorted({*numbers}) == list(range(len(compiled.graph.calls)))
     assert (len(numbers) > len({*numbers})) == (len(placed.copies.calls) > 0) == (cut == "both")
     assert {len(share.calls) for share in shares} == {len(compiled.graph.calls)}
@@ -122,7 +122,7 @@ def test_reads_of_a_unit_are_objects_that_others_have(tmp_path: Path) -> None:
         known: Share = pickle.loads(packed)["main"]
         of_each = []
         for calls in (known.calls, share.calls):
-            units = [call for call in calls.by_number.values() if isinstance(call, UnitCall)]
+            units = [call for call in calls if isinstance(call, UnitCall)]
             regions = [region for call in units for _, region in (*call.unit.reads, *call.unit.makes)]
             reads = [read for call in units for read in call.reads]
             counted = [
