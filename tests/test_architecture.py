@@ -130,7 +130,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 63248,
+    "lines of oocdl": 63257,
     "lines of callbacks": 391,
     "lines of cli": 1907,
     "lines of cluster": 1398,
@@ -138,7 +138,7 @@ LIMITS = {
     "lines of dashboard": 3709,
     "lines of engines": 6821,
     "lines of fusion": 1956,
-    "lines of graph": 11205,
+    "lines of graph": 11214,
     "lines of host": 724,
     "lines of ops": 4870,
     "lines of planning": 8234,
@@ -148,7 +148,7 @@ LIMITS = {
     "lines of storage": 5898,
     "lines of training": 2669,
     "lines of tuning": 1487,
-    "lines of tests": 41895,
+    "lines of tests": 41929,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

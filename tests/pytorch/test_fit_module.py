@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from zarr.abc.store import Store
 import oocdl
 from oocdl.errors import BudgetError, DatasetError, InputError, StoreError
 from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.graph.onnx.same import network_differences
 from oocdl.pytorch import export
 from tests.kit.nets import write_data, write_mlp
 from tests.kit.settings import QUICK
@@ -228,3 +230,35 @@ def test_weights_by_every_name(data: Path) -> None:
         run.weights["c.weight"]
     run.load_into(module)
     assert module.b.weight is module.a.weight
+
+
+def halved(x: torch.Tensor, times: int) -> torch.Tensor:
+    for _ in range(times):
+        x = x * 0.5
+    return x
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # scripts are on their way out of PyTorch
+    SCRIPT = torch.jit.script(halved)
+
+
+class Looped(nn.Module):
+    """A script, of which a file keeps the loop."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.fc, self.times = nn.Linear(4, 2), times
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(SCRIPT(x, self.times))
+
+
+def test_loops_of_equal_modules_are_equal(tmp_path: Path) -> None:
+    example = torch.zeros(2, 4)
+    first, second, other = (
+        inspect_onnx(oocdl.from_torch(Looped(times), example, tmp_path / name).path)
+        for name, times in (("a.onnx", 3), ("b.onnx", 3), ("c.onnx", 2))
+    )
+    assert "Loop" in {node.op for node in first.nodes}
+    assert network_differences(first, second) == "" != network_differences(first, other)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from oocdl.graph.onnx.model_file import shown
+from oocdl.graph.onnx.model_file import Body, OnnxNode, shown
 from oocdl.graph.onnx.reader import OnnxModel
 
 Part = tuple[str, Any, str]
@@ -43,11 +43,20 @@ def _parts(model: OnnxModel) -> Iterator[Part]:
         if fact is None or fact.kind == "buffer":
             yield f"the buffer {shown(name)}", _plain(item.raw()), "holds other numbers"
     for node in model.nodes:
-        same = node.op, node.inputs, node.outputs, {name: _plain(held) for name, held in node.attrs.items()}
-        yield f"the node {shown(node.name)}", same, "does something else"
+        yield f"the node {shown(node.name)}", _node(node), "does something else"
     yield "its inputs and outputs", (model.inputs, model.outputs), "have other names or sizes"
 
 
 def _plain(held: Any) -> Any:
     """Return what can be compared."""
-    return (held.dtype, held.shape, held.tobytes()) if isinstance(held, np.ndarray) else held
+    if isinstance(held, np.ndarray):
+        return held.dtype, held.shape, held.tobytes()
+    if isinstance(held, Mapping):
+        return {name: _plain(value) for name, value in held.items()}
+    if isinstance(held, Body):
+        return held.inputs, held.outputs, [_node(node) for node in held.nodes], _plain(held.constants)
+    return held
+
+
+def _node(node: OnnxNode) -> tuple[Any, ...]:
+    return node.op, (node.inputs, node.outputs, _plain(node.attrs)), node.name
