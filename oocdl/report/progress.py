@@ -186,26 +186,30 @@ class Progress:
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
         left = (self.steps - self.done - share) * mean
-        parts = [
-            f"step {self.done}/{self.steps}",
-            *([f"{share:.0%} of the next"] if share else []),
-            f"epoch {row['epoch'] + 1}",
-            f"loss {row['loss']:.4f}",
-            f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s",
-            f"{clock_time(left)} left",
+        parts = [  # with a rank: those of the highest go first where a terminal is narrow
+            (0, f"step {self.done}/{self.steps}"),
+            *([(1, f"{share:.0%} of the next")] if share else []),
+            (3, f"epoch {row['epoch'] + 1}"),
+            (0, f"loss {row['loss']:.4f}"),
+            (1, f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s"),
+            (0, f"{clock_time(left)} left"),
         ]
         if "process_bytes" in row:
             peak, budget = row["process_bytes"] / 2**20, self.budget_bytes / 2**20
-            parts.append(f"peak {peak:.0f} of {budget:.0f} MiB")
+            parts.append((2, f"peak {peak:.0f} of {budget:.0f} MiB"))
         disk_bytes = sum(moved for _, moved in self.recent)
         if disk_bytes:
-            parts.append(f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s")
+            parts.append((4, f"disk {disk_bytes / max(seconds, 1e-9) / 1e6:.0f} MB/s"))
         width = self.console.width
         room = width - (BAR_COLUMNS + 1) * (width >= LEAST_BAR_COLUMNS)
-        while self.console.is_terminal and len(", ".join(parts)) > room and len(parts) > 1:
-            parts.pop()  # the last ones matter least
-        return ", ".join(parts)
+        while self.console.is_terminal and len(_joined(parts)) > room and max(parts)[0]:
+            parts.remove(max(parts))
+        return _joined(parts)
 
     def _print(self, text: str) -> None:
         text = "\n".join(map(printable, text.splitlines()))  # names come from files that others wrote
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _joined(parts: list[tuple[int, str]]) -> str:
+    return ", ".join(part for _, part in parts)

@@ -97,12 +97,22 @@ def test_a_terminal_gets_one_live_line_from_the_first_moment_on() -> None:
         assert quiet.console.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
-def test_on_a_narrow_terminal_words_take_the_place_of_the_bar_and_the_last_go() -> None:
-    wide, narrow = (Shown(width).takes(started(4), step(1)) for width in (120, 50))
-    for one in (wide, narrow):
-        one.listener.close()
-    assert "━" in wide.text and "━" not in narrow.text
-    assert "step 1/4, epoch 1, loss 1.0000, 4.0 steps/s\n" in narrow.text
+@pytest.mark.parametrize(
+    ("width", "has_bar", "parts"),
+    [
+        (120, True, "step 1/41, epoch 1, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB"),
+        (80, False, "step 1/41, epoch 1, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB"),
+        (70, False, "step 1/41, loss 1.0000, 2.0 steps/s, 0:20 left, peak 100 of 512 MiB"),
+        (50, False, "step 1/41, loss 1.0000, 2.0 steps/s, 0:20 left"),
+        (40, False, "step 1/41, loss 1.0000, 0:20 left"),
+    ],
+)
+def test_what_matters_least_goes_first_where_there_is_no_room(width: int, has_bar: bool, parts: str) -> None:
+    """The time that is left stays on the narrowest terminal."""
+    shown = Shown(width).takes(started(41), step(1, 0.5, moved_bytes=10_000_000))
+    shown.listener.close()
+    assert ("━" in shown.text) == has_bar
+    assert f"{parts}\x1b" in shown.text or f"{parts}\n" in shown.text or f"{parts}, disk" in shown.text
 
 
 def running(number: int, done: int, pass_number: int = 1) -> StepRunning:
