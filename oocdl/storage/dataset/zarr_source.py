@@ -6,6 +6,7 @@ replaced; here both are errors.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,12 +19,13 @@ import numpy as np
 import zarr
 from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store
-from zarr.storage import WrapperStore, ZipStore
+from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices, intersect, region_shape, within
 from oocdl.storage.dataset.chunk_store import ChunkKeys, ChunkList, Chunks, chunks_of, list_chunks, parts_of
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
+from oocdl.storage.files import NO_FILE
 from oocdl.storage.zarr_json import UNFINISHED, chunk_region, grid, touched
 
 SHARDED = "sharding_indexed"
@@ -134,12 +136,24 @@ class ZarrArray(DataArray):
 
 
 class WholeParts(WrapperStore[Store]):
-    """A store in which an empty file, or a part that is cut off, is an error: it would be read as fill."""
+    """A store in which an empty file, or a part that is cut off, is an error: it would be read as fill.
+
+    In a folder, so is what is no regular file: of a FIFO, reading would wait for ever.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.root = store.root if isinstance(store, LocalStore) else None
 
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return the bytes of a key, or a part of them. Raises ValueError for a part that is not there."""
+        """Return the bytes of a key, or a part of them. Raises ValueError for a part that is not there.
+
+        Raises OSError for what is no file.
+        """
+        if self.root is not None and os.path.lexists(self.root / key) and not (self.root / key).is_file():
+            raise OSError(errno.EINVAL, NO_FILE, str(self.root / key))
         found = await super().get(key, prototype, byte_range)
         nbytes = 0 if found is None else len(found)
         wanted = (
@@ -157,8 +171,10 @@ def open_arrays(
     try:
         if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
             source = ZipStore(source)
-        plain = zarr.open_group(source, path=group, mode="r")
-        opened = zarr.open_group(WholeParts(plain.store), path=plain.path, mode="r")
+        if isinstance(source, str) and "://" not in source:
+            source = LocalStore(source, read_only=True)
+        store = source if isinstance(source, Store) else zarr.open_group(source, path=group, mode="r").store
+        opened = zarr.open_group(WholeParts(store), path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
@@ -177,7 +193,7 @@ def open_arrays(
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
     last = LastChunk()
-    return [_opened(name, where, array, plain.store, last) for name, array in arrays.items()]
+    return [_opened(name, where, array, store, last) for name, array in arrays.items()]
 
 
 def _opened(name: str, where: str, array: zarr.Array[Any], store: Store, last: LastChunk) -> DataArray:

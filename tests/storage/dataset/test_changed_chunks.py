@@ -178,6 +178,24 @@ def test_what_is_no_folder_in_the_place_of_one_is_never_the_fill_value(
     assert str(place) in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["v2", "v3"])
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize("level", ["", "x"])
+def test_what_is_no_file_in_the_place_of_metadata_is_named(
+    tmp_path: Path, kind: str, what: str, level: str
+) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    name = "zarr.json" if kind == "v3" else ".zarray" if level else ".zgroup"
+    place = path / level / name
+    place.unlink()
+    NO_FILES[what](place)
+    for names in (None, ["x"]):
+        for source in (path, zarr.storage.LocalStore(path, read_only=True)):
+            with pytest.raises(DatasetError) as caught:
+                open_dataset(source, names=names)
+            assert str(place) in str(caught.value)
+
+
 def test_a_fifo_is_no_dataset(tmp_path: Path) -> None:
     for name in ("a.h5", "a.zarr", "a.zip"):
         os.mkfifo(tmp_path / name)
