@@ -25,7 +25,7 @@ class RunStarted:
     done: int
     """Steps that an earlier process has committed."""
     notes: tuple[str, ...] = ()
-    """What a user should know before the first step, such as chunks of the dataset that are not stored."""
+    """Notes for the user before the first step, such as on chunks of the dataset that are not stored."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class StepDone:
 
 @dataclass(frozen=True, kw_only=True)
 class PassTimes:
-    """When the tasks of a whole pass ran in one process."""
+    """Times of the tasks of a whole pass in one process."""
 
     plan_id: str
     """The kind of the pass: a key of ``Plan.kinds``."""
     numbers: npt.NDArray[np.int32]
     """Indexes of the tasks that ran there in ``Plan.kinds[plan_id].graph.calls``. Shape (tasks,)."""
     times: npt.NDArray[np.float64]
-    """When each began, had its memory, had its inputs, began to compute, had computed, and was done, in
-    seconds since 1970. Shape (tasks, 6)."""
+    """Times at which each task began, had its memory, had its inputs, began to compute, had computed, and was
+    done, in seconds since 1970. Shape (tasks, 6)."""
     threads: npt.NDArray[np.uint8]
     """Number of the thread that each ran on. Shape (tasks,)."""
 
@@ -65,7 +65,7 @@ class ProcessLook:
     base_bytes: int
     """Part of the budget that the process takes before any array."""
     reserved_bytes: int
-    """Promised to tasks that read or run."""
+    """Bytes promised to tasks that read or run."""
     tier_bytes: int
     """Bytes of chunks in the RAM tier."""
     spilled_bytes: int
@@ -75,11 +75,11 @@ class ProcessLook:
     written_bytes: int
     """Total written to the spill."""
     received_bytes: int = 0
-    """Total that came from other processes."""
+    """Total received from other processes."""
     busy_seconds: float = 0.0
-    """Total of all processors of its machine, in which they did anything at all; 0 where that is not told."""
+    """Total busy time of all processors of its machine; 0 where the machine does not tell."""
     idle_seconds: float = 0.0
-    """The same in which they did nothing."""
+    """Total idle time of the same processors."""
     phases: bytes
     """For each task of the pass that runs (``Plan.kinds[plan_id].graph.calls``): 0 it has not begun, 1 it
     waits for memory or reads, 2 it computes or waits to, 3 it writes, 4 it is done. Of another process's
@@ -90,13 +90,13 @@ class ProcessLook:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRunning:
-    """How the step that runs stands: about once a second, and after steps that are shorter, now and then.
+    """The state of the running step: about once a second; of shorter steps, after some of them.
 
     Comes from the thread that called ``fit``, as all events do, so a listener that takes long delays the run.
     """
 
     at_seconds: float
-    """Since 1970."""
+    """Time of the event, in seconds since 1970."""
     step: int
     """Number of the step, from 1."""
     pass_number: int

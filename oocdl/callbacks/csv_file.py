@@ -14,14 +14,14 @@ from oocdl.host.paths import path_of
 from oocdl.storage.files import reporting, write_text
 
 FIRST_COLUMNS = "step,epoch,loss"
-"""What the files begin with: no other is written over."""
+"""First columns of a file; one that begins otherwise is never overwritten."""
 
 
 class CSV(CommittedRows):
     """Writes a line for each committed step.
 
-    A run that goes on goes on with the file, which has then what the run's history has. Raises InputError if
-    there is another file in ``path``, StoreError if it cannot be written.
+    A run that goes on continues the file, which then has the rows of the run's history. Raises InputError if
+    ``path`` is a file of another kind, StoreError if it cannot be written.
 
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", callbacks=[CSV("losses.csv")])  # doctest: +SKIP
     """

@@ -1,4 +1,4 @@
-"""``TensorBoard``: the history of a run as event files, which need nothing to be written.
+"""``TensorBoard``: the history of a run as event files, written without further packages.
 
 A file is a sequence of records: 8 bytes of length, its crc32c, the data, its crc32c. The data is a protobuf
 message ``Event`` (tensorflow/core/util/event.proto), of which a few fields are enough.
@@ -22,7 +22,7 @@ from oocdl.storage.files import reporting
 
 ENDING = ".oocdl"
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""How protobuf stores a field."""
+"""Wire types of protobuf fields."""
 WALL_TIME, STEP, FILE_VERSION, SUMMARY, SESSION_LOG = 1, 2, 3, 5, 7
 """Fields of an ``Event``."""
 STEP_AT = 9

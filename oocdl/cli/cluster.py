@@ -24,7 +24,7 @@ from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.signals import Signals, Stopped
 
 QUEUE_SECONDS = 86400.0
-"""Jobs may stand in a queue for so long."""
+"""Default seconds to wait for jobs in a queue."""
 JOB_OPTIONS: Records = {
     "nodes": typed("Number of jobs, one worker each; default: 1.", int | None),
     "cores": typed("Cores per job.", int | None),
@@ -42,7 +42,7 @@ WAYS: Records = {
     "scheduler_address": typed("Train on workers of this Dask scheduler, such as tcp://host:8786."),
     "scheduler_file": typed("Train on workers of the Dask scheduler that wrote this file."),
 }
-"""Options of which one may say which workers train."""
+"""Options that say which workers train; at most one may be given."""
 WORKER_OPTIONS: Records = {
     **WAYS,
     "wait_seconds": typed(
@@ -56,9 +56,9 @@ app = typer.Typer(help="Jobs of a batch system: what would be submitted, and def
 
 @contextmanager
 def workers(given: Mapping[str, Any]) -> Iterator[Any]:
-    """What ``fit`` takes as ``client``, of the values of ``WORKER_OPTIONS`` and ``spill``.
+    """Yield the ``client`` of ``fit``, from the values of ``WORKER_OPTIONS`` and ``spill``.
 
-    Jobs are submitted here, and cancelled at the end, whatever it is: an error, Ctrl-C, SIGTERM or SIGHUP.
+    Jobs are submitted here, and cancelled at the end, also after an error, Ctrl-C, SIGTERM or SIGHUP.
     Raises InputError for options that do not go together, BudgetError for a budget that jobs do not have.
     """
     ways = [name for name in WAYS if given[name] is not None]
@@ -103,9 +103,9 @@ def _tell(line: str) -> None:
 
 
 def call_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What else ``fit`` is told, of the same values: how long it waits, and where the spill is.
+    """Return further options of ``fit`` from the same values: how long it waits, and where the spill is.
 
-    With jobs that is a folder of each node, which they have been given.
+    With jobs, the spill is a folder of each node, set in their own options.
     """
     on_jobs = given["cluster"] is not None
     waits = given["wait_seconds"] if given["wait_seconds"] is not None else QUEUE_SECONDS if on_jobs else None

@@ -39,7 +39,7 @@ COLORS = np.array([[0, 0, 0], [0, 114, 178], [240, 228, 66], [213, 94, 0]], np.f
 """Colours of the classes in the picture, as RGB: of the palette of Okabe and Ito, for colour-blind eyes."""
 TRAINING_VOLUMES, UNSEEN_VOLUMES = 4, 2
 LEVELS = 2
-"""How many times the U-Net halves the volume."""
+"""Number of times the U-Net halves the volume."""
 
 
 def run_demo(

@@ -1,6 +1,6 @@
-"""What is known of a run, a model, a dataset, a search or this machine: as plain data, and as tables.
+"""Facts of a run, a model, a dataset, a search or this machine, as plain data and as tables.
 
-In the data numbers are numbers, in units that their names end with; nothing is shortened or drawn. Names come
+Data hold plain numbers, in the units that their names end with; nothing is shortened or drawn. Names come
 from files that others wrote: tables show them as text, never as markup, and without control characters.
 """
 
@@ -40,7 +40,7 @@ from oocdl.tuning.asked import SEARCH_FILE
 from oocdl.tuning.search import Search
 
 Info = tuple[dict[str, Any], list[Sheet | Text]]
-"""What there is to tell: as data, and as tables."""
+"""Facts as data, and as tables."""
 ASSUMED_SIZES = (64, 32, 16, 8)
 """Sizes of open dimensions, but for the first axis, for which a model is read if none are given."""
 

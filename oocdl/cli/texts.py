@@ -1,4 +1,4 @@
-"""How texts of the command line are read: values of options, each with its name for errors."""
+"""Reads values of options from texts of the command line; errors name the option."""
 
 from __future__ import annotations
 

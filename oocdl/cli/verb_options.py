@@ -42,7 +42,7 @@ Records = Mapping[str, Option]
 
 
 def told(name: str) -> str:
-    """Return what is said of an option of ``fit``, in one sentence."""
+    """Return the description of an option of ``fit``, in one sentence."""
     return ALL_OPTIONS[name].first_sentence
 
 
@@ -191,12 +191,12 @@ class Form:
     """The form of a value on the command line."""
 
     type: Any
-    """Of the text, for typer."""
+    """Type of the text, for typer."""
     read: Callable[[str, Any], Any] = lambda name, value: value
     """Makes the argument of an option's name and its text."""
     metavar: str | None = None
     default: str | None = None
-    """Where the default of Python is no text."""
+    """Default text where Python has no default, or a tuple."""
 
 
 FORMS: Mapping[Any, Form] = {
@@ -218,7 +218,7 @@ FORMS: Mapping[Any, Form] = {
     Mapping[str, float] | None: Form(list[str], lambda name, items: sizes(name, items, float), "NAME=FACTOR"),
     Mapping[str, Any]: Form(list[str], lambda name, items: parse_space(items or ()), "OPTION=VALUES"),
 }
-"""By the types of options; all others are texts."""
+"""Option type -> form; options of all other types are texts."""
 TEXT = Form(str)
 
 

@@ -18,13 +18,13 @@ from oocdl.storage.cache.spill_store import MEMORY_FILESYSTEMS
 from oocdl.storage.files import filesystem
 
 ASK_SECONDS = 10.0
-"""So long a command of a batch system may take; what is not known by then is left to the admin."""
+"""Maximum seconds for a command of a batch system; the admin fills in what it has not told by then."""
 LOCAL_DISKS = ("/localscratch", "/lscratch", "/scratch/local", "/local/scratch", "/local")
-"""Where sites put disks of nodes; this machine is taken to be like them."""
+"""Usual mount points of nodes' disks; this machine is taken to be like the nodes."""
 INTERNET = "8.8.8.8"
-"""By the route to it Dask finds an address of this machine; nothing is sent."""
+"""Dask finds this machine's address by the route to this host; nothing is sent."""
 MOST_NODES = 100
-"""Number of nodes of a partition that are asked how they are reached."""
+"""Maximum number of nodes of a partition whose routes are looked up."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Found:
     system: str
     values: Mapping[str, str | int] = field(default_factory=dict)
     doubt: str | None = None
-    """What the admin has to look at, in a sentence."""
+    """The point that the admin has to check, in a sentence; None: there is none."""
 
 
 def find_site() -> Found:
@@ -184,7 +184,7 @@ def _slurm(chosen: Sequence[Sequence[str]]) -> dict[str, str | int]:
 
 
 def _sge() -> dict[str, str | int]:
-    """Its first queue, the parallel environment that gives slots of one host, how it counts memory."""
+    """Return the first queue, the parallel environment for slots of one host, and how memory is counted."""
     facts = _first("qconf -sql")
     rules = {name: dict(_pairs(f"qconf -sp {name}")).get("allocation_rule") for name in _ask("qconf -spl")}
     whole = [name for name, rule in rules.items() if rule == "$pe_slots"]

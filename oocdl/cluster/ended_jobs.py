@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 LOOK_SECONDS = 20.0
-"""So often a batch system is asked, while a job has no worker yet; and so old a job is then at least."""
+"""Seconds between two questions to the batch system, and minimum wait of a job before it is looked for."""
 ANSWER_SECONDS = 15.0
 LOG_BYTES = 64 << 10
 """Bytes at the end of a log in which the line to be shown is looked for."""
@@ -28,7 +28,7 @@ LISTS = {
 }
 """Commands that print a line for each job of a user that is not over, which begins with its number."""
 NONE_LEFT = "No unfinished job found"
-"""So LSF says that there is none, as an error."""
+"""LSF's error message for an empty list of jobs."""
 
 
 class Ended:
@@ -43,10 +43,10 @@ class Ended:
         """Whether a job of this cluster was ever listed: a list may be of others, as of another cluster."""
 
     async def among(self, numbers: Mapping[str, str]) -> dict[str, str]:
-        """Return those names of workers, of the numbers of their jobs, whose jobs are over -> what is known.
+        """Return worker name -> what is known, where its job is over; ``numbers``: worker name -> job number.
 
-        Asks at most once in ``LOOK_SECONDS``; nobody, where the batch system does not tell. Of a list in
-        which no job of this cluster has ever been, only those are taken for over whose logs are silent.
+        Asks at most once in ``LOOK_SECONDS``; returns nothing if the batch system does not tell. As long as
+        it has never listed a job of this cluster, only jobs with silent logs count as over.
         """
         now = time.monotonic()
         self._waiting = {number: self._waiting.get(number, now) for number in numbers.values()}
@@ -74,7 +74,7 @@ class Ended:
         return bool(written) and time.time() - max(written) >= LOOK_SECONDS
 
     def _words(self, number: str) -> str:
-        """What the logs of a job tell, and where: its first error, else its last line; empty without any."""
+        """Quote a job's logs, with the file's path: the first error, else the last line; empty without."""
         told = []
         for path in self._logs_of(number):
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What a job is to be: ``JobOptions`` as a user gives them, ``JobSettings`` once they are checked.
+"""Options of a job: ``JobOptions`` as a user gives them, ``JobSettings`` once they are checked.
 
 An option comes from the call, else from the table of its system in the site file, else from here.
 """
@@ -22,7 +22,7 @@ LEAST_WALLTIME_SECONDS = 60
 LEAST_MEMORY_BYTES = 64 << 20
 """A worker takes more before it holds anything: who gives less means another unit."""
 LEAST_MARGIN_SECONDS, MOST_MARGIN_SECONDS = 15, 300
-"""A worker leaves so long before its job ends: in good order, with what it holds handed on."""
+"""Bounds of the seconds that a worker has to leave in good order, and hand on what it holds."""
 STAGGER_SHARE = 0.03
 MOST_STAGGER_SECONDS = 240
 TUNNEL_PORT = 8787
@@ -117,17 +117,17 @@ class JobSettings:
 
     @property
     def stagger_seconds(self) -> int:
-        """Workers leave at different times, by so much earlier or later."""
+        """Seconds by which workers leave earlier or later, so that they leave at different times."""
         return int(min(MOST_STAGGER_SECONDS, STAGGER_SHARE * self.walltime_seconds))
 
     @property
     def lifetime_seconds(self) -> int:
-        """After which a worker leaves in good order, before the batch system ends its job."""
+        """Seconds after which a worker leaves in good order, before the batch system ends its job."""
         return self.walltime_seconds - self._margin_seconds - self.stagger_seconds
 
     @property
     def deadline_seconds(self) -> int:
-        """After which a job whose worker has not left is cancelled: its nanny may have started it again."""
+        """Seconds until a job whose worker has not left is cancelled: its nanny may have restarted it."""
         return self.walltime_seconds - self._margin_seconds // 2
 
     @property

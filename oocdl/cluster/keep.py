@@ -28,7 +28,7 @@ SHORT_LIFE_SECONDS = 60.0
 """A job that was lost sooner is likely to be lost again: the next one waits, each time twice as long."""
 LONGEST_PAUSE_SECONDS = 300.0
 LOST_WORKER_SECONDS = 600
-"""A nanny that answers has so long to bring its worker back before the job is given up."""
+"""Seconds that a nanny that answers has to bring its worker back before the job is given up."""
 
 
 class Watch(SchedulerPlugin):
@@ -42,9 +42,9 @@ class Watch(SchedulerPlugin):
     def __init__(self, undo: ExitStack) -> None:
         self._undo = undo
         self.nannies: dict[str, str] = {}
-        """Address of the nanny, by name of the worker."""
+        """Worker name -> address of its nanny."""
         self.came: dict[str, float] = {}
-        """When a job's worker first came."""
+        """Worker name -> monotonic time at which it first came."""
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Note a worker, by its address."""

@@ -28,7 +28,7 @@ from oocdl.host.signal_mask import unstoppable
 logger = logging.getLogger(__name__)
 
 DEATH_TIMEOUT_SECONDS = 180
-"""So long a worker looks for its scheduler, and a nanny waits for its worker, before the job ends."""
+"""Seconds that a worker looks for its scheduler, and a nanny for its worker, before the job ends."""
 LOOPBACK = "127.0.0.1"
 OWN_ADDRESS = (
     "import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.connect(('{host}', 9)); "
@@ -117,7 +117,7 @@ def submit_all(cluster: Any, nodes: int) -> None:
 
 
 def job_arguments(settings: JobSettings, host: str) -> dict[str, Any]:
-    """What dask-jobqueue is told of a job; what nobody has said is left to its own configuration.
+    """Return dask-jobqueue's arguments for a job; anything not set is left to its own configuration.
 
     ``host`` is the scheduler's address. Where no interface is named, a worker listens at the address by which
     its node reaches that: interfaces have other names there than here, and a node may have no default route,

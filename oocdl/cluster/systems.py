@@ -16,7 +16,7 @@ from oocdl.cluster.job_options import TUNNEL_PORT, JobOptions, job_settings
 from oocdl.errors import InputError
 
 EXTRA = ("dask_jobqueue", "cryptography")
-"""What comes with ``oocdl[cluster]`` only."""
+"""Packages that come with ``oocdl[cluster]`` only."""
 
 
 def slurm(**options: Unpack[JobOptions]) -> Any:

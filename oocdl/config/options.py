@@ -24,7 +24,7 @@ from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 
 LossLike = str | Path | Loss | Mapping[str, str | Loss | tuple[str | Loss, float]]
-"""What ``loss=`` takes."""
+"""Values of ``loss=``."""
 Size = int | float | str
 """Bytes, as a number or as a text with a unit."""
 Names = str | Sequence[str]
@@ -55,11 +55,11 @@ class Option:
 
     default: Any
     changes: Literal["plan", "bits", "neither"]
-    """What depends on it: the plan, and with it rounding; other bits of the results; neither."""
+    """Effect of a change: on the plan, and so on rounding; on other bits of the results; on neither."""
     check: Check | None = None
-    """Returns the value of what is given, or raises InputError; None: the check that goes with the type."""
+    """Returns the checked value, or raises InputError; None: the check that goes with the type."""
     fixed: Literal["run", "plan"] | None = None
-    """What cannot go on with another value: the run, or its plan, which ``replan`` makes anew."""
+    """The run, or its plan (``replan`` makes it anew), if it cannot go on with another value; else None."""
     predicts: bool = False
     """Whether a run predicts and evaluates with it."""
     type: Any = None

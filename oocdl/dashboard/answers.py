@@ -12,25 +12,25 @@ from oocdl.dashboard.view import LastPass, View
 from oocdl.report.units import clock_time
 
 LEAST_STEPS = 8
-"""Fewer steps tell nothing of learning."""
+"""Minimum number of steps from which learning can be judged."""
 MOST_BLOCKS = 32
-"""A slope is fitted to the means of so many blocks of steps: neighbours are not independent."""
+"""Maximum number of blocks whose means a slope is fitted to: neighbouring steps are not independent."""
 SURE = 3.0
-"""A slope of so many standard errors is one."""
+"""Standard errors beyond which a slope counts as more than noise."""
 RECENT_STEPS = 20
 SILENT_SECONDS = 30.0
-"""A run that told nothing for so long, and no end, is silent."""
+"""Seconds without news after which a run that has not ended is called silent."""
 DISK_BOUND_SHARE = 0.6
 """Share of the disk's measured rate at which the disk is said to limit the run."""
 BUSY_SHARE, OTHERS_SHARE = 0.9, 0.2
-"""Other processes hold the cores where so much of all is busy, and so much of it by others than the run."""
+"""Shares of all cores above which other processes limit the run: busy at all, and busy with others."""
 WAITS = {
     "memory": "threads wait for memory: a larger memory= helps",
     "disk": "threads read and write: a larger memory= or a faster spill= helps",
     "network": "workers wait for each other: fewer of them, or a faster network",
     "compute": "threads wait for each other",
 }
-"""What threads wait for -> what that means, and what helps."""
+"""Cause of waiting -> what it means, and what helps."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Slope:
 
     steps: int
     change: float
-    """From the first to the last of these steps."""
+    """Change of the loss from the first to the last of these steps."""
     error: float
     """Standard error of the change."""
 
@@ -123,7 +123,7 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
 
 
 def last_told(view: View) -> float:
-    """When the run told something last, in seconds since 1970."""
+    """Return the time of the run's last news, in seconds since 1970."""
     times = [view.now.at_seconds] if view.now else []
     return max([*times, *(note["at"] for note in view.notes[-1:])], default=time.time())
 
@@ -154,7 +154,7 @@ def disk_share(view: View) -> float:
 def others_share(view: View) -> float:
     """The part of its machine's processors that other processes hold, where all are busy; 0 where some idle.
 
-    Of the last minute or so; of several machines, the one where it is most.
+    Covers the last minute or so; of several machines, the one with the largest part.
     """
     machines: dict[str, list[Table]] = {}
     for name, table in view.resources.items():

@@ -18,7 +18,7 @@ from oocdl.report.plan_view import Plan
 
 FORMAT = 1
 NO_LAYER = -1
-"""In the place of a layer: a call that takes no time, and is not shown."""
+"""Layer index of a call that takes no time and is not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +44,12 @@ class RunFacts:
     base_bytes: int
     steps: int
     begun_at_seconds: float
-    """When this call of ``fit`` began, since 1970."""
+    """Start of this call of ``fit``, in seconds since 1970."""
     predicted_seconds: float
     """Predicted seconds of a step."""
     predicted_peak_bytes: int
     predicted_spill_bytes: int
-    """Read and written by a step."""
+    """Predicted bytes that a step reads from and writes to the spill."""
     disk_read_rate: float
     """Bytes a second."""
     disk_write_rate: float
@@ -62,9 +62,9 @@ class RunFacts:
     images: Sequence[Sequence[str]]
     """("input" or "target", array of the dataset) of all that the network reads."""
     passes: Mapping[str, PassFacts]
-    """By plan id."""
+    """Plan id -> facts of that pass."""
     outputs: Sequence[str] = ()
-    """Those of the network, by their names in the model's file."""
+    """Names of the network's outputs in the model's file."""
 
     def to_json(self) -> str:
         """All of it as JSON text."""

@@ -44,21 +44,21 @@ FOLDER = "live"
 FACTS, NOW, LAST_PASS, PICTURES = "facts.json", "now.json", "last_pass.npz", "pictures.npz"
 STEPS, RESOURCES, NOTES = "steps.jsonl", "resources.jsonl", "notes.jsonl"
 FLUSH_SECONDS = 1.0
-"""Rows of the history are written together, this often."""
+"""Seconds between two writes of history rows."""
 MOST_LINES = 4000
-"""Lines of resources of a run of a thousand seconds are a second apart; later ones so far that as many again
-come with each time as long as all before."""
+"""Lines of resources are a second apart for so many seconds; from then on the distance grows with the run, so
+that each doubling of its length adds fewer lines than this."""
 LAST_PASS_SECONDS = 5.0
-"""The times of tasks are written no more often than this."""
+"""Minimum seconds between two writes of the times of tasks."""
 RECENT_PASSES = 20
-"""Seconds of layers are means over so many passes, the last that were looked at."""
+"""Number of recent passes over which the seconds of layers are averaged."""
 PICTURES_SHARE = 0.002
 """The part of a run's time that reading slices of samples may take."""
 OF_PROCESS = (
     "process_bytes", "base_bytes", "reserved_bytes", "tier_bytes", "spilled_bytes",
     "read_bytes", "written_bytes", "received_bytes", "processor_seconds", "busy_seconds", "idle_seconds",
 )  # fmt: skip
-"""What a line of resources has of each process, in this order."""
+"""Fields of each process in a line of resources, in order."""
 
 
 class LiveLog:
@@ -75,13 +75,13 @@ class LiveLog:
         self._broken = False
         self._plan: Any = None
         self._layers: dict[str, tuple[np.ndarray, int]] = {}
-        """By plan id: the layer of each task, and how many layers there are."""
+        """Plan id -> the layer of each task, and the number of layers."""
         self._spent: deque[tuple[str, float, np.ndarray]] = deque(maxlen=RECENT_PASSES)
         """Recent passes that were looked at: the plan id, when the pass began, and seconds by layer."""
         self._last: StepRunning | None = None
         self._images: Sequence[Sequence[str]] = ()
         self._pictured = float("-inf")
-        """When slices may be read again; at the end they are at any rate."""
+        """Monotonic time from which slices may be read again; at the end they are read in any case."""
         self._unpictured: tuple[int, int] | None = None
         """Step and sample of the last commit, if its slices have not been read."""
 

@@ -14,7 +14,7 @@ GROWING = ("history/steps.jsonl", *(f"{FOLDER}/{name}" for name in (STEPS, RESOU
 REPLACED = ("run.json", *(f"{FOLDER}/{name}" for name in (FACTS, NOW, LAST_PASS, PICTURES)))
 """Files that are replaced as a whole."""
 MOST_BYTES = 4 << 20
-"""What is sent at a time; what is more comes with the next."""
+"""Approximate maximum of bytes sent at a time; the rest comes with the next."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Piece:
 
     name: str
     at: int
-    """Where it stands in the file; 0: the file begins anew with it."""
+    """Byte offset in the file; 0: the file starts over with this piece."""
     data: bytes
 
 
@@ -33,7 +33,7 @@ class Source:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._known: dict[str, tuple[int, int, int]] = {}
-        """By name: inode, time of the last change in ns, and bytes that were given."""
+        """File name -> inode, time of the last change in ns, and bytes already given."""
 
     def news(self) -> list[Piece]:
         """Return what is new since the last call, at most about ``MOST_BYTES``."""

@@ -39,7 +39,7 @@ TEMPLATE = get_env().from_string(
     + """{% endblock %}
 """
 )
-"""A phone shows the page as wide as it is itself; the dark is shown dark."""
+"""Shows the page at the width of a phone, and dark in dark mode."""
 
 
 PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
@@ -53,11 +53,11 @@ PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
     "Settings": lambda: (Settings(),),
     "Messages": lambda: (Log(),),
 }
-"""What makes the panels of each tab."""
+"""Tab title -> function that makes its panels."""
 
 
 class Tab:
-    """A tab. A browser has what is in it while it is open: figures take memory there."""
+    """A tab. A browser holds its content only while it is open: figures take memory there."""
 
     def __init__(self, title: str) -> None:
         self._title, self.panels = title, tuple[Panel, ...]()

@@ -19,9 +19,9 @@ from oocdl.errors import OocdlError, StoreError
 from oocdl.report.history_view import smoothed
 
 MOST_DEPTH = 3
-"""Folders in folders that are looked into."""
+"""Maximum depth of folders that are searched."""
 MOST_RUNS = 100
-"""Runs that are read: those that were written last."""
+"""Maximum number of runs that are read: the most recently written ones."""
 MOST_CURVES = 14
 MOST_POINTS = 500
 SMOOTHING = 0.8
@@ -35,7 +35,7 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.run, self.version = folder, 0
         self.views: dict[str, View] = {}
-        """By path in the folder, those that were written last first."""
+        """Path in the folder -> view, most recently written first."""
         self._broken: set[str] = set()
         if not any(_found(folder)):
             raise StoreError(f"there is no run in {folder}")

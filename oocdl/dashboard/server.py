@@ -31,7 +31,7 @@ from oocdl.errors import OocdlError, ResourceError
 
 LOOPBACK = "127.0.0.1"
 HOSTS = (LOOPBACK, "localhost", "[::1]")
-"""What a browser calls this machine, or the end of a tunnel to it."""
+"""Names by which a browser calls this machine, or the end of a tunnel to it."""
 
 
 def serve(

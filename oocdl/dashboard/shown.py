@@ -18,9 +18,9 @@ from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, printable
 
 UPDATE_SECONDS = 0.75
-"""From look to look, and from update to update: what a run tells once a second is shown before the next."""
+"""Seconds between two looks, and two updates: news, told once a second, are shown before the next."""
 PATIENCE_SECONDS = 2.0
-"""A page that is opened waits so long for files that are being read."""
+"""Seconds that a newly opened page waits for files that are being read."""
 TITLE = "oocdl"
 UNUSED = ("bokeh-mathjax", "bokeh-gl")
 """Scripts of Bokeh that no page needs."""

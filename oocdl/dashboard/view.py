@@ -34,7 +34,7 @@ from oocdl.storage.checksums import unsealed
 DONE = 4
 """The last of the phases of ``ProcessLook.phases``."""
 MOST_NOTES = 200
-"""Lines for the user that are shown: the last ones."""
+"""Maximum number of lines for the user that are shown: the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class LastPass:
-    """When the tasks of the last whole pass ran."""
+    """Times of the tasks of the last whole pass."""
 
     plan_id: str
     seconds: float
@@ -87,9 +87,9 @@ class View:
         self.pictures: SamplePictures | None = None
         self.notes: list[dict[str, Any]] = []
         self.steps = Table()
-        """A row a step: that of the history, and ``train_seconds``, those of all steps so far."""
+        """One row per step: that of the history, with ``train_seconds``, the total of all steps so far."""
         self.resources: dict[str, Table] = {}
-        """By process: rows with ``at`` (seconds since 1970) and the fields of ``OF_PROCESS``."""
+        """Process -> rows with ``at`` (seconds since 1970) and the fields of ``OF_PROCESS``."""
         self._committed = 0
         """Rows of ``steps`` that are of the history."""
         self._history = Tail(run / "history" / "steps.jsonl")

@@ -44,7 +44,7 @@ CONV_WEIGHT_GRAD = Convolution(data=(0, 1), transposed=False)
 
 
 class Slide(NamedTuple):
-    """How the windows of a convolution move, and over how many groups of channels."""
+    """Strides and dilations of a convolution's windows, and its number of channel groups."""
 
     strides: tuple[int, ...]
     dilations: tuple[int, ...]

@@ -67,7 +67,7 @@ ENGINES: Mapping[str, Entry] = {
         precisions=frozenset({"float32", "float64"}),
     ),
 }
-"""By name, in the order in which they are preferred."""
+"""Engine name -> entry, in order of preference."""
 
 
 def channels_last_ranks(engine: str, precision: str) -> tuple[int, ...]:

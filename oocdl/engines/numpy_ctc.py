@@ -17,7 +17,7 @@ Run = Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]
 
 
 class _Lattice(NamedTuple):
-    """What both directions go through."""
+    """The inputs of the forward and the backward recursion."""
 
     chances: Array
     """Logarithms of probabilities [T, N, C]."""
@@ -59,7 +59,7 @@ def _shifted(states: Array, by: int) -> Array:
 
 
 def _forward(given: _Lattice) -> Array:
-    """Return a [T, N, P]."""
+    """Return a_t(s) [T, N, P]."""
     emitted = np.take_along_axis(given.chances, given.places[None], 2)
     found = np.empty_like(emitted)
     # Where a place can be reached from the one before the last: 0, else minus infinity.
@@ -75,7 +75,7 @@ def _forward(given: _Lattice) -> Array:
 
 
 def _losses(given: _Lattice, sums: Array, attrs: Mapping[str, Any]) -> Array:
-    """Return the loss of each sample [N], from a."""
+    """Return the loss of each sample [N]; ``sums``: a_t(s)."""
     rows, last = np.arange(len(given.frames)), given.frames - 1
     ends = [sums[last, rows, np.maximum(given.ends - back, 0)] for back in (1, 2)]
     # A sample without labels has one place, the blank.
@@ -94,7 +94,7 @@ def ctc(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
 
 
 def _backward(given: _Lattice) -> Array:
-    """Return a of the same with time and places of each sample backwards, turned back."""
+    """Return b_t(s) + log p_t(l_s) [T, N, P]: ``_forward`` of the reversed sequences, turned back."""
     steps, width = len(given.chances), given.places.shape[1]
     times = (given.frames[None] - 1 - np.arange(steps)[:, None]) % steps
     order = (given.ends[:, None] - 1 - np.arange(width)) % width

@@ -25,7 +25,7 @@ OUTER_AXES = 3
 FIELDS_PER_ARRAY = OUTER_AXES + 3
 """Numbers that the arguments have for each array: its address, and its stride in bytes along each axis."""
 Step = Literal["one", "next", "far"]
-"""How the lanes of a row lie in memory: one element for all lanes, next to each other, or with gaps."""
+"""Memory layout of the lanes of a row: one element for all lanes, adjacent elements, or gaps between them."""
 
 
 @dataclass(frozen=True)

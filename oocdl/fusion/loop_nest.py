@@ -22,7 +22,7 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
 MOST_ROW_LANES = 1024
-"""The innermost axis is one row if it has at most so many elements; a longer one is cut into rows."""
+"""Maximum elements of an innermost axis that is one row; a longer one is cut into rows."""
 CUT_ROW_LANES = 256
 """Lanes of each row that a longer axis is cut into."""
 SUMS = frozenset({"ReduceSum", "Moments"})
@@ -38,7 +38,7 @@ class View(NamedTuple):
     """Bytes between neighbours along each axis."""
 
     def holds(self, offset: int) -> bool:
-        """Whether so many bytes from the first element is within the array."""
+        """Whether ``offset`` bytes from the first element is within the array."""
         last = sum((extent - 1) * step for extent, step in zip(self.shape, self.strides, strict=True))
         return 0 <= offset <= last
 
@@ -137,7 +137,7 @@ class _Call:
     rows: int
     lanes: int
     start: int
-    """Where on the axis of the lanes the call begins."""
+    """Position on the axis of the lanes at which the call begins."""
 
 
 class _Ready(NamedTuple):
@@ -146,7 +146,7 @@ class _Ready(NamedTuple):
     code: Code
     arguments: Array
     addresses: Array
-    """Which of the arguments are addresses; they hold what is to be added to those of the arrays."""
+    """Indices of the arguments that are addresses; they hold offsets to be added to those of the arrays."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from oocdl.fusion.llvm_ir import KINDS, Builder
 from oocdl.graph.ir.graph import Array
 
 DTYPES = ("float32", "float64")
-"""What the loop computes in."""
+"""dtypes that the loop computes in."""
 _LANES = (64, 16, 8, 4, 2, 1)
 _ARGUMENTS = ("x", "y", "columns", "weights", "before", "extent", "results", "taps", "after")
 

@@ -46,14 +46,14 @@ class MemoryGuard:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.most_bytes = budget_bytes - kernel_bytes - file_bytes
-        """What the process may have of memory of its own; the kernel's share and file pages come on top."""
+        """Limit of the process's own memory, beside the kernel's share and pages of files."""
         self._budget_bytes, self._kernel_bytes = budget_bytes, kernel_bytes
         self.withheld_bytes = 0
-        """What the tier does without. It never gets it back: what was not predicted once may come again."""
+        """Bytes withheld from the tier, for good: what was not predicted once may come again."""
         self.notice: str | None = None
-        """What a run tells its user, once; None: nothing had to be withheld."""
+        """Warning that a run gives its user, once; None: nothing had to be withheld."""
         self.seen_bytes = 0
-        """The most that the process had of memory of its own, of all times that it was measured."""
+        """Maximum of the process's own memory over all measurements."""
         self._measure, self._clock = measure, clock
         self._measured_at = self._relieved_at = self._seen_at = float("-inf")
 
@@ -98,11 +98,11 @@ class MemoryGuard:
             )
 
     def excess_bytes(self, to_come_bytes: int) -> int:
-        """How far the process would be beyond its whole budget, pages of files given up; negative: below."""
+        """Return the bytes beyond the whole budget, pages of files given up; negative: below it."""
         return self.has_bytes() + to_come_bytes + self._kernel_bytes - self._budget_bytes
 
     def check_alone(self, to_come_bytes: int) -> None:
-        """Raise ResourceError if one unit is too much that will take so many bytes, all others waiting."""
+        """Raise ResourceError if one unit that will take so many bytes is too much even alone."""
         excess_bytes = self.excess_bytes(to_come_bytes)
         if excess_bytes <= 0:
             return

@@ -26,10 +26,10 @@ HEAP_KEPT_BYTES = 1 << 30
 MOST_UNCHECKED_BYTES = 256 << 20
 """Bytes that may be taken before the system is asked again: not everything that grows is announced."""
 WAIT_SECONDS = 0.01
-"""A program that waits for memory looks so often, beside when another ends."""
+"""Seconds between two looks of a program that waits for memory; it also looks when another ends."""
 REST_RATIO = 50
-"""After a look at the heap between programs the next one waits for so many times as long as the look took. In
-a process that has freed much in small pieces a look takes tens of milliseconds."""
+"""Rest after a look at the heap between programs, as a multiple of the time that the look took: tens of
+milliseconds in a process that has freed much in small pieces."""
 GLIBC_THRESHOLD_BYTES = 128 << 10
 """Both of glibc's thresholds at the start of a process."""
 
@@ -85,11 +85,11 @@ def _in_use_bytes() -> int:
 
 
 class Arrays(Protocol):
-    """What the heap asks of the RAM tier. Under the heap's lock: the tier may not take its own for it."""
+    """The heap's view of the RAM tier, used under the heap's lock: the tier may not take its own for it."""
 
     @property
     def mapped_bytes(self) -> int:
-        """Pages for arrays, those included that come as they are first written."""
+        """Bytes mapped for arrays, pages included that only come when first written."""
 
     @property
     def touched_bytes(self) -> int:
@@ -97,7 +97,7 @@ class Arrays(Protocol):
 
     @property
     def promised_bytes(self) -> int:
-        """What it will have of them, and of scratch, once each unit that has reserved took all of it."""
+        """Return the bytes of arrays and scratch once each unit has taken all that it has reserved."""
 
 
 class Heap:
@@ -121,7 +121,7 @@ class Heap:
         self._computing = 0
         self._spare = 0
         self._own = 0
-        """What the process has beside arrays and scratch, by the last look after a trim."""
+        """Bytes of the process beside arrays and scratch, at the last look after a trim."""
         self._before = anonymous_bytes()
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
         self._due_seconds = 0.0
@@ -155,11 +155,11 @@ class Heap:
 
     @property
     def notice(self) -> str | None:
-        """What the guard tells the user, once it had to withhold memory."""
+        """The guard's warning for the user; None: it had to withhold nothing."""
         return self._guard.notice
 
     def process_bytes(self) -> int:
-        """Return the most memory of its own that the process had, of all times that it was measured."""
+        """Return the maximum of the process's own memory over all measurements."""
         with self._lock:
             self._guard.has_bytes()
             return self._guard.seen_bytes
@@ -186,7 +186,7 @@ class Heap:
     def _is_over(self, promised_bytes: int) -> bool:
         """Whether the process will have more than it may, once arrays and programs have what is promised.
 
-        Of the tier so much is withheld that this cannot be once its chunks have left.
+        If so, enough is withheld from the tier to prevent it once its chunks have left.
         """
         guard = self._guard
         if guard.is_due():
@@ -201,7 +201,7 @@ class Heap:
     def _own_bytes(self) -> int:
         """Trim the heap; return what the process has beside touched arrays and scratch of running programs.
 
-        Others take and touch memory meanwhile: in this order that is not taken for the process' own.
+        Other threads take and touch memory meanwhile; in this order, it is not taken for the process's own.
         """
         taken = self._taken_bytes()
         trim()
@@ -209,9 +209,9 @@ class Heap:
         return has - self._arrays().touched_bytes - taken
 
     def _taken_bytes(self) -> int:
-        """What running programs have of the heap.
+        """Return the bytes of the heap that running programs hold.
 
-        All in use beyond what they may take is no scratch: compiled loops, the libraries' caches.
+        Any more than they may take is not scratch, but compiled loops and the libraries' caches.
         """
         if not IS_SUPPORTED:
             return 0

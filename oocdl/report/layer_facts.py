@@ -17,7 +17,7 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.simulation.timeline import Simulated
 
 LOSS, WEIGHTS = "loss", "weights"
-"""What layers are called that compute nothing of the model."""
+"""Names of layers that compute nothing of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,12 @@ class LayerFacts:
     """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
 
     name: str
-    """As in plans, reports and traces."""
+    """Name as in plans, reports and traces."""
     phase: str
     """"forward", "backward" or "update"."""
     units: int
     cuts: str
-    """Such as "batch:2 space0:4"; empty where it is whole."""
+    """Cuts, such as "batch:2 space0:4"; empty where it is whole."""
     shape: str
     """Shape of the first value that it makes."""
     operators: str
@@ -41,7 +41,7 @@ class LayerFacts:
     flops: int
     predicted_seconds: float
     sources: Sequence[int]
-    """Indexes of the layers of which it reads something."""
+    """Indexes of the layers that it reads from."""
 
 
 def layer_facts(compiled: CompiledPass, simulated: Iterable[Simulated]) -> tuple[LayerFacts, ...]:

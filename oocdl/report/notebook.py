@@ -1,4 +1,4 @@
-"""What a notebook shows while something runs: one output of a cell, written again in place.
+"""Progress in a notebook: one output of a cell, rewritten in place.
 
 Nothing is imported for it: where code runs in a notebook, IPython is there already.
 """
@@ -21,7 +21,7 @@ from oocdl.report import html
 from oocdl.report.progress import Progress
 
 MOST_LINES = 200
-"""Lines that are kept: of more, the first ones go."""
+"""Maximum number of lines that are kept; beyond it the first ones go."""
 
 
 class Block:

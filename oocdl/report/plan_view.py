@@ -116,7 +116,7 @@ class Plan:
 
     @cached_property
     def layer_names(self) -> Mapping[str, str]:
-        """What the layers of all passes are called: by modules of the network, or nodes of its file."""
+        """Layer -> its name, by modules of the network or nodes of its file, for all passes."""
         kinds = sorted(self.kinds.items(), key=lambda item: item[0] == MAIN)
         return {layer: name for _, kind in kinds for layer, name in layer_names(kind).items()}
 

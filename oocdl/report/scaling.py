@@ -12,7 +12,7 @@ from oocdl.report.figure import BLUE, empty_figure, written
 from oocdl.report.tables import Column, Sheet, shortened, text_of
 
 CERTAINTY = "checked on 1 and 2 workers: off by up to 20 %; with attention 30 % too fast"
-"""What was measured beside it (``perf/simulate.py``), in one line of a terminal."""
+"""Accuracy against measurements (``perf/simulate.py``), in one line of a terminal."""
 
 COLUMNS = (
     Column("hosts", "hosts"),
@@ -38,15 +38,15 @@ class ScalingRow:
     """Samples of a step, on all hosts together."""
     seconds: float
     speedup: float
-    """How many times the samples a second of the first row, times the hosts of that."""
+    """Samples a second as a multiple of the first row's, times the hosts of that row."""
     efficiency: float
     """The speed-up for each host: 1 is ideal."""
     memory_bytes: int
     """Predicted peak of the host that takes most, the process itself included."""
     traffic_bytes: int
-    """What the host that sends and receives most sends and receives in a step."""
+    """Bytes sent and received in a step by the host with most of them."""
     spilled_bytes: int
-    """From and to the disk of the host that moves most."""
+    """Bytes read from and written to disk in a step by the host with most of them."""
     limit: str
     """"compute", "network", "disk", "messages", "scheduler" or, where nothing is busy most of the time,
     "dependencies": hosts or threads wait for each other."""

@@ -15,7 +15,7 @@ from oocdl.report.tables import Column, Sheet, text_of
 from oocdl.report.units import counted, duration, value_text
 
 FACTS = ("state", "rung", "steps", "metric", "error", "seconds", "peak_bytes", "run")
-"""What a row of ``Search.table`` has beside the trial and its values."""
+"""Keys of a row of ``Search.table`` beside the trial and its values."""
 
 
 def search_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -34,10 +34,10 @@ from oocdl.report.units import shape_text, size_text
 MOST_ROWS = 40
 """Tables of layers with more rows are grouped by blocks."""
 LEAST_COLUMNS: Mapping[str, int] = {"name": 16, "words": 24}
-"""So much room is made for a column before another is shortened further."""
+"""Kind of column -> minimum characters, as long as another column can be left out instead."""
 BARS = "▁▂▃▄▅▆▇█"
 NARROWEST = 8
-"""No column is made narrower."""
+"""Minimum characters of a shortened column."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Column:
     title: str
     text: Callable[[Any], str] = str
     rank: int = 0
-    """Where there is no room, the columns of the highest rank go first; those of rank 0 stay."""
+    """Order of leaving out columns where room is short: the highest rank goes first, rank 0 stays."""
     kind: Literal["name", "words", "number"] = "number"
     """Names are shortened in the middle, words are wrapped, numbers stay as they are."""
     of: Callable[[Sequence[Any]], Any] | None = None

@@ -9,7 +9,7 @@ from oocdl.graph.onnx.trained import Part, Trained
 from oocdl.report.units import counted
 
 TIES = 3
-"""So many tied tensors are named; of the others, the number."""
+"""Maximum number of tied tensors that are named; the others are counted."""
 UNSAID = (
     'ONNX does not hold requires_grad, padding_idx and detach(): freeze=["pattern"] says what stays as it is'
 )

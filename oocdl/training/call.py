@@ -18,7 +18,7 @@ from oocdl.runtime.trace import checked_path
 from oocdl.training.resume import given_plan
 
 WAIT_SECONDS = 300.0
-"""How long ``fit`` waits for workers by default."""
+"""Default seconds that ``fit`` waits for workers."""
 
 
 def _resume(name: str, value: Any) -> Any:
@@ -126,7 +126,7 @@ class Call:
     verify: bool
     replan: bool
     plan: Mapping[str, Any] | None
-    """What is needed to make the plan again that is given."""
+    """Data to make the given plan again; None: none is given."""
     wait_seconds: float
     scheduler: Callable[..., Any] | None
     trace: Path | None

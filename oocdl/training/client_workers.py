@@ -32,9 +32,9 @@ class Workers:
     say: Callable[[str], None]
     """Called with lines for the user."""
     mustered: list[Any] = field(default_factory=list)
-    """Those that the run is planned for."""
+    """Workers that the run is planned for."""
     sessions: list[Any] = field(default_factory=list)
-    """Those that were made; the last may have another client, of a scheduler that has started anew."""
+    """Sessions that were made; the last may have another client, of a restarted scheduler."""
 
     def muster(self, memory_bytes: int | None, engine: str) -> tuple[Crew, int]:
         """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
@@ -57,11 +57,11 @@ class Workers:
         return Crew(threads, count, len(recruits), own_bytes), budget_bytes
 
     def machines(self) -> list[Mapping[str, str]]:
-        """What results depend on of each machine that the run is planned for, as ``machine_facts`` has it."""
+        """Return ``machine_facts``, on which results depend, of each machine that the run is planned for."""
         return [one.machine for one in self.mustered]
 
     def session(self, **given: Any) -> Held:
-        """A session on these workers, which is given all that does not concern them."""
+        """Make a session on these workers; ``given``: its arguments that do not concern them."""
         made = ClusterSession(
             client=self.client,
             planned=tuple(self.mustered),

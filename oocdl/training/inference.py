@@ -41,7 +41,7 @@ class Trained:
     path: Path
     store: RunStore
     settings: Settings
-    """Those that it was trained with."""
+    """Settings that it was trained with."""
     model: Callable[[], OnnxModel]
     """Opens its model. Raises StoreError if that has changed."""
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
 
 LOOK_SECONDS, MOST_LOOK_SECONDS, LOOK_SHARE = 1.0, 5.0, 0.02
-"""Least and most time between two events that tell how a step stands; the part of it that they may take."""
+"""Minimum and maximum seconds between two ``StepRunning`` events; the share of time they may take."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Trainer:
     plan: Plan
     listeners: Sequence[Listener]
     workers: Workers | None
-    """Those of a cluster; None: this process does the work."""
+    """Workers of a cluster; None: this process does the work."""
     scheduler: Callable[..., Any] | None
     trace: Path | None = None
     """File for the trace of a step; None: no step is traced."""
@@ -86,7 +86,7 @@ class Trainer:
         self.samples: tuple[int, ...] = ()
         """Dataset rows of the last pass of the last step that is done."""
         self.look_at = 0.0
-        """When it is told next how a step stands (seconds of ``time.monotonic``)."""
+        """Time of the next ``StepRunning`` (seconds of ``time.monotonic``)."""
 
     def emit(self, event: Event) -> None:
         """Tell all listeners."""

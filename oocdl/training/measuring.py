@@ -17,11 +17,11 @@ from oocdl.storage.files import existing
 VARIABLE = "OOCDL_MEASURE"
 """Environment variable: ``off`` never measures without being asked."""
 LONG_RUN_SECONDS = 600.0
-"""A run that is predicted to take longer is worth half a minute."""
+"""Predicted seconds of a run beyond which it is worth half a minute of measuring."""
 MEASURING_BYTES = 1 << 30
 """Budget beside which a process that measures finds room: it takes half of this at most."""
 MOST_SECONDS = 600.0
-"""After so long, measuring is given up."""
+"""Seconds after which measuring is given up."""
 CODE = "import sys; from oocdl.planning.calibrate import rates_for as m; m(sys.argv[1])"
 
 

@@ -34,10 +34,10 @@ from oocdl.storage.files import write_bytes
 VARIABLE = "OOCDL_PLAN_CACHE"
 """Environment variable: ``off`` keeps plans from being stored, and from being taken from the cache."""
 MOST_ENTRIES = 50
-"""With more entries, those that were used longest ago are removed."""
+"""Maximum number of entries; beyond it, those used longest ago are removed."""
 LEAST_CAPACITY_SHARE, MOST_CAPACITY_SHARE = 1 - 1 / 64, 1 + 1 / 16
-"""A process is not equally large each time. A plan counts where the capacity is from this to that share of
-the one that it was found for."""
+"""Bounds of the capacity, as shares of the one a plan was found for, within which the plan counts: a process
+is not equally large each time."""
 OF_THE_RUN = (
     "epochs", "steps", "seed", "shuffle", "commit_seconds", "spill", "disk_bytes", "strict",
     "allow_missing_chunks",

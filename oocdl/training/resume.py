@@ -199,7 +199,7 @@ def write_plan(
 
 
 def freeze(kinds: Mapping[str, CompiledPass]) -> dict[str, Any]:
-    """What is needed to make plans again, by plan id; under "numerics" the digests that they will have."""
+    """Return the data to make plans again, by plan id, and under "numerics" the digests they will have."""
     own = own_plans(kinds)
     cuts: dict[str, Any] = {
         name: {**frozen_cuts(compiled.plan), "rounded": sorted(compiled.bfloat16_values)}
@@ -219,7 +219,7 @@ KINDS: Mapping[str, Callable[..., Any]] = {
         *get_args(Loss), SGD, Adam, AdamW, Constant, Step, Cosine, Polynomial, OneCycle, WarmUp, Then,
     )
 }  # fmt: skip
-"""What plain data may be of, by the name of its type."""
+"""Type name -> type that plain data may be restored as."""
 ALL = setting_names(lambda option: True)
 OF_PREDICTIONS = setting_names(lambda option: option.predicts)
 """Settings that a run also predicts and evaluates with."""

@@ -84,7 +84,7 @@ class Run:
 
     @property
     def committed_at(self) -> float | None:
-        """When the last commit was made, in seconds since 1970; None before the first."""
+        """Time of the last commit, in seconds since 1970; None before the first."""
         return self._store.committed_at()
 
     @property

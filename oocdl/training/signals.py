@@ -1,4 +1,4 @@
-"""What stops a run from outside: SIGINT (Ctrl-C), SIGTERM (a preempted job), SIGHUP (a lost terminal).
+"""Signals that stop a run: SIGINT (Ctrl-C), SIGTERM (a preempted job), SIGHUP (a lost terminal).
 
 The exception of a signal is raised only where the trainer allows it, in a step or a callback. Anywhere else,
 as in a commit, it waits: what is whole in memory is made durable first. A second signal does not wait.

@@ -65,7 +65,7 @@ OTHERWISE: Mapping[str, str] = {
 }
 """Words of other libraries, and of ours, that some function lacks: what is done in their place."""
 FEW = 8
-"""So many options are listed where one is not known; nobody reads more of them."""
+"""Maximum number of options that are listed where one is not known; nobody reads more of them."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ PARAMETERS = re.compile(r"Parameters\n-{10}\n(?P<entries>.*?)(?=\n\S[^\n]*\n-{3,
 def records_of(function: Callable[..., Any]) -> dict[str, Option]:
     """Return what is known of each parameter of a public function, those of its ``**options`` among them.
 
-    What its own docstring says counts before what the record of an option says.
+    Its own docstring takes precedence over the records of options.
     """
     told = entries(function)
     hints = get_type_hints(function)

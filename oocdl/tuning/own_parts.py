@@ -21,7 +21,7 @@ from oocdl.ops.optimizers import KNOWN, OPTIMIZERS, Own
 from oocdl.ops.own_loss import FORMULAS
 
 _packing = Lock()
-"""Which modules are pickled by value is a fact of the process."""
+"""Guards the set of modules that are pickled by value, which is the whole process's."""
 
 
 def packed() -> bytes:

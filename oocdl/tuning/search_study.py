@@ -31,9 +31,9 @@ from oocdl.tuning.values import Dimension
 STUDY = "search"
 MOST_NAME_CHARACTERS = 80
 MOST_LISTED = 1024
-"""Of a space with no more combinations, random trials are drawn from the list of all: none comes twice."""
+"""Maximum combinations of a space whose random trials are drawn from a list of all: none comes twice."""
 NOTHING = {"steps": 0, "error": None, "seconds": 0.0, "peak_bytes": 0}
-"""What has become of a trial that has not trained, or of one that has, but for its metric."""
+"""Result of a trial that has not trained; its keys are those of every result, the metric apart."""
 STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped", TrialState.FAIL: "failed"}
 
 

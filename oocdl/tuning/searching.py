@@ -28,7 +28,7 @@ from oocdl.tuning.trial import Measure, Result, Task, run_trial
 from oocdl.tuning.trial_workers import Workers
 
 OURS = ("LOCK", "model")
-"""What is in the folder of a search before it is one."""
+"""Names in the folder of a search before it is one."""
 
 
 @dataclass(eq=False)
@@ -124,7 +124,7 @@ def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
 
 @contextmanager
 def _crew(client: Any, data: Data, folder: Path, say: Said, wait_seconds: float) -> Iterator[Crew]:
-    """Who trains: this process, or the workers of a client."""
+    """Yield the crew that trains: this process, or the workers of a client."""
     if client is None:
         yield ThisProcess()
         return

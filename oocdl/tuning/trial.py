@@ -16,7 +16,7 @@ from oocdl.training.run import Run
 from oocdl.training.trainer import fit
 
 IN_USE_SECONDS = 600.0
-"""So long a trial waits for a process that still writes its run: one that was given up on ends a step."""
+"""Maximum seconds to wait for a process that still writes the run: one that was given up on ends a step."""
 LOOK_SECONDS = 0.5
 
 Metric = str | Callable[[Run], float]
@@ -28,7 +28,7 @@ class Measure:
 
     metric: Metric
     validation: Any
-    """What ``open_dataset`` takes; None: the losses of training count."""
+    """Argument of ``open_dataset``; None: the losses of training count."""
     last_steps: int
 
 
@@ -65,9 +65,9 @@ class Result:
     """Seconds of all its steps."""
     peak_bytes: int = 0
     notes: tuple[str, ...] = ()
-    """What a user should know of the dataset, as in ``RunStarted``."""
+    """Notes on the dataset for the user, as in ``RunStarted``."""
     remarks: tuple[str, ...] = ()
-    """What looks wrong in the model."""
+    """Remarks on what looks wrong in the model."""
 
 
 class Unwanted(Exception):

@@ -31,9 +31,9 @@ from oocdl.tuning.own_parts import packed, take
 from oocdl.tuning.trial import Result, Task, Unwanted, in_one_line, run_trial
 
 LOOK_SECONDS = 1.0
-"""So often it is looked who has come and who has gone."""
+"""Seconds between two looks at which workers have come or gone."""
 GATHER_SECONDS = 10.0
-"""A result that takes longer to come has gone with its worker."""
+"""Seconds after which a result that has not come counts as lost with its worker."""
 LEAVING = (Status.closing, Status.closing_gracefully, Status.closed, Status.failed, Status.stopping)
 
 
@@ -89,14 +89,14 @@ class Workers:
 
     client: Client
     paths: Sequence[Path]
-    """What each worker has to see: the model, the dataset, the folder of the search."""
+    """Paths that each worker must see: the model, the dataset, the folder of the search."""
     say: Callable[[str], None]
     wait_seconds: float
-    """So long it is waited for a worker while there is none."""
+    """Maximum seconds to wait for a worker while there is none."""
     parts: bytes = field(default_factory=packed)
-    """What the user has registered, for the workers."""
+    """Parts that the user has registered, pickled for the workers."""
     hired: dict[str, Recruit] = field(default_factory=dict)
-    """The workers that take trials, by address."""
+    """Address -> worker that takes trials."""
     losses: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Trial -> its committed steps when it last lost its worker, and how many it has lost since then."""
     running: dict[Any, tuple[Task, str]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Workers:
     ended: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     """Futures that are done."""
     waiting_since: float | None = None
-    """When it was first seen that no worker is there that takes trials; None: one is."""
+    """Monotonic time since which no worker has been seen to take trials; None: one does."""
 
     def hire(self, memory_bytes: int | None) -> tuple[int, int | None]:
         """Wait for workers, and hire those that have room for a trial of so many bytes.

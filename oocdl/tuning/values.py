@@ -11,7 +11,7 @@ from oocdl.errors import InputError
 from oocdl.space import Distribution
 
 Dimension = tuple[Any, ...] | Distribution
-"""What a name of a space may be: a list of values, as a tuple, or a distribution."""
+"""Values of one name in a space: a list, as a tuple, or a distribution."""
 WITH_FIELDS = ("optimizer", "loss")
 """Options whose fields may be varied, as in ``optimizer.weight_decay``."""
 NOT_VARIED = {

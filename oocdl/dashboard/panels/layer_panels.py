@@ -26,7 +26,7 @@ LONGEST_NAME = 30
 PALETTE = ("#f2f6fa", "#d6e4f0", "#aecde3", "#7fb2d4", "#4b93c3", "#1f74ae", "#0b578f", "#083d66")
 ROOM = """const x = Array.from(boxes.data.x)
 names.visible = x.length <= 40 && figure.inner_width / (Math.max(...x) + 1) > 62"""
-"""Where layers are many or narrow, names would cover each other: they stand in the hover only."""
+"""Hides the names of layers, where many or narrow ones would overlap; the hover still shows them."""
 
 Column = Callable[[LayerFacts], Any]
 TIMES = {
@@ -49,7 +49,7 @@ MEASURES: Mapping[str, Column] = {
     "memory of a unit": lambda layer: layer.unit_bytes / 2**20,
     "traffic": lambda layer: _moved_bytes(layer) / 2**20,
 }
-"""What the graph may be coloured by."""
+"""Measure that the graph may be coloured by -> its value for a layer."""
 
 
 def _moved_bytes(layer: LayerFacts) -> int:

@@ -66,7 +66,7 @@ class Planes:
         self._order = style.choice("axes", list(NAMES), width=190)
         self._order.on_change("value", self._turned)
         self._volume = self._target = self._predicted = np.zeros((0, 0), np.float32)
-        """What is shown; classes of target and prediction are zeros where there are none."""
+        """Pixels of the image, and classes of target and prediction, which are zeros where there are none."""
         self._sources: list[dict[str, ColumnDataSource]] = []
         self._sliders: list[Slider] = []
         self._legend = style.html()

@@ -27,7 +27,7 @@ SEGMENTS = (
     ("computes", ""),
     ("writes", style.PURPLE),
 )
-"""What lies between two times of a task; what it computes has the colour of its part of the step."""
+"""Interval between two times of a task, and its colour; computing has that of its part of the step."""
 
 
 class StepMap(Panel):

@@ -236,7 +236,7 @@ def _max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 
 def _some(item: Instruction) -> int:
-    """Count operands and results four times: between a formula's steps; of the error function, objects."""
+    """Count operands and results four times, for values between steps (objects in the error function)."""
     return 4 * sum(map(prod, [*map(padded_shape, item.operands), *item.kernel_shapes]))
 
 
@@ -319,7 +319,7 @@ _SCRATCH: Mapping[str, Scratch] = {
     **dict.fromkeys(numpy_ctc.KERNELS, _lattice),
     **dict.fromkeys(numpy_attention.KERNELS, _score_tiles),
 }
-"""Of operators that take more than others."""
+"""Operator -> scratch, for those that take more than others."""
 _TAKE_UNPADDED = ("Concat", "MaxPoolGrad")
 
 KERNELS: Mapping[str, Kernel] = {

@@ -72,7 +72,7 @@ def block() -> int:
 
 
 def blocks_of(channels: int) -> int:
-    """How many blocks ``channels`` take."""
+    """Return the number of blocks that ``channels`` take."""
     return -(-channels // block())
 
 

@@ -33,7 +33,7 @@ longer for their calls."""
 
 Step = ChainStep | ArrayStep | SessionStep
 Part = Chain | tuple[Instruction, Into] | list[Instruction]
-"""What one step runs: a chain, an instruction by a kernel on arrays, or instructions by one session."""
+"""Content of a step: a chain, an instruction for a kernel on arrays, or instructions for a session."""
 Stage = tuple[Step, list[int]]
 """A step, and the slots that nothing reads after it."""
 

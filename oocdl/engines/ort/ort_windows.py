@@ -43,7 +43,7 @@ def _flat(pads: Sequence[tuple[int, int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Windows:
-    """How windows lie: a number for each axis of space, and the groups of channels."""
+    """Pads, strides and dilations of windows for each spatial axis, and the number of channel groups."""
 
     pads: Sequence[tuple[int, int]]
     strides: Sequence[int]

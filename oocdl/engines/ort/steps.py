@@ -21,7 +21,7 @@ from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
 
 Slots = dict[int, Array]
 Places = Mapping[int, Array]
-"""Slot -> where the program's output is wanted that the slot is."""
+"""Slot -> memory of the program's output that it is."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Kinds:
         return cls(slot_shapes(program), slot_dtypes(program), dict(program.orders))
 
     def result(self, slot: int, places: Places) -> Array:
-        """Where a slot is made: its place, or a new array."""
+        """Return the array that a slot is made in: its place, or a new one."""
         if slot in places:
             return places[slot]
         return ordered(np.empty, self.shapes[slot], self.dtypes[slot], self.orders.get(slot, ()))

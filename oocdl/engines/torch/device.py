@@ -38,7 +38,7 @@ from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 STREAMS = 2
 """Runs at once: while one computes, the arrays of the other travel."""
 LIBRARY_BYTES = 512 << 20
-"""Bytes of scratch of cuDNN and cuBLAS on the device, which they do not tell beforehand."""
+"""Bytes of scratch of cuDNN and cuBLAS on the device, which cannot be known beforehand."""
 
 _PLACES = (
     (torch.utils.deterministic, "fill_uninitialized_memory"),
@@ -46,11 +46,11 @@ _PLACES = (
     (torch.backends.cuda.matmul, "allow_tf32"),
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 )
-"""Where PyTorch has its global settings, all but one."""
+"""Owner and name of each of PyTorch's global settings but the first of ``Settings``."""
 Settings = tuple[int | bool, ...]
 EXACT: Settings = (2, False, True, False, False, False, False)
-"""What exact and equal results need. The first, 2: PyTorch raises where a kernel's bits may differ from run
-to run. The others lie in ``_PLACES``."""
+"""Settings for exact and equal results. The first, 2: PyTorch raises where a kernel's bits may differ from
+run to run. The others are in the order of ``_PLACES``."""
 
 
 def _settings() -> Settings:
@@ -96,8 +96,8 @@ _exactly = _Exactly()
 class TorchDeviceEngine(Engine):
     """Runs programs with PyTorch on a device.
 
-    Of the host it takes the pinned memory of its streams, from the beginning to the end; runs take memory of
-    the device.
+    On the host it takes the pinned memory of its streams, as long as it lives; runs take memory of the
+    device.
     """
 
     held_bytes = STREAMS * PIECES_PER_STREAM * PIECE_BYTES

@@ -1,4 +1,4 @@
-"""How much of the heap each of PyTorch's kernels takes beside its operands and results.
+"""Heap that each of PyTorch's kernels takes beside its operands and results.
 
 Functions here and in ``conv.conv_scratch`` are the ``scratch`` and ``device_scratch`` of records
 (``torch_record.Kernel``), in bytes. A plan reserves what they return: they are upper bounds, and a test
@@ -20,8 +20,8 @@ from oocdl.graph.ir.program import Instruction, Program, padded_shape
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 POOLING_STAGES, POOLING_GRADIENT_STAGES = 2, 6
-"""Intermediate results that a pooling holds at once, each as large as what is pooled at a time; the same of
-its gradient."""
+"""Number of intermediate results that a pooling, and its gradient, hold at once, each as large as what is
+pooled at a time."""
 
 
 class Slots:
@@ -58,7 +58,7 @@ def nbytes(shape: Iterable[int], dtype: str) -> int:
 
 
 def by_rule(item: Instruction, slots: Slots, rules: Rules) -> int:
-    """Adds to what the operator's rule says copies of operands that are padded or parts of their slots."""
+    """Adds copies of operands that are padded, or parts of their slots, to what the operator's rule says."""
     shapes: list[Shape] = [padded_shape(operand) for operand in item.operands]
     scratch = rules[item.op].scratch_elements(item.node, shapes, list(item.kernel_shapes))
     copies = sum(
@@ -70,7 +70,7 @@ def by_rule(item: Instruction, slots: Slots, rules: Rules) -> int:
 
 
 def elementwise(item: Instruction, slots: Slots, rules: Rules) -> int:
-    """Adds to ``by_rule`` that a result with its channels last is made as planes, and then sorted."""
+    """Adds to ``by_rule`` the planes that a result with its channels last is made in, before it is sorted."""
     planes = nbytes(item.kernel_shapes[0], item.dtypes[0]) if item.outputs[0] in slots.channels_last else 0
     return by_rule(item, slots, rules) + planes
 

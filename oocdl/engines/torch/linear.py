@@ -15,7 +15,7 @@ from oocdl.graph.ir.program import Instruction
 linear_pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """oneDNN's product of two matrices, the second transposed."""
 _LEAST_ONEDNN_MULTIPLY_ADDS = 1 << 16
-"""With fewer multiply-adds a call of oneDNN costs more than it saves."""
+"""Minimum multiply-adds for which a call of oneDNN saves more than it costs."""
 
 
 def _sum_lone(x: Tensor, term: str, kept: str) -> Tensor:

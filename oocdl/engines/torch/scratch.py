@@ -1,5 +1,5 @@
-"""How much of the heap a program takes with PyTorch, beside its inputs and the arrays its results go to, and
-which values it makes there, or over an input.
+"""Heap that a program takes with PyTorch beside its inputs and the arrays of its results, and the values that
+it makes in these arrays or over an input.
 
 Bytes are counted stage by stage, as the program runs: a chain takes blocks, a value in the memory of
 another takes nothing, and oneDNN makes fewer copies where operands have their channels last. The plan

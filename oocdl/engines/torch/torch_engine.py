@@ -100,7 +100,7 @@ class Step:
 
 
 def _operands_channels_last(instruction: Instruction, channels_last_slots: Collection[int]) -> list[bool]:
-    """Which operands the kernel is given with their channels last."""
+    """Return which operands the kernel is given with their channels last."""
     found = [o.slot in channels_last_slots and len(o.shape) in SPATIAL_RANKS for o in instruction.operands]
     convolution = KERNELS[instruction.op].convolution
     if convolution is None or len(instruction.operands[0].shape) not in SPATIAL_RANKS:

@@ -21,7 +21,7 @@ Run = Callable[..., list[Tensor]]
 
 
 class Result(Enum):
-    """Where the results of an instruction that runs by itself lie."""
+    """Memory of the results of an instruction outside of chains."""
 
     VIEW = auto()
     """Results are views of operand 0, and take no memory of their own, unless that is padded."""
@@ -33,7 +33,7 @@ class Result(Enum):
 
 @dataclass(frozen=True)
 class Blocks(Blockwise[Tensor]):
-    """How an operator runs as a member of chains."""
+    """The kernel of an operator as a member of chains."""
 
     temporaries: int
     """Blocks that the kernel takes while it runs, beside operands and results."""
@@ -61,7 +61,7 @@ class Kernel:
     device_scratch: DeviceScratch | None = None
     """Bytes that an instruction takes on a device beside what its operator's rule says; None: nothing."""
     blocks: Blocks | None = None
-    """How the operator runs in chains; None: it is a member of none."""
+    """Kernel of the operator in chains; None: it is a member of none."""
     lands: Callable[[Instruction], bool] | None = None
     """Whether ``run`` makes the result in the memory of the program's output without a copy, if operand 0 and
     the result have their channels last; None: it never does."""

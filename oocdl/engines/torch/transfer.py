@@ -1,4 +1,4 @@
-"""How arrays become tensors of the same memory, or travel to a device and back: on a stream, in pieces of
+"""Makes tensors of arrays in the same memory, or copies them to a device and back: on a stream, in pieces of
 pinned memory.
 
 Pinned memory can be copied while the processor does something else, but is the host's: a stream has two
@@ -18,7 +18,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import aligned
 
 PIECE_BYTES = 4 << 20
-"""A copy of so many bytes takes ten times as long as the call that starts it."""
+"""Bytes of a piece: its copy takes ten times as long as the call that starts it."""
 PIECES_PER_STREAM = 2
 _BFLOAT16 = np.dtype("bfloat16")
 

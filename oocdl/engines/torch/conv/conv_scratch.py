@@ -1,4 +1,4 @@
-"""Where convolutions make their results, and how much of the heap they take, by the shapes they are given."""
+"""Memory of convolutions by their shapes: where they make their results, and how much heap they take."""
 
 from __future__ import annotations
 

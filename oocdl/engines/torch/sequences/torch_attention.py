@@ -92,7 +92,7 @@ class _Scores:
         return tile.view(*counts[:2], self.q.shape[2], *counts[2:])
 
     def _most(self, rows: slice, keys: slice) -> Tensor:
-        """What scores may be at most: minus infinity outside of the band; made once for all pairs."""
+        """Return upper bounds of scores: minus infinity outside the band; made once for all pairs."""
         key = keys.start - rows.start, rows.stop - rows.start, keys.stop - keys.start
         if key not in self.most:
             places = [torch.arange(part.start, part.stop, device=self.q.device) for part in (rows, keys)]
@@ -103,12 +103,12 @@ class _Scores:
         return self.most[key]
 
     def clear_unseen(self, dscores: Tensor, *tile: Any) -> None:
-        """Clear the gradient of what is no score, but the number in its place."""
+        """Clear the gradient where a mask has put a number in the place of the score."""
         for mask in self.seen if self.has_unseen else ():
             self._as_scores(dscores, *tile).masked_fill_(~mask[self.part(mask, *tile)], 0)
 
     def dropped(self, pair: tuple[slice, slice], rows: slice, keys: slice) -> Tensor | None:
-        """Where weights of a tile are dropped, as matrices; None if none are."""
+        """Return masks of the dropped weights of a tile, as matrices; None if there is no dropout."""
         if self.uniform is None:
             return None
         found = self.uniform[(*pair, slice(None), rows, keys)] < self.ratio

@@ -20,7 +20,7 @@ from oocdl.graph.ir.program import Instruction
 aten = torch.ops.aten
 
 LEAST_PACKED_MULTIPLY_ADDS = 1 << 20
-"""With fewer multiply-adds a step, MKL is as fast as oneDNN with packed weights."""
+"""Minimum multiply-adds a step for which oneDNN with packed weights is faster than MKL."""
 BLOCK_ROWS = 256
 """Rows (steps x samples) whose gates become factors at once: many for a call, few enough for the caches."""
 
