@@ -86,7 +86,7 @@ def _row(op: str, formula: Formula, arity: int, gradient: Slope | None, facts: d
 
 
 def _elu_gradient(a: Attrs, g: Lifted, x: Lifted, y: Lifted) -> Gradients:
-    """From the output where its sign is the input's, else ``g`` and ``g alpha exp(x)`` by themselves."""
+    """Use the output where its sign is the input's, else compute ``g`` and ``g alpha exp(x)`` from x."""
     alpha = float(a["alpha"])
     if alpha >= 0:
         return (apply("EluGrad", g, y, alpha=alpha),)

@@ -1,4 +1,4 @@
-"""What reads or writes at places that data names: Gather, its gradient, LastAt for scatters, and Top.
+"""Operators that read or write at places named by data: Gather, its gradient, LastAt for scatters, and Top.
 
 ``Gather(table, ids){batch, padding_idx}`` takes rows of a table: ``result[b, i] = table[b, ids[b, i]]``,
 where ``b`` stands for the first ``batch`` axes (0 if it is left out: an embedding lookup). Negative ids
@@ -37,7 +37,7 @@ _MOVES = ("Reshape", "Transpose", "Cast")
 
 @dataclass(frozen=True)
 class Rows:
-    """Which ids may stand in an input: all of them are looked up in a table."""
+    """The ids that may stand in an input: all of them are looked up in a table."""
 
     table: str
     """The smallest of the tables, by name."""
@@ -152,7 +152,7 @@ def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
 
 
 def _gradient_grad(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """What was added at a place has the gradient of that place."""
+    """Gather the gradient: an element that was added at a place has the gradient of that place."""
     more = {"batch": _batch(node)} if _batch(node) else {}
     return [None, build("Gather", g, node.inputs[0], **more)]
 

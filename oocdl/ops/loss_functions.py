@@ -176,16 +176,16 @@ def takes_as_it_is(spec: Loss, final: str) -> bool:
 
 @dataclass(frozen=True)
 class Labels:
-    """Which whole numbers may stand in the labels of a loss."""
+    """The whole numbers that may stand in the labels of a loss."""
 
     classes: int
     """Labels are 0 to ``classes - 1``."""
     ignore_index: int | None = None
-    """A label that is none, and has no part in the loss."""
+    """Label that has no part in the loss."""
     padded: bool = False
     """Whether negative labels are padding."""
     what: str = "label"
-    """What the numbers are, in print."""
+    """Name of these numbers in messages."""
 
 
 def labels_of(spec: Loss, logits: Shape, target: Shape) -> Labels | None:

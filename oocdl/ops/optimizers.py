@@ -80,7 +80,7 @@ class AdamW(Adam):
 
 @dataclass(frozen=True)
 class Known:
-    """What ``register`` was given."""
+    """An update rule as ``register`` was given it."""
 
     update: Update
     digest: str
@@ -90,7 +90,7 @@ class Known:
 
 
 KNOWN: dict[str, Known] = {}
-"""What was registered, by name."""
+"""Name -> registered update rule."""
 
 
 def _known(name: str) -> Known:

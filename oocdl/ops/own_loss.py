@@ -1,4 +1,4 @@
-"""What losses are made of, and those of a user's own: nodes, known by name and text, or an ONNX file.
+"""Parts of losses, and losses of a user's own: nodes, known by name and text, or an ONNX file.
 
 A file is of (prediction, target); its nodes are put into the graph of the pass.
 """
@@ -31,7 +31,7 @@ class OwnLoss:
 Formula = Callable[[Builder, str, str], str]
 """(builder, prediction, target) -> the loss, all but the builder names of values; the loss has shape ()."""
 FORMULAS: dict[str, tuple[OwnLoss, Formula]] = {}
-"""What was registered, by name."""
+"""Name -> registered loss."""
 
 
 def total_of(build: Builder, value: str) -> str:

@@ -46,7 +46,7 @@ from oocdl.ops.expression import (
 
 Attrs = Mapping[str, Any]
 Gradients = tuple[Any, ...]
-"""Of each operand a value (``Lifted``), or None for 0."""
+"""The gradient of each operand: a value (``Lifted``), or None for 0."""
 Slope = Callable[..., Gradients]
 """(attributes, gradient of the result, operands, result) -> the gradient of each operand."""
 Probes = Callable[[str, Shape], Iterable[Probe]]
@@ -77,7 +77,7 @@ class Row:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that it is measured with, beside those that ``onnx`` has."""
     probes: Probes | None = None
-    """Its probes, unless it is measured once, on operands of equal shapes."""
+    """Makes its probes; None: it is measured once, on operands of equal shapes."""
     moves_only: bool = False
     """See ``OpRule.moves_only``."""
     onnx: Mapping[str, Any] = field(default_factory=dict)

@@ -46,20 +46,20 @@ from oocdl.ops._speed import READING
 ROWS = (1, 8, 64)
 """Samples at once, by which the speed of a step is measured: its product has as many rows."""
 ELEMENT_FLOPS = 100
-"""What an element of a gate costs beside the products, in operations: activations, and calls for each step.
-So much that a recurrence is never computed twice to save memory."""
+"""Operations for an element of a gate beside the products: activations, and calls for each step. They are
+so many that a recurrence is never computed twice to save memory."""
 BLOCK_ROWS = 256
 """Steps times samples that an engine may hold factors of a gradient for, or the samples of one step."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What tells the recurrent layers apart."""
+    """Properties of a kind of recurrent layer."""
 
     op: str
     gates: int
     states: int
-    """How many states go from step to step: h, or h and c."""
+    """Number of states that go from step to step: 1 (h), or 2 (h and c)."""
     activations: tuple[str, ...]
     """The usual ones; others of the same number may be given."""
     back: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""From a model, settings and a memory budget to a plan of every pass, and from a plan to tasks.
+"""Turns a model, settings and a memory budget into a plan of every pass, and a plan into tasks.
 
 ``recipe`` lists the transforms that make a pass of a model, and ``compiler`` cuts what they make.
 ``tile_search`` finds the largest units that fit, ``budget`` chooses among them by the seconds that

@@ -1,4 +1,4 @@
-"""Which dataset array feeds which model input, and which target each output is compared with."""
+"""Finds the dataset array that feeds each model input, and the target that each output is compared with."""
 
 from __future__ import annotations
 

@@ -55,16 +55,16 @@ FORMAT_VERSION = 11
 DISK_FILE_BYTES = 8 << 20
 """Size of each file that the disk is measured with: that of a chunk."""
 DISK_BYTES = 256 << 20
-"""What is written to the disk, and read from it, in all."""
+"""Bytes written to the disk, and read from it, in all."""
 MEASURE_TWICE_SECONDS = 12
-"""If all probes took less time, they are measured twice and the better result counts: other processes may
+"""Time of all probes below which they are measured twice and the better result counts: other processes may
 use the machine for a while."""
 TIMED_CALLS = 3
-"""How many calls of a probe count, on every thread."""
+"""Calls of a probe that count, on every thread."""
 SCRATCH_NOISE_BYTES = 256 << 10
-"""The same program takes so much more or less scratch from one run to the next."""
+"""Largest difference in the scratch of one program from one run to the next."""
 FULL_SIZE_THREADS = 4
-"""With more threads than these arrays are smaller, so that measuring takes a few hundred MiB at most."""
+"""Threads above which arrays of probes are smaller, so that measuring takes a few hundred MiB at most."""
 
 
 def rates_for(engine: str = "auto", folder: Path | None = None, again: bool = False) -> Rates:
@@ -128,7 +128,7 @@ def cache_path(engine: str) -> Path:
 
 
 def _facts(engine: str) -> dict[str, Any]:
-    """What the rates depend on."""
+    """Return the facts that the rates depend on."""
     here = {"format": FORMAT_VERSION, "host": platform.node(), "cores": cores(), "engine": engine}
     return here | machine_facts(engine)
 
@@ -194,7 +194,7 @@ def _arithmetic(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, RateTable]:
 
 
 def _scratch_ratios(bench: _Bench, probes: Iterable[Heavy]) -> dict[str, RateTable]:
-    """How many times what is told of its scratch each heavy operator takes, by size; kinds that take more."""
+    """Return scratch taken over scratch told, by kind and size of heavy operators; only kinds above 1."""
     found: dict[str, dict[int, float]] = {}
     for kind, size, probe in probes:
         ratio = bench.scratch_ratio(probe_program(probe, bench.channels_last_ranks))
@@ -252,7 +252,7 @@ class _Bench:
         return max(whole - spent, whole / 10)
 
     def scratch_ratio(self, program: Program) -> float:
-        """How many times the scratch that the engine tells of a program a run of it takes here, at least 1.
+        """Return the ratio of the scratch that a run takes here to what the engine tells of it; at least 1.
 
         1 where Linux does not tell the peak of a process, and for programs that run on a device.
         """

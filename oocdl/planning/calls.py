@@ -1,4 +1,4 @@
-"""What a call of a step acquires, reads and makes: for those who run it and those who only count."""
+"""Tells what a call of a step acquires, reads and makes: for those who run it and those who only count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Read:
     first: int = 0
     """Number of the first of these arguments."""
     order: Order = ()
-    """How the program wants it to lie in memory."""
+    """Order of its axes in memory that the program wants."""
     overwritten: bool = False
     """Whether the program writes over it, so that it needs a copy that nobody else reads."""
 
@@ -48,7 +48,7 @@ class UnitCall:
     partial_sums: tuple[tuple[int, int] | None, ...]
     """For each made value: (argument number, elements so far) of the partial sum that it is added to."""
     combines: tuple[str | None, ...]
-    """For each made value: how it is combined."""
+    """For each made value: the way in which it is combined."""
     dtypes: tuple[str, ...]
     uses: tuple[tuple[int, ...], ...] = ()
     """For each made value: positions of the calls that read it; known once all calls are."""
@@ -124,7 +124,7 @@ def in_place(read: Read, arguments: Sequence[A]) -> A | None:
 
 
 def acquired(call: UnitCall | CombineCall, arguments: Sequence[A]) -> Acquired[A]:
-    """What a call needs that has these ``arguments``."""
+    """Return the memory and chunks that a call with these ``arguments`` acquires."""
     if isinstance(call, CombineCall):
         return Acquired((), call.buffer_bytes, 0)
     found = (in_place(read, arguments) for read in call.reads)

@@ -51,7 +51,7 @@ class CompiledPass(Interface):
     """Sum of gradients that the pass makes -> the regions that it is stored in. Sums go from pass to pass,
     never to the run on disk."""
     side: int | None = None
-    """As ``Draft`` has it."""
+    """See ``Draft.side``."""
 
     def named_losses(self, found: Mapping[str, float]) -> dict[str, float]:
         """Return the loss of a pass, and its parts if there are several, as the history names them.
@@ -153,7 +153,7 @@ def _layering(network: Network, request: Request) -> Layering:
 
 
 def _scratch_of(engine: str, rules: Rules, rates: Rates, program: Program) -> ProgramScratch:
-    """What the engine tells of a program's scratch, and more where this machine was found to take more."""
+    """Return the scratch that the engine tells of a program, or more where this machine takes more."""
     told = get_engine(engine).scratch_of(program, rules)
     return told._replace(scratch_bytes=ceil(told.scratch_bytes * scratch_ratio(program, rules, rates)))
 

@@ -26,20 +26,20 @@ from oocdl.graph.ir.speed import Computing, RateTable, Streaming
 from oocdl.ops.registry import RULES
 
 BFLOAT16_SUFFIX = " in bfloat16"
-"""What the kind of a product of bfloat16 operands ends with."""
+"""Suffix of the kind of a product of bfloat16 operands."""
 TASK_SECONDS = 3e-4
 """Seconds that Python and Dask take for each task."""
 HEAVY_SECONDS, ARRANGED_ELEMENTS_PER_SECOND = 1.5e-4, 5.5e8
-"""Of a call of a heavy operator in a step, where nothing of it is in a cache: before it computes, and for
-what it puts into another order. Measured in steps of a U-Net and of ResNets, cut in space and in batch: 0.1
-to 0.5 ms, and 0.47 to 0.74 s for 1e9 bytes. Its rate, of a probe of many places, has nearly nothing of it."""
+"""Time of a heavy operator's call before it computes, and rate of putting elements into another order, in
+a step, with empty caches. Measured in steps of a U-Net and of ResNets, cut in space and in batch: 0.1 to
+0.5 ms, and 0.47 to 0.74 s for 1e9 bytes. Its rate, of a probe of many places, has nearly nothing of it."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one thread does in a second while all are busy, and the disk for all threads together.
+    """Rates of one thread while all are busy, and of the disk for all threads together.
 
     >>> rates = Rates({"Conv": ((1, 1e9), (4, 4e9))}, {"Exp": 1e10}, 2e10, 0.0, 0.0, 1e9, 1e9, 0)
     >>> Rates.from_json(rates.to_json()) == rates
@@ -51,7 +51,7 @@ class Rates:
     memory: Mapping[str, float]
     """Operator that is bound by memory -> bytes of operands and results a second."""
     copy_bytes_per_second: float
-    """Plain copies in memory, read and written bytes counted."""
+    """Rate of plain copies in memory, read and written bytes counted."""
     instruction_seconds: float
     """Overhead of one instruction."""
     program_seconds: float
@@ -167,7 +167,7 @@ def program_seconds(program: Program, rules: Rules, rates: Rates) -> float:
 
 
 def cold_seconds(program: Program, rules: Rules) -> float:
-    """What calls of a program's heavy operators take in a step beyond ``program_seconds``."""
+    """Return the seconds of a program's heavy operators in a step beyond ``program_seconds``."""
     seconds = 0.0
     for instruction in program.instructions:
         speed = rules[instruction.op].speed
@@ -180,7 +180,7 @@ def cold_seconds(program: Program, rules: Rules) -> float:
 
 
 def scratch_ratio(program: Program, rules: Rules, rates: Rates) -> float:
-    """How many times what the engine tells of its scratch a program may take on this machine, at least 1."""
+    """Return the factor by which a program may exceed the scratch told of it on this machine; at least 1."""
     dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
     most = 1.0
     for instruction in program.instructions if rates.scratch_ratios else ():
@@ -223,6 +223,6 @@ NOMINAL = Rates(
     disk_write_bytes_per_second=3.6e9,
     thin_slab_elements=THIN_SLAB_ELEMENTS,
 )
-"""What ``planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a quiet
-virtual machine and its virtual disk, rounded to two digits. The rules of operators that are bound by memory
-have their rates."""
+"""Rates that ``planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a
+quiet virtual machine and its virtual disk, rounded to two digits. The rules of operators that are bound by
+memory have their rates."""

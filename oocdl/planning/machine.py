@@ -35,38 +35,38 @@ FILE_BYTES = 20 << 20
 PLAN_BYTES = 32 << 20
 """The part of ``OVERHEAD_BYTES`` that the plan itself may take."""
 EMPTY_PLAN_BYTES, LAYER_BYTES, TASK_BYTES = 24 << 20, 96 << 10, 16 << 10
-"""What a plan takes: by itself, for each layer and for each task. Measured: 25 and 34 MiB for 245 and 781
-tasks of a U-Net's 52 layers, 52 MiB for 373 of a GPT's 263, 58 MiB for 1520 of ResNet-50's 224. Members of a
-cluster have only their own tasks. Of a U-Net, beside 10 MiB that all know: 5.1 MiB for 296 tasks (1,977
-calls) of one of 8 and 6.8 MiB for 537 (3,240) of one of 4, which is 13 to 17 KiB a task, 2.2 to 2.7 a call;
-6.0 MiB for 159 (1,162) of one of 64, which reads most from others, 39 KiB a task: what a plan takes by itself
-has room for that."""
+"""Bytes that a plan takes: by itself, for each layer and for each task. Measured: 25 and 34 MiB for 245
+and 781 tasks of a U-Net's 52 layers, 52 MiB for 373 of a GPT's 263, 58 MiB for 1520 of ResNet-50's 224.
+Members of a cluster have only their own tasks. Of a U-Net, beside 10 MiB that all know: 5.1 MiB for 296
+tasks (1,977 calls) of one of 8 and 6.8 MiB for 537 (3,240) of one of 4, which is 13 to 17 KiB a task, 2.2
+to 2.7 a call; 6.0 MiB for 159 (1,162) of one of 64, which reads most from others, 39 KiB a task: what a
+plan takes by itself has room for that."""
 UNEVEN_RATIO = 1.5
-"""How many times the tasks of an even share of each layer a member of a cluster may have. Measured: 0.94 to
+"""Largest ratio of the tasks of a member of a cluster to an even share of each layer. Measured: 0.94 to
 1.00 on 2, 4 and 8 members, 1.35 on 64 of 16 threads."""
 SLACK_BYTES, CREW_SLACK_BYTES = 1 << 20, 16 << 20
-"""How much more the same process, or a worker of a cluster, may take the next time; budgets that errors name
-have it on top. Measured: 0.1 MiB between six processes that do the same."""
+"""Bytes that the same process, or a worker of a cluster, may take more the next time; budgets that errors
+name include them. Measured: 0.1 MiB between six processes that do the same."""
 TIGHT_BYTES = 64 << 20
-"""Where less is left for arrays, garbage is collected before the process is measured."""
+"""Room for arrays below which garbage is collected before the process is measured."""
 DISCARD_CAPACITY_SHARE = 0.25
 """Weights and state that take more than this share of the capacity are discarded as they are replaced."""
 READ_BLOCK_BYTES = 1 << 20
-"""What a unit reads of a dataset, or generates, at once, where chunks are not larger."""
+"""Bytes that a unit reads of a dataset, or generates, at once, where chunks are not larger."""
 BATCH_CACHE_BYTES = 8 << 20
 """The most that is kept of what was already read of the current batch."""
 CODEC_COPIES = 3
-"""A chunk of a dataset while it is read: compressed, decoded, and the part that was asked for."""
+"""Copies of a dataset's chunk while it is read: compressed, decoded, and the part that was asked for."""
 
 UNUSUAL_BYTES = 16 << 20
-"""Where reading takes so much more than usual, errors say why."""
+"""Excess over the usual memory for reading from which on errors give the reason."""
 
 SAMPLE_BYTES = 24
-"""For each sample of a dataset while an epoch is shuffled: two numbers, and one of the sorting."""
+"""Bytes for each sample of a dataset while an epoch is shuffled: two numbers, and one of the sorting."""
 
 
 class PlanSize(Protocol):
-    """What of a plan a process has to know."""
+    """Facts about a plan that a process has to know."""
 
     @property
     def peak_unit_bytes(self) -> int: ...
@@ -82,23 +82,23 @@ class Crew:
     threads: int
     """Compute threads of each process."""
     processes: int
-    """Those that are there, or that are expected."""
+    """Processes that are there, or that are expected."""
     there: int
-    """Those that are there."""
+    """Processes that are there."""
     own_bytes: int
-    """What the largest of them has taken, with the engine loaded, before any array."""
+    """Bytes of the largest of them with the engine loaded, before any array."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How a memory budget is spent."""
+    """A memory budget, and how it is spent."""
 
     engine: str
     threads: int
     base_bytes: int
-    """The process before any array: engine loaded, buffers of input and output."""
+    """Bytes of the process before any array: engine loaded, buffers of input and output."""
     capacity_bytes: int
-    """For arrays in the RAM tier, and for programs that run."""
+    """Bytes for arrays in the RAM tier, and for programs that run."""
     reserved_bytes: int = 0
     """Part of ``base_bytes`` that was not in use yet when it was measured."""
     workers: int = 0
@@ -106,15 +106,15 @@ class Machine:
     sharing: int = 1
     """Number of workers sharing the plan; each holds only its own tasks."""
     driver_bytes: int | None = None
-    """What the process may still use that has the whole plan; None: as much as that takes."""
+    """Bytes that the process with the whole plan may still use; None: as much as the plan takes."""
     device_unit_bytes: int | None = None
-    """Larger units were found not to fit the engine's device; None: no unit was too large."""
+    """Size above which units were found not to fit the engine's device; None: no unit was too large."""
     slots: int | None = None
-    """Layers are cut for so many threads; None: for all of them."""
+    """Number of threads that layers are cut for; None: all of them."""
     why_reading: str = field(default="", repr=False)
     """A clause of errors: why reading the dataset takes much of ``base_bytes``."""
     process_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
-    """How large the process is at the moment."""
+    """Measures the size of the process."""
     running_bytes: Callable[[], int] = field(default=anonymous_bytes, repr=False)
     """The same while units run, for the guard."""
 
@@ -129,14 +129,14 @@ class Machine:
 
     @property
     def unit_bytes(self) -> int:
-        """What each unit may take if ``threads`` of them run while inputs of another are read."""
+        """Bytes that each unit may take if ``threads`` of them run while inputs of another are read."""
         # What comes from other processes, and goes to them, is smaller than units that read and make it.
         share = self.capacity_bytes // (self.threads + 1 + bool(self.workers))
         return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
 
     @property
     def slack_bytes(self) -> int:
-        """How much more a process may take by itself the next time."""
+        """Bytes that a process may take more by itself the next time."""
         return CREW_SLACK_BYTES if self.workers else SLACK_BYTES
 
     @property
@@ -145,7 +145,7 @@ class Machine:
         return min(self.sharing, max(self.workers, 1))
 
     def guard(self) -> MemoryGuard:
-        """What watches that the process, its files and the kernel's share stay in the budget."""
+        """Return the guard that keeps the process, its files and the kernel's share in the budget."""
         budget = self.base_bytes + self.capacity_bytes
         return MemoryGuard(
             budget, kernel_bytes=KERNEL_BYTES, file_bytes=FILE_BYTES, measure=self.running_bytes
@@ -164,7 +164,7 @@ class Machine:
         )
 
     def growth_bytes(self, counts: Sequence[int], hosts: int | None = None) -> int:
-        """What a plan takes of the capacity beyond ``PLAN_BYTES``, whose layers have so many tasks each.
+        """Return the capacity that a plan takes beyond ``PLAN_BYTES``, in bytes; ``counts``: tasks by layer.
 
         ``hosts``: workers that get some of them; None: all.
         """
@@ -174,11 +174,11 @@ class Machine:
         return max(EMPTY_PLAN_BYTES + len(counts) * LAYER_BYTES + share * TASK_BYTES - PLAN_BYTES, 0)
 
     def _grown_bytes(self) -> int:
-        """By how much the process has grown beyond ``PLAN_BYTES`` since it was measured."""
+        """Return by how much the process has grown beyond ``PLAN_BYTES`` since it was measured."""
         return max(self.process_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
 
     def room_bytes(self, plans: Iterable[PlanSize], travelling_bytes: int = 0) -> int:
-        """What is left of the capacity, now that the process has grown by its plans.
+        """Return what is left of the capacity, now that the process has grown by its plans.
 
         ``travelling_bytes`` are kept free for messages between processes. Raises BudgetError if the
         largest unit would not find room.
@@ -240,11 +240,11 @@ def machine_for(
 
 
 _first_bytes: dict[str, int] = {}
-"""Engine -> what the process had when it was measured first."""
+"""Engine -> bytes of the process when it was measured first."""
 
 
 def _own_bytes(engine: str, room_bytes: int) -> int:
-    """Return what the process has beside what earlier plans have left, which the next one takes again.
+    """Return the bytes of the process without those that earlier plans have left, which the next one reuses.
 
     ``room_bytes``: what it and its arrays may take.
     """
@@ -263,7 +263,7 @@ def _larger_bytes(nbytes: int) -> int:
 
 
 def _reading_bytes(dataset: Dataset) -> int:
-    """What it takes to read one chunk of a dataset at a time, and to shuffle its samples."""
+    """Return the bytes needed to read one chunk of a dataset at a time, and to shuffle its samples."""
     arrays = dataset.arrays.values()
     samples = max(array.shape[0] for array in arrays)
     return CODEC_COPIES * max(READ_BLOCK_BYTES, *(array.chunk_bytes for array in arrays)) + (
@@ -311,7 +311,7 @@ def check_size(size: PassSize, machine: Machine, hosts: int | None = None, where
 
 
 def device_shortage(plan: PassPlan, machine: Machine) -> tuple[float, BudgetError] | None:
-    """What the engine's device lacks for the plan's largest unit; None: nothing, or there is no device.
+    """Return what the device lacks for the plan's largest unit; None: nothing, or there is no device.
 
     The share of what the unit needs that is free, and the error that tells the user.
     """

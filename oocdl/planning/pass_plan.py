@@ -42,13 +42,13 @@ class LayerPlan:
     """Cut class -> number of pieces along it."""
     units: tuple[Unit, ...]
     buffer_bytes: int
-    """Arrays that the largest unit reads and makes."""
+    """Bytes of the arrays that the largest unit reads and makes."""
     scratch_bytes: int
-    """What the largest program takes beside its arrays while it runs."""
+    """Bytes that the largest program takes beside its arrays while it runs."""
     read_bytes: int
-    """What all units read together."""
+    """Bytes that all units read together."""
     written_bytes: int
-    """What all units write together."""
+    """Bytes that all units write together."""
     flops: int
     """Floating-point operations of all units together."""
     scratch: Mapping[str, ProgramScratch]
@@ -77,7 +77,7 @@ class PassPlan:
     workers: int = 1
     """Processes that it was cut for: each has partial sums of its own."""
     hosts: int | None = None
-    """So many workers of a cluster get work, as more would be hardly faster; None: all that there are."""
+    """Workers of a cluster that get work, where more would be hardly faster; None: all that there are."""
 
     def __repr__(self) -> str:
         return f"<PassPlan: {len(self.layers)} layers, {self.tasks} tasks>"
@@ -109,12 +109,12 @@ class PassPlan:
 
     @property
     def tasks(self) -> int:
-        """How many units the pass has."""
+        """Number of units of the pass."""
         return sum(len(layer.units) for layer in self.layers)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many units each layer has."""
+        """Number of units of each layer."""
         return tuple(len(layer.units) for layer in self.layers)
 
     def numerics(self) -> str:
@@ -130,10 +130,10 @@ class PassPlan:
 
 
 class PassSize(NamedTuple):
-    """How large a plan is."""
+    """The size of a plan."""
 
     counts: tuple[int, ...]
-    """How many units each layer has."""
+    """Number of units of each layer."""
     peak_unit_bytes: int
     """Memory of the largest unit."""
 
@@ -248,7 +248,7 @@ def _shares_sums(plan: PassPlan, planned: LayerPlan) -> bool:
 
 
 def frozen_cuts(plan: PassPlan) -> dict[str, object]:
-    """What ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``.
+    """Return what ``replan_pass`` needs to make the same plan again: plain data for ``plan.json``.
 
     ``slots`` and ``workers`` only where they are not 1, ``hosts`` only where some workers get no work.
     """

@@ -1,4 +1,4 @@
-"""Which passes make up a step, and the plans that they run.
+"""The passes that make up a step, and the plans that they run.
 
 A pass is one forward and backward through the network, for one batch. With ``accumulate=k`` a step
 is k of them: all but the last only add up gradients, the last one makes the update too. A pass finds
@@ -26,10 +26,10 @@ SINGLE_PASS = "alone"
 
 @dataclass(frozen=True)
 class PassInfo:
-    """What differs from pass to pass. Small: it travels with every task."""
+    """Facts that differ from pass to pass. Small: they travel with every task."""
 
     number: int
-    """Which pass of the run it is, from 0; a step has one pass or several."""
+    """Number of the pass in the run, from 0; a step has one pass or several."""
     seed: int
     indices: tuple[int, ...] = ()
     """Dataset rows of the batch, in order."""

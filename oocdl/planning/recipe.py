@@ -46,7 +46,7 @@ from oocdl.planning.rebatched import check_rebatched
 
 
 class PassKind(Enum):
-    """Which part a pass has in its step."""
+    """The part that a pass has in its step."""
 
     FORWARD = auto()
     """The pass belongs to no step: it is inference, without gradients."""
@@ -67,7 +67,7 @@ class Request:
     """Losses are computed if it has targets; a pass that belongs to a step needs them."""
     settings: Settings
     batch: int
-    """How many samples the pass has."""
+    """Number of samples of the pass."""
     rules: Rules
     kind: PassKind
     factors: Mapping[str, Factors] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Interface:
-    """What values of a pass are to others."""
+    """The values of a pass that others use, by their meaning."""
 
     imported: Imported
     feeds: Mapping[str, str]
@@ -347,11 +347,11 @@ GRAPH_TRANSFORMS = (
     Transform("keep", _keep, frozenset({PassKind.WHOLE, PassKind.LAST})),
     Transform("canonicalize", _canonicalize),
 )
-"""From an imported model to a graph of operators that can be cut."""
+"""Transforms from an imported model to a graph of operators that can be cut."""
 
 FACTOR_TRANSFORMS = (
     Transform("bfloat16", _bfloat16),
     Transform("factorize", _factorize),
     Transform("channels last", _channels_last),
 )
-"""From there to a graph over stored factors, for one choice of ``bfloat16_values``."""
+"""Transforms from there to a graph over stored factors, for one choice of ``bfloat16_values``."""

@@ -34,11 +34,11 @@ MIN_CHANNELS = 8
 MIN_SHARED = 2
 """Pieces of an axis of space have so many positions at least; what halos cost is asked of the rates."""
 MOST_FAILURES = 2
-"""After so many tries that made nothing faster no further is made: it may take two axes, or two rounds."""
+"""Failed tries after which no further one is made: a gain may take two axes, or two rounds."""
 COPIES_OF_SUM = 3
 """A partial sum is read to be added, and the total is read and written."""
 COMBINED_AT_ONCE = 16
-"""With more partial sums of a value, they are combined in groups, and then these."""
+"""Partial sums of a value that are combined at once; more are combined in groups, and then these."""
 SHORT_SHARE = 0.01
 """Layers that take less than this share of a pass add no class of cuts."""
 
@@ -114,7 +114,7 @@ class SlotSearch:
         return found if cutter.count < found.count <= MAX_LAYER_SHARDS else None
 
     def _layer_seconds(self, cutter: LayerCutter) -> float:
-        """When a layer is done that begins on idle slots, partial sums combined."""
+        """Return the seconds until a layer that begins on idle slots is done, partial sums combined."""
         cost = self._cost(cutter)
         return cost.units_seconds + cost.combining_seconds
 

@@ -1,4 +1,4 @@
-"""From a plan to the tasks of one step: the structure of the Dask graph.
+"""Turns a plan into the tasks of one step: the structure of the Dask graph.
 
 Compiled once; each step only fills in its number. A call is a unit, the combining
 of partial results, or a piece of a unit's result on its own (so that it lives and
@@ -47,7 +47,7 @@ class TaskGraph:
     replaced: Mapping[TaskKey, TaskKey]
     """Input -> what the next step starts from instead."""
     hosts: int | None = None
-    """At most so many workers of a cluster get work; None: all that there are."""
+    """Maximum number of workers of a cluster that get work; None: all that there are."""
 
 
 @dataclass
@@ -59,13 +59,13 @@ class _Draft:
     readers: dict[TaskKey, list[int]] = field(default_factory=dict)
     position: int = 0
     reads: dict[tuple[str, Region, int, bool], Read] = field(default_factory=dict)
-    """Those of the layer, by value, region, number of the first argument, and whether it is overwritten."""
+    """(value, region, number of the first argument, whether it is overwritten) -> the layer's read."""
     found: dict[tuple[RegionIndex, Region], tuple[list[TaskKey], Parts]] = field(default_factory=dict)
-    """Maps each region that the layer reads to its parts."""
+    """Region that the layer reads -> its parts."""
     parts: dict[Parts, Parts] = field(default_factory=dict)
     """Parts of all layers; equal ones are one object."""
     indexes: dict[str, tuple[int, RegionIndex]] = field(default_factory=dict)
-    """By value: where its pieces are, with their number when that was found."""
+    """Value -> number of its pieces when they were indexed, and their index."""
 
     def add(self, call: UnitCall | CombineCall) -> None:
         """Add the call at ``position``, which moves on."""
@@ -85,7 +85,7 @@ class _Draft:
 def versioned_pieces(
     plan: PassPlan, roles: Sequence[Role] = (Role.WEIGHT, Role.STATE)
 ) -> dict[str, tuple[Region, ...]]:
-    """How weights and state (or other ``roles``) are stored: as the layers that update them make them.
+    """Return the stored pieces of weights and state (or other ``roles``), as the updating layers make them.
 
     What no layer updates is cut by the grid of its largest reader: a unit that fits has room for each piece.
     """
@@ -158,7 +158,7 @@ def expand_pass(
 def _read_in_next_step(
     draft: _Draft, plan: PassPlan, pieces: Mapping[str, Sequence[Region]]
 ) -> dict[TaskKey, TaskKey]:
-    """What replaces weights and state is read where these were, a step later."""
+    """Return what replaces weights and state, to be read where these were, a step later."""
     replaced: dict[TaskKey, TaskKey] = {}
     for name, update in plan.factored.graph.updates.items():
         made = dict(draft.pieces[plan.factored.stored(update)])
@@ -280,7 +280,7 @@ def _read(
 
 
 def _parts(draft: _Draft, name: str, region: Region, arguments: list[TaskKey]) -> Parts:
-    """What to read of each piece; ``arguments`` grows by those that have a part of the region."""
+    """Return what to read of each piece; ``arguments`` grows by those that have a part of the region."""
     index = draft.index(name)
     found = draft.found.get((index, region))
     if found is None:

@@ -12,7 +12,7 @@ HEX_NAME = re.compile("[0-9a-f]{32}")
 
 
 class TaskKind(StrEnum):
-    """What a task does. Kinds are text, so a key is hashed without a call into Python."""
+    """The work of a task. Kinds are text, so a key is hashed without a call into Python."""
 
     STORED = "stored"
     """It is a piece of a weight, of optimizer state or of a sum that the pass starts from."""

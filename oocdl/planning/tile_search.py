@@ -51,22 +51,22 @@ class Limits:
     threads: int = 1
     """Heavy layers are cut into at least this many pieces: the slots of all processes together."""
     parallel: Mapping[str, int | tuple[int, ...]] | None = None
-    """At least these many pieces: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``."""
+    """Least numbers of pieces: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``."""
     cuts: Mapping[int, int] | None = None
-    """At least these many pieces along cut classes, which are given by number."""
+    """Number of a cut class -> least number of pieces along it."""
     most_units: int | None = None
-    """More would need more memory for their plan than there is; None: there is enough."""
+    """Maximum number of units, as the plan of more needs too much memory; None: there is enough."""
     workers: int = 1
     """Processes that share the units; each has partial sums of its own."""
 
 
 class LayerCost(NamedTuple):
-    """What a cut layer takes on a number of slots."""
+    """The predicted cost of a cut layer on a number of slots."""
 
     units_seconds: float
-    """Until its units are done, if it begins on idle slots."""
+    """Seconds until its units are done, if it begins on idle slots."""
     combining_seconds: float
-    """Until their partial sums are combined, after that."""
+    """Seconds until their partial sums are combined, after that."""
     work_seconds: float
     """Seconds of work of all slots together."""
 
@@ -238,7 +238,7 @@ class Layering:
         return units
 
     def scratch(self, program: Program) -> ProgramScratch:
-        """What a program takes beside its arrays while it runs."""
+        """Return the scratch that a program takes beside its arrays while it runs."""
         if program.key not in self._scratch:
             self._scratch[program.key] = self._scratch_of(program)
         return self._scratch[program.key]
@@ -271,7 +271,7 @@ class TileSearch:
     layering: Layering
     limits: Limits
     requested: Mapping[int, int]
-    """Cut class -> at least so many pieces."""
+    """Cut class -> least number of pieces."""
     for_slots: Callable[[Layer, Grid], LayerCutter] | None = None
     """Cuts a layer for many slots, given the least pieces of each class; None: there are few."""
 

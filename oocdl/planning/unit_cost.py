@@ -1,4 +1,4 @@
-"""What a unit costs: bytes of the arrays that it reads and makes.
+"""The cost of a unit: bytes of the arrays that it reads and makes.
 
 The peak of a unit is bounded by construction. Its inputs and results are arrays of the
 memory tier (``unit_buffer_bytes``); the scratch of its program lies on the heap (``graph/ir/program_cost``).

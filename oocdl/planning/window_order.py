@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from heapq import heapify, heappop, heappush
 
 WINDOW_TASKS, THREAD_TASKS = 64, 32
-"""How many tasks beyond the oldest unfinished one may start, of up to two threads, and for each of more."""
+"""Tasks beyond the oldest unfinished one that may start: the least number, and that for each thread."""
 
 
 def window_of(threads: int) -> int:
@@ -67,7 +67,7 @@ class WindowOrder:
 
     @property
     def running(self) -> int:
-        """How many tasks have started and not finished."""
+        """Number of tasks that have started and not finished."""
         return len(self._running)
 
     @property

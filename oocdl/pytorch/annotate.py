@@ -1,4 +1,4 @@
-"""From an exporter's file to ours: initializers by PyTorch's names, true contents, and the metadata."""
+"""Turns an exporter's file into ours: initializers by PyTorch's names, true contents, and the metadata."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from oocdl.pytorch.study.operator_watch import Findings
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a module beside its tensors."""
+    """Facts about a module beside its tensors."""
 
     exporter: str
     dims: Mapping[str, tuple[int | str, ...]]
-    """Input or output -> for each axis its size, or the name of it where it is open."""
+    """Input or output -> for each axis its size, or the name of the size where it is open."""
     sizes: OpenAxes
     notes: tuple[str, ...]
     compared: bool

@@ -32,7 +32,7 @@ class Child(Generic[T]):
     """A function that runs in a copy of this process."""
 
     what: str
-    """What it does, as the subject of a sentence."""
+    """Name of the work, as the subject of a sentence."""
     pid: int
     pipe: int
     """The end from which its pickled result is read."""

@@ -1,4 +1,4 @@
-"""What oocdl imports of this package: it needs no PyTorch, and opens the rest when a module is given."""
+"""The part of this package that oocdl imports: it needs no PyTorch, and opens the rest for a given module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the file of a module, and what is told of it."""
+"""Options for the file of a module, and the record of the file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Exported:
 
     path: Path
     exporter: str
-    """Which of PyTorch's exporters wrote it: ``dynamo`` or ``TorchScript``."""
+    """Name of the PyTorch exporter that wrote it: ``dynamo`` or ``TorchScript``."""
     notes: tuple[str, ...] = ()
-    """What the user may not expect of it."""
+    """Remarks on what the user may not expect."""
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -37,4 +37,4 @@ class Asked:
 
 
 AS_IT_IS = Asked()
-"""What is asked where nobody says anything."""
+"""The options where none are given."""

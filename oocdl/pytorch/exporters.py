@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 EXTERNAL_FROM_BYTES = 2**30
-"""Size of weights from which they go to a file of their own: a protobuf message has at most 2 GiB."""
+"""Bytes of weights from which on they go to a file of their own: a protobuf message has at most 2 GiB."""
 _DYNAMO_OPSET, _TORCHSCRIPT_OPSET = 18, 17
 
 
@@ -89,7 +89,7 @@ EXPORTERS: Mapping[str, Callable[[nn.Module, Call, Path], None]] = {
     "TorchScript": with_torchscript,
     "dynamo": with_dynamo,
 }
-"""In the order in which they are tried: the first is ten times as fast."""
+"""All exporters, in the order in which they are tried: the first is ten times as fast."""
 
 
 class _NoData(TorchFunctionMode):

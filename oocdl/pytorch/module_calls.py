@@ -1,4 +1,4 @@
-"""How a module is called: its inputs by name, and which of them are given by position."""
+"""Calls of a module: its inputs by name, and which of them are given by position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Signature:
 
     names: tuple[str, ...]
     positional: int
-    """The first so many are given by position, the others by name."""
+    """Number of inputs, the first ones, that are given by position; the others are given by name."""
 
     def split(self, inputs: Tensors) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Return positional and named arguments."""

@@ -1,4 +1,4 @@
-"""Where the tasks of a pass stand, for those who look on while it runs.
+"""The progress of the tasks of a pass, for those who look on while it runs.
 
 A task sets one byte a phase, and leaves its times when it is done: no lock, and about a microsecond a task.
 """
@@ -36,7 +36,7 @@ class Board:
         self._most_calls = most_calls
         self._threads: dict[str, int] = {}
         self.last_pass: PassTimes | None = None
-        """When the tasks of the pass before this one ran."""
+        """Times of the tasks of the pass before this one."""
         self._clear("", most_calls)
 
     def _clear(self, plan_id: str, calls: int) -> None:

@@ -46,19 +46,19 @@ class Context:
     """Everything that a process needs to run units of one run; never part of a task."""
 
     task_graphs: Mapping[str, TaskGraph | Share]
-    """By plan id: full batches, the ragged last batch, evaluation."""
+    """Plan id -> tasks: full batches, the ragged last batch, evaluation."""
     sources: Mapping[str, Sources]
     engine: Engine
     tier: Tier
     heap: Heap
-    """Where programs run."""
+    """The heap on which programs run."""
     deliver: Callable[[str, str, Region, Array, PassInfo], None] | None = None
     """(plan id, value, region, array, step): called with every result in ``watched``."""
     watched: Mapping[str, frozenset[TaskKey]] = field(default_factory=dict)
-    """By plan id: whole pieces of values, and none of the partial sums that they are made of."""
+    """Plan id -> whole pieces of values, and none of the partial sums that they are made of."""
     measured: Measured = field(default_factory=Measured)
     recorder: Recorder | None = None
-    """What tasks tell their times, while a trace is wanted."""
+    """Takes the times of tasks, while a trace is wanted."""
     left: dict[TaskKey, Chunk] = field(default_factory=dict)
     """Chunks on their way from one task of this process to another that does not depend on it."""
 
@@ -103,14 +103,14 @@ def forget(run_id: str) -> None:
 
 
 def start_recording(run_id: str) -> None:
-    """From now on, record what tasks, spill and tier of a run in this process do."""
+    """Begin to record what tasks, spill and tier of a run in this process do."""
     context = _contexts[run_id]
     context.recorder = recorder = Recorder()
     context.tier.watch(recorder.spilled, recorder.counted)
 
 
 def stop_recording(run_id: str) -> Recording:
-    """What has been recorded since ``start_recording``; nothing more is."""
+    """Return what has been recorded since ``start_recording``; nothing more is."""
     context = _contexts[run_id]
     recorder, context.recorder = context.recorder, None
     context.tier.watch(None, None)
@@ -220,7 +220,7 @@ def _deliver(
 
 
 def _facts(call: UnitCall | CombineCall, plan_id: str, info: PassInfo) -> dict[str, int | str]:
-    """What a trace tells of a task beside its times."""
+    """Return what a trace tells of a task beside its times."""
     values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
     return {
         "layer": call.key.layer,

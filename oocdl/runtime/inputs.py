@@ -32,7 +32,7 @@ _decoding = threading.Lock()
 
 
 READ_CHUNKS = 1024
-"""Chunks that are read at once at most: each takes a few KiB of the library's own, however small it is."""
+"""Maximum number of chunks read at once: each takes a few KiB of the library's own, however small it is."""
 
 
 class Reader(Protocol):
@@ -43,7 +43,7 @@ class Reader(Protocol):
 
     @property
     def chunks(self) -> Shape:
-        """What is decoded together."""
+        """Shape of the chunks, each of which is decoded as a whole."""
         ...
 
     @property
@@ -59,9 +59,9 @@ class Feed:
     reader: Reader
     scale: float | None = None
     labels: Labels | Rows | None = None
-    """Which whole numbers may stand in it; None: any numbers that are finite."""
+    """Whole numbers that may stand in it; None: any numbers that are finite."""
     label: str = "the array"
-    """What messages call it."""
+    """Name in messages."""
 
     def check(self, found: Array, used: Array, region: Region) -> None:
         """Raise DatasetError if what was ``found`` in a region, and is ``used`` as such, cannot be used."""
@@ -132,7 +132,7 @@ def _runs(parts: tuple[int, ...], held: Region) -> list[tuple[tuple[int, int], t
 
 
 class Kept:
-    """What was last read of a dataset, for the pass it was read for: ``BATCH_CACHE_BYTES`` at most.
+    """Keeps what was last read of a dataset for one pass: ``BATCH_CACHE_BYTES`` at most.
 
     Each shard of a perceptron's layer reads the same whole batch. All plans of a run share one.
     """
@@ -143,7 +143,7 @@ class Kept:
         self._info: PassInfo | None = None
 
     def get(self, key: tuple[str, Region], info: PassInfo) -> Array | None:
-        """What was read of a box of a value, if it is there."""
+        """Return what was read of a box of a value; None if absent."""
         return self._arrays.get(key) if info == self._info else None
 
     def add(self, key: tuple[str, Region], info: PassInfo, array: Array) -> None:

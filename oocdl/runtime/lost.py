@@ -5,7 +5,7 @@ from __future__ import annotations
 from oocdl.errors import ResourceError
 
 MOST_LOSSES = 10
-"""So many times in a row workers may be lost while they are set up, or before a further step is done."""
+"""Number of losses of workers in a row, in set-up or before a further step is done, at which a run ends."""
 
 
 class WorkersLost(Exception):

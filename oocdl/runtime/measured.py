@@ -1,4 +1,4 @@
-"""What the tasks of a session took, counted while they run, and the bytes that it has moved.
+"""Counts what the tasks of a session take while they run, and the bytes that it moves.
 
 Tasks say how long they took (``Measured.add``), a session when a pass is over (``Measured.end``).
 """
@@ -39,7 +39,7 @@ class Spent:
 
     units: int = 0
     wait_seconds: float = 0.0
-    """For memory, and for a compute slot."""
+    """Waiting for memory, and for a compute slot."""
     gather_seconds: float = 0.0
     """Reading and putting together inputs."""
     compute_seconds: float = 0.0
@@ -64,7 +64,7 @@ class KindTotals:
 
 
 class Measured:
-    """What a session's tasks took. One lock, taken once a task."""
+    """The cost of a session's tasks. One lock, taken once a task."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class Measured:
         self.made_bytes = 0
         """Made by units, as the plan counts."""
         self.kinds: dict[str, KindTotals] = {}
-        """By plan id."""
+        """Plan id -> totals."""
 
     def add(self, layer: str, spent: Spent) -> None:
         """Count what one task of a layer took."""
@@ -108,7 +108,7 @@ class Measured:
 
 
 def merged(several: Iterable[Measured]) -> Measured:
-    """What several processes have measured of the same passes: a pass takes as long as the slowest."""
+    """Add up what several processes measured of the same passes: a pass takes as long as the slowest."""
     found = Measured()
     for one in several:
         found.read_bytes += one.read_bytes

@@ -21,7 +21,7 @@ from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder, window_of
 from oocdl.runtime.dask_private import DataNode, GraphNode, convert_legacy_graph
 
 TICK_SECONDS = 1.0
-"""Between two calls of ``tick``."""
+"""Time between two calls of ``tick``."""
 
 
 class Running:

@@ -1,4 +1,4 @@
-"""What runs steps: in this process with our own ``get``, or through a Dask client.
+"""Sessions run steps: in this process with our own ``get``, or through a Dask client.
 
 A session owns the chunks of weights and state between steps. Both kinds run the
 same tasks on the same plan, so they make the same bits.
@@ -73,19 +73,19 @@ class Held(ABC):
 
     @abstractmethod
     def load(self, plan_id: str, read: weight_io.Read) -> None:
-        """Weights and state, as ``read`` gives them."""
+        """Load weights and state, as ``read`` gives them."""
 
     @abstractmethod
     def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
-        """One pass; returns the scalar outputs (the loss and its parts) by value name."""
+        """Run one pass; returns the scalar outputs (the loss and its parts) by value name."""
 
     @abstractmethod
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
-        """Weights and state to the run."""
+        """Write weights and state to the run."""
 
     @abstractmethod
     def moved(self) -> Moved:
-        """Since the session began."""
+        """Return the bytes moved since the session began."""
 
     @abstractmethod
     def looks(self) -> tuple[ProcessLook, ...]:
@@ -105,11 +105,11 @@ class Held(ABC):
 
     @abstractmethod
     def start_recording(self) -> None:
-        """From now on, record what tasks do in each process, for a trace."""
+        """Begin to record what tasks do in each process, for a trace."""
 
     @abstractmethod
     def stop_recording(self) -> list[Recording]:
-        """What has been recorded since then, of each process."""
+        """Return what each process has recorded since then."""
 
 
 @dataclass(eq=False)
@@ -117,7 +117,7 @@ class Session(Held):
     """Runs steps of one run in this process. Use as a context manager."""
 
     compiled: Mapping[str, CompiledPass]
-    """By plan id."""
+    """Plan id -> pass."""
     dataset: Dataset
     scale: Mapping[str, float]
     machine: Machine
@@ -131,7 +131,7 @@ class Session(Held):
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     started: dict[TaskKey, Chunk] | None = None
-    """What was held when the step began that is under way."""
+    """Chunks that were held when the step under way began."""
 
     def __enter__(self) -> Session:
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())

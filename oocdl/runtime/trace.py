@@ -32,7 +32,7 @@ UNIT_PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "wr
 COMBINE_PHASES = ("wait for memory", "read and combine", "write results")
 STRIP_PHASES = ("wait for memory", "copy")
 STEPS_BEFORE = 2
-"""In the first step programs are compiled and files of the spill made: it is not like the others."""
+"""Steps before the one that is recorded: the first also compiles programs and makes files of the spill."""
 Facts = Mapping[str, object]
 
 
@@ -45,9 +45,9 @@ class Span:
     """"unit", "combine", "strip", "spill" or "dataset"."""
     thread: str
     times: tuple[float, ...]
-    """When it began, and when it or each of its phases ended (seconds of ``perf_counter``)."""
+    """Time of its begin, and of the end of it or of each of its phases (seconds of ``perf_counter``)."""
     phases: tuple[str, ...]
-    """What they are called; empty: it has none."""
+    """Names of the phases; empty: it has none."""
     facts: Facts
 
 
@@ -66,7 +66,7 @@ class Recording:
 
     process: str
     clock_seconds: float
-    """Its times and this are seconds since 1970: those of several processes can stand side by side."""
+    """Offset of its times to seconds since 1970: times of several processes can stand side by side."""
     spans: tuple[Span, ...]
     memory: tuple[Memory, ...]
 
@@ -148,7 +148,7 @@ def _named(recording: Recording, names: Mapping[str, str]) -> Recording:
 
 
 def checked_path(path: object) -> Path:
-    """Where a trace is to be written, made sure of before a run.
+    """Return the path of a file for a trace, made sure of before a run.
 
     Raises InputError if this is no path of a file, StoreError or ResourceError if its folder is not
     there or cannot be written to.

@@ -39,7 +39,7 @@ Read = Callable[[str, Region, Array], object]
 Pieces = Mapping[str, Sequence[Region]]
 """Weight or state -> the regions that it is stored in."""
 READ_COPIES = 3
-"""A block of a model's file while it is read: as it is stored, which of it is finite, and converted."""
+"""Copies of a block of a model's file while it is read: as stored, which of it is finite, and converted."""
 
 
 def initial(compiled: CompiledPass) -> Read:
@@ -68,7 +68,7 @@ def _read_piece(factors: Factors, read: Read, name: str, region: Region, array: 
 
 
 def _beside_bytes(factors: Factors, region: Region, nbytes: int) -> int:
-    """What filling a piece of ``nbytes`` takes: blocks that are read, a box whose axes lie apart."""
+    """Return the bytes that filling a piece of ``nbytes`` takes: blocks read, a box whose axes lie apart."""
     boxes = own_regions(factors, region)
     largest = max(region_size(box) for box, _ in boxes) / max(region_size(region), 1)
     return READ_COPIES * min(nbytes, BLOCK_BYTES) + (ceil(largest * nbytes) if len(boxes) > 1 else 0)
@@ -138,7 +138,7 @@ def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, ob
 def after_pass(
     compiled: CompiledPass, made: Mapping[TaskKey, T], held: Mapping[TaskKey, T]
 ) -> dict[TaskKey, T]:
-    """What the next pass starts from: the updates that this pass made, the rest as it was.
+    """Return what the next pass starts from: the updates that this pass made, the rest as it was.
 
     Sums of gradients that this pass did not make anew are used up.
     """
@@ -148,7 +148,7 @@ def after_pass(
 
 
 def specs(compiled: CompiledPass) -> list[TensorSpec]:
-    """How weights and state are stored in the run: one Zarr chunk a piece where pieces are regular."""
+    """Return how the run stores weights and state: one Zarr chunk a piece where pieces are regular."""
     factored = compiled.plan.factored
     found = []
     for name, regions in compiled.pieces.items():

@@ -1,4 +1,4 @@
-"""What tells a function that a user has registered from another: a digest of its text."""
+"""Digests of functions that users register, which tell one function from another."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Range = tuple[int, int]
 Region = tuple[Range, ...]
 
 BLOCK_BYTES = 256 << 10
-"""What is read of a large array in a file at once, where it cannot be read to where it belongs."""
+"""Bytes of a large array in a file that are read at once, where it cannot be read to where it belongs."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Parts:
     """
 
     listed: tuple[Region, ...] | None = ()
-    """None: it is a grid."""
+    """Regions one by one; None: they are a grid."""
     axes: tuple[tuple[Range, ...], ...] = ()
     """Ranges of a grid along each axis; those of the last axis vary fastest."""
     places: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ class _Grid:
         self._known: list[dict[Range, tuple[list[int], tuple[Range, ...]]]] = [{} for _ in axes]
 
     def overlaps(self, region: Region) -> tuple[list[int], Parts]:
-        """What ``RegionIndex.overlaps`` returns."""
+        """See ``RegionIndex.overlaps``."""
         numbers, axes = [self._first], []
         for axis in self._order:
             wanted = region[axis]

@@ -33,7 +33,7 @@ are computed many at a time, as a call costs more than they do."""
 
 @dataclass(frozen=True)
 class Tiling:
-    """How many pairs of batch and group, queries (of all heads of a group) and keys a tile has."""
+    """Numbers of batches, groups, queries (of all heads of a group) and keys of a tile."""
 
     batch: int
     groups: int

@@ -72,12 +72,12 @@ class Computing:
     then: Callable[[Instruction], Sequence[str]] = lambda step: ()
     """Operators that the kernel applies to the result; their time is added."""
     arranged_elements: Callable[[Instruction, Sequence[Shape]], int] = lambda step, shapes: 0
-    """Of an instruction with operands of such shapes: elements that its kernel puts into another order in
-    each call, as weights of a convolution."""
+    """(instruction, shapes of its operands) -> elements that its kernel puts into another order in each
+    call, such as weights of a convolution."""
     small_tiles: Callable[[Instruction, Sequence[Shape]], float] = lambda step, shapes: 0
-    """Returns the tiles that the kernel computes one by one, beyond those that its rate stands for."""
+    """(instruction, operand shapes) -> tiles computed one by one, beyond those that its rate stands for."""
     tile_seconds: float = 0.0
-    """What each of these takes beside its arithmetic: calls of kernels."""
+    """Seconds for each of these tiles beside its arithmetic: calls of kernels."""
 
 
 Speed = Streaming | Computing

@@ -1,4 +1,4 @@
-"""What a file may make of itself, at most: a few bytes of ONNX can ask for more than any machine has.
+"""Limits of what a file may expand to: a few bytes of ONNX can ask for more than any machine has.
 
 All bounds are here. They are far above what networks need, and keep the reader of any file to about a GiB.
 """
@@ -18,13 +18,13 @@ MOST_NODES = 200_000
 MOST_CALLS = 64
 """Functions that may call each other, one inside the other."""
 MOST_INLINED_BYTES = 64 << 20
-"""Nodes of functions, as bytes of the file, wherever these are called."""
+"""Bytes in the file of the nodes of functions, wherever these are called."""
 MOST_TRIPS = 10_000
 """Trips of a loop, which is unrolled."""
 MOST_CONSTANT_BYTES = 64 << 20
-"""A constant that is computed when a file is read."""
+"""Bytes of a constant that is computed when a file is read."""
 MOST_CONSTANTS_BYTES = 512 << 20
-"""All of these together."""
+"""Bytes of all of these together."""
 MOST_AXES = 32
 """Axes of a value."""
 MOST_TAPS = 1 << 24

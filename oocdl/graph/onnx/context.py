@@ -39,7 +39,7 @@ class Context:
     evaluated: frozenset[str]
     """First outputs of the BatchNorms that use their running statistics in training, too."""
     facts: Mapping[str, Fact]
-    """What the file's metadata says of its initializers."""
+    """Initializer -> facts from the file's metadata."""
     traced: Mapping[str, Shape]
     """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""
     batch: tuple[int, int] | None

@@ -51,7 +51,7 @@ _CALLED: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """What has to be true of sizes."""
+    """A condition on the sizes of inputs."""
 
     text: str
     """An expression of names of axes."""
@@ -70,13 +70,13 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAxes:
-    """What a file says of the sizes of its inputs, beside their names."""
+    """Facts of a file about the sizes of its inputs, beside their names."""
 
     conditions: tuple[Condition, ...] = ()
     fixed: Mapping[str, str] = field(default_factory=dict)
     """``INPUT.AXIS`` -> why its size is fixed."""
     least_batch: int = 1
-    """Smaller batches cannot be trained: a norm over one number, say."""
+    """Smallest batch that can be trained: smaller ones may have a norm over one number, say."""
 
     def check(self, inputs: Sequence[Port], shapes: Mapping[str, Shape], training: bool) -> None:
         """Raise ModelError if inputs of such shapes would make another network than the file is of."""

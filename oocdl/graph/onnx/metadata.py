@@ -1,4 +1,4 @@
-"""What ONNX cannot say of a network, kept in a file's ``metadata_props``: which tensors are trained, and how.
+"""Facts that ONNX cannot express, kept in a file's ``metadata_props``: which tensors are trained, and how.
 
 ONNX knows initializers. Whether one is a parameter, a frozen one, a buffer, or a statistic that a norm in
 training mode updates, which row of an embedding is padding, and what a tensor is called in PyTorch is written
@@ -28,7 +28,7 @@ KINDS = ("parameter", "buffer", "statistic")
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """What is known of one initializer."""
+    """Facts about one initializer."""
 
     kind: str
     """A ``parameter``; a ``buffer``, which nothing changes; or a ``statistic``, which its norms update."""
@@ -45,33 +45,33 @@ class Counter:
     """A ``num_batches_tracked`` of the module, which ONNX has no tensor for."""
 
     start: int
-    """What it was when the file was written."""
+    """Value when the file was written."""
     per_pass: int
-    """How often its norm is called in one pass."""
+    """Calls of its norm in one pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """What a file says of the module that it was made of."""
+    """Facts of a file about the module that it was made of."""
 
     module: str
     """The class of the module."""
     exporter: str
-    """Which exporter wrote the graph."""
+    """Name of the exporter that wrote the graph."""
     facts: Mapping[str, Fact]
-    """By initializer. What is not named here is a constant of the module's code."""
+    """Initializer -> its facts. One that is absent is a constant of the module's code."""
     unread: tuple[str, ...] = ()
     """Parameters that the forward pass does not read: they are not in the file, and never change."""
     counters: Mapping[str, Counter] = field(default_factory=dict)
-    """By name in the module."""
+    """Name in the module -> counter."""
     sizes: OpenAxes = field(default_factory=OpenAxes)
-    """Under which sizes of its inputs the file is the module."""
+    """Sizes of its inputs under which the file is the module."""
     compared: bool = True
     """Whether file and module were compared by numbers."""
     predicts: str = ""
-    """In what its predictions are others than those of the module in evaluation mode."""
+    """Differences of its predictions from those of the module in evaluation mode; empty: none."""
     notes: tuple[str, ...] = ()
-    """What the user may not expect of it."""
+    """Remarks on what the user may not expect."""
     numbers: tuple[float, ...] = ()
     """Numbers of the module's code that float32 cannot hold."""
 

@@ -58,9 +58,9 @@ class OnnxNode:
     scopes: tuple[str, ...] = ()
     """Names of the modules that it is of, outermost first, and its own; empty where the file has none."""
     origin: str = ""
-    """What PyTorch's dynamo exporter made it of: classes of modules, and the operator."""
+    """Classes of modules and the operator that PyTorch's dynamo exporter made it of."""
     rule: str = ""
-    """Rewritings of an exporter's optimizer that made it."""
+    """Rewrite rules of an exporter's optimizer that made it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Body:
     outputs: tuple[str, ...]
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, np.ndarray[Any, Any]]
-    """Its initializers: numbers of the model, never trained."""
+    """Initializers of the body: numbers of the model, never trained."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is in a checked ONNX file, without the contents of its weights, and who reads these."""
+"""A checked ONNX file, without the contents of its weights, and the nodes that read these."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class OnnxFile:
     kinds: Mapping[str, str]
     """Initializer -> PARAMETER, BUFFER or CONSTANT_TENSOR, where the exporter said."""
     folded: Mapping[str, tuple[str, ...]]
-    """Initializer -> what the exporter's optimizer has computed it from, where that said so."""
+    """Initializer -> values from which the exporter's optimizer has computed it, where that said so."""
     metadata: Metadata | None = None
-    """What ``oocdl.from_torch`` wrote of the module, where the file is of it."""
+    """The record of the module that ``oocdl.from_torch`` wrote; None for other files."""
     exact: ExactNumbers | None = None
     """The numbers of its code."""
 

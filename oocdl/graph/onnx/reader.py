@@ -70,7 +70,7 @@ class Imported:
     logits: Mapping[str, str]
     """Output -> the value before that."""
     trained: Trained
-    """What is trained and why, with remarks that the user should see."""
+    """Part of each tensor and the reason for it, with remarks that the user should see."""
     rebatched: bool = False
     """Whether constants of the file were read as the size of the batch."""
     modules: Mapping[str, str] = field(default_factory=dict)

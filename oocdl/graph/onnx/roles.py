@@ -37,7 +37,7 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
 }
 """Operator -> inputs that are settings, never weights."""
 ROLES = {"parameter": Role.WEIGHT, "statistic": Role.STATE, "buffer": Role.CONSTANT}
-"""By what the metadata says."""
+"""Kind in the metadata -> role."""
 
 
 Uses = Sequence[tuple[OnnxNode, int]]

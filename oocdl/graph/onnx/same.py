@@ -12,7 +12,7 @@ from oocdl.graph.onnx.model_file import Body, OnnxNode, shown
 from oocdl.graph.onnx.reader import OnnxModel
 
 Part = tuple[str, Any, str]
-"""What of a file it is, what is compared, and how that is said."""
+"""(name of a part of a file, the facts that are compared, these in words)"""
 
 
 def network_differences(old: OnnxModel, new: OnnxModel) -> str:

@@ -21,9 +21,9 @@ from oocdl.graph.onnx.roles import TENSORFLOW, batch_norm_modes
 
 EXPORT = "export with oocdl.from_torch(module, example, path), which keeps the network as it is"
 NAMED = 3
-"""So many names stand in a remark; of the others, the number."""
+"""Number of names in a remark; the others are counted."""
 PATTERNS = 8
-"""So many patterns stand in a cure; ``oocdl info MODEL --weights`` lists all tensors."""
+"""Number of patterns in a cure; ``oocdl info MODEL --weights`` lists all tensors."""
 
 _BUFFER = re.compile(r"(pe|pos(_.*|ition.*)?|running_.*|num_batches_tracked|.*mask|inv_freq|anchors?)")
 _PARAMETER = re.compile(
@@ -45,9 +45,9 @@ class Remark:
     """Something that looks wrong."""
 
     text: str
-    """What was seen, and what it means; one line."""
+    """The observation and its meaning; one line."""
     cure: str
-    """What to do about it; one line of code."""
+    """The remedy; one line of code."""
 
 
 def some(names: Sequence[str]) -> str:
@@ -246,15 +246,15 @@ def _lost_by_tensorflow(file: TracedFile) -> list[str]:
 
 @dataclass(frozen=True)
 class Sign:
-    """What an exporter has done, and what then is trained."""
+    """A trace of an exporter's change, and the effect of the change on training."""
 
     find: Callable[[TracedFile], list[str]]
     """Returns the nodes or tensors that show it."""
     seen: str
-    """What is said of them, after their number, with words in braces as ``_WORDS`` has them."""
+    """Text after the number of finds; words in braces are those of ``_WORDS``."""
     meaning: str
     cure: str = EXPORT
-    """What to do; ``{freeze}`` stands for the option that freezes these tensors."""
+    """The remedy; ``{freeze}`` stands for the option that freezes these tensors."""
 
     def remarks(self, file: TracedFile) -> list[Remark]:
         """Return what is said of a file: nothing if it does not show the sign."""

@@ -1,4 +1,4 @@
-"""What of a file is trained, and why: a record of each initializer, and remarks on what looks wrong.
+"""Records which initializers of a file are trained, and why, with remarks on what looks wrong.
 
 The reader makes it, before anything runs. ``fit``, ``plan`` and ``oocdl info`` show it.
 """
@@ -20,7 +20,7 @@ from oocdl.graph.onnx.signs import Remark, remarks_of
 
 
 class Part(Enum):
-    """What an initializer is for; the value is its name in print."""
+    """The purpose of an initializer; the value is its name in print."""
 
     TRAINED = "trained"
     FROZEN = "frozen"
@@ -43,13 +43,13 @@ class TensorRecord:
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Number of its elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What of a model is trained, frozen, tied, constant or a running statistic, and why.
+    """The tensors of a model: trained, frozen, tied, constant or a running statistic, and why.
 
     >>> record = TensorRecord(name="w", shape=(2, 3), part=Part.TRAINED, why="float initializer")
     >>> Trained(tensors=(record,)).count(Part.TRAINED)
@@ -59,13 +59,13 @@ class Trained:
     tensors: tuple[TensorRecord, ...]
     """Every initializer of the file, in its order."""
     remarks: tuple[Remark, ...] = ()
-    """What looks wrong, with its cure."""
+    """Things that look wrong, each with its cure."""
     own: tuple[tuple[str, int], ...] = ()
-    """Operators of the user's own (``oocdl.ops.register``), and how many nodes have each."""
+    """Operators of the user's own (``oocdl.ops.register``), and the number of nodes of each."""
     told: bool = False
     """Whether the file itself says what is trained, as those of ``oocdl.from_torch`` do."""
     notes: tuple[str, ...] = ()
-    """What the user may not expect of the network, as the file says."""
+    """Remarks of the file on what the user may not expect of the network."""
 
     def __repr__(self) -> str:
         found = ", ".join(f"{self.count(part)[0]} {part.value}" for part in Part if self.count(part)[0])

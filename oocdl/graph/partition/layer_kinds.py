@@ -26,7 +26,7 @@ class LayerKind:
     number: int
     """Equal for equal layers."""
     names: tuple[str, ...]
-    """Its values; of equal layers, those at one place have one part in both."""
+    """Names of its values; corresponding values of equal layers stand at equal places."""
 
 
 Cut = tuple[int, tuple[tuple[int, int], ...]]

@@ -52,9 +52,9 @@ class Group:
     values: set[str] = field(default_factory=set)
     """Values that the layer computes or reads, as far as they are known yet."""
     heavy_inputs: set[str] = field(default_factory=set)
-    """What its heavy anchors read."""
+    """Values that its heavy anchors read."""
     heavy_results: int = 0
-    """What its heavy anchors make, as a set of bits (``_Reach``)."""
+    """Results of its heavy anchors, as a set of bits (``_Reach``)."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -260,12 +260,12 @@ class _Grouper:
 
 
 class _Reach:
-    """Which anchors depend on which through cheap nodes, as sets of bits: one for each result."""
+    """Dependencies of anchors on each other through cheap nodes, as sets of bits, a bit for each result."""
 
     def __init__(self, wiring: Wiring, anchors: Set[str]) -> None:
         self._results: list[str] = []
         self._anchors: list[Cell] = []
-        """By the bit of its result."""
+        """Number of a result's bit -> the anchor that makes it."""
         self._before: dict[str, int] = {}
         """Value -> the results of anchors that it is, or is computed from by cheap nodes."""
         self._after: dict[str, int] = {}

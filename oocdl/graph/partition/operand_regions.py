@@ -16,11 +16,11 @@ from oocdl.graph.ir.index import Around, Index, Inverse, Plain, Range, Region, W
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 MOST_KNOWN = 1 << 14
-"""With more regions known (of some hundred bytes each), all are forgotten: a layer may have thousands."""
+"""Known regions (some hundred bytes each) at which all are forgotten: a layer may have thousands."""
 
 
 class OperandRegion(NamedTuple):
-    """What a shard needs of an operand, for given ranges of the letters that it follows."""
+    """The region of an operand that a shard needs, for given ranges of the letters that it follows."""
 
     part: Region
     """The needed ranges of the stored axes, clipped to the value."""
@@ -31,7 +31,7 @@ class OperandRegion(NamedTuple):
     shape: Shape
     """Extents of ``own``."""
     pads: tuple[tuple[int, int], ...] | None
-    """How much padding is needed before and after each own axis; None: none."""
+    """Padding needed before and after each own axis; None: none."""
     nothing: bool
     """Whether nothing inside the value is needed."""
 
@@ -53,7 +53,7 @@ class _Operand:
     """Equal for equal operands."""
     axes: tuple[_Axis, ...]
     letters: tuple[str, ...]
-    """Those that it follows, each once."""
+    """Letters that it follows, each once."""
     rank: int
     """Rank of the stored value."""
     inverse: bool
@@ -61,10 +61,10 @@ class _Operand:
 
 
 class CellFacts(NamedTuple):
-    """What the regions of a node follow from, beside ranges."""
+    """Facts that determine the regions of a node, beside ranges."""
 
     whole: Mapping[str, Range]
-    """Letter -> all of it."""
+    """Letter -> its whole range."""
     outputs: tuple[tuple[str, tuple[str, ...]], ...]
     """Stored value of each result, and the letters of its stored axes."""
     inputs: tuple[_Operand, ...]
@@ -81,23 +81,23 @@ class Operands:
         self.factored = factored
         self._facts: dict[str, CellFacts] = {}
         self._operands: dict[tuple[int, Shape], _Operand] = {}
-        """By the indices of a view, which nodes alike share, and the shape of its stored value."""
+        """(id of a view's indices, which equal nodes share; shape of its stored value) -> operand."""
         self._stored: dict[int, tuple[str, ...]] = {}
-        """By the indices of a view, the letters of the stored axes."""
+        """Id of a view's indices -> letters of the stored axes."""
         self._whole: dict[int, Mapping[str, Range]] = {}
-        """By the extents of a node's letters, which nodes alike share, all of each letter."""
+        """Id of the extents of a node's letters, which equal nodes share -> whole range of each letter."""
         self._numbers: dict[tuple[_Axis, ...], int] = {}
         self._known: dict[tuple[object, ...], OperandRegion] = {}
 
     def facts(self, cell: Cell) -> CellFacts:
-        """What the regions of a node follow from."""
+        """Return the facts that determine the regions of a node."""
         facts = self._facts.get(cell.node.name)
         if facts is None:
             facts = self._facts[cell.node.name] = self._find(cell)
         return facts
 
     def region(self, operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
-        """What is needed of an operand; ``ranges``: letter -> range."""
+        """Return the region of an operand that is needed; ``ranges``: letter -> range."""
         key = (operand.number, *[ranges[letter] for letter in operand.letters])
         needed = self._known.get(key)
         if needed is None:

@@ -36,10 +36,10 @@ class _Axes:
     follows: tuple[tuple[int, int, Sequence[Range]], ...]
     """(axis, class, range for each piece)"""
     known: dict[Shard, tuple[str, Region]] = field(default_factory=dict)
-    """By the pieces of the classes that it follows: shards share what they have in common."""
+    """Pieces of the classes that it follows -> (name, region), which shards with these pieces share."""
 
     def region(self, shard: Shard) -> tuple[str, Region]:
-        """What a shard has of the value."""
+        """Return the value's name and the shard's region of it."""
         pieces = tuple(shard[place] for _, place, _ in self.follows)
         if pieces not in self.known:
             region = list(self.constant)
@@ -115,7 +115,7 @@ def find_shard_grid(pieces: Shard, derive: Derive, is_even: IsEven) -> ShardGrid
 
 
 def _structure(unit: Unit) -> object:
-    """What all shards have to have in common: the values, and the operators with all of their operands."""
+    """Return the facts that all shards must share: values, operators and their numbers of operands."""
     names = [name for name, _ in (*unit.reads, *unit.makes)]
     return names, [(step.op, len(step.operands)) for step in unit.program.instructions]
 

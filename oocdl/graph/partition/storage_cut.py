@@ -64,12 +64,12 @@ class _Search:
         """Stored cheap value -> the layer that stores it."""
         self.finals = set(wiring.finals)
         self.counts: list[dict[str, int]] = [{} for _ in grouping.groups]
-        """By layer: value -> how many of the layer's anchors, results and computed values need it."""
+        """Layer -> {value -> number of the layer's anchors, results and computed values that need it}."""
         self.users: defaultdict[str, set[int]] = defaultdict(set)
         """Cheap value -> layers that compute it."""
         self.readers: defaultdict[str, set[int]] = defaultdict(set)
         self.moved_bytes = 0
-        """What all layers read, and what is written for them."""
+        """Bytes that all layers read, and that are written for them."""
 
     def begin(self) -> None:
         """Find what all layers read and compute, with the choice of stored values that is there."""
@@ -125,7 +125,7 @@ class _Search:
         self.moved_bytes -= self._bytes_for(value, readers)
 
     def _bytes_for(self, value: str, others: Collection[int]) -> int:
-        """What moves for a reader of a value beside the ``others``: the first has it written, too."""
+        """Return the bytes moved for a reader of a value beside ``others``: the first has it written, too."""
         writes = not others and value in self.maker and value not in self.finals
         return self.costs[value] * (1 + writes)
 

@@ -1,4 +1,4 @@
-"""What the nodes of a graph read and make, found once: it is the same for every choice of cuts."""
+"""Finds the values that the nodes of a graph read and make, which are the same for every choice of cuts."""
 
 from __future__ import annotations
 

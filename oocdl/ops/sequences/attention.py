@@ -52,13 +52,13 @@ from oocdl.ops._speed import READING, probe
 SIZES, FEW_SIZES = (4, 16, 64, 256), (16, 64)
 """The smallest extents of products that are measured, in float32 and in bfloat16."""
 SCORE_FLOPS = 20
-"""What the exponential and the sums of a score cost, in operations."""
+"""Operations of the exponential and the sums of a score."""
 TILE_SECONDS: Mapping[str, float] = {"Attend": 1.45e-4, "AttendGrad": 2.5e-4}
-"""What a tile takes beside its arithmetic with the torch engine, measured: 90 to 220 and 180 to 410 us, of
+"""Seconds of a tile beside its arithmetic with the torch engine, measured: 90 to 220 and 180 to 410 us, of
 256 to 2,048 queries of sizes 32 to 128. Attention that is short or causal took 1.4 to 3.5 times its rate."""
 ELEMENT_FLOPS = 100
-"""What an element of an operand costs beside the products, in operations: it is put in a tile's order. So
-much that attention is never computed twice, however short its sequences are."""
+"""Operations for an element of an operand beside the products: it is put in a tile's order. They are so
+many that attention is never computed twice, however short its sequences are."""
 DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
 """Default values of attributes."""
 

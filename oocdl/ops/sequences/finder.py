@@ -30,7 +30,7 @@ class Mask:
     value: str
     lead: Shape
     size: Shape
-    """How many queries and keys there are; the mask itself may broadcast."""
+    """Numbers of queries and keys; the mask itself may broadcast."""
     unseen: float | None = None
     negated: bool = False
 
@@ -44,7 +44,7 @@ class Operand:
     """Whether the value has columns before rows."""
     scale: float = 1.0
     repeats: int = 1
-    """How many heads that follow each other are equal; the value has them once."""
+    """Number of consecutive heads that are equal; the value has them once."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RowScale:
 
 @dataclass(frozen=True)
 class Step:
-    """What a node does to scores: they were ``before``."""
+    """The work of one node on scores, which are ``before`` when it begins."""
 
     before: str
     scale: float = 1.0
@@ -69,7 +69,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Weights:
-    """What is done to scores from the Softmax to the product with v."""
+    """The steps from the Softmax of scores to the product with v."""
 
     softmax: Node
     cleaned: bool = False
@@ -81,7 +81,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Found:
-    """What one node is to compute: the product of q and k, what follows it, and the product with v."""
+    """The attention that one node is to compute: product of q and k, further steps, and product with v."""
 
     scores: Node
     weights: str
@@ -299,7 +299,7 @@ def _band(seen: Array) -> Band | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """How what broadcasts to [*lead, queries, keys] does so to [batch, groups, heads, queries, keys].
+    """Makes what broadcasts to [*lead, queries, keys] do so to [batch, groups, heads, queries, keys].
 
     It is reshaped to ``parts``, expanded to ``whole``, and reshaped to ``made``.
     """

@@ -32,16 +32,16 @@ LARGEST_UNIT_BYTES = 1 << 30
 SMALLER_UNITS_TIME_RATIO = 0.97
 """Smaller units are taken only if their predicted time is at most this share of that of larger ones."""
 TRIAL_TASK_BYTES = 256 << 10
-"""What it may take to try units of half the size, for each task of the plan at hand: up to four times as
+"""Memory for a trial with units of half the size, for each task of the plan at hand: up to four times as
 many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB)."""
 SEARCH_START_BYTES = 512 << 20
-"""Where the search for the smallest budget begins, if the budget itself is not larger."""
+"""Budget at which the search for the smallest one begins, if the given one is not larger."""
 CLOSE_BYTES = 1 << 20
-"""The search for the smallest budget ends within so many bytes of it."""
+"""Precision of the search for the smallest budget."""
 LARGEST_BUDGET_BYTES = 1 << 50
 """No budget above this is looked for."""
 SEARCH_SECONDS = 15.0
-"""After so long the search for the smallest budget ends with what it has found."""
+"""Time after which the search for the smallest budget ends with what it has found."""
 
 
 @uncollected()

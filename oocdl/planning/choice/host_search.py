@@ -1,4 +1,4 @@
-"""How many workers of a cluster get work: all of them, or fewer if a step of all would be hardly faster.
+"""Chooses how many workers of a cluster get work: fewer than all if a step of all would be hardly faster.
 
 A pass is cut and placed for all workers, for half of them, and so on, and each time the seconds of a step are
 estimated with all that travels (``simulation/estimate``). Weights that take long to travel are cut as well
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def moved_bytes(self) -> int:
-        """From and to the spill in a step."""
+        """Bytes moved from and to the spill in a step."""
         return 0 if self.stays else self.simulated.moved_bytes
 
 
@@ -66,7 +66,7 @@ class _Timed(NamedTuple):
 
     compiled: CompiledPass
     seconds: float
-    """About those of a step on a machine's workers."""
+    """Approximate seconds of a step on a machine's workers."""
     work_seconds: float
     """Predicted seconds of its work on one thread."""
 

@@ -68,5 +68,5 @@ def compile_passes(
 
 
 def own_plans(kinds: Mapping[str, CompiledPass]) -> dict[str, CompiledPass]:
-    """Those of all kinds that have a plan of their own; the others run the same plans on other chunks."""
+    """Return the kinds that have a plan of their own; the others run the same plans on other chunks."""
     return {name: kinds[name] for name in (MAIN, RAGGED, FIRST) if name in kinds}

@@ -14,10 +14,10 @@ SLOWDOWN_FACTOR = 1.2
 for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4). It stands for all that is charged
 by itself where cores are shared, and does not count there."""
 UNIT_SECONDS, COMBINE_SECONDS = 6e-4, 1.5e-4
-"""Of a core that is shared, beside program and reading: to reserve memory and to look how much there is (0.25
-to 0.55 ms), and to put results away. Measured in steps of five networks, as what follows."""
+"""Core time of a unit or a combination beside program and reading, where cores are shared: to reserve and
+measure memory (0.25 to 0.55 ms), and to put results away. Measured in steps of five networks."""
 SCHEDULING_SECONDS, BEGIN_SECONDS = 2.2e-5, 1.4e-5
-"""Of a core that is shared, for each task: while a pass runs, and before the first one starts."""
+"""Time of a shared core for each task: while a pass runs, and before the first one starts. Measured too."""
 
 
 @dataclass(eq=False)
@@ -29,18 +29,18 @@ class Costs:
     feeds: Mapping[str, int] = field(default_factory=dict)
     """Value that comes from the dataset -> how many of its first axes, as they are stored, are samples."""
     known: dict[str, float] = field(default_factory=dict)
-    """By key of a program."""
+    """Key of a program -> its seconds."""
     cold: dict[str, float] = field(default_factory=dict)
-    """The same of ``cold_seconds``."""
+    """Key of a program -> its ``cold_seconds``."""
 
     def seconds(self, call: UnitCall | CombineCall) -> float:
-        """Of one call where programs have cores of their own."""
+        """Return the seconds of a call where programs have cores of their own."""
         if isinstance(call, CombineCall):
             return TASK_SECONDS + self._adding(call)
         return TASK_SECONDS + SLOWDOWN_FACTOR * self._program(call)
 
     def shared_seconds(self, call: UnitCall | CombineCall) -> float:
-        """Of one call, of a core that all that the process does shares."""
+        """Return the seconds of a core that a call takes where all that the process does shares its cores."""
         if isinstance(call, CombineCall):
             return COMBINE_SECONDS + SCHEDULING_SECONDS + self._adding(call)
         made, key = len(call.unit.makes), call.unit.program.key

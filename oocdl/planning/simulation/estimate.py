@@ -1,4 +1,4 @@
-"""About how long a step over many hosts takes, in little time: calls in the plan's order, and what they read.
+"""Estimates quickly how long a step over many hosts takes: calls in the plan's order, and what they read.
 
 The planner compares ways to cut a pass by it, of which each may have 100,000 calls; ``simulation/hosts``
 tells more of one. Memory is taken to be enough. A host does its calls in the plan's order, each as soon as a
@@ -26,7 +26,7 @@ from oocdl.planning.simulation.process import GATHER_SECONDS, PART_SECONDS, STRI
 
 
 def work_seconds(going: Exchange, rates: Rates, rules: Rules) -> list[float]:
-    """Of each call on one thread, with what is put together for it; picks take none."""
+    """Return the seconds of each call on one thread, with what is put together for it; picks take none."""
     costs, found = Costs(rates, rules), []
     for call in going.graph.calls:
         if isinstance(call, PickCall):
@@ -62,9 +62,9 @@ class _Estimate:
         self.where[self.flat.inputs :] = placed.workers[self.flat.maker[self.flat.inputs :]]
         self.senders, self.receivers, self.nbytes = going.columns[:3].tolist()
         self.bundles = np.repeat(np.arange(len(self.senders)), np.diff(going.first))
-        """For each item of a bundle the bundle."""
+        """Item of a bundle -> the bundle."""
         self.chunk = going.items.copy()
-        """For each item of a bundle the chunk that it is, or of which it is a strip."""
+        """Item of a bundle -> the chunk that it is, or of which it is a strip."""
         strips = np.flatnonzero(self.chunk >= len(self.flat.keys))
         self.chunk[strips] = self.flat.source[placed.strip_reads[self.chunk[strips] - len(self.flat.keys)]]
         self.done = np.zeros(len(self.flat.keys))
@@ -74,11 +74,11 @@ class _Estimate:
         self.free = [[0.0] * threads for _ in range(hosts)]
         """Host -> when each of its threads is free, as a heap."""
         self.loop_seconds, self.out_seconds, self.in_seconds = ([0.0] * hosts for _ in range(3))
-        """How long event loops and interfaces are busy."""
+        """Host -> seconds for which its event loop, and its interface in each direction, are busy."""
         self._find_bundles()
 
     def _find_bundles(self) -> None:
-        """By which bundle each argument of a call, and each item that is passed on, has come."""
+        """Find the bundle by which each argument of a call, and each item that is passed on, has come."""
         going, hosts, flat = self.going, self.cluster.hosts, self.flat
         receivers, senders = going.columns[1][self.bundles], going.columns[0][self.bundles]
         code = going.items * hosts + receivers
@@ -189,14 +189,14 @@ class _Estimate:
         return upto
 
     def _at(self, items: slice) -> np.ndarray:
-        """When items are there, where they are sent from."""
+        """Return when items are there, where they are sent from."""
         before = self.before[items]
         return np.where(before >= 0, self.arrived[before], self.done[self.chunk[items]])
 
     def _travel(
         self, one: int, when: float, loops: list[float], outs: list[float], ins: list[float]
     ) -> float:
-        """When a bundle that is there at a time has come: asked for, sent and taken in.
+        """Return when a bundle that is ready at ``when`` has come: asked for, sent and taken in.
 
         The event loop of either host takes a part of a core for each message.
         """

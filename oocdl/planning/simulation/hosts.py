@@ -38,7 +38,7 @@ from oocdl.planning.simulation.tasks import Chunk, Entry, Tasks, entries_of, ite
 from oocdl.planning.task_key import TaskKey
 
 BUSY_SHARE = 0.5
-"""What is busy for at least this share of a step is what limits it."""
+"""A resource that is busy for at least this share of a step is what limits it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +48,24 @@ class SimulatedHosts:
     hosts: int
     seconds: float
     busy_shares: tuple[float, ...]
-    """Of each host: the share of the step for which its compute slots are busy."""
+    """For each host, the share of the step for which its compute slots are busy."""
     sent_bytes: tuple[int, ...]
-    """By each host."""
+    """For each host, the bytes that it sends."""
     received_bytes: tuple[int, ...]
     peak_tier_bytes: tuple[int, ...]
     """The most that chunks and units of each host take at once."""
     peak_spill_bytes: tuple[int, ...]
     spilled_bytes: tuple[int, ...]
-    """From and to the disk of each host."""
+    """For each host, the bytes moved from and to its disk."""
     tasks: int
-    """Of the cluster's scheduler."""
+    """Number of tasks of the cluster's scheduler."""
     shares: Mapping[str, float]
     """"compute", "network", "disk", "messages" (event loops of workers), "scheduler" -> the share of the step
     for which that is busy, of the host where it is busiest."""
 
     @property
     def limit(self) -> str:
-        """What is busy most of the time; "dependencies" where hosts mostly wait for each other."""
+        """The resource that is busiest; "dependencies" where hosts mostly wait for each other."""
         busiest = max(self.shares, key=self.shares.__getitem__)
         return busiest if self.shares[busiest] >= BUSY_SHARE else "dependencies"
 
@@ -80,7 +80,7 @@ class _Host:
     def __init__(self, cast: _Pass, order: LocalOrder, step: Step, shown: Sequence[Groups]) -> None:
         self.cast, self.step, self.left, self.shown = cast, step, list(order.calls_of_group), shown
         self.heard = 0
-        """How many of its tasks' ends the scheduler has heard of."""
+        """Number of its tasks of whose end the scheduler has heard."""
         self.going = False
         """Whether the task that follows has begun."""
         self.ready: deque[Bundle] = deque()
@@ -227,7 +227,7 @@ class _Pass:
         clock.at(self._woken(sender, nbytes), leaves)
 
     def _woken(self, host: int, nbytes: int) -> float:
-        """When the event loop of a host has handled a message of which it hears now."""
+        """Return when the event loop of a host has handled a message of which it hears now."""
         run = self.run
         process = run.processes[host]
         wakes = 0.0 if process.slots else run.cluster.wake_seconds
@@ -273,7 +273,7 @@ class _Run:
 
     @property
     def task_count(self) -> int:
-        """Of the cluster: of each host one that begins, some that show its layers, and one that ends."""
+        """Tasks of the cluster: of each host one that begins, some that show its layers, one that ends."""
         return sum(2 + len(shown) for shown in self.shown)
 
     def first(self) -> list[dict[TaskKey, Chunk]]:
@@ -295,7 +295,7 @@ class _Run:
         return going.steps
 
     def between(self, steps: list[Step]) -> list[dict[TaskKey, Chunk]]:
-        """What the next pass starts from; counts begin anew."""
+        """Return what the next pass starts from; counts begin anew."""
         self.network, self.scheduler = Network(self.cluster), Scheduler(self.cluster)
         return [
             after(step, order.stored, self.exchange.renewed, order.uses)

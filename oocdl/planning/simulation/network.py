@@ -1,4 +1,4 @@
-"""What a simulation runs by: a clock, cores of a host, a network between hosts, and a scheduler of tasks."""
+"""The parts of a simulation: a clock, cores of a host, a network between hosts, and a scheduler of tasks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from itertools import count
 from oocdl.planning.hosts.exchange import SMALL_BYTES
 
 EVENT_LOOP_SHARE = 0.03
-"""Of one core of a host, what a worker's event loop takes beside messages between workers: measured, 0.1 s of
-steps of 1.4 to 3.6 s."""
+"""Share of one core of a host that a worker's event loop takes beside messages between workers: measured,
+0.1 s of steps of 1.4 to 3.6 s."""
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
         heapq.heappush(self._events, (when, next(self._numbers), call))
 
     def run(self) -> None:
-        """Until nothing more happens."""
+        """Run until nothing more happens."""
         while self._events:
             self.now, _, call = heapq.heappop(self._events)
             call()
@@ -43,7 +43,7 @@ class Cores:
         self._running: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._plan = 0
-        """Of what the clock has been told, only the last counts."""
+        """Number of the last request to the clock, the only one that counts."""
 
     def spend(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
         """Call ``then`` when so many seconds of one core have been spent from now on."""
@@ -81,30 +81,30 @@ class Cluster:
 
     hosts: int
     bytes_per_second: float
-    """Of each host's network interface, in each direction at once."""
+    """Rate of each host's network interface, in each direction at once."""
     latency_seconds: float = 2e-5
-    """From one host to another, of a message without bytes."""
+    """Latency from one host to another, for a message without bytes."""
     scheduler_seconds: float = 1e-3
-    """What the scheduler takes for each task: measured, with two workers."""
+    """Time of the scheduler for each task: measured, with two workers."""
     submit_seconds: float = 8e-5
-    """What it takes beforehand for each task, before the first one starts: measured."""
+    """Time of the scheduler for each task before the first one starts: measured."""
     message_seconds: float = 5.5e-4
-    """What a host's event loop takes for each message that it sends or gets, one after another, and
-    takes of a core: measured, 0.31 s of a step with 496 of them in one worker, on cores that compute."""
+    """Time of a host's event loop, and of a core, for each message that it sends or gets, one after
+    another: measured, 0.31 s of a step with 496 of them in one worker, on cores that compute."""
     wake_seconds: float = 8e-4
-    """Until the event loop of a host whose cores all compute has one of them, for each message: measured,
-    small bundles took 1.7 ms from being made to being there."""
+    """Delay of each message until the event loop of a host whose cores all compute has one of them:
+    measured, small bundles took 1.7 ms from being made to being there."""
     loop_bytes_per_second: float = 3.6e9
-    """Which that event loop copies of a message, beside that: measured, messages of 1 to 8 MiB between
-    workers that do nothing else."""
+    """Rate at which that event loop copies a message, beside that: measured, messages of 1 to 8 MiB
+    between workers that do nothing else."""
     task_seconds: float = 1e-3
-    """What it takes of a core for each of the host's tasks of the cluster: measured, 0.03 s of steps of 28
-    and 33 of them."""
+    """Time of a core for each of the host's tasks of the cluster: measured, 0.03 s of steps of 28 and 33
+    of them."""
     pass_seconds: float = 1e-2
-    """What the driver takes for a pass beside its tasks, half of it before they begin and half when they are
+    """Time of the driver for a pass beside its tasks, half of it before they begin and half when they are
     over: measured, members heard of a pass after 10 to 12 ms, and the driver of its end after 7."""
     notice_seconds: float = 2e-3
-    """Until a message between a worker and the scheduler leaves: Dask collects them for so long."""
+    """Delay of a message between a worker and the scheduler: Dask collects them for so long."""
     shares_cores: bool = True
     """Whether what a host copies, and puts together for units, takes its cores from what computes."""
 
@@ -119,7 +119,7 @@ class Network:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._out_free, self._in_free = ([[0.0, 0.0] for _ in range(cluster.hosts)] for _ in range(2))
-        """By host: when an interface has passed all small messages, and when all."""
+        """Host -> when its interface has passed all small messages, and when all."""
         self._loop_free = [0.0] * cluster.hosts
         self.loop_seconds = [0.0] * cluster.hosts
         self.sent_bytes = [0] * cluster.hosts
@@ -130,14 +130,14 @@ class Network:
         return self.cluster.message_seconds + nbytes / self.cluster.loop_bytes_per_second
 
     def handle(self, when: float, host: int, nbytes: int) -> float:
-        """When the event loop of a host has handled a message of which it hears at ``when``."""
+        """Return when the event loop of a host has handled a message of which it hears at ``when``."""
         takes = self.loop_takes(nbytes)
         self._loop_free[host] = max(self._loop_free[host], when) + takes
         self.loop_seconds[host] += takes
         return self._loop_free[host]
 
     def transfer(self, now: float, sender: int, receiver: int, nbytes: int) -> float:
-        """When a message that leaves now has arrived."""
+        """Return when a message that leaves now has arrived."""
         takes, latency = nbytes / self.cluster.bytes_per_second, self.cluster.latency_seconds
         is_large = nbytes > SMALL_BYTES
         leaves = _pass(self._out_free[sender], now, takes, is_large) - takes
@@ -148,7 +148,7 @@ class Network:
 
 
 def _pass(free: list[float], when: float, takes: float, is_large: bool) -> float:
-    """When an interface has passed a message that is there at a time; ``free`` is brought up to date."""
+    """Return when an interface has passed a message that is there at ``when``; updates ``free``."""
     small, every = free
     done = max(every if is_large else small, when) + takes
     free[0] = small if is_large else done
@@ -164,7 +164,7 @@ class Scheduler:
         self.free_at = self.busy_seconds = 0.0
 
     def handle(self, when: float, tasks: int = 1) -> float:
-        """When the scheduler has handled ``tasks`` of which it hears at ``when``."""
+        """Return when the scheduler has handled ``tasks`` of which it hears at ``when``."""
         takes = tasks * self.cluster.scheduler_seconds
         self.free_at = max(self.free_at, when) + takes
         self.busy_seconds += takes

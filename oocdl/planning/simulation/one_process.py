@@ -90,7 +90,7 @@ def after(
     replaced: Mapping[TaskKey, TaskKey],
     uses: Mapping[TaskKey, tuple[int, ...]],
 ) -> dict[TaskKey, Chunk]:
-    """What the next step starts from, by key, where counts begin anew; all other chunks are dropped.
+    """Return the chunks that the next step starts from, by key, with new counts; all others are dropped.
 
     ``replaced``: what of ``stored`` is another chunk now; ``uses``: when each is read.
     """

@@ -35,16 +35,16 @@ from oocdl.planning.window_order import WindowOrder, window_of
 from oocdl.storage.cache.ledger import Ledger
 
 DISK_SHARE = 0.5
-"""Of its speed alone, what the disk reaches beside programs that keep all cores busy."""
+"""Share of its speed alone that the disk reaches beside programs that keep all cores busy."""
 REQUEST_SECONDS = 1.2e-3
-"""Of a chunk, or part of one, that is read or written, beside its bytes: whoever waits for the disk
-waits for a core again."""
+"""Time for each chunk, or part of one, that is read or written, beside its bytes: whoever waits for the
+disk waits for a core again."""
 
 GATHER_SECONDS, PART_SECONDS = 1.3e-4, 2.9e-5
-"""Of Python, to put together what a unit reads: once, and for each part that is copied. Measured."""
+"""Time of Python to put together what a unit reads: once, and for each part that is copied. Measured."""
 SOURCE_BYTES_PER_SECOND, SAMPLE_SECONDS = 8e8, 5e-5
-"""Read of a dataset and decoded, where chunks are not larger than what is read of them; and of a core for
-each sample, whose chunk is looked at before it is read and after. Measured."""
+"""Rate of reading and decoding a dataset, where chunks are not larger than what is read of them; and time
+of a core for each sample, whose chunk is looked at before it is read and after. Measured."""
 STRIDED_FACTOR = 1.3
 """Parts that lie apart take so much longer to copy than as many bytes side by side."""
 
@@ -67,20 +67,20 @@ class Step:
     ) -> None:
         self.process, self.tasks, self.send, self.finished = process, tasks, send, finished
         self.chunks: list[Any] = [None] * len(tasks.calls)
-        """By task its ``Chunk``, or None where there is none (yet, or any more)."""
+        """Task -> its ``Chunk``; None where there is none (yet, or any more)."""
         for key, chunk in held.items():
             self.chunks[tasks.number[key]] = chunk
         kept = [tasks.number[key] for key in wanted]
         window = window_of(process.workers - 1)
         self.order = WindowOrder(tasks.sources, kept, window, tasks.arriving, tasks.bundles)
         self.ended = process.now
-        """When its last task was over."""
+        """Time at which its last task was over."""
         self.idle = list(range(process.workers))
         self.is_listed = False
         """Whether tasks can start."""
         self.slot_line: deque[Unit] = deque()
         self.sources: set[tuple[str, Region]] = set()
-        """What has been read of the dataset, and is kept for the pass."""
+        """(value, region) of what has been read of the dataset, and is kept for the pass."""
 
     # --- scheduling ----------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Process:
         return self.clock.now
 
     def seconds(self, call: UnitCall | CombineCall) -> float:
-        """What a call takes of one core."""
+        """Return the seconds of one core that a call takes."""
         return self.costs.seconds(call) if self.cores is None else self.costs.shared_seconds(call)
 
     def at(self, when: float, call: Callable[[], None]) -> None:
@@ -329,7 +329,7 @@ class Process:
         self.step = None  # else there would be circles, which live until the collector comes
 
     def disk(self, read: int, written: int, requests: int) -> float:
-        """When the disk will have moved so much: one request after another."""
+        """Return when the disk will have moved so much: one request after another."""
         if read or written:
             rates = self.rates
             seconds = read / rates.disk_read_bytes_per_second + written / rates.disk_write_bytes_per_second

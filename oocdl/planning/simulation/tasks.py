@@ -1,4 +1,4 @@
-"""What a simulated process has: tasks by number, chunks without bytes, calls and arrivals with claims."""
+"""Contents of a simulated process: tasks by number, chunks without bytes, calls and arrivals with claims."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Unit(Claim[Chunk]):
 
     call: UnitCall | CombineCall
     number: int
-    """Of the task."""
+    """Number of the task."""
     arguments: Sequence[Chunk]
     worker: int
     begun: float
@@ -54,12 +54,12 @@ class Arrival(Claim[Chunk]):
     """A chunk that waits for room: it has come from another process, or is a strip that is cut."""
 
     number: int
-    """Of the task that it ends."""
+    """Number of the task that it ends."""
     chunk: Chunk
 
 
 Entry = Call | Strip | Bundle | None
-"""What a task does; None: it is a chunk that is there at the start, or that arrives."""
+"""The work of a task; None: it is a chunk that is there at the start, or that arrives."""
 
 
 class Tasks:

@@ -1,4 +1,4 @@
-"""What a simulated step tells: when units run, what memory holds, what the disk moves."""
+"""The results of a simulated step: when units run, what memory holds, what the disk moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from oocdl.planning.task_key import TaskKey
 
 
 class Ran(NamedTuple):
-    """When a unit ran, in seconds from the start of the step."""
+    """A unit's run, in seconds from the start of the step."""
 
     position: int
     key: TaskKey
@@ -26,13 +26,13 @@ class Moment(NamedTuple):
     resident_bytes: int
     """Chunks in the tier."""
     reserved_bytes: int
-    """Of units that read or run, beyond chunks."""
+    """Memory of units that read or run, beyond chunks."""
     scratch_bytes: int
-    """Of running programs: part of what is reserved."""
+    """Scratch of running programs: part of what is reserved."""
 
 
 class Transfer(NamedTuple):
-    """When the disk of the spill moved bytes, in seconds from the start of the step."""
+    """A transfer of the spill's disk, in seconds from the start of the step."""
 
     begun: float
     done: float
@@ -46,14 +46,14 @@ class Simulated:
 
     seconds: float
     read_bytes: int
-    """From the spill."""
+    """Bytes read from the spill."""
     written_bytes: int
-    """To the spill."""
+    """Bytes written to the spill."""
     peak_tier_bytes: int
     peak_spill_bytes: int
     """Most that is in the spill at once."""
     compute_seconds: float
-    """Of all units, one after another."""
+    """Seconds of all units, one after another."""
     moments: tuple[Moment, ...]
     """Empty where no timeline was asked for, as ``units``."""
     units: tuple[Ran, ...]
@@ -61,5 +61,5 @@ class Simulated:
 
     @property
     def moved_bytes(self) -> int:
-        """From and to the spill."""
+        """Bytes moved from and to the spill."""
         return self.read_bytes + self.written_bytes

@@ -30,15 +30,15 @@ from oocdl.pytorch.study.sizes import Shapes, Sizes
 from oocdl.pytorch.study.study import Study
 
 FLOOR = {torch.float64: 1e-7, torch.float32: 1e-5}
-"""What is off by less, relative to the largest number of its tensor, is equal.
+"""Error, relative to the largest number of its tensor, up to which a result is equal.
 
 PyTorch itself computes some float64 gradients with constants of float32 (1/6 in Hardsigmoid's, 1/alpha in
 CELU's): 3e-8."""
 NOISE = 20
-"""A file's results may be off by so many times what PyTorch's own are in other roundings."""
+"""Largest ratio of a file's errors to those of PyTorch itself in other roundings."""
 ROUNDINGS = 3
 MOST_NOISE = 1e-3
-"""Where rounding alone moves results by more, numbers say nothing."""
+"""Largest error that is allowed: where rounding alone moves results by more, numbers say nothing."""
 _ORDER = ("output", "update", "gradient")
 
 
@@ -47,7 +47,7 @@ class Difference:
     """A result of which module and file disagree."""
 
     title: str
-    """As ``Pass.results`` has it."""
+    """Title of the result, as in ``Pass.results``."""
     error: float
     allowed: float
     shapes: Shapes

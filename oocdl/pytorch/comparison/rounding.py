@@ -1,4 +1,4 @@
-"""How far results are off, and how far PyTorch's own are in another rounding."""
+"""Measures how far results are off, and how far PyTorch's own are in another rounding."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a module needs and allows, found by calling copies of it before anything is exported."""
+"""Finds what a module needs and allows, by calling copies of it before anything is exported."""

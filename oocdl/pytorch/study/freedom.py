@@ -1,6 +1,6 @@
-"""Which axes of a module's inputs may have any size, by one call on tensors whose sizes are symbols.
+"""Finds the axes of a module's inputs that may have any size, by one call on tensors of symbolic sizes.
 
-PyTorch follows the symbols through every operator. Where the module's code makes a number of one (``int``,
+PyTorch follows these symbols through every operator. Where the module's code makes a number of one (``int``,
 ``math.sqrt``, a loop) its value is fixed; where it compares them, the outcome becomes a condition under which
 the module takes the same path.
 """
@@ -59,7 +59,7 @@ class Freedom:
     fixed: Mapping[Axis, str]
     """(input, axis) -> the line of code that needs its size, for axes that were tried and are not free."""
     conditions: tuple[Condition, ...]
-    """What holds of the sizes whenever the module takes the path that it took."""
+    """Conditions on the sizes under which the module takes the path that it took."""
 
 
 def freedom(

@@ -40,7 +40,7 @@ class Findings:
     """The findings of one call of a module, by the module's names; a tied tensor has its first."""
 
     outputs: Any = None
-    """What the module returned."""
+    """The value that the module returned."""
     reached: set[str] = field(default_factory=set)
     """Parameters that a gradient reaches."""
     read: set[str] = field(default_factory=set)
@@ -50,9 +50,9 @@ class Findings:
     padding: dict[str, int | None] = field(default_factory=dict)
     """Table of an embedding -> its ``padding_idx``."""
     rows: list[int] = field(default_factory=list)
-    """How many rows each table has in which inputs are looked up."""
+    """Number of rows of each table in which inputs are looked up."""
     counters: Counter[str] = field(default_factory=Counter)
-    """``num_batches_tracked`` -> by how much one pass raises it."""
+    """``num_batches_tracked`` -> the amount by which one pass raises it."""
     random: list[str] = field(default_factory=list)
     """Places at which random numbers are drawn."""
     casts: dict[str, str] = field(default_factory=dict)
@@ -62,11 +62,11 @@ class Findings:
     tensors: set[float] = field(default_factory=set)
     """Numbers of tensors that hold one, and do not depend on data."""
     refused: list[str] = field(default_factory=list)
-    """What ONNX cannot carry, each in words."""
+    """Things that ONNX cannot carry, each in words."""
     trace: list[str] = field(default_factory=list)
     """Each operator with its numbers, and with what made its operands: equal for equal calls."""
     places: list[str] = field(default_factory=list)
-    """Where each operator of the trace is called; empty in the first call."""
+    """Place of each operator of the trace; empty in the first call."""
 
 
 class NoOperators(TorchFunctionMode):

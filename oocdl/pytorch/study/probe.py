@@ -23,7 +23,7 @@ from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
 from oocdl.pytorch.study.state import Counter, changed, global_generators, snapshot
 
 _FAR = 1_000_003
-"""What is added to a counter to see whether anything depends on it."""
+"""Number that is added to a counter to see whether anything depends on it."""
 Call = tuple[Sequence[Tensor], Mapping[str, Tensor]]
 
 

@@ -13,7 +13,7 @@ _EXTENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128
 _LEAST = 8
 """Smaller extents are tried last: windows would see little else than padding."""
 _CALLS = 40
-"""So many sizes are tried; a module that takes none of them is compared at the example's."""
+"""Maximum number of sizes tried; a module that takes none of them is compared at the example's."""
 Shapes = Mapping[str, tuple[int, ...]]
 Works = Callable[[Shapes], Sequence[tuple[int, ...]] | None]
 """Returns the shapes of the outputs for inputs of such shapes; None if the module cannot be called so."""

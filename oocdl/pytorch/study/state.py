@@ -1,4 +1,4 @@
-"""What a module holds besides its weights: attributes, kept tensors, generators of random numbers."""
+"""The state of a module besides its weights: attributes, kept tensors, generators of random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 _DEPTH = 4
-"""Objects inside of objects are looked at so deep."""
+"""Depth to which objects inside of objects are looked at."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives to every module; parameters, buffers and submodules are among them."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)

@@ -1,4 +1,4 @@
-"""What a module needs and allows, found by calling copies of it: before anything is exported."""
+"""Finds what a module needs and allows, by calling copies of it before anything is exported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from oocdl.pytorch.study.probe import probe
 from oocdl.pytorch.study.sizes import Shapes, Sizes, choose
 
 _SECONDS = 10.0
-"""Time of the processor in which sizes are followed that nobody asks for: some modules take minutes."""
+"""Processor time for following sizes that nobody asks for: some modules take minutes."""
 _ASKED_SECONDS = 600.0
 Axes = Mapping[str, Sequence[int]]
 """Input -> some of its axes."""
@@ -38,7 +38,7 @@ class Study:
     """Shapes of the inputs as they are given, of at least two samples where the batch is open."""
     free: Freedom
     sizes: Sizes
-    """At which the module is exported and compared."""
+    """Sizes at which the module is exported and compared."""
     data: Data
     outputs: tuple[str, ...]
 

@@ -153,7 +153,7 @@ class Ledger(Generic[E]):
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
         self.withheld_bytes = 0
-        """What chunks and claims do without, as the process has more than was predicted."""
+        """Bytes that chunks and claims do without, as the process has more than was predicted."""
         self._order: EvictionOrder[E] = EvictionOrder()
         self.is_resident: Callable[[E], bool] = self._order.residents.__contains__
         """Whether a chunk is in RAM, or being loaded."""
@@ -234,7 +234,7 @@ class Ledger(Generic[E]):
         return absent
 
     def need_bytes(self, claim: Claim[E]) -> int:
-        """What has to be free for a claim: its bytes, and the pins that are not in RAM."""
+        """Return the bytes that have to be free for a claim: its own, and the pins that are not in RAM."""
         absent = sum(entry.footprint_bytes for entry in claim.pins if entry not in self._order)
         return claim.left_bytes + claim.scratch_bytes + absent
 

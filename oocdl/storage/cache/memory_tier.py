@@ -152,7 +152,7 @@ class Tier:
 
     @property
     def promised_bytes(self) -> int:
-        """What the process will have of arrays and scratch once units took all that they have reserved.
+        """Bytes of arrays and scratch that the process will have once units took all that they have reserved.
 
         Pages that are kept count as well. Needs no lock of the tier.
         """
@@ -346,7 +346,7 @@ class Tier:
     # --- under the lock ------------------------------------------------------------------
 
     def _paged_bytes(self) -> int:
-        """What arrays may have of pages: the rest is for scratch, or is withheld."""
+        """Return the bytes of pages that arrays may have: the rest is for scratch, or is withheld."""
         return max(self.capacity_bytes - self._scratch_bytes - self._ledger.withheld_bytes, 0)
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:

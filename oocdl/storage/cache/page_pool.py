@@ -68,7 +68,7 @@ class _Segment:
         self.address: int = np.frombuffer(self.mapping, np.uint8).__array_interface__["data"][0]
         self.size = size
         self.holes = [_Hole(0, size, warm=False)]
-        """By address; two holes that touch are not both warm, nor both cold."""
+        """Holes by address; two that touch are not both warm, nor both cold."""
         self.longest = size
         """Bytes of the longest run of holes: nothing larger finds a place."""
 
@@ -231,7 +231,7 @@ class Pool:
 
     @property
     def touched_bytes(self) -> int:
-        """Those of ``mapped_bytes`` that the process has: pages come as they are first written."""
+        """Bytes of ``mapped_bytes`` that the process has: pages come as they are first written."""
         with self._counting:
             absent = {address: _absent_bytes(address, size) for address, size in self._fresh.items()}
             self._fresh = {address: self._fresh[address] for address, nbytes in absent.items() if nbytes}
@@ -269,7 +269,7 @@ class Pool:
         return segment, start, size
 
     def _best(self, size: int) -> tuple[_Place, _Segment] | None:
-        """Where an array fits best, of equal places in the oldest segment; None if it fits nowhere."""
+        """Return where an array fits best, of equal places in the oldest segment; None if it fits nowhere."""
         roomy = (segment for segment in self._segments if segment.longest >= size)
         found = ((place, segment) for segment in roomy for place in _places(segment, size))
         return min(found, key=itemgetter(0), default=None)

@@ -62,7 +62,7 @@ class SpillFile:
     outer: int = 0
     """The axis that lies outermost in the file; the others follow in order."""
     sums: BlockSums | None = None
-    """What its blocks are; None before it is written."""
+    """Checksums of its blocks; None before it is written."""
 
     @property
     def kind(self) -> _Kind:

@@ -36,7 +36,7 @@ MOST_CHUNKS = 2**62
 Mark = tuple[int, int]
 """Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
 PIECE_BYTES = 64 << 10
-"""How much is read of a file at a time to compare its content."""
+"""Bytes of a file that are read at a time to compare its content."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class ChunkList:
     """Chunks along each axis, stored or not."""
     numbers: Integers
     sizes: Integers
-    """Bytes as they are stored."""
+    """Stored bytes of each chunk."""
     marks: Integers
     """Times of change in nanoseconds, or checksums, as the source has them."""
 
@@ -86,11 +86,11 @@ def listed(grid: tuple[int, ...], entries: array[int]) -> ChunkList:
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """How the chunks of a Zarr array are called: ``c/0/1`` or ``0.1``, below the array's own path."""
+    """Names of the chunks of a Zarr array: ``c/0/1`` or ``0.1``, below the array's own path."""
 
     grid: tuple[int, ...]
     lead: str
-    """What stands before the first index: ``c/``, ``c.`` or nothing."""
+    """Text before the first index: ``c/``, ``c.`` or nothing."""
     separator: str
 
     def key(self, number: int) -> str:
@@ -143,7 +143,7 @@ class Chunks:
     """The chunks of one array in a store of which no more is known than which chunks it has."""
 
     tells: ClassVar[str] = "none"
-    """What tells chunks apart: "time", "checksum", or "none"."""
+    """Property that tells chunks apart: "time", "checksum", or "none"."""
 
     def __init__(self, store: Store, path: str, keys: ChunkKeys) -> None:
         self.store, self.keys = store, keys
@@ -229,7 +229,7 @@ def _mark(known: os.stat_result) -> Mark:
 
 
 def _entry_mark(entry: os.DirEntry[str]) -> Mark:
-    """Raises OSError for what is no file: a chunk that is there must not read as one that is not."""
+    """Return a mark. Raises OSError for what is no file: it must not read as an absent chunk."""
     known = entry.stat()
     if not stat.S_ISREG(known.st_mode):
         raise OSError(errno.EINVAL, NO_FILE, entry.path)

@@ -38,21 +38,21 @@ class DataArray(ABC):
     shape: Shape
     """Samples come first."""
     dtype: np.dtype[Any]
-    """In native byte order."""
+    """Type of the elements, in native byte order."""
     chunks: Shape
     """Shape of the chunks: what is decoded together."""
     stored_chunks: Shape
     """Shape of what is stored together: of a shard, where there are shards."""
     shard_bytes: int = 0
-    """What each copy of a chunk takes besides, where it is read out of a shard."""
+    """Further bytes of each copy of a chunk that is read out of a shard."""
     fill_value: Any
-    """What a chunk that is not stored reads as; None if that is not defined."""
+    """Value of the elements of a chunk that is not stored; None if that is not defined."""
     allow_missing_chunks: bool = True
 
     @property
     @abstractmethod
     def tells(self) -> str:
-        """What tells stored chunks apart, beside their sizes: "time", "checksum", "place" or "none"."""
+        """Property that tells stored chunks apart, beside sizes: "time", "checksum", "place" or "none"."""
 
     @property
     def file_mark(self) -> tuple[int, int, int]:

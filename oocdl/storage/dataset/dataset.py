@@ -137,7 +137,7 @@ def _kind(source: object) -> str:
 
 
 def _way_out(path: Path | None) -> str:
-    """What to do with a file of another format, or with arrays in memory."""
+    """Say what to do with a file of another format, or with arrays in memory."""
     if path is None:
         return (
             "write arrays with the sample axis first: g = zarr.open_group('data.zarr', mode='w'); "

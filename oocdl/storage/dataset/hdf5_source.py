@@ -237,7 +237,7 @@ def _check_chunk(filters: Sequence[int], skipped: int, data: bytes, chunk_bytes:
 
 
 def _lzf_bytes(data: bytes, stored: int, most: int) -> int:
-    """What the first ``stored`` bytes of LZF data decode to. Raises ValueError for more than ``most``.
+    """Return the decoded size of the first ``stored`` bytes of LZF data. Raises ValueError for over ``most``.
 
     A byte below 32 begins a run of literals, another one a reference to what came before, whose length has
     three bits, or those and a byte.

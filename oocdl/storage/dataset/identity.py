@@ -1,4 +1,4 @@
-"""What tells a dataset from one that was changed: its chunks with sizes and times, and some of their content.
+"""Tells a dataset from one that was changed, by its chunks with sizes and times, and some of their content.
 
 Chunks are told apart by range of samples, so that a message can say where the difference is. What differs
 in times alone is either a copy or a change. Where all stored bytes are few, their checksum decides. Else a
@@ -23,7 +23,7 @@ from oocdl.storage.dataset.dataset import Dataset
 RANGES = 64
 """The most ranges of samples that are told apart."""
 PIECES = 192
-"""About so many pieces of stored bytes are compared at least, where they are not compared whole."""
+"""Approximate least number of pieces of stored bytes that are compared where they are not compared whole."""
 NOTHING = hashlib.blake2b(digest_size=6).hexdigest()
 """The digest of a range without chunks."""
 WHOLE_BYTES, WHOLE_CHUNKS = 16 << 20, 4096
@@ -34,7 +34,7 @@ SAMPLED_EXTENT = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """How an array differs from what it was, in words."""
+    """The difference of an array from what it was, in words."""
 
     changed: str | None = None
     """It is not the same."""
@@ -157,7 +157,7 @@ def _values(array: DataArray) -> str:
 
 
 def _where(array: DataArray, then: Sequence[str], now: Sequence[str]) -> str:
-    """Which samples the ranges that differ hold."""
+    """Name the samples that the ranges that differ hold."""
     samples, rows = array.shape[0], array.known.grid[0]
     extent = array.stored_chunks[0]
     if len(then) != len(now):

@@ -32,7 +32,7 @@ SHARDED = "sharding_indexed"
 CODECS = {"bytes", "transpose", "shuffle", "crc32c", "blosc", "gzip", "lz4", "zlib", "zstd"}
 """Codecs that are read, of both formats; others may run code, or lose what was stored."""
 INDEX_ENTRY_BYTES = 16
-"""What the index of a shard has for each chunk."""
+"""Bytes of a shard's index for each chunk."""
 
 
 @dataclass(eq=False)

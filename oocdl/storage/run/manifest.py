@@ -77,7 +77,7 @@ class Tensor:
 
     @property
     def files(self) -> dict[str, Record]:
-        """Its records by file, without that of its metadata, which follow from the rest."""
+        """File -> record, without that of the metadata, which follows from the rest."""
         return {chunk_key(index): record for index, record in self.records.items()}
 
 
@@ -89,13 +89,13 @@ class Sealed:
     step: int
     """Step of the version that it belongs to, or that it was kept in."""
     folder: str
-    """Relative to the run."""
+    """Path relative to the run."""
     files: Mapping[str, Record]
 
 
 @dataclass(frozen=True)
 class HistorySeal:
-    """What the committed part of the history is."""
+    """Length and checksum of the committed part of the history."""
 
     rows: int = 0
     nbytes: int = 0
@@ -109,7 +109,7 @@ class KeptSeal:
     id: str
     step: int
     records: Mapping[str, Record]
-    """By key of the Zarr array, its metadata included."""
+    """Key of the Zarr array -> record, its metadata included."""
 
     def sealed(self, name: str) -> Sealed:
         """Return the files of the kept value of this name."""
@@ -127,18 +127,18 @@ class Manifest:
     meta: Mapping[str, Any]
     """Plain data that the caller stored with it; ``step`` is the last step it contains."""
     tensors: Mapping[str, Tensor]
-    """By name."""
+    """Name -> array."""
     next_id: int
     """Number of the next new array."""
     seals: Mapping[str, str] = field(default_factory=dict)
     """Digests of the run's other files, by file name."""
     history: HistorySeal = HistorySeal()
     kept: Mapping[str, KeptSeal] = field(default_factory=dict)
-    """By name of the value."""
+    """Name of a value -> its seal."""
 
     @property
     def file(self) -> str:
-        """Its file name."""
+        """Name of its file."""
         return f"manifest-{self.version}-e{self.epoch}.json"
 
     @property

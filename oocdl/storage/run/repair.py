@@ -29,7 +29,7 @@ class Repaired:
     step: int
     """The step from which the run goes on."""
     changes: tuple[str, ...]
-    """What is lost, and what was mended; empty if the run was sound."""
+    """Things that are lost or were mended; empty if the run was sound."""
 
     def __str__(self) -> str:
         verdict = "repaired" if self.changes else "sound, nothing to repair"

@@ -37,9 +37,9 @@ from oocdl.storage.zarr_json import chunk_region, group_json, touched
 Array = npt.NDArray[Any]
 
 MODULE_FILES = "module-*.onnx"
-"""What a model file of a run is called that was written for it: it is there before the run is."""
+"""Pattern of the names of model files that are written for a run: such a file is there before the run is."""
 EXPORT_FOLDERS = ".oocdl-*"
-"""What folders are called in which such a file is made: a killed process leaves them."""
+"""Pattern of the names of folders in which such a file is made: a killed process leaves them."""
 
 
 class RunStore:

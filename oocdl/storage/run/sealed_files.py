@@ -14,11 +14,11 @@ from oocdl.storage.files import read_text
 COPY = "run-copy.json"
 """The same as ``run.json``, which never changes, in case that is damaged."""
 SEALED_FILES = {"run.json": "run", COPY: "run", "plan.json": "plan", "report.json": "report"}
-"""By name, the kind of what ``sealed`` made of them."""
+"""File name -> kind that ``sealed`` was given for it."""
 
 
 MISREAD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
-"""What bad data raise where they are used."""
+"""Exceptions that bad data raise where they are used."""
 
 
 @contextmanager

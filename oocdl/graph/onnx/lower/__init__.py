@@ -1,1 +1,1 @@
-"""How each ONNX operator becomes operators of our vocabulary: one table a module, by ONNX's names."""
+"""Lowerings of ONNX operators to operators of our vocabulary: one table a module, by ONNX's names."""

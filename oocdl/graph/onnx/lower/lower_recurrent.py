@@ -21,16 +21,16 @@ from oocdl.graph.onnx.lower.structure import slice_axis
 SEGMENT_ELEMENTS = 1 << 21
 """Elements of the gates of one sample (steps x gates x hidden size) in a segment: 8 MiB of float32."""
 ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
-"""By ONNX's names in lower case."""
+"""ONNX's name in lower case -> our operator."""
 
 
 class _Kind(NamedTuple):
-    """What ONNX says of one of its operators."""
+    """A recurrent operator as ONNX defines it."""
 
     op: str
-    """Ours."""
+    """Our operator."""
     states: int
-    """How many states go from step to step."""
+    """Number of states that go from step to step."""
     activations: tuple[str, ...]
     """Default activations of one direction."""
 

@@ -21,7 +21,7 @@ _REPEATS = ("edge", "reflect", "wrap")
 """Modes that repeat elements; NumPy calls them the same."""
 
 _MOST_PIECES = 64
-"""So many pieces of an axis are joined at most: a few bytes can ask for millions."""
+"""Maximum number of pieces of an axis that are joined: a few bytes can ask for millions."""
 
 
 @lowers("Pad")
