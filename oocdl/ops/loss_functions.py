@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from oocdl.ops.own_loss import (
     add_own,
     aligned,
     mean,
+    sum_of,
     total_of,
 )
 
@@ -256,7 +256,7 @@ def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str
     weighted = (
         build("Mul", parts[name], build.like(head.weight, parts[name])) for name, head in heads.items()
     )
-    return reduce(partial(build, "Add"), weighted), parts
+    return sum_of(build, weighted), parts
 
 
 def class_axis(logits: Shape, target: Shape) -> int | None:

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from math import sqrt
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops.own_loss import total_of
+from oocdl.ops.own_loss import in_dtype_of, sum_of, total_of
 from oocdl.ops.schedules import Rate, rate
 
 Update = Callable[[Builder, str, str, Mapping[str, str], Mapping[str, str]], tuple[str, Mapping[str, str]]]
@@ -250,7 +250,9 @@ def add_sums(build: Builder, gradients: Mapping[str, str]) -> dict[str, str]:
 
 def _scalar(build: Builder, name: str, like: str) -> str:
     """Return the SCALAR value ``name``, which is declared on first use, in the dtype of ``like``."""
-    return name if name in build.values else build.value(name, (), build.dtype(like), Role.SCALAR)
+    if name not in build.values:
+        build.value(name, (), build.dtype(like), Role.SCALAR)
+    return in_dtype_of(build, like, name)
 
 
 def _state(build: Builder, weight: str, kind: str) -> str:
@@ -269,10 +271,10 @@ def _scaled(build: Builder, value: str, factor: float) -> str:
 def _clipped(build: Builder, grads: Mapping[str, str], limit: float) -> dict[str, str]:
     """``torch.nn.utils.clip_grad_norm_``: all times ``min(1, limit / (norm + 1e-6))``."""
     squares = (total_of(build, build("Mul", grad, grad)) for grad in grads.values())
-    norm = _named(build, "grad/norm", "Sqrt", reduce(partial(build, "Add"), squares))
+    norm = _named(build, "grad/norm", "Sqrt", sum_of(build, squares))
     ratio = build("Div", build.like(limit, norm), build("Add", norm, build.like(1e-6, norm)))
     factor = build("Min", ratio, build.like(1.0, norm))
-    return {weight: build("Mul", grad, factor) for weight, grad in grads.items()}
+    return {w: build("Mul", grad, in_dtype_of(build, grad, factor)) for w, grad in grads.items()}
 
 
 def _sgd(build: Builder, optimizer: SGD, weight: str, grad: str) -> str:

@@ -5,8 +5,9 @@ A file is of (prediction, target); its nodes are put into the graph of the pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,17 @@ def total_of(build: Builder, value: str) -> str:
     return build("Reshape", build("ReduceSum", value, axes=axes), shape=()) if axes else value
 
 
+def in_dtype_of(build: Builder, like: str, value: str) -> str:
+    """Return ``value`` in the dtype of ``like``, with a Cast where it has another."""
+    same = build.dtype(value) == build.dtype(like)
+    return value if same else build("Cast", value, to=build.dtype(like))
+
+
+def sum_of(build: Builder, values: Iterable[str]) -> str:
+    """Add the sum of values of one shape, in the dtype of the first."""
+    return reduce(lambda total, value: build("Add", total, in_dtype_of(build, total, value)), values)
+
+
 def mean(build: Builder, value: str) -> str:
     """Add the mean of all elements, of shape ()."""
     total = total_of(build, value)
@@ -56,9 +68,7 @@ def aligned(build: Builder, logits: str, target: str) -> str:
         )
     if shape != wanted:
         target = build("Reshape", target, shape=wanted)
-    if build.dtype(target) != build.dtype(logits):
-        target = build("Cast", target, to=build.dtype(logits))
-    return target
+    return in_dtype_of(build, logits, target)
 
 
 def add_own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:

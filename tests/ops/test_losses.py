@@ -285,15 +285,18 @@ def test_regression() -> None:
     check(L1(), normal(2, 3, 4), normal(2, 3, 4) + 1, F.l1_loss)
 
 
-def test_several_heads_are_weighted() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_several_heads_are_weighted_in_the_dtype_of_the_first(dtype: str) -> None:
     build = Builder(RULES)
-    a, b = (build.value(name, (2, 3), "float64", Role.INPUT) for name in "ab")
+    a, b = build.value("a", (2, 3), dtype, Role.INPUT), build.value("b", (2, 3), "float64", Role.INPUT)
     t = build.value("t", (2, 3), "float64", Role.TARGET)
     total, parts = add_losses(build, {"a": Head(MSE(), a, t, 0.5), "b": Head(L1(), b, t, 2.0)})
-    x, y, z = normal(2, 3), normal(2, 3) * 2, normal(2, 3) + 1
+    x, y, z = normal(2, 3).to(getattr(torch, dtype)), normal(2, 3) * 2, normal(2, 3) + 1
     found = evaluate(build.graph(), {"a": x, "b": y, "t": z})
-    torch.testing.assert_close(found[parts["a"]], F.mse_loss(x, z))
-    torch.testing.assert_close(found[total], 0.5 * F.mse_loss(x, z) + 2 * F.l1_loss(y, z))
+    torch.testing.assert_close(found[parts["a"]], F.mse_loss(x, z.to(x.dtype)))
+    torch.testing.assert_close(
+        found[total], 0.5 * F.mse_loss(x, z.to(x.dtype)) + 2 * F.l1_loss(y, z).to(x.dtype)
+    )
 
 
 def test_names_are_the_public_ones() -> None:

@@ -114,6 +114,20 @@ def test_defaults_are_torchs(kind: Any) -> None:
             assert getattr(mine, name) == defaults[name], name
 
 
+def test_mixed_dtypes_share_a_norm_and_a_rate() -> None:
+    build = Builder(RULES)
+    for name, dtype in (("a", "float32"), ("b", "float64")):
+        build.value(name, (2,), dtype, Role.WEIGHT)
+        build.value(f"g{name}", (2,), dtype, Role.INPUT)
+    add_updates(build, SGD(lr=1.0, clip_norm=1.0), {"a": "ga", "b": "gb"})
+    one = torch.ones(2)
+    given = {"a": one, "ga": one, "b": one.double(), "gb": one.double(), "lr": torch.tensor(1.0)}
+    found = evaluate(build.graph(), given)
+    torch.testing.assert_close(
+        found[build.updates["b"]], torch.full((2,), 0.5).double(), rtol=1e-5, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize(
     "options",
     [
