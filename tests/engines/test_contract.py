@@ -18,9 +18,10 @@ from oocdl.engines.engine import Engine, get_engine, resolve
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction
 from tests.kit.kernel_cases import Case, noise
 from tests.kit.kernels import CASES, block, by_operator, error, told, turned
-from tests.kit.programs import program, single
+from tests.kit.programs import operand, program, single
 
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
 ENGINES = (*engine_registry.ENGINES, "torch in blocks", "onnxruntime in blocks", *DEVICES)
@@ -159,6 +160,19 @@ def test_an_index_outside_of_its_table_is_told(
     for one in (caught.value, pickle.loads(pickle.dumps(caught.value))):
         assert (one.slot, one.index, one.rows) == (len(arrays), index, 5)
         assert str(one) == f"there is no row {index} in a table of 5 rows"
+
+
+def test_an_index_that_the_program_makes_is_told(engine: Engine) -> None:
+    ids = np.array([[0, 4], [-5, 1]])
+    turn = Instruction(
+        "Transpose", (operand(0, (2, 2)),), (1,), ((2, 2),), ((2, 2),), ("int64",), {"perm": (1, 0)}
+    )
+    find = Instruction("LastAt", (operand(1, (2, 2)),), (2,), ((5,),), ((5,),), ("int64",), {"rows": 5})
+    run = engine.compile(program([ids], [turn, find], [(2, (5,))], "made indices"))
+    np.testing.assert_array_equal(run([ids])[0], [1, 3, -1, -1, 2])
+    ids[1, 0] = 5
+    with pytest.raises(IndexOutside, match="there is no row 5 in a table of 5 rows"):
+        run([ids])
 
 
 def test_block(engine: Engine) -> None:

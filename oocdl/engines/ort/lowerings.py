@@ -1,7 +1,7 @@
 """The table of the onnxruntime engine: one record for each operator.
 
 The records of elementwise operators and reductions are in ``ort_pointwise``. Lowerings of convolutions and
-pooling are in ``ort_windows``.
+pooling are in ``ort_windows``, those of lookups in ``ort_lookup``.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_lookup, numpy_recurrent
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
-from oocdl.engines.ort import ort_channels_last, ort_pointwise, ort_windows
+from oocdl.engines.ort import ort_channels_last, ort_lookup, ort_pointwise, ort_windows
 from oocdl.engines.ort.block_volumes import in_blocks
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.ort_channels_last import is_tiled, with_channels_last
@@ -119,19 +117,6 @@ def _resample(item: Instruction) -> Into:
     return lambda args, outs: weigh(args[0], int(axis) % args[0].ndim, columns, weights, outs[0])
 
 
-def _looked_up(run: numpy_lookup.RunInto) -> Kernel:
-    def bind(item: Instruction) -> Into:
-        def kernel(args: list[Array], outs: list[Array]) -> None:
-            made = np.empty(outs[0].shape, outs[0].dtype) if not outs[0].flags.c_contiguous else outs[0]
-            run(args, item, made)
-            if made is not outs[0]:
-                outs[0][...] = made
-
-        return kernel
-
-    return by_numpy(bind)
-
-
 def _sequential(run: numpy_recurrent.Run) -> Kernel:
     def bind(item: Instruction) -> Into:
         def kernel(args: list[Array], outs: list[Array]) -> None:
@@ -199,7 +184,9 @@ KERNELS: Mapping[str, Kernel] = {
     "Reverse": left_to_sessions(_reverse),
     "Concat": replace(_with_channels_last(_concat, ort_channels_last.concat), takes_unpadded=True),
     "Slice": _with_channels_last(_slice, ort_channels_last.cut),
-    **{op: _looked_up(run) for op, run in numpy_lookup.KERNELS.items()},
+    "Gather": replace(left_to_sessions(ort_lookup.gather), on_arrays=ort_lookup.take, indices=1),
+    "GatherGrad": replace(left_to_sessions(ort_lookup.gather_grad), indices=0),
+    "LastAt": replace(left_to_sessions(ort_lookup.last_at), indices=0),
     **{
         op: _sequential(run)
         for op, run in {**numpy_recurrent.KERNELS, **numpy_ctc.KERNELS, **numpy_attention.KERNELS}.items()

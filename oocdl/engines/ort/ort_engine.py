@@ -15,7 +15,7 @@ from oocdl.engines.engine import Engine, Run
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
 from oocdl.engines.ort.ort_chain import ChainStep, crop
 from oocdl.engines.ort.ort_record import Into
-from oocdl.engines.ort.steps import ArrayStep, Kinds, SessionStep, Slots
+from oocdl.engines.ort.steps import ArrayStep, Kinds, SessionStep, Slots, indices_of
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
@@ -46,6 +46,12 @@ def _check_dtypes(program: Program) -> None:
         raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
 
 
+def _looks_up(item: Instruction, before: Sequence[Instruction]) -> bool:
+    """Whether an instruction looks up indices that instructions ``before`` it make."""
+    indices = indices_of(item)
+    return indices is not None and any(indices.slot in one.outputs for one in before)
+
+
 def _stages(program: Program, kinds: Kinds, elements: int) -> list[Stage]:
     """The steps of a program, in the order in which they run."""
     groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program, is_loop)
@@ -56,7 +62,7 @@ def _stages(program: Program, kinds: Kinds, elements: int) -> list[Stage]:
             parts.append(group)
         elif (kernel := KERNELS[group.op].on_arrays(group, kinds.orders)) is not None:
             parts.append((group, kernel))
-        elif parts and isinstance(parts[-1], list):
+        elif parts and isinstance(parts[-1], list) and not _looks_up(group, parts[-1]):
             parts[-1].append(group)
         else:
             parts.append([group])

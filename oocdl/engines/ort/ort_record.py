@@ -36,6 +36,8 @@ class Kernel:
     """Whether kernels get operands without their padding, because they can do without a padded copy."""
     convolution: Convolution | None
     """Given for convolutions and their gradients."""
+    indices: int | None
+    """Number of the operand of indices that the lowering does not check; None: there is none."""
 
 
 def left_to_sessions(lowering: Lowering) -> Kernel:
@@ -46,6 +48,7 @@ def left_to_sessions(lowering: Lowering) -> Kernel:
         blocks=None,
         takes_unpadded=False,
         convolution=None,
+        indices=None,
     )
 
 
@@ -57,4 +60,5 @@ def by_numpy(bind: Callable[[Instruction], Into]) -> Kernel:
         blocks=None,
         takes_unpadded=False,
         convolution=None,
+        indices=None,
     )

@@ -20,6 +20,8 @@ from oocdl.graph.ir.operands import aligned
 
 REFUSALS = (state.Fail, state.InvalidGraph, state.NotImplemented)
 """Errors that onnxruntime raises for a model that it cannot run."""
+FAILURES = (RuntimeError, state.Fail, state.InvalidArgument, state.RuntimeException)
+"""Errors that onnxruntime raises for numbers that a kernel cannot take, such as an index out of range."""
 OPSET = 18
 IR_VERSION = 8
 

@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.ort.emit import Emitter, Val
 from oocdl.engines.ort.lowerings import KERNELS
 from oocdl.engines.ort.ort_chain import crop
 from oocdl.engines.ort.ort_record import Into, Orders
-from oocdl.engines.ort.ort_session import Session, model_of
+from oocdl.engines.ort.ort_session import FAILURES, Session, model_of
 from oocdl.graph.ir.array_layout import as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import is_empty, pads_of, slot_dtypes, slot_shapes
@@ -127,8 +128,17 @@ def graph_of(
     return helper.make_graph(emit.nodes, "program", infos, results, emit.initializers)
 
 
+def indices_of(item: Instruction) -> Operand | None:
+    """Return the operand of an instruction that says where its session reads or writes; None: none does."""
+    index = KERNELS[item.op].indices
+    return None if index is None else item.operands[index]
+
+
 class SessionStep:
-    """A step of instructions that follow each other, as one session."""
+    """A step of instructions that follow each other, as one session.
+
+    Indices that it looks up are not made in it, so that one that is out of range can be found and told.
+    """
 
     def __init__(self, items: Sequence[Instruction], kinds: Kinds, later: Collection[int]) -> None:
         """``later``: slots that are read after these instructions, or are outputs of the program."""
@@ -137,6 +147,7 @@ class SessionStep:
         self.full: Collection[int] = sorted(made & set(later))
         """Slots that are made where they belong."""
         self._kinds = kinds
+        self._lookups = [(item, found) for item in items if (found := indices_of(item)) is not None]
         self._session = Session(model_of(graph_of(items, self._inputs, self.full, kinds)))
 
     def run(self, slots: Slots, places: Places) -> None:
@@ -144,5 +155,11 @@ class SessionStep:
         orders = self._kinds.orders
         made = {slot: self._kinds.result(slot, places) for slot in self.full}
         arrays = [as_stored(slots[slot], orders.get(slot, ())) for slot in self._inputs]
-        self._session.run(arrays, [as_stored(array, orders.get(slot, ())) for slot, array in made.items()])
+        stored = [as_stored(array, orders.get(slot, ())) for slot, array in made.items()]
+        try:
+            self._session.run(arrays, stored)
+        except FAILURES:
+            for item, indices in self._lookups:
+                check_indices(item, crop(slots[indices.slot], indices.crop))
+            raise
         slots |= made
