@@ -61,7 +61,6 @@ INNER = {
         "numpy_recurrent",
         "numpy_ctc",
         "numpy_attention",
-        "numpy_lookup",
         "torch",
         "ort",
         "numpy",

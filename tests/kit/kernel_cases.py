@@ -319,6 +319,21 @@ def batched_lookups(ids: Array) -> list[Case]:
         Case("GatherGrad-rows", "GatherGrad", [-ids - 1, rows], scatter, {"rows": 7, "batch": 1}),
         Case("GatherGrad-elements", "GatherGrad", [ids, few], scatter, {"rows": 7, "batch": 1}),
         Case("LastAt", "LastAt", [ids], last, {"rows": 7, "batch": 1}),
+        Case("Gather-no-tables", "Gather", [flat[:0], ids[:0]], lambda t, i: t.gather(1, i), {"batch": 1}),
+        Case(
+            "GatherGrad-no-tables",
+            "GatherGrad",
+            [ids[:0], few[:0]],
+            lambda i, g: torch.zeros(0, 7, dtype=g.dtype),
+            {"rows": 7, "batch": 1},
+        ),
+        Case(
+            "LastAt-no-tables",
+            "LastAt",
+            [ids[:0]],
+            lambda i: torch.zeros(0, 7, dtype=i.dtype),
+            {"rows": 7, "batch": 1},
+        ),
     ]
 
 
@@ -332,6 +347,8 @@ def lookups() -> list[Case]:
 
     return [
         Case("Gather", "Gather", [table, ids], lambda t, i: t[i], {}),
+        Case("Gather-bool", "Gather", [table > 0, ids], lambda t, i: t[i], {}),
+        Case("Gather-whole-numbers", "Gather", [ids, ids % 2], lambda t, i: t[i], {}),
         Case("Gather-negative", "Gather", [table, -ids - 1], lambda t, i: t[i], {}),
         Case("GatherGrad", "GatherGrad", [ids, rows], scatter, {"rows": 7}),
         *batched_lookups(ids),

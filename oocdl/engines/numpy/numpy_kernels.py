@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_lookup, numpy_recurrent
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
+from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.convolution import groups_of
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
 from oocdl.graph.ir.graph import Array, Shape
@@ -111,6 +112,38 @@ def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     # The operand holds just what is wanted, from the first element to the last.
     axis = int(item.attrs["axis"]) % args[0].ndim
     return [args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)]]
+
+
+def _places(ids: Array, item: Instruction) -> tuple[Array, Array]:
+    """The index of each place: its table, of those one below the other, and its row there, also from the end.
+
+    Rows are not counted through all tables: that would be an array more, as large as the ids.
+    """
+    check_indices(item, ids)
+    batch = int(item.attrs.get("batch", 0))
+    tables = prod(ids.shape[:batch])
+    return np.arange(tables)[:, None], ids.reshape(tables, prod(ids.shape[batch:]))
+
+
+def _gather(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    table, batch = args[0], int(item.attrs.get("batch", 0))
+    tables = table.reshape(prod(table.shape[:batch]), *table.shape[batch:])
+    return [tables[_places(args[1], item)].reshape(item.kernel_shapes[0])]
+
+
+def _gather_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    (ids, dy), shape, batch = args, item.kernel_shapes[0], int(item.attrs.get("batch", 0))
+    places = _places(ids, item)
+    tables = np.zeros((prod(shape[:batch]), *shape[batch:]), dy.dtype)
+    np.add.at(tables, places, dy.reshape(*places[1].shape, *tables.shape[2:]))
+    return [tables.reshape(shape)]
+
+
+def _last_at(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+    shape, places = item.kernel_shapes[0], _places(args[0], item)
+    found = np.full((prod(shape[:-1]), shape[-1]), -1, np.int64)
+    np.maximum.at(found, places, np.broadcast_to(np.arange(places[1].shape[1]), places[1].shape))
+    return [found.reshape(shape)]
 
 
 def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -209,7 +242,7 @@ def _conv_weight_grad(args: Sequence[Array], item: Instruction) -> Sequence[Arra
 
 def _columns(array: Array) -> Array:
     """``[n, g, c, *space]`` as [g, c, places of all samples]."""
-    return np.moveaxis(array, 0, 2).reshape(*array.shape[1:3], -1)
+    return np.moveaxis(array, 0, 2).reshape(*array.shape[1:3], array.shape[0] * prod(array.shape[3:]))
 
 
 def _max_pool(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -235,9 +268,20 @@ def _max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [_box(dx, item)]
 
 
-def _some(item: Instruction) -> int:
-    """Count operands and results four times, for values between steps (objects in the error function)."""
-    return 4 * sum(map(prod, [*map(padded_shape, item.operands), *item.kernel_shapes]))
+def _times(count: int) -> Scratch:
+    """Count operands and results ``count`` times."""
+    return lambda item: count * sum(map(prod, [*map(padded_shape, item.operands), *item.kernel_shapes]))
+
+
+def _product(item: Instruction) -> int:
+    """Count one tap's part of the result, and its operands twice: a product may transpose them."""
+    return prod(item.kernel_shapes[0]) + 2 * sum(map(prod, map(padded_shape, item.operands)))
+
+
+def _pool_grad(item: Instruction) -> int:
+    """Count the gradient of all that is padded, and what is kept of each window."""
+    x, dy = (prod(padded_shape(operand)) for operand in item.operands)
+    return x + 4 * dy
 
 
 def _lattice(item: Instruction) -> int:
@@ -251,16 +295,7 @@ def _score_tiles(item: Instruction) -> int:
     q, k = (operand.shape for operand in item.operands[:2])
     found = tiling(q, k[2], k[2])
     scores = prod((found.batch, found.groups, q[2], found.queries, k[2]))
-    return 6 * scores + _some(item)
-
-
-def _looked_up(run: numpy_lookup.RunInto) -> Run:
-    def kernel(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-        out = np.empty(item.kernel_shapes[0], next((a.dtype for a in args if a.dtype.kind == "f"), np.int64))
-        run(args, item, out)
-        return [out]
-
-    return kernel
+    return 6 * scores + _times(2)(item)
 
 
 def _sequential(run: numpy_recurrent.Run) -> Run:
@@ -302,7 +337,9 @@ _RUNS: Mapping[str, Run] = {
     "Concat": _concat,
     "Slice": _slice,
     "Reverse": lambda args, item: [np.flip(args[0], item.attrs["axis"])],
-    **{op: _looked_up(run) for op, run in numpy_lookup.KERNELS.items()},
+    "Gather": _gather,
+    "GatherGrad": _gather_grad,
+    "LastAt": _last_at,
     "Top": _top,
     "ReduceSum": lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)],
     "ReduceMax": lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)],
@@ -314,14 +351,23 @@ _RUNS: Mapping[str, Run] = {
     "Einsum": lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)],
     "Resample": _resample,
 }
+_MOVES = ("Identity", "Pad", "Transpose", "Reshape", "Expand", "Slice", "Reverse")
+_LOOKUPS = ("Gather", "GatherGrad", "LastAt")
 _SCRATCH: Mapping[str, Scratch] = {
-    "ConvTranspose": lambda item: 2 * prod(_spread_shape(item)) + _some(item),
+    **dict.fromkeys((*_MOVES, *_LOOKUPS, "ReduceSum", "ReduceMax", "MaxPool"), _times(0)),
+    "Concat": _times(1),
+    **dict.fromkeys(("LogSumExp", "Moments", "Einsum", "Resample", *numpy_recurrent.KERNELS), _times(2)),
+    "Top": _times(3),
+    **dict.fromkeys(("Conv", "ConvWeightGrad"), _product),
+    "ConvTranspose": lambda item: 2 * prod(_spread_shape(item)) + _product(item),
+    "MaxPoolGrad": _pool_grad,
     **dict.fromkeys(numpy_ctc.KERNELS, _lattice),
     **dict.fromkeys(numpy_attention.KERNELS, _score_tiles),
 }
-"""Operator -> scratch, for those that take more than others."""
+"""Operator -> scratch, but for elementwise ones: they take four times, for values between the steps of a
+formula (objects in the error function)."""
 _TAKE_UNPADDED = ("Concat", "MaxPoolGrad")
 
 KERNELS: Mapping[str, Kernel] = {
-    op: Kernel(run, _SCRATCH.get(op, _some), op in _TAKE_UNPADDED) for op, run in _RUNS.items()
+    op: Kernel(run, _SCRATCH.get(op, _times(4)), op in _TAKE_UNPADDED) for op, run in _RUNS.items()
 }

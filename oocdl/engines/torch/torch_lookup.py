@@ -33,7 +33,7 @@ def _through(ids: Tensor, instruction: Instruction, tables: int) -> Tensor:
     if tables == 1:
         return flat
     first = torch.arange(tables, device=ids.device).mul_(extent).reshape(-1, 1)
-    return flat.reshape(tables, -1).add_(first).reshape(-1)
+    return flat.reshape(tables, flat.numel() // max(tables, 1)).add_(first).reshape(-1)
 
 
 def gather(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
@@ -64,7 +64,7 @@ def last_at(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     """The largest place at which each row is named; a maximum, so that no order of writing matters."""
     ids, batch, shape = args[0], _batch(instruction), instruction.kernel_shapes[0]
     tables = math.prod(shape[:batch])
-    flat = _wrap(ids, instruction).reshape(tables, -1)
+    flat = _wrap(ids, instruction).reshape(tables, math.prod(ids.shape[batch:]))
     places = torch.arange(flat.shape[1], device=ids.device).expand(flat.shape)
     found = torch.full((tables, shape[-1]), -1, dtype=torch.int64, device=ids.device)
     return [found.scatter_reduce_(1, flat, places, "amax").reshape(shape)]
