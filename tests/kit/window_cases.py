@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,7 +112,18 @@ def convolutions() -> list[Case]:
             [around([(0, 1), (0, 0)]), None],
         )
     )
+    for name, (n, c), tap in (("no-samples", (0, 3), 1), ("no-channels", (2, 0), 3)):
+        taps, attrs = (tap,) * 3, {"strides": (1, 1, 1), "dilations": (1, 1, 1)}
+        x, dy, w = noise(n, c, 6, 5, 4), noise(n, 4, 7 - tap, 6 - tap, 5 - tap), noise(4, c, *taps)
+        made, gradient = partial(_zeros, dy.shape), partial(_zeros, w.shape)
+        cases.append(Case(f"Conv-{name}", "Conv", [x, w], made, attrs))
+        kernel = {"kernel_shape": taps}
+        cases.append(Case(f"ConvWeightGrad-{name}", "ConvWeightGrad", [x, dy], gradient, attrs | kernel))
     return cases
+
+
+def _zeros(shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
+    return torch.zeros(shape, dtype=a.dtype)
 
 
 GROUPED = (

@@ -78,6 +78,8 @@ def conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
     """Conv, whose operand it pads as ONNX can."""
     x, pads = _first(emit, args, instruction)
     w = _padded(emit, args, instruction, 1, instruction.fill)
+    if prod(x.shape) == 0:
+        return [emit.full(instruction.kernel_shapes[0], 0.0, x.dtype)]
     return [_convolve(emit, x, w, _windows(instruction, pads))]
 
 
@@ -184,6 +186,8 @@ def conv_weight_grad(emit: Emitter, args: list[Val], instruction: Instruction) -
     """The gradient of a convolution's weights."""
     x, pads = _first(emit, args, instruction)
     dy = _padded(emit, args, instruction, 1, instruction.fill)
+    if 0 in (*x.shape, *dy.shape):
+        return [emit.full(instruction.kernel_shapes[0], 0.0, x.dtype)]
     kernel, windows = instruction.kernel_shapes[0][2:], _windows(instruction, pads)
     if windows.groups > 1:
         return [_by_group(emit, x, dy, windows)]

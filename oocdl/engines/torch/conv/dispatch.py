@@ -144,6 +144,8 @@ def conv(
 ) -> list[Tensor]:
     """A convolution."""
     (x, pads), w, slide = _data(args, item), args[1], slide_of(item)
+    if x.numel() == 0:
+        return [x.new_zeros(item.kernel_shapes[0])]
     if not tuned:
         x, padding = _halves(x, w.shape[2:], pads, slide)
         return [convolve(x, w, padding, slide)]
@@ -214,6 +216,8 @@ def conv_weight_grad(args: list[Tensor], item: Instruction, tuned: bool = True) 
     """The gradient of a convolution's weights."""
     (x, pads), dy, slide, shape = _data(args, item), args[1], slide_of(item), item.kernel_shapes[0]
     dtype = getattr(torch, item.dtypes[0])  # products of bfloat16 are summed in float32
+    if 0 in (*x.shape, *dy.shape):
+        return [x.new_zeros(shape, dtype=dtype)]
     if tuned and points.is_point(shape, slide, pads):
         return [points.weight_gradient(dy, x, slide.strides, shape).to(dtype)]
     if tuned and has_few_taps(shape, slide, x.dtype):
