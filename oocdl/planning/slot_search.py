@@ -6,7 +6,7 @@ have the axis at all, such as the update of a weight, are what the others then w
 added as long as a pass gets faster by the cost model: batch and space first, then whatever the layers
 that keep slots waiting can be cut along. Each layer takes the grid by which it is done the soonest.
 
-Where weights are more than activations, each weight is cut along one axis, so that neither it nor its gradient
+Where weights are more than activations, each is cut along one axis, so that neither it nor its gradient
 travels: tensor parallelism. Layers take turns, one making a part of its channels on each worker, the next
 partial sums of all (Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053).
 """
