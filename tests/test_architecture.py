@@ -9,6 +9,8 @@ import ast
 import inspect
 import re
 import runpy
+import subprocess
+import sys
 from collections import Counter
 from fnmatch import fnmatchcase
 from functools import cache
@@ -309,6 +311,12 @@ def test_heavy_libraries_come_in_through_their_gates(name: str) -> None:
         if library in taken and not any(fnmatchcase(name, gate) for gate in gates)
     ]  # fmt: skip
     assert not wrong, f"oocdl.{name} is no gate to {wrong}"
+
+
+def test_an_import_of_oocdl_loads_no_library() -> None:
+    code = "import sys, oocdl; print({'numpy', 'zarr', 'onnx', 'dask'} & sys.modules.keys(), oocdl.fit.__name__)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "set() fit\n"
 
 
 @every_module

@@ -8,6 +8,7 @@ machine or the engine changes.
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import threading
 import time
@@ -93,14 +94,16 @@ def load_rates(engine: str = "auto") -> Rates | None:
     engine = resolve(engine)
     path = cache_path(engine)
     try:
-        body = unsealed("rates", path.read_text())
-        if body["facts"] != _facts(engine):
+        text = path.read_text()
+        is_sealed = text.startswith('{"digest": ')  # files of earlier versions have no digest
+        body = unsealed("rates", text) if is_sealed else json.loads(text)
+        if body["facts"] != _facts(engine) or not is_sealed:
             warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
             return None
         return Rates.from_json(body["rates"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         warnings.warn(f"the rates in {path} are damaged and do not count: {reason}", stacklevel=2)
         return None

@@ -15,7 +15,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from math import exp, log, prod
+from math import exp, inf, log, prod
 from pathlib import Path
 
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
@@ -76,7 +76,19 @@ class Rates:
         for tables in (body["arithmetic"], body["scratch_ratios"]):
             for kind, points in tables.items():
                 tables[kind] = tuple(map(tuple, points))
-        return Rates(**body)
+        rates = Rates(**body)
+        rates.check()
+        return rates
+
+    def check(self) -> None:
+        """Raise ValueError unless all rates are positive numbers, and overheads are not negative."""
+        rates = [rate for points in self.arithmetic.values() for _, rate in points]
+        rates += [*self.memory.values(), self.copy_bytes_per_second]
+        rates += [self.disk_read_bytes_per_second, self.disk_write_bytes_per_second]
+        if not all(0 < rate < inf for rate in rates):
+            raise ValueError("a rate is not positive")
+        if not all(0 <= seconds < inf for seconds in (self.instruction_seconds, self.program_seconds)):
+            raise ValueError("an overhead is negative")
 
     def flops_per_second(self, kind: str, size: int) -> float:
         """The floating-point operations a second of a heavy operator of a kind and size, interpolated.

@@ -5,6 +5,10 @@ all layers of a network have in common. Many slots need more pieces than one axi
 have the axis at all, such as the update of a weight, are what the others then wait for. So classes are
 added as long as a pass gets faster by the cost model: batch and space first, then whatever the layers
 that keep slots waiting can be cut along. Each layer takes the grid by which it is done the soonest.
+
+Where weights are more than activations, each is cut along one axis, so that neither it nor its gradient
+travels: tensor parallelism. Layers take turns, one making a part of its channels on each worker, the next
+partial sums of all (Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053).
 """
 
 from __future__ import annotations

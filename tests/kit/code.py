@@ -19,6 +19,8 @@ def modules() -> dict[str, ast.Module]:
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
         found[name] = ast.parse(path.read_text(), str(path))
+    # What is loaded on first use stands in the stub.
+    found["__init__"].body += ast.parse((PACKAGE / "__init__.pyi").read_text()).body
     return found
 
 
@@ -28,13 +30,14 @@ def imports(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute"
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            assert node.level == 0 or tree is modules()["__init__"], "imports are absolute"
+            module = ".".join(filter(None, ("oocdl" if node.level else "", node.module)))
+            inner = [f"{module}.{alias.name}" for alias in node.names]
             modules_inside = [name for name in inner if name.removeprefix("oocdl.") in modules()]
             # A package's own docstring module is no dependency if only modules inside it are taken.
             yield from modules_inside
             if len(modules_inside) < len(inner):
-                yield str(node.module)
+                yield module
 
 
 def own_imports(name: str) -> set[str]:

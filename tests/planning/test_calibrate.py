@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,6 +155,22 @@ def test_damaged_numbers_do_not_count(measured: list[str]) -> None:
     path = store_rates("torch", NOMINAL)
     path.write_text(path.read_text().replace("copy_bytes_per_second", "copy_bytes_a_second"))
     with pytest.warns(UserWarning, match="damaged"):
+        assert load_rates("torch") is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"copy_bytes_per_second": 0.0}, {"memory": {"Add": math.nan}}, {"program_seconds": -1.0}]
+)
+def test_rates_that_are_none_do_not_count(wrong: dict[str, Any], measured: list[str]) -> None:
+    store_rates("torch", replace(NOMINAL, **wrong))
+    with pytest.warns(UserWarning, match="damaged.*(not positive|negative)"):
+        assert load_rates("torch") is None
+
+
+def test_a_file_of_an_earlier_version_is_outdated(measured: list[str]) -> None:
+    path = store_rates("torch", NOMINAL)
+    path.write_text(json.dumps(unsealed("rates", path.read_text())))
+    with pytest.warns(UserWarning, match="outdated"):
         assert load_rates("torch") is None
 
 

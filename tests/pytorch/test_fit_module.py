@@ -260,3 +260,24 @@ def test_loops_of_equal_modules_are_equal(tmp_path: Path) -> None:
     )
     assert "Loop" in {node.op for node in first.nodes}
     assert network_differences(first, second) == "" != network_differences(first, other)
+
+
+class Pair(nn.Module):
+    """Two layers that ``__init__`` makes in either order."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x))  # type: ignore[no-any-return]
+
+
+def test_the_order_in_which_layers_are_made_is_no_difference(tmp_path: Path) -> None:
+    example = torch.zeros(2, 4)
+    first, second = (
+        inspect_onnx(oocdl.from_torch(Pair(names), example, tmp_path / f"{names[0]}.onnx").path)
+        for names in (("a", "b"), ("b", "a"))
+    )
+    assert network_differences(first, second) == ""

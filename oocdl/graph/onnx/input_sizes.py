@@ -55,7 +55,7 @@ class Condition:
 
     text: str
     """An expression of names of axes."""
-    place: str
+    place: str = ""
     """The line of the module's code at which it was compared; may be empty."""
 
     def holds(self, sizes: Mapping[str, int]) -> bool:

@@ -12,6 +12,7 @@ import math
 from collections import Counter as CountOf
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import onnx
@@ -128,20 +129,36 @@ def _bad(what: str) -> NoReturn:
 def _read(kind: Any, value: Any) -> Any:
     """Make parsed JSON what a field of this kind holds; raises whatever comes of bad data."""
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
+        hints = _hints(kind)  # type: ignore[arg-type]
         made = {item.name: _read(hints[item.name], value[item.name]) for item in fields(kind)}
+        if any(made[item.name] == "" != item.default for item in fields(kind)):
+            raise ValueError("a text is empty")
         return kind(**made)  # type: ignore[operator]
     inner = get_args(kind)
     if get_origin(kind) is tuple:
-        return tuple(_read(inner[0], one) for one in _read(list, value))
+        return tuple(_named(_read(inner[0], one)) for one in _read(list, value))
     if get_origin(kind) is Mapping:
-        return {name: _read(inner[1], one) for name, one in _read(dict, value).items()}
+        return {_named(name): _read(inner[1], one) for name, one in _read(dict, value).items()}
     if inner:  # that or None
         return None if value is None else _read(inner[0], value)
-    wrong = (kind is int and value < 0) or (kind is float and not math.isfinite(value))
-    if type(value) is not kind or wrong:
+    if type(value) is not kind or not _is_sound(value):
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
+
+
+def _named(value: Any) -> Any:
+    """Return a name; ValueError for an empty one."""
+    if value == "":
+        raise ValueError("a name is empty")
+    return value
+
+
+_hints = cache(get_type_hints)
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether a value may stand in metadata: counts are not negative, numbers finite."""
+    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or value >= 0
 
 
 def _check(name: str, fact: Fact, item: WeightSource | None, nodes: tuple[OnnxNode, ...]) -> None:

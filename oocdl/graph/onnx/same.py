@@ -11,40 +11,50 @@ import numpy as np
 from oocdl.graph.onnx.model_file import Body, OnnxNode, shown
 from oocdl.graph.onnx.reader import OnnxModel
 
-Part = tuple[str, Any, str]
-"""(name of a part of a file, the facts that are compared, these in words)"""
-
 
 def network_differences(old: OnnxModel, new: OnnxModel) -> str:
     """Return the first difference in words; empty if there is none.
 
     Parameters and running statistics may hold other numbers. Buffers and constants belong to the network.
     """
+    return next(_differences(old, new), "")
+
+
+def _differences(old: OnnxModel, new: OnnxModel) -> Iterator[str]:
     if old.metadata is None or new.metadata is None:
-        return "it is of a file that no module was written to"
-    for one, other in zip_longest(_parts(old), _parts(new), fillvalue=("the end", None, "there")):
-        if one[0] != other[0]:
-            return f"{one[0]} was where {other[0]} is"
-        if one[1] != other[1]:
-            now = f", now {other[2].removeprefix('is ')}" if one[2].startswith("is ") else ""
-            return f"{one[0]} {one[2]}{now}"
-    return ""
+        yield "it is of a file that no module was written to"
+        return
+    if old.metadata.module != new.metadata.module:
+        yield f"it is a {old.metadata.module}, now a {new.metadata.module}"
+    for name in dict.fromkeys((*old.metadata.facts, *old.initializers)):
+        if name not in new.initializers:
+            yield f"{shown(name)} is missing"
+            continue
+        for before, after in zip(_facts(old, name), _facts(new, name), strict=True):
+            if before != after:
+                yield f"{shown(name)} is {before}, now {after}"
+        fact, item = old.metadata.facts.get(name), old.initializers[name]
+        is_fixed = fact is None or fact.kind == "buffer"
+        if is_fixed and not np.array_equal(item.raw(), new.initializers[name].raw(), equal_nan=item.is_float):
+            yield f"the buffer {shown(name)} holds other numbers"
+    yield from (f"{shown(name)} is new" for name in new.initializers if name not in old.initializers)
+    for one, other in zip_longest(old.nodes, new.nodes):
+        if one is None or other is None or _node(one) != _node(other):
+            gone, come = ("its end" if node is None else shown(node.name) for node in (one, other))
+            yield f"the node {gone} is now {come}, or does something else"
+    if (old.inputs, old.outputs) != (new.inputs, new.outputs):
+        yield "its inputs or outputs have other names or sizes"
 
 
-def _parts(model: OnnxModel) -> Iterator[Part]:
-    assert model.metadata is not None
-    facts = model.metadata.facts
-    yield "it", model.metadata.module, f"is a {model.metadata.module}"
-    for name in dict.fromkeys((*facts, *model.initializers)):
-        item, fact = model.initializers[name], facts.get(name)
-        yield shown(name), (item.shape, item.stored), f"is {list(item.shape)} of {item.stored}"
-        frozen = " that is frozen" if fact and fact.kind == "parameter" and not fact.requires_grad else ""
-        yield shown(name), fact, f"is a {fact.kind if fact else 'constant'}{frozen}"
-        if fact is None or fact.kind == "buffer":
-            yield f"the buffer {shown(name)}", _plain(item.raw()), "holds other numbers"
-    for node in model.nodes:
-        yield f"the node {shown(node.name)}", _node(node), "does something else"
-    yield "its inputs and outputs", (model.inputs, model.outputs), "have other names or sizes"
+def _facts(model: OnnxModel, name: str) -> tuple[str, str, str]:
+    """Say what an initializer is: its form, its part in the module, and its names there."""
+    item, fact = model.initializers[name], model.metadata.facts.get(name) if model.metadata else None
+    form = f"{list(item.shape)} of {item.stored}"
+    if fact is None:
+        return form, "a constant", ""
+    frozen = " that is frozen" if fact.kind == "parameter" and not fact.requires_grad else ""
+    padding = "" if fact.padding_idx is None else f", padding_idx {fact.padding_idx}"
+    return form, f"a {fact.kind}{frozen}", f"named {', '.join(map(shown, fact.names))}{padding}"
 
 
 def _plain(held: Any) -> Any:
@@ -59,4 +69,4 @@ def _plain(held: Any) -> Any:
 
 
 def _node(node: OnnxNode) -> tuple[Any, ...]:
-    return node.op, (node.inputs, node.outputs, _plain(node.attrs)), node.name
+    return node.op, node.inputs, node.outputs, _plain(node.attrs)

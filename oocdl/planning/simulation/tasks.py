@@ -17,7 +17,7 @@ from oocdl.storage.cache.ledger import Claim
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """A chunk without its bytes: an ``eviction.Entry`` that calls have as an argument."""
+    """A chunk without its bytes: a ``ledger.Entry`` that calls have as an argument."""
 
     region: Region
     nbytes: int

@@ -1,1 +1,4 @@
-"""Datasets: opens Zarr groups and HDF5 files, checks them, and reads regions of their arrays."""
+"""Datasets: opens Zarr groups and HDF5 files, checks them, and reads regions of their arrays.
+
+``sampling`` gives the order of samples of each epoch.
+"""

@@ -1,8 +1,7 @@
-"""The chunks of a Zarr array in its store: lists them, and tells what each is.
+"""The chunks of a Zarr array in its store: lists them, and reads one between two looks at what it is.
 
 What tells a chunk from another depends on the store: size and time of its file, checksum in a zip file or
-in memory; of other stores only the presence of a chunk is known. Chunks have numbers, in C order of the grid.
-The list is as long as what is stored, never as what is declared.
+in memory; of other stores only the presence of a chunk is known.
 """
 
 from __future__ import annotations
@@ -12,138 +11,34 @@ import os
 import stat
 import zipfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from math import prod
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
-from zarr.abc.store import Store
+from zarr.abc.buffer import Buffer, BufferPrototype
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.storage.checksums import record_of
+from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList, index_of, listed
 from oocdl.storage.files import NO_FILE, regular
 
-Integers = npt.NDArray[np.int64]
-MOST_CHUNKS = 2**62
-"""A grid of more chunks than this is a damaged one: their numbers would not be int64."""
 Mark = tuple[int, int]
 """Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
+Part = tuple[int, int] | int | None
+"""What is read of a chunk: from one byte to another, so many at its end, or all."""
 PIECE_BYTES = 64 << 10
-"""Bytes of a file that are read at a time to compare its content."""
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkList:
-    """The stored chunks of one array, ordered by number."""
-
-    grid: tuple[int, ...]
-    """Chunks along each axis, stored or not."""
-    numbers: Integers
-    sizes: Integers
-    """Stored bytes of each chunk."""
-    marks: Integers
-    """Times of change in nanoseconds, or checksums, as the source has them."""
-
-    @cached_property
-    def missing(self) -> int:
-        """Chunks that are not stored."""
-        return prod(self.grid) - len(self.numbers)
-
-    @property
-    def first_missing(self) -> int:
-        """The number of the first chunk that is not stored; the number of all chunks if there is none."""
-        gaps = self.numbers != np.arange(len(self.numbers))
-        return int(np.argmax(gaps)) if gaps.any() else len(self.numbers)
-
-    def index(self, number: int) -> tuple[int, ...]:
-        """The index in the grid of the chunk of a number."""
-        return tuple(int(at) for at in np.unravel_index(number, self.grid))
-
-    def place(self, number: int) -> int | None:
-        """Return the place of a chunk in the list; None if it was not stored."""
-        place = number if not self.missing else int(np.searchsorted(self.numbers, number))
-        return place if place < len(self.numbers) and self.numbers[place] == number else None
-
-    def find(self, number: int) -> tuple[int, int] | None:
-        """Size and mark of a chunk; None if it was not stored."""
-        place = self.place(number)
-        return None if place is None else (int(self.sizes[place]), int(self.marks[place]))
-
-
-def listed(grid: tuple[int, ...], entries: array[int]) -> ChunkList:
-    """Make a list of entries in any order: number, size and mark of one chunk after the other, as int64."""
-    table = np.frombuffer(entries, np.int64).reshape(-1, 3)
-    table = table[np.argsort(table[:, 0], kind="stable")]
-    return ChunkList(grid, *(np.ascontiguousarray(column) for column in table.T))
-
-
-@dataclass(frozen=True)
-class ChunkKeys:
-    """Names of the chunks of a Zarr array: ``c/0/1`` or ``0.1``, below the array's own path."""
-
-    grid: tuple[int, ...]
-    lead: str
-    """Text before the first index: ``c/``, ``c.`` or nothing."""
-    separator: str
-
-    def key(self, number: int) -> str:
-        """The name of a chunk.
-
-        >>> ChunkKeys((2, 3), "c/", "/").key(5)
-        'c/1/2'
-        """
-        return self.lead + self.separator.join(map(str, np.unravel_index(number, self.grid)))
-
-    def number(self, key: str) -> int | None:
-        """The number of the chunk that has this name; None if no chunk has it.
-
-        >>> keys = ChunkKeys((2, 3), "", ".")
-        >>> keys.number("1.2"), keys.number("2.0"), keys.number("01.2"), keys.number(".zarray")
-        (5, None, None, None)
-        """
-        parts = key[len(self.lead) :].split(self.separator)
-        if not key.startswith(self.lead) or len(parts) != len(self.grid):
-            return None
-        number = 0
-        for part, extent in zip(parts, self.grid, strict=True):
-            at = index_of(part, extent)
-            if at is None:
-                return None
-            number = number * extent + at
-        return number
-
-
-def index_of(text: str, extent: int) -> int | None:
-    """The index below ``extent`` that a text writes without sign or leading zeros; None if it writes none."""
-    if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0") or len(text) > 19:
-        return None
-    at = int(text)
-    return at if at < extent else None
-
-
-def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cut ``rows`` into at most so many ranges of about equal length, half open.
-
-    >>> list(row_ranges(5, 2))
-    [(0, 2), (2, 5)]
-    """
-    count = min(rows, most)
-    edges = [rows * part // count for part in range(count + 1)] if count else []
-    yield from zip(edges, edges[1:], strict=False)
+"""How much is read of a file at a time to compare its content."""
 
 
 class Chunks:
     """The chunks of one array in a store of which no more is known than which chunks it has."""
 
     tells: ClassVar[str] = "none"
-    """Property that tells chunks apart: "time", "checksum", or "none"."""
+    """What tells chunks apart: "time", "checksum", or "none"."""
 
     def __init__(self, store: Store, path: str, keys: ChunkKeys) -> None:
         self.store, self.keys = store, keys
@@ -152,15 +47,11 @@ class Chunks:
     def entries(self) -> array[int]:
         """Number, size and mark of each chunk that is stored, one after the other."""
         found = array("q")
-        for name in self.names():
-            number = self.keys.number(name[len(self.prefix) :]) if name.startswith(self.prefix) else None
+        for key in sync(self._listed()):
+            number = self.keys.number(key[len(self.prefix) :])
             if number is not None:
-                found.extend((number, *(self.mark(name[len(self.prefix) :]) or (0, 0))))
+                found.extend((number, *(self.mark(key[len(self.prefix) :]) or (0, 0))))
         return found
-
-    def names(self) -> Iterable[str]:
-        """All keys of the store that may be chunks of the array."""
-        return sync(self._listed())
 
     async def _listed(self) -> list[str]:
         return [key async for key in self.store.list_prefix(self.prefix)]
@@ -173,6 +64,15 @@ class Chunks:
         """Return the mark that tells the chunk from others; None if the chunk is absent."""
         return (0, 0) if sync(self.store.exists(self.prefix + chunk)) else None
 
+    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
+        """Some bytes of a chunk between its marks before and after; None: it is not there."""
+        wanted: ByteRequest | None = None
+        if part is not None:
+            wanted = SuffixByteRequest(part) if isinstance(part, int) else RangeByteRequest(*part)
+        found = sync(self.store.get(self.prefix + chunk, default_buffer_prototype(), wanted))
+        mark = None if found is None else (0, 0)
+        return mark, b"" if found is None else found.to_bytes(), mark
+
 
 class Memory(Chunks):
     """Chunks in memory, by checksum."""
@@ -180,9 +80,13 @@ class Memory(Chunks):
     tells = "checksum"
 
     def mark(self, chunk: str) -> Mark | None:
-        found = sync(self.store.get(self.prefix + chunk, default_buffer_prototype()))
-        record = None if found is None else record_of(found.to_bytes())
-        return None if record is None else (record.nbytes, record.crc)
+        return self.read(chunk)[0]
+
+    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
+        there, content, _ = super().read(chunk)
+        record = record_of(content)
+        mark = None if there is None else (record.nbytes, record.crc)
+        return mark, content[slice(*_range(part, len(content)))], mark
 
 
 class Files(Chunks):
@@ -196,22 +100,30 @@ class Files(Chunks):
 
     def entries(self) -> array[int]:
         found = array("q")
-        nested = self.keys.separator == "/"
-        self._walk(self.keys.lead * nested, (len(self.keys.grid) - 1) * nested, found)
+        if self.keys.separator == "/":
+            self._walk(os.path.join(self.folder, self.keys.lead), 0, 0, found)
+            return found
+        with os.scandir(self.folder) as entries:
+            for entry in entries:
+                number = self.keys.number(entry.name)
+                if number is not None:
+                    found.extend((number, *_entry_mark(entry)))
         return found
 
-    def _walk(self, lead: str, depth: int, found: array[int]) -> None:
-        """Find the chunks whose names begin with ``lead`` and lie so many folders below it."""
-        folder = os.path.join(self.folder, lead).rstrip("/")
+    def _walk(self, folder: str, axis: int, before: int, found: array[int]) -> None:
+        extent, last = self.keys.grid[axis], axis == len(self.keys.grid) - 1
         if not os.path.lexists(folder):
             return  # nothing is stored there
         with os.scandir(folder) as entries:
             for entry in entries:
-                if depth:
-                    if index_of(entry.name, self.keys.grid[-1 - depth]) is not None:
-                        self._walk(f"{lead}{entry.name}/", depth - 1, found)
-                elif (number := self.keys.number(lead + entry.name)) is not None:
+                at = index_of(entry.name, extent)
+                if at is None:
+                    continue
+                number = before * extent + at
+                if last:
                     found.extend((number, *_entry_mark(entry)))
+                else:
+                    self._walk(entry.path, axis + 1, number, found)
 
     def place(self, chunk: str) -> str:
         return f"{self.folder}/{chunk}"
@@ -223,17 +135,46 @@ class Files(Chunks):
             return None
         return _mark(known) if stat.S_ISREG(known.st_mode) else None
 
+    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
+        try:
+            with open(self.place(chunk), "rb", opener=regular) as file:
+                before = _mark(os.fstat(file.fileno()))
+                start, stop = _range(part, before[0])
+                file.seek(start)
+                content = file.read(stop - start)
+                return before, content, _mark(os.fstat(file.fileno()))
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
+                return None, b"", None  # or what stands there is no file
+            raise
+
 
 def _mark(known: os.stat_result) -> Mark:
     return known.st_size, known.st_mtime_ns
 
 
 def _entry_mark(entry: os.DirEntry[str]) -> Mark:
-    """Return a mark. Raises OSError for what is no file: it must not read as an absent chunk."""
+    """Raises OSError for what is no file: a chunk that is there must not read as one that is not."""
     known = entry.stat()
     if not stat.S_ISREG(known.st_mode):
         raise OSError(errno.EINVAL, NO_FILE, entry.path)
     return _mark(known)
+
+
+class RegularStore(LocalStore):
+    """A local folder whose metadata are regular files: of a FIFO, reading would wait for ever."""
+
+    async def get(
+        self,
+        key: str,
+        prototype: BufferPrototype | None = None,
+        byte_range: ByteRequest | None = None,
+    ) -> Buffer | None:
+        """Return the bytes of a key; None if it is not there. Raises OSError if it is no file."""
+        place = self.root / key
+        if os.path.lexists(place) and not place.is_file():
+            raise OSError(errno.EINVAL, NO_FILE, str(place))
+        return await super().get(key, prototype, byte_range)
 
 
 class Zipped(Chunks):
@@ -244,11 +185,16 @@ class Zipped(Chunks):
     def __init__(self, store: ZipStore, path: str, keys: ChunkKeys) -> None:
         super().__init__(store, path, keys)
         self.path, self.file_mark = store.path, file_mark(store.path)
-        with zipfile.ZipFile(self.path) as file:
-            self.members = {info.filename: info for info in file.infolist()}
+        self.file = zipfile.ZipFile(self.path)
+        self.members = {info.filename: info for info in self.file.infolist()}
 
-    def names(self) -> Iterable[str]:
-        return self.members
+    def entries(self) -> array[int]:
+        found = array("q")
+        for name in self.members:
+            number = self.keys.number(name[len(self.prefix) :]) if name.startswith(self.prefix) else None
+            if number is not None:
+                found.extend((number, *(self.mark(name[len(self.prefix) :]) or (0, 0))))
+        return found
 
     def place(self, chunk: str) -> str:
         return f"{self.path}: {self.prefix}{chunk}"
@@ -258,6 +204,22 @@ class Zipped(Chunks):
             return -1, -1  # of no chunk
         info = self.members.get(self.prefix + chunk)
         return None if info is None else (info.file_size, info.CRC)
+
+    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
+        before = self.mark(chunk)
+        if before is None or before[0] < 0:
+            return before, b"", before
+        start, stop = _range(part, before[0])
+        with self.file.open(self.prefix + chunk) as member:
+            member.seek(start)
+            content = member.read(stop - start)
+        return before, content, self.mark(chunk)
+
+
+def _range(part: Part, nbytes: int) -> tuple[int, int]:
+    if isinstance(part, int):
+        return max(0, nbytes - part), nbytes
+    return (0, nbytes) if part is None else (part[0], min(part[1], nbytes))
 
 
 def file_mark(path: str | Path) -> tuple[int, int, int]:

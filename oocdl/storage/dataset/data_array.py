@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region
-from oocdl.storage.dataset.chunk_store import MOST_CHUNKS, ChunkList
+from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkList
+from oocdl.storage.dataset.decoding import most_bytes
 from oocdl.storage.zarr_json import grid
 
 Array = npt.NDArray[Any]
@@ -22,15 +22,47 @@ Shape = tuple[int, ...]
 
 NUMBER_KINDS = "biuf"
 """NumPy kinds that a dataset may have: bool, integers, floats."""
-SLACK_BYTES = 64 << 10
-"""Maximum bytes that compressors add to a small chunk, which they cannot compress."""
 INNER_BYTES = 128
 """Maximum bytes of a shard for each chunk in it beside its content: in its index, and for headers."""
 
 
+class Source(Protocol):
+    """The source of an array's chunks: a Zarr store, or an HDF5 file behind a lock."""
+
+    @property
+    def known(self) -> ChunkList:
+        """The chunks that were stored when they were listed, which happens once."""
+        ...
+
+    @property
+    def tells(self) -> str:
+        """What tells stored chunks apart, beside their sizes: "time", "checksum", "place" or "none"."""
+        ...
+
+    @property
+    def file_mark(self) -> tuple[int, int, int]:
+        """Inode, size and time of the one file that holds the array; zeros where there is none."""
+        ...
+
+    def place(self, number: int) -> str:
+        """Return the place of a chunk, for messages."""
+        ...
+
+    def content(self, place: int, pieces: int) -> Iterator[bytes]:
+        """The stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
+
+        Nothing where marks tell all that there is.
+        """
+        ...
+
+    def read(self, region: Region) -> Array:
+        """Read a region. Raises DatasetError for a chunk that is not as listed, any error for a bad one."""
+        ...
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DataArray(ABC):
-    """One array of a dataset, with the sample axis first: of a Zarr store, or of an HDF5 file."""
+class DataArray:
+    """One array of a dataset, with the sample axis first."""
 
     name: str
     where: str
@@ -38,45 +70,17 @@ class DataArray(ABC):
     shape: Shape
     """Samples come first."""
     dtype: np.dtype[Any]
-    """Type of the elements, in native byte order."""
+    """In native byte order."""
     chunks: Shape
     """Shape of the chunks: what is decoded together."""
     stored_chunks: Shape
     """Shape of what is stored together: of a shard, where there are shards."""
-    shard_bytes: int = 0
-    """Further bytes of each copy of a chunk that is read out of a shard."""
+    index_bytes: int = 0
+    """Size of the index of a shard, where there are shards."""
     fill_value: Any
-    """Value of the elements of a chunk that is not stored; None if that is not defined."""
+    """What a chunk that is not stored reads as; None if that is not defined."""
+    source: Source
     allow_missing_chunks: bool = True
-
-    @property
-    @abstractmethod
-    def tells(self) -> str:
-        """Property that tells stored chunks apart, beside sizes: "time", "checksum", "place" or "none"."""
-
-    @property
-    def file_mark(self) -> tuple[int, int, int]:
-        """Inode, size and time of the one file that holds the array; zeros where chunks have marks."""
-        return 0, 0, 0
-
-    @abstractmethod
-    def place(self, number: int) -> str:
-        """Return the place of a chunk, for messages."""
-
-    @abstractmethod
-    def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
-
-        Nothing where marks tell all that there is.
-        """
-
-    @abstractmethod
-    def _listed(self) -> ChunkList:
-        """List the chunks that are stored."""
-
-    @abstractmethod
-    def _read(self, region: Region) -> Array:
-        """Read a region. Raises DatasetError for a chunk that is not as listed, any error for a bad one."""
 
     @property
     def label(self) -> str:
@@ -90,8 +94,8 @@ class DataArray(ABC):
 
     @property
     def chunk_bytes(self) -> int:
-        """Decoded bytes of one chunk, with its share of what a shard takes."""
-        return prod(self.chunks) * self.itemsize + self.shard_bytes
+        """Decoded bytes of one chunk, with the index of its shard."""
+        return prod(self.chunks) * self.itemsize + self.index_bytes
 
     @cached_property
     def known(self) -> ChunkList:
@@ -100,14 +104,13 @@ class DataArray(ABC):
         Raises DatasetError if one is larger than it can be, or if some are not stored and that is not
         allowed, or nothing says what they are.
         """
-        found, fill = self._listed(), self.fill_value
-        nbytes = prod(self.stored_chunks) * self.itemsize
-        most = nbytes + nbytes // 8 + SLACK_BYTES
+        found, fill = self.source.known, self.fill_value
+        most = most_bytes(prod(self.stored_chunks) * self.itemsize)
         most += prod(self.stored_chunks) // prod(self.chunks) * INNER_BYTES
         if len(found.sizes) and int(found.sizes.max()) > most:
             worst = int(np.argmax(found.sizes))
             raise DatasetError(
-                f"{self.label}: {self.place(int(found.numbers[worst]))} has {found.sizes[worst]:,} "
+                f"{self.label}: {self.source.place(int(found.numbers[worst]))} has {found.sizes[worst]:,} "
                 f"bytes, a chunk of its shape {list(self.stored_chunks)} takes at most {most:,}; "
                 "write it again"
             )
@@ -135,7 +138,7 @@ class DataArray(ABC):
                 f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
                 f"and read as their fill value {self.fill_value}"
             )
-        if self.tells == "none":
+        if self.source.tells == "none":
             found.append(
                 f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
                 "chunk is gone, or on resume in the values of three samples"
@@ -149,7 +152,7 @@ class DataArray(ABC):
         """
         _ = self.known
         try:
-            return np.asarray(self._read(region), self.dtype)
+            return np.asarray(self.source.read(region), self.dtype)
         except DatasetError:
             raise
         except Exception as error:  # codecs raise what they like; all mean the same here

@@ -7,22 +7,20 @@ is of a chunk as it was: one that is gone or was changed since is an error, neve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import zarr
 from zarr.abc.store import Store
 
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset import hdf5_source, zarr_source
 from oocdl.storage.dataset.data_array import DataArray
+from oocdl.storage.dataset.sampling import batches, permutation
 
 __all__ = ["DataArray", "Dataset", "DatasetSpec", "batches", "open_dataset", "permutation"]
 
-Indices = npt.NDArray[np.int64]
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 NIFTI_ENDINGS = (".nii", ".nii.gz", ".mgz", ".hdr", ".img")
 
@@ -137,7 +135,7 @@ def _kind(source: object) -> str:
 
 
 def _way_out(path: Path | None) -> str:
-    """Say what to do with a file of another format, or with arrays in memory."""
+    """What to do with a file of another format, or with arrays in memory."""
     if path is None:
         return (
             "write arrays with the sample axis first: g = zarr.open_group('data.zarr', mode='w'); "
@@ -151,29 +149,3 @@ def _way_out(path: Path | None) -> str:
         "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
         f"x[0] = {read}"
     )
-
-
-def permutation(seed: int, epoch: int, n: int) -> Indices:
-    """Return ``range(n)`` (int64) in an order given by (seed, epoch) alone, on every machine and version.
-
-    Sorting raw counter-based numbers gives the same order where NumPy's own shuffling may change.
-
-    >>> sorted(permutation(0, 1, 5).tolist())
-    [0, 1, 2, 3, 4]
-    """
-    key = np.array([seed % 2**64, epoch % 2**64], np.uint64)
-    raw = np.random.Philox(key=key).random_raw(n)
-    return np.argsort(raw, kind="stable").astype(np.int64)
-
-
-def batches(
-    n: int, batch_size: int, shuffle: bool = True, seed: int = 0, epoch: int = 0
-) -> Iterator[Indices]:
-    """Yield the sample indices (int64) of each batch of an epoch; the last batch may be smaller.
-
-    >>> [batch.tolist() for batch in batches(5, 2, shuffle=False)]
-    [[0, 1], [2, 3], [4]]
-    """
-    order = permutation(seed, epoch, n) if shuffle else np.arange(n, dtype=np.int64)
-    for start in range(0, n, batch_size):
-        yield order[start : start + batch_size]

@@ -1,8 +1,6 @@
 """Opens arrays of an HDF5 file; refuses those whose reading would not be safe and complete.
 
-A file is one thing: as long as its size and time are what they were, so are all chunks in it. The library
-trusts a chunk: one that decodes to more than it should fills memory, and one that decodes to less is read
-past its end, so that numbers are made of what lay there. Here each has to decode to just its size.
+A file is one thing: as long as its size and time are what they were, so are all chunks in it.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import threading
 import zlib
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,14 +19,11 @@ import numpy as np
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices
-from oocdl.storage.dataset.chunk_store import ChunkList, file_mark, listed, parts_of
-from oocdl.storage.dataset.data_array import Array, DataArray, check_chunks, check_type, one_line
+from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
+from oocdl.storage.dataset.chunk_store import file_mark, parts_of
+from oocdl.storage.dataset.data_array import DataArray, Shape, check_chunks, check_type, one_line
+from oocdl.storage.dataset.hdf5_filters import check_chunk, refused
 from oocdl.storage.zarr_json import grid, touched
-
-DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
-"""Filters by their registered numbers."""
-FILTERS = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", LZF: "lzf"}
-CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -51,17 +46,21 @@ class Hdf5File:
             )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Hdf5Array(DataArray):
-    """An HDF5 dataset, which is read under a lock; for contiguous data all of it is stored together."""
+@dataclass(frozen=True, eq=False)
+class Hdf5Source:
+    """Reads an HDF5 dataset under a lock."""
 
     data: h5py.Dataset
     file: Hdf5File
+    label: str
+    stored_chunks: Shape
+    """For contiguous data all of it."""
 
-    def _listed(self) -> ChunkList:
-        """The mark of each chunk is its place in the file, in bytes."""
+    @cached_property
+    def known(self) -> ChunkList:
+        """The chunks that are stored; the mark of each is its place in the file, in bytes."""
         found, stored = array("q"), self.data.id
-        extents = grid(self.shape, self.stored_chunks)
+        extents = grid(self.data.shape, self.stored_chunks)
         if self.data.chunks is None:
             if stored.get_storage_size():
                 found.extend((0, stored.get_storage_size(), stored.get_offset() or 0))
@@ -69,8 +68,7 @@ class Hdf5Array(DataArray):
 
         def add(chunk: Any) -> None:
             index = (at // size for at, size in zip(chunk.chunk_offset, self.stored_chunks, strict=True))
-            number = int(np.ravel_multi_index(tuple(index), extents))
-            found.extend((number, chunk.size, chunk.byte_offset))
+            found.extend((number_of(tuple(index), extents), chunk.size, chunk.byte_offset))
 
         with self.file.lock:
             stored.chunk_iter(add)
@@ -78,26 +76,30 @@ class Hdf5Array(DataArray):
 
     @property
     def tells(self) -> str:
+        """Chunks are told apart by size and place; the file has the time."""
         return "place"
 
     @property
     def file_mark(self) -> tuple[int, int, int]:
+        """Inode, size and time of the file."""
         return self.file.mark
 
     def place(self, number: int) -> str:
-        return f"chunk {'/'.join(map(str, np.unravel_index(number, grid(self.shape, self.stored_chunks))))}"
+        """Return the place of a chunk, for messages."""
+        return f"chunk {'/'.join(map(str, self.known.index(number)))}"
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
+        """The stored bytes of a chunk, or parts of them."""
         start, nbytes = int(self.known.marks[place]), int(self.known.sizes[place])
         if start:
             yield from parts_of(self.file.path, start, nbytes, pieces)
 
-    def _read(self, region: Region) -> Array:
+    def read(self, region: Region) -> Any:
         """Read a region by the library, once each chunk is known to decode to its size."""
         with self.file.lock:
             self.file.check(self.label)
             self._check_chunks(region)
-            found: Array = self.data[as_slices(region)]
+            found = self.data[as_slices(region)]
             self.file.check(self.label)  # again: it may have been changed while it was read
             return found
 
@@ -116,13 +118,13 @@ class Hdf5Array(DataArray):
             return
         nbytes = prod(self.stored_chunks) * int(self.data.dtype.itemsize)
         for index in touched(region, self.stored_chunks):
-            place = self.known.place(int(np.ravel_multi_index(index, self.known.grid)))
+            place = self.known.place(number_of(index, self.known.grid))
             if place is None or not self._unchecked[place]:
                 continue
             corner = tuple(at * extent for at, extent in zip(index, self.stored_chunks, strict=True))
             skipped, data = self.data.id.read_direct_chunk(corner)
             try:
-                _check_chunk(self._filters, skipped, data, nbytes)
+                check_chunk(self._filters, skipped, data, nbytes)
             except (ValueError, zlib.error) as error:
                 raise ValueError(f"{self.place(int(self.known.numbers[place]))}: {error}") from error
             self._unchecked[place] = False
@@ -165,14 +167,14 @@ def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
     stored = tuple(max(extent, 1) for extent in shape)
     if data.chunks is not None:
         chunks = stored = tuple(int(extent) for extent in data.chunks)
-        reason = _refused(filters_of(data))
+        reason = refused(filters_of(data))
         if reason is not None:
             raise DatasetError(f"{label} {reason}: write the array again")
     check_chunks(label, shape, chunks, stored)
     settings = data.id.get_create_plist()
     undefined = settings.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
     never = settings.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
-    return Hdf5Array(
+    return DataArray(
         name=name,
         where=file.path,
         shape=shape,
@@ -180,8 +182,7 @@ def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
         chunks=chunks,
         stored_chunks=stored,
         fill_value=None if undefined or never else data.fillvalue,
-        data=data,
-        file=file,
+        source=Hdf5Source(data, file, label, stored),
     )
 
 
@@ -189,76 +190,3 @@ def filters_of(data: h5py.Dataset) -> list[int]:
     """The filters of a dataset's chunks by number, in the order in which they were applied."""
     settings = data.id.get_create_plist()
     return [int(settings.get_filter(place)[0]) for place in range(settings.get_nfilters())]
-
-
-def _refused(filters: Sequence[int]) -> str | None:
-    """Why a row of filters is not read, as the end of a sentence; None if it is.
-
-    >>> _refused([2, 1, 3]) is None, _refused([1, 1])
-    (True, 'compresses twice')
-    """
-    unknown = [code for code in filters if code not in FILTERS]
-    if unknown:
-        return f"uses HDF5 filter {unknown[0]}; allowed are {', '.join(FILTERS.values())}"
-    compressors = [place for place, code in enumerate(filters) if code in (DEFLATE, LZF)]
-    if len(compressors) > 1:
-        return "compresses twice"
-    if compressors and SHUFFLE in filters[compressors[0] :]:
-        return "shuffles what is compressed"
-    return None
-
-
-def _check_chunk(filters: Sequence[int], skipped: int, data: bytes, chunk_bytes: int) -> None:
-    """Raise ValueError unless stored ``data`` decode to ``chunk_bytes``.
-
-    ``skipped`` has a bit for each of ``filters`` that was not applied, from the lowest on.
-    """
-    size, stored, compressor = chunk_bytes, len(data), None
-    for place, code in enumerate(filters):
-        if skipped >> place & 1 or code == SHUFFLE:
-            continue
-        if code in (DEFLATE, LZF):
-            compressor = code
-        elif compressor is None:
-            size += CHECKSUM_BYTES
-        else:
-            stored -= CHECKSUM_BYTES
-    if compressor == DEFLATE:
-        decoder = zlib.decompressobj()
-        found = len(decoder.decompress(memoryview(data)[:stored], size + 1))
-        if found > size:
-            raise ValueError(f"deflate would decode to more than the {size:,} bytes of a chunk")
-        if not decoder.eof:
-            raise ValueError("deflate data end too early")
-    else:
-        found = stored if compressor is None else _lzf_bytes(data, stored, size)
-    if found != size:
-        raise ValueError(f"it decodes to {found:,} bytes, not the {size:,} that were declared")
-
-
-def _lzf_bytes(data: bytes, stored: int, most: int) -> int:
-    """Return the decoded size of the first ``stored`` bytes of LZF data. Raises ValueError for over ``most``.
-
-    A byte below 32 begins a run of literals, another one a reference to what came before, whose length has
-    three bits, or those and a byte.
-
-    >>> _lzf_bytes(bytes([1, 7, 8, 0x40, 1, 0xE0, 20, 0]), 8, 64)
-    35
-    """
-    at = total = 0
-    while at < stored:
-        control = data[at]
-        if control < 32:
-            total += control + 1
-            at += control + 2
-        elif control < 224:
-            total += (control >> 5) + 2
-            at += 2
-        else:
-            total += (data[at + 1] if at + 1 < stored else 0) + 9
-            at += 3
-        if total > most:
-            raise ValueError(f"lzf would decode to more than the {most:,} bytes of a chunk")
-    if at != stored:
-        raise ValueError("lzf data ends too early")
-    return total

@@ -1,4 +1,4 @@
-"""Tells a dataset from one that was changed, by its chunks with sizes and times, and some of their content.
+"""What tells a dataset from one that was changed: its chunks with sizes and times, and some of their content.
 
 Chunks are told apart by range of samples, so that a message can say where the difference is. What differs
 in times alone is either a copy or a change. Where all stored bytes are few, their checksum decides. Else a
@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.chunk_store import ChunkList, row_ranges
+from oocdl.storage.dataset.chunk_list import ChunkList, row_ranges
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
 
 RANGES = 64
 """The most ranges of samples that are told apart."""
 PIECES = 192
-"""Approximate least number of pieces of stored bytes that are compared where they are not compared whole."""
+"""About so many pieces of stored bytes are compared at least, where they are not compared whole."""
 NOTHING = hashlib.blake2b(digest_size=6).hexdigest()
 """The digest of a range without chunks."""
 WHOLE_BYTES, WHOLE_CHUNKS = 16 << 20, 4096
@@ -34,7 +34,7 @@ SAMPLED_EXTENT = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of an array from what it was, in words."""
+    """How an array differs from what it was, in words."""
 
     changed: str | None = None
     """It is not the same."""
@@ -47,7 +47,7 @@ def identity(array: DataArray) -> dict[str, Any]:
 
     Raises DatasetError if that cannot be read.
     """
-    known = array.known
+    known, source = array.known, array.source
     ranges = list(row_ranges(known.grid[0], RANGES))
     return {
         "shape": list(array.shape),
@@ -56,8 +56,8 @@ def identity(array: DataArray) -> dict[str, Any]:
         "chunks": len(known.numbers),
         "sizes": _digests(known, ranges, (known.numbers, known.sizes)),
         "marks": _digests(known, ranges, (known.marks,)),
-        "tells": array.tells,
-        "file": list(array.file_mark),
+        "tells": source.tells,
+        "file": list(source.file_mark),
         "content": _content(array, ranges),
         "values": _values(array),
     }
@@ -141,7 +141,7 @@ def _content(array: DataArray, ranges: Sequence[tuple[int, int]]) -> str:
         pieces = max(3, PIECES // len(places))
     read = 0
     for place in places:
-        for part in array.content(int(place), pieces):
+        for part in array.source.content(int(place), pieces):
             digest.update(part)
             read += len(part)
     return digest.hexdigest() if read else ""
@@ -157,7 +157,7 @@ def _values(array: DataArray) -> str:
 
 
 def _where(array: DataArray, then: Sequence[str], now: Sequence[str]) -> str:
-    """Name the samples that the ranges that differ hold."""
+    """Which samples the ranges that differ hold."""
     samples, rows = array.shape[0], array.known.grid[0]
     extent = array.stored_chunks[0]
     if len(then) != len(now):

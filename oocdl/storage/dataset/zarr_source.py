@@ -1,38 +1,44 @@
 """Opens arrays of a Zarr group (format 2 or 3) and reads them chunk by chunk, whatever their store is.
 
-The library decodes. It gives the fill value for a chunk that is gone, and new bytes for one that was
-replaced; here both are errors.
+The library reads metadata, and no chunk: it gives the fill value for one that is gone, and new bytes for one
+that was replaced. Here both are errors.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
-from zarr.abc.buffer import Buffer, BufferPrototype
-from zarr.abc.store import ByteRequest, RangeByteRequest, Store
-from zarr.storage import LocalStore, WrapperStore, ZipStore
+from zarr.abc.store import Store
+from zarr.storage import LocalStore, ZipStore
 
 from oocdl.errors import DatasetError
-from oocdl.graph.ir.index import Region, as_slices, intersect, region_shape, within
-from oocdl.storage.dataset.chunk_store import ChunkKeys, ChunkList, Chunks, chunks_of, list_chunks, parts_of
+from oocdl.graph.ir.index import Region, intersect, region_shape, within
+from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList
+from oocdl.storage.dataset.chunk_store import (
+    Chunks,
+    Mark,
+    Part,
+    RegularStore,
+    chunks_of,
+    list_chunks,
+    parts_of,
+)
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
-from oocdl.storage.files import NO_FILE
+from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
 from oocdl.storage.zarr_json import UNFINISHED, chunk_region, grid, touched
 
 SHARDED = "sharding_indexed"
-CODECS = {"bytes", "transpose", "shuffle", "crc32c", "blosc", "gzip", "lz4", "zlib", "zstd"}
-"""Codecs that are read, of both formats; others may run code, or lose what was stored."""
-INDEX_ENTRY_BYTES = 16
-"""Bytes of a shard's index for each chunk."""
+NOT_STORED = 2**64 - 1
+"""Offset and size, in the index of a shard, of a chunk that is not in it."""
 
 
 @dataclass(eq=False)
@@ -64,104 +70,143 @@ class LastChunk:
             self.of = self.array = None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ZarrArray(DataArray):
-    """A Zarr array, each chunk of which has to be as it was when they were listed."""
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """The layout of chunks in shards."""
 
-    data: zarr.Array[Any]
+    inside: Shape
+    """Chunks along each axis of a shard."""
+    index: Decoder
+    """Makes numbers of an index: offset and size of each chunk."""
+    at_end: bool
+    """Whether the index stands at the end of a shard, or at its beginning."""
+
+    @property
+    def part(self) -> Part:
+        """Return the part of a shard that holds its index."""
+        assert self.index.nbytes is not None
+        return self.index.nbytes if self.at_end else (0, self.index.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrSource:
+    """Reads a Zarr array, each chunk of which has to be as it was when they were listed."""
+
+    label: str
+    shape: Shape
+    chunks: Shape
+    fill_value: Any
     stored: Chunks
+    decoder: Decoder
+    shards: Shards | None
     last: LastChunk
 
-    def _listed(self) -> ChunkList:
+    @cached_property
+    def known(self) -> ChunkList:
+        """The chunks (shards, if there are any) that are stored, listed once."""
         return list_chunks(self.label, self.stored)
 
     @property
     def tells(self) -> str:
+        """What tells stored chunks apart, beside their sizes."""
         return self.stored.tells
 
+    @property
+    def file_mark(self) -> tuple[int, int, int]:
+        """Zeros: chunks have marks of their own, in a zip file too."""
+        return 0, 0, 0
+
     def place(self, number: int) -> str:
+        """Return the place of a chunk, for messages."""
         return self.stored.place(self.stored.keys.key(number))
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
+        """The stored bytes of a chunk that is a file, or parts of them."""
         if self.tells == "time":
             path = self.place(int(self.known.numbers[place]))
             yield from parts_of(path, 0, int(self.known.sizes[place]), pieces)
 
-    def _read(self, region: Region) -> Array:
+    def read(self, region: Region) -> Array:
         """Read a region, one chunk after the other; a part of one chunk is read-only."""
-        indices = list(touched(region, self.chunks))
+        indices, tables = list(touched(region, self.chunks)), dict[str, Array | None]()
         if len(indices) == 1:
             (index,) = indices
-            check = partial(self._check, self._number(index))
-            found = self.last.get((self.label, index), check, partial(self._chunk, index))
-            return found[within(region, chunk_region(index, self.shape, self.chunks))]
+            corner = tuple((at * size, (at + 1) * size) for at, size in zip(index, self.chunks, strict=True))
+            check = partial(self._check_mark, self._key(index)[0])
+            found = self.last.get((self.label, index), check, partial(self._chunk, index, tables))
+            return found[within(region, corner)]
         self.last.leave()
-        out = np.empty(region_shape(region), self.dtype)
+        out = np.empty(region_shape(region), self.decoder.dtype)
         for index in indices:
             covered = chunk_region(index, self.shape, self.chunks)
             part = intersect(covered, region)
-            out[within(part, region)] = self._chunk(index)[within(part, covered)]
+            out[within(part, region)] = self._chunk(index, tables)[within(part, covered)]
         return out
 
-    def _number(self, index: Shape) -> int:
-        """The number of the chunk, or of the shard that has the chunk, as it is stored."""
-        sizes = zip(index, self.chunks, self.stored_chunks, strict=True)
-        place = tuple(at * size // stored for at, size, stored in sizes)
-        return int(np.ravel_multi_index(place, self.stored.keys.grid))
+    def _key(self, index: Shape) -> tuple[str, Shape]:
+        """The name under which a chunk is stored, and its index in the shard of that name."""
+        if self.shards is None:
+            return self.stored.keys.key_at(index), ()
+        pairs = [divmod(at, count) for at, count in zip(index, self.shards.inside, strict=True)]
+        return self.stored.keys.key_at(tuple(outer for outer, _ in pairs)), tuple(at for _, at in pairs)
 
-    def _chunk(self, index: Shape) -> Array:
-        """Decode a chunk between two looks at what is stored: the library takes what is gone for fill."""
-        number = self._number(index)
-        self._check(number)
+    def _chunk(self, index: Shape, tables: dict[str, Array | None]) -> Array:
+        """Decode a chunk; ``tables`` keeps the index of one shard, None if that is not stored."""
+        key, inside = self._key(index)
         try:
-            found = np.asarray(self.data[as_slices(chunk_region(index, self.shape, self.chunks))])
+            stored = (
+                self._bytes(key) if self.shards is None else self._inner(key, inside, self.shards, tables)
+            )
+            if stored is not None:
+                return self.decoder(stored)
+        except DatasetError:
+            raise
         except Exception as error:  # codecs raise what they like
-            raise ValueError(f"chunk {self.stored.keys.key(number)}: {one_line(error)}") from error
-        self._check(number)
-        found.flags.writeable = False
+            raise ValueError(f"chunk {key}: {one_line(error)}") from error
+        return np.broadcast_to(np.asarray(self.fill_value, self.decoder.dtype), self.chunks)
+
+    def _inner(
+        self, key: str, inside: Shape, shards: Shards, tables: dict[str, Array | None]
+    ) -> bytes | None:
+        """The bytes of a chunk in a shard; None if it is not stored."""
+        if key not in tables:
+            tables.clear()
+            stored = self._bytes(key, shards.part)
+            tables[key] = None if stored is None else shards.index(stored)
+        table = tables[key]
+        offset, nbytes = (NOT_STORED, 0) if table is None else map(int, table[inside])
+        if offset == NOT_STORED:
+            return None
+        if nbytes > most_bytes(prod(self.chunks) * self.decoder.dtype.itemsize):
+            raise ValueError(f"its index says that chunk {inside} has {nbytes:,} bytes, which none can have")
+        found = self._bytes(key, (offset, offset + nbytes))
+        if found is None or len(found) != nbytes:
+            raise ValueError(f"its index says that chunk {inside} lies outside of it")
         return found
 
-    def _check(self, number: int) -> None:
-        """Raise DatasetError if a chunk is gone, was changed, or is new."""
-        key, wanted = self.stored.keys.key(number), self.known.find(number)
-        found = self.stored.mark(key)
-        if found == wanted:
+    def _bytes(self, key: str, part: Part = None) -> bytes | None:
+        """Return the bytes under a name, or a part of them; None if none are. Raises what ``_check`` does."""
+        before, found, after = self.stored.read(key, part)
+        self._check(key, before, after)
+        return None if before is None else found
+
+    def _check_mark(self, key: str) -> None:
+        mark = self.stored.mark(key)
+        self._check(key, mark, mark)
+
+    def _check(self, key: str, before: Mark | None, after: Mark | None) -> None:
+        """Raise DatasetError if a chunk is gone, was changed, or is new, by its marks around a read."""
+        number = self.stored.keys.number(key)
+        assert number is not None, key
+        wanted = self.known.find(number)
+        if before == wanted == after:
             return
-        happened = "was changed" if found and wanted else "is gone" if found is None else "is new"
+        happened = "was changed" if before and wanted else "is gone" if before is None else "is new"
         raise DatasetError(
             f"{self.label}: chunk {key} {happened} since the dataset was opened "
             f"({self.stored.place(key)}); nothing was computed from it. Restore it, and start again: "
             "a run goes on from its last commit"
         )
-
-
-class WholeParts(WrapperStore[Store]):
-    """A store in which an empty file, or a part that is cut off, is an error: it would be read as fill.
-
-    In a folder, so is what is no regular file: of a FIFO, reading would wait for ever.
-    """
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store)
-        self.root = store.root if isinstance(store, LocalStore) else None
-
-    async def get(
-        self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
-    ) -> Buffer | None:
-        """Return the bytes of a key, or a part of them. Raises ValueError for a part that is not there.
-
-        Raises OSError for what is no file.
-        """
-        if self.root is not None and os.path.lexists(self.root / key) and not (self.root / key).is_file():
-            raise OSError(errno.EINVAL, NO_FILE, str(self.root / key))
-        found = await super().get(key, prototype, byte_range)
-        nbytes = 0 if found is None else len(found)
-        wanted = (
-            byte_range.end - byte_range.start if isinstance(byte_range, RangeByteRequest) else nbytes or 1
-        )
-        if found is not None and nbytes != wanted:
-            raise ValueError(f"{key} is empty, or its index says that a chunk lies outside of it")
-        return found
 
 
 def open_arrays(
@@ -171,10 +216,10 @@ def open_arrays(
     try:
         if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
             source = ZipStore(source)
-        if isinstance(source, str) and "://" not in source:
-            source = LocalStore(source, read_only=True)
-        store = source if isinstance(source, Store) else zarr.open_group(source, path=group, mode="r").store
-        opened = zarr.open_group(WholeParts(store), path=group, mode="r")
+        place = source.root if type(source) is LocalStore else source
+        if isinstance(place, Path) or (isinstance(place, str) and "://" not in place):
+            source = RegularStore(place, read_only=True)
+        opened = zarr.open_group(source, path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
@@ -193,13 +238,13 @@ def open_arrays(
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
     last = LastChunk()
-    return [_opened(name, where, array, store, last) for name, array in arrays.items()]
+    return [_opened(name, where, array, last) for name, array in arrays.items()]
 
 
-def _opened(name: str, where: str, array: zarr.Array[Any], store: Store, last: LastChunk) -> DataArray:
+def _opened(name: str, where: str, array: zarr.Array[Any], last: LastChunk) -> DataArray:
     """Check an array by its metadata, before a chunk is read."""
-    label = f"array {name!r} of {where}"
-    document: Mapping[str, Any] = array.metadata.to_dict()
+    label, metadata = f"array {name!r} of {where}", array.metadata
+    document: Mapping[str, Any] = metadata.to_dict()
     check_type(label, array.dtype, array.ndim)
     kind = document.get("chunk_grid", {}).get("name", "regular")
     encoding = document.get("chunk_key_encoding", {}).get("name", "default")
@@ -209,40 +254,41 @@ def _opened(name: str, where: str, array: zarr.Array[Any], store: Store, last: L
         )
     stored_chunks = array.shards or array.chunks
     check_chunks(label, array.shape, array.chunks, stored_chunks)
-    refused = [codec for codec in _codecs(document) if codec not in CODECS]
-    if refused:
+    try:
+        decoder, shards = _decoders(array, document)
+    except ValueError as error:
         raise DatasetError(
-            f"{label} uses codec {refused[0]!r}, which is refused; allowed are blosc, gzip, lz4, zlib and "
-            "zstd, crc32c, shuffle and transpose, in chunks or shards of chunks: write the array again"
-        )
-    keys, inside = _keys(document, grid(array.shape, stored_chunks)), grid(stored_chunks, array.chunks)
-    # Of a shard the library makes one copy more than the three that a plan counts.
-    shard_bytes = prod(inside) * INDEX_ENTRY_BYTES + prod(array.chunks) * array.dtype.itemsize // 3
-    return ZarrArray(
+            f"{label} uses {error}, which is refused; allowed are one of blosc, gzip, lz4, zlib and zstd, "
+            "crc32c, shuffle and transpose, in chunks or shards of chunks: write the array again"
+        ) from error
+    keys = _keys(document, grid(array.shape, stored_chunks))
+    stored, fill = chunks_of(array.store, array.path, keys), metadata.fill_value
+    return DataArray(
         name=name,
         where=where,
         shape=array.shape,
         dtype=array.dtype.newbyteorder("="),
         chunks=array.chunks,
         stored_chunks=stored_chunks,
-        shard_bytes=0 if array.shards is None else shard_bytes,
-        fill_value=array.metadata.fill_value,
-        data=array,
-        stored=chunks_of(store, array.path, keys),
-        last=last,
+        index_bytes=0 if shards is None else shards.index.nbytes or 0,
+        fill_value=fill,
+        source=ZarrSource(label, array.shape, array.chunks, fill, stored, decoder, shards, last),
     )
 
 
-def _codecs(document: Mapping[str, Any]) -> list[str]:
-    """Return the names of an array's codecs: those of its chunks and of its index, where it has shards."""
+def _decoders(array: zarr.Array[Any], document: Mapping[str, Any]) -> tuple[Decoder, Shards | None]:
+    """Return the decoder of an array's chunks. Raises ValueError that names an unsupported codec."""
     if document["zarr_format"] == 2:
-        row = [*(document["filters"] or ()), *filter(None, [document["compressor"]])]
-        return [str(getattr(codec, "codec_id", None) or codec["id"]) for codec in row]
-    row = document["codecs"]
-    if [codec["name"] for codec in row] == [SHARDED]:
-        inner = row[0]["configuration"]
-        row = [*inner["codecs"], *inner["index_codecs"]]
-    return [str(codec["name"]) for codec in row]
+        return decoder_v2(array.chunks, array.dtype, array.metadata), None
+    codecs = document["codecs"]
+    if [codec["name"] for codec in codecs] != [SHARDED]:
+        return decoder_v3(array.chunks, array.dtype, codecs), None
+    inner, inside = codecs[0]["configuration"], grid(array.shards or (), array.chunks)
+    index = decoder_v3((*inside, 2), np.dtype(np.uint64), inner["index_codecs"])
+    if index.nbytes is None:
+        raise ValueError("a compressed index of shards")
+    decoder = decoder_v3(array.chunks, array.dtype, inner["codecs"])
+    return decoder, Shards(inside, index, inner.get("index_location") != "start")
 
 
 def _keys(document: Mapping[str, Any], extents: Shape) -> ChunkKeys:

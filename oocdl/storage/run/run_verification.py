@@ -103,7 +103,8 @@ def _verification(root: Path) -> Verification:
     for version in (manifest, parent):
         if version is not None:
             damages += _metadata(root, version)
-            parts = {part.folder: part for part in version.arrays()} | parts
+            for part in version.arrays():
+                parts.setdefault(part.folder, part)
     if manifest is not None:
         with _noted(damages, "history", step=manifest.step):
             History(root / "history" / "steps.jsonl", manifest.history).rows()

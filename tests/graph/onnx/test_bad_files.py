@@ -75,6 +75,11 @@ def set_dims(*dims: int) -> Callable[[onnx.TensorProto], None]:
 NODE = helper.make_node
 
 
+def from_one_row() -> onnx.TensorProto:
+    """A weight of one row for ``conv_model``, long enough to stay in the file."""
+    return numpy_helper.from_array(np.ones((1, 8), np.float32), "w")
+
+
 def of(*nodes: tuple[str, str, str], **attrs: Any) -> onnx.ModelProto:
     """The same with other nodes: operator, inputs, output; ``attrs``: those of the first."""
     made = [
@@ -110,6 +115,15 @@ BAD: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {
         ),
         *("'c' (ConstantOfShape)", "4 PiB"),
     ),
+    "one summed": (  # by MatMul, of which only the axes before the last two broadcast
+        conv_model(nodes=[NODE("MatMul", ["x", "w"], ["y"])], weight=from_one_row()),
+        *("'y' (MatMul)", "[2, 4, 8, 8] and [1, 8]: 8 times 1"),
+    ),
+    "half an If": (
+        conv_model(nodes=[NODE("If", ["x"], ["y"], then_branch=helper.make_graph([], "then", [], []))]),
+        *("'y' (If)", "no attribute else_branch"),
+    ),
+    "a way to pad": (of(("Conv", "x w", "y"), auto_pad="FOO"), "'y' (Conv)", "auto_pad 'FOO' is none of"),
     "channels": (change_weight(set_dims(8, 3, 3, 4)), "conv", "4 input channels"),
 }
 UNSUPPORTED: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {

@@ -131,10 +131,13 @@ def without_outputs() -> onnx.ModelProto:
 
 MALFORMED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "no outputs": (without_outputs, "it has no outputs"),
-    "an attribute left out": (lambda: node("MaxPool"), "node 'n' (MaxPool) is not as ONNX defines it: Req"),
-    "an attribute of another type": (lambda: node("Conv", "x,w", pads=1.5), "it: Mismatched attribute type"),
-    "an input left out": (lambda: node("Conv", "x,"), "input 1 is marked single but has an empty string"),
-    "too many inputs": (lambda: node("Relu", "x,w"), "input size 2 not in range [min=1, max=1]"),
+    "an attribute left out": (lambda: node("MaxPool"), "node 'n' (MaxPool) has no attribute kernel_shape"),
+    "an attribute of another type": (
+        lambda: node("Conv", "x,w", pads=1.5),
+        "pads of type FLOAT; it has to be INTS",
+    ),
+    "an input left out": (lambda: node("Conv", "x,"), "node 'n' (Conv) has no input 1 (W), which it needs"),
+    "too many inputs": (lambda: node("Relu", "x,w"), "node 'n' (Relu) has 2 inputs; it takes 1 to 1"),
     "an axis that is not there": (
         lambda: node("Transpose", perm=[0, 0, 7, -9]),
         "node 'n' (Transpose)",

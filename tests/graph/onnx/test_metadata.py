@@ -182,6 +182,9 @@ BAD: dict[str, tuple[Any, str]] = {
         changed(counters={"still": {"start": 1, "per_pass": 1}}), "'still' names two tensors"),
     "a statistic of no norm": (one("pe", kind="statistic"), "read as something else"),
     "a buffer that is trained": (one("pe", requires_grad=True), "a buffer that is trained"),
+    "a number without end": (changed(numbers=[10**400]), "cannot be read"),
+    "an empty name": (one("pe", names=[""]), "a name is empty"),
+    "no class": (changed(module=""), "a text is empty"),
     "padding outside": (one("w", kind="parameter", padding_idx=3), "row 3 of 'w'"),
 }  # fmt: skip
 

@@ -1,9 +1,12 @@
-"""Datasets of absurd sizes: refused before they are decoded, never listed by what they declare."""
+"""Datasets made to fill memory: refused before they are decoded, never listed by what they declare."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,68 @@ import oocdl
 from oocdl.errors import BudgetError, DatasetError
 from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import nets
-from tests.kit.bombs import little_memory
+from tests.kit.bombs import HUGE_BYTES, little_memory
 from tests.kit.settings import QUICK
+
+
+def zstd_without_a_size() -> bytes:
+    """A frame of blocks that each repeat one byte 128 KiB times."""
+    count, size = HUGE_BYTES >> 17, 1 << 17
+    blocks = [(size << 3 | 1 << 1 | int(n == count - 1)).to_bytes(3, "little") + b"\0" for n in range(count)]
+    return (0xFD2FB528).to_bytes(4, "little") + b"\x00\x38" + b"".join(blocks)
+
+
+def zeros(codec: Any) -> bytes:
+    return bytes(codec.encode(np.zeros(HUGE_BYTES, "u1")))
+
+
+ZSTD = [{"name": "zstd", "configuration": {"level": 1}}]
+GZIP = [{"name": "gzip", "configuration": {"level": 1}}]
+BOMBS: dict[str, tuple[Callable[[], bytes], int, Any]] = {
+    "v2-blosc": (lambda: zeros(numcodecs.Blosc("zstd")), 2, {"id": "blosc", "cname": "zstd", "clevel": 1}),
+    "v2-zstd": (lambda: zeros(numcodecs.Zstd()), 2, {"id": "zstd", "level": 1}),
+    "v2-lz4": (lambda: zeros(numcodecs.LZ4()), 2, {"id": "lz4", "acceleration": 1}),
+    "v2-zlib": (lambda: zlib.compress(bytes(HUGE_BYTES), 1), 2, {"id": "zlib", "level": 1}),
+    "v2-gzip": (lambda: gzip.compress(bytes(HUGE_BYTES), 1), 2, {"id": "gzip", "level": 1}),
+    "v3-blosc": (lambda: zeros(numcodecs.Blosc("lz4")), 3, [{"name": "blosc", "configuration": {
+        "cname": "lz4", "clevel": 1, "shuffle": "noshuffle", "typesize": 4, "blocksize": 0}}]),
+    "v3-zstd": (lambda: zeros(numcodecs.Zstd()), 3, ZSTD),
+    "v3-zstd-blocks": (zstd_without_a_size, 3, ZSTD),
+    "v3-gzip": (lambda: gzip.compress(bytes(HUGE_BYTES), 1), 3, GZIP),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_chunk_decodes_to_no_more_than_it_declares(tmp_path: Path, kind: str) -> None:
+    make, zarr_format, codecs = BOMBS[kind]
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
+    data = np.arange(64, dtype="f4").reshape(4, 16)
+    group.create_array("x", data=data, chunks=(1, 16), compressors=codecs)
+    x = open_dataset(tmp_path / "a.zarr", names=["x"]).arrays["x"]
+    assert np.array_equal(x.read(((0, 4), (0, 16))), data)
+    chunk = tmp_path / "a.zarr" / "x" / ("2.0" if zarr_format == 2 else "c/2/0")
+    chunk.write_bytes(make())
+    assert chunk.stat().st_size < 2 << 20
+    if chunk.stat().st_size > 65536:
+        with pytest.raises(
+            DatasetError, match=r"2.0 has .* bytes, a chunk of its shape \[1, 16\] takes at most"
+        ):
+            open_dataset(tmp_path / "a.zarr", names=["x"])
+        chunk.write_bytes(make()[:65000])  # what is cut off would not be decoded
+    x = open_dataset(tmp_path / "a.zarr", names=["x"]).arrays["x"]
+    with (
+        little_memory(),
+        pytest.raises(DatasetError, match="chunk .*2.0: .*(would decode to more|too small)"),
+    ):
+        x.read(((2, 3), (0, 16)))
+
+
+def test_two_compressors_are_refused(tmp_path: Path) -> None:
+    """What is between them has no bound."""
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    group.create_array("x", shape=(4, 16), dtype="f4", compressors=GZIP * 2)
+    with pytest.raises(DatasetError, match="'x' of .* uses two compressors, which is refused"):
+        open_dataset(tmp_path / "a.zarr")
 
 
 @pytest.mark.parametrize("kind", ["blosc", "zstd", "lz4"])
@@ -33,6 +96,22 @@ def test_a_chunk_decodes_to_no_less_than_it_declares(tmp_path: Path, kind: str, 
     for stop in (5, 16):
         with pytest.raises(DatasetError, match="cannot be read at .*chunk 1.0: "):
             x.read(((0, 2), (0, stop)))
+
+
+def test_a_chunk_inside_a_shard_is_bounded_too(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
+    whole: dict[str, Any] = {"shape": (1, HUGE_BYTES), "chunks": (1, HUGE_BYTES), "shards": (1, HUGE_BYTES)}
+    big = group.create_array("x", dtype="u1", **whole, compressors=GZIP, config={"write_empty_chunks": True})
+    big[...] = 0
+    document = json.loads((tmp_path / "a.zarr/x/zarr.json").read_text())
+    document["shape"] = document["chunk_grid"]["configuration"]["chunk_shape"] = [1, 1 << 20]
+    document["codecs"][0]["configuration"]["chunk_shape"] = [1, 1 << 20]
+    (tmp_path / "a.zarr/x/zarr.json").write_text(json.dumps(document))
+    (tmp_path / "a.zarr/zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group"}))
+    x = open_dataset(tmp_path / "a.zarr", names=["x"]).arrays["x"]
+    for stop in (5, 1 << 20):
+        with little_memory(), pytest.raises(DatasetError, match="gzip would decode to more"):
+            x.read(((0, 1), (0, stop)))
 
 
 def test_a_file_that_is_larger_than_any_chunk_is_never_read(tmp_path: Path) -> None:

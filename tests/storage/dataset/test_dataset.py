@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, MemoryStore
 
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import batches, open_dataset, permutation
@@ -62,6 +62,16 @@ def test_every_source_reads_the_same_regions(tmp_path: Path) -> None:
         assert np.array_equal(again.arrays["x"].read(((0, 5), (0, 4), (0, 6))), X)
 
 
+def test_memory_stores_and_big_endian(tmp_path: Path) -> None:
+    store = MemoryStore()
+    zarr.create_array(store, name="x", data=X.astype(">f4"))
+    x = open_dataset(store).arrays["x"]
+    assert x.dtype == np.dtype("=f4")
+    read = x.read(((0, 5), (0, 4), (0, 6)))
+    assert read.dtype == np.dtype("=f4")
+    assert np.array_equal(read, X)
+
+
 def test_hdf5_is_read_by_threads(tmp_path: Path) -> None:
     x = open_dataset(make_hdf5(tmp_path / "a.h5")).arrays["x"]
     wrong: list[int] = []
@@ -80,38 +90,56 @@ def test_hdf5_is_read_by_threads(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def file_of(name: str, content: bytes = b"123") -> Callable[[Path], Path]:
-    def make(path: Path) -> Path:
-        (path / name).write_bytes(content)
-        return path / name
-
-    return make
+def missing_path(path: Path) -> Path:
+    return path / "none.zarr"
 
 
-def group_of(name: str = "", **options: Any) -> Callable[[Path], Path]:
-    """A group with an array of this name, or with none."""
-
-    def make(path: Path) -> Path:
-        group = zarr.open_group(path / "g.zarr", mode="w", zarr_format=2)
-        if name:
-            group.create_array(name, **{"shape": (3,), "dtype": "f4", **options})
-        return path / "g.zarr"
-
-    return make
+def plain_folder(path: Path) -> Path:
+    return path
 
 
-def hdf5_of(fill: Callable[[h5py.File], object]) -> Callable[[Path], Path]:
-    def make(path: Path) -> Path:
-        with h5py.File(path / "f.h5", "w") as file:
-            fill(file)
-        return path / "f.h5"
+def plain_file(path: Path) -> Path:
+    (path / "a.npy").write_bytes(b"123")
+    return path / "a.npy"
 
-    return make
+
+def nifti(path: Path) -> Path:
+    (path / "brain.nii.gz").write_bytes(b"123")
+    return path / "brain.nii.gz"
+
+
+def not_hdf5(path: Path) -> Path:
+    (path / "a.h5").write_bytes(b"123")
+    return path / "a.h5"
+
+
+def empty_group(path: Path) -> Path:
+    zarr.open_group(path / "e.zarr", mode="w")
+    return path / "e.zarr"
+
+
+def empty_hdf5(path: Path) -> Path:
+    h5py.File(path / "e.h5", "w").close()
+    return path / "e.h5"
 
 
 def one_array(path: Path) -> Path:
     zarr.create_array(path / "x.zarr", data=X)
     return path / "x.zarr"
+
+
+def with_dtype(dtype: Any) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        group = zarr.open_group(path / "d.zarr", mode="w", zarr_format=2)
+        group.create_array("x", shape=(3,), dtype=dtype)
+        return path / "d.zarr"
+
+    return make
+
+
+def scalar(path: Path) -> Path:
+    zarr.open_group(path / "s.zarr", mode="w").create_array("x", shape=(), dtype="f4")
+    return path / "s.zarr"
 
 
 def with_v2(**changes: Any) -> Callable[[Path], Path]:
@@ -143,44 +171,48 @@ def lost_chunks(path: Path) -> Path:
     return group
 
 
-lost_hdf5 = hdf5_of(
-    lambda file: file.create_dataset("x", shape=(4, 4), dtype="f4", chunks=(2, 2)).__setitem__(slice(2), 1)
-)
-undefined_hdf5 = hdf5_of(
-    lambda file: file.create_dataset(
-        "x", shape=(4, 4), dtype="f4", chunks=(2, 2), fill_time="never"
-    ).__setitem__(slice(2), 1)
-)
+def lost_hdf5(path: Path) -> Path:
+    with h5py.File(path / "m.h5", "w") as file:
+        file.create_dataset("x", shape=(4, 4), dtype="f4", chunks=(2, 2))[:2] = 1
+    return path / "m.h5"
+
+
+def hdf5_strings(path: Path) -> Path:
+    with h5py.File(path / "s.h5", "w") as file:
+        file["x"] = ["a", "b"]
+    return path / "s.h5"
 
 
 def hdf5_outside(path: Path) -> Path:
-    external = [(str(file_of("raw", bytes(64))(path)), 0, 16)]
-    return hdf5_of(lambda file: file.create_dataset("x", (4,), "f4", external=external))(path)
+    (path / "raw").write_bytes(bytes(64))
+    with h5py.File(path / "o.h5", "w") as file:
+        file.create_dataset("x", shape=(4,), dtype="f4", external=[(str(path / "raw"), 0, 16)])
+    return path / "o.h5"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path / "none.zarr", "no such dataset"),
-        (lambda path: path, "not a Zarr group"),
-        (file_of("a.npy"), r"neither.*write one, sample by sample: g = zarr.open_group.*np.load"),
-        (file_of("brain.nii.gz"), r"neither.*x = g.create_array.*nibabel.load\(path\)"),
-        (file_of("a.h5"), "not a readable HDF5"),
-        (group_of(), "no arrays"),
-        (hdf5_of(lambda file: None), "no arrays"),
+        (missing_path, "no such dataset"),
+        (plain_folder, "not a Zarr group"),
+        (plain_file, r"neither.*write one, sample by sample: g = zarr.open_group.*np.load"),
+        (nifti, r"neither.*x = g.create_array.*nibabel.load\(path\)"),
+        (not_hdf5, "not a readable HDF5"),
+        (empty_group, "no arrays"),
+        (empty_hdf5, "no arrays"),
         (one_array, "not a Zarr group"),
-        (group_of("x", shape=()), "sample axis"),
-        (group_of("x", dtype="U5"), "U5"),
-        (group_of("x", dtype=[("a", "f4")]), "only bool, integers and floats"),
-        (group_of("x", dtype="M8[s]"), "only bool, integers and floats"),
-        (group_of("x", dtype="c8"), "complex64"),
+        (scalar, "sample axis"),
+        (with_dtype("U5"), "U5"),
+        (with_dtype([("a", "f4")]), "only bool, integers and floats"),
+        (with_dtype("M8[s]"), "only bool, integers and floats"),
+        (with_dtype("c8"), "complex64"),
         (with_v2(compressor={"id": "pickle", "protocol": 5}), "codec 'pickle'|pickle"),
         (with_v2(filters=[{"id": "json2"}]), "json2"),
         (with_v2(filters=[{"id": "msgpack2"}]), "msgpack2"),
         (with_v2(dtype="|O", filters=[{"id": "vlen-utf8"}]), "only bool, integers and floats"),
         (v3_codec("numcodecs.pickle"), "pickle"),
         (v3_codec("foo"), "foo"),
-        (hdf5_of(lambda file: file.create_dataset("x", data=["a", "b"])), "only bool, integers and floats"),
+        (hdf5_strings, "only bool, integers and floats"),
         (hdf5_outside, "other files"),
     ],
 )
@@ -235,6 +267,12 @@ def nan_v3(path: Path) -> Path:
     return path / "n.zarr"
 
 
+def undefined_hdf5(path: Path) -> Path:
+    with h5py.File(path / "u.h5", "w") as file:
+        file.create_dataset("x", shape=(4, 4), dtype="f4", chunks=(2, 2), fill_time="never")[:2] = 1
+    return path / "u.h5"
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -258,6 +296,14 @@ def test_only_named_arrays_are_checked(tmp_path: Path) -> None:
     assert set(open_dataset(path, False, names=["labels/y"]).arrays) == {"labels/y"}
     with pytest.raises(DatasetError, match="no array 'z'"):
         open_dataset(path, names=["z"])
+
+
+def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    path = make_zarr(tmp_path / "a.zarr")
+    (path / "x/c/0/0/0").write_bytes(b"nonsense")
+    with pytest.raises(DatasetError, match=r"array 'x' of .*a\.zarr cannot be read") as caught:
+        open_dataset(path).arrays["x"].read(((0, 1), (0, 1), (0, 1)))
+    assert "\n" not in str(caught.value)
 
 
 def test_permutations_are_keyed_and_stable() -> None:

@@ -87,7 +87,7 @@ BAD: dict[str, tuple[str, Callable[[], bytes], int, str]] = {
     "bomb": ("gzip", lambda: zlib.compress(bytes(HUGE_BYTES), 9)[:6000], 0, "would decode to more"),
     "little-bomb": ("gzip", lambda: zlib.compress(bytes(CHUNK_BYTES + 1)), 0, "would decode to"),
     "short": ("gzip", lambda: zlib.compress(bytes(CHUNK_BYTES - 1)), 0, "5,999 bytes, not the 6,000"),
-    "cut": ("gzip", lambda: zlib.compress(X.tobytes())[:99], 0, "end too early"),
+    "cut": ("gzip", lambda: zlib.compress(X.tobytes())[:99], 0, "ends too early"),
     "no-deflate": ("gzip", lambda: b"\0" * 99, 0, "Error -3"),
     "shuffled-bomb": (
         "shuffled", lambda: zlib.compress(bytes(HUGE_BYTES), 9)[:6000] + bytes(4), 0, "would decode to"),

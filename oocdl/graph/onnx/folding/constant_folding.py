@@ -349,7 +349,7 @@ FOLDS: dict[str, Fold] = {
     "Max": _broadcast(lambda *arrays: reduce(np.maximum, arrays)),
     "Neg": _broadcast(np.negative),
     "IsNaN": _broadcast(np.isnan),
-    "Reciprocal": _broadcast(np.reciprocal),
+    "Reciprocal": _broadcast(lambda a: 1 / a),
     "LessOrEqual": _broadcast(np.less_equal),
     "GreaterOrEqual": _broadcast(np.greater_equal),
     "BitShift": lambda node, inputs: _broadcast(lambda a, b: shifted(a, b, node.attrs["direction"]))(

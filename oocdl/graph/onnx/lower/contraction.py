@@ -128,6 +128,9 @@ def _product(ctx: Context, terms: Sequence[Term], out: str) -> str:
 def _matmul(ctx: Context) -> Sequence[Operand]:
     ctx.need_floats(0, 1)
     ranks = [len(ctx.shape(index)) for index in (0, 1)]
+    summed = ctx.shape(0)[-1], ctx.shape(1)[-2:][0]
+    if summed[0] != summed[1]:  # an extent of 1 does not broadcast there
+        raise ModelError(f"{list(ctx.shape(0))} and {list(ctx.shape(1))}: {summed[0]} times {summed[1]}")
     batch = string.ascii_lowercase[3 : max(3, *(rank + 1 for rank in ranks))]
     rows, columns = ("" if rank == 1 else letter for rank, letter in zip(ranks, "ac", strict=True))
     left, right = (batch[len(batch) - max(rank - 2, 0) :] for rank in ranks)

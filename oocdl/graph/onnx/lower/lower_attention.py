@@ -78,7 +78,7 @@ def _attention(ctx: Context) -> Sequence[Operand]:
 
     One node computes it without storing scores, unless these pass a ``softcap``.
     """
-    if any(ctx.node.inputs[MASK + 1 :]) or any(ctx.node.outputs[1:]):
+    if any(ctx.node.inputs[MASK + 1 :]) or any(ctx.used(name) for name in ctx.node.outputs[1:] if name):
         ctx.refuse("a cache of keys, or scores as a result")
     flat = len(ctx.shape(QUERY)) == 3  # heads lie as [batch, length, heads, size]
     q = _heads(ctx, QUERY, ctx.attr("q_num_heads", 0))

@@ -44,6 +44,8 @@ def window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, S
         return strides, tuple(ctx.attr("pads", (0,) * 2 * rank)), dilations
     if mode == "VALID":
         return strides, (0,) * 2 * rank, dilations
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        raise ModelError(f"auto_pad {mode!r} is none of NOTSET, VALID, SAME_UPPER and SAME_LOWER")
     first, last = [], []
     for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True):
         total = max((-(-extent // s) - 1) * s + d * (k - 1) + 1 - extent, 0)

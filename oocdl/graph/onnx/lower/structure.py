@@ -18,7 +18,10 @@ from oocdl.graph.onnx.folding.constant_folding import ints, parts, reshaped, sli
 
 
 def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
-    """Return a Reshape of ``x`` [..., n, r, ...] to [..., n r, ...] where all along r is equal; else None."""
+    """Return a Reshape of ``x`` [..., n, r, ...] to [..., n r, ...] where all along r is equal; else None.
+
+    Copies of heads that share keys stay on purpose: attention reads the head itself, and they are never made.
+    """
     moved = ctx.maker(x)
     perm, inner = tuple(range(len(shape))), x
     if moved is not None and moved.op == "Transpose":

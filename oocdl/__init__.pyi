@@ -1,0 +1,37 @@
+from . import callbacks, cluster, errors, events, losses, ops, optim, space
+from .pytorch.door import from_torch
+from .report.plan_view import Plan
+from .report.scaling import Scaling
+from .storage.run.repair import repair
+from .storage.run.run_verification import verify
+from .training.call import Options
+from .training.run import Run
+from .training.simulation import simulate
+from .training.trainer import fit, open, plan
+from .tuning.search import Search, search
+
+__version__: str
+
+__all__ = [
+    "Options",
+    "Plan",
+    "Run",
+    "Scaling",
+    "Search",
+    "callbacks",
+    "cluster",
+    "errors",
+    "events",
+    "fit",
+    "from_torch",
+    "losses",
+    "open",
+    "ops",
+    "optim",
+    "plan",
+    "repair",
+    "search",
+    "simulate",
+    "space",
+    "verify",
+]

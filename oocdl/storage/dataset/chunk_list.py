@@ -1,0 +1,135 @@
+"""Which chunks of an array are stored, with what tells each from another: its size, and a time or a checksum.
+
+Chunks have numbers, in C order of the grid. The list is as long as what is stored, never as what is declared.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+Integers = npt.NDArray[np.int64]
+
+MOST_CHUNKS = 2**62
+"""A grid of more chunks than this is a damaged one: their numbers would not be int64."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkList:
+    """The stored chunks of one array, ordered by number."""
+
+    grid: tuple[int, ...]
+    """Chunks along each axis, stored or not."""
+    numbers: Integers
+    sizes: Integers
+    """Bytes as they are stored."""
+    marks: Integers
+    """Times of change in nanoseconds, or checksums, as the source has them."""
+
+    @cached_property
+    def missing(self) -> int:
+        """Chunks that are not stored."""
+        return prod(self.grid) - len(self.numbers)
+
+    @property
+    def first_missing(self) -> int:
+        """The number of the first chunk that is not stored; the number of all chunks if there is none."""
+        gaps = self.numbers != np.arange(len(self.numbers))
+        return int(np.argmax(gaps)) if gaps.any() else len(self.numbers)
+
+    def index(self, number: int) -> tuple[int, ...]:
+        """The index in the grid of the chunk of a number."""
+        return tuple(int(at) for at in np.unravel_index(number, self.grid))
+
+    def place(self, number: int) -> int | None:
+        """Return the place of a chunk in the list; None if it was not stored."""
+        place = number if not self.missing else int(np.searchsorted(self.numbers, number))
+        return place if place < len(self.numbers) and self.numbers[place] == number else None
+
+    def find(self, number: int) -> tuple[int, int] | None:
+        """Size and mark of a chunk; None if it was not stored."""
+        place = self.place(number)
+        return None if place is None else (int(self.sizes[place]), int(self.marks[place]))
+
+
+def listed(grid: tuple[int, ...], entries: array[int]) -> ChunkList:
+    """Make a list of entries in any order: number, size and mark of one chunk after the other, as int64."""
+    table = np.frombuffer(entries, np.int64).reshape(-1, 3)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    return ChunkList(grid, *(np.ascontiguousarray(column) for column in table.T))
+
+
+@dataclass(frozen=True)
+class ChunkKeys:
+    """How the chunks of a Zarr array are called: ``c/0/1`` or ``0.1``, below the array's own path."""
+
+    grid: tuple[int, ...]
+    lead: str
+    """What stands before the first index: ``c/``, ``c.`` or nothing."""
+    separator: str
+
+    def key(self, number: int) -> str:
+        """The name of a chunk.
+
+        >>> ChunkKeys((2, 3), "c/", "/").key(5)
+        'c/1/2'
+        """
+        return self.key_at(tuple(int(at) for at in np.unravel_index(number, self.grid)))
+
+    def key_at(self, index: tuple[int, ...]) -> str:
+        """The name of the chunk at an index of the grid."""
+        return self.lead + self.separator.join(map(str, index))
+
+    def number(self, key: str) -> int | None:
+        """The number of the chunk that has this name; None if no chunk has it.
+
+        >>> keys = ChunkKeys((2, 3), "", ".")
+        >>> keys.number("1.2"), keys.number("2.0"), keys.number("01.2"), keys.number(".zarray")
+        (5, None, None, None)
+        """
+        parts = key[len(self.lead) :].split(self.separator)
+        if not key.startswith(self.lead) or len(parts) != len(self.grid):
+            return None
+        number = 0
+        for part, extent in zip(parts, self.grid, strict=True):
+            at = index_of(part, extent)
+            if at is None:
+                return None
+            number = number * extent + at
+        return number
+
+
+def index_of(text: str, extent: int) -> int | None:
+    """The index below ``extent`` that a text writes without sign or leading zeros; None if it writes none."""
+    if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0") or len(text) > 19:
+        return None
+    at = int(text)
+    return at if at < extent else None
+
+
+def number_of(index: tuple[int, ...], grid: tuple[int, ...]) -> int:
+    """The number of a chunk.
+
+    >>> number_of((1, 2), (2, 3))
+    5
+    """
+    *_, number = accumulate(zip(index, grid, strict=True), lambda n, axis: n * axis[1] + axis[0], initial=0)
+    return int(number)
+
+
+def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Cut ``rows`` into at most so many ranges of about equal length, half open.
+
+    >>> list(row_ranges(5, 2))
+    [(0, 2), (2, 5)]
+    """
+    count = min(rows, most)
+    edges = [rows * part // count for part in range(count + 1)] if count else []
+    yield from zip(edges, edges[1:], strict=False)
