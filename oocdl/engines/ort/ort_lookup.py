@@ -14,7 +14,7 @@ import numpy as np
 from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.ort.emit import Emitter, Val
 from oocdl.engines.ort.ort_record import Into, Orders
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
 
@@ -55,7 +55,8 @@ def gather_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> lis
     """Sums of rows of the gradient, in their order; NumPy takes up to 50 times as long as ScatterND."""
     (ids, dy), batch, shape = args, _batch(instruction), instruction.kernel_shapes[0]
     tables, row, count = prod(shape[:batch]), prod(shape[batch + 1 :]), prod(ids.shape)
-    places, before = emit.reshape(ids, (count, 1)), ()
+    places = emit.reshape(ids, (count, 1))
+    before: Shape = ()
     if tables != 1:
         numbers = _spread(emit, np.arange(tables).reshape(tables, 1), (tables, prod(ids.shape[batch:])))
         pair = [emit.reshape(numbers, (count, 1)), places]
