@@ -56,4 +56,6 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
 
     def _repr_html_(self) -> str:
         specs = self._specs()
-        return html.page(array_table(f"weights: {self._sums(specs)}", specs))
+        return html.page(
+            array_table(f"weights: {self._sums(specs)}", specs), "list(run.weights) names them all"
+        )

@@ -49,6 +49,13 @@ def test_runs_are_listed_with_what_differs(folder: Path) -> None:
     assert len(curves) == 2 and len(curves["one"]) == 19
 
 
+def test_learning_rates_that_are_close_differ(tmp_path: Path) -> None:
+    for name, lr in (("one", 0.00123456), ("two", 0.00123457)):
+        write_run(tmp_path / name, lr, 1.0)
+    table = next(div.text for div in page_of(tmp_path).root.select({"type": Div}) if "<table" in div.text)
+    assert "Adam(lr=0.00123456)" in table and "Adam(lr=0.00123457)" in table
+
+
 def test_a_run_that_comes_is_seen_and_one_that_is_damaged_hides_none(folder: Path) -> None:
     runs = Runs(folder)
     runs.refresh()

@@ -116,6 +116,7 @@ def test_a_run_as_a_page(run: oocdl.Run) -> None:
 def test_weights_and_a_report_as_a_page(run: oocdl.Run) -> None:
     weights = page_of(run.weights)
     assert all(name in weights for name in run.weights)
+    assert weights.endswith("list(run.weights) names them all\n")
     shown = page_of(run.report())
     assert all(layer.name in shown for layer in run.report().layers) and "ratio" in shown
 
