@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,8 @@ def test_settings_and_what_is_empty_are_told_in_words(tmp_path: Path) -> None:
         panel.update(view)
     (table,) = settings.root.select({"type": Div})
     assert "Adam(lr=Cosine(lr=0.1, steps=3))" in table.text and "4.0 GiB" in table.text
+    names = re.findall("top'>([^<]*)<", table.text)
+    assert names[2:5] == ["run", "steps", "engine, threads"] and names[7:10] == ["rates", "loss", "optimizer"]
     words = {div.text for div in rates.root.select({"type": Div})}
     assert any(text.startswith("Disk: nothing was spilled") for text in words)
     seen = {one.title.text for one in rates.root.select({"type": figure})}
