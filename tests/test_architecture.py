@@ -314,7 +314,9 @@ def test_heavy_libraries_come_in_through_their_gates(name: str) -> None:
 
 
 def test_an_import_of_oocdl_loads_no_library() -> None:
-    code = "import sys, oocdl; print({'numpy', 'zarr', 'onnx', 'dask'} & sys.modules.keys(), oocdl.fit.__name__)"
+    code = (
+        "import sys, oocdl; print({'numpy', 'zarr', 'onnx', 'dask'} & sys.modules.keys(), oocdl.fit.__name__)"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout == "set() fit\n"
 

@@ -40,7 +40,9 @@ JOB_OPTIONS: Records = {
 WAYS: Records = {
     "cluster": typed(f"Train on jobs of a batch system: {', '.join(SYSTEMS)}."),
     "scheduler_address": typed("Train on workers of this Dask scheduler, such as tcp://host:8786."),
-    "scheduler_file": typed("Train on workers of the Dask scheduler that wrote this file."),
+    "scheduler_file": typed(
+        "Train on workers of the Dask scheduler that wrote this file.", str | Path | None
+    ),
 }
 """Options that say which workers train; at most one may be given."""
 WORKER_OPTIONS: Records = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from oocdl.errors import InputError
@@ -110,17 +111,18 @@ def parse_schedule(text: str, lr: float) -> Rate:
     (Cosine(lr=0.1, steps=None, minimum=0.0), Step(lr=0.1, every=30, factor=0.5))
     """
     name, *words = text.split(":")
-    match name, numbers("schedule", ",".join(words), float) if words else ():
-        case "cosine", ():
-            return Cosine(lr)
-        case "one_cycle", ():
-            return OneCycle(lr)
-        case "polynomial", ():
-            return Polynomial(lr)
-        case "polynomial", (power,):
-            return Polynomial(lr, power=power)
-        case "step", (every, *factor) if every.is_integer() and len(factor) < 2:
-            return Step(lr, int(every), *factor)
+    with suppress(ValueError):
+        match name, [float(word) for word in words]:
+            case "cosine", []:
+                return Cosine(lr)
+            case "one_cycle", []:
+                return OneCycle(lr)
+            case "polynomial", []:
+                return Polynomial(lr)
+            case "polynomial", [power]:
+                return Polynomial(lr, power=power)
+            case "step", [every, *factor] if every.is_integer() and len(factor) < 2:
+                return Step(lr, int(every), *factor)
     raise InputError(f"--schedule takes {', '.join(SCHEDULES)}; got '{text}'")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,11 +26,11 @@ from oocdl.cli.texts import (
     parse_space,
     sizes,
 )
-from oocdl.config import parse_optimizer
+from oocdl.config import make_settings, nearest, parse_optimizer
 from oocdl.config.options import LossLike, Names, Option, Pieces
 from oocdl.errors import InputError
 from oocdl.events import Listener
-from oocdl.ops.loss_functions import LOSSES, DiceCE
+from oocdl.ops.loss_functions import DiceCE
 from oocdl.ops.schedules import Rate, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.call import ALL_OPTIONS
@@ -84,6 +84,8 @@ FIELDS: Records = {
     **LOSS_FIELDS,
 }
 """Options that are fields of the optimizer and of the loss."""
+OFF_AT_ZERO = ("momentum", "nesterov", "clip_norm")
+"""Options that mean "off" where they are 0 or false, whichever the optimizer is."""
 
 
 def records_for(function: Callable[..., Any]) -> Records:
@@ -143,19 +145,44 @@ def _with_fields(options: dict[str, Any], given: Mapping[str, Any]) -> dict[str,
 
     Of Dice and cross entropy together the latter has them, as in nnU-Net.
     """
-    asked = {name: given[name] for name in FIELDS if given[name] is not None and given[name] is not False}
-    values = {f"optimizer.{name}": asked[name] for name in asked if name in OPTIMIZER_FIELDS}
-    if "schedule" in asked or "warm_up" in asked:
-        rate = parse_optimizer(options["optimizer"], options["lr"]).lr
+    held = {name: given[name] for name in FIELDS if given[name] is not None}
+    asked = {name: value for name, value in held.items() if value or name not in OFF_AT_ZERO}
+    of_optimizer, of_loss = (
+        [name for name in known if name in asked] for known in (OPTIMIZER_FIELDS, LOSS_FIELDS)
+    )
+    values = {f"optimizer.{name}": asked[name] for name in of_optimizer}
+    if asked.keys() - LOSS_FIELDS:
+        made = parse_optimizer(options["optimizer"], options["lr"])
+        _check_fields(f"--optimizer {options['optimizer']}", made, of_optimizer)
+        rate = made.lr
         if "schedule" in asked:
             rate = parse_schedule(asked["schedule"], float(rate))  # type: ignore[arg-type]
         values["optimizer.lr"] = WarmUp(rate, asked["warm_up"]) if "warm_up" in asked else rate
     if "class_weights" in asked:
         asked["class_weights"] = numbers("class_weights", asked["class_weights"], float)
-    loss = options["loss"]
-    part = "loss.cross_entropy" if isinstance(loss, str) and isinstance(LOSSES.get(loss), DiceCE) else "loss"
-    values |= {f"{part}.{name}": asked[name] for name in asked if name in LOSS_FIELDS}
-    return with_values(options, values)
+    part = _loss_with(of_loss, options["loss"]) if of_loss else ""
+    return with_values(options, values | {f"{part}.{name}": asked[name] for name in of_loss})
+
+
+def _loss_with(names: Sequence[str], loss: Any) -> str:
+    """Return the dotted name of what has these fields of a loss. Raises InputError where nothing has them."""
+    if not isinstance(loss, str):
+        flags = " and ".join(map(flag, names))
+        raise InputError(f"{flags} go with one loss by name; several are for oocdl.losses, in Python")
+    made = make_settings(loss=loss).loss
+    if isinstance(made, DiceCE):
+        return "loss.cross_entropy"
+    _check_fields(f"--loss {loss}", made, names)
+    return "loss"
+
+
+def _check_fields(what: str, record: Any, names: Sequence[str]) -> None:
+    """Raise InputError for an option that the optimizer or the loss lacks; lists those that it has."""
+    known = [field.name for field in fields(record) if field.init] if is_dataclass(record) else []
+    for name in names:
+        if name not in known:
+            others = ", ".join(flag(held) for held in known if held in {*OPTIMIZER_FIELDS, *LOSS_FIELDS})
+            raise InputError(f"{what} has no {flag(name)}{nearest(name, known)}; it has {others or 'none'}")
 
 
 def run_files(paths: Sequence[Path]) -> None:

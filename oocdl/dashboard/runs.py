@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -122,10 +123,7 @@ class RunsPage:
 
 def _table(views: dict[str, View]) -> str:
     settings = {name: settings_text(view) for name, view in views.items()}
-    every = [key for found in settings.values() for key in found]
-    differing = [
-        key for key in dict.fromkeys(every) if len({found.get(key) for found in settings.values()}) > 1
-    ]
+    differing = _differing([view.settings for view in views.values()])
     heads = ("run", "loss", "done", "steps", "s a step", *differing)
     rows = []
     for name, view in views.items():
@@ -146,3 +144,21 @@ def _table(views: dict[str, View]) -> str:
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     font = f"font-family:{style.FONT};border-collapse:collapse"
     return f"<table style='{font}'><tr>{head}</tr>{body}</table>"
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return names of settings that are not the same in all runs, whether or not their texts are.
+
+    >>> _differing([{"seed": 0, "loss": {"type": "MSE"}}, {"loss": {"type": "MSE", "weight": None}}])
+    ['seed']
+    """
+    known = [_without_none(found) for found in settings]
+    names = dict.fromkeys(name for found in known for name in found)
+    return [name for name in names if any(found.get(name) != known[0].get(name) for found in known)]
+
+
+def _without_none(value: Any) -> Any:
+    """Leave out fields without a value, which a run of another version may lack."""
+    if isinstance(value, Mapping):
+        return {name: _without_none(held) for name, held in value.items() if held is not None}
+    return [_without_none(held) for held in value] if isinstance(value, list) else value

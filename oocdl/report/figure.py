@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from oocdl.errors import InputError, printable
 from oocdl.host.optional import needed
-from oocdl.planning.simulation.timeline import Ran, Simulated, Transfer
+from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.report.layer_facts import phase_of
 from oocdl.report.tables import shortened
 from oocdl.storage.files import reporting
@@ -30,6 +30,8 @@ ROW_INCHES, MOST_LAYERS_INCHES, LEAST_LAYERS_INCHES = 0.18, 9.0, 1.6
 LABEL_INCHES = 0.15
 """Height of a row's label: where rows are lower, some have none."""
 LABEL_LETTERS = 33
+MOST_MOMENTS = 1500
+"""Moments that are drawn; of those close together, the one with the most memory."""
 DOTS_PER_INCH = 110
 EDGED_BAR_SHARE = 0.004
 """Only bars that take more than this share of the step have an edge of their own."""
@@ -50,14 +52,16 @@ PHASES = {"forward": BLUE, "backward": ORANGE, "update": GREEN}
 """The parts of a pass, with their colours."""
 
 
-def written(figure: Figure, path: str | Path) -> Path:
-    """Write a figure as PNG or SVG, as the path ends, and return its path.
-
-    Raises InputError for another ending, StoreError if the file cannot be written.
-    """
+def picture_path(path: str | Path) -> Path:
+    """Return the path of a picture, before it is drawn; InputError unless it ends as one."""
     target = Path(path)
     if target.suffix.lower() not in ENDINGS:
         raise InputError(f"a picture is {' or '.join(ENDINGS)}, not '{target.name}'")
+    return target
+
+
+def written(figure: Figure, target: Path) -> Path:
+    """Write a figure as PNG or SVG, as the path ends, and return it. Raises StoreError where it cannot."""
     with reporting(target):
         figure.savefig(target, dpi=DOTS_PER_INCH)
     return target
@@ -90,7 +94,7 @@ def figure_of(
     heights = (MEMORY_INCHES, layers_inches, DISK_INCHES)
     figure = empty_figure(INCHES_WIDE, sum(heights) + MARGIN_INCHES)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=heights)
-    unit, name = (1e-3, "ms") if step.seconds < 1 else (1.0, "s")
+    unit, name = _time_unit(step.seconds)
     _draw_memory(above, step, unit, base_bytes, peak_bytes, budget_bytes)
     _draw_layers(middle, rows, step.units, unit)
     _label_rows(middle, [labels.get(row, row) for row in rows], layers_inches)
@@ -128,10 +132,26 @@ def _joined(passes: Sequence[Simulated]) -> Simulated:
     )
 
 
+def _time_unit(seconds: float) -> tuple[float, str]:
+    """Return a unit in which so long a time is easily read: its seconds, and its name."""
+    if seconds < 1:
+        return 1e-3, "ms"
+    return (1.0, "s") if seconds < 600 else (60.0, "min")
+
+
+def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMENTS) -> list[Moment]:
+    """Divide the time into ``columns`` equal parts; return the moment with the most memory of each."""
+    best: dict[int, Moment] = {}
+    for at in moments:
+        column = min(int(at.seconds / seconds * columns), columns - 1)
+        best[column] = max(at, best.get(column, at), key=lambda m: m.resident_bytes + m.reserved_bytes)
+    return [best[column] for column in sorted(best)]
+
+
 def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) -> None:
     """Draw memory over time; ``sizes_bytes``: of the base process, of the predicted peak, of the budget."""
-    first, *rest = step.moments
-    shown = [first._replace(seconds=0.0), *rest, step.moments[-1]._replace(seconds=step.seconds)]
+    shown = highest(step.moments, step.seconds)
+    shown = [shown[0]._replace(seconds=0.0), *shown[1:], shown[-1]._replace(seconds=step.seconds)]
     size, name, digits = (2**30, "GiB", 2) if sizes_bytes[-1] >= 4 << 30 else (2**20, "MiB", 0)
     base, peak, budget = (nbytes / size for nbytes in sizes_bytes)
     axes.stackplot(

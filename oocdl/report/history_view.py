@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from oocdl.errors import InputError
 from oocdl.host.optional import needed
-from oocdl.report.figure import OKABE_ITO, empty_figure, written
+from oocdl.report.figure import OKABE_ITO, empty_figure, picture_path, written
 from oocdl.report.tables import sparkline
 from oocdl.report.units import duration, size_text
 
@@ -50,6 +50,7 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
 
     Raises InputError where there is no step yet, for another ending, and where matplotlib is missing.
     """
+    target = picture_path(path)
     if not rows:
         raise InputError("there is nothing to draw: the run has no committed step yet")
     figure = empty_figure(9.0, 6.5)
@@ -75,7 +76,7 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
     figure.suptitle(title, fontsize=12, parse_math=False)
-    return written(figure, path)
+    return written(figure, target)
 
 
 def smoothed(values: npt.NDArray[np.float64], weight: float) -> npt.NDArray[np.float64]:

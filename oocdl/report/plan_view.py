@@ -24,7 +24,7 @@ from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
-from oocdl.report.figure import figure_of, written
+from oocdl.report.figure import figure_of, picture_path, written
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
@@ -244,10 +244,11 @@ class Plan:
     def plot(self, path: str | Path) -> Path:
         """Draw one step, as PNG or SVG: memory over time under the budget, and when each layer runs.
 
-        Raises InputError where matplotlib is missing (``pip install 'oocdl[plot]'``).
+        Raises InputError for another ending and where matplotlib is missing (``pip install 'oocdl[plot]'``).
 
         >>> plan.plot("plan.png")  # doctest: +SKIP
         """
+        target = picture_path(path)
         figure = figure_of(
             f"{self._title()}, predicted {self.seconds:.3g} s",
             self.simulated,
@@ -256,7 +257,7 @@ class Plan:
             budget_bytes=self.settings.memory_bytes,
             labels=self.layer_names,
         )
-        return written(figure, path)
+        return written(figure, target)
 
     def show(self, what: What, layer: str | int | None = None, kind: str = MAIN) -> str:
         """Return the "graph", "layers", "program" (of each layer) or "tasks" of a pass as text.

@@ -8,7 +8,7 @@ from pathlib import Path
 from oocdl.errors import printable
 from oocdl.planning.simulation.hosts import SimulatedHosts
 from oocdl.report import html
-from oocdl.report.figure import BLUE, empty_figure, written
+from oocdl.report.figure import BLUE, empty_figure, picture_path, written
 from oocdl.report.tables import Column, Sheet, shortened, text_of
 
 CERTAINTY = "checked on 1 and 2 workers: off by up to 20 %; with attention 30 % too fast"
@@ -85,6 +85,7 @@ class Scaling:
         Raises InputError for another ending and where matplotlib is missing, StoreError if the file cannot
         be written.
         """
+        target = picture_path(path)
         figure = empty_figure(8.0, 5.0)
         axes = figure.subplots()
         hosts, speedups = [row.hosts for row in self.rows], [row.speedup for row in self.rows]
@@ -104,4 +105,4 @@ class Scaling:
         axes.set_title(f"{self.title}: {'weak' if self.weak else 'strong'} scaling", parse_math=False)
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.legend(frameon=False)
-        return written(figure, path)
+        return written(figure, target)

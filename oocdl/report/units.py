@@ -80,28 +80,35 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else clock_time(seconds)
 
 
-def value_text(value: Any, defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> str:
+def value_text(
+    value: Any, defaults: Mapping[str, Mapping[str, Any]] = MappingProxyType({}), exact: bool = False
+) -> str:
     """Write a value of a trial, or a setting, for people.
 
     ``defaults``: type of an optimizer or a loss -> fields that are left out where they are as by default,
-    but for the learning rate.
+    but for the learning rate. ``exact``: numbers have all their digits, so that others have another text,
+    and fields without a value are left out.
 
     >>> value_text(0.00123456), value_text({"type": "SGD", "lr": 0.1}), value_text(None)
     ('0.001235', 'SGD(lr=0.1)', '')
     >>> value_text({"type": "Adam", "lr": 0.1, "eps": 1e-8}, {"Adam": {"lr": 0.1, "eps": 1e-8}})
     'Adam(lr=0.1)'
+    >>> value_text({"type": "SGD", "lr": 0.00123456, "clip_norm": None}, exact=True)
+    'SGD(lr=0.00123456)'
     """
     if isinstance(value, Mapping):
         kind = str(value.get("type", ""))
         usual = {name: held for name, held in defaults.get(kind, {}).items() if name != "lr"}
         fields = ", ".join(
-            f"{name}={value_text(held, defaults)}"
+            f"{name}={value_text(held, defaults, exact)}"
             for name, held in value.items()
-            if name != "type" and not (name in usual and usual[name] == held)
+            if name != "type"
+            and not (name in usual and usual[name] == held)
+            and not (exact and held is None and usual.get(name) is None)
         )
         return f"{kind}({fields})" if fields or not defaults else kind
     if value is None:
-        return ""
+        return "None" if exact else ""
     if isinstance(value, list | tuple):
-        return f"({', '.join(value_text(one, defaults) for one in value)})"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+        return f"({', '.join(value_text(one, defaults, exact) for one in value)})"
+    return f"{value:.4g}" if isinstance(value, float) and not exact else str(value)

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -20,7 +19,7 @@ from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.planning.machine import as_one, machine_facts
+from oocdl.planning.machine import Crew, as_one, machine_facts
 from oocdl.pytorch.exported import Asked
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
@@ -111,16 +110,18 @@ def fit(
         shown = (stack.enter_context(progress_here(0)),) if progress else ()
         listeners = [*call.callbacks, *shown]
         path, folder, data = stack.enter_context(trained_file(model, dataset, settings, call))
-        workers, muster = None, None
-        if call.client is not None:
+        workers: Workers | None = None
+
+        def muster() -> tuple[Crew, int]:
+            nonlocal workers
             # distributed takes 16 MiB, which a run in one process can use better.
             from oocdl.training import client_workers
 
             connected = client_workers.workers_of(call.client, call.wait_seconds, _notices(listeners))
             workers = stack.enter_context(connected)
-            budget_bytes = None if memory is None else settings.memory_bytes
-            muster = partial(workers.muster, budget_bytes, settings.engine)
-        job = job_of(path, data, settings, muster)
+            return workers.muster(None if memory is None else settings.memory_bytes, settings.engine)
+
+        job = job_of(path, data, settings, None if call.client is None else muster)
         folder = _run_folder(job, folder)
         listeners.append(stack.enter_context(LiveLog(folder)))
         return train(job, replace(call, workdir=folder, callbacks=listeners), workers)

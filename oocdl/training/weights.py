@@ -12,7 +12,7 @@ import zarr
 
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.report import html
-from oocdl.report.tables import array_table
+from oocdl.report.tables import MOST_ROWS, array_table
 from oocdl.report.units import counted
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
@@ -56,4 +56,5 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
 
     def _repr_html_(self) -> str:
         specs = self._specs()
-        return html.page(array_table(f"weights: {self._sums(specs)}", specs))
+        hint = ["list(run.weights) names them all"] if len(specs) > MOST_ROWS else []
+        return html.page(array_table(f"weights: {self._sums(specs)}", specs), *hint)

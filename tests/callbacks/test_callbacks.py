@@ -20,6 +20,7 @@ from oocdl.callbacks import CSV, MLflow, TensorBoard
 from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, ResourceError
 from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone, WorkersChanged
+from oocdl.report import history_view
 from tests.kit import nets
 
 Curve = dict[int, float]
@@ -237,11 +238,14 @@ def test_a_line_that_was_cut_off_is_written_anew(tmp_path: Path) -> None:
     assert from_csv(tmp_path / "losses.csv") == history(run)
 
 
-def test_a_frame_and_a_picture_of_the_history(tmp_path: Path) -> None:
+def test_a_frame_and_a_picture_of_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = fit(tmp_path)
     frame = run.frame()
     assert frame.index.name == "step" and frame["loss"].to_dict() == history(run)
     assert run.plot(tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(history_view, "empty_figure", None)  # it is refused before it is drawn
+    with pytest.raises(InputError, match=r"\.png or \.svg, not 'losses\.gif'"):
+        run.plot(tmp_path / "losses.gif")
 
 
 def test_what_is_missing_is_said_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,12 +291,28 @@ def test_hostile_names_of_a_model_stay_text_wherever_they_are_shown(
         (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "space=2xx"], 2, "--parallel takes"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "depth=2"], 2, "batch, space, channels"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--stpes", "2"], 2, "--stpes"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--momentum", "1"], 2, "Adam, has no 'momentum'; it has lr"),
+        (
+            ["fit", "{}/net.onnx", "{}/data.zarr", "--momentum", "1"],
+            2,
+            "--optimizer adam has no --momentum; it has --weight-decay, --clip-norm",
+        ),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "cos"], 2, "--schedule takes cosine"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "step:0.5"], 2, "--schedule takes cosine"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "polynomial:x"], 2, "; got 'polynomial:x'"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "step:3:"], 2, "FACTOR]; got 'step:3:'"),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "cosine:"], 2, "FACTOR]; got 'cosine:'"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--class-weights", "a"], 2, "--class-weights takes numbers"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "mse", "--ignore-index", "1"], 2, "MSE, has no"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=mse", "--ignore-index", "1"], 2, "no fields"),
+        (
+            ["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "bce", "--class-weights", "1,2"],
+            2,
+            "--loss bce has no --class-weights; it has none",
+        ),
+        (
+            ["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=dice_ce", "--class-weights", "1,2"],
+            2,
+            "--class-weights go with one loss by name; several are for oocdl.losses, in Python",
+        ),
+        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "dise", "--ignore-index", "1"], 2, "mean 'dice'"),
         (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=dice:heavy"], 2, "output=loss:weight"),
         (["plan", "{}/net.onnx", "{}/data.zarr", "--hosts", "many"], 2, "--hosts takes whole numbers"),
         (["fit", "{}/net.onnx"], 2, "dataset"),
@@ -419,6 +435,10 @@ def test_every_option_of_fit_reaches_its_setting(
     for extra, name, value in ALONE:
         refused(capsys, *fit, *extra)
         assert given[-1][name] == value != plain[name]
+    (off := folder / "off.toml").write_text("momentum = 0\nclip-norm = 0.0\nnesterov = false\n")
+    for extra in (("--momentum", 0), ("--clip-norm", 0), ("--config", off)):
+        refused(capsys, *fit, *extra)
+        assert (given[-1]["optimizer"], given[-1]["lr"]) == (plain["optimizer"], plain["lr"])
     for options in given:
         assert options.keys() <= records_of(oocdl.fit).keys()
         make_settings(**{name: value for name, value in options.items() if name in OPTIONS})

@@ -85,6 +85,7 @@ def test_a_scheduler_that_runs_is_the_client(
     given = fit_is(monkeypatch, interrupt)
     assert run(capsys, *FIT, *words, "--spill", "s")[0] == 130
     assert given[0]["client"] == words[1] and given[0]["spill"] == "s"
+    assert run(capsys, "fit", "--help")[1].count("--scheduler-file <path>") == 1
     assert run(capsys, *FIT)[0] == 130 and given[1]["client"] is None
 
 

@@ -216,6 +216,7 @@ def test_a_run_directory(address: str, size: tuple[int, int]) -> None:
     with browser(size) as seen:
         seen.open(address)
         assert steps_on(seen) == QUICK["steps"]
+        assert seen.column("middle", "part")[0] == ["forward", "backward", "update"]
         assert "loss" in seen.tooltip("Loss")
         assert EVIL in seen.tooltip("Layers × shards of the step")
         for tab in TABS[1:]:
@@ -225,6 +226,7 @@ def test_a_run_directory(address: str, size: tuple[int, int]) -> None:
             wide = seen.page.evaluate("() => document.documentElement.scrollWidth")
             assert wide <= size[0], f"{tab} is {wide} wide"
         is_sound(seen)
+        assert seen.warnings == []
 
 
 @pytest.mark.parametrize(("origin", "code"), [("http://evil.example", 403), (None, 101)])
@@ -261,3 +263,5 @@ def test_a_report_fits_a_phone(finished: oocdl.Run, tmp_path: Path) -> None:
         seen.open((tmp_path / "report.html").as_uri())
         wide = seen.page.evaluate(FRAME, "Loss")
         assert wide["x"] + wide["width"] <= PHONE[0]
+        is_sound(seen)
+        assert seen.warnings == []

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bokeh.core.validation import check_integrity
@@ -12,11 +15,13 @@ from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 import oocdl
+from oocdl.dashboard.panels import step_panels
 from oocdl.dashboard.panels.machine_panel import Rates
 from oocdl.dashboard.panels.words import Settings
 from oocdl.dashboard.shown import Shown
 from oocdl.dashboard.view import View
 from oocdl.optim import Cosine
+from oocdl.report.figure import PHASES
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -48,6 +53,15 @@ def test_a_browser_has_what_is_in_the_tab_that_is_open(
     assert not caplog.records  # Bokeh has nothing to complain of
 
 
+def test_every_part_of_a_step_has_its_colour_however_few_layers_it_has() -> None:
+    layers: list[Any] = [
+        SimpleNamespace(phase=part) for part in ["forward"] * 20 + ["backward"] * 10 + ["update"]
+    ]
+    strip = step_panels._parts(layers)
+    assert (strip["left"], strip["right"]) == ([0, 20, 30], [20, 30, 31])
+    assert strip["part"] == ["forward", "backward", ""] and strip["color"] == list(PHASES.values())
+
+
 def test_settings_and_what_is_empty_are_told_in_words(tmp_path: Path) -> None:
     model, data = nets.write_mlp(tmp_path / "mlp.onnx"), nets.write_data(tmp_path / "d.zarr", nets.vectors())
     run = oocdl.fit(model, data, workdir=tmp_path / "run", lr=Cosine(0.1), steps=3, **QUICK)
@@ -58,7 +72,9 @@ def test_settings_and_what_is_empty_are_told_in_words(tmp_path: Path) -> None:
         panel.update(view)
     (table,) = settings.root.select({"type": Div})
     assert "Adam(lr=Cosine(lr=0.1, steps=3))" in table.text and "4.0 GiB" in table.text
+    names = re.findall("top'>([^<]*)<", table.text)
+    assert names[2:5] == ["run", "steps", "engine, threads"] and names[7:10] == ["rates", "loss", "optimizer"]
     words = {div.text for div in rates.root.select({"type": Div})}
     assert any(text.startswith("Disk: nothing was spilled") for text in words)
-    seen = {one.title.text for one in rates.root.select({"type": figure}) if one.visible}
+    seen = {one.title.text for one in rates.root.select({"type": figure})}
     assert seen == {"Cores in use"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bokeh.document import Document
@@ -19,9 +20,13 @@ from oocdl.storage.checksums import sealed
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-def write_run(folder: Path, lr: float, *losses: float) -> None:
+def adam(lr: float) -> dict[str, Any]:
+    return {"optimizer": {"type": "Adam", "lr": lr}}
+
+
+def write_run(folder: Path, lr: float, *losses: float, **others: Any) -> None:
     (folder / "history").mkdir(parents=True)
-    settings = {"optimizer": {"type": "Adam", "lr": lr}, "batch_size": 2}
+    settings = {**adam(lr), "batch_size": 2, **others}
     (folder / "run.json").write_text(sealed("run", {"settings": settings}))
     rows = [{"step": n, "loss": loss, "seconds": 0.5, "lr": lr} for n, loss in enumerate(losses, 1)]
     (folder / "history" / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -47,6 +52,23 @@ def test_runs_are_listed_with_what_differs(folder: Path) -> None:
     assert "href='?run=one'" in table and "<img" not in table
     curves = dict(zip(page._source.data["name"], page._source.data["ys"], strict=True))
     assert len(curves) == 2 and len(curves["one"]) == 19
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "texts"),
+    [
+        (adam(0.00123456), adam(0.00123457), ["Adam(lr=0.00123456)", "Adam(lr=0.00123457)"]),
+        ({"memory_bytes": 2 << 30}, {"memory_bytes": (2 << 30) + 4096}, [">memory_bytes<"]),
+        ({"scale": {"x": 0.5, "y": None}}, {"scale": {"x": 0.25}}, [">x: 0.5<", ">x: 0.25<"]),
+    ],
+)
+def test_settings_that_are_close_differ(
+    tmp_path: Path, one: dict[str, Any], two: dict[str, Any], texts: list[str]
+) -> None:
+    for name, settings in (("one", one), ("two", two)):
+        write_run(tmp_path / name, 0.1, 1.0, **settings)
+    table = next(div.text for div in page_of(tmp_path).root.select({"type": Div}) if "<table" in div.text)
+    assert [text for text in texts if text not in table] == []
 
 
 def test_a_run_that_comes_is_seen_and_one_that_is_damaged_hides_none(folder: Path) -> None:

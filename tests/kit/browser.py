@@ -54,6 +54,9 @@ class Seen:
     complaints: list[str] = field(default_factory=list)
     """Errors on the console, exceptions, answers that are none, windows that open."""
 
+    warnings: list[str] = field(default_factory=list)
+    """Warnings on the console: pages of a run that has only begun have some."""
+
     def open(self, address: str) -> None:
         """Load a page and wait until it is drawn."""
         self.host = urlsplit(address).netloc
@@ -105,6 +108,9 @@ def browser(size: tuple[int, int] = DESKTOP) -> Iterator[Seen]:
             page.on("websocket", lambda socket: _note_outside(seen, socket.url))
             page.on(
                 "console", lambda line: seen.complaints.append(line.text) if line.type == "error" else None
+            )
+            page.on(
+                "console", lambda line: seen.warnings.append(line.text) if line.type == "warning" else None
             )
             page.on("pageerror", lambda error: seen.complaints.append(str(error)))
             page.on("requestfailed", lambda request: seen.complaints.append(f"failed: {request.url}"))

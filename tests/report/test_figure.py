@@ -18,7 +18,7 @@ from oocdl.errors import InputError, StoreError
 from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report import figure as picture
-from oocdl.report.figure import LABEL_LETTERS, PHASES, RED, figure_of, written
+from oocdl.report.figure import LABEL_LETTERS, PHASES, RED, figure_of, highest, written
 from oocdl.report.layer_facts import layer_names
 from oocdl.report.tables import shortened
 from tests.kit import nets
@@ -111,6 +111,26 @@ def test_passes_follow_each_other() -> None:
     assert max(right for _, right, _, _ in bars(below)) == 12
 
 
+@pytest.mark.parametrize(
+    ("seconds", "name", "end"), [(6.0, "s", 6.0), (600.0, "min", 10.0), (0.6, "ms", 600.0)]
+)
+def test_time_is_in_a_unit_in_which_it_is_easily_read(seconds: float, name: str, end: float) -> None:
+    one = scene()
+    _, _, disk = figure_of(**one | {"passes": (replace(one["passes"][0], seconds=seconds),)}).axes
+    assert f"[{name}]" in disk.get_xlabel() and disk.get_xlim() == (0, end)
+
+
+def test_no_peak_is_lost_where_moments_are_many() -> None:
+    moments = [Moment(n / 1000, (n == 123) * MIB + n, 0, 0) for n in range(1000)]
+    shown = highest(moments, 1.0, columns=10)
+    assert len(shown) == 10 and moments[123] in shown and moments[999] in shown
+    assert highest(moments[:5], 1.0, columns=1000) == moments[:5]
+    many = scene()
+    moments = [Moment(n / 1000, n * MIB, 0, 0) for n in range(6000)]
+    above, *_ = figure_of(**many | {"passes": (replace(many["passes"][0], moments=tuple(moments)),)}).axes
+    assert len(above.collections[1].get_paths()[0].vertices) < 5 * picture.MOST_MOMENTS
+
+
 def test_labels_are_thinned_out() -> None:
     _, below, _ = figure_of(**scene(layers=400)).axes
     shown = below.get_yticks()
@@ -166,9 +186,12 @@ def test_layers_have_names_of_the_model(plan: oocdl.Plan) -> None:
     assert "grad/down2.pool" in names.values() and "update/weights" in names.values()
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_drawn_is_said(
+    plan: oocdl.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oocdl.Plan, "simulated", property(lambda _: pytest.fail("it works before it looks")))
     with pytest.raises(InputError, match=r"\.png or \.svg, not 'plan\.gif'"):
-        written(figure_of(**scene()), tmp_path / "plan.gif")
+        plan.plot(tmp_path / "plan.gif")
     with pytest.raises(StoreError, match="cannot write"):
         written(figure_of(**scene()), tmp_path / "absent" / "plan.png")
 

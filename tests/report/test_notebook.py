@@ -116,6 +116,7 @@ def test_a_run_as_a_page(run: oocdl.Run) -> None:
 def test_weights_and_a_report_as_a_page(run: oocdl.Run) -> None:
     weights = page_of(run.weights)
     assert all(name in weights for name in run.weights)
+    assert "list(run.weights)" not in weights
     shown = page_of(run.report())
     assert all(layer.name in shown for layer in run.report().layers) and "ratio" in shown
 
@@ -132,7 +133,7 @@ def test_names_are_text_however_many_there_are(run: oocdl.Run, tmp_path: Path, n
         commit.finish({"step": 0})
         weights = page_of(Weights(store, tmp_path / "none.onnx"))
     plan = page_of(named(run.plan, 500, name))
-    assert "and 460 more" in weights and "500 layers" in plan
+    assert "and 460 more\nlist(run.weights) names them all" in weights and "500 layers" in plan
     for page in (weights, plan, page_of(report(500, name))):
         assert name[:14] in page
 

@@ -91,7 +91,8 @@ class Rates(Panel):
         self._source = style.source("at", *RATES, *(f"{name} limit" for name in RATES))
         self._charts = {title: self._chart(title, lines) for title, (lines, _) in CHARTS.items()}
         self._words = {title: style.html() for title in CHARTS}
-        self.root = style.grid([style.card(self._charts[title], self._words[title]) for title in CHARTS])
+        self._cards = {title: style.card(self._charts[title], self._words[title]) for title in CHARTS}
+        self.root = style.grid(list(self._cards.values()))
 
     def _chart(self, title: str, names: tuple[str, ...]) -> Any:
         """Make a figure of some lines, with their limits."""
@@ -125,7 +126,10 @@ class Rates(Panel):
         of_disk = f"the disk can read {read:.0f} and write {write:.0f} MB/s ({rates}); dashed where in sight"
         for title, (lines, nothing) in CHARTS.items():
             is_full = not nothing or any(most[name] for name in lines)
-            self._charts[title].visible = is_full
+            # A browser complains of a chart without numbers even where it is not visible.
+            parts = [self._charts[title], self._words[title]] if is_full else [self._words[title]]
+            if self._cards[title].children != parts:
+                self._cards[title].children = parts
             self._words[title].text = nothing if not is_full else of_disk if "read" in lines else ""
 
 

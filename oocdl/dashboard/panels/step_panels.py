@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
-from bokeh.models import FactorRange
+from bokeh.models import FactorRange, Range1d
 
 from oocdl.dashboard.answers import thread_shares
 from oocdl.dashboard.facts import NO_LAYER
@@ -18,6 +18,11 @@ from oocdl.report.units import size_text
 
 SHARDS_SHOWN = 48
 """Places of a layer's column; a layer of fewer tasks has larger ones."""
+STRIP_PIXELS = 16
+"""Height of the strip above, which tells forward, backward and update apart."""
+LEAST_NAMED_SHARE = 0.1
+"""Parts of a smaller share of the layers have a colour in the strip, but no name."""
+PART_COLUMNS = ("left", "right", "middle", "color", "part")
 MOST_BARS = 12_000
 """Bars that a browser gets: the longest ones."""
 SEGMENTS = (
@@ -36,8 +41,12 @@ class StepMap(Panel):
     def __init__(self, height: int = style.HEIGHT) -> None:
         self._image = style.source("image", "dw")
         self._layers = style.source("left", "right", "name", "about", "done")
+        self._parts = style.source(*PART_COLUMNS)
         self._figure = style.plot("Layers × shards of the step", height - 22, tools="xpan,xbox_zoom,reset")
-        self._figure.x_range.range_padding = self._figure.y_range.range_padding = 0
+        strip = STRIP_PIXELS * SHARDS_SHOWN / (height - 110)
+        low, high = SHARDS_SHOWN + 0.15 * strip, SHARDS_SHOWN + strip
+        self._figure.y_range = Range1d(start=0, end=high)
+        self._figure.x_range.range_padding = 0
         mapper = style.class_colors(style.PHASE_COLORS)
         self._figure.image(
             "image", x=0, y=0, dw="dw", dh=SHARDS_SHOWN, source=self._image, color_mapper=mapper
@@ -48,6 +57,14 @@ class StepMap(Panel):
         )  # fmt: skip
         tips = {"layer": "@name", "": "@about", "done": "@done{0%}"}
         style.hover(self._figure, tips, boxes, point_policy="follow_mouse")
+        self._figure.quad(
+            left="left", right="right", top=high, bottom=low, source=self._parts,
+            fill_color="color", fill_alpha=0.85, line_color=None,
+        )  # fmt: skip
+        self._figure.text(
+            x="middle", y=(low + high) / 2, text="part", source=self._parts, text_color="white",
+            text_align="center", text_baseline="middle", text_font_size="11px",
+        )  # fmt: skip
         self._figure.yaxis.visible = False
         self._figure.grid.grid_line_color = None
         self._figure.xaxis.axis_label = "layers, in the order in which they run"
@@ -65,7 +82,7 @@ class StepMap(Panel):
         layers = facts.passes[now.plan_id].layers
         if self._plan_id != now.plan_id:
             self._plan_id = now.plan_id
-            self._name_parts(layers)
+            self._parts.data = _parts(layers)
             self._layers.data = {
                 "left": np.arange(len(layers)),
                 "right": np.arange(1, len(layers) + 1),
@@ -85,16 +102,19 @@ class StepMap(Panel):
         words = "done" if view.ended == "finished" and share == 1 else f"{where}, {share:.0%} done"
         self._where.text = f"{self._legend} step {now.step}{of_pass}: {words}"
 
-    def _name_parts(self, layers: Sequence[LayerFacts]) -> None:
-        """Write forward, backward and update below their layers, where there is room."""
-        start, names = 0, {}
-        for part, same in groupby(layers, lambda layer: layer.phase):
-            end = start + len(list(same))
-            if (end - start) / len(layers) > 0.1:
-                names[(start + end) / 2] = part
-            start = end
-        self._figure.xaxis.ticker = list(names)
-        self._figure.xaxis.major_label_overrides = names
+
+def _parts(layers: Sequence[LayerFacts]) -> dict[str, list[object]]:
+    """Return where forward, backward and update begin and end; each is named where there is room."""
+    found: dict[str, list[object]] = {name: [] for name in PART_COLUMNS}
+    start = 0
+    for part, same in groupby(layers, lambda layer: layer.phase):
+        end = start + len(list(same))
+        name = part if (end - start) / len(layers) > LEAST_NAMED_SHARE else ""
+        row = (start, end, (start + end) / 2, style.PART_COLORS[part], name)
+        for column, value in zip(found.values(), row, strict=True):
+            column.append(value)
+        start = end
+    return found
 
 
 class Timeline(OfLastPass):

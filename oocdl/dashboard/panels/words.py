@@ -114,6 +114,7 @@ class Settings(Words):
     def draw(self, view: View) -> None:
         """Show what the view has now."""
         facts = _of_facts(view)
+        # In the order of both; where epochs are given, only facts know the steps.
         rows = facts | settings_text(view) | facts
         first = f"padding:2px 18px 2px 0;color:{style.FAINT_CSS};vertical-align:top"
         cells = "".join(
@@ -164,7 +165,7 @@ def _of_facts(view: View) -> dict[str, str]:
 
 
 def settings_text(view: View) -> dict[str, str]:
-    """Write the settings of a run."""
+    """Write the settings of a run, others in other words: but for sizes, numbers have all their digits."""
     return {name: _setting(name, value) for name, value in view.settings.items()}
 
 
@@ -173,11 +174,16 @@ def _setting(name: str, value: Any) -> str:
 
     >>> _setting("memory_bytes", 2 << 30), _setting("inputs", None), _setting("parallel", {"space": [2, 2]})
     ('2.0 GiB', 'by default', 'space: (2, 2)')
+    >>> _setting("inputs", {"x": "image", "y": None})
+    'x: image'
+    >>> _setting("optimizer", {"type": "Adam", "lr": {"type": "Own", "peak": 12345.678, "steps": None}})
+    'Adam(lr=Own(peak=12345.678))'
     """
     if value is None:
         return "by default"
     if name.endswith("_bytes") and isinstance(value, int | float):
         return size_text(value)
     if isinstance(value, Mapping) and "type" not in value:
-        return ", ".join(f"{key}: {value_text(held, DEFAULTS)}" for key, held in value.items())
-    return "none" if value == [] else value_text(value, DEFAULTS)
+        known = {key: held for key, held in value.items() if held is not None}
+        return ", ".join(f"{key}: {value_text(held, DEFAULTS, exact=True)}" for key, held in known.items())
+    return "none" if value == [] else value_text(value, DEFAULTS, exact=True)
