@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_type_hints
 
-from oocdl.config.options import CommonOptions, LengthOptions, Option, PassOptions, SettingOptions
+from oocdl.config.options import (
+    CommonOptions,
+    LengthOptions,
+    Option,
+    PassOptions,
+    SettingOptions,
+    ValidationOptions,
+)
 from oocdl.training.call import ALL_OPTIONS, CallOptions, FurtherCallOptions
 
 PAGE = Path(__file__).parent / "reference" / "options.md"
@@ -26,7 +33,7 @@ This page is written by `docs/write_options.py` from the records in `oocdl/confi
 `oocdl/training/call.py`.
 """
 SECTIONS: Mapping[str, tuple[type, ...]] = {
-    "Every day": (CommonOptions, LengthOptions, PassOptions, CallOptions),
+    "Every day": (CommonOptions, LengthOptions, PassOptions, ValidationOptions, CallOptions),
     "Further settings": (SettingOptions,),
     "Further options of a call": (FurtherCallOptions,),
 }

@@ -72,12 +72,12 @@ def planned_once() -> Iterator[None]:
     """Equal settings are planned once in a module: half the time of its runs, which are what it tests."""
     made: dict[str, Any] = {}
 
-    def once(model: Any, binding: Any, settings: Any, machine: Any, course: Any, frozen: Any) -> Any:
+    def once(model: Any, binding: Any, settings: Any, machine: Any, *others: Any) -> Any:
         # The process is not equally large each time; a plan is another where much less is left.
         rough = replace(machine, base_bytes=0, reserved_bytes=0, capacity_bytes=machine.capacity_bytes >> 28)
-        key = repr((model.path, settings, rough, course, frozen))
+        key = repr((model.path, settings, rough, others))
         if key not in made:
-            made[key] = pass_kinds.compile_passes(model, binding, settings, machine, course, frozen)
+            made[key] = pass_kinds.compile_passes(model, binding, settings, machine, *others)
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:

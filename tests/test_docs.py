@@ -30,6 +30,7 @@ RUN = (
     "README.md",
     "docs/how-to/pytorch.md",
     "docs/how-to/onnx.md",
+    "docs/how-to/validation.md",
     "docs/how-to/search.md",
     "docs/how-to/debugging-a-slow-step.md",
     "docs/reference/events.md",

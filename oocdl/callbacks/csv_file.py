@@ -43,13 +43,20 @@ class CSV(CommittedRows):
         return event.done
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Add lines."""
+        """Add lines. A column that is new, as after the first validation, is added to all of the file."""
+        new = {name: None for row in rows for name in row.values if name not in self._columns}
+        if new and self._columns:
+            with reporting(self.path), self.path.open(newline="") as stream:
+                earlier = [Row(values, 0.0) for values in csv.DictReader(stream)]
+            self._columns += new
+            with reporting(self.path):
+                write_text(self.path, self._lines(earlier, head=True))
         with reporting(self.path), self.path.open("a", newline="") as stream:
             stream.write(self._lines(rows, head=not self._columns))
 
     def _lines(self, rows: Sequence[Row], head: bool) -> str:
         if head:
-            self._columns = list(rows[0].values) if rows else []
+            self._columns = list({name: None for row in rows for name in (*self._columns, *row.values)})
         out = io.StringIO()
         writer = csv.DictWriter(out, self._columns, extrasaction="ignore", lineterminator="\n")
         if head and rows:

@@ -88,6 +88,17 @@ def parse_loss(text: str) -> Any:
     return heads
 
 
+def parse_validation(text: str | None) -> Any:
+    """Read what is validated on: a share, indices, or a dataset.
+
+    >>> parse_validation("0.2"), parse_validation("3,5"), parse_validation("val.zarr")
+    (0.2, (3, 5), 'val.zarr')
+    """
+    if text is None or not re.fullmatch(r"[\d.,]+", text):
+        return text
+    return float(text) if "." in text else numbers("validation", text, int)
+
+
 def parse_parallel(text: str) -> Any:
     """Read ``--parallel``: "auto", or the number of pieces by kind of axis.
 

@@ -24,10 +24,11 @@ from oocdl.cli.texts import (
     parse_parallel,
     parse_schedule,
     parse_space,
+    parse_validation,
     sizes,
 )
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import LossLike, Names, Option, Pieces
+from oocdl.config.options import LossLike, Names, Option, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.ops.loss_functions import DiceCE
@@ -201,6 +202,15 @@ def run_files(paths: Sequence[Path]) -> None:
             raise InputError(f"--register {path}: {type(error).__name__}: {error}") from error
 
 
+def one_or_several(found: Sequence[int]) -> int | Sequence[int]:
+    """Return the number, where there is one.
+
+    >>> one_or_several((4,)), one_or_several((2, 5))
+    (4, (2, 5))
+    """
+    return found[0] if len(found) == 1 else found
+
+
 LOGS: Mapping[str, Callable[[str], Listener]] = {"csv": CSV, "tensorboard": TensorBoard, "mlflow": MLflow}
 
 
@@ -238,6 +248,10 @@ FORMS: Mapping[Any, Form] = {
     Plan | str | Path | None: Form(Path),
     LossLike: Form(str, lambda name, text: parse_loss(text), "NAME or OUTPUT=NAME:WEIGHT,.."),
     Pieces: Form(str, lambda name, text: parse_parallel(text), "batch=2,space=3x2x1,channels=2"),
+    Validation: Form(str, lambda name, text: parse_validation(text), "DATA or SHARE"),
+    int | Sequence[int]: Form(
+        str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
+    ),
     Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,..", "1,2,4,8,16,32,64"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),

@@ -7,8 +7,9 @@ import math
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,28 @@ def whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize)
     if abs(number) > most:
         raise InputError(f"{name} must be at most {most}, got {shown(number)}")
     return number
+
+
+def whole_or_several(name: str, value: Any) -> int | tuple[int, ...]:
+    """Check a whole number from 1, or several."""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return tuple(whole(name, item) for item in value)
+    return whole(name, value)
+
+
+def validation(name: str, value: Any) -> Any:
+    """Check what is validated on: a share, or indices; a dataset is checked where it is opened."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        share = finite(name, value)
+        if not 0 < share < 1:
+            raise InputError(f"{name} takes a share of the samples between 0 and 1, got {shown(value)}")
+        return share
+    if isinstance(value, Sequence | np.ndarray | range) and not isinstance(value, str):
+        rows = tuple(sorted(whole(f"an index of {name}", row, least=0) for row in value))
+        if not rows or len(set(rows)) < len(rows):
+            raise InputError(f"{name} takes indices of samples, each once, got {shown(value)}")
+        return rows
+    return str(value) if isinstance(value, Path) else value
 
 
 def flag(name: str, value: Any) -> bool:

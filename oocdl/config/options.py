@@ -31,6 +31,8 @@ Names = str | Sequence[str]
 """One name or pattern, or several."""
 Pieces = Literal["auto"] | Mapping[str, int | Sequence[int]]
 """Numbers of pieces by kind of axis."""
+Validation = str | Path | float | Sequence[int] | Any
+"""A dataset, a share of the samples, or indices of some."""
 
 CHECKS: Mapping[Any, Check] = {
     bool: checks.flag,
@@ -201,6 +203,20 @@ class SettingOptions(TypedDict, total=False):
     """Maximum seconds between commits."""
 
 
+class ValidationOptions(TypedDict, total=False):
+    """Options of a validation within a run; ``search`` has its own."""
+
+    validation: Annotated[Validation, Option(None, "plan", check=checks.validation)]
+    """Samples to validate on: a dataset with arrays of the same names; or the share of the samples to hold
+    out, such as 0.2, chosen by the seed; or the indices of those to hold out. The history has their mean loss
+    as ``val_loss``. A run resumes only with the same samples."""
+    validation_freq: Annotated[int | Sequence[int], Option(1, "neither", check=checks.whole_or_several)]
+    """Number of epochs between validations, or the epochs, counted from 1, after which to validate. There is
+    always one after the last step."""
+    validation_steps: Annotated[int | None, Option(None, "neither")]
+    """Number of steps between validations, instead of epochs."""
+
+
 class SimulateOptions(CommonOptions, LengthOptions, SettingOptions, total=False):
     """Options that ``simulate`` shares with ``fit``."""
 
@@ -209,7 +225,7 @@ class SearchOptions(CommonOptions, PassOptions, SettingOptions, total=False):
     """Options that ``search`` shares with ``fit``."""
 
 
-class AllSettings(CommonOptions, LengthOptions, PassOptions, SettingOptions, total=False):
+class AllSettings(CommonOptions, LengthOptions, PassOptions, SettingOptions, ValidationOptions, total=False):
     """The options of ``fit`` that ``Settings`` are made of."""
 
 

@@ -57,11 +57,19 @@ class Settings:
     freeze: tuple[str, ...]
     keep: tuple[str, ...]
     commit_seconds: float
+    validation: Any
+    validation_freq: int | tuple[int, ...]
+    validation_steps: int | None
 
     @property
     def dtype(self) -> str:
         """Dtype of weights and of all operators but products: float32 with precision "bfloat16"."""
         return "float32" if self.precision == "bfloat16" else self.precision
+
+    @property
+    def held_out(self) -> float | tuple[int, ...] | None:
+        """The share of the samples, or their indices, that are validated on; None: no such are."""
+        return self.validation if isinstance(self.validation, float | tuple) else None
 
     def spill_folder(self, default: Path) -> Path:
         """Return the folder of the spill: ``spill``, else ``$OOCDL_SPILL``, else ``default``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from oocdl.config import Settings
@@ -11,7 +11,7 @@ from oocdl.errors import DatasetError, InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.reader import OnnxModel, Port
 from oocdl.ops.loss_functions import Loss, further_arrays, reads_labels
-from oocdl.storage.dataset.dataset import DataArray, Dataset
+from oocdl.storage.dataset.dataset import DataArray, Dataset, apart
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,23 @@ class Binding:
     def used(self) -> frozenset[str]:
         """Names of the arrays that are inputs or targets."""
         return frozenset({*self.inputs.values(), *(name for target in self.targets for name in target.read)})
+
+    def apart(self) -> Binding:
+        """Return the binding by the names that the arrays have in ``Dataset.with_validation``."""
+        targets = (
+            replace(
+                target,
+                array=apart(target.array),
+                further={what: apart(name) for what, name in target.further.items()},
+            )
+            for target in self.targets
+        )
+        return Binding(
+            inputs={port: apart(name) for port, name in self.inputs.items()},
+            targets=tuple(targets),
+            samples=self.samples,
+            arrays={apart(name): array for name, array in self.arrays.items()},
+        )
 
     def input_shape(self, port: Port, batch: int, dims: Mapping[str, int]) -> Shape:
         """The shape that a model input gets with ``batch`` samples; a missing channel axis of 1 is added.

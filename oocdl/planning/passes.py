@@ -4,17 +4,21 @@ A pass is one forward and backward through the network, for one batch. With ``ac
 is k of them: all but the last only add up gradients, the last one makes the update too. A pass finds
 the sums of those before among the chunks that go from pass to pass; for the first of a step they are
 zeros. The last step of an epoch may have fewer passes, and its last pass fewer samples.
+
+A validation is a series of forward passes between two steps, over samples that no step has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 
 from oocdl.config import Settings
+from oocdl.errors import InputError
 from oocdl.ops.optimizers import SHARE, scalars
-from oocdl.storage.dataset.dataset import batches
+from oocdl.storage.dataset.dataset import batches, held_out
 
 MAIN, RAGGED = "main", "ragged"
 """Ids of the passes that make an update: of a full batch, and of the smaller one that may end an epoch."""
@@ -22,6 +26,8 @@ FIRST, NEXT = "first", "next"
 """Ids of the passes that others of their step follow: the first, and all between it and the last."""
 SINGLE_PASS = "alone"
 """Id of the last pass of an epoch where it is a step of its own, although other steps have several."""
+VALIDATION, VALIDATION_RAGGED = "validation", "validation_ragged"
+"""Ids of the passes of a validation: of a full batch, and of the smaller one that may end it."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,41 @@ class Course:
     """All steps of a run."""
 
     samples: int
+    """Samples of the dataset, those that are held out included."""
     settings: Settings
+    further_samples: int = 0
+    """Samples of a dataset of its own for validation."""
+
+    @cached_property
+    def validated(self) -> Sequence[int]:
+        """Rows of their dataset that are validated on, ascending. Raises InputError for what cannot be."""
+        asked = self.settings.held_out
+        if asked is None:
+            return range(self.further_samples)
+        if isinstance(asked, float):
+            rows = held_out(self.samples, asked, self.settings.seed).tolist()
+        else:
+            rows = asked
+            if rows[-1] >= self.samples:
+                raise InputError(f"validation has index {rows[-1]}, the dataset has {self.samples} samples")
+        if len(rows) >= self.samples:
+            raise InputError(
+                f"validation holds out all of the {self.samples} samples: none is left to train on"
+            )
+        return tuple(rows)
+
+    @cached_property
+    def trained(self) -> Sequence[int]:
+        """Rows of the dataset that are trained on, ascending."""
+        if self.settings.held_out is None:
+            return range(self.samples)
+        apart = set(self.validated)
+        return tuple(row for row in range(self.samples) if row not in apart)
 
     @property
     def passes_per_epoch(self) -> int:
         """Batches of an epoch, the ragged last one included."""
-        return -(-self.samples // self.settings.batch_size)
+        return -(-len(self.trained) // self.settings.batch_size)
 
     @property
     def passes(self) -> int:
@@ -80,7 +115,36 @@ class Course:
     @property
     def ragged(self) -> int:
         """Samples of the smaller last batch of an epoch; 0 if there is none."""
-        return self.samples % self.settings.batch_size
+        return len(self.trained) % self.settings.batch_size
+
+    @property
+    def validation_batch(self) -> int:
+        """Samples of a full batch of a validation; 0 if there is none."""
+        return min(self.settings.batch_size, len(self.validated))
+
+    @property
+    def validation_passes(self) -> list[tuple[str, PassInfo]]:
+        """For each pass of a validation, the id of its plan and what differs from pass to pass."""
+        rows, size = self.validated, self.validation_batch
+        starts = range(0, len(rows), size) if size else ()
+        batches = [tuple(rows[start : start + size]) for start in starts]
+        return [
+            (VALIDATION if len(batch) == size else VALIDATION_RAGGED, PassInfo(0, self.settings.seed, batch))
+            for batch in batches
+        ]
+
+    def validates_after(self, done: int) -> bool:
+        """Whether the step by which ``done`` steps are done is followed by a validation."""
+        settings = self.settings
+        if not self.validated:
+            return False
+        if done == self.total_steps:
+            return True
+        if settings.validation_steps is not None:
+            return done % settings.validation_steps == 0
+        epochs, left = divmod(done, self.steps_per_epoch)
+        freq = settings.validation_freq
+        return left == 0 and (epochs % freq == 0 if isinstance(freq, int) else epochs in freq)
 
     def passes_until(self, step: int) -> int:
         """Passes of all steps before ``step``."""
@@ -89,14 +153,14 @@ class Course:
 
     def steps_from(self, number: int) -> Iterator[Step]:
         """The steps of the run from ``number`` on."""
-        settings, size = self.settings, self.passes
+        settings, size, trained = self.settings, self.passes, self.trained
         while number < self.total_steps:
             epoch, skipped = divmod(number, self.steps_per_epoch)
-            found = batches(self.samples, settings.batch_size, settings.shuffle, settings.seed, epoch)
+            found = batches(len(trained), settings.batch_size, settings.shuffle, settings.seed, epoch)
             found = islice(found, skipped * size, None)
             for first in range(skipped * size, self.passes_per_epoch, size):
                 if number < self.total_steps:
-                    rows = tuple(tuple(int(at) for at in indices) for indices in islice(found, size))
+                    rows = tuple(tuple(trained[at] for at in indices) for indices in islice(found, size))
                     yield Step(number, epoch, epoch * self.passes_per_epoch + first, rows)
                     number += 1
 

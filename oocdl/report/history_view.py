@@ -19,6 +19,8 @@ SMOOTH_SHARE = 0.02
 """A smoothed curve is a mean that forgets by this share of all steps, at least ``SMOOTH_STEPS``."""
 SMOOTH_STEPS = 5
 
+VALIDATION_PREFIX = "val_"
+"""The names of what a validation has found begin with this, as in Keras."""
 SPARKS = 40
 """Characters of a line of losses."""
 
@@ -29,14 +31,21 @@ def told_of(rows: Rows) -> list[tuple[str, str]]:
     """Tell losses at a glance, epoch, learning rate, time and memory by their names; nothing of no rows."""
     if not rows:
         return []
-    losses = {name: [row[name] for row in rows] for name in rows[0] if name.split("/")[0] == "loss"}
+    curves = {name: [row[name] for row in rows if name in row] for name in loss_names(rows)}
     return [
-        *((name, f"{sparkline(of, SPARKS)}  {of[0]:.4g} → {of[-1]:.4g}") for name, of in losses.items()),
+        *((name, f"{sparkline(of, SPARKS)}  {of[0]:.4g} → {of[-1]:.4g}") for name, of in curves.items()),
         ("epoch", f"{rows[-1]['epoch'] + 1}"),
         ("learning rate", f"{rows[-1]['lr']:.4g} at the last step"),
         ("time", duration(sum(row["seconds"] for row in rows))),
         ("peak memory", size_text(max(row["process_bytes"] for row in rows))),
     ]
+
+
+def loss_names(rows: Rows) -> list[str]:
+    """Return the names of all losses in rows, those of validations last, in the order of their first rows."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    losses = [name for name in names if name.removeprefix(VALIDATION_PREFIX).split("/")[0] == "loss"]
+    return sorted(losses, key=lambda name: name.startswith(VALIDATION_PREFIX))
 
 
 def frame(rows: Rows) -> Any:
@@ -57,8 +66,12 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(4, 1, 1))
     steps = [row["step"] for row in rows]
     keep = 1 - 1 / max(SMOOTH_STEPS, SMOOTH_SHARE * len(rows))
-    names = [name for name in rows[-1] if name.split("/")[0] == "loss"]
+    names = loss_names(rows)
     for name, color in zip(names, OKABE_ITO * len(names), strict=False):
+        if name.startswith(VALIDATION_PREFIX):
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            above.plot(*zip(*points, strict=True), color=color, linewidth=1.2, marker="o", label=name)
+            continue
         losses = np.array([row.get(name, np.nan) for row in rows], float)
         above.plot(steps, losses, color=color, linewidth=0.8, alpha=0.35, marker="." if len(rows) < 2 else "")
         bold = np.where(np.isnan(losses), np.nan, smoothed(losses, keep))

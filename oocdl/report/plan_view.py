@@ -21,7 +21,7 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
-from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, Course
+from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, VALIDATION, VALIDATION_RAGGED, Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
 from oocdl.report.figure import figure_of, picture_path, written
@@ -30,7 +30,7 @@ from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
 from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
 from oocdl.report.trained_view import trained_text
-from oocdl.report.units import mib
+from oocdl.report.units import counted, mib
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
@@ -135,18 +135,29 @@ class Plan:
     def simulated(self) -> tuple[Simulated, ...]:
         """The simulated passes of a step, as they are expected to go once the run is under way."""
         keeps_old = not discards_old_weights(self.compiled.plan, self.machine)
-        known = {
-            plan_id: predict_pass(self.kinds[plan_id].graph, self.machine, self.room_bytes, keeps_old)
-            for plan_id in dict.fromkeys(self.pass_ids)
-        }
+        known = {plan_id: self._simulated(plan_id, keeps_old) for plan_id in dict.fromkeys(self.pass_ids)}
         return tuple(known[plan_id] for plan_id in self.pass_ids)
+
+    @cached_property
+    def validation(self) -> Mapping[str, Simulated]:
+        """The simulated passes of a validation, by plan id; empty if there is none."""
+        kinds = (name for name in (VALIDATION, VALIDATION_RAGGED) if name in self.kinds)
+        return {plan_id: self._simulated(plan_id, True) for plan_id in kinds}
+
+    def _simulated(self, plan_id: str, keeps_old: bool) -> Simulated:
+        return predict_pass(self.kinds[plan_id].graph, self.machine, self.room_bytes, keeps_old)
+
+    @property
+    def validation_seconds(self) -> float:
+        """Predicted seconds of a validation; 0 if there is none."""
+        return sum(self.validation[plan_id].seconds for plan_id, _ in self.course.validation_passes)
 
     @property
     def most_bytes(self) -> int:
         """Bytes that arrays and running programs will take at most: simulated, with some to spare."""
         # Weights are read in, and committed, a piece at a time.
         piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
-        peak = max(one.peak_tier_bytes for one in self.simulated)
+        peak = max(one.peak_tier_bytes for one in (*self.simulated, *self.validation.values()))
         return min(self.room_bytes, int(PEAK_MARGIN_FACTOR * peak) + piece + PEAK_MARGIN_BYTES)
 
     @property
@@ -174,7 +185,7 @@ class Plan:
     def spill_bytes(self) -> int:
         """Disk bytes that the spill takes at most, with files that are kept to be written over."""
         files = max(len(kind.graph.calls) + len(kind.graph.inputs) for kind in self.kinds.values())
-        peak = max(one.peak_spill_bytes for one in self.simulated)
+        peak = max(one.peak_spill_bytes for one in (*self.simulated, *self.validation.values()))
         return peak + files * SPILLED_CHUNK_BYTES if peak else 0
 
     @property
@@ -301,7 +312,8 @@ class Plan:
 
     def budget_table(self) -> Sheet:
         """Make the table of memory: the terms of the predicted peak, and the budget."""
-        simulated = min(max(one.peak_tier_bytes for one in self.simulated), self.most_bytes)
+        simulated = max(one.peak_tier_bytes for one in (*self.simulated, *self.validation.values()))
+        simulated = min(simulated, self.most_bytes)
         columns = (
             Column("what", "memory", kind="words"),
             Column("nbytes", "MiB", lambda n: f"{n / 2**20:.0f}"),
@@ -327,10 +339,17 @@ class Plan:
                 f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
+                *self._validation_line(),
                 f"engine {self.machine.engine}; threads {self.machine.threads}",
                 *self.dataset.notes(),
             )
         )
+
+    def _validation_line(self) -> list[str]:
+        if not self.course.validated:
+            return []
+        samples = counted(len(self.course.validated), "sample")
+        return [f"validation: {samples}, {self.validation_seconds:.3g} s predicted"]
 
     def data(self) -> dict[str, Any]:
         """Return what ``text`` tells, as plain data."""

@@ -37,6 +37,7 @@ from oocdl.events import (
     WorkersChanged,
 )
 from oocdl.planning.calls import PickCall
+from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import clock_time, counted, duration
 
@@ -70,6 +71,8 @@ class Progress:
         self.tasks: dict[str, int] = {}
         """Tasks of each kind of pass, where its plan is known."""
         self.bar: Bar | None = None
+        self.validated: list[tuple[int, str]] = []
+        """The loss of the last validation, as a part of the line."""
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:  # at once: reading and planning may take a while
@@ -143,6 +146,8 @@ class Progress:
 
     def _step(self, event: StepDone) -> None:
         row, self.last_row = event.row, event
+        if "val_loss" in row:
+            self.validated = [(1, f"val_loss {row['val_loss']:.4f}")]
         self.done = row["step"]
         moved_bytes = row.get("read_bytes", 0) + row.get("written_bytes", 0)
         self.recent.append((row["seconds"], moved_bytes))
@@ -161,6 +166,9 @@ class Progress:
         share = (event.pass_number - 1 + min(done / max(tasks, 1), 1.0)) / event.passes
         self.done = event.step - 1  # steps may have been rolled back
         last = self.last_row
+        if event.plan_id in (VALIDATION, VALIDATION_RAGGED):
+            self._move(event.step, f"step {event.step}/{self.steps}, validating: {share:.0%}")
+            return
         self._move(self.done + share, self._text(last, share) if last else f"the first step: {share:.0%}")
 
     def _move(self, done: float, text: str) -> None:
@@ -191,6 +199,7 @@ class Progress:
             *([(1, f"{share:.0%} of the next")] if share else []),
             (3, f"epoch {row['epoch'] + 1}"),
             (0, f"loss {row['loss']:.4f}"),
+            *self.validated,
             (1, f"{mean:.1f} s/step" if mean > 1 else f"{1 / max(mean, 1e-9):.1f} steps/s"),
             (0, f"{clock_time(left)} left"),
         ]

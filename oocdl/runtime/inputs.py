@@ -85,8 +85,7 @@ def feeds_of(
     made = {}
     for value, name in feeds.items():
         array = dataset.arrays[name]
-        label = f"array {name!r} of {array.where}"
-        made[value] = Feed(array, scale.get(name), labels.get(value), label)
+        made[value] = Feed(array, scale.get(array.name), labels.get(value), array.label)
     return made
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from oocdl.config.option_checks import MOST_PORT, anything, optional, shown, whole
-from oocdl.config.options import OPTIONS, AllSettings, Option, SettingOptions, entry, options_of
+from oocdl.config.options import (
+    OPTIONS,
+    AllSettings,
+    Option,
+    SettingOptions,
+    ValidationOptions,
+    entry,
+    options_of,
+)
 from oocdl.config.settings import checked
 from oocdl.errors import InputError
 from oocdl.events import Listener
@@ -100,7 +108,7 @@ class FurtherCallOptions(TypedDict, total=False):
     of this call, or the last if there are fewer. Results do not change."""
 
 
-class FurtherOptions(SettingOptions, FurtherCallOptions, total=False):
+class FurtherOptions(ValidationOptions, SettingOptions, FurtherCallOptions, total=False):
     """The options of ``fit`` that its signature does not list."""
 
 

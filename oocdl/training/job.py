@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,13 @@ class Job:
     settings: Settings
     binding: Binding
     machine: Machine
+    validation: Binding | None = None
+    """Arrays of the dataset that is validated on, where it is one of its own."""
 
-    @property
+    @cached_property
     def course(self) -> Course:
         """All steps of the run."""
-        return Course(self.binding.samples, self.settings)
+        return _course(self.binding, self.settings, self.validation)
 
     def plan(self, frozen: Mapping[str, Any] | None = None) -> Plan:
         """Return the plan: by the cuts in ``frozen``, else the best, from the cache if it is there."""
@@ -49,11 +52,15 @@ class Job:
         return Plan(kinds, self.settings, self.machine, self.model.path.name, self.dataset, self.course)
 
     def _compiled(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass]:
-        return compile_passes(self.model, self.binding, self.settings, self.machine, self.course, frozen)
+        return compile_passes(
+            self.model, self.binding, self.settings, self.machine, self.course, frozen, self.validation
+        )
 
     def _found_before(self) -> dict[str, CompiledPass]:
         """The plan by the cuts in the cache; else one that is searched for, whose cuts are put there."""
-        key = plan_cache.plan_key(self.model, self.binding, self.settings, self.machine)
+        key = plan_cache.plan_key(
+            self.model, self.binding, self.settings, self.machine, self.course, self.validation
+        )
         frozen = plan_cache.load(key, self.machine)
         kinds = None if frozen is None else self._cut_again(frozen)
         if kinds is None:
@@ -87,14 +94,28 @@ def job_of(
     opened = inspect_onnx(path_of("model", model))
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
-    total = Course(binding.samples, settings).total_steps
-    optimizer = replace(settings.optimizer, lr=lasting(settings.optimizer.lr, total))
-    data, settings = data.only(binding.used), replace(settings, optimizer=optimizer)
+    data, validation = data.only(binding.used), None
+    if settings.validation is not None and settings.held_out is None:
+        further = open_dataset(settings.validation, settings.allow_missing_chunks)
+        found = bind(opened, further, replace(settings, batch_size=1))
+        data, validation = data.with_validation(further.only(found.used)), found.apart()
+    course = _course(binding, settings, validation)
+    if settings.batch_size > len(course.trained):
+        raise InputError(
+            f"batch_size must be 1...{len(course.trained)} (samples that are trained on), "
+            f"got {settings.batch_size}"
+        )
+    rate = lasting(settings.optimizer.lr, course.total_steps)
+    settings = replace(settings, optimizer=replace(settings.optimizer, lr=rate))
     crew = None
     if muster is not None:
         crew, budget_bytes = muster()
         settings = replace(settings, memory_bytes=budget_bytes)
-    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew))
+    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew), validation)
+
+
+def _course(binding: Binding, settings: Settings, validation: Binding | None) -> Course:
+    return Course(binding.samples, settings, 0 if validation is None else validation.samples)
 
 
 def plan_again(

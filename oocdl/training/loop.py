@@ -36,6 +36,7 @@ from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.host.heap import lasting
 from oocdl.planning.passes import MAIN, PassInfo, Step
 from oocdl.report.disk_check import check_commit
+from oocdl.report.history_view import VALIDATION_PREFIX
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
@@ -48,6 +49,7 @@ from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job
 from oocdl.training.signals import Signals, reason_of
+from oocdl.training.validation import FILE, Validation, means
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -85,6 +87,8 @@ class Trainer:
         """Steps that have been done, some of which may have been lost."""
         self.samples: tuple[int, ...] = ()
         """Dataset rows of the last pass of the last step that is done."""
+        self.due: dict[str, Any] | None = None
+        """The row of the last step that is done, while its validation is not."""
         self.look_at = 0.0
         """Time of the next ``StepRunning`` (seconds of ``time.monotonic``)."""
 
@@ -131,7 +135,7 @@ class Trainer:
                         return
                     losses = 0 if self.stepped else losses + 1
                     check_losses(losses, lost)
-                    self.rows, self.stepped = [], False
+                    self.rows, self.due, self.stepped = [], None, False
                     self.store.forget_uncommitted()
                     with self.signals.allowed():
                         self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
@@ -147,6 +151,7 @@ class Trainer:
         main, manifest = self.compiled[MAIN], self.store.current()
         with self.signals.allowed():
             session.load(MAIN, self.store.read if manifest else weight_io.initial(main))
+        self.due = None if manifest is None else manifest.meta.get("due")
         if manifest is None:
             self._commit(session, 0)
 
@@ -175,28 +180,32 @@ class Trainer:
 
     def _steps(self, session: Held, done: int, trace: StepTrace) -> None:
         course, last_commit = self.course, time.monotonic()
+        if self.due is not None:
+            self._validate(session)
         moved = session.moved()
         for step in course.steps_from(done):
             trace.begin(step.number, session)
             with session.whole_step():
                 with self.signals.allowed():
                     row, moved = self._step(session, step, moved)
-                self.rows.append(row)
+                self.due = row
                 self.stepped = self.stepped or step.number >= self.furthest
                 self.furthest = max(self.furthest, step.number + 1)
-            try:
-                trace.end(step.number, session, row)
-                with self.signals.allowed():
-                    self.emit(StepDone(row))
-            except BaseException:  # how a callback stops a run: what is done is kept
-                self._commit_done(session)
-                raise
+            trace.end(step.number, session, row)
             done = step.number + 1
             last = done == course.total_steps
-            epoch_ends = done % course.steps_per_epoch == 0 and course.steps_per_epoch > 1
-            due = time.monotonic() - last_commit > self.job.settings.commit_seconds
+            is_due = done % course.steps_per_epoch == 0 and course.steps_per_epoch > 1
+            is_due = is_due or time.monotonic() - last_commit > self.job.settings.commit_seconds
+            if course.validates_after(done):
+                if is_due and not last:
+                    self._commit(session, done)
+                    last_commit, is_due = time.monotonic(), False
+                self._validate(session)
+                moved = session.moved()
+            else:
+                self._end_step(session)
             more = not last and session.newcomers() > 0
-            if last or epoch_ends or due or more:
+            if last or is_due or more:
                 self._commit(session, done)
                 last_commit = time.monotonic()
                 self.signals.check()
@@ -226,6 +235,34 @@ class Trainer:
             row[name] = value if name in MEMORY else value - getattr(before, name)
         return row, after
 
+    def _validate(self, session: Held) -> None:
+        """Run the validation that is due after the last step, and end that step."""
+        assert self.due is not None
+        begun, passes = time.monotonic(), self.course.validation_passes
+        numerics = {plan_id: self.compiled[plan_id].plan.numerics() for plan_id, _ in passes}
+        state = {"step": self.due["step"], "loss": self.due["loss"], "numerics": numerics}
+        notes = Validation(self.store.path / FILE, state)
+        losses = notes.noted()[: len(passes)]
+        for number, (plan_id, info) in enumerate(passes[len(losses) :], len(losses) + 1):
+            session.tick = partial(self._look, session, self.due["step"], number, len(passes), plan_id)
+            with self.signals.allowed():
+                losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
+            notes.note(losses[-1])
+        self.due |= means(losses, passes) | {f"{VALIDATION_PREFIX}seconds": time.monotonic() - begun}
+        self._end_step(session)
+
+    def _end_step(self, session: Held) -> None:
+        """Tell of the last step, of which all is known now."""
+        assert self.due is not None
+        row, self.due = self.due, None
+        self.rows.append(row)
+        try:
+            with self.signals.allowed():
+                self.emit(StepDone(row))
+        except BaseException:  # how a callback stops a run: what is done is kept
+            self._commit_done(session)
+            raise
+
     def _look(self, session: Held, step: int, pass_number: int, passes: int, plan_id: str) -> None:
         """Tell how a step stands, if that was not told within the last second."""
         begun = time.monotonic()
@@ -246,15 +283,17 @@ class Trainer:
         pause = max(LOOK_SECONDS, (ended - begun) / LOOK_SHARE)
         self.look_at = ended + min(pause, MOST_LOOK_SECONDS)
 
-    def _meta(self, step: int) -> dict[str, int]:
+    def _meta(self, step: int) -> dict[str, Any]:
         """Return the metadata of a commit."""
-        return {"step": step, "steps": self.course.total_steps}
+        due = {} if self.due is None else {"due": self.due}
+        return {"step": step, "steps": self.course.total_steps, **due}
 
     def _commit_done(self, session: Held) -> None:
         # A second signal may have broken a commit off, which is then not tried again.
-        if self.rows and not session.spent and not self.store.is_writing:
+        step = max((row["step"] for row in (*self.rows, self.due) if row), default=0)
+        if step > self.committed and not session.spent and not self.store.is_writing:
             try:
-                self._commit(session, self.rows[-1]["step"])
+                self._commit(session, step)
             except WorkersLost as lost:
                 self.emit(Notice(f"{lost}: steps after {self.committed} could not be committed"))
 

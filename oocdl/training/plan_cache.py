@@ -28,6 +28,7 @@ from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.machine import Machine, machine_facts
+from oocdl.planning.passes import Course
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_bytes
 
@@ -40,22 +41,32 @@ LEAST_CAPACITY_SHARE, MOST_CAPACITY_SHARE = 1 - 1 / 64, 1 + 1 / 16
 is not equally large each time."""
 OF_THE_RUN = (
     "epochs", "steps", "seed", "shuffle", "commit_seconds", "spill", "disk_bytes", "strict",
-    "allow_missing_chunks",
+    "allow_missing_chunks", "validation_freq", "validation_steps",
 )  # fmt: skip
 """Settings that no plan depends on."""
 
 
-def plan_key(model: OnnxModel, binding: Binding, settings: Settings, machine: Machine) -> str:
+def plan_key(
+    model: OnnxModel,
+    binding: Binding,
+    settings: Settings,
+    machine: Machine,
+    course: Course,
+    validation: Binding | None,
+) -> str:
     """Return a digest, in hexadecimal, of all that a plan depends on but the machine's exact capacity."""
     names = [field.name for field in fields(Settings) if field.name not in OF_THE_RUN]
-    arrays = {name: binding.arrays[name] for name in sorted(binding.used)}
+    further = {} if validation is None else {name: validation.arrays[name] for name in validation.used}
+    arrays = {name: binding.arrays[name] for name in binding.used} | further
     facts = {
         "code": code_digest(),
         "model": model.fingerprint(),
         "operators": digests(model.nodes),
         "inputs": plain(binding.inputs),
         "targets": [[t.output, t.read, t.weight, plain(t.spec)] for t in binding.targets],
-        "arrays": {name: [str(one.dtype), *map(int, one.shape)] for name, one in arrays.items()},
+        "arrays": {name: [str(one.dtype), *map(int, one.shape)] for name, one in sorted(arrays.items())},
+        "validated": [course.validation_batch, len(course.validated)],
+        "trained": len(course.trained),
         "settings": {name: plain(getattr(settings, name)) for name in names},
         "machine": [machine.threads, machine.workers, machine.shares, machine.device_unit_bytes],
         "host": machine_facts(machine.engine),

@@ -25,7 +25,7 @@ from oocdl.planning.choice.pass_kinds import own_plans
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.report.plan_view import Plan
-from oocdl.storage.dataset.dataset import DataArray, Dataset
+from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec
 from oocdl.storage.dataset.identity import compare
 from oocdl.storage.dataset.identity import identity as dataset_identity
 from oocdl.storage.run.run_store import RunStore
@@ -34,9 +34,12 @@ from oocdl.storage.run.sealed_files import understood
 RUN_FORMAT = 3
 
 
-def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str, Any]:
+def identity(
+    model: OnnxModel, binding: Binding, settings: Settings, validation: Binding | None = None
+) -> dict[str, Any]:
     """Return the facts of a run, as plain data by name."""
     own = digests(model.nodes)
+    read = {name: one.arrays[name] for one in (binding, validation) if one for name in one.used}
     return {
         "model": model.fingerprint(),
         **({"operators": own} if own else {}),
@@ -45,15 +48,25 @@ def identity(model: OnnxModel, binding: Binding, settings: Settings) -> dict[str
             t.output: {"loss": plain(t.spec), "weight": t.weight, "target": t.array, **t.further}
             for t in binding.targets
         },
-        "dataset": {name: dataset_identity(binding.arrays[name]) for name in sorted(binding.used)},
+        "dataset": {name: dataset_identity(array) for name, array in sorted(read.items())},
+        **({} if settings.held_out is None else {"validation": plain(settings.held_out)}),
         **_fixed(settings, "run"),
     }
 
 
 def source_of(dataset: Dataset) -> list[Any] | None:
     """Return where a dataset is, and its arrays, as plain data; None for a store that was open."""
-    spec = dataset.spec()
-    return [spec.source, spec.group, list(spec.names)] if isinstance(spec.source, str) else None
+    specs = [one for one in (dataset.spec(), dataset.spec().validation) if one is not None]
+    if not all(isinstance(one.source, str) for one in specs):
+        return None
+    return [part for one in specs for part in (one.source, one.group, list(one.names))]
+
+
+def spec_of(source: Sequence[Any], allow_missing_chunks: bool) -> DatasetSpec:
+    """Return the dataset of which ``source_of`` has returned ``source``."""
+    place, group, names, *further = source
+    validation = spec_of(further, allow_missing_chunks) if further else None
+    return DatasetSpec(place, group, tuple(names), allow_missing_chunks, validation)
 
 
 def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], lr: Rate) -> RunStore:

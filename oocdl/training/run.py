@@ -29,7 +29,6 @@ from oocdl.report.run_report import Report, read_report
 from oocdl.report.tables import key_values
 from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
-from oocdl.storage.dataset.dataset import DatasetSpec
 from oocdl.storage.files import reporting
 from oocdl.storage.run.manifest import Manifest, TensorSpec
 from oocdl.storage.run.run_store import RunStore
@@ -37,7 +36,7 @@ from oocdl.storage.run.sealed_files import understood
 from oocdl.training.inference import Inference, Trained
 from oocdl.training.job import plan_again
 from oocdl.training.predictions import Output, Predictions
-from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored
+from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
 from oocdl.training.signature import public
 from oocdl.training.weights import Weights
 
@@ -110,10 +109,9 @@ class Run:
         frozen = given_plan(self.path)
         source = self._store.meta.get("source")
         settings = self._restored(ALL)
-        spec = None
-        if source is not None:
-            place, group, names = source
-            spec = DatasetSpec(place, group, tuple(names), settings.allow_missing_chunks)
+        spec = None if source is None else spec_of(source, settings.allow_missing_chunks)
+        if spec is not None and spec.validation is not None:
+            settings, spec = replace(settings, validation=spec.validation), replace(spec, validation=None)
         found = plan_again(self._model().path, spec, settings, frozen)
         if numerics_of(found.kinds) != frozen["numerics"]:
             raise StoreError(f"the plan of the run in {self.path} is of another version of oocdl")
@@ -211,6 +209,8 @@ class Run:
         shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
         facts = self._store.meta["identity"]
         counts = {name: facts[name] for name in ("batch_size", "accumulate")}
+        split = facts.get("validation")
+        counts["validation"] = tuple(split) if isinstance(split, list) else split
         samples = next(iter(facts["dataset"].values()))["shape"][0]
         passes = Course(samples, replace(self._settings, **counts)).passes_until(manifest.meta["step"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(self._store, specs[name]), passes)

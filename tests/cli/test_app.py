@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,7 +27,7 @@ from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import OPTIONS, make_settings
-from oocdl.config.options import LossLike, Names, Pieces, Size
+from oocdl.config.options import LossLike, Names, Pieces, Size, Validation
 from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops.optimizers import Optimizer
@@ -375,6 +375,8 @@ TEXTS: dict[Any, tuple[object, object]] = {
     Size | None: ("3GiB", "3GiB"),
     Literal["bfloat16"] | None: ("bfloat16", "bfloat16"),
     Names: ("a*", ("a*",)),
+    Validation: (0.25, 0.25),
+    int | Sequence[int]: ("2,5", (2, 5)),
     Pieces: ("batch=2", {"batch": 2}),
     Mapping[str, str] | None: ("a=b", {"a": "b"}),
     Mapping[str, int] | None: ("a=3", {"a": 3}),

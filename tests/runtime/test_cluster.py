@@ -101,6 +101,21 @@ def test_a_run_may_move_between_process_and_client(
     assert nets.files_of(run) == nets.files_of(local)
 
 
+def test_a_validation_finds_the_same(
+    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
+) -> None:
+    """On a dataset of its own, whose arrays each worker opens."""
+    other = nets.write_data(tmp_path / "other.zarr", nets.volumes(2, 16, seed=8))
+    options: dict[str, Any] = {"validation": other, "validation_steps": 2, **CUTS, **QUICK}
+    here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
+    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    found = [row.get("val_loss") for row in there.history]
+    assert (
+        found == [row.get("val_loss") for row in here.history] and found[0] is None and found[1] != found[2]
+    )
+    assert nets.files_of(there) == nets.files_of(here) == nets.files_of(local)
+
+
 @pytest.mark.slow
 def test_accumulating_makes_the_same_bits(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
     """Three passes are a step, whose sums of gradients stay on the workers."""

@@ -123,10 +123,10 @@ def test_another_model_other_rates_and_other_code(
     other.write_bytes(files[0].read_bytes() + b"\x3a\x00")  # an empty doc_string of the graph, to protobuf
     job = MACHINE.job(*files, **OPTIONS)
     facts = job.binding, job.settings, job.machine
-    key = plan_cache.plan_key(job.model, *facts)
-    assert plan_cache.plan_key(replace(job.model, path=other), *facts) != key
+    key = plan_cache.plan_key(job.model, *facts, job.course, None)
+    assert plan_cache.plan_key(replace(job.model, path=other), *facts, job.course, None) != key
     crews = [replace(job.machine, workers=8, sharing=there) for there in (1, 8)]  # each may have more units
-    assert len({plan_cache.plan_key(job.model, *facts[:2], crew) for crew in crews}) == 2
+    assert len({plan_cache.plan_key(job.model, *facts[:2], crew, job.course, None) for crew in crews}) == 2
     monkeypatch.setattr(plan_cache, "code_digest", lambda: "another version")
     planned(files)
     assert len(searched) > before

@@ -61,14 +61,15 @@ def test_settings_and_calls_are_made_of_the_options() -> None:
 
 
 def test_what_several_functions_take_is_the_same() -> None:
-    apart = {oocdl.search: {"epochs", "callbacks"}, oocdl.simulate: set[str]()}
+    apart = {oocdl.search: {"epochs", "callbacks", "validation"}, oocdl.simulate: set[str]()}
     for function, own in apart.items():
         records = records_of(function)
         shared = {name for name in records.keys() & ALL_OPTIONS.keys()}
         assert {n for n in shared if records[n].default != ALL_OPTIONS[n].default} == own & {"epochs"}
         assert {n for n in shared if records[n].type != ALL_OPTIONS[n].type} == own
-    assert OPTIONS.keys() - names(oocdl.search) == set()
-    assert OPTIONS.keys() - names(oocdl.simulate) == {"threads", "accumulate"}
+    often = {"validation_freq", "validation_steps"}
+    assert OPTIONS.keys() - names(oocdl.search) == often
+    assert OPTIONS.keys() - names(oocdl.simulate) == {"threads", "accumulate", "validation", *often}
 
 
 def test_what_no_plan_depends_on_is_in_no_key_of_the_cache() -> None:
@@ -137,7 +138,7 @@ def test_help_names_what_the_signature_does_not() -> None:
         (oocdl.fit, "learning_rate", "it is called 'lr' here"),
         (oocdl.plan, "epochz", "did you mean 'epochs'"),
         (oocdl.fit, "spil", "did you mean 'spill'"),
-        (oocdl.fit, "validation_data", "oocdl.search(validation=)"),
+        (oocdl.fit, "validation_data", "it is called 'validation' here"),
         (oocdl.search, "validation_data", "it is called 'validation' here"),
         (oocdl.plan, "n_jobs", "it is called 'threads' here"),
         (oocdl.simulate, "threads", "takes cores="),

@@ -18,7 +18,7 @@ SMOOTHING = 0.8
 NOT_METRICS = frozenset(
     {
         "step", "epoch", "lr", "seconds", "train_seconds", "loss", "unit_read_bytes", "unit_written_bytes",
-        "read_bytes", "written_bytes", "peak_bytes", "process_bytes",
+        "read_bytes", "written_bytes", "peak_bytes", "process_bytes", "val_loss", "val_seconds",
     }
 )  # fmt: skip
 """Columns of the history that are no losses or metrics."""
@@ -36,6 +36,8 @@ class Learning(Panel):
         line = self._figure.line(
             "x", "smooth", source=self._loss, color=style.BLUE, line_width=2.2, legend_label="smoothed"
         )
+        self._validated = style.source("x", "loss")
+        self._validation_shown = False
         style.with_legend(self._figure, "top_right")
         tips = {"step": "@step", "loss": "@loss{0.0000}", "smoothed": "@smooth{0.0000}"}
         style.hover(self._figure, tips, line, mode="vline")
@@ -68,12 +70,25 @@ class Learning(Panel):
             "loss": loss[shown],
             "smooth": smoothed(loss, float(self._weight.value))[shown],
         }
+        self._show_validation(steps[AGAINST[against]], steps["val_loss"])
         if self._small:
             return
         self._rate.data = {"x": x, "lr": steps["lr"][shown]}
         for name in steps.names:
             if name not in NOT_METRICS:
-                self._show_metric(name, x, steps[name][shown])
+                self._show_metric(name, *_there(steps[AGAINST[against]], steps[name]))
+
+    def _show_validation(self, x: np.ndarray, losses: np.ndarray) -> None:
+        """Draw the losses of validations into the figure of the loss, from the first on."""
+        x, losses = _there(x, losses)
+        if not len(x):
+            return
+        self._validated.data = {"x": x, "loss": losses}
+        if not self._validation_shown:  # Bokeh complains of empty ones
+            self._validation_shown = True
+            look: dict[str, Any] = {"color": style.ORANGE, "legend_label": "validation"}
+            self._figure.line("x", "loss", source=self._validated, line_width=1.8, **look)
+            self._figure.scatter("x", "loss", source=self._validated, size=6, **look)
 
     def _show_metric(self, name: str, x: np.ndarray, values: np.ndarray) -> None:
         if self._metric_figure is None:
@@ -86,3 +101,10 @@ class Learning(Panel):
         self._metrics[name].data = {"x": x, "y": values}
         if self._metric_figure not in self.root.children:  # with a line: Bokeh complains of empty ones
             self.root.children = [*self.root.children[:2], self._metric_figure, *self.root.children[2:]]
+
+
+def _there(x: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points of a curve, at most so many as can be told apart; few steps have a validation's."""
+    found = np.flatnonzero(~np.isnan(values))
+    found = found[thinned(len(found), style.MOST_POINTS)]
+    return x[found], values[found]

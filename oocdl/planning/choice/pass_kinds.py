@@ -15,7 +15,16 @@ from oocdl.planning.binding import Binding
 from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import CompiledPass, continue_step, draft_pass
 from oocdl.planning.machine import Machine
-from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, SINGLE_PASS, Course
+from oocdl.planning.passes import (
+    FIRST,
+    MAIN,
+    NEXT,
+    RAGGED,
+    SINGLE_PASS,
+    VALIDATION,
+    VALIDATION_RAGGED,
+    Course,
+)
 from oocdl.planning.recipe import PassKind, Request
 
 
@@ -27,11 +36,13 @@ def compile_passes(
     machine: Machine,
     course: Course,
     frozen: Mapping[str, Any],
+    validation: Binding | None = None,
 ) -> dict[str, CompiledPass]:
     """Compile all kinds of passes of a run, by plan id.
 
-    ``frozen`` holds the cuts of stored plans, of those that ``own_plans`` names. BudgetError if a pass
-    does not fit.
+    ``frozen`` holds the cuts of stored plans, of those that ``own_plans`` names. ``validation`` binds a
+    dataset of its own for validation; None: it is done on samples of the other. BudgetError if a pass does
+    not fit.
     """
 
     def compiled(plan_id: str, request: Request, like: CompiledPass | None = None) -> CompiledPass:
@@ -55,8 +66,13 @@ def compile_passes(
     found = {MAIN: main}
     if course.ragged:
         found[RAGGED] = compiled(RAGGED, replace(request, batch=course.ragged), main)
+    validations = {plan_id: len(info.indices) for plan_id, info in course.validation_passes}
+    forward = replace(request, kind=PassKind.FORWARD, binding=validation or binding)
+    validated = {
+        name: compiled(name, replace(forward, batch=size), main) for name, size in validations.items()
+    }
     if last is PassKind.WHOLE:
-        return found
+        return found | validated
     first = compiled(FIRST, replace(request, kind=PassKind.EARLIER), main)
     after = {plan_id: continue_step(kind, first.sums) for plan_id, kind in found.items()}
     after[FIRST] = first
@@ -64,9 +80,10 @@ def compile_passes(
         after[NEXT] = continue_step(first, first.sums)
     if course.passes_per_epoch % course.passes == 1:
         after[SINGLE_PASS] = found[RAGGED if course.ragged else MAIN]
-    return after
+    return after | validated
 
 
 def own_plans(kinds: Mapping[str, CompiledPass]) -> dict[str, CompiledPass]:
     """Return the kinds that have a plan of their own; the others run the same plans on other chunks."""
-    return {name: kinds[name] for name in (MAIN, RAGGED, FIRST) if name in kinds}
+    names = (MAIN, RAGGED, FIRST, VALIDATION, VALIDATION_RAGGED)
+    return {name: kinds[name] for name in names if name in kinds}

@@ -17,9 +17,18 @@ from zarr.abc.store import Store
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset import hdf5_source, zarr_source
 from oocdl.storage.dataset.data_array import DataArray
-from oocdl.storage.dataset.sampling import batches, permutation
+from oocdl.storage.dataset.sampling import batches, held_out, permutation
 
-__all__ = ["DataArray", "Dataset", "DatasetSpec", "batches", "open_dataset", "permutation"]
+__all__ = [
+    "DataArray",
+    "Dataset",
+    "DatasetSpec",
+    "apart",
+    "batches",
+    "held_out",
+    "open_dataset",
+    "permutation",
+]
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 NIFTI_ENDINGS = (".nii", ".nii.gz", ".mgz", ".hdr", ".img")
@@ -33,6 +42,8 @@ class DatasetSpec:
     group: str
     names: tuple[str, ...]
     allow_missing_chunks: bool
+    validation: DatasetSpec | None = None
+    """The dataset whose arrays are among the others, under names of ``apart``."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +70,23 @@ class Dataset:
             _ = array.known
         return replace(self, arrays=arrays, reopen=replace(self.reopen, names=tuple(arrays)))
 
+    def with_validation(self, other: Dataset) -> Dataset:
+        """Return the dataset with the arrays of another, under names of ``apart``."""
+        arrays = {apart(name): array for name, array in other.arrays.items()}
+        reopen = replace(self.reopen, validation=other.spec())
+        return replace(self, arrays={**self.arrays, **arrays}, reopen=reopen)
+
     def notes(self) -> list[str]:
         """Return a line for each array of which some chunks are not stored, or cannot be told apart."""
         return [note for array in self.arrays.values() for note in array.notes()]
+
+
+def apart(name: str) -> str:
+    """Return the name that an array of the validation dataset has among those of the other.
+
+    No array of a Zarr group or an HDF5 file can have it.
+    """
+    return f"/validation/{name}"
 
 
 def open_dataset(
@@ -85,6 +110,8 @@ def open_dataset(
     if isinstance(source, Dataset):
         return source
     group = ""
+    if isinstance(source, DatasetSpec) and source.validation is not None:
+        return open_dataset(replace(source, validation=None)).with_validation(open_dataset(source.validation))
     if isinstance(source, DatasetSpec):
         allow_missing_chunks, names = source.allow_missing_chunks, source.names
         group, source = source.group, source.source

@@ -1,4 +1,4 @@
-"""The order of samples is a keyed permutation, which depends on (seed, epoch) alone."""
+"""The order of samples is a keyed permutation, which depends on (seed, epoch) alone; so do held-out ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
+
+SPLIT_EPOCH = -1
+"""The epoch whose order says which samples are held out: no run has it."""
 
 
 def permutation(seed: int, epoch: int, n: int) -> Indices:
@@ -34,3 +37,12 @@ def batches(
     order = permutation(seed, epoch, n) if shuffle else np.arange(n, dtype=np.int64)
     for start in range(0, n, batch_size):
         yield order[start : start + batch_size]
+
+
+def held_out(n: int, share: float, seed: int) -> Indices:
+    """Return the held-out ones of ``n`` samples (int64, ascending): a share of them, and at least one.
+
+    >>> held_out(10, 0.2, seed=0).tolist() == held_out(10, 0.2, seed=0).tolist()
+    True
+    """
+    return np.sort(permutation(seed, SPLIT_EPOCH, n)[: max(round(share * n), 1)])

@@ -1,0 +1,265 @@
+"""Validation within a run: its losses are those of PyTorch, and training does not notice it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import oocdl
+from oocdl.callbacks import CSV
+from oocdl.errors import DatasetError, InputError
+from oocdl.events import StepDone, StepRunning
+from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, Course
+from oocdl.runtime.session import Session
+from tests.kit import nets, settings
+from tests.kit.machine import Small, plan
+
+LR = 0.05
+
+
+class Net(nn.Module):
+    """What differs between training and validation: statistics, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Dropout(0.0), nn.Conv3d(4, 2, 1)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nine volumes in ``a.zarr``, three others, which are larger, in ``b.zarr``."""
+    folder = tmp_path_factory.mktemp("data")
+    nets.write_data(folder / "a.zarr", nets.volumes(9, 6))
+    nets.write_data(folder / "b.zarr", nets.volumes(3, 8, seed=7))
+    return folder
+
+
+def fit(net: nn.Module, data: Path, workdir: Path, **options: Any) -> oocdl.Run:
+    given = {**settings.EXACT, "optimizer": "sgd", "lr": LR, "epochs": 2, "batch_size": 2, **options}
+    return oocdl.fit(copy.deepcopy(net), data / "a.zarr", workdir=workdir, **given)
+
+
+def val_losses(run: oocdl.Run) -> dict[int, float]:
+    """Step -> loss of the validation after it."""
+    return {row["step"]: row["val_loss"] for row in run.history if "val_loss" in row}
+
+
+def in_torch(net: nn.Module, train: Sequence[int], validate: Callable[[nn.Module], float]) -> list[float]:
+    """Validation losses after each of two epochs, as a loop of PyTorch's finds them."""
+    module, arrays = copy.deepcopy(net), nets.volumes(9, 6)
+    x, y = torch.as_tensor(arrays["x"]).double()[:, None], torch.as_tensor(arrays["y"]).long()
+    optimizer, found = torch.optim.SGD(module.parameters(), lr=LR), []
+    for _ in range(2):
+        module.train()
+        for first in range(0, len(train), 2):
+            rows = list(train[first : first + 2])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        module.eval()
+        with torch.no_grad():
+            found.append(validate(module))
+    return found
+
+
+def loss_of(arrays: dict[str, Any], rows: Sequence[int]) -> Callable[[nn.Module], float]:
+    x, y = torch.as_tensor(arrays["x"]).double()[:, None], torch.as_tensor(arrays["y"]).long()
+    return lambda module: float(nn.functional.cross_entropy(module(x[list(rows)]), y[list(rows)]))
+
+
+CUT = {"batch": 2, "space": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    "cuts", [{}, {"parallel": CUT}, {"accumulate": 2}], ids=["whole", "cut", "accumulated"]
+)
+def test_held_out_samples_are_validated_on_and_never_trained_on(
+    net: Net, data: Path, tmp_path: Path, cuts: dict[str, Any]
+) -> None:
+    rows = [1, 4, 8]
+    run = fit(net, data, tmp_path / "run", validation=rows, **cuts)
+    if "accumulate" not in cuts:
+        expected = in_torch(net, [0, 2, 3, 5, 6, 7], loss_of(nets.volumes(9, 6), rows))
+        np.testing.assert_allclose(list(val_losses(run).values()), expected, rtol=1e-10)
+    assert list(val_losses(run)) == ([2, 4] if "accumulate" in cuts else [3, 6])
+    alone = nets.write_data(
+        tmp_path / "c.zarr", {k: np.delete(v, rows, 0) for k, v in nets.volumes(9, 6).items()}
+    )
+    other = oocdl.fit(
+        copy.deepcopy(net), alone, workdir=tmp_path / "other", optimizer="sgd", lr=LR, epochs=2, batch_size=2,
+        **settings.EXACT, **cuts,
+    )  # fmt: skip
+    assert [row["loss"] for row in run.history] == [row["loss"] for row in other.history]
+    assert nets.files_of(run) == nets.files_of(other)
+
+
+def test_a_dataset_of_other_sizes_is_validated_on(net: Net, data: Path, tmp_path: Path) -> None:
+    run = fit(net, data, tmp_path / "run", validation=data / "b.zarr")
+    larger = nets.volumes(3, 8, seed=7)
+    expected = in_torch(net, range(9), loss_of(larger, range(3)))
+    np.testing.assert_allclose(list(val_losses(run).values()), expected, rtol=1e-10)
+    assert math.isclose(run.evaluate(data / "b.zarr")["loss"], val_losses(run)[10], rel_tol=1e-12)
+    assert nets.files_of(run) == nets.files_of(fit(net, data, tmp_path / "without"))
+    assert {VALIDATION, VALIDATION_RAGGED} <= oocdl.open(tmp_path / "run").plan.kinds.keys()
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ({}, [3, 6, 9, 10]),
+        ({"validation_freq": 2}, [6, 10]),
+        ({"validation_freq": (1, 3)}, [3, 9, 10]),
+        ({"validation_steps": 4}, [4, 8, 10]),
+    ],
+    ids=str,
+)
+def test_it_comes_as_often_as_asked_and_at_the_end(
+    net: Net, data: Path, tmp_path: Path, how: dict[str, Any], steps: list[int]
+) -> None:
+    run = fit(net, data, tmp_path / "run", validation=1 / 3, steps=10, **how)
+    assert list(val_losses(run)) == steps
+    assert all(
+        (row["val_seconds"] > 0) == (row["step"] in steps) for row in run.history if "val_seconds" in row
+    )
+
+
+def test_a_share_is_chosen_by_the_seed() -> None:
+    def course(share: float, seed: int) -> Course:
+        return Course(20, oocdl.config.make_settings(validation=share, seed=seed))
+
+    found = [course(0.25, seed) for seed in range(5)]
+    assert len({tuple(one.validated) for one in found}) == 5
+    for one in found:
+        assert len(one.validated) == 5 and sorted([*one.validated, *one.trained]) == list(range(20))
+        seen = {row for step in one.steps_from(0) for rows in step.batches for row in rows}
+        assert seen == set(one.trained)
+    assert len(course(0.001, 0).validated) == 1
+
+
+class Stop(Exception):
+    """Ends a run as a killed process would: nothing is committed after it."""
+
+
+@pytest.mark.parametrize("stop", [Stop, KeyboardInterrupt])
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_validation_that_was_broken_off_goes_on_where_it_was(
+    net: Net,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: type[BaseException],
+    step: int,
+) -> None:
+    options: dict[str, Any] = {
+        "validation": [0, 3, 5],
+        "batch_size": 1,
+        "steps": 12,
+        "validation_steps": step,
+    }
+    whole = fit(net, data, tmp_path / "whole", **options)
+    passes: list[str] = []
+    original = Session.run_pass
+
+    def run_pass(self: Session, plan_id: str, info: Any) -> dict[str, float]:
+        if plan_id == VALIDATION and passes.count(VALIDATION) == 2 and stop is not None:
+            raise stop
+        passes.append(plan_id)
+        return original(self, plan_id, info)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "run_pass", run_pass)
+        with pytest.raises(stop):
+            fit(net, data, tmp_path / "run", **options)
+        left = oocdl.open(tmp_path / "run")
+        assert left.steps == (step if stop is KeyboardInterrupt else 0 if step == 3 else 6)
+        assert "val_loss" not in str(left.history)
+        passes.clear()
+        passes.extend([VALIDATION] * -100)
+        patch.setattr(
+            Session, "run_pass", lambda self, name, info: passes.append(name) or original(self, name, info)
+        )
+        run = fit(net, data, tmp_path / "run", **options)
+    assert passes[: passes.index(VALIDATION) + 2].count(VALIDATION) == 1  # of three, two were noted
+    assert [strip(row) for row in run.history] == [strip(row) for row in whole.history]
+    assert nets.files_of(run) == nets.files_of(whole)
+
+
+def strip(row: dict[str, Any]) -> dict[str, Any]:
+    """What of a row does not hang on the clock, or on the process."""
+    return {name: row[name] for name in ("step", "epoch", "loss", "val_loss", "lr") if name in row}
+
+
+@pytest.mark.parametrize(
+    ("validation", "said"),
+    [
+        (1.5, "between 0 and 1, got 1.5"),
+        (True, "a dataset is a path"),
+        ([3, 3], "each once"),
+        ([], "each once"),
+        ([0, 9], "index 9, the dataset has 9 samples"),
+        (list(range(9)), "none is left to train on"),
+        (list(range(8)), r"batch_size must be 1...1 \(samples that are trained on\)"),
+        ("nowhere.zarr", "no such dataset"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_before_anything_runs(
+    net: Net, data: Path, tmp_path: Path, validation: Any, said: str
+) -> None:
+    with pytest.raises((InputError, DatasetError), match=said):
+        fit(net, data, tmp_path / "run", validation=validation)
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_another_validation_is_another_run(net: Net, data: Path, tmp_path: Path) -> None:
+    fit(net, data, tmp_path / "run", validation=[1, 2], steps=2)
+    with pytest.raises(InputError, match="validation was"):
+        fit(net, data, tmp_path / "run", validation=[1, 3], steps=4)
+    assert fit(net, data, tmp_path / "run", validation=[2, 1], steps=4).steps == 4
+
+
+def test_those_who_listen_are_told(net: Net, data: Path, tmp_path: Path) -> None:
+    events: list[Any] = []
+    run = fit(net, data, tmp_path / "run", validation=0.2, callbacks=[events.append, CSV(tmp_path / "h.csv")])
+    rows = [event.row for event in events if isinstance(event, StepDone)]
+    assert [row.get("val_loss") for row in rows] == [row.get("val_loss") for row in run.history]
+    assert {event.plan_id for event in events if isinstance(event, StepRunning)} <= run.plan.kinds.keys()
+    head, *lines = (tmp_path / "h.csv").read_text().splitlines()
+    names = head.split(",")
+    values = [line.split(",")[names.index("val_loss")] for line in lines]
+    assert values == [str(row.get("val_loss", "")) for row in run.history]
+    assert list(run.frame()["val_loss"].dropna()) == list(val_losses(run).values())
+    run.plot(tmp_path / "h.png")
+
+
+def test_the_plan_has_room_for_it(net: Net, data: Path, tmp_path: Path) -> None:
+    """A validation on larger volumes is planned within the budget, and told."""
+    large = nets.write_data(tmp_path / "large.zarr", nets.volumes(2, 40))
+    model = oocdl.from_torch(
+        copy.deepcopy(net), torch.zeros(2, 1, 8, 8, 8).double(), tmp_path / "net.onnx"
+    ).path
+    room = Small(capacity_bytes=3 << 20)
+    found = plan(model, data / "a.zarr", machine=room, validation=large, **settings.EXACT)
+    assert len(found.kinds[VALIDATION].plan.layers[0].units) > 1
+    assert found.validation_seconds > 0 and "validation: 2 samples" in found.text()
+    assert found.most_bytes >= max(one.peak_tier_bytes for one in found.validation.values())
