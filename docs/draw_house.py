@@ -53,6 +53,7 @@ FLOORS = (
     (
         Room("engines", "torch · ort · numpy", COMPUTE, 2.1),
         Room("losses", "Dice, …", PEOPLE),
+        Room("metrics", "IoU, F1, …", PEOPLE),
         Room("optim", "Adam, …", PEOPLE),
     ),
     (

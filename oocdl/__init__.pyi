@@ -1,4 +1,4 @@
-from . import callbacks, cluster, errors, events, losses, ops, optim, space
+from . import callbacks, cluster, errors, events, losses, metrics, ops, optim, space
 from .pytorch.door import from_torch
 from .report.plan_view import Plan
 from .report.scaling import Scaling
@@ -25,6 +25,7 @@ __all__ = [
     "fit",
     "from_torch",
     "losses",
+    "metrics",
     "open",
     "ops",
     "optim",

@@ -30,6 +30,7 @@ PACKAGES = (
     "graph",
     "ops",
     "losses",
+    "metrics",
     "optim",
     "space",
     "config",
@@ -70,7 +71,7 @@ INNER = {
 }
 """The same inside packages that have packages."""
 
-FACE = {"__init__", "errors", "events", "losses", "optim", "space", "testing"}
+FACE = {"__init__", "errors", "events", "losses", "metrics", "optim", "space", "testing"}
 """Modules that may stand at the top: the public face, and what everybody needs."""
 
 ONLY = {
@@ -118,7 +119,7 @@ GATES = {
 LATE = {
     "cluster.systems",
     "dashboard.dask_plugin",
-    "dashboard.metrics",
+    "dashboard.prometheus",
     "dashboard.page_process",
     "pytorch.door",
     "training.trainer",
@@ -131,25 +132,25 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 64289,
+    "lines of oocdl": 64848,
     "lines of callbacks": 398,
-    "lines of cli": 1961,
+    "lines of cli": 1964,
     "lines of cluster": 1398,
-    "lines of config": 682,
+    "lines of config": 708,
     "lines of dashboard": 3777,
-    "lines of engines": 6912,
+    "lines of engines": 6921,
     "lines of fusion": 1956,
     "lines of graph": 11290,
     "lines of host": 724,
-    "lines of ops": 4882,
-    "lines of planning": 8351,
+    "lines of ops": 5224,
+    "lines of planning": 8369,
     "lines of pytorch": 3188,
-    "lines of report": 2734,
-    "lines of runtime": 4945,
+    "lines of report": 2751,
+    "lines of runtime": 4953,
     "lines of storage": 6265,
-    "lines of training": 2816,
+    "lines of training": 2933,
     "lines of tuning": 1487,
-    "lines of tests": 42668,
+    "lines of tests": 42895,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

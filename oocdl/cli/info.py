@@ -28,7 +28,7 @@ from oocdl.graph.onnx.trained import Part, Trained
 from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, rates_for
-from oocdl.report.history_view import loss_names, told_of
+from oocdl.report.history_view import curve_names, told_of
 from oocdl.report.tables import Column, Sheet, array_data, array_table, blocks, key_values
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import DEFAULTS, counted, shape_text, size_text, speed_text, value_text
@@ -222,7 +222,7 @@ def _run(run: Run, every: bool) -> Info:
     """Tell how far a run is, by what settings, its losses at a glance, and its weights."""
     history, weights, kept = run.history, array_data(run.weights), array_data(run.kept)
     last = history[-1] if history else {}
-    losses = {name: [row[name] for row in history if name in row] for name in loss_names(history)}
+    losses = {name: [row[name] for row in history if name in row] for name in curve_names(history)}
     settings, seconds = run.settings, sum(row["seconds"] for row in history)
     total, committed = run.total_steps, run.committed_at
     data = {

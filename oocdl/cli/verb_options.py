@@ -28,7 +28,7 @@ from oocdl.cli.texts import (
     sizes,
 )
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import LossLike, Names, Option, Pieces, Validation
+from oocdl.config.options import LossLike, Metrics, Names, Option, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.ops.loss_functions import DiceCE
@@ -249,6 +249,9 @@ FORMS: Mapping[Any, Form] = {
     LossLike: Form(str, lambda name, text: parse_loss(text), "NAME or OUTPUT=NAME:WEIGHT,.."),
     Pieces: Form(str, lambda name, text: parse_parallel(text), "batch=2,space=3x2x1,channels=2"),
     Validation: Form(str, lambda name, text: parse_validation(text), "DATA or SHARE"),
+    Metrics: Form(
+        list[str], lambda name, items: tuple(",".join(items or ()).split(",")) if items else (), "NAME"
+    ),
     int | Sequence[int]: Form(
         str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
     ),

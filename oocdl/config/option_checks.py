@@ -17,6 +17,7 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import LOSSES, Loss
+from oocdl.ops.metric_functions import METRICS, Metric
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Optimizer
 from oocdl.ops.own_loss import file_loss
 
@@ -135,6 +136,23 @@ def validation(name: str, value: Any) -> Any:
             raise InputError(f"{name} takes indices of samples, each once, got {shown(value)}")
         return rows
     return str(value) if isinstance(value, Path) else value
+
+
+def metrics(name: str, value: Any) -> tuple[Metric, ...]:
+    """Check one metric or several, each by name or as an object."""
+    items = (value,) if isinstance(value, str | Metric) else value
+    if not isinstance(items, Iterable):
+        raise InputError(f"{name} takes metrics by name, got {shown(value)}")
+    found: dict[str, Metric] = {}
+    for item in items:
+        metric = METRICS.get(item) if isinstance(item, str) else item
+        if not isinstance(metric, Metric):
+            known = f"{nearest(item, METRICS)}; choose of: {', '.join(METRICS)}"
+            raise InputError(f"there is no metric {shown(repr(item))}{known}")
+        if metric.name in found:
+            raise InputError(f"{name} has '{metric.name}' twice")
+        found[metric.name] = metric
+    return tuple(found.values())
 
 
 def flag(name: str, value: Any) -> bool:

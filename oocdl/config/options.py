@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get
 from oocdl.config import option_checks as checks
 from oocdl.config.option_checks import Check
 from oocdl.ops.loss_functions import Loss
+from oocdl.ops.metric_functions import Metric
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 
@@ -33,6 +34,8 @@ Pieces = Literal["auto"] | Mapping[str, int | Sequence[int]]
 """Numbers of pieces by kind of axis."""
 Validation = str | Path | float | Sequence[int] | Any
 """A dataset, a share of the samples, or indices of some."""
+Metrics = str | Metric | Sequence[str | Metric]
+"""Metrics, by name or as objects."""
 
 CHECKS: Mapping[Any, Check] = {
     bool: checks.flag,
@@ -215,6 +218,9 @@ class ValidationOptions(TypedDict, total=False):
     always one after the last step."""
     validation_steps: Annotated[int | None, Option(None, "neither")]
     """Number of steps between validations, instead of epochs."""
+    metrics: Annotated[Metrics, Option((), "plan", check=checks.metrics)]
+    """Metrics of each validation, by name: "dice", "iou", "accuracy", "sensitivity", "specificity",
+    "precision", "f1", "mae", "rmse", "r2", "psnr"; or objects of ``oocdl.metrics``."""
 
 
 class SimulateOptions(CommonOptions, LengthOptions, SettingOptions, total=False):

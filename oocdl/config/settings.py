@@ -16,6 +16,7 @@ from oocdl.config.options import OPTIONS, Option
 from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes
 from oocdl.ops.loss_functions import Loss
+from oocdl.ops.metric_functions import Metric
 from oocdl.ops.optimizers import Optimizer
 
 SPILL_VARIABLE = "OOCDL_SPILL"
@@ -60,6 +61,7 @@ class Settings:
     validation: Any
     validation_freq: int | tuple[int, ...]
     validation_steps: int | None
+    metrics: tuple[Metric, ...]
 
     @property
     def dtype(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from distributed import Scheduler, SchedulerPlugin
 
-from oocdl.dashboard import metrics
+from oocdl.dashboard import prometheus
 from oocdl.dashboard.mirror import Piece, write
 from oocdl.dashboard.view import View
 from oocdl.runtime import dask_private
@@ -69,7 +69,7 @@ class Pages(SchedulerPlugin):
             add = self._page_module().add
             self.page = add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest)
             self.reader = asyncio.create_task(self._read())
-            self.forget_metrics = metrics.register(self._views)
+            self.forget_metrics = prometheus.register(self._views)
 
     def _views(self) -> list[View]:
         """Return the views of all runs that have something to show."""

@@ -70,6 +70,15 @@ ENGINES: Mapping[str, Entry] = {
 """Engine name -> entry, in order of preference."""
 
 
+def widest_float(engine: str) -> str:
+    """The widest dtype that an engine sums in.
+
+    >>> widest_float("torch:cuda"), widest_float("onnxruntime")
+    ('float64', 'float32')
+    """
+    return max(ENGINES[engine.partition(":")[0]].precisions & {"float32", "float64"})
+
+
 def channels_last_ranks(engine: str, precision: str) -> tuple[int, ...]:
     """The ranks of values that an engine wants with their channels last; none for an engine on a device.
 

@@ -269,7 +269,7 @@ def class_axis(logits: Shape, target: Shape) -> int | None:
     return None
 
 
-def _labels(build: Builder, logits: str, target: str) -> tuple[str, int]:
+def labels_on_axis(build: Builder, logits: str, target: str) -> tuple[str, int]:
     """Return the labels as int64 with extent one on the class axis, and that axis."""
     shape = build.shape(logits)
     axis = class_axis(shape, build.shape(target))
@@ -288,14 +288,14 @@ def _labels(build: Builder, logits: str, target: str) -> tuple[str, int]:
     return target, axis
 
 
-def _is_label(build: Builder, labels: str, logits: str, axis: int) -> str:
+def is_label(build: Builder, labels: str, logits: str, axis: int) -> str:
     """Add a value of the logits' shape that tells where the class is the label."""
-    classes = _along(np.arange(build.shape(logits)[axis]), axis, len(build.shape(logits)))
+    classes = along(np.arange(build.shape(logits)[axis]), axis, len(build.shape(logits)))
     index = build.constant(classes, "int64", stem="classes")
     return build("Equal", labels, index)
 
 
-def _along(vector: Array, axis: int, rank: int) -> Array:
+def along(vector: Array, axis: int, rank: int) -> Array:
     """Reshape a vector to ``rank`` axes, so that it lies along one of them."""
     return vector.reshape(tuple(-1 if place == axis else 1 for place in range(rank)))
 
@@ -304,10 +304,10 @@ def _cross_entropy(
     build: Builder, spec: CrossEntropy, logits: str, target: str, least: float | None = None
 ) -> str:
     """Add cross entropy; its denominator is at least ``least``, if that is given."""
-    labels, axis = _labels(build, logits, target)
+    labels, axis = labels_on_axis(build, logits, target)
     classes, dtype = build.shape(logits)[axis], build.dtype(logits)
     zero, nan = build.constant(0.0, dtype), build.constant(float("nan"), dtype)
-    here = _is_label(build, labels, logits, axis)
+    here = is_label(build, labels, logits, axis)
     # Where, not Mul: a class that is masked by a logit of -inf would give 0 * inf.
     chosen = build("ReduceSum", build("Where", here, logits, zero), axes=(axis,))
     surprise = build("Sub", build("LogSumExp", logits, axes=(axis,)), chosen)
@@ -338,8 +338,8 @@ def _dice(build: Builder, spec: Dice, logits: str, target: str) -> str:
         if spec.ignore_index is not None:
             counts = aligned(build, logits, _counts(build, target, spec.ignore_index, logits))
     else:
-        labels, axis = _labels(build, logits, target)
-        here = _is_label(build, labels, logits, axis)
+        labels, axis = labels_on_axis(build, logits, target)
+        here = is_label(build, labels, logits, axis)
         truth = build("Cast", here, to=build.dtype(logits))
         chance = build("Softmax", logits, axis=axis)
         if spec.ignore_index is not None:
@@ -396,5 +396,5 @@ def _class_weights(build: Builder, weights: tuple[float, ...], axis: int, logits
     vector = np.asarray(weights, np.float64)
     if not (np.isfinite(vector).all() and (vector >= 0).all() and vector.any()):
         raise InputError(f"class weights must be finite, at least 0, and not all 0, got {list(weights)}")
-    along = _along(vector, axis, len(shape))
-    return build.constant(along, build.dtype(logits), stem="class_weights")
+    placed = along(vector, axis, len(shape))
+    return build.constant(placed, build.dtype(logits), stem="class_weights")

@@ -18,7 +18,7 @@ from enum import Enum, auto
 
 from oocdl.config import Settings
 from oocdl.engines.engine import resolve
-from oocdl.engines.engine_registry import channels_last_ranks
+from oocdl.engines.engine_registry import channels_last_ranks, widest_float
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder, Rules
@@ -39,6 +39,7 @@ from oocdl.ops.loss_functions import (
     reads_labels,
     takes_as_it_is,
 )
+from oocdl.ops.metric_functions import HeadSums, add_metric_sums
 from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
 from oocdl.ops.sequences.written_out import with_attention
 from oocdl.planning.binding import Binding
@@ -93,6 +94,8 @@ class Interface:
     loss: str | None = None
     output_losses: Mapping[str, str] = field(default_factory=dict)
     """Output -> value of its (unweighted) loss."""
+    metric_sums: Mapping[str, HeadSums] = field(default_factory=dict)
+    """Output -> the sums that its metrics are made of."""
     kept_values: Mapping[str, str] = field(default_factory=dict)
     """Name that ``keep`` gives -> value."""
     bfloat16_values: frozenset[str] = frozenset()
@@ -117,7 +120,10 @@ class Network(Interface):
     def results(self) -> tuple[str, ...]:
         """The values that the pass has to compute, updates aside."""
         loss = () if self.loss is None else (self.loss,)
-        return (*loss, *self.output_losses.values(), *self.outputs.values(), *self.kept_values.values())
+        sums = (value for head in self.metric_sums.values() for value in head.values.values())
+        return (
+            *loss, *self.output_losses.values(), *self.outputs.values(), *self.kept_values.values(), *sums,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,13 @@ def _add_loss(network: Network, request: Request) -> Network:
             feeds[further[what]] = array
         heads[target.output] = Head(target.spec, logits, name, target.weight, further)
     loss, output_losses = add_losses(build, heads)
+    metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
+    widest = widest_float(resolve(request.settings.engine))
+    sums = (
+        {name: add_metric_sums(build, metrics, head, widest) for name, head in heads.items()}
+        if metrics
+        else {}
+    )
     found = {
         value: labels
         for head in heads.values()
@@ -219,6 +232,7 @@ def _add_loss(network: Network, request: Request) -> Network:
         outputs={},
         loss=loss,
         output_losses=output_losses,
+        metric_sums=sums,
     )
 
 
@@ -310,6 +324,10 @@ def _canonicalize(network: Network, request: Request) -> Network:
         outputs={output: name[value] for output, value in network.outputs.items()},
         loss=None if network.loss is None else name[network.loss],
         output_losses={output: name[value] for output, value in network.output_losses.items()},
+        metric_sums={
+            output: HeadSums({title: name[value] for title, value in head.values.items()}, head.known)
+            for output, head in network.metric_sums.items()
+        },
         kept_values={title: name[value] for title, value in network.kept_values.items()},
     )
 

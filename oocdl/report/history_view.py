@@ -31,7 +31,7 @@ def told_of(rows: Rows) -> list[tuple[str, str]]:
     """Tell losses at a glance, epoch, learning rate, time and memory by their names; nothing of no rows."""
     if not rows:
         return []
-    curves = {name: [row[name] for row in rows if name in row] for name in loss_names(rows)}
+    curves = {name: [row[name] for row in rows if name in row] for name in curve_names(rows)}
     return [
         *((name, f"{sparkline(of, SPARKS)}  {of[0]:.4g} → {of[-1]:.4g}") for name, of in curves.items()),
         ("epoch", f"{rows[-1]['epoch'] + 1}"),
@@ -46,6 +46,22 @@ def loss_names(rows: Rows) -> list[str]:
     names = dict.fromkeys(name for row in rows for name in row)
     losses = [name for name in names if name.removeprefix(VALIDATION_PREFIX).split("/")[0] == "loss"]
     return sorted(losses, key=lambda name: name.startswith(VALIDATION_PREFIX))
+
+
+def curve_names(rows: Rows) -> list[str]:
+    """Return the names of all losses in rows, and of the results of validations."""
+    return list(dict.fromkeys([*loss_names(rows), *metric_names(rows)]))
+
+
+def metric_names(rows: Rows) -> list[str]:
+    """Return the names of the results of validations, but for single classes and seconds."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(VALIDATION_PREFIX))
+    last = (name.rpartition("/")[2] for name in names)
+    return [
+        name
+        for name, end in zip(names, last, strict=True)
+        if not end.isdigit() and name != f"{VALIDATION_PREFIX}seconds"
+    ]
 
 
 def frame(rows: Rows) -> Any:

@@ -38,6 +38,7 @@ from oocdl.events import (
 )
 from oocdl.planning.calls import PickCall
 from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED
+from oocdl.report.history_view import metric_names
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import clock_time, counted, duration
 
@@ -72,7 +73,7 @@ class Progress:
         """Tasks of each kind of pass, where its plan is known."""
         self.bar: Bar | None = None
         self.validated: list[tuple[int, str]] = []
-        """The loss of the last validation, as a part of the line."""
+        """The results of the last validation, as parts of the line."""
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:  # at once: reading and planning may take a while
@@ -146,8 +147,8 @@ class Progress:
 
     def _step(self, event: StepDone) -> None:
         row, self.last_row = event.row, event
-        if "val_loss" in row:
-            self.validated = [(1, f"val_loss {row['val_loss']:.4f}")]
+        if names := metric_names([row]):
+            self.validated = [(1 + bool(at), f"{name} {row[name]:.4f}") for at, name in enumerate(names)]
         self.done = row["step"]
         moved_bytes = row.get("read_bytes", 0) + row.get("written_bytes", 0)
         self.recent.append((row["seconds"], moved_bytes))

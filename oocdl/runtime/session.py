@@ -322,11 +322,19 @@ def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dic
     return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
 
 
+def watched_values(compiled: CompiledPass, watched: Collection[str]) -> list[str]:
+    """Return those of these values, by their stored names, that the pass has as results."""
+    factored = compiled.plan.factored
+    return sorted({factored.stored(name) for name in factored.graph.outputs} & set(watched))
+
+
 def watched_results(
     compiled: Mapping[str, CompiledPass], watched: Collection[str]
 ) -> dict[str, frozenset[TaskKey]]:
     """Return, by plan id, the keys of all pieces of these values, by their stored names."""
     return {
-        name: frozenset(key for value in watched for _, key in one.graph.pieces.get(value, ()))
+        name: frozenset(
+            key for value in watched_values(one, watched) for _, key in one.graph.pieces.get(value, ())
+        )
         for name, one in compiled.items()
     }

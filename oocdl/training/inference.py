@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.config import Settings, make_settings
-from oocdl.config.options import Size
+from oocdl.config.options import Metrics, Size
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.heap import use_one_heap
@@ -29,6 +29,7 @@ from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
 from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
+from oocdl.training.metric_values import Gathered, PassSums, metric_values
 from oocdl.training.predictions import Predictions, warn_of_predictions
 from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
@@ -59,12 +60,14 @@ class Inference:
         spill: str | Path | None,
         with_targets: bool = False,
         targets: Mapping[str, str] | None = None,
+        metrics: Metrics = (),
     ) -> None:
         stored = trained.settings
-        given = {"inputs": inputs, "targets": targets, "memory": memory, "spill": spill}
+        given = {"inputs": inputs, "targets": targets, "memory": memory, "spill": spill, "metrics": metrics}
         checked = make_settings(batch_size=batch_size, **given)
         # Where the run's owner spilled is nothing to the caller.
         changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None, "spill": checked.spill}
+        changes["metrics"] = checked.metrics
         changes |= {} if inputs is None else {"inputs": checked.inputs}
         changes |= {} if targets is None else {"targets": checked.targets}
         changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
@@ -131,12 +134,15 @@ class Inference:
         return folder
 
     def run(self, deliver: Any = None, made: Predictions | None = None) -> dict[str, float]:
-        """Run all batches in dataset order; returns the losses, averaged over samples.
+        """Run all batches in dataset order; returns the losses, averaged over samples, and the metrics.
 
         Batches whose samples are all in ``made`` are left out.
         """
         passes = () if deliver is None else self.compiled.values()
         watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
+        gathered, sums = Gathered(self.compiled), list[PassSums]()
+        if gathered.watched:
+            deliver, watched = gathered.deliver, gathered.watched
         totals: dict[str, float] = {}
         done = set() if made is None else made.done
         signals, spill = Signals(), self._spill()
@@ -152,6 +158,8 @@ class Inference:
                     found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
                 if made is not None:
                     made.note(rows)
+                sums.append(gathered.take(plan_id, len(rows)))
                 for title, loss in self.compiled[plan_id].named_losses(found).items():
                     totals[title] = totals.get(title, 0.0) + loss * len(rows)
-        return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}
+        losses = {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}
+        return losses | metric_values(self.settings.metrics, sums)

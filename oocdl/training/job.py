@@ -100,6 +100,10 @@ def job_of(
         found = bind(opened, further, replace(settings, batch_size=1))
         data, validation = data.with_validation(further.only(found.used)), found.apart()
     course = _course(binding, settings, validation)
+    if settings.metrics and not course.validated:
+        raise InputError(
+            "metrics are those of a validation; pass validation=, a dataset or a share of this one"
+        )
     if settings.batch_size > len(course.trained):
         raise InputError(
             f"batch_size must be 1...{len(course.trained)} (samples that are trained on), "

@@ -48,8 +48,9 @@ from oocdl.runtime.trace import StepTrace
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job
+from oocdl.training.metric_values import Gathered
 from oocdl.training.signals import Signals, reason_of
-from oocdl.training.validation import FILE, Validation, means
+from oocdl.training.validation import FILE, Found, Validation, results
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -79,6 +80,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.compiled = self.plan.kinds
         self.course = self.job.course
+        self.gathered = Gathered(self.compiled)
         self.writing = threading.Lock()
         self.signals = Signals()
         self.stepped = False
@@ -160,6 +162,7 @@ class Trainer:
         watched = frozenset(
             c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept_values.values()
         )
+        watched |= self.gathered.watched
         given: dict[str, Any] = {
             "compiled": self.compiled,
             "dataset": self.job.dataset,
@@ -242,13 +245,16 @@ class Trainer:
         numerics = {plan_id: self.compiled[plan_id].plan.numerics() for plan_id, _ in passes}
         state = {"step": self.due["step"], "loss": self.due["loss"], "numerics": numerics}
         notes = Validation(self.store.path / FILE, state)
-        losses = notes.noted()[: len(passes)]
-        for number, (plan_id, info) in enumerate(passes[len(losses) :], len(losses) + 1):
+        found = notes.noted()[: len(passes)]
+        for number, (plan_id, info) in enumerate(passes[len(found) :], len(found) + 1):
             session.tick = partial(self._look, session, self.due["step"], number, len(passes), plan_id)
             with self.signals.allowed():
-                losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
-            notes.note(losses[-1])
-        self.due |= means(losses, passes) | {f"{VALIDATION_PREFIX}seconds": time.monotonic() - begun}
+                losses = self.compiled[plan_id].named_losses(session.run_pass(plan_id, info))
+            found.append(Found(losses, self.gathered.take(plan_id, len(info.indices))))
+            notes.note(found[-1])
+        self.due |= results(found, passes, self.job.settings.metrics) | {
+            f"{VALIDATION_PREFIX}seconds": time.monotonic() - begun
+        }
         self._end_step(session)
 
     def _end_step(self, session: Held) -> None:
@@ -320,6 +326,7 @@ class Trainer:
                 self.kept[title] = self.store.keep(title, value.shape, value.dtype, chunks, step + 1)
 
     def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
+        self.gathered.deliver(plan_id, value, region, array, info)
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
         for title, name in compiled.kept_values.items():

@@ -18,6 +18,7 @@ from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import Loss
+from oocdl.ops.metric_functions import METRICS
 from oocdl.ops.optimizers import SGD, Adam, AdamW, Own
 from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Rate, Step, Then, WarmUp, rate
 from oocdl.planning.binding import Binding
@@ -229,7 +230,8 @@ def numerics_of(kinds: Mapping[str, CompiledPass]) -> dict[str, str]:
 KINDS: Mapping[str, Callable[..., Any]] = {
     kind.__name__: kind
     for kind in (
-        *get_args(Loss), SGD, Adam, AdamW, Constant, Step, Cosine, Polynomial, OneCycle, WarmUp, Then,
+        *get_args(Loss), *map(type, METRICS.values()),
+        SGD, Adam, AdamW, Constant, Step, Cosine, Polynomial, OneCycle, WarmUp, Then,
     )
 }  # fmt: skip
 """Type name -> type that plain data may be restored as."""

@@ -12,7 +12,7 @@ from typing import Any
 import zarr
 
 from oocdl.config import Settings
-from oocdl.config.options import Size
+from oocdl.config.options import Metrics, Size
 from oocdl.dashboard import page_process
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
@@ -293,9 +293,10 @@ class Run:
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
         targets: Mapping[str, str] | None = None,
+        metrics: Metrics = (),
         spill: str | Path | None = None,
     ) -> dict[str, float]:
-        """Return the mean loss of the trained model over a dataset; with several heads, their losses too.
+        """Return the mean loss of the trained model over a dataset, those of several heads, and metrics.
 
         The model runs as it predicts: with running statistics, without dropout.
 
@@ -311,6 +312,8 @@ class Run:
             Model input -> dataset array; default: as in the run.
         targets
             Model output -> dataset array that it is compared with; default: as in the run.
+        metrics
+            Metrics to compute too, by name or as objects of ``oocdl.metrics``, as in ``fit``.
         spill
             Folder for what does not fit, as in ``predict``.
 
@@ -318,7 +321,7 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        asked = Inference(self._trained(), dataset, memory, batch_size, inputs, spill, True, targets)
+        asked = Inference(self._trained(), dataset, memory, batch_size, inputs, spill, True, targets, metrics)
         return asked.run()
 
     def _committed(self) -> tuple[Manifest, dict[str, TensorSpec]]:

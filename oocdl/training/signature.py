@@ -55,7 +55,6 @@ OTHERWISE: Mapping[str, str] = {
     "clip_norm": "it is a field of the optimizer: optimizer=oocdl.optim.Adam(lr=1e-3, clip_norm=1.0)",
     "class_weight": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(class_weights=(1.0, 2.0))",
     "ignore_index": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(ignore_index=255)",
-    "metrics": "what is minimized is loss=; other metrics are made of what Run.predict writes",
     "augment": "samples are trained on as they are: write augmented copies of them to the dataset",
     "early_stopping": "a callback that raises KeyboardInterrupt at a StepDone ends the run, committed",
     "ema": "weights are not averaged: Run.weights has those of the last commit",

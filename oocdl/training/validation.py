@@ -1,4 +1,4 @@
-"""A validation within a run: forward passes over samples that no step has, whose mean losses it returns.
+"""A validation within a run: forward passes over samples that no step has, with losses and metrics.
 
 What each pass has found is noted in the run, so that a validation that was killed goes on where it was: the
 steps that lead there again give the same bits.
@@ -6,17 +6,27 @@ steps that lead there again give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oocdl.ops.metric_functions import Metric
 from oocdl.planning.passes import PassInfo
 from oocdl.report.history_view import VALIDATION_PREFIX
 from oocdl.storage.files import read_bytes, regular, reporting, write_bytes
 from oocdl.storage.run.history import line_of, row_of
+from oocdl.training.metric_values import PassSums, metric_values
 
 FILE = "history/validation.jsonl"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a pass of a validation has found."""
+
+    losses: Mapping[str, float]
+    sums: PassSums
 
 
 @dataclass(frozen=True)
@@ -27,28 +37,30 @@ class Validation:
     state: Mapping[str, Any]
     """What the results depend on, as plain data."""
 
-    def noted(self) -> list[dict[str, float]]:
-        """Return the losses of the passes that are done, and forget notes on any other state."""
+    def noted(self) -> list[Found]:
+        """Return what the passes that are done have found, and forget notes on any other state."""
         with reporting(self.path):
             lines = read_bytes(self.path).splitlines() if self.path.exists() else []
             rows = [row for line in lines if (row := row_of(line)) is not None]
             rows = [row for row in rows if row["state"] == self.state]
             write_bytes(self.path, b"".join(map(line_of, rows)))
-        return [row["losses"] for row in rows]
+        return [Found(row["losses"], row["sums"]) for row in rows]
 
-    def note(self, losses: Mapping[str, float]) -> None:
-        """Note the losses of the next pass."""
+    def note(self, found: Found) -> None:
+        """Note what the next pass has found."""
         with reporting(self.path), open(self.path, "ab", opener=regular) as stream:
-            stream.write(line_of({"state": self.state, "losses": losses}))
+            stream.write(line_of({"state": self.state, **vars(found)}))
 
 
-def means(losses: Sequence[Mapping[str, float]], passes: Sequence[tuple[str, PassInfo]]) -> dict[str, float]:
-    """Return the losses of a validation, each the mean over samples, by their names in the history."""
+def results(
+    found: Sequence[Found], passes: Sequence[tuple[str, PassInfo]], metrics: Iterable[Metric]
+) -> dict[str, float]:
+    """Return mean losses over samples, and metrics, by their names in the history."""
     sizes = [len(info.indices) for _, info in passes]
-    return {
-        f"{VALIDATION_PREFIX}{name}": sum(
-            found[name] * size for found, size in zip(losses, sizes, strict=True)
-        )
-        / sum(sizes)
+    losses = [one.losses for one in found]
+    values = {
+        name: sum(one[name] * size for one, size in zip(losses, sizes, strict=True)) / sum(sizes)
         for name in losses[0]
     }
+    values |= metric_values(metrics, [one.sums for one in found])
+    return {f"{VALIDATION_PREFIX}{name}": value for name, value in values.items()}

@@ -27,7 +27,7 @@ from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import OPTIONS, make_settings
-from oocdl.config.options import LossLike, Names, Pieces, Size, Validation
+from oocdl.config.options import LossLike, Metrics, Names, Pieces, Size, Validation
 from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops.optimizers import Optimizer
@@ -376,6 +376,7 @@ TEXTS: dict[Any, tuple[object, object]] = {
     Literal["bfloat16"] | None: ("bfloat16", "bfloat16"),
     Names: ("a*", ("a*",)),
     Validation: (0.25, 0.25),
+    Metrics: ("dice,iou", ("dice", "iou")),
     int | Sequence[int]: ("2,5", (2, 5)),
     Pieces: ("batch=2", {"batch": 2}),
     Mapping[str, str] | None: ("a=b", {"a": "b"}),

@@ -106,13 +106,13 @@ def test_a_validation_finds_the_same(
 ) -> None:
     """On a dataset of its own, whose arrays each worker opens."""
     other = nets.write_data(tmp_path / "other.zarr", nets.volumes(2, 16, seed=8))
-    options: dict[str, Any] = {"validation": other, "validation_steps": 2, **CUTS, **QUICK}
+    options: dict[str, Any] = {"validation": other, "validation_steps": 2, "metrics": "dice", **CUTS, **QUICK}
     here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
     there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
-    found = [row.get("val_loss") for row in there.history]
-    assert (
-        found == [row.get("val_loss") for row in here.history] and found[0] is None and found[1] != found[2]
-    )
+    for name in ("val_loss", "val_dice", "val_dice/1"):
+        found = [row.get(name) for row in there.history]
+        assert found == [row.get(name) for row in here.history]
+        assert found[0] is None and found[1] != found[2]
     assert nets.files_of(there) == nets.files_of(here) == nets.files_of(local)
 
 

@@ -67,7 +67,7 @@ def test_what_several_functions_take_is_the_same() -> None:
         shared = {name for name in records.keys() & ALL_OPTIONS.keys()}
         assert {n for n in shared if records[n].default != ALL_OPTIONS[n].default} == own & {"epochs"}
         assert {n for n in shared if records[n].type != ALL_OPTIONS[n].type} == own
-    often = {"validation_freq", "validation_steps"}
+    often = {"validation_freq", "validation_steps", "metrics"}
     assert OPTIONS.keys() - names(oocdl.search) == often
     assert OPTIONS.keys() - names(oocdl.simulate) == {"threads", "accumulate", "validation", *often}
 

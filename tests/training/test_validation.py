@@ -175,6 +175,7 @@ def test_a_validation_that_was_broken_off_goes_on_where_it_was(
         "batch_size": 1,
         "steps": 12,
         "validation_steps": step,
+        "metrics": "dice",
     }
     whole = fit(net, data, tmp_path / "whole", **options)
     passes: list[str] = []
@@ -206,7 +207,9 @@ def test_a_validation_that_was_broken_off_goes_on_where_it_was(
 
 def strip(row: dict[str, Any]) -> dict[str, Any]:
     """What of a row does not hang on the clock, or on the process."""
-    return {name: row[name] for name in ("step", "epoch", "loss", "val_loss", "lr") if name in row}
+    return {
+        name: row[name] for name in ("step", "epoch", "loss", "val_loss", "val_dice", "lr") if name in row
+    }
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from oocdl.runtime.cluster.shares import Shares
 from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client
 from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import MEMORY, Measured, Moved, merged
-from oocdl.runtime.session import Deliver, Held, scalar_keys, watched_results
+from oocdl.runtime.session import Deliver, Held, scalar_keys, watched_results, watched_values
 from oocdl.runtime.trace import Recording
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.identity import identity
@@ -312,7 +312,7 @@ class ClusterSession(Held):
             self.tasks_since_forgetting = 0
             self.watch.ask(dask_records.forget_keys)
             on_scheduler(self.client, dask_records.forget_keys_of_scheduler)
-        for value in sorted(self.watched):
+        for value in watched_values(self.compiled[plan_id], self.watched):
             self._collect(plan_id, value, info)
         return {value: number for one in found for value, number in one.scalars.items()}
 

@@ -1,0 +1,222 @@
+"""Metrics of a validation: those of MONAI and torchmetrics on the same predictions, cut in any way."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import oocdl
+from oocdl.errors import InputError
+from oocdl.metrics import PSNR, Accuracy, DiceMetric, IoU
+from oocdl.ops.metric_functions import METRICS
+from tests.kit import nets, settings
+
+OF_CLASSES = ("dice", "iou", "accuracy", "sensitivity", "specificity", "precision", "f1")
+OF_ERRORS = ("mae", "rmse", "r2", "psnr")
+SAMPLES, CLASSES = 5, 3
+CUTS: dict[str, Any] = {"whole": {}, "cut": {"parallel": {"batch": 2, "space": (3, 2), "channels": 2}}}
+Arrays = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Arrays]:
+    """Two channels; labels of three classes, of which a sample lacks one, and some places are ignored."""
+    random = np.random.default_rng(3)
+    labels = random.integers(0, CLASSES, (SAMPLES, 6, 5, 4)).astype(np.int16)
+    labels[1][labels[1] == 2] = 0
+    labels[2, :2] = -100
+    arrays = {"x": random.normal(size=(SAMPLES, 2, 6, 5, 4)).astype(np.float32), "y": labels}
+    return nets.write_data(tmp_path_factory.mktemp("data") / "data.zarr", arrays), arrays
+
+
+def validated(tmp_path: Path, module: Any, data: Path, **options: Any) -> tuple[dict[str, float], oocdl.Run]:
+    """The results of a validation on the whole dataset, after one step of a rate of zero."""
+    given: dict[str, Any] = {
+        **settings.EXACT,
+        "optimizer": "sgd",
+        "lr": 0.0,
+        "steps": 1,
+        "batch_size": 2,
+        **options,
+    }
+    run = oocdl.fit(module, data, workdir=tmp_path / "run", validation=data, **given)
+    row = run.history[-1]
+    return {name[4:]: value for name, value in row.items() if name.startswith("val_")}, run
+
+
+def counts(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+    """For each sample and class: both, predicted, labelled, and all that count."""
+    there = labels != -100
+    predicted = logits.argmax(1)
+    rows = []
+    for p, y, t in zip(predicted, labels, there, strict=True):
+        rows.append(
+            [
+                [((p == c) & (y == c) & t).sum(), ((p == c) & t).sum(), (y == c).sum(), t.sum()]
+                for c in range(CLASSES)
+            ]
+        )
+    return tuple(np.moveaxis(np.array(rows, float), 2, 0))
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_counts_of_classes(volumes: tuple[Path, Arrays], tmp_path: Path, cuts: dict[str, Any]) -> None:
+    data, arrays = volumes
+    torch.manual_seed(1)
+    module = torch.nn.Conv3d(2, CLASSES, 1).double()
+    found, run = validated(tmp_path, module, data, metrics=OF_CLASSES, **cuts)
+    with torch.no_grad():
+        logits = module(torch.as_tensor(arrays["x"]).double()).numpy()
+    both, predicted, labelled, counted = counts(logits, arrays["y"])
+    scores = np.where(labelled > 0, 2 * both / (predicted + labelled), np.nan)
+    assert np.isnan(scores).any()
+    assert math.isclose(found["dice"], float(np.nanmean(np.nanmean(scores, 1))), rel_tol=1e-12)
+    assert math.isclose(found["dice/2"], float(np.nanmean(scores[:, 2])), rel_tol=1e-12)
+    overlap = np.where(labelled > 0, both / (predicted + labelled - both), np.nan)
+    assert math.isclose(found["iou"], float(np.nanmean(np.nanmean(overlap, 1))), rel_tol=1e-12)
+    assert math.isclose(found["accuracy"], both.sum() / labelled.sum(), rel_tol=1e-12)
+    b, p, y, n = (one.sum(0) for one in (both, predicted, labelled, counted))
+    for name, each in {
+        "sensitivity": b / y,
+        "precision": b / p,
+        "specificity": (n - p - y + b) / (n - y),
+        "f1": 2 * b / (p + y),
+    }.items():
+        assert math.isclose(found[name], float(each.mean()), rel_tol=1e-12), name
+        assert math.isclose(found[f"{name}/1"], float(each[1]), rel_tol=1e-12), name
+    evaluated = run.evaluate(data, metrics=OF_CLASSES, batch_size=3)
+    assert {name: evaluated[name] for name in found if name not in ("loss", "seconds")} == {
+        name: value for name, value in found.items() if name not in ("loss", "seconds")
+    }
+    assert {"val_dice", "val_dice/0"} <= set(run.frame().columns)
+    assert oocdl.open(run.path).settings.metrics == tuple(METRICS[name] for name in OF_CLASSES)
+    assert oocdl.open(run.path).plan.kinds.keys() == run.plan.kinds.keys()
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_sums_of_errors(tmp_path: Path, cuts: dict[str, Any]) -> None:
+    random = np.random.default_rng(5)
+    arrays = {
+        "x": random.normal(size=(SAMPLES, 2, 6, 5, 4)),
+        "y": random.normal(size=(SAMPLES, 1, 6, 5, 4)) + 2,
+    }
+    data = nets.write_data(tmp_path / "data.zarr", {k: v.astype(np.float32) for k, v in arrays.items()})
+    module = torch.nn.Conv3d(2, 1, 1).double()
+    with torch.no_grad():
+        x = module(torch.as_tensor(arrays["x"].astype(np.float32)).double()).numpy()
+    e, y = x - arrays["y"].astype(np.float32), arrays["y"].astype(np.float32).astype(float)
+    metrics = ("mae", "rmse", "r2", PSNR(max_val=4.0))
+    found, _ = validated(tmp_path, module, data, loss="mse", metrics=metrics, inputs={"input": "x"}, **cuts)
+    squares = (e**2).reshape(SAMPLES, -1).mean(1)
+    expected = {
+        "mae": np.abs(e).mean(),
+        "rmse": np.sqrt((e**2).mean()),
+        "r2": 1 - (e**2).sum() / ((y - y.mean()) ** 2).sum(),
+        "psnr": (10 * np.log10(16 / squares)).mean(),
+    }
+    for name, value in expected.items():
+        assert math.isclose(found[name], float(value), rel_tol=1e-9), name
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnxruntime", "numpy"])
+def test_float32_on_every_engine(volumes: tuple[Path, Arrays], tmp_path: Path, engine: str) -> None:
+    data, arrays = volumes
+    torch.manual_seed(1)
+    module = torch.nn.Conv3d(2, CLASSES, 1)
+    found, _ = validated(tmp_path, module, data, metrics="dice", precision="float32", engine=engine)
+    with torch.no_grad():
+        logits = module(torch.as_tensor(arrays["x"])).numpy()
+    both, predicted, labelled, _ = counts(logits, arrays["y"])
+    scores = np.where(labelled > 0, 2 * both / (predicted + labelled), np.nan)
+    assert math.isclose(found["dice"], float(np.nanmean(np.nanmean(scores, 1))), rel_tol=1e-12)
+
+
+def test_one_channel_is_one_class(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    arrays = {
+        "x": random.normal(size=(4, 2, 6, 6)).astype(np.float32),
+        "y": random.integers(0, 2, (4, 6, 6)).astype(np.uint8),
+    }
+    data = nets.write_data(tmp_path / "data.zarr", arrays)
+    module = torch.nn.Conv2d(2, 1, 1).double()
+    found, _ = validated(tmp_path, module, data, loss="bce", metrics=("dice", "accuracy"))
+    with torch.no_grad():
+        predicted = module(torch.as_tensor(arrays["x"]).double()).numpy()[:, 0] > 0
+    both = (predicted & (arrays["y"] == 1)).sum((1, 2))
+    scores = 2 * both / (predicted.sum((1, 2)) + arrays["y"].sum((1, 2)))
+    assert math.isclose(found["dice"], float(scores.mean()), rel_tol=1e-12)
+    assert math.isclose(found["accuracy"], float((predicted == arrays["y"]).mean()), rel_tol=1e-12)
+
+
+def sums(logits: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    names = ("both", "predicted", "labelled", "counted")
+    return dict(zip(names, counts(logits, labels), strict=True)) | {"exclusive": np.ones((len(labels), 1))}
+
+
+@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("empty", [True, False])
+def test_overlaps_are_those_of_monai(background: bool, empty: bool) -> None:
+    metrics = pytest.importorskip("monai.metrics")
+    random = np.random.default_rng(9)
+    logits, labels = random.normal(size=(6, CLASSES, 4, 4)), random.integers(0, 2, (6, 4, 4))
+    labels[0] = 0
+    labels[3, :2] = 2
+    one_hot = torch.as_tensor(np.eye(CLASSES)[labels]).movedim(-1, 1)
+    predicted = torch.as_tensor(np.eye(CLASSES)[logits.argmax(1)]).movedim(-1, 1)
+    how = {"include_background": background, "ignore_empty": empty}
+    for mine, theirs in ((DiceMetric(**how), metrics.DiceMetric), (IoU(**how), metrics.MeanIoU)):
+        for reduction, name in (("mean", ""), ("mean_batch", "/1")):
+            other = theirs(reduction=reduction, **how)
+            other(predicted, one_hot)
+            expected = other.aggregate()
+            expected = expected if reduction == "mean" else expected[1 if background else 0]
+            found = mine.numbers(sums(logits, labels))[mine.name + name]
+            assert math.isclose(found, float(expected), rel_tol=1e-6), (mine, reduction)
+
+
+def test_counts_are_those_of_torchmetrics() -> None:
+    functional = pytest.importorskip("torchmetrics.functional")
+    random = np.random.default_rng(11)
+    logits, labels = random.normal(size=(6, CLASSES, 4, 4)), random.integers(0, CLASSES, (6, 4, 4))
+    p, y = torch.as_tensor(logits.argmax(1)), torch.as_tensor(labels)
+    given: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
+    for name in ("recall", "precision", "specificity", "f1_score"):
+        mine = METRICS[{"recall": "sensitivity", "f1_score": "f1"}.get(name, name)]
+        expected = float(getattr(functional, name)(p, y, average="macro", **given))
+        assert math.isclose(mine.numbers(sums(logits, labels))[mine.name], expected, rel_tol=1e-6), name
+    expected = float(functional.accuracy(p, y, average="micro", **given))
+    assert math.isclose(Accuracy().numbers(sums(logits, labels))["accuracy"], expected, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "loss", "said"),
+    [
+        ("dise", "dice", r"no metric 'dise' \(did you mean 'dice'\?\)"),
+        (["dice", DiceMetric(ignore_empty=False)], "dice", "'dice' twice"),
+        (["dice", "mae"], "dice", "do not go together"),
+        ("dice", "mse", "MSE has no classes"),
+        (3, "dice", "takes metrics by name"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    volumes: tuple[Path, Arrays], tmp_path: Path, metrics: Any, loss: str, said: str
+) -> None:
+    channels = 1 if loss == "mse" else CLASSES
+    with pytest.raises(InputError, match=said):
+        validated(tmp_path, torch.nn.Conv3d(2, channels, 1).double(), volumes[0], metrics=metrics, loss=loss)
+
+
+def test_metrics_need_a_validation(volumes: tuple[Path, Arrays], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="pass validation="):
+        oocdl.fit(
+            torch.nn.Conv3d(2, CLASSES, 1),
+            volumes[0],
+            metrics="dice",
+            workdir=tmp_path / "run",
+            **settings.QUICK,
+        )
