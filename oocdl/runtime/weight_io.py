@@ -111,9 +111,7 @@ def read_piece(pieces: Pieces, factored: Factored, read: Read, key: TaskKey) -> 
 @contextmanager
 def new_version(store: RunStore, compiled: CompiledPass, meta: Mapping[str, object]) -> Iterator[Commit]:
     """Write a version of a run; nothing of it is there if that fails."""
-    step = meta["step"]
-    assert isinstance(step, int)
-    writing = store.begin(step, specs(compiled))
+    writing = store.begin(store.version_of(meta), specs(compiled))
     try:
         yield writing
     except BaseException:

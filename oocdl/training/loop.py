@@ -109,7 +109,7 @@ class Trainer:
         trace = StepTrace(self.trace, done, total, self.plan.layer_names)
         notes = tuple(self.job.dataset.notes())
         self.emit(RunStarted(self.plan, str(self.store.path), total, done, notes))
-        if done < total or manifest is None:
+        if done < total or manifest is None or "due" in manifest.meta:
             if manifest is None and self.workers is not None:
                 # Members of a crew load their shares from the run.
                 weight_io.write_initial(self.store, self.compiled[MAIN], self._meta(0))
@@ -185,6 +185,8 @@ class Trainer:
         course, last_commit = self.course, time.monotonic()
         if self.due is not None:
             self._validate(session)
+            if done == course.total_steps:
+                self._commit(session, done)
         moved = session.moved()
         for step in course.steps_from(done):
             trace.begin(step.number, session)
@@ -297,7 +299,7 @@ class Trainer:
     def _commit_done(self, session: Held) -> None:
         # A second signal may have broken a commit off, which is then not tried again.
         step = max((row["step"] for row in (*self.rows, self.due) if row), default=0)
-        if step > self.committed and not session.spent and not self.store.is_writing:
+        if (self.rows or step > self.committed) and not session.spent and not self.store.is_writing:
             try:
                 self._commit(session, step)
             except WorkersLost as lost:
@@ -306,7 +308,10 @@ class Trainer:
     def _commit(self, session: Held, step: int) -> None:
         check_commit(self.plan, self.store.path)
         self.store.append_history(self.rows)
-        session.commit(self.store, MAIN, self._meta(step))
+        if step == self.committed and self.store.current() is not None:  # as its validation began
+            self.store.commit_history(self._meta(step))
+        else:
+            session.commit(self.store, MAIN, self._meta(step))
         rows, self.rows, self.committed = self.rows, [], step
         try:
             if rows and (report := self.plan.report(session.measured(), rows[-1]["process_bytes"])):

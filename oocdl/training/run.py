@@ -132,7 +132,9 @@ class Run:
     def finished(self) -> bool:
         """Whether all steps that were asked for are committed."""
         manifest = self._store.current()
-        return manifest is not None and int(manifest.meta["step"]) >= int(manifest.meta["steps"])
+        if manifest is None or "due" in manifest.meta:  # its last validation
+            return False
+        return int(manifest.meta["step"]) >= int(manifest.meta["steps"])
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -183,6 +183,17 @@ class RunStore:
         """Whether a version was begun, and is neither finished nor aborted."""
         return self._writing is not None
 
+    def version_of(self, meta: Mapping[str, object]) -> int:
+        """Return the number of the next version: its step, or more where this step was committed before."""
+        step = meta["step"]
+        assert isinstance(step, int)
+        return step if self._manifest is None else max(step, self._manifest.version + 1)
+
+    def commit_history(self, meta: Mapping[str, object]) -> None:
+        """Commit rows that were appended, and ``meta``, with the arrays as they are."""
+        assert self._manifest is not None
+        self.begin(self.version_of(meta), (), carry=self._manifest.tensors).finish(meta)
+
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
         """Begin ``version``: ``tensors`` are written anew, those that ``carry`` names stay as they are.
 
