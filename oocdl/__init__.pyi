@@ -1,4 +1,5 @@
 from . import callbacks, cluster, errors, events, losses, metrics, ops, optim, space
+from .events import Stop
 from .pytorch.door import from_torch
 from .report.plan_view import Plan
 from .report.scaling import Scaling
@@ -18,6 +19,7 @@ __all__ = [
     "Run",
     "Scaling",
     "Search",
+    "Stop",
     "callbacks",
     "cluster",
     "errors",

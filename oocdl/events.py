@@ -13,6 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 
+class Stop(Exception):
+    """A listener raises this to end a run: what is done is committed, and the run is finished with that.
+
+    All listeners get the event first. ``fit`` returns the run; a later call with the same options trains on,
+    unless a listener stops it again.
+    """
+
+
 @dataclass(frozen=True)
 class RunStarted:
     """The run is planned, and its first step comes next."""

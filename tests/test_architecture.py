@@ -132,8 +132,8 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 64848,
-    "lines of callbacks": 398,
+    "lines of oocdl": 64974,
+    "lines of callbacks": 478,
     "lines of cli": 1964,
     "lines of cluster": 1398,
     "lines of config": 708,
@@ -146,11 +146,11 @@ LIMITS = {
     "lines of planning": 8369,
     "lines of pytorch": 3188,
     "lines of report": 2751,
-    "lines of runtime": 4953,
-    "lines of storage": 6265,
-    "lines of training": 2933,
+    "lines of runtime": 4951,
+    "lines of storage": 6276,
+    "lines of training": 2962,
     "lines of tuning": 1487,
-    "lines of tests": 42895,
+    "lines of tests": 43025,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

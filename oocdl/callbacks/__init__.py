@@ -1,7 +1,8 @@
-"""Listeners that write a run's history elsewhere: ``fit(callbacks=[oocdl.callbacks.CSV("losses.csv")])``."""
+"""Listeners that write a run's history elsewhere, or end it: ``fit(callbacks=[CSV("losses.csv")])``."""
 
 from oocdl.callbacks.csv_file import CSV
+from oocdl.callbacks.early_stopping import EarlyStopping
 from oocdl.callbacks.mlflow import MLflow
 from oocdl.callbacks.tensorboard import TensorBoard
 
-__all__ = ["CSV", "MLflow", "TensorBoard"]
+__all__ = ["CSV", "EarlyStopping", "MLflow", "TensorBoard"]

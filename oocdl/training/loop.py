@@ -29,6 +29,7 @@ from oocdl.events import (
     RunStopped,
     StepDone,
     StepRunning,
+    Stop,
     WorkersChanged,
 )
 from oocdl.graph.ir.graph import Array
@@ -80,6 +81,8 @@ class Trainer:
     def __post_init__(self) -> None:
         self.compiled = self.plan.kinds
         self.course = self.job.course
+        self.total = self.course.total_steps
+        """Steps of the run, unless a listener stops it."""
         self.gathered = Gathered(self.compiled)
         self.writing = threading.Lock()
         self.signals = Signals()
@@ -95,9 +98,15 @@ class Trainer:
         """Time of the next ``StepRunning`` (seconds of ``time.monotonic``)."""
 
     def emit(self, event: Event) -> None:
-        """Tell all listeners."""
+        """Tell all listeners; raises Stop if one of them has."""
+        stops: list[Stop] = []
         for listener in self.listeners:
-            listener(event)
+            try:
+                listener(event)
+            except Stop as stop:
+                stops.append(stop)
+        if stops:
+            raise stops[0]
 
     def run(self) -> None:
         """Run all steps that are left."""
@@ -105,11 +114,22 @@ class Trainer:
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
         self.committed = done
-        total = max(done, self.course.total_steps)
-        trace = StepTrace(self.trace, done, total, self.plan.layer_names)
-        notes = tuple(self.job.dataset.notes())
-        self.emit(RunStarted(self.plan, str(self.store.path), total, done, notes))
-        if done < total or manifest is None or "due" in manifest.meta:
+        self.total = max(done, self.course.total_steps)
+        trace = StepTrace(self.trace, done, self.total, self.plan.layer_names)
+        try:
+            notes = tuple(self.job.dataset.notes())
+            self.emit(RunStarted(self.plan, str(self.store.path), self.total, done, notes))
+            self._run(trace)
+        except Stop as stop:
+            self.total = self.committed
+            if (manifest := self.store.current()) and manifest.meta["steps"] != self.total:
+                self.store.commit_history(self._meta(self.total))
+            self.emit(Notice(f"stopped after step {self.total}: {stop}"))
+        self.emit(RunFinished(self.total, time.monotonic() - started))
+
+    def _run(self, trace: StepTrace) -> None:
+        manifest = self.store.current()
+        if self.committed < self.total or manifest is None or "due" in manifest.meta:
             if manifest is None and self.workers is not None:
                 # Members of a crew load their shares from the run.
                 weight_io.write_initial(self.store, self.compiled[MAIN], self._meta(0))
@@ -120,7 +140,6 @@ class Trainer:
                 with self.signals.allowed() if waits else nullcontext():
                     session = stack.enter_context(made)
                 self._run_in(session, trace)
-        self.emit(RunFinished(total, time.monotonic() - started))
 
     def _run_in(self, session: Held, trace: StepTrace) -> None:
         """Run all steps that are left in a session; go on where workers were lost, or have come."""
@@ -133,7 +152,7 @@ class Trainer:
                         self._steps(session, self.committed, trace)
                     return
                 except WorkersLost as lost:
-                    if self.committed == self.course.total_steps:
+                    if self.committed == self.course.total_steps and self.due is None:
                         return
                     losses = 0 if self.stepped else losses + 1
                     check_losses(losses, lost)
@@ -143,6 +162,9 @@ class Trainer:
                         self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
                         members = session.gather_again()
                     self.emit(WorkersChanged(str(lost), members, self.committed))
+        except Stop:
+            self._commit_done(session)
+            raise
         except (KeyboardInterrupt, SystemExit) as stop:
             self._commit_done(session)
             self.emit(RunStopped(reason_of(stop), str(self.store.path), self.committed))
@@ -294,7 +316,7 @@ class Trainer:
     def _meta(self, step: int) -> dict[str, Any]:
         """Return the metadata of a commit."""
         due = {} if self.due is None else {"due": self.due}
-        return {"step": step, "steps": self.course.total_steps, **due}
+        return {"step": step, "steps": self.total, **due}
 
     def _commit_done(self, session: Held) -> None:
         # A second signal may have broken a commit off, which is then not tried again.

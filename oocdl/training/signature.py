@@ -56,7 +56,7 @@ OTHERWISE: Mapping[str, str] = {
     "class_weight": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(class_weights=(1.0, 2.0))",
     "ignore_index": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(ignore_index=255)",
     "augment": "samples are trained on as they are: write augmented copies of them to the dataset",
-    "early_stopping": "a callback that raises KeyboardInterrupt at a StepDone ends the run, committed",
+    "early_stopping": "it is a callback: callbacks=[oocdl.callbacks.EarlyStopping('val_loss', patience=10)]",
     "ema": "weights are not averaged: Run.weights has those of the last commit",
     "threads": "this function takes cores=, the compute threads of each host",
     "accumulate": "one pass is what this function knows: leave it out",

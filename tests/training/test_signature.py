@@ -145,7 +145,7 @@ def test_help_names_what_the_signature_does_not() -> None:
         (oocdl.fit, "weight_decay", "optimizer=oocdl.optim.AdamW("),
         (oocdl.plan, "max_grad_norm", "clip_norm=1.0"),
         (oocdl.fit, "transforms", "write augmented copies"),
-        (oocdl.fit, "patience", "a callback that raises KeyboardInterrupt"),
+        (oocdl.fit, "patience", "oocdl.callbacks.EarlyStopping("),
         (oocdl.fit, "ema", "weights are not averaged"),
         (oocdl.fit, "wxyz", "nothing like it"),
         (oocdl.Run.evaluate, "wxyz", "; it takes dataset, memory, "),
