@@ -132,7 +132,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 64974,
+    "lines of oocdl": 64975,
     "lines of callbacks": 478,
     "lines of cli": 1964,
     "lines of cluster": 1398,
@@ -148,9 +148,9 @@ LIMITS = {
     "lines of report": 2751,
     "lines of runtime": 4951,
     "lines of storage": 6276,
-    "lines of training": 2962,
+    "lines of training": 2963,
     "lines of tuning": 1487,
-    "lines of tests": 43025,
+    "lines of tests": 43055,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

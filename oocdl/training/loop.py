@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -206,7 +206,7 @@ class Trainer:
     def _steps(self, session: Held, done: int, trace: StepTrace) -> None:
         course, last_commit = self.course, time.monotonic()
         if self.due is not None:
-            self._validate(session)
+            self._end_step(session)
             if done == course.total_steps:
                 self._commit(session, done)
         moved = session.moved()
@@ -218,19 +218,20 @@ class Trainer:
                 self.due = row
                 self.stepped = self.stepped or step.number >= self.furthest
                 self.furthest = max(self.furthest, step.number + 1)
-            trace.end(step.number, session, row)
+            try:
+                trace.end(step.number, session, row)
+            except BaseException:
+                self._commit_done(session)
+                raise
             done = step.number + 1
             last = done == course.total_steps
             is_due = done % course.steps_per_epoch == 0 and course.steps_per_epoch > 1
             is_due = is_due or time.monotonic() - last_commit > self.job.settings.commit_seconds
-            if course.validates_after(done):
-                if is_due and not last:
-                    self._commit(session, done)
-                    last_commit, is_due = time.monotonic(), False
-                self._validate(session)
-                moved = session.moved()
-            else:
-                self._end_step(session)
+            if is_due and not last and course.validates_after(done):
+                self._commit(session, done)
+                last_commit, is_due = time.monotonic(), False
+            self._end_step(session)
+            moved = session.moved()
             more = not last and session.newcomers() > 0
             if last or is_due or more:
                 self._commit(session, done)
@@ -262,29 +263,29 @@ class Trainer:
             row[name] = value if name in MEMORY else value - getattr(before, name)
         return row, after
 
-    def _validate(self, session: Held) -> None:
-        """Run the validation that is due after the last step, and end that step."""
-        assert self.due is not None
+    def _validate(self, session: Held, row: Mapping[str, Any]) -> dict[str, float]:
+        """Run the validation that follows the step of a row; returns what it adds to that."""
         begun, passes = time.monotonic(), self.course.validation_passes
         numerics = {plan_id: self.compiled[plan_id].plan.numerics() for plan_id, _ in passes}
-        state = {"step": self.due["step"], "loss": self.due["loss"], "numerics": numerics}
+        state = {"step": row["step"], "loss": row["loss"], "numerics": numerics}
         notes = Validation(self.store.path / FILE, state)
         found = notes.noted()[: len(passes)]
         for number, (plan_id, info) in enumerate(passes[len(found) :], len(found) + 1):
-            session.tick = partial(self._look, session, self.due["step"], number, len(passes), plan_id)
+            session.tick = partial(self._look, session, row["step"], number, len(passes), plan_id)
             with self.signals.allowed():
                 losses = self.compiled[plan_id].named_losses(session.run_pass(plan_id, info))
             found.append(Found(losses, self.gathered.take(plan_id, len(info.indices))))
             notes.note(found[-1])
-        self.due |= results(found, passes, self.job.settings.metrics) | {
-            f"{VALIDATION_PREFIX}seconds": time.monotonic() - begun
-        }
-        self._end_step(session)
+        seconds = {f"{VALIDATION_PREFIX}seconds": time.monotonic() - begun}
+        return results(found, passes, self.job.settings.metrics) | seconds
 
     def _end_step(self, session: Held) -> None:
-        """Tell of the last step, of which all is known now."""
-        assert self.due is not None
-        row, self.due = self.due, None
+        """Validate if that is to follow the last step, and tell of the step."""
+        row = self.due
+        assert row is not None
+        if self.course.validates_after(row["step"]):
+            row |= self._validate(session, row)
+        self.due = None
         self.rows.append(row)
         try:
             with self.signals.allowed():

@@ -19,6 +19,7 @@ from oocdl.errors import DatasetError, InputError
 from oocdl.events import StepDone, StepRunning
 from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, Course
 from oocdl.runtime.session import Session
+from oocdl.runtime.trace import StepTrace
 from tests.kit import nets, settings
 from tests.kit.machine import Small, plan
 
@@ -202,6 +203,35 @@ def test_a_validation_that_was_broken_off_goes_on_where_it_was(
         )
         run = fit(net, data, tmp_path / "run", **options)
     assert passes[: passes.index(VALIDATION) + 2].count(VALIDATION) == 1  # of three, two were noted
+    assert [strip(row) for row in run.history] == [strip(row) for row in whole.history]
+    assert nets.files_of(run) == nets.files_of(whole)
+
+
+@pytest.mark.parametrize("validation", [None, [0, 3, 5]])
+@pytest.mark.parametrize("stop", [OSError, KeyboardInterrupt])
+def test_a_step_that_is_done_is_kept_whatever_comes_before_it_is_told(
+    net: Net,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    validation: Any,
+    stop: type[BaseException],
+) -> None:
+    options: dict[str, Any] = {"validation": validation, "steps": 3}
+    whole = fit(net, data, tmp_path / "whole", **options)
+    original = StepTrace.end
+
+    def end(self: StepTrace, number: int, *others: Any) -> None:
+        if number == 1:
+            raise stop
+        original(self, number, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StepTrace, "end", end)
+        with pytest.raises(stop):
+            fit(net, data, tmp_path / "run", **options)
+    assert oocdl.open(tmp_path / "run").steps == 2
+    run = fit(net, data, tmp_path / "run", **options)
     assert [strip(row) for row in run.history] == [strip(row) for row in whole.history]
     assert nets.files_of(run) == nets.files_of(whole)
 
