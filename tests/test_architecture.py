@@ -132,7 +132,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 64975,
+    "lines of oocdl": 64995,
     "lines of callbacks": 478,
     "lines of cli": 1964,
     "lines of cluster": 1398,
@@ -144,13 +144,13 @@ LIMITS = {
     "lines of host": 724,
     "lines of ops": 5224,
     "lines of planning": 8369,
-    "lines of pytorch": 3188,
+    "lines of pytorch": 3206,
     "lines of report": 2751,
-    "lines of runtime": 4951,
+    "lines of runtime": 4953,
     "lines of storage": 6276,
     "lines of training": 2963,
     "lines of tuning": 1487,
-    "lines of tests": 43055,
+    "lines of tests": 43068,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

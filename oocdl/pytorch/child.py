@@ -25,6 +25,8 @@ from oocdl.errors import OocdlError, UnsupportedError
 from oocdl.host.heap import keep_freed_memory
 
 T = TypeVar("T")
+UNFIT = b"unfit"
+"""What a copy says that cannot go backward: the work is done here."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,6 +36,7 @@ class Child(Generic[T]):
 
     what: str
     """Name of the work, as the subject of a sentence."""
+    work: Callable[[], T]
     pid: int
     pipe: int
     """The end from which its pickled result is read."""
@@ -57,6 +60,8 @@ class Child(Generic[T]):
                 raise UnsupportedError(f"{self.what} did not end in {self.most_seconds} s")
             how = f"signal {signal.Signals(-number).name}" if number < 0 else f"exit status {number}"
             raise UnsupportedError(f"{self.what} crashed ({how})")
+        if data == UNFIT:
+            return self.work()
         value, error = pickle.loads(data)
         if error is not None:
             raise error
@@ -75,8 +80,9 @@ def start(what: str, work: Callable[[], T], most_seconds: int | None = None) -> 
     """Begin to run ``work`` in a copy of this process, on one thread, with its output thrown away.
 
     The result and typed errors are pickled; any other exception becomes an UnsupportedError that names it.
-    Where CUDA is in use it runs in this process, for as long as it takes: autograd does not survive a fork
-    there. Elsewhere the result is an UnsupportedError after ``most_seconds`` of a processor's time.
+    Where CUDA is in use, or has left threads, it runs in this process, for as long as it takes: autograd does
+    not survive a fork there. Elsewhere the result is an UnsupportedError after ``most_seconds`` of a
+    processor's time.
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return Here(work)
@@ -89,7 +95,7 @@ def start(what: str, work: Callable[[], T], most_seconds: int | None = None) -> 
         os.close(reader)
         _run(work, writer, most_seconds)
     os.close(writer)
-    return Child(what, pid, reader, most_seconds)
+    return Child(what, work, pid, reader, most_seconds)
 
 
 def in_child(what: str, work: Callable[[], T], most_seconds: int | None = None) -> T:
@@ -116,12 +122,24 @@ def _run(work: Callable[[], T], writer: int, most_seconds: int | None) -> NoRetu
             os.dup2(silent, stream)
         torch.set_num_threads(1)
         keep_freed_memory()  # convolutions in float64 take up to twice as long where each touches new pages
-        data = pickle.dumps(_outcome(work))
+        data = pickle.dumps(_outcome(work)) if _goes_backward() else UNFIT
         with open(writer, "wb") as pipe:
             pipe.write(data)
         code = 0
     finally:
         os._exit(code)
+
+
+def _goes_backward() -> bool:
+    """Whether autograd runs in this copy: it does not where its threads for devices ran before the fork.
+
+    They do in builds with CUDA, even without a GPU, once parts of PyTorch are loaded that exporters need.
+    """
+    try:
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
 
 
 def _outcome(work: Callable[[], T]) -> tuple[T | None, OocdlError | None]:

@@ -324,6 +324,8 @@ def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dic
 
 def watched_values(compiled: CompiledPass, watched: Collection[str]) -> list[str]:
     """Return those of these values, by their stored names, that the pass has as results."""
+    if not watched:
+        return []
     factored = compiled.plan.factored
     return sorted({factored.stored(name) for name in factored.graph.outputs} & set(watched))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import shutil
 import warnings
@@ -20,7 +21,7 @@ import oocdl
 from oocdl.errors import BudgetError, DatasetError, InputError, StoreError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.same import network_differences
-from oocdl.pytorch import export
+from oocdl.pytorch import child, export
 from tests.kit.nets import write_data, write_mlp
 from tests.kit.settings import QUICK
 from tests.kit.torch_modules import SAMPLES, away_from_start, error, frozen, save_arrays, volume
@@ -281,3 +282,15 @@ def test_the_order_in_which_layers_are_made_is_no_difference(tmp_path: Path) -> 
         for names in (("a", "b"), ("b", "a"))
     )
     assert network_differences(first, second) == ""
+
+
+def test_a_copy_that_cannot_go_backward_leaves_the_work_to_its_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, with a build for CUDA: a run, a step of one's own, another run."""
+    monkeypatch.setattr(child, "_goes_backward", lambda: False)
+    before = os.getpid()
+    assert child.in_child("a call", os.getpid) == before
+    module = torch.nn.Linear(3, 2)
+    made = oocdl.from_torch(module, torch.zeros(1, 3), tmp_path / "net.onnx")
+    assert made.path.is_file()
