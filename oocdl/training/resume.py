@@ -50,7 +50,8 @@ def identity(
             for t in binding.targets
         },
         "dataset": {name: dataset_identity(array) for name, array in sorted(read.items())},
-        **({} if settings.held_out is None else {"validation": plain(settings.held_out)}),
+        **({} if settings.validation is None else {"validation": plain(settings.held_out) or "a dataset"}),
+        **({"metrics": {one.name: plain(one) for one in settings.metrics}} if settings.metrics else {}),
         **_fixed(settings, "run"),
     }
 

@@ -213,7 +213,7 @@ class Run:
         counts = {name: facts[name] for name in ("batch_size", "accumulate")}
         split = facts.get("validation")
         counts["validation"] = tuple(split) if isinstance(split, list) else split
-        samples = next(iter(facts["dataset"].values()))["shape"][0]
+        samples = facts["dataset"][next(iter(facts["inputs"].values()))]["shape"][0]
         passes = Course(samples, replace(self._settings, **counts)).passes_until(manifest.meta["step"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(self._store, specs[name]), passes)
 

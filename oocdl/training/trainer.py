@@ -20,6 +20,7 @@ from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.planning.machine import Crew, as_one, machine_facts
+from oocdl.planning.passes import VALIDATION
 from oocdl.pytorch.exported import Asked
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
@@ -33,6 +34,7 @@ from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
+from oocdl.training.predictions import warn_of_predictions
 from oocdl.training.run import Run
 from oocdl.training.signature import public
 
@@ -172,6 +174,8 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
         store, made = _open_store(stack, folder, job, call, say, machine)
         if not any(isinstance(listener, Progress) for listener in call.callbacks):
             _warn(made)
+        if VALIDATION in made.kinds:
+            warn_of_predictions(made.kinds[VALIDATION].plan.factored.graph, job.model)
         listeners = _with_page(stack, folder, call, workers)
         Trainer(
             job=job,

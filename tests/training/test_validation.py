@@ -15,7 +15,7 @@ from torch import nn
 
 import oocdl
 from oocdl.callbacks import CSV
-from oocdl.errors import DatasetError, InputError
+from oocdl.errors import DatasetError, InputError, ModelWarning
 from oocdl.events import StepDone, StepRunning
 from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, Course
 from oocdl.runtime.session import Session
@@ -269,7 +269,54 @@ def test_another_validation_is_another_run(net: Net, data: Path, tmp_path: Path)
     fit(net, data, tmp_path / "run", validation=[1, 2], steps=2)
     with pytest.raises(InputError, match="validation was"):
         fit(net, data, tmp_path / "run", validation=[1, 3], steps=4)
-    assert fit(net, data, tmp_path / "run", validation=[2, 1], steps=4).steps == 4
+    assert fit(net, data, tmp_path / "run", validation=[2, 1], steps=4, validation_steps=1).steps == 4
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"validation": "b.zarr"}, {}, "validation was a dataset, is nothing"),
+        ({}, {"validation": "b.zarr"}, "validation was nothing, is a dataset"),
+        ({"metrics": "dice"}, {"metrics": "iou"}, "metrics.dice was DiceMetric, is nothing"),
+    ],
+    ids=str,
+)
+def test_what_is_told_of_a_run_stays(
+    net: Net, data: Path, tmp_path: Path, then: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    for options in (then, now):
+        if "metrics" in options:
+            options["validation"] = [1, 2]
+        elif options:
+            options["validation"] = data / "b.zarr"
+    fit(net, data, tmp_path / "run", steps=2, **then)
+    with pytest.raises(InputError, match=said):
+        fit(net, data, tmp_path / "run", steps=4, **now)
+
+
+def test_batches_are_counted_as_pytorch_does(net: Net, data: Path, tmp_path: Path) -> None:
+    """Five passes in an epoch of nine samples, two each step, however many samples are validated on."""
+    run = fit(net, data, tmp_path / "run", validation=data / "b.zarr", accumulate=2)
+    module = copy.deepcopy(net)
+    run.load_into(module)
+    assert module.layers[1].num_batches_tracked == 10
+
+
+class Noisy(nn.Module):
+    """Draws random numbers, whatever its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Conv3d(1, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(x + 0.1 * torch.randn_like(x))
+        return found
+
+
+def test_what_evaluate_warns_of_a_validation_does_as_well(data: Path, tmp_path: Path) -> None:
+    with pytest.warns(ModelWarning, match="draws random numbers in predictions"):
+        fit(Noisy().double(), data, tmp_path / "run", validation=0.2, steps=1)
 
 
 def test_those_who_listen_are_told(net: Net, data: Path, tmp_path: Path) -> None:
@@ -282,6 +329,11 @@ def test_those_who_listen_are_told(net: Net, data: Path, tmp_path: Path) -> None
     names = head.split(",")
     values = [line.split(",")[names.index("val_loss")] for line in lines]
     assert values == [str(row.get("val_loss", "")) for row in run.history]
+    again = CSV(tmp_path / "h.csv")
+    fit(net, data, tmp_path / "a", validation=0.2, steps=2, callbacks=[again])
+    again.path = tmp_path / "g.csv"
+    fit(net, data, tmp_path / "b", steps=2, callbacks=[again])
+    assert "val_loss" not in (tmp_path / "g.csv").read_text()
     assert list(run.frame()["val_loss"].dropna()) == list(val_losses(run).values())
     run.plot(tmp_path / "h.png")
 
