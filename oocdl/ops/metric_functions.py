@@ -6,6 +6,7 @@ those of the functions of MONAI and torchmetrics that each class names, on the s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,12 +17,14 @@ import numpy.typing as npt
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.ops.ctc import CTC
 from oocdl.ops.loss_functions import (
     BCE,
     CrossEntropy,
     Dice,
     DiceCE,
     Head,
+    Loss,
     along,
     is_label,
     labels_of,
@@ -32,12 +35,14 @@ from oocdl.ops.own_loss import aligned
 Numbers = npt.NDArray[np.float64]
 Sums = Mapping[str, Numbers]
 """Name -> sums of each sample, of shape (samples, classes) or (samples, 1)."""
+CLASS_SUMS = frozenset({"both", "predicted", "labelled", "counted", "exclusive"})
+"""Names of the sums that only a loss of classes has."""
 MOST_CLASSES = 32
 """Classes beyond which only the mean over all of them is told."""
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(ABC):
     """A number that tells how good predictions are; ``needs`` names the sums that it is made of."""
 
     needs: ClassVar[tuple[str, ...]]
@@ -47,9 +52,14 @@ class Metric:
         """The name in the history, after ``val_``, and in what ``evaluate`` returns."""
         return type(self).__name__.lower().removesuffix("metric")
 
+    @property
+    def of_classes(self) -> bool:
+        """Whether it is made of counts of classes; else it is made of errors."""
+        return not CLASS_SUMS.isdisjoint(self.needs)
+
+    @abstractmethod
     def numbers(self, sums: Sums) -> dict[str, float]:
         """Return the metric over all samples, and of each class as ``name/class``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ class ByClass(Metric):
     needs = ("both", "predicted", "labelled", "counted")
     above: ClassVar[tuple[int, ...]]
     below: ClassVar[tuple[int, ...]]
-    """As in ``Overlap``."""
+    """Factors of the counts that are needed, above and below the line of a ratio."""
 
     def numbers(self, sums: Sums) -> dict[str, float]:
         """Return the mean over classes, and each class."""
@@ -247,27 +257,36 @@ class HeadSums:
     """Name of a sum that does not depend on data -> what it is of each sample."""
 
 
-CLASS_SUMS = ("both", "predicted", "labelled", "counted", "exclusive")
-ERROR_SUMS = ("absolute", "squared", "truth", "truth_squared", "values")
+def add_metric_sums(
+    build: Builder, metrics: Iterable[Metric], heads: Mapping[str, Head], dtype: str
+) -> dict[str, HeadSums]:
+    """Append the sums of each head that metrics need; those of errors are of ``dtype``.
 
-
-def add_metric_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str) -> HeadSums:
-    """Append the sums of a head that some metrics need; those of errors are of ``dtype``.
-
-    Raises InputError for metrics that do not go together, or not with the loss.
+    A metric is one of the heads whose losses have classes, or of the others. Raises InputError if there are
+    no such heads.
     """
-    wanted = list(dict.fromkeys(name for metric in metrics for name in metric.needs))
-    kinds = [names for names in (CLASS_SUMS, ERROR_SUMS) if set(names) & set(wanted)]
-    if len(kinds) > 1:
-        raise InputError("metrics of classes and metrics of errors do not go together on one output")
-    if kinds == [CLASS_SUMS] and not isinstance(head.spec, CrossEntropy | Dice | DiceCE | BCE):
-        raise InputError(
-            f"the loss {type(head.spec).__name__} has no classes; its metrics are mae, rmse, r2, psnr"
-        )
-    if kinds == [CLASS_SUMS]:
-        found = {name: _class_sum(build, head, name) for name in wanted}
-    else:
-        found = {name: _error_sum(build, head, name, dtype) for name in wanted}
+    metrics = tuple(metrics)
+    for metric in metrics:
+        if not any(suits(metric, head.spec) for head in heads.values()):
+            losses = ", ".join(dict.fromkeys(type(head.spec).__name__ for head in heads.values()))
+            told = ", ".join(name for name, one in METRICS.items() if one.of_classes == metric.of_classes)
+            rule = "only a loss of classes has" if metric.of_classes else "only a loss without classes has"
+            raise InputError(f"'{metric.name}' does not go with the loss {losses}: {rule} {told}")
+    return {name: _head_sums(build, metrics, head, dtype) for name, head in heads.items()}
+
+
+def suits(metric: Metric, spec: Loss) -> bool:
+    """Whether a metric goes with a loss."""
+    has_classes = isinstance(spec, CrossEntropy | Dice | DiceCE | BCE)
+    return has_classes == metric.of_classes and not isinstance(spec, CTC)
+
+
+def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str) -> HeadSums:
+    wanted = dict.fromkeys(name for one in metrics if suits(one, head.spec) for name in one.needs)
+    found = {
+        name: _class_sum(build, head, name) if name in CLASS_SUMS else _error_sum(build, head, name, dtype)
+        for name in wanted
+    }
     return HeadSums(
         {name: value for name, value in found.items() if isinstance(value, str)},
         {name: value for name, value in found.items() if isinstance(value, float)},
@@ -294,13 +313,7 @@ def _class_sum(build: Builder, head: Head, name: str) -> str | float:
         there = build("Reshape", there, shape=(*shape[:axis], 1, *shape[axis + 1 :]))
     if name == "counted":
         return float(prod(shape[1:]) / shape[axis]) if there is None else _per_class(build, there, axis)
-    where = (
-        build("And", predicted, labelled)
-        if name == "both"
-        else predicted
-        if name == "predicted"
-        else labelled
-    )
+    where = {"predicted": predicted, "labelled": labelled}.get(name) or build("And", predicted, labelled)
     return _per_class(build, where if there is None else build("And", where, there), axis)
 
 

@@ -214,11 +214,7 @@ def _add_loss(network: Network, request: Request) -> Network:
     loss, output_losses = add_losses(build, heads)
     metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
     widest = widest_float(resolve(request.settings.engine))
-    sums = (
-        {name: add_metric_sums(build, metrics, head, widest) for name, head in heads.items()}
-        if metrics
-        else {}
-    )
+    sums = add_metric_sums(build, metrics, heads, widest) if metrics else {}
     found = {
         value: labels
         for head in heads.values()

@@ -78,5 +78,6 @@ def metric_values(metrics: Iterable[Metric], passes: Sequence[PassSums]) -> dict
         }
         before = f"{output}/" if len(outputs) > 1 else ""
         for metric in metrics:
-            values |= {f"{before}{name}": value for name, value in metric.numbers(sums).items()}
+            if sums.keys() >= set(metric.needs):
+                values |= {f"{before}{name}": value for name, value in metric.numbers(sums).items()}
     return values

@@ -153,6 +153,20 @@ def test_one_channel_is_one_class(tmp_path: Path) -> None:
     assert math.isclose(found["accuracy"], float((predicted == arrays["y"]).mean()), rel_tol=1e-12)
 
 
+def test_each_output_has_the_metrics_that_suit_its_loss(tmp_path: Path) -> None:
+    arrays = nets.vectors(8) | {"size": np.arange(8, dtype=np.float32)[:, None]}
+    data = nets.write_data(
+        tmp_path / "data.zarr", {"x": arrays["x"], "kind": arrays["y"], "size": arrays["size"]}
+    )
+    model = nets.write_two_heads(tmp_path / "net.onnx")
+    loss = {"kind": "cross_entropy", "size": "mse"}
+    found, _ = validated(tmp_path, model, data, loss=loss, metrics=("accuracy", "mae"), precision="float32")
+    assert {name for name in found if name.split("/")[-1] in ("accuracy", "mae")} == {
+        "kind/accuracy",
+        "size/mae",
+    }
+
+
 def sums(logits: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     names = ("both", "predicted", "labelled", "counted")
     return dict(zip(names, counts(logits, labels), strict=True)) | {"exclusive": np.ones((len(labels), 1))}
@@ -198,8 +212,12 @@ def test_counts_are_those_of_torchmetrics() -> None:
     [
         ("dise", "dice", r"no metric 'dise' \(did you mean 'dice'\?\)"),
         (["dice", DiceMetric(ignore_empty=False)], "dice", "'dice' twice"),
-        (["dice", "mae"], "dice", "do not go together"),
-        ("dice", "mse", "MSE has no classes"),
+        (
+            ["dice", "mae"],
+            "dice",
+            "'mae' does not go with the loss Dice: only a loss without classes has mae",
+        ),
+        ("dice", "mse", "'dice' does not go with the loss MSE: only a loss of classes has dice, iou"),
         (3, "dice", "takes metrics by name"),
     ],
 )
