@@ -91,12 +91,12 @@ def parse_loss(text: str) -> Any:
 def parse_validation(text: str | None) -> Any:
     """Read what is validated on: a share, indices, or a dataset.
 
-    >>> parse_validation("0.2"), parse_validation("3,5"), parse_validation("val.zarr")
-    (0.2, (3, 5), 'val.zarr')
+    >>> [parse_validation(text) for text in ("0.2", ".5", "3,5", "val.zarr", "..", "1,2.5")]
+    [0.2, 0.5, (3, 5), 'val.zarr', '..', '1,2.5']
     """
-    if text is None or not re.fullmatch(r"[\d.,]+", text):
-        return text
-    return float(text) if "." in text else numbers("validation", text, int)
+    if text is not None and re.fullmatch(r"\d*\.\d+", text):
+        return float(text)
+    return numbers("validation", text, int) if text and re.fullmatch(r"\d+(,\d+)*", text) else text
 
 
 def parse_parallel(text: str) -> Any:
