@@ -38,6 +38,7 @@ class CSV(CommittedRows):
                 start = stream.read(len(FIRST_COLUMNS))
             if start not in (b"", FIRST_COLUMNS.encode()):
                 raise InputError(f"{self.path} is no history of a run; give CSV another path")
+        self._columns = []
         with reporting(self.path):
             write_text(self.path, self._lines(earlier, head=True))
         return event.done

@@ -9,8 +9,8 @@ from oocdl.errors import InputError
 from oocdl.events import Event, RunStarted, StepDone, Stop, WorkersChanged
 from oocdl.storage.run.run_store import RunStore
 
-LESS_IS_BETTER = ("loss", "mae", "rmse")
-"""Last parts of the names of results that are to be small."""
+LESS_IS_BETTER = frozenset({"loss", "mae", "rmse"})
+"""Results that are better where they are smaller."""
 
 
 class EarlyStopping:
@@ -36,10 +36,9 @@ class EarlyStopping:
         if patience < 1 or min_delta < 0:
             raise InputError(f"patience is at least 1, min_delta at least 0, got {patience} and {min_delta}")
         self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
-        less = mode == "min" or (
-            mode == "auto" and monitor.removeprefix("val_").split("/")[-1] in LESS_IS_BETTER
-        )
-        self._sign = -1.0 if less else 1.0
+        parts = monitor.removeprefix("val_").split("/")  # "val_loss/OUTPUT", "val_OUTPUT/mae", "val_dice/1"
+        is_less = not LESS_IS_BETTER.isdisjoint(parts) if mode == "auto" else mode == "min"
+        self._sign = -1.0 if is_less else 1.0
         self._seen: dict[int, float] = {}
         """Step -> the result after it."""
 

@@ -72,6 +72,8 @@ class Progress:
         self.tasks: dict[str, int] = {}
         """Tasks of each kind of pass, where its plan is known."""
         self.bar: Bar | None = None
+        self.began, self.validation_seconds = 0, 0.0
+        """Steps that were done before this call, and seconds of its validations."""
         self.validated: list[tuple[int, str]] = []
         """The results of the last validation, as parts of the line."""
 
@@ -116,6 +118,7 @@ class Progress:
     def _start(self, event: RunStarted) -> None:
         self.close()
         self.steps, self.done, self.last_row = event.steps, event.done, None
+        self.began, self.validation_seconds, self.validated = event.done, 0.0, []
         if event.plan is not None:
             self.budget_bytes = event.plan.settings.memory_bytes
         self.recent.clear()
@@ -147,6 +150,7 @@ class Progress:
 
     def _step(self, event: StepDone) -> None:
         row, self.last_row = event.row, event
+        self.validation_seconds += row.get("val_seconds", 0.0)
         if names := metric_names([row]):
             self.validated = [(1 + bool(at), f"{name} {row[name]:.4f}") for at, name in enumerate(names)]
         self.done = row["step"]
@@ -194,7 +198,9 @@ class Progress:
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
-        left = (self.steps - self.done - share) * mean
+        left = (self.steps - self.done - share) * (
+            mean + self.validation_seconds / max(self.done - self.began, 1)
+        )
         parts = [  # with a rank: those of the highest go first where a terminal is narrow
             (0, f"step {self.done}/{self.steps}"),
             *([(1, f"{share:.0%} of the next")] if share else []),

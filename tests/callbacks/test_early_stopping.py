@@ -95,6 +95,19 @@ def test_a_run_that_was_killed_ends_at_the_same_step(job: Job, whole: oocdl.Run,
     assert more.steps == whole.steps and nets.files_of(more) == nets.files_of(whole)
 
 
+@pytest.mark.parametrize("monitor", ["val_loss", "val_loss/kind", "val_size/mae", "val_dice", "val_dice/1"])
+def test_losses_and_errors_are_to_be_small(monitor: str) -> None:
+    falling = EarlyStopping(monitor, patience=2)
+    rows = [StepDone({"step": step, monitor: 1.0 / step}) for step in range(1, 4)]
+    if "dice" not in monitor:
+        for row in rows:
+            falling(row)
+        return
+    with pytest.raises(oocdl.Stop):
+        for row in rows:
+            falling(row)
+
+
 def test_steps_that_are_rolled_back_are_forgotten() -> None:
     stop = EarlyStopping(patience=2)
     for step, value in ((1, 1.0), (2, 2.0)):
