@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+VALIDATION_PREFIX = "val_"
+"""The names of a validation's results in a row begin with this, as in Keras."""
+
 
 class Stop(Exception):
     """A listener raises this to end a run: what is done is committed, and the run is finished with that.

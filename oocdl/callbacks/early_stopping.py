@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from oocdl.errors import InputError
-from oocdl.events import Event, RunStarted, StepDone, Stop, WorkersChanged
+from oocdl.events import VALIDATION_PREFIX, Event, RunStarted, StepDone, Stop, WorkersChanged
 from oocdl.storage.run.run_store import RunStore
 
 LESS_IS_BETTER = frozenset({"loss", "mae", "rmse"})
@@ -14,11 +14,12 @@ LESS_IS_BETTER = frozenset({"loss", "mae", "rmse"})
 
 
 class EarlyStopping:
-    """Ends a run after ``patience`` validations in a row that were no better than the best one before.
+    """Ends a run after ``patience`` validations in a row that were no better than the best one before them.
 
-    Better is by more than ``min_delta``; ``mode`` is "min", "max", or "auto": less is better of losses and
-    errors, more of all else. The names are Keras's. What it has seen is in the run's history, so a run that
-    was killed and goes on ends at the same step, with the same bits; weights are those of the last step.
+    A result is better only by more than ``min_delta``. ``mode`` is "min", "max", or "auto": losses and errors
+    are to be small, all other results large. The names are Keras's. The decision depends on the history
+    alone, so a run that was killed ends at the same step, with the same bits. It keeps the weights of its
+    last step.
 
     Raises InputError if ``monitor`` is no result of a validation, such as "val_loss" or "val_dice".
 
@@ -29,14 +30,16 @@ class EarlyStopping:
     def __init__(
         self, monitor: str = "val_loss", *, patience: int = 10, min_delta: float = 0.0, mode: str = "auto"
     ) -> None:
-        if not monitor.startswith("val_"):
+        if not monitor.startswith(VALIDATION_PREFIX):
             raise InputError(f"monitor names a result of validations, such as 'val_loss', got {monitor!r}")
         if mode not in ("auto", "min", "max"):
             raise InputError(f"mode must be 'auto', 'min' or 'max', got {mode!r}")
         if patience < 1 or min_delta < 0:
             raise InputError(f"patience is at least 1, min_delta at least 0, got {patience} and {min_delta}")
         self.monitor, self.patience, self.min_delta = monitor, patience, min_delta
-        parts = monitor.removeprefix("val_").split("/")  # "val_loss/OUTPUT", "val_OUTPUT/mae", "val_dice/1"
+        parts = monitor.removeprefix(VALIDATION_PREFIX).split(
+            "/"
+        )  # "val_loss/OUTPUT", "val_OUTPUT/mae", "val_dice/1"
         is_less = not LESS_IS_BETTER.isdisjoint(parts) if mode == "auto" else mode == "min"
         self._sign = -1.0 if is_less else 1.0
         self._seen: dict[int, float] = {}
@@ -60,7 +63,7 @@ class EarlyStopping:
         """Take rows of the history; raises Stop if the last of the results is the last one to wait for."""
         before = len(self._seen)
         for row in rows:
-            results = [name for name in row if name.startswith("val_") and name != "val_seconds"]
+            results = [name for name in row if name.startswith(VALIDATION_PREFIX)]
             if results and self.monitor not in row:
                 raise InputError(f"there is no '{self.monitor}' to monitor, but {', '.join(results)}")
             if results:

@@ -70,7 +70,7 @@ class Settings:
 
     @property
     def held_out(self) -> float | tuple[int, ...] | None:
-        """The share of the samples, or their indices, that are validated on; None: no such are."""
+        """The share or the indices of the samples to hold out; None if no samples are held out."""
         return self.validation if isinstance(self.validation, float | tuple) else None
 
     def spill_folder(self, default: Path) -> Path:

@@ -64,7 +64,7 @@ class Metric(ABC):
 
 @dataclass(frozen=True)
 class Overlap(Metric):
-    """A score of each class and sample, whose mean over the classes and then over samples is the metric.
+    """A score of each class and sample; the metric is its mean over classes, then over samples.
 
     ``include_background``: whether class 0 counts. ``ignore_empty``: whether samples whose labels lack a
     class are left out of its mean; else they score 1 where it is not predicted either, and 0 where it is.
@@ -254,7 +254,7 @@ class HeadSums:
     values: Mapping[str, str]
     """Name of a sum -> its value in the graph, of shape (batch, classes) or (batch, 1)."""
     known: Mapping[str, float]
-    """Name of a sum that does not depend on data -> what it is of each sample."""
+    """Name of a sum that does not depend on data -> its value for each sample."""
 
 
 def add_metric_sums(

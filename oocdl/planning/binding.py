@@ -50,7 +50,7 @@ class Binding:
         return frozenset({*self.inputs.values(), *(name for target in self.targets for name in target.read)})
 
     def apart(self) -> Binding:
-        """Return the binding by the names that the arrays have in ``Dataset.with_validation``."""
+        """Return the same binding by the names of arrays in ``Dataset.with_validation``."""
         targets = (
             replace(
                 target,

@@ -63,11 +63,11 @@ class Course:
     """Samples of the dataset, those that are held out included."""
     settings: Settings
     further_samples: int = 0
-    """Samples of a dataset of its own for validation."""
+    """Samples of the validation dataset; 0 if there is none."""
 
     @cached_property
     def validated(self) -> Sequence[int]:
-        """Rows of their dataset that are validated on, ascending. Raises InputError for what cannot be."""
+        """Rows to validate on, ascending, of their dataset. Raises InputError for rows that do not exist."""
         asked = self.settings.held_out
         if asked is None:
             return range(self.further_samples)
@@ -85,7 +85,7 @@ class Course:
 
     @cached_property
     def trained(self) -> Sequence[int]:
-        """Rows of the dataset that are trained on, ascending."""
+        """Rows of the dataset to train on, ascending."""
         if self.settings.held_out is None:
             return range(self.samples)
         apart = set(self.validated)
@@ -134,7 +134,7 @@ class Course:
         ]
 
     def validates_after(self, done: int) -> bool:
-        """Whether the step by which ``done`` steps are done is followed by a validation."""
+        """Whether a validation follows once ``done`` steps are done."""
         settings = self.settings
         if not self.validated:
             return False

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import InputError
+from oocdl.events import VALIDATION_PREFIX
 from oocdl.host.optional import needed
 from oocdl.report.figure import OKABE_ITO, empty_figure, picture_path, written
 from oocdl.report.tables import sparkline
@@ -19,8 +20,6 @@ SMOOTH_SHARE = 0.02
 """A smoothed curve is a mean that forgets by this share of all steps, at least ``SMOOTH_STEPS``."""
 SMOOTH_STEPS = 5
 
-VALIDATION_PREFIX = "val_"
-"""The names of what a validation has found begin with this, as in Keras."""
 SPARKS = 40
 """Characters of a line of losses."""
 

@@ -26,6 +26,7 @@ from rich.table import Column
 
 from oocdl.errors import printable
 from oocdl.events import (
+    VALIDATION_PREFIX,
     Committed,
     Event,
     Notice,
@@ -150,7 +151,7 @@ class Progress:
 
     def _step(self, event: StepDone) -> None:
         row, self.last_row = event.row, event
-        self.validation_seconds += row.get("val_seconds", 0.0)
+        self.validation_seconds += row.get(f"{VALIDATION_PREFIX}seconds", 0.0)
         if names := metric_names([row]):
             self.validated = [(1 + bool(at), f"{name} {row[name]:.4f}") for at, name in enumerate(names)]
         self.done = row["step"]

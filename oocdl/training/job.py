@@ -36,7 +36,7 @@ class Job:
     binding: Binding
     machine: Machine
     validation: Binding | None = None
-    """Arrays of the dataset that is validated on, where it is one of its own."""
+    """Binding of the validation dataset; None if there is none."""
 
     @cached_property
     def course(self) -> Course:

@@ -20,6 +20,7 @@ import zarr
 
 from oocdl.errors import NonFiniteError
 from oocdl.events import (
+    VALIDATION_PREFIX,
     Committed,
     Event,
     Listener,
@@ -37,7 +38,6 @@ from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.host.heap import lasting
 from oocdl.planning.passes import MAIN, PassInfo, Step
 from oocdl.report.disk_check import check_commit
-from oocdl.report.history_view import VALIDATION_PREFIX
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
@@ -93,7 +93,7 @@ class Trainer:
         self.samples: tuple[int, ...] = ()
         """Dataset rows of the last pass of the last step that is done."""
         self.due: dict[str, Any] | None = None
-        """The row of the last step that is done, while its validation is not."""
+        """Row of the last step, until its validation is done and listeners know of it."""
         self.look_at = 0.0
         """Time of the next ``StepRunning`` (seconds of ``time.monotonic``)."""
 

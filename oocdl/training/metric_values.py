@@ -17,7 +17,7 @@ from oocdl.planning.passes import PassInfo
 from oocdl.runtime.inputs import own_regions
 
 PassSums = Mapping[str, Mapping[str, Any]]
-"""Output -> name of a sum -> it of each sample of a pass, of shape (samples, classes) or (samples, 1)."""
+"""Output -> name of a sum -> its values in a pass, of shape (samples, classes) or (samples, 1)."""
 
 
 @dataclass(eq=False)
@@ -30,7 +30,7 @@ class Gathered:
 
     @property
     def watched(self) -> frozenset[str]:
-        """The values that ``deliver`` has to be called with, by their stored names."""
+        """Stored names of the values that ``deliver`` needs."""
         return frozenset(
             one.plan.factored.stored(value)
             for one in self.compiled.values()
@@ -39,7 +39,7 @@ class Gathered:
         )
 
     def deliver(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
-        """Take a piece of a value that a unit has made; any other value is passed over."""
+        """Take a piece of a value that a unit has made; ignore values that no metric needs."""
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
         for output, head in compiled.metric_sums.items():

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oocdl.events import VALIDATION_PREFIX
 from oocdl.ops.metric_functions import Metric
 from oocdl.planning.passes import PassInfo
-from oocdl.report.history_view import VALIDATION_PREFIX
 from oocdl.storage.files import read_bytes, regular, reporting, write_bytes
 from oocdl.storage.run.history import line_of, row_of
 from oocdl.training.metric_values import PassSums, metric_values

@@ -43,7 +43,7 @@ class DatasetSpec:
     names: tuple[str, ...]
     allow_missing_chunks: bool
     validation: DatasetSpec | None = None
-    """The dataset whose arrays are among the others, under names of ``apart``."""
+    """Dataset for validation, whose arrays are listed with the others by the names that ``apart`` gives."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Dataset:
         return replace(self, arrays=arrays, reopen=replace(self.reopen, names=tuple(arrays)))
 
     def with_validation(self, other: Dataset) -> Dataset:
-        """Return the dataset with the arrays of another, under names of ``apart``."""
+        """Return the dataset with the arrays of another added, by the names that ``apart`` gives them."""
         arrays = {apart(name): array for name, array in other.arrays.items()}
         reopen = replace(self.reopen, validation=other.spec())
         return replace(self, arrays={**self.arrays, **arrays}, reopen=reopen)
@@ -82,9 +82,9 @@ class Dataset:
 
 
 def apart(name: str) -> str:
-    """Return the name that an array of the validation dataset has among those of the other.
+    """Return the name of a validation array in the dataset of a run.
 
-    No array of a Zarr group or an HDF5 file can have it.
+    It begins with a slash, as no name of an array in a Zarr group or an HDF5 file does.
     """
     return f"/validation/{name}"
 
