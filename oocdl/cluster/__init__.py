@@ -1,4 +1,4 @@
-"""Workers as jobs of a batch system, through dask-jobqueue: ``oocdl.cluster.slurm(nodes=4, ...)``."""
+"""Starts workers as jobs of a batch system, by dask-jobqueue: ``oocdl.cluster.slurm(nodes=4, ...)``."""
 
 from oocdl.cluster.systems import htcondor, lsf, pbs, sge, slurm
 

@@ -141,7 +141,7 @@ def _toml(value: str | int | bool | list[str]) -> str:
 
 
 def _ask(command: str) -> list[str]:
-    """Lines that a command prints; none if it fails, or takes too long."""
+    """Return the lines that a command prints; none if it fails, or takes too long."""
     try:
         done = subprocess.run(
             command.split(), capture_output=True, text=True, timeout=ASK_SECONDS, check=True
@@ -152,7 +152,7 @@ def _ask(command: str) -> list[str]:
 
 
 def _first(command: str) -> dict[str, str | int]:
-    """The first queue that a command lists, after a heading if it underlines one."""
+    """Return the first queue that a command lists, after a heading if it underlines one."""
     lines = _ask(command)
     ruled = [number for number, line in enumerate(lines) if set(line) <= set("- ")]
     names = [line.split()[0] for line in lines[ruled[0] + 1 if ruled else 0 :]]
@@ -197,7 +197,7 @@ def _sge() -> dict[str, str | int]:
 
 
 def _pairs(command: str) -> list[tuple[str, str]]:
-    """Name and first value of each line that a command prints."""
+    """Return the name and first value of each line that a command prints."""
     rows = [line.split() for line in _ask(command)]
     return [(row[0], row[1]) for row in rows if len(row) > 1]
 
@@ -207,7 +207,7 @@ def _number(text: str) -> int:
 
 
 def _disk() -> dict[str, str | int]:
-    """A disk of this machine by a name that disks of nodes usually have."""
+    """Return a disk of this machine by a name that disks of nodes usually have."""
     for folder in map(Path, LOCAL_DISKS):
         if folder.is_dir() and os.access(folder, os.W_OK) and filesystem(folder) not in MEMORY_FILESYSTEMS:
             return {"spill": f"{folder}/$USER"}
@@ -215,7 +215,7 @@ def _disk() -> dict[str, str | int]:
 
 
 def _with_interface(found: Found, nodes: Sequence[str]) -> Found:
-    """The same with the interface of this machine that leads to all nodes, or with a doubt which it is."""
+    """Add the interface of this machine that leads to all nodes, or a doubt which it is."""
     names = sorted({interface_to(address) or "none" for address in dict.fromkeys(nodes)})
     if len(names) == 1 and names != ["none"]:
         return replace(found, values={**found.values, "scheduler_interface": names[0]})

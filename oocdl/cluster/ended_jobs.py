@@ -32,7 +32,7 @@ NONE_LEFT = "No unfinished job found"
 
 
 class Ended:
-    """Jobs of a batch system that are over, of those that wait for their workers."""
+    """Finds which jobs of a batch system are over, of those that wait for their workers."""
 
     def __init__(self, system: str, logs: Path) -> None:
         self._system, self._logs = system, logs
@@ -69,7 +69,7 @@ class Ended:
         return [path for path in self._logs.glob("*") if mentions.search(path.name)]
 
     def _is_quiet(self, number: str) -> bool:
-        """Whether a job has begun to write logs, and has written nothing more for a while."""
+        """Return whether a job has begun to write logs, and has written nothing more for a while."""
         written = [path.stat().st_mtime for path in self._logs_of(number)]
         return bool(written) and time.time() - max(written) >= LOOK_SECONDS
 
@@ -104,7 +104,7 @@ async def unfinished(system: str) -> set[str] | None:
 
 
 def _plain(number: str) -> str:
-    """The digits that the number of a job begins with.
+    """Return the digits that the number of a job begins with.
 
     >>> _plain(" 12.server"), _plain("job-ID  prior")
     ('12', '')

@@ -1,4 +1,4 @@
-"""Options of a job: ``JobOptions`` as a user gives them, ``JobSettings`` once they are checked.
+"""Defines the options of a job: ``JobOptions`` as a user gives them, ``JobSettings`` once checked.
 
 An option comes from the call, else from the table of its system in the site file, else from here.
 """
@@ -20,7 +20,7 @@ from oocdl.host.paths import path_of, state_folder
 
 LEAST_WALLTIME_SECONDS = 60
 LEAST_MEMORY_BYTES = 64 << 20
-"""A worker takes more before it holds anything: who gives less means another unit."""
+"""Minimum memory of a job: a worker takes more before it holds anything, so less means another unit."""
 LEAST_MARGIN_SECONDS, MOST_MARGIN_SECONDS = 15, 300
 """Bounds of the seconds that a worker has to leave in good order, and hand on what it holds."""
 STAGGER_SHARE = 0.03
@@ -28,7 +28,7 @@ MOST_STAGGER_SECONDS = 240
 TUNNEL_PORT = 8787
 """Port on the user's own machine, where a tunnel to the dashboard begins."""
 JOB_SPILL = "${TMPDIR:-${TMP:-/tmp}}"
-"""For the shell of the job: batch systems that give a job a folder of its own name it so (SGE the latter)."""
+"""Spill folder, for the job's shell: these variables name a folder of the job's own (on SGE, ``TMP``)."""
 
 
 TAKERS = {

@@ -1,6 +1,6 @@
-"""dask-jobqueue's clusters. To import it takes Ctrl-C over for the whole process, which is undone here.
+"""Imports dask-jobqueue's clusters, and undoes the handler of Ctrl-C that the import sets.
 
-Its module ``runner`` sets a handler of SIGINT that exits wherever the process is, in a commit, too.
+Its module ``runner`` sets a handler of SIGINT that exits wherever the process is, even in a commit.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ LOST_WORKER_SECONDS = 600
 class Watch(SchedulerPlugin):
     """Notes which workers have come, and undoes what was done for a cluster when its scheduler closes.
 
-    That is after its jobs: keys are deleted, Dask's configuration is as it was.
+    The scheduler closes after the jobs: then keys are deleted, and Dask's configuration is as it was.
     """
 
     name = "oocdl-jobs"
@@ -59,12 +59,12 @@ class Watch(SchedulerPlugin):
         return now - self.came.pop(name, now)
 
     def older(self, seconds: float) -> set[str]:
-        """Names of workers whose jobs have had one for longer."""
+        """Return the names of workers that first came more than so many seconds ago."""
         now = time.monotonic()
         return {name for name, came in self.came.items() if now - came > seconds}
 
     async def close(self) -> None:
-        """Undo."""
+        """Undo what was done for the cluster."""
         self._undo.close()
 
 
@@ -114,7 +114,7 @@ class KeepJobs(Adaptive):
         return advice
 
     async def _gone(self) -> list[str]:
-        """Names of workers whose jobs have ended, or could not be submitted."""
+        """Return the names of workers whose jobs have ended, or could not be submitted."""
         present = {str(worker.name) for worker in self.cluster.scheduler.workers.values()}
         missing = [name for name in self.cluster.requested if name not in present]
         refused = [name for name in missing if self.cluster.workers[name].job_id is None]
@@ -123,7 +123,7 @@ class KeepJobs(Adaptive):
         return [*refused, *(name for name, answered in zip(lost, answers, strict=True) if not answered)]
 
     async def _over(self) -> dict[str, str]:
-        """Names of workers that never came and whose jobs are over -> what is known of why."""
+        """Return the names of workers that never came and whose jobs are over -> what is known of why."""
         jobs = {name: self.cluster.workers[name].job_id for name in self.cluster.requested}
         waiting = {name: number for name, number in jobs.items() if number and name not in self._watch.came}
         over = await self._ended.among(waiting)
@@ -141,7 +141,7 @@ def forget_refused(job: ProcessInterface) -> None:
 
 
 async def _answers(address: str) -> bool:
-    """Whether somebody listens at an address of Dask."""
+    """Return whether somebody listens at an address of Dask."""
     host, port = get_address_host_port(address)
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_SECONDS)

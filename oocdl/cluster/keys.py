@@ -24,7 +24,7 @@ from oocdl.errors import InputError
 
 VALID_DAYS = 366
 CLOCKS_DAYS = 1
-"""Clocks of nodes may be behind by so much."""
+"""Number of days by which the clocks of nodes may be behind."""
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "worker-cert.pem", "worker-key.pem"
 
 
@@ -35,7 +35,7 @@ class _Pair(NamedTuple):
     certificate: x509.Certificate
 
     def key_text(self) -> str:
-        """The private key, as PEM."""
+        """Return the private key, as PEM."""
         return self.key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -43,7 +43,7 @@ class _Pair(NamedTuple):
         ).decode()
 
     def certificate_text(self) -> str:
-        """The certificate, as PEM."""
+        """Return the certificate, as PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 

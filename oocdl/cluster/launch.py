@@ -34,9 +34,9 @@ OWN_ADDRESS = (
     "import socket as s; u = s.socket(s.AF_INET, s.SOCK_DGRAM); u.connect(('{host}', 9)); "
     "print(u.getsockname()[0])"
 )
-"""For Python on a node: prints the address by which that reaches a host; nothing is sent."""
+"""Program for Python on a node: it prints the address by which that reaches a host; nothing is sent."""
 PROXY_ROUTES = "distributed.http.proxy"
-"""Lets whoever sees the dashboard reach every worker through it."""
+"""Module of routes by which whoever sees the dashboard can reach every worker."""
 
 
 def script(settings: JobSettings) -> str:
@@ -196,7 +196,7 @@ def _own(settings: JobSettings) -> Mapping[str, Any]:
 
 
 def _resources(settings: JobSettings, text: str | None) -> str | None:
-    """The ``-l`` of a job, with its memory where that is to stand."""
+    """Return the ``-l`` of a job, with its memory where that is to stand."""
     if text is None:
         return None
     per_core = f"{ceil((settings.memory_bytes >> 20) / settings.cores)}M"
@@ -214,7 +214,7 @@ def memory_bytes(asked_bytes: int) -> int:
 
 
 def _scheduler_host(settings: JobSettings, tell: Callable[[str], None]) -> str:
-    """The address that workers reach this machine by, and the only one that the scheduler listens at."""
+    """Return the address by which workers reach this machine, the only one that the scheduler listens at."""
     name = settings.scheduler_interface or settings.interface
     if name is None:
         address: str = get_ip()  # type: ignore[no-untyped-call]
@@ -235,7 +235,7 @@ def _scheduler_host(settings: JobSettings, tell: Callable[[str], None]) -> str:
 
 
 def dashboard_settings(port: int) -> dict[str, Any]:
-    """Dask's configuration for a dashboard that answers its own page only: here, or through the tunnel."""
+    """Return Dask's configuration for a dashboard that answers only its own page, here or by the tunnel."""
     hosts = (LOOPBACK, "localhost")
     routes = [
         route for route in dask.config.get("distributed.scheduler.http.routes") if route != PROXY_ROUTES
@@ -253,7 +253,7 @@ _lock, _clusters, _changed = threading.Lock(), set[object](), ExitStack()
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Have Dask wait ``LOST_WORKER_SECONDS``, as long as a cluster needs it; they may end in any order.
+    """Have Dask wait ``LOST_WORKER_SECONDS``, as long as a cluster needs it; clusters may end in any order.
 
     Its configuration is that of the whole process.
     """

@@ -1,4 +1,4 @@
-"""The site file: what an admin has written once, so that users need not know their cluster.
+"""Reads the site file: what an admin has written once, so that users need not know their cluster.
 
 It is TOML, with a table for each batch system and in it the options of ``oocdl.cluster``:
 
@@ -29,7 +29,7 @@ SYSTEMS = ("slurm", "pbs", "sge", "lsf", "htcondor")
 
 @dataclass(frozen=True)
 class Site:
-    """Defaults for one batch system, and the file that they are of; None if there is no file."""
+    """Defaults for one batch system, and the file that they come from; None if there is no file."""
 
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""In the process of ``fit``: has the scheduler of its client show the run on Dask's dashboard."""
+"""Has the scheduler of the client of ``fit`` show the run on Dask's dashboard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oocdl.runtime.cluster.member import mark_of
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
 
 SEND_SECONDS = 1.0
-"""What is new is sent no more often than this."""
+"""Minimum seconds between two messages with what is new."""
 END_SECONDS = 10.0
 
 
@@ -26,7 +26,7 @@ END_SECONDS = 10.0
 def shown(
     client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
 ) -> Iterator[Listener]:
-    """Show a run on Dask's dashboard as long as the block lasts; gives a listener of the run.
+    """Show a run on Dask's dashboard as long as the block lasts; give a listener of the run.
 
     ``client`` gives the client that the run has now: another one after its scheduler has started anew. Where
     showing fails, ``tell`` is called with a line, and the run goes on. ``tells_address``: whether the address
@@ -40,7 +40,7 @@ def shown(
 
 
 class Showing:
-    """Shows a run on the scheduler that it has, and on the next one if that has started anew. A listener."""
+    """A listener that shows a run on its scheduler, and shows it again once that has started anew."""
 
     def __init__(
         self, client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
@@ -71,7 +71,7 @@ class Showing:
                 self._tell(f"the page in Dask's dashboard could not be taken away ({_in_words(error)})")
 
     def _is_shown(self) -> bool:
-        """Whether the scheduler has the run on its page still, or no page for it."""
+        """Return whether the scheduler still shows the run, or has no page for it."""
         if not self._has_page:
             return True
         try:
@@ -104,9 +104,9 @@ class Showing:
 
 
 class Sender:
-    """Sends what is new in the files of a run to a scheduler that does not see them. A listener.
+    """A listener that sends what is new in a run's files to a scheduler that does not see them.
 
-    It never waits: what could not be sent yet is sent with an event after it.
+    It never waits: what could not be sent yet is sent with a later event.
     """
 
     def __init__(self, client: Any, name: str, run: Path, tell: Callable[[str], None]) -> None:
@@ -116,7 +116,7 @@ class Sender:
         self._failed = False
 
     def __call__(self, event: Event) -> None:
-        """Send what is new, if the last that was sent has come and is a second old."""
+        """Send what is new, if the last message has arrived and is at least ``SEND_SECONDS`` old."""
         if self._failed or (self._sending is not None and not self._sending.done()):
             return
         if time.monotonic() - self._sent_at < SEND_SECONDS:
@@ -124,7 +124,7 @@ class Sender:
         self._send()
 
     def finish(self) -> None:
-        """Send all that is left; waits for it for some seconds."""
+        """Send all that is left, and wait for it at most ``END_SECONDS``."""
         deadline = time.monotonic() + END_SECONDS
         while not self._failed:
             if self._sending is not None:
@@ -133,7 +133,7 @@ class Sender:
                 return
 
     def _send(self) -> bool:
-        """Send what is new; whether there is anything."""
+        """Send what is new; return whether there was anything."""
         try:
             if self._sending is not None:
                 self._sending.result(0)

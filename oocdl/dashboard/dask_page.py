@@ -1,4 +1,4 @@
-"""On a Dask scheduler: the page of its dashboard that shows a run, and the link in the navigation bar."""
+"""Adds the page that shows a run, and a link to it, to the dashboard of a Dask scheduler."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from oocdl.dashboard.view import View
 
 __all__ = ["UPDATE_SECONDS", "add", "look"]
 KEEP_ALIVE_MILLISECONDS = 500
-"""As Dask has it for its own pages."""
+"""Milliseconds between pings of open pages and between looks for closed ones, as on Dask's own pages."""
 LAST_SECONDS = 5.0
-"""Open pages have so long to show how the last run ended."""
+"""Seconds that open pages have to show how the last run ended."""
 logger = logging.getLogger(__name__)
 
 
 def look(folder: Path) -> Shown:
-    """Return what shows the run in a folder."""
+    """Return the ``Shown`` of the run in a folder."""
     return Shown(View(folder), logger.warning)
 
 
 def add(scheduler: Scheduler, dask: Any, name: str, newest: Callable[[], Shown | None]) -> Callable[[], None]:
     """Add the page to the dashboard of a scheduler, whose own pages ``dask`` serves.
 
-    ``name``: the last part of its address, and its word in the navigation bar. Returns what takes it away.
+    ``name`` is the last part of its address, and its navigation label. Returns a function that removes it.
     """
     known: dict[str, Any] = template_variables(scheduler)  # one for all pages, read whenever one is loaded
 

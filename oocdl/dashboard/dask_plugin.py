@@ -1,6 +1,6 @@
-"""On a Dask scheduler: shows runs as a page of Dask's dashboard, as long as they last.
+"""Shows runs on a page of Dask's dashboard as long as they last; all of this runs on the scheduler.
 
-All of this runs on the scheduler. Bokeh is imported only where Dask itself shows a dashboard.
+Bokeh is imported only where Dask itself shows a dashboard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oocdl.runtime.cluster.member import mark_of
 
 NAME = "oocdl-page"
 PAGE = "oocdl"
-"""The last part of the page's address, and its word in the navigation bar."""
+"""Last part of the page's address, and its label in the navigation bar."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Begun:
 
     is_shown: bool
     sees_run: bool
-    """Whether the scheduler reads the run directory; else it has to be sent what is in it."""
+    """Whether the scheduler reads the run directory; else the driver has to send what is in it."""
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class RunOnPage:
 
     client_id: str
     folder: Path
-    """The run directory, or the copy of what the driver sends of it."""
+    """The run directory, or the copy that the driver sends of it."""
     is_copy: bool
     shown: Any = None
     """An ``oocdl.dashboard.shown.Shown``, once there is something to show."""
@@ -54,7 +54,7 @@ class Pages(SchedulerPlugin):
     scheduler: Scheduler
     runs: dict[str, RunOnPage] = field(default_factory=dict)
     page: Any = None
-    """What takes the page away: see ``oocdl/dashboard/dask_page.py``."""
+    """Function that removes the page: see ``oocdl/dashboard/dask_page.py``."""
     reader: asyncio.Task[None] | None = None
     forget_metrics: Callable[[], None] = lambda: None
 
@@ -76,12 +76,12 @@ class Pages(SchedulerPlugin):
         return [one.shown.view for one in self.runs.values() if one.shown is not None]
 
     def newest(self) -> Any:
-        """The ``Shown`` of the run that has begun last; None while there is nothing of any."""
+        """Return the ``Shown`` of the run that has begun last; None while no run has anything to show."""
         found = [one.shown for one in self.runs.values() if one.shown is not None]
         return found[-1] if found else None
 
     async def receive(self, run: str, pieces: Sequence[Piece]) -> None:
-        """Take what is new of a run whose directory is not seen here."""
+        """Take what is new of a run whose directory this scheduler does not see."""
         one = self.runs[run]
         await asyncio.to_thread(write, one.folder, pieces)
         if one.shown is None:
@@ -107,7 +107,7 @@ class Pages(SchedulerPlugin):
                 self.scheduler.remove_plugin(NAME)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """A client has left, or its connection is broken: its runs are shown no longer."""
+        """Stop showing the runs of a client that has left, or whose connection is broken."""
         for run in [run for run, one in self.runs.items() if one.client_id == client]:
             dask_private.call_soon(scheduler, self.end, run)
 
@@ -146,7 +146,7 @@ async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: 
 
 
 def is_shown(run: str, dask_scheduler: Scheduler) -> bool:
-    """Whether a run is shown here."""
+    """Return whether a run is shown here."""
     pages = _pages(dask_scheduler)
     return pages is not None and run in pages.runs
 
@@ -168,12 +168,12 @@ def _pages(scheduler: Scheduler) -> Pages | None:
 
 
 def has_dashboard(scheduler: Scheduler) -> bool:
-    """Whether Dask's own pages are served here."""
+    """Return whether Dask's own pages are served here."""
     return dask_pages(scheduler) is not None
 
 
 def dask_pages(scheduler: Scheduler) -> Any:
-    """The application of Dask's own pages; None if there is none."""
+    """Return the application of Dask's own pages; None if there is none."""
 
     def is_bokeh(application: Any) -> bool:
         return any(one.__name__ == "BokehTornado" for one in type(application).__mro__)

@@ -26,7 +26,7 @@ from oocdl.host.heap import keep_freed_memory
 
 T = TypeVar("T")
 UNFIT = b"unfit"
-"""What a copy says that cannot go backward: the work is done here."""
+"""Message of a copy that cannot go backward: the work is then done in this process."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -77,7 +77,7 @@ def _check_nodes(graph: onnx.GraphProto, opset: int, own: Collection[str]) -> No
 
 @dataclass(frozen=True)
 class _Schema:
-    """What ONNX says of an operator."""
+    """The facts that ONNX states about an operator."""
 
     attributes: Mapping[str, tuple[str, bool]]
     """Name -> type, and whether it has to be there."""

@@ -1,16 +1,16 @@
-"""Which worker runs which call: decided layer by layer, in the plan's order, by what it costs over hosts.
+"""Assigns calls to workers, layer by layer in the plan's order, by what each choice costs over hosts.
 
-A layer that has a unit for every worker is given out in contiguous blocks of shards, or each unit to where
-most of what it reads is, whichever is done sooner. Units of a layer that has fewer, and what combines partial
-sums, go where they are done the soonest: bytes that are elsewhere take time to come, a busy worker takes time
-to be free, and weights beyond a worker's share of all weights and state would be spilled. So layers that
-cannot be cut follow each other over the workers where their weights are large (a pipeline), and stay together
-where they are not.
+The units of a layer that has one for every worker go to workers in contiguous blocks of shards, or each to
+the worker that has most of its inputs, whichever ends sooner. Units of smaller layers, and calls that combine
+partial sums, go where they end the soonest: remote bytes take time to arrive, a busy worker takes time to be
+free, and weights beyond a worker's share of all weights and state would be spilled. So layers that cannot be
+cut follow each other over the workers where their weights are large (a pipeline), and stay together where
+they are small.
 
-A weight and its state live, and are updated, on the worker that alone reads a piece of it, or adds up its
-gradient. Nothing of a weight travels but new weights to who reads them, and sums of gradients.
-So where a gradient has to go is known when it is made, and is a part of what its call costs on each worker.
-Bits never depend on any of this. Equal graphs are assigned equally, on every machine.
+A weight and its state live, and are updated, on the only worker that reads a piece of it, or on the one that
+adds up its gradient. Only new weights, for those who read them, and sums of gradients travel. So the
+destination of a gradient is known when it is made, and is part of what its call costs on each worker. No bits
+depend on any of this. Equal graphs are assigned equally, on every machine.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey
 
 NETWORK_BYTES_PER_SECOND = 1.25e9
-"""Between two workers: 10 Gbit/s."""
+"""Bytes per second between two workers: 10 Gbit/s."""
 MESSAGE_SECONDS = 2e-4
-"""Of something that comes from another worker, beside its bytes."""
+"""Seconds that a message from another worker takes in addition to those of its bytes."""
 NEAR_RATIO = 0.8
 """Units go where their inputs are, and not in blocks, if that takes at most this share of the time."""
 FEW_UNITS = 2
-"""A layer of fewer units than this for each worker may also leave workers without any."""
+"""A layer of fewer units per worker than this may also leave workers idle."""
 SAMPLES = 24
-"""So many units of a layer are asked where their inputs are, to choose between the two."""
+"""Number of units of a layer whose inputs are located, to choose between the two."""
 
 
 class _Needs(NamedTuple):
-    """What a call reads, by where it is."""
+    """Location, size and readiness of the inputs of a call."""
 
     there: npt.NDArray[np.bool_]
-    """For each worker whether some of it is there."""
+    """Whether each worker has some of the inputs."""
     nbytes: Ints
-    """For each worker the bytes of it that are there."""
+    """Bytes of the inputs that each worker has."""
     ready_seconds: float
-    """When all of it has been made."""
+    """Time at which all inputs have been made."""
     homeless: frozenset[int]
     """Pieces of weights and state that no worker has yet."""
 
@@ -65,7 +65,7 @@ def assign(
 ) -> dict[TaskKey, int]:
     """Return the worker, from 0, that runs each call of a pass; ValueError if there are no workers.
 
-    ``threads``: of each worker.
+    ``threads`` is the number of threads of each worker.
     """
     found = assigned(flatten(graph), workers, threads, rates, rules).tolist()
     return {call.key: worker for call, worker in zip(graph.calls, found, strict=True)}
@@ -74,7 +74,7 @@ def assign(
 def assigned(
     flat: FlatPass, workers: int, threads: int = 1, rates: Rates = NOMINAL, rules: Rules = RULES
 ) -> Ints:
-    """Return the same by the places of calls."""
+    """Return the worker of each call as ``assign`` does, in an array by the places of calls."""
     if workers < 1:
         raise ValueError("a pass needs a worker")
     if workers == 1:
@@ -83,7 +83,7 @@ def assigned(
 
 
 class _Assigner:
-    """The assignment so far, and a clock for each worker. Calls go by place, chunks by number."""
+    """The assignment so far, and a clock for each worker. Calls are named by place, chunks by number."""
 
     def __init__(
         self, flat: FlatPass, workers: int, threads: int, seconds: Sequence[float], rates: Rates
@@ -95,15 +95,15 @@ class _Assigner:
         self.where = np.full(len(flat.keys), -1)
         """Chunk -> the worker that has it; -1: it is not there yet, or lives nowhere yet."""
         self.done = np.zeros(len(flat.keys))
-        """Chunk -> when it is there."""
+        """Chunk -> the time at which it is there."""
         self.first, self.results = flat.first.tolist(), flat.results.tolist()
         self.threads = threads
         self.free = [[0.0] * threads for _ in range(workers)]
-        """Worker -> when each of its threads has done what it has been given, as a heap."""
+        """Worker -> the times at which its threads are free, as a heap."""
         self.held = [0.0] * workers
         """Worker -> bytes of weights and state that live there."""
         self.sending = [0.0] * workers
-        """Worker -> seconds in which weights that live there go to those whose gradients have come."""
+        """Worker -> seconds in which it sends weights that live there to those whose gradients have come."""
         self.updates = updates_of(flat)
         """Call that makes a piece of weights or of state anew -> that piece, one of several."""
         self.together = updated_together(flat, self.updates)
@@ -112,16 +112,16 @@ class _Assigner:
         regions = {(call.key[:3], call.region) for call in graph.calls if isinstance(call, CombineCall)}
         self.combines = Counter(key for key, _ in regions)
         self.combined = np.zeros(workers, np.int64)
-        """Worker -> how many sums it combines that are not cut."""
+        """Worker -> number of uncut sums that it combines."""
         self.combiner: dict[str, int] = {}
-        """Layer -> the worker that combines its sums that are not cut, so that they travel together."""
+        """Layer -> the worker that combines its uncut sums, so that they travel together."""
         self.share = sum(graph.input_bytes.values()) / workers
         self.update_of = {**self.updates, **updates_that_read(flat, self.updates)}
-        """The same, and for calls that combine the gradients of such a piece."""
+        """``updates``, with the calls that combine the gradients of such a piece as well."""
         self.going = going(flat, self.update_of, self.together)
 
     def run(self) -> Ints:
-        """Assign all calls; those that pick follow the calls of which they do."""
+        """Assign all calls; return the worker of each. A call that picks runs where its result is made."""
         layers: dict[tuple[str, ...], list[int]] = {}
         working = np.unique(self.flat.own).tolist()
         for place in working:
@@ -167,13 +167,13 @@ class _Assigner:
         self.settle(units)
 
     def book(self, place: int, worker: int, ready: float) -> float:
-        """A worker does a call as soon as it is free and all is there that the call reads; when it has."""
+        """Run a call on a worker as soon as that is free and all inputs are ready; return when it ends."""
         ended = max(self.free[worker][0], ready) + self.seconds[place] + TASK_SECONDS
         heapreplace(self.free[worker], ended)
         return ended
 
     def blocks(self, units: Sequence[int]) -> list[int]:
-        """Contiguous blocks of shards: neighbours share a worker but at the seams."""
+        """Assign units in contiguous blocks of shards: neighbours share a worker except at the seams."""
         shards = [
             call.unit.shard for call in map(self.calls.__getitem__, units) if isinstance(call, UnitCall)
         ]
@@ -184,7 +184,7 @@ class _Assigner:
         return found
 
     def near(self, units: Sequence[int]) -> list[int]:
-        """Each unit where most of what it reads is, as long as that worker has not too many."""
+        """Assign each unit to the worker with most of its inputs, as long as that has not too many units."""
         most = -(-len(units) // self.workers)
         given = np.zeros(self.workers, np.int64)
         arguments, reader = self.flat.arguments_of(units)
@@ -209,7 +209,7 @@ class _Assigner:
         return found
 
     def one_by_one(self, units: Sequence[int]) -> list[int]:
-        """Each unit where it is done the soonest, the others before it done; what they read has come."""
+        """Assign each unit in turn to the worker where it ends the soonest; inputs come there only once."""
         ends, found = np.array(self.backlog(units)), []
         arguments, reader = self.flat.arguments_of(units)
         source, nbytes = self.flat.source[arguments], self.flat.nbytes[arguments]
@@ -218,7 +218,7 @@ class _Assigner:
         home = self.where[source]
         nbytes = np.where(home >= 0, nbytes, 0)
         came = np.zeros((len(parts), self.workers), bool)
-        """For each part of a chunk that is read whether it has come to each of the workers."""
+        """Whether each part of a chunk that is read has come to each of the workers."""
         bounds = np.searchsorted(reader, np.arange(len(units) + 1)).tolist()
         for place, mine in zip(units, (slice(*both) for both in pairwise(bounds)), strict=True):
             there = self.coming_seconds(self.needs(place)) + self.seconds_for(self.going_bytes(place))
@@ -231,30 +231,30 @@ class _Assigner:
         return found
 
     def brings_weights(self, units: Sequence[int]) -> bool:
-        """Whether weights or state that live nowhere yet will live where units of a layer run."""
+        """Return whether weights or state that live nowhere yet will live where units of a layer run."""
         return any(self.new_bytes(place, self.needs(place)) for place in units)
 
     def backlog(self, units: Sequence[int]) -> list[float]:
-        """For each worker the seconds for which it is still busy when all that units read has been made."""
+        """Return the seconds for which each worker is still busy once all that units read has been made."""
         arguments, _ = self.flat.arguments_of(units)
         ready = float(self.done[self.flat.source[arguments]].max(initial=0.0))
         return [max(free[0] - ready, 0.0) for free in self.free]
 
     def end(self, units: Sequence[int], chosen: Sequence[int]) -> float:
-        """When workers have done the units of a layer, from when all has been made that these read."""
+        """Return the seconds until workers have done a layer's units, from when all their inputs are made."""
         found = self.backlog(units)
         for place, worker, seconds in zip(units, chosen, self.moving_seconds(units, chosen), strict=True):
             found[worker] += seconds + (self.seconds[place] + TASK_SECONDS) / self.threads
         return max(found)
 
     def layer_seconds(self, units: Sequence[int], chosen: Sequence[int]) -> float:
-        """What units of a layer take on all workers together."""
+        """Return the seconds that units of a layer take on all workers together."""
         return sum(self.moving_seconds(units, chosen)) + sum(self.seconds[place] for place in units)
 
     def moving_seconds(self, units: Sequence[int], chosen: Sequence[int]) -> list[float]:
-        """What units wait until their inputs come, and until what weights need of them has gone.
+        """Return the seconds in which each unit's inputs come, and its results for updates of weights go.
 
-        What several units of a worker read comes once.
+        An input that several units of a worker read comes once.
         """
         arguments, reader = self.flat.arguments_of(units)
         source, nbytes = self.flat.source[arguments], self.flat.nbytes[arguments]
@@ -275,11 +275,11 @@ class _Assigner:
         return found
 
     def coming_seconds(self, need: _Needs) -> npt.NDArray[np.float64]:
-        """For each worker what it takes until all that a call reads is there."""
+        """Return, for each worker, the seconds until all inputs of a call are there."""
         return self.seconds_for(need.nbytes, need.there)
 
     def going_bytes(self, place: int) -> Ints:
-        """For each worker the bytes of what a call makes that a weight which lives there will need."""
+        """Return, for each worker, the bytes of a call's results that weights which live there will need."""
         goes = slice(*self.going.first[place : place + 2])
         if goes.start == goes.stop:
             return np.zeros(self.workers, np.int64)
@@ -288,20 +288,20 @@ class _Assigner:
         return np.bincount(home[home >= 0], nbytes, self.workers).astype(np.int64)
 
     def seconds_for(self, there: Ints, some: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[np.float64]:
-        """For each worker what it takes to send to it, or it to send, what is ``there`` of all others."""
+        """Return, for each worker, the seconds to get from, or send to, all others the bytes ``there``."""
         some = there > 0 if some is None else some
         others = some.sum() - some
         nbytes = there.sum() - there
         return np.where(others > 0, nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS, 0.0)
 
     def seconds_of(self, worker: int, there: Ints, some: npt.NDArray[np.bool_]) -> float:
-        """The same for one worker."""
+        """Return the seconds of ``seconds_for`` for one worker."""
         others = int(some.sum()) - int(some[worker])
         nbytes = int(there.sum()) - int(there[worker])
         return nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS if others else 0.0
 
     def soonest(self, place: int, need: _Needs) -> int:
-        """The worker on which a call is done the soonest, with room for the weights that it brings there."""
+        """Return the worker where a call ends the soonest, with room for the weights that it brings there."""
         call = self.calls[place]
         if place in self.update_of and self.where[self.update_of[place]] >= 0:
             return int(self.where[self.update_of[place]])
@@ -324,14 +324,14 @@ class _Assigner:
         return int(finished.argmin())
 
     def new_bytes(self, place: int, need: _Needs) -> int:
-        """Bytes of weights and state that will live where the call runs, and live nowhere yet."""
+        """Return the bytes of weights and state that live nowhere yet, and will live where the call runs."""
         found = set(need.homeless)
         if place in self.update_of:
             found.update(self.together[self.update_of[place]])
         return int(self.flat.sizes[list(found)].sum())
 
     def needs(self, place: int) -> _Needs:
-        """What a call reads, and where it is. Partial sums of its own layer are not there yet."""
+        """Locate the inputs of a call. Partial sums of its own layer are not there yet."""
         arguments = slice(self.first[place], self.first[place + 1])
         source = self.flat.source[arguments]
         where = self.where[source]
@@ -346,7 +346,7 @@ class _Assigner:
         return _Needs(there, nbytes, ready, frozenset(homeless))
 
     def give(self, place: int, shared: Collection[int] = ()) -> None:
-        """Assign a call by itself. Weights that live nowhere yet live there, if they are not ``shared``."""
+        """Assign one call. Weights that live nowhere yet will live on its worker, if not ``shared``."""
         need = self.needs(place)
         need = need._replace(homeless=need.homeless.difference(shared))
         worker = self.soonest(place, need)
@@ -363,14 +363,14 @@ class _Assigner:
             self.live(self.together[self.update_of[place]], worker)
 
     def live(self, pieces: Iterable[int], worker: int) -> None:
-        """Weights and state live on a worker, unless they live elsewhere already."""
+        """Have weights and state live on a worker, unless they live elsewhere already."""
         for chunk in pieces:
             if self.where[chunk] < 0:
                 self.where[chunk] = worker
                 self.held[worker] += int(self.flat.sizes[chunk])
 
     def settle(self, units: Sequence[int]) -> None:
-        """What units of one worker alone have read, or made anew, lives there."""
+        """Have weights and state live on the worker whose units alone have read them, or made them anew."""
         for place in units:
             if place in self.updates:
                 self.live(self.together[self.updates[place]], int(self.worker_of[place]))

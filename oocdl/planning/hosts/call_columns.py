@@ -1,8 +1,8 @@
-"""Calls of a pass in columns of numbers, of which each member's part is picked and pickled at once.
+"""Holds the calls of a pass in columns of numbers, from which each member's part is picked and pickled.
 
-A pass has a hundred thousand units, but only hundreds of kinds of them: those of a layer with one program are
-equal but for where they are. Each kind, and each program, is pickled once for all members. Where its calls
-are, what they read and who reads what they make, is numbers.
+A pass has a hundred thousand units, but only hundreds of kinds of them: units of a layer that share a program
+differ only in their regions. Each kind, and each program, is pickled once for all members. Numbers tell where
+calls are, what they read, and which calls read their results.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from oocdl.planning.task_key import TaskKey
 
 
 class _Table:
-    """Things that are equal for many, each once: numbered as they come, and pickled for all who ask."""
+    """A table of things that many calls share: each has a number, and is pickled once for all members."""
 
     def __init__(self) -> None:
         self.number: defaultdict[Any, int] = defaultdict(count().__next__)
         self._packed: list[bytes] = []
 
     def numbered(self, things: Sequence[Hashable]) -> Ints:
-        """The number of each."""
+        """Return the number of each thing; a new one gets the next number."""
         return np.fromiter(map(self.number.__getitem__, things), np.int64, len(things))
 
     def packed(self, some: Ints) -> dict[int, bytes]:
-        """Some of them, pickled, by number."""
+        """Return some of the things, pickled, by number."""
         if not self._packed:
             self._packed += [pickle.dumps(thing, pickle.HIGHEST_PROTOCOL) for thing in self.number]
         return {place: self._packed[place] for place in some.tolist()}
@@ -44,18 +44,18 @@ class _Table:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallColumns:
-    """All calls of a pass; see ``CallPart``, which has the same of some of them."""
+    """All calls of a pass in columns; ``CallPart`` has such columns of some of them."""
 
     flat: FlatPass
     columns: Ints
-    """For each call its kind (-1: it picks), the number in its key, its position, its first chunk."""
+    """Kind (-1: it picks), number in the key, position, and first chunk of each call."""
     own_numbers: Ragged
     reads: Ragged
     uses: Ragged
-    """For each chunk that is made."""
+    """Positions of the calls that read each chunk that is made."""
     kinds: _Table
     program_of: Ints
-    """For each kind the number of its program; -1: it has none."""
+    """Number of the program of each kind; -1: it has none."""
     programs: _Table
     read_columns: Ints
     read_kinds: _Table
@@ -63,12 +63,12 @@ class CallColumns:
     parts: Ragged
     grids: Sequence[tuple[int, ...]]
     ends: Ragged
-    """First of all of ``flat.regions``, then of others."""
+    """Starts and stops of ranges: those of all ``flat.regions``, then those of axes of grids."""
     key_columns: Ints
     names: Sequence[str]
 
     def part(self, calls: Ints, chunks: Ints, regions: Ints) -> CallPart:
-        """Facts needed by the member that owns these calls, with further chunks and regions."""
+        """Return the part for the member that owns these calls, with further chunks and regions."""
         flat = self.flat
         own = calls[self.columns[0, calls] >= 0]
         columns = self.columns[:, own]
@@ -117,7 +117,7 @@ class CallColumns:
 
 
 def _used(count: int, *numbers: Ints) -> Ints:
-    """Which of ``count`` numbers there are, ascending."""
+    """Return which of ``count`` numbers occur, ascending."""
     there = np.zeros(count, bool)
     for some in numbers:
         there[some] = True
@@ -172,7 +172,7 @@ def columns_of(flat: FlatPass) -> CallColumns:
 
 
 def _kinds(calls: Sequence[UnitCall | CombineCall], programs: _Table) -> list[UnitKind | CombineKind]:
-    """The kind of each call."""
+    """Return the kind of each call."""
     program_of = iter(
         programs.numbered([call.unit.program for call in calls if isinstance(call, UnitCall)]).tolist()
     )
@@ -190,7 +190,7 @@ def _kinds(calls: Sequence[UnitCall | CombineCall], programs: _Table) -> list[Un
 
 
 def _parts(flat: FlatPass, grids: _Table) -> tuple[Ints, Ragged, Ragged]:
-    """For each ``Parts`` its grid, -1: it is a list; its regions or axes; and the ends of all of these."""
+    """Return the grid of each ``Parts`` (-1: it is a list), its regions or axes, and the ends of these."""
     parts, axes = flat.reads.parts, _Table()
     is_grid = np.array([one.listed is None for one in parts], bool)
     several = [one for one in parts if one.listed is None]
@@ -210,7 +210,7 @@ def _parts(flat: FlatPass, grids: _Table) -> tuple[Ints, Ragged, Ragged]:
 
 
 def _key_columns(keys: Sequence[TaskKey], names: _Table) -> Ints:
-    """Kind, layer, value and number of keys."""
+    """Return columns of the kind, layer, value and number of keys."""
     kinds, layers, values, numbers = zip(*keys, strict=True)
     number_of = {kind: place for place, kind in enumerate(KINDS)}
     columns = [number_of[kind] for kind in kinds], names.numbered(layers), names.numbered(values), numbers

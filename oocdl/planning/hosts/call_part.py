@@ -1,7 +1,7 @@
-"""Some calls of a pass as they travel to a member: numbers, and kinds of calls that were pickled before.
+"""Holds some calls of a pass as they travel to a member: numbers, and kinds of calls, pickled before.
 
-A member makes of it what it needs: keys of chunks, regions, and its calls, which are equal to those of the
-pass in all that they say.
+The member makes from them the keys of chunks, the regions and its calls, which are equal to those of the pass
+in all that they say.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from oocdl.planning.hosts.ragged import Ints, Ragged
 from oocdl.planning.task_key import TaskKey, TaskKind
 
 KINDS = tuple(TaskKind)
-"""By the number that stands for each."""
+"""Kinds of tasks; the place of each is the number that stands for it."""
 
 
 class UnitKind(NamedTuple):
-    """What many units have in common."""
+    """The facts that many units share."""
 
     key: tuple[TaskKind, str, str]
-    """Of a call's key all but the number."""
+    """Key of a call without its number."""
     layer: int
     program: int
-    """Its number in the pass."""
+    """Number of the program in the pass."""
     names: tuple[str, ...]
-    """Of the values that it makes."""
+    """Names of the values that a unit makes."""
     counts: tuple[int, ...]
     combines: tuple[str | None, ...]
     dtypes: tuple[str, ...]
@@ -43,7 +43,7 @@ class UnitKind(NamedTuple):
 
 
 class CombineKind(NamedTuple):
-    """What many calls have in common that combine sums."""
+    """The facts that many calls which combine sums share."""
 
     key: tuple[TaskKind, str, str]
     combine: str
@@ -53,7 +53,7 @@ class CombineKind(NamedTuple):
 
 
 class ReadKind(NamedTuple):
-    """What many reads have in common."""
+    """The facts that many reads share."""
 
     value: str
     dtype: str
@@ -63,51 +63,51 @@ class ReadKind(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CallPart:
-    """Some calls, with the regions and the keys of chunks of which they, and others, speak.
+    """Some calls, with all regions and keys of chunks that their member needs.
 
-    Whatever has a number has that of the whole pass; what has none here is not known.
+    All numbers are those of the whole pass; what has no number here is not known.
     """
 
     numbers: Ints
-    """Of the calls, without those that pick: these follow their calls."""
+    """Numbers of the calls, without those that pick: these follow their calls."""
     columns: Ints
-    """For each call its kind, the number in its key, its position, and the first chunk that it makes."""
+    """Kind, number in the key, position, and first chunk of each call."""
     own_numbers: Ragged
-    """For each call the shard of a unit, or how many elements went into each sum."""
+    """Shard of each unit; for a call that combines, the elements that went into each partial sum."""
     arguments: Ragged
-    """For each call its chunks."""
+    """Chunks that are the arguments of each call."""
     reads: Ragged
-    """For each call what it reads."""
+    """Numbers of the reads of each call."""
     made: Ragged
-    """For each call the regions that it makes."""
+    """Regions of the results of each call."""
     uses: Ragged
-    """For each result of each call the positions of its readers."""
+    """Positions of the readers of each result of each call."""
     sums: Ints
-    """For each partial sum that a unit adds to its call, result, argument, elements so far."""
+    """Call, result, argument and elements so far of each partial sum that a unit adds to."""
     kinds: Mapping[int, bytes]
     programs: Mapping[int, bytes]
     read_numbers: Ints
     read_columns: Ints
-    """For each read its kind, region, parts and first argument."""
+    """Kind, region, parts and first argument of each read."""
     read_kinds: Mapping[int, bytes]
     part_numbers: Ints
     places: Ints
-    """For each ``Parts`` which of ``grids`` it is; -1: a list."""
+    """Place of each ``Parts`` in ``grids``; -1: it is a list."""
     parts: Ragged
-    """For each the regions, or the axes of the grid."""
+    """Regions of each list, or axes of each grid."""
     grids: Sequence[tuple[int, ...]]
     region_numbers: Ints
     ends: Ragged
-    """For each region, or axis of a grid, start and stop of its ranges."""
+    """Starts and stops of the ranges of each region, or axis of a grid."""
     chunks: Ints
     key_columns: Ints
-    """For each chunk kind, layer, value and number of its key."""
+    """Kind, layer, value and number of the key of each chunk."""
     names: Sequence[str]
-    """Of layers and values."""
+    """Names of layers and values."""
 
     @cached_property
     def keys(self) -> Mapping[int, TaskKey]:
-        """Keys of chunks."""
+        """Keys of chunks, by their numbers."""
         kinds, layers, values, numbers = self.key_columns.tolist()
         name = self.names.__getitem__
         made = map(TaskKey, map(KINDS.__getitem__, kinds), map(name, layers), map(name, values), numbers)
@@ -115,7 +115,7 @@ class CallPart:
 
     @cached_property
     def regions(self) -> Mapping[int, Region]:
-        """Regions, and axes of grids."""
+        """Regions, and axes of grids, by their numbers."""
         known: dict[Range, Range] = {}
         made = (
             tuple([known.setdefault(one, one) for one in zip(ends[::2], ends[1::2], strict=True)])
@@ -156,7 +156,7 @@ class CallPart:
         return found
 
     def _reads(self) -> dict[int, tuple[Read, tuple[str, Region]]]:
-        """Reads, each with value and region, as ``Unit`` has them."""
+        """Return reads by their numbers, each with value and region as ``Unit`` has them."""
         kinds = {number: ReadKind(*pickle.loads(packed)) for number, packed in self.read_kinds.items()}
         grids, regions = self.grids, self.regions
         parts = {}
@@ -175,7 +175,7 @@ class CallPart:
         return found
 
     def _sums(self) -> dict[int, dict[int, tuple[int, int]]]:
-        """Call -> result -> (argument, elements)."""
+        """Return a mapping of calls to results to (argument, elements)."""
         found: dict[int, dict[int, tuple[int, int]]] = {}
         for call, result, argument, elements in self.sums.T.tolist():
             found.setdefault(call, {})[result] = argument, elements
@@ -183,7 +183,7 @@ class CallPart:
 
 
 class _Facts(NamedTuple):
-    """What a call has for itself, whatever its kind."""
+    """The facts of a call that are not those of its kind."""
 
     key: TaskKey
     position: int

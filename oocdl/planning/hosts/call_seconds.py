@@ -1,4 +1,4 @@
-"""Seconds of the calls of a pass on one thread, where nothing is moved or spilled."""
+"""Predicts the seconds of each call of a pass on one thread, where nothing is moved or spilled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oocdl.planning.task_graph import TaskGraph
 
 
 def call_seconds(graph: TaskGraph, rates: Rates, rules: Rules) -> list[float]:
-    """Predicted seconds of every call on one thread, in the order of ``graph.calls``; picks take none."""
+    """Return the predicted seconds of calls on one thread, in the order of ``graph.calls``; 0 for picks."""
     known: dict[Program, float] = {}
     found = []
     for call in graph.calls:

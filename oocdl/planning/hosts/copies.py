@@ -1,7 +1,7 @@
-"""Small sums that several workers combine, each for itself: those that few workers make and read.
+"""Finds small sums that several workers combine, each for itself, as few workers make and read them.
 
-A normalization over all of a volume waits for the sums of all its pieces. Where one worker combines them and
-tells the total, others wait for two messages, one after the other; where each gets the sums, for one. All of
+A normalization over a whole volume waits for the sums of all its pieces. If one worker combines them and
+sends the total, others wait for two messages, one after the other; if each gets the sums, for one. All of
 them add up the same numbers in the same order, so the totals are equal to the last bit.
 """
 
@@ -16,9 +16,9 @@ from oocdl.planning.hosts.flat_pass import FlatPass
 from oocdl.planning.hosts.ragged import Ints
 
 MOST_WORKERS = 4
-"""Of more than so many, one combines a sum for all: each would hear of all others."""
+"""Maximum number of workers that make or read a sum that is copied: each hears of all others."""
 MOST_BYTES = 64 << 10
-"""Of all that is added up; of more, one worker combines it, and tells the others the total."""
+"""Maximum bytes that a copied sum adds up; one worker combines a larger sum, and sends the total."""
 
 
 class Copies(NamedTuple):
@@ -29,13 +29,13 @@ class Copies(NamedTuple):
     workers: Ints
 
     def holds(self, calls: Ints, workers: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """For each call, -1 for none, and worker whether the call is copied there."""
+        """Return, for each call (-1: none) and worker, whether the call is copied there."""
         size = int(max(self.workers.max(initial=0), workers.max(initial=0))) + 1
         return np.isin(calls * size + workers, self.calls * size + self.workers)
 
 
 def copies(flat: FlatPass, workers: Ints) -> Copies:
-    """Find what is combined on which other workers, if calls are run by these ``workers``."""
+    """Find the sums that further workers combine, if calls run on these ``workers``."""
     size, count = int(workers.max(initial=0)) + 1, len(workers)
     combines = np.fromiter((isinstance(call, CombineCall) for call in flat.graph.calls), bool, count)
     places = np.flatnonzero(combines)

@@ -1,9 +1,9 @@
-"""What travels between the workers of a cluster in a pass, and what each of them does.
+"""Lists the bundles that travel between the workers of a cluster in a pass.
 
-A worker runs all its calls by itself. What others need of it travels in bundles: strips, whole chunks, and
-pieces of weights on their way to where they are read. A bundle never waits for another of its own kind: of
-what was made, all of it has crossed equally often between workers before (its *level*), so that workers
-which wait for each other's bundles never wait in a circle.
+A worker runs all its calls by itself. The strips, whole chunks and pieces of weights that others read travel
+in bundles. The items of a bundle are made of data that has crossed between workers equally often before (its
+*level*): no bundle waits for another of its level, so workers which wait for each other's bundles never wait
+in a circle.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 LARGEST_BUNDLE_BYTES = 8 << 20
 """A bundle is sent when it has grown to this: larger ones would take memory that nobody has reserved."""
 MOST_GROUPS = 1024
-"""A pass has at most so many groups of layers on all workers together; each is a task on the cluster."""
+"""Maximum number of groups of layers of a pass on all workers together; each is a task on the cluster."""
 GROUPS_AHEAD = 4
-"""A bundle is asked for when its reader is so many groups of layers behind: earlier it would take room."""
+"""Number of groups of layers by which a bundle is requested ahead of its reader: earlier takes room."""
 MOST_ASKED = 64
-"""Bundles that a member asks for at once: in the order of ``LocalOrder.arriving``, one is enough."""
+"""Maximum number of bundles that a member requests at once; in ``LocalOrder.arriving`` order, 1 is enough."""
 SMALL_BYTES = 64 << 10
-"""A bundle of at most so much comes as soon as it is made."""
+"""Maximum bytes of a bundle that comes as soon as it is made, whatever else was requested."""
 DIRECT_BYTES = MOST_ASKED * SMALL_BYTES
-"""So do larger ones, as long as all that a member has asked for so is not more; others one at a time."""
+"""Maximum bytes of all bundles that come to a member as soon as they are made; others come one at a time."""
 SMALL_ITEM_BYTES = 16 << 10
-"""What is not larger goes in bundles of its own."""
+"""Maximum bytes of an item that goes in bundles of small items only."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,21 @@ class Bundle:
     reader: int
     """The first group of layers that reads one of them on the receiver."""
     position: int
-    """The plan position of that call."""
+    """Plan position of the first call that reads one of them there."""
     level: int
-    """How often what it is made of has crossed."""
+    """Number of times that the data of its items has crossed between workers before."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exchange:
-    """A pass over several workers, and what they give each other.
+    """A pass over several workers, and the bundles that they send each other.
 
-    Bundles are in numbers, a column each, and made for who asks.
+    Bundles are columns of numbers; a ``Bundle`` is made when it is asked for.
     """
 
     placed: Placed
     groups: tuple[str, ...]
-    """Names of the layers, in plan order; where there are many, of the first of each group."""
+    """Names of the layers, in plan order; where there are many, those of the first in each group."""
     group_of: tuple[int, ...]
     """The group of each call."""
     homes: Mapping[TaskKey, int]
@@ -76,13 +76,13 @@ class Exchange:
     renewed: Mapping[TaskKey, TaskKey]
     """Stored piece -> the chunk of this pass that replaces it."""
     columns: Ints
-    """Of each bundle sender, receiver, bytes, group, reader, position, level, as ``Bundle`` has them."""
+    """Sender, receiver, bytes, group, reader, position and level of each bundle, as ``Bundle`` has them."""
     first: Ints
-    """For each bundle, and once more at the end: its first item in ``items``."""
+    """Place in ``items`` of the first item of each bundle, and the end of the last."""
     items: Ints
-    """A chunk, or the number of all chunks and that of a strip."""
+    """Items of bundles: the number of a chunk, or the number of all chunks plus that of a strip."""
     keys: Sequence[TaskKey]
-    """Of the chunks."""
+    """Keys of the chunks."""
 
     @property
     def graph(self) -> TaskGraph:
@@ -100,7 +100,7 @@ class Exchange:
         return tuple(map(self.bundle, range(self.columns.shape[1])))
 
     def bundle(self, number: int) -> Bundle:
-        """A bundle by its number."""
+        """Return a bundle by its number."""
         items = tuple(
             self._item(item) for item in self.items[slice(*self.first[number : number + 2])].tolist()
         )
@@ -126,7 +126,7 @@ def renewed(compiled: CompiledPass) -> dict[TaskKey, TaskKey]:
 def homes_of(kinds: Mapping[str, CompiledPass], placed: Mapping[str, Placed]) -> dict[TaskKey, int]:
     """Return the worker that holds each stored piece between passes: the one that makes it anew.
 
-    What no pass makes anew is with its first reader. The first of ``kinds`` decides.
+    A piece that no pass makes anew is held by its first reader. The first of ``kinds`` decides.
     """
     homes: dict[TaskKey, int] = {}
     for name, compiled in kinds.items():
@@ -165,7 +165,7 @@ def exchange(compiled: CompiledPass, placed: Placed, homes: Mapping[TaskKey, int
 
 
 def _groups(flat: FlatPass, most: int) -> tuple[tuple[str, ...], Ints]:
-    """Names of the groups of layers, at most about so many, and the group of each call."""
+    """Return the names of groups of layers, at most ``most`` of them, and the group of each call."""
     # Pieces that are cut anew come at the end of a pass, whatever layer made them.
     kinds: dict[tuple[bool, str], int] = {}
     number = [kinds.setdefault((kind is TaskKind.RECUT, layer), len(kinds)) for kind, layer in flat.tasks]
@@ -177,15 +177,15 @@ def _groups(flat: FlatPass, most: int) -> tuple[tuple[str, ...], Ints]:
 
 @dataclass(frozen=True, eq=False)
 class _Crossings:
-    """What crosses between two workers, each item once, in the order in which it is first read."""
+    """Items that cross between two workers, each once, in the order in which they are first read."""
 
     items: Ints
     nbytes: Ints
     position: Ints
-    """Of the call that reads the item."""
+    """Plan position of the call that reads each item."""
     ends: tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.bool_]]
-    """For each item its level, the group that makes it, sender, receiver, the group that reads it, and
-    whether it is small."""
+    """Level, group that makes it, sender, receiver, and group that reads it of each item, and whether it is
+    small."""
 
 
 def _crossings(
@@ -243,8 +243,8 @@ def _crossings(
 
 
 def alike(placed: Placed) -> tuple[Ints, Ints]:
-    """Arguments without those that units of the same worker have by the same read before; for all arguments
-    which of these they are."""
+    """Drop arguments that units of the same worker have had by the same read; return those that are left, and
+    for all arguments which of these they are."""
     starts, counts = placed.flat.read_runs
     begins = starts_of(counts)[:-1]
     to = placed.workers[placed.flat.readers(begins)]
@@ -253,9 +253,9 @@ def alike(placed: Placed) -> tuple[Ints, Ints]:
 
 
 def _crossing(placed: Placed, where: Ints, own: Ints) -> tuple[Ints, Ints]:
-    """Of ``own`` arguments those that are not where they are read, in order; and the workers that read them.
+    """Return the arguments of ``own`` that are not where they are read, in order, and who reads them.
 
-    Of copied calls all of them, once more.
+    Arguments of copied calls count once more, for the workers that run the copies.
     """
     copied, flat = placed.copies, placed.flat
     more, which = flat.arguments_of(copied.calls)
@@ -270,7 +270,7 @@ def _crossing(placed: Placed, where: Ints, own: Ints) -> tuple[Ints, Ints]:
 
 
 def _items(placed: Placed, crossing: Ints) -> tuple[Ints, Ints]:
-    """For each of some arguments its item, and the bytes of that: a chunk, or a strip of one."""
+    """Return the item of each of some arguments, a chunk or a strip of one, and its bytes."""
     flat = placed.flat
     item = flat.source[crossing]
     nbytes = flat.sizes[item]
@@ -283,16 +283,16 @@ def _items(placed: Placed, crossing: Ints) -> tuple[Ints, Ints]:
 
 
 def reader_of(placed: Placed) -> Ints:
-    """For each argument that is a strip the place of its call."""
+    """Return the place of the call of each argument that is a strip."""
     return np.repeat(np.arange(len(placed.workers)), np.diff(placed.first))
 
 
 def _levels(flat: FlatPass, often: Ints) -> Ints:
-    """For each chunk how often what it is made of has crossed.
+    """Return, for each chunk, how often the data that it is made of has crossed.
 
-    Of each argument ``often`` says how often it crosses to its reader.
+    ``often`` says how often each argument crosses to its reader.
 
-    Layer by layer, all calls at once but for those that read of their own layer, as partial sums are.
+    All calls of a layer are done at once, except those that read results of their own layer: partial sums.
     """
     level = np.zeros(len(flat.keys), np.int64)
     first, results = flat.first.tolist(), flat.results.tolist()
@@ -315,7 +315,7 @@ def _levels(flat: FlatPass, often: Ints) -> Ints:
 
 
 def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
-    """Columns, first items and items of bundles; see ``LARGEST_BUNDLE_BYTES``."""
+    """Return columns, first items and items of bundles; see ``LARGEST_BUNDLE_BYTES``."""
     if not len(found.items):
         return np.zeros((7, 0), np.int64), np.zeros(1, np.int64), found.items
     level, group, sender, receiver, reader, small = found.ends

@@ -1,4 +1,4 @@
-"""A pass in arrays of numbers: who reads what of whom, for millions of arguments at once."""
+"""Turns a pass into arrays of numbers: who reads how much of what, for millions of arguments at once."""
 
 from __future__ import annotations
 
@@ -21,70 +21,70 @@ from oocdl.planning.task_key import TaskKey, TaskKind
 
 
 class Reads(NamedTuple):
-    """What units read. Those of a layer share most of it, so little is looked at one by one."""
+    """The reads of units. Units of a layer share most of them, so few are looked at one by one."""
 
     objects: Sequence[Read]
-    """Each once."""
+    """``Read`` objects, each once."""
     of_units: Ints
-    """For each read of each unit, one after another, which of these it is."""
+    """Place in ``objects`` of each read of each unit, one after another."""
     region: Ints
-    """For each object the place of its region in ``FlatPass.regions``."""
+    """Place in ``FlatPass.regions`` of the region of each object."""
     parts: Sequence[Parts]
-    """Each once."""
+    """``Parts`` objects, each once."""
     parts_of: Ints
-    """For each object its place among these."""
+    """Place in ``parts`` of the parts of each of ``objects``."""
     of_parts: Ragged
-    """For each of these the places of its regions."""
+    """Places of the regions of each of ``parts``."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FlatPass:
-    """Chunks and arguments by number. Chunks: what the pass starts from, then what calls make, in order.
+    """A pass in numbers. Chunks are numbered from the inputs of the pass to the results of calls, in order.
 
     The arguments of all calls follow each other in the calls' order; calls that pick have none.
     """
 
     graph: TaskGraph
     own: Ints
-    """For each call its place, or that of the call of which it picks."""
+    """Place of each call, or of the call from which it picks."""
     tasks: Sequence[tuple[TaskKind, str]]
-    """Kinds and layers of calls' keys."""
+    """Kinds and layers in the keys of calls."""
     task_of: Ints
-    """For each call, or for that of which it picks, which of these it has."""
+    """Place in ``tasks`` of each call, or of the call from which it picks."""
     positions: Ints
-    """Of calls in the plan's order; -1: it picks."""
+    """Plan position of each call; -1: it picks."""
     keys: Sequence[TaskKey]
-    """Of the chunks."""
+    """Keys of the chunks."""
     number: dict[TaskKey, int]
     """Key -> the number of that chunk."""
     maker: Ints
-    """For each chunk the place in ``graph.calls`` of the call that makes it; -1: it is there before."""
+    """Place in ``graph.calls`` of the call that makes each chunk; -1: the pass starts from it."""
     sizes: Ints
     """Bytes of each chunk."""
     results: Ints
-    """For each call, and once more at the end: the first of the chunks that it makes."""
+    """First of the chunks that each call makes, and the end of the last."""
     first: Ints
-    """For each call, and once more at the end: the first of its arguments."""
+    """First of the arguments of each call, and the end of the last."""
     source: Ints
-    """For each argument the chunk that it is."""
+    """Chunk that each argument is."""
     nbytes: Ints
-    """For each argument how many bytes are read of it."""
+    """Bytes that are read of each argument."""
     part: Ints
-    """For each argument the place in ``regions`` of what is read of it; -1: all, it is a partial sum."""
+    """Place in ``regions`` of what is read of each argument; -1: all of it, as it is a partial sum."""
     cut: npt.NDArray[np.bool_]
-    """For each argument whether only a part of it is read."""
+    """Whether only a part of each argument is read."""
     regions: Sequence[Region]
-    """All different ones: those that are read of chunks, and others that calls read or make."""
+    """Distinct regions: those that are read of chunks, and others that calls read or make."""
     ends: Ragged
-    """For each region start and stop of its ranges."""
+    """Starts and stops of the ranges of each region."""
     made: Ints
-    """For each chunk that is made the place of its region."""
+    """Place in ``regions`` of each chunk that is made."""
     reads: Reads
     read_runs: tuple[Ints, Ints]
-    """For each read of each unit, and the sums of each call, in order: a number that those with the same
-    arguments have in common, and how many these are; without those that have none."""
+    """Number that equal lists of arguments share, and their length, for each read of each unit and the sums
+    of each call, in order; empty lists are left out."""
     added: Ints
-    """For each partial sum that a unit adds to: the call, its result, its argument, elements so far."""
+    """Call, result, argument and elements so far of each partial sum that a unit adds to."""
 
     @property
     def calls(self) -> Sequence[Call]:
@@ -92,16 +92,16 @@ class FlatPass:
         return self.graph.calls
 
     def readers(self, arguments: Ints) -> Ints:
-        """For each of some arguments the place of its call."""
+        """Return the place of the call of each of some arguments."""
         return np.searchsorted(self.first, arguments, "right") - 1
 
     @property
     def inputs(self) -> int:
-        """How many chunks are there before."""
+        """Number of chunks that the pass starts from."""
         return len(self.graph.inputs)
 
     def arguments_of(self, calls: Sequence[int] | Ints) -> tuple[Ints, Ints]:
-        """Numbers of all arguments of some calls, in order, and of each the place of its call there."""
+        """Return the numbers of all arguments of some calls, in order, and each one's place in ``calls``."""
         firsts = self.first[calls]
         counts = self.first[np.asarray(calls) + 1] - firsts
         return runs(firsts, counts), np.repeat(np.arange(len(counts)), counts)
@@ -173,7 +173,7 @@ def flatten(graph: TaskGraph) -> FlatPass:
 
 
 def _objects(units: Sequence[UnitCall]) -> tuple[list[Read], Ints, Ints]:
-    """All reads of units, each object once; which of these each read is; and where each is the last time."""
+    """Return the distinct reads of units, which of these each read is, and the last place of each."""
     reads = list(chain.from_iterable([unit.reads for unit in units]))
     last = dict(zip(reads, range(len(reads)), strict=True))
     number = dict(zip(last, range(len(last)), strict=True))
@@ -184,9 +184,9 @@ def _objects(units: Sequence[UnitCall]) -> tuple[list[Read], Ints, Ints]:
 def _arguments_of(
     reads: Reads, units: Sequence[UnitCall], last: Ints, number: Mapping[TaskKey, int]
 ) -> tuple[Ints, Ints, Ints]:
-    """For each read its first argument; for all of them the chunk, and the region that is read of it.
+    """Return the first argument of each read, and for all arguments the chunk and the region read of it.
 
-    Arguments of a read are those of the unit that has it ``last``, as all others have the same.
+    All units that share a read have the same arguments by it: those of its ``last`` unit are taken.
     """
     begins, part = reads.of_parts.take(reads.parts_of)
     counts = np.diff(begins)
@@ -200,10 +200,10 @@ def _arguments_of(
 
 
 def _in_order(begins: Ints, of_units: Ints, read_counts: Ints, sum_counts: Ints) -> tuple[Ints, Ints]:
-    """Where reads and sums begin among the arguments of all objects, and sums; and how many each of them is.
+    """Return where each read and sum begins among the arguments of all objects and sums, and its length.
 
-    In order of the calls: each has the arguments of its reads, one after the other, then its partial sums.
-    ``begins``: those of objects.
+    They are in the order of calls: each has the arguments of its reads, one after the other, then its partial
+    sums. ``begins`` are the places of objects.
     """
     have = np.flatnonzero(sum_counts)
     before_sums = np.cumsum(read_counts)[have]
@@ -214,28 +214,28 @@ def _in_order(begins: Ints, of_units: Ints, read_counts: Ints, sum_counts: Ints)
 
 
 def _made(call: UnitCall | CombineCall) -> list[Region]:
-    """The region of each result."""
+    """Return the region of each result."""
     if isinstance(call, UnitCall):
         return [region for _, region in call.unit.makes]
     return [call.region] * len(call.values)
 
 
 def _numbered(*lists: Sequence[Region]) -> tuple[list[Region], list[Ints]]:
-    """All different regions of some lists, in order, and for each list which of them it has."""
+    """Return all distinct regions of some lists, in order, and for each list which of them it has."""
     number: defaultdict[Region, int] = defaultdict(count().__next__)
     found = [np.fromiter(map(number.__getitem__, some), np.int64, len(some)) for some in lists]
     return list(number), found
 
 
 def ends_of(regions: Sequence[Region]) -> Ragged:
-    """Start and stop of the ranges of regions."""
+    """Return the starts and stops of the ranges of regions."""
     counts = 2 * counts_of(regions)
     values = chain.from_iterable(chain.from_iterable(regions))
     return Ragged(starts_of(counts), np.fromiter(values, np.int64, int(counts.sum())))
 
 
 def _products(ends: Ragged) -> Ints:
-    """How many elements regions have, by the ends of their ranges."""
+    """Return the number of elements of each region, from the ends of its ranges."""
     extents = np.append(ends.values[1::2] - ends.values[::2], 1)
     found: Ints = np.multiply.reduceat(extents, ends.first[:-1] // 2)
     found[np.diff(ends.first) == 0] = 1
@@ -251,15 +251,15 @@ class _Sums(NamedTuple):
 
     keys: list[TaskKey]
     alike: list[int]
-    """For each a chunk of its size."""
+    """A chunk of the same size as each."""
     calls: list[int]
-    """Whose they are."""
+    """Place of the call of each."""
     added: list[tuple[int, int, int, int]]
-    """As ``FlatPass.added``."""
+    """Tuples (call, result, argument, elements so far), as in the columns of ``FlatPass.added``."""
 
 
 def _sums(calls: Iterable[tuple[int, UnitCall | CombineCall, int]]) -> _Sums:
-    """Of all calls, each with its place and the first chunk that it makes."""
+    """List the partial sums of all calls, which come with their places and the first chunks they make."""
     found = _Sums([], [], [], [])
     for place, call, first in calls:
         if isinstance(call, CombineCall):
@@ -278,14 +278,14 @@ def _sums(calls: Iterable[tuple[int, UnitCall | CombineCall, int]]) -> _Sums:
 
 
 def _spread(works: npt.NDArray[np.bool_], lists: Sequence[Sized]) -> Ints:
-    """The lengths of lists, one of each call that does not pick; 0 of those that do."""
+    """Return the lengths of lists, one for each call that does not pick; 0 for those that do."""
     counts = np.zeros(len(works), np.int64)
     counts[works] = counts_of(lists)
     return counts
 
 
 def first_of_each(codes: Ints) -> tuple[Ints, Ints]:
-    """Places of the first of each different number, in order, and for each place which of these it is.
+    """Return the places of the first of each distinct number, in order, and for each place which it is.
 
     >>> first_of_each(np.array([7, 3, 7, 5]))
     (array([0, 1, 3]), array([0, 1, 0, 2]))

@@ -1,4 +1,4 @@
-"""What each member of a crew does in a pass, in the order in which it does it."""
+"""Lists what each member of a crew does in a pass, in the order in which it does it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from oocdl.planning.hosts.share import Share, shares_of
 from oocdl.planning.task_key import TaskKey
 
 END = (1 << 62,)
-"""The place of what is awaited for the pass's end only."""
+"""The place of a chunk that only the end of the pass awaits."""
 Place = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class LocalOrder:
-    """What one member does in every pass of a kind, in order."""
+    """The steps of one member in every pass of a kind, in order."""
 
     stored: tuple[TaskKey, ...]
     """Pieces that it holds, and that it or others read."""
     steps: tuple[tuple[int, Call] | Strip | Bundle | TaskKey, ...]
-    """(number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
+    """Steps: (number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
     arriving: tuple[Bundle, ...]
-    """Bundles of other members, in the order in which this one asks for them. Whatever one is made of that
-    crosses, its sender has asked for sooner: groups of layers, and levels in each, only grow on the way. So
-    members never wait in a circle, however few bundles each asks for at once."""
+    """Bundles of other members, in the order in which this one requests them. The sender of a bundle has
+    requested those that it is made of earlier in its own order: groups of layers, and levels in each, only
+    grow on the way. So members never wait in a circle, however few bundles each requests at once."""
     uses: Mapping[TaskKey, tuple[int, ...]]
     """Stored piece or arriving chunk -> the plan positions at which calls of this member read it."""
     calls_of_group: tuple[int, ...]
-    """How many calls of each group of layers it has."""
+    """Number of calls of each group of layers that it runs."""
     group_of: Mapping[TaskKey, int]
     """The group of each of these calls."""
 
@@ -51,15 +51,15 @@ class _Draft:
 
 
 def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, LocalOrder]:
-    """What each of ``members`` does of a pass."""
+    """Return the order of each of ``members`` in a pass."""
     return dict(zip(members, map(local_order, shares_of(exchange, members)), strict=True))
 
 
 def local_order(share: Share) -> LocalOrder:
-    """What the member does of a pass that has this share."""
+    """Return the order of the member that has this share of a pass."""
     mine = _Draft([0] * share.groups)
     after: dict[TaskKey, Place] = {}
-    """Where a chunk is there, in the order."""
+    """Chunk -> the place in the order at which it is there."""
     for number, call, group in share.own_calls():
         if isinstance(call, PickCall):
             place: Place = (*after[call.source], 1)

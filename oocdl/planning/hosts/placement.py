@@ -1,7 +1,7 @@
-"""Which worker runs which call, and what has to travel between them.
+"""Places the calls of a pass on workers, and cuts the strips that travel between them.
 
-Of a chunk of another worker only the strip that is read travels: it is a key of
-its own, made where its chunk is, so that the chunk itself need not move.
+Only the strip that is read of another worker's chunk travels: it has a key of its own, and is made where the
+chunk is, so that the chunk itself need not move.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oocdl.planning.task_key import TaskKey, TaskKind
 
 @dataclass(frozen=True)
 class Strip:
-    """Part of a chunk for another worker."""
+    """Part of a chunk that a call on another worker reads."""
 
     key: TaskKey
     source: TaskKey
@@ -33,44 +33,44 @@ class Strip:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placed:
-    """A pass over several workers, in numbers: calls and strips are made of them for who asks."""
+    """A pass over several workers, in numbers; its calls and strips are made when they are asked for."""
 
     graph: TaskGraph
     flat: FlatPass
     workers: Ints
-    """For each call the worker that runs it."""
+    """Worker that runs each call."""
     copies: Copies
-    """What further workers run as well."""
+    """Calls that further workers run as well."""
     first: Ints
-    """For each call, and once more at the end: its first argument in ``strip_arguments``."""
+    """First place in ``strip_arguments`` of each call, and the end of the last."""
     strip_arguments: Ints
-    """For arguments that are strips: the place among those of their call."""
+    """Places, among the arguments of their calls, of those arguments that are strips."""
     strip_of: Ints
-    """For the same arguments: the number of the strip."""
+    """Number of the strip that each of these arguments is."""
     strip_reads: Ints
-    """For each strip the first of all arguments of the pass that is one of its readers'."""
+    """Number, among all arguments of the pass, of the first that reads each strip."""
     strip_senders: Ints
-    """For each strip the worker that cuts it."""
+    """Worker that cuts each strip."""
 
     def call(self, place: int) -> Call:
-        """A call, reading strips where it reads them."""
+        """Return a call, with strips in place of the arguments of which it reads those."""
         mine = slice(*self.first[place : place + 2].tolist())
         strips = self.strip_of[mine].tolist()
         return with_strips(self.graph.calls[place], self.strip_arguments[mine].tolist(), strips)
 
     def source_of(self, number: int) -> TaskKey:
-        """The chunk of which a strip is a part."""
+        """Return the key of the chunk from which a strip is cut."""
         return self.flat.keys[int(self.flat.source[self.strip_reads[number]])]
 
     def strip(self, number: int) -> Strip:
-        """A strip."""
+        """Return a strip by its number."""
         source = self.source_of(number)
         region = self.flat.regions[int(self.flat.part[self.strip_reads[number]])]
         return Strip(strip_key(number, source), source, region)
 
     @cached_property
     def calls(self) -> tuple[tuple[int, Call], ...]:
-        """(number in the task graph, call), arguments replaced by strips where those are read."""
+        """Calls with their numbers in the task graph, arguments replaced by strips where those are read."""
         return tuple((place, self.call(place)) for place in range(len(self.graph.calls)))
 
     @cached_property
@@ -88,12 +88,12 @@ class Placed:
 
 
 def strip_key(number: int, source: TaskKey) -> TaskKey:
-    """The key of a strip of a chunk."""
+    """Return the key of a strip of a chunk."""
     return TaskKey(TaskKind.STRIP, source.layer, "", number)
 
 
 def with_strips(call: Call, arguments: Sequence[int], strips: Sequence[int]) -> Call:
-    """The call, reading ``strips``, by number, in place of some of its arguments."""
+    """Return a call that reads ``strips``, by number, in place of some of its arguments."""
     if not arguments or isinstance(call, PickCall):
         return call
     keys = list(call.arguments)

@@ -1,4 +1,4 @@
-"""Lists of numbers, one after another in one array: thousands of them are picked, or counted, at once."""
+"""Keeps lists of numbers in one array, one after another: thousands are picked, or counted, at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def runs(firsts: Ints, counts: Ints) -> Ints:
-    """Numbers that follow each other from each of ``firsts``, as many as ``counts`` says.
+    """Return numbers that follow each other from each of ``firsts``, as many as ``counts`` says.
 
     >>> runs(np.array([5, 2]), np.array([2, 3]))
     array([5, 6, 2, 3, 4])
@@ -27,17 +27,17 @@ def runs(firsts: Ints, counts: Ints) -> Ints:
 
 
 def counts_of(lists: Sequence[Sized]) -> Ints:
-    """How long each is."""
+    """Return the length of each list."""
     return np.fromiter(map(len, lists), np.int64, len(lists))
 
 
 def starts_of(counts: Ints) -> Ints:
-    """Where lists of so many begin that follow each other, and the end of the last."""
+    """Return the place where each of consecutive lists of these lengths begins, and the end of the last."""
     return np.concatenate(([0], np.cumsum(counts)))
 
 
 def small(numbers: Ints) -> npt.NDArray[Any]:
-    """The same numbers in as few bytes as hold each of them.
+    """Return the same numbers in as few bytes as hold each of them.
 
     >>> small(np.array([3, 700])).dtype
     dtype('uint16')
@@ -47,34 +47,34 @@ def small(numbers: Ints) -> npt.NDArray[Any]:
 
 
 class Ragged(NamedTuple):
-    """Lists of numbers.
+    """Lists of numbers, one after another in one array.
 
     >>> list(ragged([[5, 6], [], [7]]).take(np.array([2, 0])).lists())
     [[7], [5, 6]]
     """
 
     first: Ints
-    """For each list, and once more at the end: where it begins in ``values``."""
+    """Place in ``values`` at which each list begins, and the end of the last."""
     values: Ints
 
     def take(self, some: Ints) -> Ragged:
-        """Some of the lists."""
+        """Return some of the lists."""
         firsts = self.first[some]
         counts = self.first[some + 1] - firsts
         return Ragged(starts_of(counts), self.values[runs(firsts, counts)])
 
     def small(self) -> Ragged:
-        """The same in as few bytes as hold the numbers."""
+        """Return the same lists in as few bytes as hold the numbers."""
         return Ragged(small(self.first), small(self.values))
 
     def lists(self) -> Iterator[list[int]]:
-        """One list after the other."""
+        """Return an iterator over the lists."""
         values = self.values.tolist()
         return (values[begin:end] for begin, end in pairwise(self.first.tolist()))
 
 
 def ragged(lists: Sequence[Sequence[int]]) -> Ragged:
-    """The lists in one array."""
+    """Return the lists in one array."""
     counts = counts_of(lists)
     values = np.fromiter(chain.from_iterable(lists), np.int64, int(counts.sum()))
     return Ragged(starts_of(counts), values)

@@ -1,8 +1,8 @@
 """Routes broadcasts and gathers through trees of workers, with ``FAN`` branches each.
 
-A worker that tells a total to a thousand others would send a thousand messages, one after another, while all
-of them wait; those that have it pass it on instead. The same the other way round: what a worker needs of many
-others is collected by some of them. Nothing is added up on the way, so no bit depends on it.
+A worker that told a total to a thousand others would send a thousand messages, one after another, while all
+of them wait; instead, those that have it pass it on. In the same way, some workers collect what one of them
+needs of many others. Nothing is added up on the way, so no bit depends on it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from oocdl.planning.hosts.flat_pass import first_of_each
 from oocdl.planning.hosts.ragged import Ints
 
 FAN = 4
-"""So many workers hear of something, or tell it, directly; with more, others are behind these."""
+"""Maximum number of workers that hear of an item, or tell it, directly; others are behind these."""
 COLLECTED_BYTES = 64 << 10
-"""What is not larger is collected by other workers on its way to the one that reads it."""
+"""Maximum bytes of an item that other workers collect on its way to the one that reads it."""
 
 
 class Pairs(NamedTuple):
-    """What goes from which worker to which, each item once to each receiver."""
+    """Items that go from one worker to another, each once to each receiver."""
 
     item: Ints
     nbytes: Ints
@@ -32,21 +32,21 @@ class Pairs(NamedTuple):
     reader: Ints
     """The first group of layers that reads it on the receiver."""
     position: Ints
-    """The plan position of that call."""
+    """Plan position of the first call that reads it there."""
 
 
 class Legs(NamedTuple):
-    """The same from worker to worker, in the order of the pairs."""
+    """Transfers of items from worker to worker on their way, in the order of the pairs."""
 
     pair: Ints
-    """Whose item it is; that of several pairs is the one that receives it here."""
+    """Pair of the item; where several pairs have the item, the one that receives it here."""
     sender: Ints
     receiver: Ints
     reader: Ints
     """The first group of layers that reads it on the receiver, or behind it."""
     position: Ints
     before: Ints
-    """How often the item has crossed before, as all count that travel together."""
+    """Number of times that the item has crossed before; all that travel together count the same."""
 
 
 def routes(pairs: Pairs, workers: int) -> tuple[Legs, Ints]:
@@ -66,7 +66,7 @@ def routes(pairs: Pairs, workers: int) -> tuple[Legs, Ints]:
 
 
 def _direct(pairs: Pairs, some: Ints) -> Legs:
-    """Some pairs, from the sender to the receiver."""
+    """Return the legs of some pairs, straight from the sender to the receiver."""
     return Legs(
         some,
         pairs.sender[some],
@@ -78,7 +78,7 @@ def _direct(pairs: Pairs, some: Ints) -> Legs:
 
 
 def _depths(most: int) -> Ints:
-    """For each place in a tree the places between it and the root: the first ``FAN`` have none."""
+    """Return the number of places between each place in a tree and the root; the first ``FAN`` have none."""
     found = np.zeros(most, np.int64)
     for place in range(FAN, most):
         found[place] = found[place // FAN - 1] + 1
@@ -86,8 +86,8 @@ def _depths(most: int) -> Ints:
 
 
 def _ranks(of: Ints, turned: Ints) -> tuple[Ints, Ints, Ints]:
-    """Order by ``of``, then ``turned``; in that order each one's rank among those of equal ``of``, and where
-    these begin."""
+    """Return the order by ``of``, then ``turned``, and in that order the rank of each among those of equal
+    ``of``, and where these begin."""
     order = np.lexsort((turned, of))
     begins = np.flatnonzero(np.diff(of[order], prepend=-1))
     counts = np.diff(np.append(begins, len(order)))
@@ -96,7 +96,7 @@ def _ranks(of: Ints, turned: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _turned(member: Ints, root: Ints, group: Ints, workers: int) -> Ints:
-    """Places around a root, from another worker for each group, so that not always the same are relays."""
+    """Return places around a root, from another worker for each group, so that relays vary with it."""
     return np.asarray((member - root - 1 - FAN * group) % workers)
 
 
@@ -120,7 +120,7 @@ def _spread(pairs: Pairs, many: Ints, legs: Legs, crossed: Ints, workers: int) -
 
 
 def _collect(pairs: Pairs, small: Ints, crossed: Ints, workers: int) -> tuple[Ints, list[Legs]]:
-    """Have what comes from many, of ``small`` pairs, go by way of some of these: those pairs, their legs."""
+    """Route ``small`` pairs from many senders through some of these; return those pairs, and their legs."""
     if not len(small):
         return small, []
     code = pairs.group[small] + 1

@@ -1,7 +1,7 @@
-"""What each member of a crew has to know of a pass: all that travels to it before the first pass.
+"""Picks what each member of a crew has to know of a pass: all that travels to it before the first pass.
 
-Its own calls, the strips that it cuts, the bundles that it sends and receives: all shares together are
-about one graph, however many members there are.
+A share has the calls of a member, the strips that it cuts, and the bundles that it sends and receives: all
+shares together are about as large as one graph, however many members there are.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Numbered(Protocol[T_co]):
-    """Something by its number in the pass."""
+    """Objects of a pass that are found by their numbers in it."""
 
     def __getitem__(self, number: int, /) -> T_co: ...
 
 
 class Facts(Protocol):
-    """A pass, or what a member knows of it."""
+    """The facts of a pass, or those that a member knows of it."""
 
     @property
     def keys(self) -> Numbered[TaskKey]:
-        """Of chunks."""
+        """Keys of chunks."""
 
     @property
     def regions(self) -> Numbered[Region]:
-        """Those that are read."""
+        """Regions that are read."""
 
     @property
     def calls(self) -> Numbered[Call]:
@@ -54,41 +54,41 @@ class Share:
     member: int
     facts: Facts
     numbers: Ints
-    """Of the calls that it runs."""
+    """Numbers of the calls that it runs."""
     count: int
-    """How many calls the pass has."""
+    """Number of calls of the pass."""
     group_of: Ints
     """The group of each of its calls."""
     groups: int
-    """How many groups of layers the pass has."""
+    """Number of groups of layers of the pass."""
     first: Ints
-    """For each of its calls, and once more at the end: its first argument in ``strip_arguments``."""
+    """First place in ``strip_arguments`` of each of its calls, and the end of the last."""
     strip_arguments: Ints
     strip_of: Ints
-    """As ``Placed`` has them."""
+    """Number of the strip that each of ``strip_arguments`` is; both are as in ``Placed``."""
     cut: Ints
     """Numbers of the strips that it cuts."""
     sources: Ints
     """The chunk that each of them is cut from."""
     regions: Ints
     bundle_numbers: Ints
-    """Of what it sends and receives."""
+    """Numbers of the bundles that it sends and receives."""
     columns: Ints
-    """Of these bundles, as ``Exchange`` has them."""
+    """Columns of these bundles, as ``Exchange`` has them."""
     first_item: Ints
-    """For each of these bundles, and once more at the end: its first item in ``items``."""
+    """Place in ``items`` of the first item of each of these bundles, and the end of the last."""
     items: Ints
-    """A chunk, or the number of all chunks and that of a strip."""
+    """Items of bundles: the number of a chunk, or the number of all chunks plus that of a strip."""
     chunk_of: Ints
-    """For each item the chunk that it is, or is a strip of."""
+    """Chunk that each item is, or is a strip of."""
     chunks: int
-    """How many the pass has."""
+    """Number of chunks of the pass."""
     stored_chunks: Ints
-    """Stored pieces that are with it between passes, and that the pass starts from."""
+    """Stored pieces that it holds between passes, and that the pass starts from."""
 
     @cached_property
     def calls(self) -> Sequence[Call | None]:
-        """Its calls, by their numbers in the pass; None for those of others."""
+        """Calls of the member, by their numbers in the pass; None for those of others."""
         found: list[Call | None] = [None] * self.count
         for number in self.numbers.tolist():
             found[number] = self.facts.calls[number]
@@ -100,7 +100,7 @@ class Share:
         return tuple(self.facts.keys[chunk] for chunk in self.stored_chunks.tolist())
 
     def own_calls(self) -> Iterator[tuple[int, Call, int]]:
-        """(number, call, group) of each of its calls, reading strips where they do."""
+        """Give (number, call, group) of each of its calls, with strips as arguments where it reads those."""
         places = zip(self.numbers.tolist(), self.group_of.tolist(), strict=True)
         first, arguments, strips = self.first.tolist(), self.strip_arguments.tolist(), self.strip_of.tolist()
         for place, (number, group) in enumerate(places):
@@ -109,14 +109,14 @@ class Share:
             yield number, with_strips(call, arguments[mine], strips[mine]), group
 
     def strips(self) -> Iterator[Strip]:
-        """The strips that it cuts."""
+        """Give the strips that it cuts."""
         columns = self.cut.tolist(), self.sources.tolist(), self.regions.tolist()
         for number, chunk, region in zip(*columns, strict=True):
             source = self.facts.keys[chunk]
             yield Strip(strip_key(number, source), source, self.facts.regions[region])
 
     def bundles(self) -> Iterator[Bundle]:
-        """What it sends and receives."""
+        """Give the bundles that it sends and receives."""
         first, items, chunks = self.first_item.tolist(), self.items.tolist(), self.chunk_of.tolist()
         for place, (number, column) in enumerate(
             zip(self.bundle_numbers.tolist(), self.columns.T.tolist(), strict=True)
@@ -133,7 +133,7 @@ class Share:
 
 
 def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
-    """The shares of some members, in their order."""
+    """Give the shares of some members, in their order."""
     placed, flat = exchange.placed, exchange.placed.flat
     count = max(members, default=0) + 1
     calls_of, strips_of = _by(placed.workers, count), _by(placed.strip_senders, count)
@@ -176,7 +176,7 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
 
 
 def packed_shares(exchanges: Mapping[str, Exchange], members: int) -> list[bytes]:
-    """For each member the pickle of its shares by the names of the passes; each knows what it speaks of."""
+    """Return the pickled shares of each member, by the names of passes, each with the facts it needs."""
     columns = [columns_of(one.placed.flat) for one in exchanges.values()]
     packed = []
     for mine in zip(*(shares_of(one, range(members)) for one in exchanges.values()), strict=True):
@@ -191,7 +191,7 @@ def packed_shares(exchanges: Mapping[str, Exchange], members: int) -> list[bytes
 
 
 def _with_picks(calls: Sequence[Call], places: Ints) -> Ints:
-    """Places of calls, and of those that pick from what they make, which follow them."""
+    """Return places of calls, each followed by those of the calls that pick from its results."""
     found = []
     for place in places.tolist():
         found.append(place)
@@ -202,7 +202,7 @@ def _with_picks(calls: Sequence[Call], places: Ints) -> Ints:
 
 
 def _by(values: Ints, count: int) -> list[Ints]:
-    """For each number below ``count`` the places at which it stands, ascending."""
+    """Return, for each number below ``count``, the places at which it stands, ascending."""
     order = np.argsort(values, kind="stable")
     starts = np.searchsorted(values[order], np.arange(count + 1))
     return [order[begin:end] for begin, end in zip(starts[:-1], starts[1:], strict=True)]

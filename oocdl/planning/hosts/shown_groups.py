@@ -1,4 +1,4 @@
-"""The groups of layers at which each worker works, by the task of the cluster that shows them."""
+"""Chooses the groups of layers that each task of the cluster shows, for each worker."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
 
 SHOWN_SECONDS = 0.05
-"""A task shows layers that take at least about so long: tasks follow one another in 5 ms at best (measured),
-and a pass is not over before the last of them."""
+"""Minimum seconds, about, of the layers that a task shows: tasks follow one another in 5 ms at best
+(measured), and a pass is not over before the last of them."""
 MOST_SHOWN, MOST_TASKS = 12, 4000
-"""Tasks of a pass that show layers, of one worker and of all together. Each takes 1 ms of a worker's core and
+"""Maximum tasks of a pass that show layers, of one worker and of all. Each takes 1 ms of a worker's core and
 2 of the scheduler's: with 32, steps of a GPT and of a U-Net on two workers took 3 to 10 % longer."""
 Groups = tuple[int, ...]
 
 
 def shown_groups(going: Exchange, members: int, threads: int) -> list[tuple[Groups, ...]]:
-    """For each member, of so many threads, the groups that each task shows; by nominal rates.
+    """Return, for each member, of so many threads, the groups that each task shows; by nominal rates.
 
-    The last groups are shown by the task that ends the pass. So a short pass has no others.
+    The last groups are shown by the task that ends the pass, so a short pass has no other tasks.
     """
     groups = len(going.groups)
     code = going.placed.workers * groups + np.array(going.group_of, np.int64)

@@ -1,6 +1,6 @@
-"""Weights and state of a pass: which pieces live together, which calls renew them, what these wait for.
+"""Tells which pieces of weights and state live together, which calls renew them, what these wait for.
 
-Calls go by their places in the pass, pieces and other chunks by their numbers.
+Calls are named by their places in the pass, pieces and other chunks by their numbers.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from oocdl.planning.hosts.ragged import Ints
 
 
 class Going(NamedTuple):
-    """What calls make for the updates of weights: of each call its own run of columns."""
+    """Results of calls that updates of weights need; each call has a run of columns."""
 
     first: list[int]
-    """For each call, and once more at the end: the first of its columns."""
+    """First of the columns of each call, and the end of the last."""
     piece: Ints
-    """A piece of those that live with the weight."""
+    """One of the pieces that live with the weight."""
     nbytes: Ints
 
 
 def going(flat: FlatPass, update_of: Mapping[int, int], together: Mapping[int, tuple[int, ...]]) -> Going:
-    """What the calls of ``update_of`` read of other calls, each part once for all that lives together.
+    """Return what the calls of ``update_of`` read of other calls, each part once for all that lives together.
 
-    Not what was added to a sum that others began: it would have to come first.
+    What was added to a sum that others began is left out: that sum would have to come first.
     """
     if not update_of:
         return Going([0] * len(flat.results), *np.empty((2, 0), np.int64))
@@ -45,7 +45,7 @@ def going(flat: FlatPass, update_of: Mapping[int, int], together: Mapping[int, t
 
 
 def _replaced(flat: FlatPass) -> dict[int, int]:
-    """Piece that is there before the pass and made anew -> the call that makes it; -1: no call does.
+    """Return each piece that the pass starts from and makes anew -> the call that makes it; -1: none does.
 
     Sums of gradients are not there before the first pass.
     """
@@ -56,20 +56,20 @@ def _replaced(flat: FlatPass) -> dict[int, int]:
 
 
 def updates_of(flat: FlatPass) -> dict[int, int]:
-    """Call that makes a piece of a weight or of state anew -> that piece, one of several."""
+    """Return each call that makes a piece of a weight or of state anew -> that piece, one of several."""
     return {call: stored for stored, call in _replaced(flat).items() if call >= 0}
 
 
 def _read_by(flat: FlatPass, call: int) -> list[int]:
-    """The chunks that a call reads, if it is a unit."""
+    """Return the chunks that a call reads, if it is a unit."""
     unit = isinstance(flat.calls[call], UnitCall)
     return flat.source[slice(*flat.first[call : call + 2])].tolist() if unit else []
 
 
 def updated_together(flat: FlatPass, updates: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
-    """Piece of weights or state -> the pieces that live with it, itself among them.
+    """Return each piece of weights or state -> the pieces that live with it, itself among them.
 
-    A weight's and its state's: those of equal size of which one is made anew from the other.
+    These are pieces of a weight and of its state: of equal size, one made anew from the other.
     """
     replaced = _replaced(flat)
     root = {stored: stored for stored in replaced}
@@ -92,7 +92,7 @@ def updated_together(flat: FlatPass, updates: Mapping[int, int]) -> dict[int, tu
 
 
 def updates_that_read(flat: FlatPass, updates: Mapping[int, int]) -> dict[int, int]:
-    """Call that combines partial sums -> a stored piece of the weight that is updated by its result."""
+    """Return each call that combines partial sums -> a stored piece of the weight that its result updates."""
     found: dict[int, int] = {}
     for call, mine in sorted(updates.items()):
         for chunk in _read_by(flat, call):

@@ -15,7 +15,7 @@ from oocdl.runtime import dask_private
 from oocdl.runtime.cluster import dask_limits, dask_records, worker_tasks
 
 AGAIN_SECONDS = 1.0
-"""Between two attempts to reach a member that does not answer."""
+"""Seconds between two attempts to reach a member that does not answer."""
 
 
 class Cleanup(SchedulerPlugin):
@@ -26,12 +26,12 @@ class Cleanup(SchedulerPlugin):
         self._run_id, self._client_id, self._members = run_id, client_id, tuple(members)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """A client has left, or its connection is broken."""
+        """Tear the crew down if its client has left, or its connection is broken."""
         if client == self._client_id:
             self.begin(scheduler)
 
     def begin(self, scheduler: Scheduler) -> asyncio.Event:
-        """Begin to tear the crew down, until all members have answered or are gone; tells when."""
+        """Begin to tear the crew down; the event returned is set when members have answered or are gone."""
         scheduler.remove_plugin(self.name)
         done = asyncio.Event()
         dask_private.call_soon(scheduler, self._clear, scheduler, done)
@@ -60,17 +60,17 @@ class Stay(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
-        """Who may be taken away: nobody."""
+        """Return the workers that may be taken away: none."""
         return []
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """A client has left, or its connection is broken."""
+        """Remove this plugin if its client has left, or its connection is broken."""
         if client == self._client_id:
             scheduler.remove_plugin(self.name)
 
 
 async def clear_up(name: str, most_seconds: float, dask_scheduler: Scheduler) -> None:
-    """Have the ``Cleanup`` of this name do its work, and wait for that as long; runs on the scheduler."""
+    """Have the ``Cleanup`` of this name do its work, and wait so long for it; runs on the scheduler."""
     plugin = dask_scheduler.plugins.get(name)
     if isinstance(plugin, Cleanup):
         with suppress(TimeoutError):  # it goes on
@@ -92,7 +92,7 @@ async def _call_all(
 ) -> None:
     """Call a function on workers, or on their nannies, until each has answered or has left the scheduler.
 
-    One that is stopped answers when it goes on, which may be later than any connection waits.
+    A worker that is stopped answers when it goes on, which may be later than any connection waits.
     """
     message = {
         "op": "run",

@@ -1,4 +1,4 @@
-"""What members do, as their heartbeats tell, and a crew of which nobody moves.
+"""Tells by heartbeats what members do, and notices a crew of which nobody moves.
 
 A member that runs a unit, reads, writes or gets a bundle moves, however slow it is, and is never given up as
 long as its process answers. Where nobody does any of this, all wait for each other, or for a message that is
@@ -17,11 +17,11 @@ from oocdl.runtime.lost import WorkersLost
 METRIC = "oocdl"
 """The name under which heartbeats tell what a member does."""
 STILL_TELL_SECONDS = 8.0
-"""If nobody has moved for so long, the user is told who waits for what."""
+"""Seconds without a move after which the user is told who waits for what."""
 STILL_SECONDS = 60.0
-"""If nobody has moved for so long, the crew is given up; longer where much may be on its way."""
+"""Seconds without a move after which the crew is given up; more where much may be on its way."""
 LEAST_RATE_BYTES = 1 << 20
-"""What is on its way comes at so many bytes a second at least."""
+"""Least number of bytes on their way that come in a second."""
 NAMED = 3
 """Number of workers of which the user is told what they wait for."""
 
@@ -35,7 +35,7 @@ class Work:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function, which is work as long as it lasts."""
+        """Call a function, and count it as work as long as it lasts."""
         with self.lock:
             self.running += 1
         try:
@@ -46,23 +46,23 @@ class Work:
                 self.done += 1
 
     def count(self) -> None:
-        """Something has come, or was given."""
+        """Count something that has come, or was given."""
         with self.lock:
             self.done += 1
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a member does now. Two that are equal: nothing has moved between them."""
+    """The state of a member's work. If two reports are equal, nothing has moved between them."""
 
     busy: int
-    """Units and the like that run now, and do not wait for memory."""
+    """Number of units and the like that run now, and do not wait for memory."""
     moved: tuple[int, ...]
     """Counts that grow: units that were done, bundles that came or were given, bytes of the spill."""
     arriving_bytes: int
     """Bytes of bundles that were asked for and may be on their way."""
     words: str
-    """For the user: what it waits for."""
+    """Words for the user that tell what the member waits for."""
 
 
 def told(report: Report) -> list[Any]:
@@ -71,7 +71,7 @@ def told(report: Report) -> list[Any]:
 
 
 def report_of(words: Sequence[Any]) -> Report:
-    """Return what ``told`` has made a heartbeat of."""
+    """Return the report that ``told`` has made a heartbeat of."""
     busy, moved, arriving_bytes, text = words
     return Report(busy, tuple(moved), arriving_bytes, text)
 
@@ -85,11 +85,11 @@ class Stillness:
         self.begin(0)
 
     def begin(self, nbytes: int) -> None:
-        """Something new is awaited, with so many bytes that the driver sends or gets."""
+        """Begin to wait for something else, for which the driver sends or gets so many bytes."""
         self._seconds, self._told, self._nbytes = 0.0, False, nbytes
 
     def look(self, reports: Mapping[str, Report | None], seconds: float) -> None:
-        """Take what members have told, ``seconds`` after the last look; None: nothing. Raises WorkersLost."""
+        """Take the reports of members (None: none), ``seconds`` after the last look. Raises WorkersLost."""
         known = [report for report in reports.values() if report is not None]
         if reports != self._last or any(report.busy > 0 for report in known):
             if self._told:

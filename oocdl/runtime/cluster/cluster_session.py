@@ -1,4 +1,4 @@
-"""The same steps over the workers of a Dask client.
+"""Runs the steps of a run over the workers of a Dask client.
 
 Members of a crew hold the weights and run the calls; the driver holds nothing but futures of the pass that
 runs. What a task computes is fixed by the plan, so the bits are those of a run in one process, whoever is in
@@ -50,16 +50,16 @@ from oocdl.storage.dataset.identity import identity
 from oocdl.storage.run.run_store import RunStore
 
 PAUSE_SECONDS = 1.0
-"""Between two attempts to gather a crew."""
+"""Seconds between two attempts to gather a crew."""
 LOOK_TIMEOUT_SECONDS = 2.0
-"""Members that do not tell in this time how they stand are left out of a look."""
+"""Seconds within which members tell how they stand; others are left out of a look."""
 FAREWELL_SECONDS = 15.0
-"""Members that are given up have so long to clear up."""
+"""Seconds that members which are given up have to clear up."""
 
 
 @dataclass(eq=False, kw_only=True)
 class ClusterSession(Held):
-    """Runs steps of one run on a client's workers. The face of ``Session``."""
+    """Runs steps of one run on a client's workers, with the interface of ``Session``."""
 
     client: Client
     planned: Sequence[crew.Recruit]
@@ -68,15 +68,15 @@ class ClusterSession(Held):
     dataset: Dataset
     settings: Settings
     threads: int
-    """Programs that a member runs at once."""
+    """Number of programs that a member runs at once."""
     store: RunStore
     wait_seconds: float
-    """How long it waits for workers where there are none."""
+    """Seconds that it waits for workers where there are none."""
     say: Callable[[str], None]
-    """Called with lines for the user."""
+    """Function that is called with lines for the user."""
     deliver: Deliver | None = None
     watched: frozenset[str] = frozenset()
-    """Values of which ``deliver`` gets what is made."""
+    """Names of the values whose results ``deliver`` gets."""
     owner: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     numbers: Iterator[int] = field(default_factory=count)
     """Numbers of passes: no two passes of a session have the same keys, even if one has failed."""
@@ -87,7 +87,7 @@ class ClusterSession(Held):
 
     def __enter__(self) -> ClusterSession:
         self.before_crew = Moved(0, 0, 0, 0, 0, 0)
-        """What crews before this one have moved."""
+        """Totals that the crews before this one have moved."""
         self.connection = connecting.Connection(self.client)
         self.room = Room(self.settings.memory_bytes, self.planned, self.say)
         self.gather()
@@ -100,10 +100,10 @@ class ClusterSession(Held):
     # --- the crew --------------------------------------------------------------------------
 
     def gather(self) -> None:
-        """Gather a crew of whoever is there, and set it up; waits ``wait_seconds`` for the first worker.
+        """Gather a crew of the workers that are there, and set it up; wait ``wait_seconds`` for the first.
 
-        Who cannot take part, or has too little room, is left out. Raises ResourceError if nobody else comes,
-        or those who come are lost again and again; before the first crew, why a worker cannot take part.
+        A worker that cannot take part, or has too little room, is left out. Raises ResourceError if no other
+        comes, or if they are lost again and again; before the first crew, why a worker cannot take part.
         """
         deadline, told, losses = monotonic() + self.wait_seconds, "", 0
         while True:
@@ -133,7 +133,7 @@ class ClusterSession(Held):
                 raise
 
     def _gather(self, timeout_seconds: float) -> bool:
-        """Gather a crew and set it up; whether all of it can take part."""
+        """Gather a crew and set it up; return whether all of it can take part."""
         there, refusals = crew.gather(
             self.client, timeout_seconds, self.say, self.owner, self.settings.engine
         )
@@ -189,7 +189,7 @@ class ClusterSession(Held):
         return {name: exchange(one, placed[name], self.homes, count_) for name, one in kinds.items()}
 
     def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> crew.Refusals:
-        """Set up all members; returns why those cannot take part that cannot."""
+        """Set up all members; return the refusals of those that cannot take part."""
         assert self.watch is not None
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
@@ -236,13 +236,13 @@ class ClusterSession(Held):
             dask_records.shorten_client_log(self.client, dask_records.usual_length())
 
     def gather_again(self) -> int:
-        """Gather a crew anew, after workers were lost or have come; returns how many members it has."""
+        """Gather a crew anew, after workers were lost or have come; return how many members it has."""
         self.dissolve()
         self.gather()
         return len(self.addresses)
 
     def newcomers(self) -> int:
-        """How many workers have come since the crew was gathered, can take part, and are to join it now."""
+        """Return how many workers have come since the crew was gathered, and are to join it now."""
         new = self.arrivals.settled(self.client) if len(self.recruits) < self.most_hosts else []
         if not new:
             return 0
@@ -268,7 +268,7 @@ class ClusterSession(Held):
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
-        """All passes of a step or none: if one fails, members hold what they held before the first."""
+        """Run all passes of a step or none: if one fails, members hold what they held before the first."""
         self.first_pass = None
         try:
             yield
@@ -281,7 +281,7 @@ class ClusterSession(Held):
             self.first_pass = None
 
     def _roll_back(self) -> bool:
-        """Whether all members hold again what the step began with."""
+        """Return whether all members hold again what the step began with."""
         if self.first_pass is None:
             return True
         try:
@@ -291,7 +291,7 @@ class ClusterSession(Held):
             return False
 
     def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
-        """Run one pass; returns its scalar outputs by value name. Raises WorkersLost."""
+        """Run one pass; return its scalar outputs by value name. Raises WorkersLost."""
         assert self.watch is not None
         starts, count_ = self.first_pass is None, len(self.addresses)
         self.first_pass = info.number if starts else self.first_pass
@@ -327,7 +327,7 @@ class ClusterSession(Held):
                 self.deliver(plan_id, value, chunk.region, chunk.copy(), info)
 
     def _results(self, futures: Sequence[Future[PassEnd]]) -> list[PassEnd]:
-        """What the tasks give that end a pass; raises what one of them has raised."""
+        """Return the results of the tasks that end a pass; raise what one of them has raised."""
         assert self.watch is not None
         self.watch.wait(futures, tick=self.tick)
         for future in futures:
@@ -347,14 +347,14 @@ class ClusterSession(Held):
     # --- what is measured ------------------------------------------------------------------
 
     def moved(self) -> Moved:
-        """Totals over all members since the session began; memory is that of the largest member."""
+        """Return totals over all members since the session began; memory is that of the largest member."""
         each = [self.before_crew, *(one.moved for one in self.ends.values())]
         totals = [sum(numbers) for numbers in zip(*map(astuple, each), strict=True)]
         largest = {name: max(getattr(one, name) for one in each) for name in MEMORY}
         return replace(Moved(*totals), **largest)
 
     def looks(self) -> tuple[ProcessLook, ...]:
-        """How members stand; those that do not answer in time are left out."""
+        """Return how members stand, without those that do not answer in time."""
         assert self.watch is not None
         asked = dask_private.run_on_workers(
             self.client, worker_tasks.look, self.run_id, workers=self.addresses
@@ -368,23 +368,23 @@ class ClusterSession(Held):
         return tuple(one for one in found.values() if isinstance(one, ProcessLook))
 
     def measured(self) -> Measured:
-        """What tasks took on all members of this crew."""
+        """Return what was measured of tasks on all members of this crew."""
         assert self.watch is not None
         return merged(list(self.watch.ask(worker_tasks.measured, self.run_id).values()))
 
     def start_recording(self) -> None:
-        """Record all members."""
+        """Start to record what all members do."""
         assert self.watch is not None
         self.watch.ask(worker_tasks.start_recording, self.run_id)
 
     def stop_recording(self) -> list[Recording]:
-        """What each member has done."""
+        """Stop recording; return what each member has done."""
         assert self.watch is not None
         return list(self.watch.ask(worker_tasks.stop_recording, self.run_id).values())
 
 
 def _facts(compiled: CompiledPass, going: Exchange) -> PassSetup:
-    """What all members are told of a kind of pass."""
+    """Return the facts of a kind of pass that all members are told."""
     return PassSetup(
         factored=compiled.plan.factored,
         peak_unit_bytes=compiled.plan.peak_unit_bytes,

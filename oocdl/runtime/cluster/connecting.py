@@ -24,16 +24,16 @@ from oocdl.runtime.lost import WorkersLost
 
 CONNECT_SECONDS = 30.0
 NOT_CONNECTED = (OSError, ValueError, RuntimeError, TypeError, ImportError)
-"""What Dask raises: RuntimeError for a cluster that is closed, TypeError for TLS without keys."""
+"""Errors that Dask raises: RuntimeError for a cluster that is closed, TypeError for TLS without keys."""
 PROBE_SECONDS = 2.0
-"""A scheduler that is there accepts a connection within this time."""
+"""Seconds within which a scheduler that is there accepts a connection."""
 
 
 @contextmanager
 def connected(given: Any) -> Iterator[Client]:
     """Give a client for a client, a cluster, the address of a scheduler or the path of a scheduler file.
 
-    One that was made here is closed. Raises InputError for anything else, ResourceError if nobody answers.
+    A client made here is closed. Raises InputError for anything else, ResourceError if nobody answers.
     """
     if getattr(given, "asynchronous", False) is True:
         raise InputError(
@@ -73,7 +73,7 @@ class OwnClient(Client):
 
 
 def _scheduler_of(given: Any) -> dict[str, Any]:
-    """By which argument a client finds the scheduler that a user names. Raises InputError."""
+    """Return the argument by which a client finds the scheduler that a user names. Raises InputError."""
     if hasattr(given, "scheduler_address") or (isinstance(given, str) and "://" in given):
         return {"address": given}
     if isinstance(given, str | os.PathLike) and os.path.isfile(given):
@@ -94,7 +94,7 @@ def _scheduler_of(given: Any) -> dict[str, Any]:
 
 @contextmanager
 def _staying(client: Client) -> Iterator[None]:
-    """Workers are not taken away while they are idle."""
+    """Have the scheduler take no idle workers away while the block lasts."""
     try:
         keep_workers(client)
     except WorkersLost as lost:
@@ -113,7 +113,7 @@ def _staying(client: Client) -> Iterator[None]:
 
 
 _counting, _calls = threading.Lock(), Counter[str]()
-"""Calls that need the workers of a client, by its id: one may be refused while another trains."""
+"""Number of calls that need the workers of a client, by its id: one may be refused while another trains."""
 
 
 def keep_workers(client: Client) -> None:

@@ -29,35 +29,35 @@ from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, roll
 from oocdl.runtime.lost import WorkersLost, check_losses
 
 SETTLE_SECONDS = 3.0
-"""A run starts when so long no further worker has come, although more are expected."""
+"""Seconds without a further worker after which a run starts, although more are expected."""
 POLL_SECONDS = 0.25
 FREE_SECONDS = 10.0
-"""A worker that had part in the run of a driver that is gone is free again within this time; one whose
-connection breaks is gone, or silent."""
+"""Seconds within which a worker in the run of a driver that is gone is free again; one whose connection
+breaks is gone, or silent."""
 
 
 @dataclass(frozen=True)
 class Recruit:
-    """A worker, and what it may use."""
+    """A worker that may take part in a run, and what it may use."""
 
     address: str
     host: str
     pid: int
     threads: int
     limit_bytes: int | None
-    """Its memory limit, as Dask was told."""
+    """Memory limit that Dask was told; None: there is none."""
     available: Limit
-    """What its process may use by the limits of its host and job."""
+    """Memory that its process may use by the limits of its host and job."""
     own_bytes: int
-    """What its process has taken already, with the engine loaded that was asked for."""
+    """Bytes that its process has taken already, with the engine loaded that was asked for."""
     owners: tuple[str, ...] = ()
     """Sessions in whose runs its process has part, or ``SEARCH`` where it trains trials."""
     machine: Mapping[str, str] = field(default_factory=dict)
-    """As ``machine_facts`` has them of the engine that was asked for."""
+    """Facts of its machine for that engine, as ``machine_facts`` has them."""
 
     @property
     def process(self) -> tuple[str, int]:
-        """Which process it is in, as others may be."""
+        """Host and id of its process, in which other workers may be."""
         return self.host, self.pid
 
 
@@ -78,11 +78,11 @@ def expected(client: Client) -> int:
 def gather(
     client: Client, timeout_seconds: float, tell: Tell, owner: str = "", engine: str | None = None
 ) -> tuple[list[Recruit], Refusals]:
-    """Wait until workers are there, all that are expected or none for a while, and ask them.
+    """Wait for workers until all that are expected, or no more for a while, have come, and ask them.
 
-    Of workers that share a process, one takes part. Each loads ``engine`` first, if one is named. Returns who
-    can take part, and who cannot, such as one that has part in a run of another ``owner``. Raises
-    ResourceError if none has come in time, or those who come are lost again and again, as where an engine
+    Of workers that share a process, one takes part. Each loads ``engine`` first, if one is named. Returns
+    those that can take part, and those that cannot, such as one that has part in a run of another ``owner``.
+    Raises ResourceError if none has come in time, or if they are lost again and again, as where an engine
     takes more memory than they have; WorkersLost if the connection is broken.
     """
     begun, losses = monotonic(), 0
@@ -133,7 +133,7 @@ def ask(
 
 
 def _unreachable(client: Client, address: str, error: Exception) -> NotNowError:
-    """Why a worker is there and does not answer."""
+    """Return an error that says why a worker is there and does not answer."""
     assert client.scheduler is not None
     if is_loopback(address) and not is_loopback(str(client.scheduler.address)):
         return NotNowError(
@@ -148,7 +148,7 @@ def _unreachable(client: Client, address: str, error: Exception) -> NotNowError:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only the host itself can reach an address.
+    """Return whether only the host itself can reach an address.
 
     >>> is_loopback("tls://127.0.0.1:4321"), is_loopback("tcp://10.1.0.2:8786")
     (True, False)
@@ -158,7 +158,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:
-    """Addresses of the workers that are there, in time."""
+    """Wait for workers; return the addresses of those that are there. Raises ResourceError if none comes."""
     assert client.scheduler is not None
     begun, changed, known = monotonic(), monotonic(), 0
     wanted, said, more = max(expected(client), 1), False, Wanted(client)
@@ -203,9 +203,9 @@ def _loads(worker: Worker) -> list[Any]:
 
 
 async def _present(engine: str | None, code: str, dask_worker: Worker) -> Recruit | OocdlError:
-    """What a worker tells of itself, or why it takes no part, as by an oocdl of other ``code``; runs there.
+    """Return what a worker tells of itself, or why it takes no part, as by an oocdl of other ``code``.
 
-    An error is a value: Dask fails at those whose traceback cannot be pickled, and tells nothing of them.
+    Runs there. An error is a value: Dask fails at those whose traceback cannot be pickled, and tells nothing.
     """
     if code_digest() != code:
         return InputError(

@@ -20,10 +20,10 @@ from distributed.core import Status
 from oocdl.runtime.cluster import dask_records
 
 MOST_WAITING = 1 << 20
-"""Tasks that a worker may run at once: they do nothing but wait for what our own threads do."""
+"""Maximum number of tasks that a worker runs at once: they only wait for what our own threads do."""
 MONITOR = "memory_monitor"
 LOOK_SECONDS = 1.0
-"""A nanny that is held looks so often whether its worker is still the same process."""
+"""Seconds between two looks at whether the worker of a held nanny is still the same process."""
 
 
 class _Ours(logging.Filter):
@@ -40,7 +40,7 @@ class _Ours(logging.Filter):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a worker had before."""
+    """Settings that a worker had before a run lifted its limits."""
 
     threads: int
     data_bytes: float | None
@@ -75,7 +75,7 @@ def restore_limits(worker: Worker, before: Limits) -> None:
 
 
 _held: WeakKeyDictionary[Nanny, tuple[str, asyncio.Task[None]]] = WeakKeyDictionary()
-"""Nannies of this process, by which run each is held, and what lets it go when its worker is gone."""
+"""Nannies of this process -> the run that holds each, and the task that releases it with its worker's end."""
 _over: deque[str] = deque(maxlen=64)
 """Runs that are over for the nannies of this process: a message to hold one may come late."""
 
@@ -91,7 +91,7 @@ async def hold_nanny(run_id: str, dask_worker: Nanny) -> None:
 
 
 async def release_nanny(run_id: str, dask_worker: Nanny) -> None:
-    """Undo ``hold_nanny``, also one that comes later; nothing, if another run holds it by now."""
+    """Undo ``hold_nanny``, also one that comes later; do nothing if another run holds the nanny by now."""
     _over.append(run_id)
     if dask_worker in _held and _held[dask_worker][0] == run_id:
         _held.pop(dask_worker)[1].cancel()
@@ -99,7 +99,7 @@ async def release_nanny(run_id: str, dask_worker: Nanny) -> None:
 
 
 async def _release_when_gone(run_id: str, nanny: Nanny) -> None:
-    """A new worker of this nanny knows nothing of the run."""
+    """Release a nanny once its worker is another process, which knows nothing of the run."""
     pid = nanny.pid
     while nanny.pid == pid:
         await asyncio.sleep(LOOK_SECONDS)

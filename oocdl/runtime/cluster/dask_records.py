@@ -1,4 +1,4 @@
-"""What keeps Dask's own records of a run short, however many passes it has.
+"""Keeps Dask's own records of a run short, however many passes it has.
 
 Scheduler and workers keep records of tasks that are done, for three reasons. A group of tasks (here, a layer)
 that loses its last task is made anew by the next pass, while the old one stays in the scheduler's spans: so
@@ -21,9 +21,9 @@ from oocdl.planning.task_key import TaskKey, TaskKind, dask_key
 from oocdl.runtime.dask_private import Task
 
 TASKS_BETWEEN_FORGETTING = 2_000
-"""``key_split`` takes 200 bytes for each."""
+"""Number of tasks after which keys are forgotten: ``key_split`` takes 200 bytes for each."""
 LOG_LENGTH = 20
-"""Entries of Dask's logs for developers during a run."""
+"""Number of entries of Dask's logs for developers during a run."""
 LOG_LENGTH_SETTING = "distributed.admin.low-level-log-length"
 SENT = ("recent_message_log",)
 """A log of batches of messages: they take up to 50 KiB each on the scheduler, and Dask keeps a thousand."""
@@ -45,7 +45,7 @@ async def forget_keys() -> None:
 
 
 def forget_keys_of_scheduler(dask_scheduler: Scheduler) -> None:
-    """The same on the scheduler."""
+    """Forget the names of keys that the scheduler has seen."""
     key_split.cache_clear()
 
 
@@ -78,10 +78,10 @@ def lengthen_worker_logs(worker: Worker) -> None:
 
 
 def _resize(holder: object, names: Collection[str], length: int | None) -> None:
-    """Give logs another length; their last entries stay. In the event loop, where entries are added."""
+    """Give logs another length, with their last entries; runs in the event loop, where entries are added."""
     for name in names:
         setattr(holder, name, deque(getattr(holder, name), length))
 
 
 def _nothing() -> None:
-    """The task that stands for a group."""
+    """Do nothing: this task stands for a group."""

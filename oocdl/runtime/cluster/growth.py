@@ -14,11 +14,11 @@ from distributed.scheduler import TaskPrefix
 from oocdl.runtime.cluster.watch import LOOK_SECONDS, TELL_SECONDS, Seen, on_scheduler, open_client, roll
 
 GROW_SECONDS = 5.0
-"""Workers that come while a run goes on join it when no further one has come for so long."""
+"""Seconds without a further worker after which those that have come while a run goes on join it."""
 WANTED = "oocdl-wanted"
 """Name of a resource that no worker has, and of tasks that need it: they wait for workers, and never run."""
 WANTED_SECONDS = 3600.0
-"""So long Dask takes one of them to last: it then wants a thread for each."""
+"""Seconds that Dask takes one of them to last: it then wants a thread for each."""
 MOST_TASKS = 10_000
 
 
@@ -29,7 +29,7 @@ class Wanted:
         self._client, self._tasks, self._numbers = client, list[Future[Any]](), count()
 
     def ask(self, workers: int, busy: int = 0) -> None:
-        """Want so many workers in all, of which ``busy`` have a task of Dask's. Raises WorkersLost."""
+        """Request so many workers in all, of which ``busy`` have a task of Dask's. Raises WorkersLost."""
         client = self._client
         if getattr(client.cluster, "_adaptive", client) is None:
             return  # its number of workers is fixed; of a scheduler elsewhere nobody knows
@@ -42,13 +42,13 @@ class Wanted:
         self.forget(but=wanted)
 
     def forget(self, but: int = 0) -> None:
-        """Want no more threads than ``but``."""
+        """Withdraw all requests for threads but so many."""
         while len(self._tasks) > but:
             self._tasks.pop().release()  # type: ignore[no-untyped-call]
 
 
 def _threads_of_a_worker(dask_scheduler: Scheduler) -> int:
-    """Have tasks that are wanted count as long; returns the threads that a worker has on average."""
+    """Have wanted tasks count as long; return the threads that a worker has on average, rounded up."""
     prefix = dask_scheduler.task_prefixes.setdefault(WANTED, TaskPrefix(WANTED))
     prefix.duration_average = WANTED_SECONDS
     workers = dask_scheduler.workers.values()
@@ -66,7 +66,7 @@ class Arrivals:
         self._known, self._came, self._looked = set(known), dict[str, float](), monotonic()
 
     def settled(self, client: Client) -> list[str]:
-        """Who has come, once no further one has for a while; looks once in ``LOOK_SECONDS``.
+        """Return the workers that have come, once no more come for a while; look once in ``LOOK_SECONDS``.
 
         Raises WorkersLost if the scheduler is lost.
         """
@@ -81,5 +81,5 @@ class Arrivals:
         return sorted(new) if all(now - came > GROW_SECONDS for came in self._came.values()) else []
 
     def ignore(self, addresses: Iterable[str]) -> None:
-        """These have not come to join."""
+        """Count these workers as known: they have not come to join."""
         self._known.update(addresses)

@@ -1,4 +1,4 @@
-"""One pass on one member of a crew: all its calls, in plan order, by our own scheduler.
+"""Runs one pass on one member of a crew: all its calls, in plan order, by our own scheduler.
 
 Bundles for other members are handed out as soon as they are made; those of others come in while it runs.
 """
@@ -26,11 +26,11 @@ from oocdl.storage.cache.chunk import Chunk
 
 
 class Superseded(StoreError):
-    """What a task asks for belongs to a pass, or a crew, that was given up."""
+    """A task asks for something of a pass, or of a crew, that was given up."""
 
 
 class LocalPass:
-    """A pass that runs on this member. ``take`` gives a stored piece; ``wanted`` are kept for ``results``.
+    """A pass that runs on this member. ``take`` gives a stored piece; results of keys ``wanted`` are kept.
 
     ``work`` counts its units.
     """
@@ -66,11 +66,11 @@ class LocalPass:
 
     @property
     def plan_id(self) -> str:
-        """What kind of pass it is."""
+        """Plan id of its kind of pass."""
         return self._facts[2]
 
     def start(self, pool: Executor) -> None:
-        """Run it on threads of a pool: one more than compute, to read what comes next meanwhile."""
+        """Run the pass on threads of a pool: one more than compute, to read what comes next meanwhile."""
         workers = [pool.submit(self._running.work) for _ in range(self._threads + 1)]
         left = [len(workers)]
 
@@ -97,7 +97,7 @@ class LocalPass:
         self._running.fail(error)
 
     def bundle(self, number: int) -> Future[tuple[Chunk, ...]]:
-        """The chunks of a bundle, by its number, once they are made.
+        """Return a future of the chunks of a bundle, by its number.
 
         Raises Superseded if they were handed out: a task of Dask's that runs again cannot have them again.
         """
@@ -107,15 +107,15 @@ class LocalPass:
             raise Superseded(f"bundle {number} of the pass was handed out before") from None
 
     def uses(self, key: TaskKey) -> tuple[int, ...]:
-        """The plan positions at which this member reads a chunk that arrives."""
+        """Return the plan positions at which this member reads a chunk that arrives."""
         return self._order.uses[key]
 
     def handed_out(self, number: int) -> None:
-        """From now on the cluster holds the chunks of a bundle, not this."""
+        """Let go of the chunks of a bundle, which the cluster holds from now on."""
         self._sends.pop(number, None)
 
     def _finish(self) -> None:
-        """The last thread is done: tell everybody."""
+        """Tell everybody who waits, as the last thread is done."""
         error = self._running.error
         if error is None:
             made = {key: self._running.results[key] for key in self._wanted}
@@ -128,7 +128,7 @@ class LocalPass:
                 future.set_exception(error)
 
     def _count(self, key: Any) -> None:
-        """A call is done: perhaps the last one of its group."""
+        """Count a call as done, which may be the last one of its group."""
         group = self._order.group_of.get(key)
         if group is not None:
             self._left[group] -= 1
@@ -136,11 +136,11 @@ class LocalPass:
                 self.groups[group].set_result(None)
 
     def _hand_out(self, number: int, *chunks: Chunk) -> None:
-        """The task that a bundle is."""
+        """Hand out the chunks of a bundle, as its task."""
         self._sends[number].set_result(chunks)
 
     def _tasks(self, take: Callable[[TaskKey], Chunk]) -> tuple[dict[Any, GraphNode], list[TaskKey]]:
-        """All tasks in order, and the keys of those that arrive."""
+        """Return all tasks in order, and the keys of those that arrive."""
         tasks: dict[Any, GraphNode] = {key: Task(key, take, key) for key in self._order.stored}
         arriving: list[TaskKey] = []
         for step in self._order.steps:

@@ -1,4 +1,4 @@
-"""What one worker does for a run: it holds its share of the weights, and runs its part of passes."""
+"""Holds one worker's share of the weights of a run, and runs its part of passes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ IN_ANOTHER_RUN = (
     "start workers for this one"
 )
 SENDING = 2
-"""Large bundles that are on their way to others at once."""
+"""Maximum number of large bundles that are on their way to others at once."""
 TRAVELLING = 1 + SENDING
-"""Times the largest bundle: one arrives, and the others leave."""
+"""Number of largest bundles for which memory is kept: one arrives, and the others leave."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,41 +64,41 @@ class PassSetup:
     """The graph that the pass runs."""
     peak_unit_bytes: int
     versioned_bytes: int
-    """As ``PassPlan`` has them."""
+    """Bytes of weights and state; both numbers are as in ``PassPlan``."""
     crossing_bytes: int
     """Bytes of the largest bundle."""
     homes: Mapping[TaskKey, int]
     renewed: Mapping[TaskKey, TaskKey]
-    """As ``Exchange`` has them."""
+    """Stored piece -> the chunk that replaces it; both mappings are as in ``Exchange``."""
     feeds: Mapping[str, str]
     labels: Mapping[str, Labels | Rows]
     pieces: Mapping[str, tuple[Region, ...]]
     scalars: Mapping[str, TaskKey]
-    """Outputs of shape (), by name."""
+    """Keys of the outputs of shape (), by name."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Setup:
-    """What all workers need to know of a run. Beside it each gets its ``Share`` of each kind of pass."""
+    """The facts of a run that all workers need. Each also gets its ``Share`` of each kind of pass."""
 
     run_id: str
     owner: str
-    """Tells drivers apart: what one of them has left on a worker makes room for what comes next of it."""
+    """Name of the session: what it has left on a worker makes room for its next crew."""
     numbers: Mapping[str, int]
     """Address of a worker -> its number as a member."""
     passes: Mapping[str, PassSetup]
     dataset: DatasetSpec
     identities: Mapping[str, Mapping[str, Any]]
-    """What the driver has found the arrays of the dataset to be."""
+    """Identity of each array of the dataset, as the driver has found it."""
     settings: Settings
     watched: Mapping[str, frozenset[TaskKey]]
-    """By plan id: results that the driver wants."""
+    """Plan id -> keys of the results that the driver wants."""
     run: Path
     """The run directory, where the driver sees it."""
     mark: str
     """A digest of its ``run.json``: another folder of that name is another run."""
     threads: int
-    """Programs that a member runs at once."""
+    """Number of programs that a member runs at once."""
 
     @property
     def crossing_bytes(self) -> int:
@@ -112,9 +112,9 @@ class PassEnd:
 
     scalars: Mapping[str, float]
     moved: Moved
-    """Since it was set up."""
+    """Totals since the member was set up."""
     notice: str | None
-    """What its guard has noticed."""
+    """Warning of its memory guard for the user; None: there is none."""
 
 
 @dataclass(eq=False)
@@ -127,12 +127,12 @@ class Member:
     pool: ThreadPoolExecutor
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     before: dict[TaskKey, Chunk] = field(default_factory=dict)
-    """What was held when the last step began that has not been committed."""
+    """Pieces that were held when the last step began that has not been committed."""
     began: int | None = None
     """Number of the first pass of that step."""
     running: LocalPass | None = None
     delivered: dict[str, list[Chunk]] = field(default_factory=dict)
-    """What was made of watched values in the last pass."""
+    """Value -> chunks of it that were made in the last pass, if it is watched."""
     delivering: threading.Lock = field(default_factory=threading.Lock)
     given_up: bool = False
     """Whether a step was broken off: what is held is committed, and no pass begins any more, however late."""
@@ -144,16 +144,16 @@ class Member:
     """Bundles that others were asked for and that have not come, by number."""
     work: Work = field(default_factory=Work)
     sending: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, SENDING))
-    """What large bundles wait for that others have asked for."""
+    """Semaphore that limits how many large bundles are on their way to others."""
     received_bytes: int = 0
     """Total of the bundles that have come from other members."""
     begun_before: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     """Names of the last passes."""
 
     def open(self, packed: bytes) -> None:
-        """Get tier, engine and orders ready, of its pickled shares of passes, by plan id.
+        """Get tier, engine and orders ready, from the pickled shares of passes by plan id.
 
-        Takes seconds: called by a thread of ``pool``.
+        It takes seconds, so a thread of ``pool`` calls it.
         """
         known = self.setup
         shares: dict[str, Share] = loads(packed)  # type: ignore[no-untyped-call]
@@ -184,7 +184,7 @@ class Member:
         gc.freeze()  # as ``heap.lasting``: to go through them took a quarter of a second every third step
 
     def report(self) -> Report:
-        """Report what this member does now."""
+        """Return what this member does now."""
         moved, waiting = [self.work.done], 0
         if hasattr(self, "tier"):
             stats, waiting = self.tier.stats, self.tier.waiting
@@ -200,7 +200,7 @@ class Member:
         return Report(self.work.running - waiting, tuple(moved), arriving_bytes, words)
 
     def address_of(self, number: int) -> str:
-        """The address of a member."""
+        """Return the address of a member."""
         return next(address for address, known in self.setup.numbers.items() if known == number)
 
     @property
@@ -233,7 +233,7 @@ class Member:
         give_back_freed_memory()
 
     async def pass_named(self, name: str) -> LocalPass:
-        """The pass of this name, once it has begun here; Superseded if it is over."""
+        """Return the pass of this name, once it has begun here; raise Superseded if it is over."""
         for known in (self.running, self.ended):
             if known is not None and known.name == name:
                 return known
@@ -278,7 +278,7 @@ class Member:
         return self.running
 
     def end(self, plan_id: str, results: Mapping[TaskKey, Chunk]) -> PassEnd:
-        """The pass is over: hold what the next one starts from."""
+        """End a pass: hold what the next one starts from, and return a report."""
         known = self.setup.passes[plan_id]
         sums = {value.name for value in known.factored.graph.of_role(Role.SUM)}
         held = {key: chunk for key, chunk in self.held.items() if key.value not in sums}
@@ -313,7 +313,7 @@ class Member:
         self.pieces = len(self.held)
 
     def write(self, plan_id: str, writer: Writer, names: Sequence[str]) -> dict[str, Any]:
-        """Write the pieces of a commit that this member holds; returns the records of each array."""
+        """Write the pieces of a commit that this member holds; return the records of each array."""
         known = self.setup.passes[plan_id]
         self.before, self.began = {}, None
         records: dict[str, Any] = {}
@@ -342,21 +342,21 @@ def mark_of(run: Path) -> str:
 
 
 def may_write(run: Path) -> bool:
-    """Whether this process may write to a run directory: some clusters mount a home for reading only."""
+    """Return whether this process may write to a run directory: some clusters mount a home read-only."""
     return os.access(run, os.W_OK)
 
 
 members: dict[str, Member] = {}
-"""Those of this process, by run; more than one only for a moment."""
+"""Members of this process, by run; more than one only for a moment."""
 guests: set[str] = set()
 """Trials of searches that this process trains; while there is one it is no member, and vice versa."""
 SEARCH = "search"
-"""Stands for all searches where owners of a process are named: they share workers, a trial each at a time."""
+"""Name of all searches where owners of a process are listed: they share workers, a trial each at a time."""
 _taking = threading.Lock()
 
 
 def become_member(member: Member) -> bool:
-    """Whether this process takes part in a run from now on; not if it does in another, or trains a trial."""
+    """Take part in a run; return whether this process does: not if it does in another, or trains a trial."""
     with _taking:
         if not members and not guests:
             members[member.setup.run_id] = member
@@ -364,12 +364,12 @@ def become_member(member: Member) -> bool:
 
 
 def owners() -> tuple[str, ...]:
-    """Who uses this process: sessions in whose runs it has part, or ``SEARCH``."""
+    """Return the users of this process: sessions in whose runs it has part, or ``SEARCH``."""
     return (*(one.setup.owner for one in members.values()), *([SEARCH] if guests else []))
 
 
 def become_host(trial: str) -> bool:
-    """Whether this process, if it is free, trains a trial from now on, until that leaves ``guests``."""
+    """Take a trial to train until it leaves ``guests``; return whether this process was free to do so."""
     with _taking:
         if not members and not guests:
             guests.add(trial)
@@ -377,7 +377,7 @@ def become_host(trial: str) -> bool:
 
 
 def member_of(run_id: str) -> Member:
-    """This process's part of a run; Superseded if it has none, or none any more."""
+    """Return this process's part of a run; raise Superseded if it has none, or none any more."""
     try:
         return members[run_id]
     except KeyError:

@@ -1,4 +1,4 @@
-"""The Dask tasks of a pass: they begin and end it on each member, and show what each works at.
+"""Makes the Dask tasks of a pass: they begin and end it on each member, and show what each works at.
 
 A member runs its calls by itself, and asks others for what it reads of theirs (``transfers``). Tasks hold no
 arrays and do nothing but wait, each for the one before it on its worker.
@@ -29,7 +29,7 @@ class Step:
 
 
 def steps_of(exchange: Exchange, plan_id: str, members: int, threads: int) -> list[Step]:
-    """The tasks of a pass on members of so many threads, without what differs from pass to pass."""
+    """Return the tasks of a pass on members of so many threads, without what differs from pass to pass."""
     found: list[Step] = []
     for number, shown in enumerate(shown_groups(exchange, members, threads)):
         last = _begin(number)
@@ -44,7 +44,7 @@ def steps_of(exchange: Exchange, plan_id: str, members: int, threads: int) -> li
 def tasks_of(
     steps: Sequence[Step], members: int, pass_name: str, run_id: str, facts: tuple[str, PassInfo, bool]
 ) -> dict[DaskKey, Task]:
-    """The tasks of one pass. ``facts`` (plan id, what differs, whether it starts a step) go once a member."""
+    """Return the tasks of one pass; ``facts`` (plan id, pass, whether it starts a step) go once a member."""
     begins = [Step(_begin(number), worker_tasks.begin, (pass_name, *facts), ()) for number in range(members)]
     names = {step.key: dask_key(step.key, pass_name) for step in (*begins, *steps)}
     return {
@@ -60,12 +60,12 @@ def tasks_of(
 
 
 def end_key(number: int) -> TaskKey:
-    """The key of the task that ends a member's part of a pass."""
+    """Return the key of the task that ends a member's part of a pass."""
     return TaskKey(TaskKind.END, "", "", number)
 
 
 def worker_of_key(addresses: Sequence[str], key: DaskKey) -> list[str]:
-    """The address of the worker that runs a task; the scheduler asks for it."""
+    """Return the address of the worker that runs a task; the scheduler asks for it."""
     return [addresses[task_key(key).number]]
 
 

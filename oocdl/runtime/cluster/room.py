@@ -13,7 +13,7 @@ from oocdl.planning.machine import values_of
 from oocdl.runtime.cluster.crew import Recruit, Tell
 
 LIMIT_SHARE = 0.9
-"""What of a worker's memory limit is its budget by default: its nanny and the system need a little."""
+"""Share of a worker's memory limit that is its budget by default: its nanny and the system need a little."""
 
 
 def budget_bytes(recruits: Sequence[Recruit]) -> int:
@@ -31,7 +31,7 @@ def budget_bytes(recruits: Sequence[Recruit]) -> int:
 
 
 def check_limits(recruits: Sequence[Recruit], memory_bytes: int) -> list[Recruit]:
-    """Return those whose memory limit has room for the budget; BudgetError if it is none of them."""
+    """Return the workers whose memory limit has room for the budget; BudgetError if there are none."""
     roomy = [one for one in recruits if not one.limit_bytes or one.limit_bytes >= memory_bytes]
     if not roomy:
         largest = max(recruits, key=lambda one: one.limit_bytes or 0)
@@ -49,31 +49,31 @@ Place = tuple[str, str]
 
 @dataclass(eq=False)
 class Room:
-    """Who of a run's workers can take part: by what each tells and may use, and by how its set-up went.
+    """Decides which of a run's workers can take part: by what each tells and may use, and by its set-up.
 
     Workers that the run was planned for are taken at their word until a first crew stands: what
     they lack ends the run before its first step.
     """
 
     memory_bytes: int
-    """The budget of each."""
+    """Memory budget of each worker."""
     planned: Sequence[Recruit]
     """The workers that the run was planned for."""
     say: Tell
     members: frozenset[str] = frozenset()
     """Addresses of the last crew; empty until the first one stands."""
     refused: dict[str, float] = field(default_factory=dict)
-    """Workers that had too little room among so many: with more of them, each has a smaller share to do.
-    Those that refuse their set-up for another reason do so among any."""
+    """Worker -> the number of workers among which it had too little room: with more, each has a smaller share
+    to do. A worker that refuses its set-up for another reason does so among any number."""
     told: dict[str, str] = field(default_factory=dict)
-    """Who is left out, and why: of them the user knows."""
+    """Worker that is left out -> the reason that the user knows."""
     told_of_all: set[str] = field(default_factory=set)
-    """What the user knows of crews: how many get work, and that they are not alike."""
+    """Facts of crews that the user knows: how many get work, and that they are not alike."""
     _among: int = 0
-    """How many had room, by what each may use, when this was last looked at."""
+    """Number of workers that had room, by what each may use, when this was last looked at."""
 
     def fitting(self, recruits: Sequence[Recruit]) -> list[Recruit]:
-        """Return those that have room. Says of each other one why it is left out, once."""
+        """Return the workers that have room. Say of each other one why it is left out, once."""
         trusted = frozenset(() if self.members else (one.address for one in self.planned))
         lacks: dict[str, str] = {}
         for one in recruits:
@@ -88,9 +88,9 @@ class Room:
         return [one for one in found if self.refused.get(one.address, 0) < self._among]
 
     def refuse(self, errors: Mapping[str, OocdlError]) -> None:
-        """Leave out workers, of those that were found to fit, that cannot take part as they are set up.
+        """Leave out workers that were found to fit, but cannot take part as they are set up.
 
-        The rest as ``leave_out``.
+        Raises as ``leave_out`` does.
         """
         self.leave_out(errors)
         for address, error in errors.items():
@@ -109,16 +109,16 @@ class Room:
             self._leave_out(address, text.removeprefix(f"{named}: ").replace(f"{named} ", "it ", 1))
 
     def welcome(self, addresses: Iterable[str]) -> None:
-        """Workers have come, which may have the addresses of others that are gone."""
+        """Forget what is known of the addresses of workers that have come: others may have had them."""
         for address in addresses:
             self.refused.pop(address, None)
             self.told.pop(address, None)
 
     def enlist(self, recruits: Sequence[Recruit], hosts: int | None = None) -> None:
-        """These are the crew now, of which at most ``hosts`` get work.
+        """Take these workers as the crew, of which at most ``hosts`` get work.
 
-        Says once if that is not all, and what results depend on that is not the same on all, or is another
-        than where the run was planned.
+        Says once if that is not all of them, and if facts that results depend on differ between workers, or
+        from those where the run was planned.
         """
         self.members = frozenset(one.address for one in recruits)
         if hosts is not None and hosts < len(self.members):
@@ -148,7 +148,7 @@ class Room:
         return f"and the run needs {-(-self.memory_bytes >> 20)} MiB"
 
     def _lack(self, one: Recruit) -> str | None:
-        """Why a worker has no room, whoever else is there; None: it may have."""
+        """Return why a worker has no room, whoever else is there; None: it may have."""
         if one.limit_bytes and one.limit_bytes < self.memory_bytes:
             return f"its memory limit is {one.limit_bytes >> 20} MiB, {self._needs}"
         if one.available.nbytes < self.memory_bytes:
@@ -156,7 +156,7 @@ class Room:
         return None
 
     def _crowded(self, recruits: Sequence[Recruit]) -> dict[str, str]:
-        """Those that are too many for what they share, and why; members of the last crew come first."""
+        """Return the workers that are too many for what they share, and why; the last crew's come first."""
         usual, there, lacks = Counter(map(_place, self.planned)), Counter[Place](), dict[str, str]()
         for one in sorted(recruits, key=lambda one: one.address not in self.members):
             most = max(one.available.nbytes // self.memory_bytes, usual[_place(one)])

@@ -1,6 +1,6 @@
-"""Weights and state between the run and the members of a crew, each of which holds a share.
+"""Moves weights and state between the run and the members of a crew, each of which holds a share.
 
-Members that see the run directory read and write there, all at once. For the others the driver does.
+Members that see the run directory read and write there, all at once. The driver does it for the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oocdl.storage.run.run_store import RunStore
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shares:
-    """Who holds what."""
+    """The members of a crew, and the stored pieces that each of them holds."""
 
     watch: Watch
     run_id: str
@@ -96,7 +96,7 @@ def _write_pieces(shares: Shares, writing: Commit, compiled: CompiledPass, name:
 
 
 def _write_whole(shares: Shares, writing: Commit, compiled: CompiledPass, spec: TensorSpec) -> None:
-    """Put the pieces of an array together here, whose chunks they do not make up."""
+    """Put an array together here, and write it, as its pieces are no whole chunks."""
     regions, factored = compiled.pieces[spec.name], compiled.plan.factored
     keys = [stored_key(spec.name, number) for number in range(len(regions))]
     full = np.empty(spec.shape, spec.dtype)

@@ -1,4 +1,4 @@
-"""Bundles on their way: each member asks others for what it will read, and answers as soon as that is made.
+"""Moves bundles: each member asks others for what it will read, and answers as soon as that is made.
 
 They go from worker to worker over Dask's connections (and their TLS), without the scheduler: a normalization
 over a whole volume makes all members wait for each other, several times a layer, and a task of Dask takes
@@ -32,10 +32,10 @@ class Parcel:
 
 
 async def hand_out(comm: Any, run_id: str, name: str, number: int, now: bool) -> Any:
-    """Answer another member, once a bundle is made: with the bundle (``now``), or that it is there.
+    """Answer another member once a bundle is made: with the bundle (``now``), or that it is there.
 
-    ``name`` is that of the pass. Runs in the worker's event loop. Of large bundles, only so many are on their
-    way as memory is kept free for: one that was asked for later waits until another has left this process.
+    ``name`` is that of the pass. This runs in the worker's event loop. Only as many large bundles are on
+    their way as memory is kept free for: a later one waits until another has left this process.
     """
     member = member_of(run_id)
     running = await member.pass_named(name)
@@ -65,7 +65,7 @@ async def _left(comm: Any) -> None:
 async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
     """Fetch all bundles of a pass that this member reads, in the order of ``LocalOrder.arriving``.
 
-    If one cannot be had, the pass fails. Once it has, no further one is asked for.
+    If one cannot be had, the pass fails, and no further one is asked for.
     """
     room, one_at_a_time = asyncio.Semaphore(MOST_ASKED), asyncio.Lock()
     direct = 0
@@ -125,12 +125,12 @@ def _arrived(member: Member, running: LocalPass, keys: Sequence[Any], chunks: Se
 
 
 async def result(future: Any) -> Any:
-    """The result of a future that others wait for as well."""
+    """Return the result of a future that others wait for as well."""
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
 async def error_of(future: Any) -> BaseException | None:
-    """Wait for a future of threads; returns its error."""
+    """Wait for a future of threads; return its error."""
     waiting = asyncio.wrap_future(future)
     await asyncio.wait([waiting])
     return waiting.exception()

@@ -27,15 +27,15 @@ from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.lost import WorkersLost
 
 LOOK_SECONDS, LOOKS = 1.0, 3
-"""Between two looks at the crew, while something is awaited; and how often within it after an odd error."""
+"""Seconds between two looks at an awaited crew, and number of looks within them after an odd error."""
 LATE_SECONDS = 3.0
-"""A look that comes so long after the one before says nothing of who was silent meanwhile."""
+"""Seconds between two looks after which the later one says nothing of who was silent meanwhile."""
 TELL_SECONDS = 8.0
-"""A member that has been silent for so long is named to the user."""
+"""Seconds of silence after which a member is named to the user."""
 DROP_SECONDS = 20.0
-"""A member that has been silent for so long is given up."""
+"""Seconds of silence after which a member is given up."""
 ANSWER_SECONDS = 20.0
-"""The scheduler answers within this time, or is taken for dead."""
+"""Seconds within which the scheduler answers, or is taken for dead."""
 OF_FILES = {
     errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EISDIR, errno.EMFILE, errno.ENFILE,
     errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE,
@@ -126,10 +126,10 @@ class Watch:
         nbytes: int = 0,
         refusal: type[Exception] | tuple[()] = (),
     ) -> dict[str, Any]:
-        """Call a function on all members, or ``only`` on some, or on their nannies; returns their answers.
+        """Call a function on all members, or ``only`` on some, or on their nannies; return their answers.
 
-        ``nbytes``: of the arguments and answers, where these are large. An error of type ``refusal`` is an
-        answer. Raises what else the function raises on one of them, WorkersLost if one is lost meanwhile.
+        ``nbytes`` is the size of large arguments and answers. An error of type ``refusal`` is an answer.
+        Raises what else the function raises on one of them, WorkersLost if one is lost meanwhile.
         """
         whom = list(only or self.members)
         asked = dask_private.run_on_workers(self.client, function, *arguments, workers=whom, nanny=nanny)
@@ -158,7 +158,7 @@ class Watch:
         nbytes: int,
         refusal: type[Exception] | tuple[()] = (),
     ) -> dict[str, Any]:
-        """What members answer; raises what one of them has raised that is no ``refusal``."""
+        """Return what members answer; raise what one of them has raised that is no ``refusal``."""
         self.wait(asked, nbytes)
         found: dict[str, Any] = {}
         for answer in sorted(
@@ -189,16 +189,16 @@ class Watch:
         raise error
 
     def _look_twice(self) -> None:
-        """Look for a while: who is lost leaves errors of many kinds, and is known a moment later."""
+        """Look several times: a lost worker leaves errors of many kinds, and is known a moment later."""
         for _ in range(LOOKS):
             self.look(now=True)
             sleep(LOOK_SECONDS / LOOKS)
 
 
 def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
-    """An error of a member as a user is told it, who cannot see which.
+    """Return an error of a member in words for the user, who cannot see which member it is of.
 
-    ``refuses``: one that is not ours means that this worker cannot do it.
+    ``refuses``: an error that is not ours means that this worker cannot do it.
     """
     told: BaseException = error
     words = words_of(error)
@@ -220,12 +220,12 @@ def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
 
 
 def words_of(error: BaseException) -> str:
-    """Type and text of an error of a worker: of one that cannot be pickled Dask sends a text with both."""
+    """Return type and text of a worker's error: of one that cannot be pickled Dask sends a text with both."""
     return str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
 
 
 def failed(future: Future[Any] | LocalFuture[Any]) -> bool:
-    """Whether a future is done, and has no result."""
+    """Return whether a future is done, and has no result."""
     if isinstance(future, LocalFuture):
         return future.done() and (future.cancelled() or future.exception() is not None)
     return future.status in ("error", "cancelled", "lost")
@@ -255,7 +255,7 @@ class Seen(NamedTuple):
     silent: float
     """Seconds since its last heartbeat."""
     report: Report | None
-    """What that has told, if it is a member."""
+    """Report in that heartbeat, if the worker is a member."""
 
 
 def roll(client: Any, tell: Callable[[str], None] | None = None) -> dict[str, Seen]:

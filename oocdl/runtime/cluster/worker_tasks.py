@@ -1,4 +1,4 @@
-"""What the driver has workers do: functions that it calls on members, and coroutines that are Dask's tasks.
+"""Has the functions that the driver calls on members, and the coroutines that are Dask's tasks.
 
 They run in a worker's event loop; what takes long goes to the member's own threads.
 """
@@ -41,7 +41,7 @@ from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.run.commit import Writer
 
 _closing: set[asyncio.Future[None]] = set()
-"""Members of this process that let go of what they have."""
+"""Futures of the members of this process that let go of what they have."""
 _left: deque[str] = deque(maxlen=64)
 """Runs that this process was told to leave, maybe before it was told to take part: messages may overtake."""
 
@@ -60,7 +60,7 @@ class MemberPlugin(WorkerPlugin):
         self.limits = lift_limits(worker, self.member.setup.run_id)
 
     def report(self, worker: Worker) -> list[Any]:
-        """What this member does: a heartbeat tells it the scheduler."""
+        """Return what this member does, which a heartbeat tells the scheduler."""
         return told(self.member.report())
 
     async def teardown(self, worker: Worker) -> None:
@@ -80,10 +80,10 @@ class MemberPlugin(WorkerPlugin):
 
 
 async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | OocdlError:
-    """Make this worker a member; returns whether it sees the run directory, or why it cannot be one.
+    """Make this worker a member; return whether it sees the run directory, or why it cannot be one.
 
-    ``packed``: what all members are told, pickled. ``shares``: its own part, as ``Member.open`` takes it.
-    It has nothing of the run if that fails. Raises Superseded if it was told to leave the run before, or
+    ``packed`` is the pickled ``Setup``; ``shares`` is its own part, as ``Member.open`` takes it. If set-up
+    fails, the worker has nothing of the run. Raises Superseded if it was told to leave the run before, or
     another run or a trial of a search took it meanwhile: then workers are asked anew who can take part.
     """
     setup: Setup = loads(packed)  # type: ignore[no-untyped-call]
@@ -117,14 +117,14 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
 
 
 def look(run_id: str) -> ProcessLook:
-    """Tell how this member stands."""
+    """Return how this member stands."""
     member = member_of(run_id)
     known = member.context.look(member.setup.threads, member.machine.base_bytes)
     return replace(known, received_bytes=member.received_bytes)
 
 
 async def tear_down(run_id: str, dask_worker: Worker) -> None:
-    """End this worker's part of a run, if it has one; it will have none."""
+    """End this worker's part of a run, or keep it from having one later."""
     _left.append(run_id)
     if run_id in members:
         await dask_worker.plugin_remove(f"oocdl-{run_id}")
@@ -143,7 +143,7 @@ async def hold(run_id: str, pieces: Mapping[TaskKey, Chunk], more: bool) -> None
 
 
 async def delivered(run_id: str, value: str) -> list[Chunk]:
-    """What this member has made of a watched value in the last pass."""
+    """Hand over what this member has made of a watched value in the last pass."""
     return member_of(run_id).delivered.pop(value, [])
 
 
@@ -155,7 +155,7 @@ async def write(run_id: str, plan_id: str, writer: Writer, names: Sequence[str])
 
 
 async def held(run_id: str, keys: Collection[TaskKey]) -> dict[TaskKey, Chunk]:
-    """Those of the pieces that this member holds."""
+    """Return those of the pieces that this member holds."""
     mine = member_of(run_id).held
     return {key: mine[key] for key in keys if key in mine}
 
@@ -177,7 +177,7 @@ async def roll_back(run_id: str, number: int) -> bool:
 
 
 async def measured(run_id: str) -> Measured:
-    """What this member's tasks took so far."""
+    """Return what was measured of this member's tasks so far."""
     return member_of(run_id).context.measured
 
 
@@ -187,12 +187,12 @@ async def start_recording(run_id: str) -> None:
 
 
 async def stop_recording(run_id: str) -> Recording:
-    """What has been recorded."""
+    """Stop recording; return what has been recorded."""
     return execute.stop_recording(run_id)
 
 
 async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_step: bool) -> None:
-    """The task that begins a pass, once, when the one before is over."""
+    """Begin a pass, once, when the one before is over; this is a task of Dask's."""
     member = member_of(run_id)
     if member.given_up:
         raise Superseded("the run is about to end on this worker")
@@ -204,14 +204,14 @@ async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_ste
 
 
 async def layers(run_id: str, groups: Sequence[int], *_: None) -> None:
-    """The task that lasts as long as this member works at some groups of layers."""
+    """Wait as long as this member works at some groups of layers; this is a task of Dask's."""
     running = _running(run_id)
     for group in groups:
         await result(running.groups[group])
 
 
 async def end(run_id: str, plan_id: str, *_: None) -> PassEnd:
-    """The task that ends a pass."""
+    """Wait for this member's end of a pass, and return its report; this is a task of Dask's."""
     running = _running(run_id)
     results = await result(running.done)
     member = member_of(run_id)
