@@ -20,8 +20,30 @@ class Stop(Exception):
     """A listener raises this to end a run: what is done is committed, and the run is finished with that.
 
     All listeners get the event first. ``fit`` returns the run; a later call with the same options trains on,
-    unless a listener stops it again.
+    unless a listener stops it again. ``restored`` is the kept step whose weights the run then predicts with;
+    None: those of its last step.
     """
+
+    def __init__(self, text: str, restored: int | None = None) -> None:
+        super().__init__(text)
+        self.restored = restored
+
+
+class Acting:
+    """A listener that a run asks how to go on, after each step that it was told of.
+
+    Answers depend on its settings and on the history alone, so a resumed run makes the same bits.
+    """
+
+    kept: tuple[int, ...] | None = None
+    """Steps whose versions the run keeps, the best first; None: it leaves that to others."""
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+
+    def rate(self, lr: float) -> float:
+        """Return the learning rate of the next step, where its schedule says ``lr``."""
+        return lr
 
 
 @dataclass(frozen=True)

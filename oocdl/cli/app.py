@@ -34,8 +34,10 @@ from oocdl.cli.say import (
 )
 from oocdl.cli.texts import numbers
 from oocdl.cli.verb_options import (
+    ACTING,
     FIELDS,
     Register,
+    acting,
     arguments_for,
     logs,
     records_for,
@@ -88,7 +90,7 @@ def shared(register: Register = None, version: Version = False) -> None:
 
 
 @app.command()
-@with_options(FIT, FIELDS, WORKER_OPTIONS)
+@with_options(FIT, FIELDS, ACTING, WORKER_OPTIONS)
 def fit(
     config: ConfigFile = None,
     resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
@@ -106,7 +108,7 @@ def fit(
     """Train a model on a dataset within a memory budget."""
     how = {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
     options = arguments_for(FIT, given) | call_options(given) | how | {"progress": False}
-    written = logs(log)
+    written = [*acting(given), *logs(log)]
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     outcome = Outcome()
     shown: AbstractContextManager[Progress | None] = (

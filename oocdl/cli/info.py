@@ -241,6 +241,7 @@ def _run(run: Run, every: bool) -> Info:
             name: {"first": found[0], "last": found[-1], "least": min(found)}
             for name, found in losses.items()
         },
+        "checkpoints": list(run.checkpoints),
         "settings": settings.stored(),
         "weights": weights,
         "kept": kept,
@@ -251,6 +252,7 @@ def _run(run: Run, every: bool) -> Info:
         ("folder", run.path),
         ("committed", f"{counted(run.steps, 'step')}, {far}"),
         ("last commit", at),
+        *([("kept steps", ", ".join(map(str, run.checkpoints)))] if run.checkpoints else []),
         *told_of(history),
     ]
     told: list[Sheet | Text] = [key_values("run", [*rows, *_settings(run)])]

@@ -37,6 +37,7 @@ from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
 
 PREDICT, EVALUATE = records_for(Run.predict), records_for(Run.evaluate)
+EXPORT = {"which": PREDICT["which"]}
 
 app = typer.Typer()
 
@@ -69,10 +70,11 @@ def evaluate(run: RunDir, config: ConfigFile = None, as_json: Json = False, **gi
 
 
 @app.command()
-def export(run: RunDir, out: Out) -> None:
-    """Write the model with its trained weights as an ONNX file."""
+@with_options(EXPORT)
+def export(run: RunDir, out: Out, **given: Any) -> None:
+    """Write the model with its trained weights as an ONNX file, or the weights as .safetensors."""
     with ending(lambda: UNCHANGED):
-        written = open_run(run).export(out)
+        written = open_run(run).export(out, **arguments_for(EXPORT, given))
     say(f"{written}: {size_text(written.stat().st_size)}")
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from oocdl.callbacks import CSV, MLflow, TensorBoard
+from oocdl.callbacks import CSV, EarlyStopping, MLflow, ModelCheckpoint, TensorBoard
 from oocdl.cli.texts import (
     SCHEDULES,
     flag,
@@ -36,6 +36,7 @@ from oocdl.ops.schedules import Rate, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.signature import records_of
+from oocdl.training.versions import Which
 from oocdl.tuning.values import with_values
 
 Records = Mapping[str, Option]
@@ -223,6 +224,23 @@ def logs(given: Sequence[str] | None) -> list[Listener]:
     return [LOGS[name](place) for name, place in found.items()]
 
 
+ACTING: Records = {
+    "monitor": typed("Result of validations to act upon, with --patience or --keep-best.", str, "val_loss"),
+    "patience": typed("Stop after so many validations in a row without a better result.", int | None),
+    "keep_best": typed("Keep the version of the best validation.", bool, False),
+}
+"""Options of callbacks that act upon validations."""
+
+
+def acting(given: Mapping[str, Any]) -> list[Listener]:
+    """Make the callbacks of ``ACTING``."""
+    best = given["keep_best"] or given["patience"] is not None
+    found: list[Listener] = [ModelCheckpoint(given["monitor"])] if best else []
+    if given["patience"] is not None:
+        found.append(EarlyStopping(given["monitor"], patience=given["patience"]))
+    return found
+
+
 @dataclass(frozen=True)
 class Form:
     """The form of a value on the command line."""
@@ -255,6 +273,7 @@ FORMS: Mapping[Any, Form] = {
     int | Sequence[int]: Form(
         str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
     ),
+    Which: Form(str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best or STEP"),
     Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,..", "1,2,4,8,16,32,64"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),

@@ -145,6 +145,22 @@ def lasting(lr: Rate, steps: int) -> Rate:
     return lr
 
 
+def lasts_a_run(lr: Rate, steps: int) -> bool:
+    """Whether a rate is a schedule that falls until the end of a run of so many steps.
+
+    >>> lasts_a_run(WarmUp(Cosine(0.1, 100), 10), 100), lasts_a_run(Cosine(0.1, 50), 100)
+    (True, False)
+    """
+    match lr:
+        case Cosine(steps=last) | Polynomial(steps=last) | OneCycle(steps=last):
+            return last is None or last >= steps
+        case WarmUp(after=after):
+            return lasts_a_run(after, steps)
+        case Then(steps=first, after=after):
+            return lasts_a_run(after, steps - first)
+    return False
+
+
 def _said(steps: int | None) -> int:
     if steps is None:
         raise InputError("this schedule lasts as long as a run; for how long outside of one? give steps")

@@ -10,7 +10,7 @@ A validation is a series of forward passes between two steps, over samples that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -18,6 +18,7 @@ from itertools import islice
 from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.ops.optimizers import SHARE, scalars
+from oocdl.ops.schedules import Rate, lasts_a_run
 from oocdl.storage.dataset.dataset import batches, held_out
 
 MAIN, RAGGED = "main", "ragged"
@@ -113,6 +114,12 @@ class Course:
         return limit if self.settings.steps is None else self.settings.steps
 
     @property
+    def falling_rate(self) -> Rate | None:
+        """The learning rate if it is a schedule that falls until the end of the run; else None."""
+        rate = self.settings.optimizer.lr
+        return rate if lasts_a_run(rate, self.total_steps) else None
+
+    @property
     def ragged(self) -> int:
         """Samples of the smaller last batch of an epoch; 0 if there is none."""
         return len(self.trained) % self.settings.batch_size
@@ -164,10 +171,16 @@ class Course:
                     yield Step(number, epoch, epoch * self.passes_per_epoch + first, rows)
                     number += 1
 
-    def passes_of(self, step: Step) -> list[tuple[str, PassInfo]]:
-        """For each pass of a step, the id of its plan and what differs from pass to pass."""
+    def passes_of(
+        self, step: Step, rate: Callable[[float], float] = lambda lr: lr
+    ) -> list[tuple[str, PassInfo]]:
+        """For each pass of a step, the id of its plan and what differs from pass to pass.
+
+        ``rate`` makes learning rates of those of the schedule.
+        """
         settings, count = self.settings, len(step.batches)
         numbers = scalars(settings.optimizer, step.number) | ({SHARE: 1 / count} if self.passes > 1 else {})
+        numbers["lr"] = rate(numbers["lr"])
         found = []
         for index, rows in enumerate(step.batches):
             if index < count - 1:

@@ -5,13 +5,14 @@ An index that a network computes is checked by the engine; here is what the user
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from oocdl.engines.checked_indices import IndexOutside
-from oocdl.errors import DatasetError, IndexRangeError
+from oocdl.errors import DatasetError, IndexRangeError, NonFiniteError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.graph.partition.unit import Unit
@@ -116,3 +117,13 @@ def _node_of(unit: Unit, factored: Factored, slot: int) -> str:
     if [cell.node.op for cell in cells] != [item.op for item in items]:
         return ""  # a shard at a border may need less
     return next((c.node.name for c, i in zip(cells, items, strict=True) if slot in i.outputs), "")
+
+
+def check_loss(loss: float, step: int, rows: Sequence[int]) -> None:
+    """Raise NonFiniteError, which names the rows of the dataset, if a loss is NaN or infinite."""
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss of step {step + 1} is {loss} (dataset rows {list(rows)}); the run "
+            "stays at its last commit; lower the learning rate, or look in these rows for extreme numbers "
+            "and for samples all of whose labels are ignored"
+        )

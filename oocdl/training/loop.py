@@ -5,7 +5,6 @@ Where workers of a cluster are lost, it goes on from the last commit with those 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from oocdl.errors import NonFiniteError
 from oocdl.events import (
     VALIDATION_PREFIX,
+    Acting,
     Committed,
     Event,
     Listener,
@@ -36,11 +35,13 @@ from oocdl.events import (
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.host.heap import lasting
+from oocdl.ops.schedules import rate
 from oocdl.planning.passes import MAIN, PassInfo, Step
 from oocdl.report.disk_check import check_commit
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
+from oocdl.runtime.checked_values import check_loss
 from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import MEMORY, Moved
@@ -94,6 +95,9 @@ class Trainer:
         """Dataset rows of the last pass of the last step that is done."""
         self.due: dict[str, Any] | None = None
         """Row of the last step, until its validation is done and listeners know of it."""
+        self.restored: int | None = None
+        """Step whose weights the run predicts with; None: the last."""
+        self.acting = [one for one in self.listeners if isinstance(one, Acting)]
         self.look_at = 0.0
         """Time of the next ``StepRunning`` (seconds of ``time.monotonic``)."""
 
@@ -119,13 +123,24 @@ class Trainer:
         try:
             notes = tuple(self.job.dataset.notes())
             self.emit(RunStarted(self.plan, str(self.store.path), self.total, done, notes))
+            self._say_rate(done)
             self._run(trace)
         except Stop as stop:
-            self.total = self.committed
-            if (manifest := self.store.current()) and manifest.meta["steps"] != self.total:
-                self.store.commit_history(self._meta(self.total))
-            self.emit(Notice(f"stopped after step {self.total}: {stop}"))
+            self.total, self.restored = self.committed, stop.restored
+            if (manifest := self.store.current()) and manifest.meta != (meta := self._meta(self.total)):
+                self.store.commit_history(meta)
+            of = "" if stop.restored is None else f"; the weights of step {stop.restored} are the run's"
+            self.emit(Notice(f"stopped after step {self.total}: {stop}{of}"))
         self.emit(RunFinished(self.total, time.monotonic() - started))
+
+    def _say_rate(self, done: int) -> None:
+        """Tell of a callback that had lowered the learning rate, and is not there any more."""
+        lowered = any("scheduled_lr" in row for row in self.store.history()[done - 1 : done])
+        lr = rate(self.job.settings.optimizer.lr, done)
+        if lowered and self._rate(lr) == lr:
+            self.emit(
+                Notice(f"the learning rate is {lr:.6g} again: the callback that had lowered it is missing")
+            )
 
     def _run(self, trace: StepTrace) -> None:
         manifest = self.store.current()
@@ -207,7 +222,7 @@ class Trainer:
         course, last_commit = self.course, time.monotonic()
         if self.due is not None:
             self._end_step(session)
-            if done == course.total_steps:
+            if done == course.total_steps or done in self._kept_steps():
                 self._commit(session, done)
         moved = session.moved()
         for step in course.steps_from(done):
@@ -233,7 +248,7 @@ class Trainer:
             self._end_step(session)
             moved = session.moved()
             more = not last and session.newcomers() > 0
-            if last or is_due or more:
+            if last or is_due or more or done in self._kept_steps():
                 self._commit(session, done)
                 last_commit = time.monotonic()
                 self.signals.check()
@@ -243,14 +258,14 @@ class Trainer:
     def _step(self, session: Held, step: Step, before: Moved) -> tuple[dict[str, Any], Moved]:
         """Run one step; returns its row of the history, and what has been moved since the session began."""
         begun = time.monotonic()
-        passes = self.course.passes_of(step)
+        passes = self.course.passes_of(step, self._rate)
         losses: list[dict[str, float]] = []
         for number, (plan_id, info) in enumerate(passes, 1):
             session.tick = partial(self._look, session, step.number + 1, number, len(passes), plan_id)
             if number == len(passes):
                 self._prepare_kept(plan_id, step.number)
             losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
-            _check_loss(losses[-1]["loss"], step.number, info.indices)
+            check_loss(losses[-1]["loss"], step.number, info.indices)
             if step.number + 1 == self.course.total_steps:
                 self.look_at = 0.0  # how the last step went is told whole
             session.tick()
@@ -258,7 +273,9 @@ class Trainer:
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
         row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
-        row |= {"lr": passes[0][1].scalars["lr"], "seconds": time.monotonic() - begun}
+        lr, scheduled = passes[0][1].scalars["lr"], rate(self.job.settings.optimizer.lr, step.number)
+        row |= {"lr": lr, **({"scheduled_lr": scheduled} if lr != scheduled else {})}
+        row["seconds"] = time.monotonic() - begun
         for name, value in asdict(after).items():
             row[name] = value if name in MEMORY else value - getattr(before, name)
         return row, after
@@ -314,10 +331,27 @@ class Trainer:
         pause = max(LOOK_SECONDS, (ended - begun) / LOOK_SHARE)
         self.look_at = ended + min(pause, MOST_LOOK_SECONDS)
 
+    def _rate(self, lr: float) -> float:
+        for listener in self.acting:
+            lr = listener.rate(lr)
+        return lr
+
+    def _kept_steps(self) -> list[int]:
+        """Steps whose versions the run keeps, the best first: as listeners say, or else as it does."""
+        asked = [listener.kept for listener in self.acting if listener.kept is not None]
+        if asked:
+            return list(dict.fromkeys(step for kept in asked for step in kept))
+        manifest = self.store.current()
+        return [] if manifest is None else list(manifest.meta.get("checkpoints", ()))
+
     def _meta(self, step: int) -> dict[str, Any]:
         """Return the metadata of a commit."""
-        due = {} if self.due is None else {"due": self.due}
-        return {"step": step, "steps": self.total, **due}
+        facts = {"due": self.due, "checkpoints": self._kept_steps() or None, "restored": self.restored}
+        return {
+            "step": step,
+            "steps": self.total,
+            **{name: fact for name, fact in facts.items() if fact is not None},
+        }
 
     def _commit_done(self, session: Held) -> None:
         # A second signal may have broken a commit off, which is then not tried again.
@@ -362,13 +396,3 @@ class Trainer:
                 for box, place in own_regions(factored.factors[name], region):
                     with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
                         self.kept[title][as_slices(box)] = np.reshape(array[place], region_shape(box))
-
-
-def _check_loss(loss: float, step: int, rows: Sequence[int]) -> None:
-    """Raise NonFiniteError, which names the rows of the dataset, if a loss is NaN or infinite."""
-    if not math.isfinite(loss):
-        raise NonFiniteError(
-            f"the loss of step {step + 1} is {loss} (dataset rows {list(rows)}); the run "
-            "stays at its last commit; lower the learning rate, or look in these rows for extreme numbers "
-            "and for samples all of whose labels are ignored"
-        )

@@ -124,7 +124,7 @@ def _rate_differences(history: Sequence[Mapping[str, Any]], lr: Rate) -> list[st
     """Say where the learning rate is another than at the steps that are done; empty if nowhere."""
     for row in history:
         now = rate(lr, row["step"] - 1)
-        if now != row["lr"]:
+        if now != row.get("scheduled_lr", row["lr"]):
             was, done = f"optimizer.lr was {row['lr']:.6g} at step {row['step']}", history[-1]["step"]
             way_out = f"where another is to follow, pass lr=oocdl.optim.Then(what it was, {done}, another)"
             return [f"{was}, is {now:.6g} ({way_out})"]

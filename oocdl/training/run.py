@@ -32,12 +32,14 @@ from oocdl.runtime.inputs import own_regions
 from oocdl.storage.files import reporting
 from oocdl.storage.run.manifest import Manifest, TensorSpec
 from oocdl.storage.run.run_store import RunStore
+from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.inference import Inference, Trained
 from oocdl.training.job import plan_again
 from oocdl.training.predictions import Output, Predictions
 from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
 from oocdl.training.signature import public
+from oocdl.training.versions import Which, kept_steps, version_of
 from oocdl.training.weights import Weights
 
 
@@ -154,8 +156,22 @@ class Run:
 
     @property
     def weights(self) -> Mapping[str, zarr.Array[Any]]:
-        """Committed weights by the model's initializer names, which in a file of a module are PyTorch's."""
-        return Weights(self._store, self._model_path)
+        """Committed weights by the model's initializer names, which in a file of a module are PyTorch's.
+
+        After ``EarlyStopping`` with ``restore_best_weights`` they are those of the best validation.
+        """
+        return Weights(version_of(self._store), self._model_path)
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Steps whose versions ``ModelCheckpoint`` or ``EarlyStopping`` has kept, the best first."""
+        return kept_steps(self._store)
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The history's row of the best version that is kept; None if there is none."""
+        kept = self.checkpoints
+        return next((row for row in self.history if kept and row["step"] == kept[0]), None)
 
     @property
     def kept(self) -> Mapping[str, zarr.Array[Any]]:
@@ -175,34 +191,42 @@ class Run:
         return found
 
     @public
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, which: Which = None) -> Path:
         """Write the model with its trained weights as an ONNX file; returns its path.
 
-        Raises StoreError if no step is committed, if the model's file has changed since the run began, or if
+        A path that ends in ".safetensors" gets the weights alone. ``which`` is as in ``predict``. Raises
+        StoreError if no step is committed, if the model's file has changed since the run began, or if
         ``path`` cannot be written.
         """
         target = path_of("path", path)
         model = self._model()
-        _, specs = self._committed()
+        store = version_of(self._store, which)
+        _, specs = self._committed(store)
 
         def blocks(name: str) -> Iterator[Array] | None:
-            return _verified_blocks(self._store, specs[name]) if name in specs else None
+            return _verified_blocks(store, specs[name]) if name in specs else None
 
+        if target.suffix == ".safetensors":
+            weights = {name: spec for name, spec in specs.items() if spec.kind == "weights"}
+            with reporting(target):
+                return write_safetensors(target, weights, lambda n: _verified_blocks(store, weights[n]))
         with reporting(target):
             return export_onnx(model.path, target, blocks)
 
     @public
-    def load_into(self, module: Any) -> None:
+    def load_into(self, module: Any, which: Which = None) -> None:
         """Put the trained weights and running statistics into a ``torch.nn.Module``.
 
         The run is one of ``fit(module, ...)``, or of a file of ``from_torch``. Tensors go by PyTorch's names,
         in the module's dtype and on its device; ``num_batches_tracked`` grows as it would have there.
-        Modes (``train()``, ``eval()``) and what the run did not train stay as they are. Raises StoreError if
+        Modes (``train()``, ``eval()``) and what the run did not train stay as they are. ``which`` is as in
+        ``predict``. Raises StoreError if
         no step is committed; InputError, before anything is changed, if the module is another one, or the
         file is not of a module.
         """
         model = self._model()
-        manifest, specs = self._committed()
+        store = version_of(self._store, which)
+        manifest, specs = self._committed(store)
         if model.metadata is None:
             raise InputError(
                 f"{model.path} does not say what its weights are called in PyTorch; train a file of "
@@ -215,7 +239,7 @@ class Run:
         counts["validation"] = tuple(split) if isinstance(split, list) else split
         samples = facts["dataset"][next(iter(facts["inputs"].values()))]["shape"][0]
         passes = Course(samples, replace(self._settings, **counts)).passes_until(manifest.meta["step"])
-        load(module, model.metadata, shapes, lambda name: _verified_blocks(self._store, specs[name]), passes)
+        load(module, model.metadata, shapes, lambda name: _verified_blocks(store, specs[name]), passes)
 
     @public
     def predict(
@@ -227,6 +251,7 @@ class Run:
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
         spill: str | Path | None = None,
+        which: Which = None,
     ) -> zarr.Group:
         """Run the trained model over a dataset, and write its outputs to the Zarr group ``out``.
 
@@ -251,13 +276,16 @@ class Run:
         spill
             Folder for what does not fit; default: $OOCDL_SPILL, else in the run, or in the folder for
             temporary files, with a warning, if the run can only be read.
+        which
+            The version: "last", "best", or a step of ``checkpoints``; default: that of the best validation if
+            ``EarlyStopping`` has ended the run and restored it, else the last.
 
         Raises
         ------
         What ``fit`` raises.
         """
         target = path_of("out", out)
-        inference = Inference(self._trained(), dataset, memory, batch_size, inputs, spill)
+        inference = Inference(self._trained(which), dataset, memory, batch_size, inputs, spill)
         compiled = inference.first
         factored = compiled.plan.factored
         outputs = []
@@ -297,6 +325,7 @@ class Run:
         targets: Mapping[str, str] | None = None,
         metrics: Metrics = (),
         spill: str | Path | None = None,
+        which: Which = None,
     ) -> dict[str, float]:
         """Return the mean loss of the trained model over a dataset, those of several heads, and metrics.
 
@@ -318,23 +347,25 @@ class Run:
             Metrics to compute too, by name or as objects of ``oocdl.metrics``, as in ``fit``.
         spill
             Folder for what does not fit, as in ``predict``.
+        which
+            The version, as in ``predict``.
 
         Raises
         ------
         What ``fit`` raises.
         """
-        asked = Inference(self._trained(), dataset, memory, batch_size, inputs, spill, True, targets, metrics)
-        return asked.run()
+        trained = self._trained(which)
+        return Inference(trained, dataset, memory, batch_size, inputs, spill, True, targets, metrics).run()
 
-    def _committed(self) -> tuple[Manifest, dict[str, TensorSpec]]:
-        """Return the last commit, and what it has by name. Raises StoreError if there is none."""
-        manifest = self._store.current()
+    def _committed(self, store: RunStore) -> tuple[Manifest, dict[str, TensorSpec]]:
+        """Return the version of a store, and what it has by name. Raises StoreError if there is none."""
+        manifest = store.current()
         if manifest is None:
             raise StoreError(f"run {self.path} has no committed step yet")
         return manifest, {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
 
-    def _trained(self) -> Trained:
-        return Trained(self.path, self._store, self._settings, self._model)
+    def _trained(self, which: Which) -> Trained:
+        return Trained(self.path, version_of(self._store, which), self._settings, self._model)
 
     @property
     def _model_path(self) -> Path:

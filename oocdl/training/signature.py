@@ -42,8 +42,9 @@ WORDS: Mapping[str, str] = {
     "gradient_clip_val": "clip_norm", "global_clipnorm": "clip_norm", "beta_1": "betas", "beta1": "betas",
     "metric": "metrics", "augmentation": "augment", "augmentations": "augment", "transform": "augment",
     "transforms": "augment", "data_augmentation": "augment", "patience": "early_stopping",
-    "earlystopping": "early_stopping", "min_delta": "early_stopping", "ema_decay": "ema", "swa": "ema",
-    "model_ema": "ema", "moving_average": "ema",
+    "earlystopping": "early_stopping", "min_delta": "early_stopping", "save_best_only": "save_top_k",
+    "load_best_model_at_end": "save_top_k", "save_total_limit": "save_top_k",
+    "ema_decay": "ema", "swa": "ema", "model_ema": "ema", "moving_average": "ema",
 }  # fmt: skip
 """Words of other libraries, and ours, or those that ``OTHERWISE`` explains."""
 
@@ -57,6 +58,7 @@ OTHERWISE: Mapping[str, str] = {
     "ignore_index": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(ignore_index=255)",
     "augment": "samples are trained on as they are: write augmented copies of them to the dataset",
     "early_stopping": "it is a callback: callbacks=[oocdl.callbacks.EarlyStopping('val_loss', patience=10)]",
+    "save_top_k": "it is a field of a callback: callbacks=[oocdl.callbacks.ModelCheckpoint(save_top_k=3)]",
     "ema": "weights are not averaged: Run.weights has those of the last commit",
     "threads": "this function takes cores=, the compute threads of each host",
     "accumulate": "one pass is what this function knows: leave it out",

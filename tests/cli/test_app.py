@@ -428,7 +428,7 @@ def test_every_option_of_fit_reaches_its_setting(
             words += [flag(name), text]
     expected["spill"] = "p"
     alone = {str(one[0][0])[2:].removeprefix("no-").replace("-", "_") for one in ALONE}
-    others = {*alone, *WORKER_OPTIONS, "model", "dataset", "progress", "config", "log"}
+    others = {*alone, *WORKER_OPTIONS, *app.ACTING, "model", "dataset", "progress", "config", "log"}
     assert inspect.signature(app.fit).parameters.keys() - others == expected.keys()
     refused(capsys, *fit)
     refused(capsys, *fit, *words)

@@ -12,7 +12,7 @@ from oocdl.errors import StoreError
 from oocdl.storage.checksums import unsealed
 from oocdl.storage.files import read_text, remove, sync_path
 from oocdl.storage.run.manifest import Manifest
-from oocdl.storage.run.pointer import load_parent
+from oocdl.storage.run.pointer import load_spares
 from oocdl.storage.run.sealed_files import COPY
 
 DELETE_THREADS = 16
@@ -21,9 +21,8 @@ _FACTS = (COPY, "plan.json", "report.json", "zarr.json")
 
 
 def remove_unnamed(root: Path, current: Manifest | None) -> None:
-    """Delete every version and manifest that neither ``current`` nor its parent names."""
-    parent = None if current is None else load_parent(root, current)
-    named = [manifest for manifest in (current, parent) if manifest is not None]
+    """Delete every version and manifest but ``current``, its parent and its checkpoints."""
+    named = [] if current is None else [current, *load_spares(root, current)]
     files = {manifest.file for manifest in named}
     values = set() if current is None else {value.id for value in current.kept.values()}
     folders = {root / tensor.folder for m in named for tensor in m.tensors.values()}

@@ -135,6 +135,8 @@ class Manifest:
     history: HistorySeal = HistorySeal()
     kept: Mapping[str, KeptSeal] = field(default_factory=dict)
     """Name of a value -> its seal."""
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+    """Step of an older version that is kept -> the file name of its manifest."""
 
     @property
     def file(self) -> str:
@@ -145,6 +147,11 @@ class Manifest:
     def step(self) -> int:
         """The last step that it contains; -1 if its writer did not say."""
         return int(self.meta.get("step", -1))
+
+    @property
+    def spares(self) -> list[str]:
+        """File names of the versions that are kept beside it."""
+        return list(dict.fromkeys([*filter(None, [self.parent]), *self.checkpoints.values()]))
 
     def arrays(self) -> list[Sealed]:
         """Return the chunks of all arrays, by file."""
@@ -186,6 +193,8 @@ class Manifest:
         _match(all(type(number) is int and number >= 0 for number in numbers), "number", numbers)
         _match(type(made.meta.get("step", 0)) is int, "step", made.meta)
         _match(all(isinstance(digest, str) for digest in made.seals.values()), "seals", made.seals)
+        files = made.checkpoints.values()
+        _match(all(re.fullmatch(MANIFEST_NAME, file) for file in files), "checkpoints", made.checkpoints)
         _match(len(by_name) == len(tensors) and len({t.id for t in tensors}) == len(tensors), "arrays", "ids")
         return made
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,13 @@ def load_manifest(root: Path, name: str, digest: str | None = None) -> Manifest:
     return manifest
 
 
-def load_parent(root: Path, manifest: Manifest) -> Manifest | None:
-    """Read the version before ``manifest``; None if it is gone or damaged, as it is only a spare."""
-    if manifest.parent is None:
-        return None
-    try:
-        return load_manifest(root, manifest.parent)
-    except CorruptError:
-        return None
+def load_spares(root: Path, manifest: Manifest) -> list[Manifest]:
+    """Read the version before ``manifest`` and its checkpoints, but for those that are gone or damaged."""
+    found = []
+    for name in manifest.spares:
+        with suppress(CorruptError):  # they are spares
+            found.append(load_manifest(root, name))
+    return found
 
 
 def _epochs(root: Path) -> dict[int, Path]:

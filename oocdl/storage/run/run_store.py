@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from oocdl.errors import StoreError
+from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, record_of, sealed
 from oocdl.storage.files import io_error, part_of, reporting, sync_all, sync_path, write_text
@@ -29,7 +29,7 @@ from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec
-from oocdl.storage.run.pointer import check_owner, load_current, next_epoch, publish
+from oocdl.storage.run.pointer import check_owner, load_current, load_manifest, next_epoch, publish
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched
@@ -62,6 +62,8 @@ class RunStore:
         self._lock = lock
         self._writing: Commit | None = None
         self._seals: dict[str, str] = {}
+        self._pinned = False
+        """Whether it stays at the version that it was opened at."""
         self.epoch = 0 if lock is None else next_epoch(path)
         """The number of writers that the run has had; 0 for a reader."""
         self._manifest, self._pointer = load_current(path)
@@ -169,9 +171,22 @@ class RunStore:
 
     def current(self) -> Manifest | None:
         """Return the committed version, None before the first; readers see later commits of the writer."""
-        if self._lock is None:
+        if self._lock is None and not self._pinned:
             self._manifest, self._pointer = load_current(self.path)
         return self._manifest
+
+    def at(self, step: int) -> RunStore:
+        """Open the version of a step, the current one or a checkpoint, for reading.
+
+        Raises InputError if the run does not keep it, CorruptError if it is damaged.
+        """
+        now = self.current()
+        kept = {} if now is None else {**now.checkpoints, str(now.step): now.file}
+        if str(step) not in kept:
+            raise InputError(f"the run in {self.path} keeps no step {step}, but {', '.join(kept) or 'none'}")
+        found = RunStore(self.path, None)
+        found._manifest, found._pinned = load_manifest(self.path, kept[str(step)]), True
+        return found
 
     def committed_at(self) -> float | None:
         """Return when CURRENT was replaced, in seconds since 1970; None before the first commit."""
@@ -346,6 +361,7 @@ class RunStore:
         sync_all(paths + [path for folder in folders for path in folder.iterdir()])
         made = replace(
             manifest,
+            checkpoints=self._checkpoints(manifest),
             seals=dict(self._seals),
             history=self._history.seal,
             kept=self._kept.seals(manifest.step),
@@ -355,6 +371,13 @@ class RunStore:
         self._kept.committed()
         remove_unnamed(self.path, made)
         return made
+
+    def _checkpoints(self, manifest: Manifest) -> dict[str, str]:
+        """Return which older versions a new one keeps: those whose steps its metadata names."""
+        old = self._manifest
+        known = {} if old is None else {**old.checkpoints, str(old.step): old.file}
+        steps = {*map(str, manifest.meta.get("checkpoints", ()))} - {str(manifest.step)}
+        return {step: file for step, file in known.items() if step in steps}
 
     def _finished(self) -> None:
         self._writing = None

@@ -65,9 +65,9 @@ class Verification:
 def verify(workdir: str | Path) -> Verification:
     """Read all that is stored in a run, and compare it with what was written; nothing is changed.
 
-    That is: weights and state of the current version and of the one before, kept values, history, settings,
-    plan, report and the metadata of all Zarr arrays. Takes memory for a block of a chunk. Raises StoreError
-    if there is no run in ``workdir``.
+    That is: weights and state of the current version, of the one before and of checkpoints, kept values,
+    history, settings, plan, report and the metadata of all Zarr arrays. Takes memory for a block of a chunk.
+    Raises StoreError if there is no run in ``workdir``.
 
     >>> print(oocdl.verify("unet.run"))  # doctest: +SKIP
     unet.run: sound (step 120; 186 arrays, 186 chunks, 73.1 MiB read)
@@ -92,19 +92,19 @@ def _pointer(root: Path) -> bytes:
 
 def _verification(root: Path) -> Verification:
     damages: list[Damage] = []
-    manifest = parent = None
+    manifest = None
+    spares: list[Manifest] = []
     with _noted(damages, "CURRENT"):
         manifest, _ = load_current(root)
     damages += _files(root, manifest)
-    if manifest is not None and manifest.parent is not None:
-        with _noted(damages, manifest.parent):
-            parent = load_manifest(root, manifest.parent)
+    for name in () if manifest is None else manifest.spares:
+        with _noted(damages, name):
+            spares.append(load_manifest(root, name))
     parts: dict[str, Sealed] = {}
-    for version in (manifest, parent):
-        if version is not None:
-            damages += _metadata(root, version)
-            for part in version.arrays():
-                parts.setdefault(part.folder, part)
+    for version in filter(None, (manifest, *spares)):
+        damages += _metadata(root, version)
+        for part in version.arrays():
+            parts.setdefault(part.folder, part)
     if manifest is not None:
         with _noted(damages, "history", step=manifest.step):
             History(root / "history" / "steps.jsonl", manifest.history).rows()
