@@ -57,6 +57,9 @@ class ArrayReader:
     def itemsize(self) -> int:
         return self.data.itemsize
 
+    def offset(self, row: int) -> Shape:
+        return (0,) * (self.data.ndim - 1)
+
     def read(self, region: Region) -> Array:
         return self.data[as_slices(region)]
 

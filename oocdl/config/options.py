@@ -172,6 +172,9 @@ class SettingOptions(TypedDict, total=False):
     """Shuffle the samples in each epoch."""
     dims: Annotated[Mapping[str, int] | None, Option(None, "plan", predicts=True)]
     """Mapping from open dimension of the model to its size, where the dataset does not determine it."""
+    pad_to_multiple_of: Annotated[int | None, Option(None, "plan", predicts=True)]
+    """Number to whose multiples sizes are padded where samples differ in size; default: the smallest that the
+    network takes. A larger one makes fewer different sizes, each of which is planned."""
     scale: Annotated[Mapping[str, float] | None, Option(None, "plan", fixed="run", predicts=True)]
     """Mapping from dataset array to the factor that multiplies its values."""
     logits: Annotated[Literal["strict", "auto"], Option("strict", "plan", fixed="run", predicts=True)]

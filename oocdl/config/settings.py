@@ -43,6 +43,7 @@ class Settings:
     inputs: Mapping[str, str] | None
     targets: Mapping[str, str] | None
     dims: Mapping[str, int] | None
+    pad_to_multiple_of: int | None
     scale: Mapping[str, float] | None
     logits: str
     allow_missing_chunks: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -49,22 +49,22 @@ class Binding:
         """Names of the arrays that are inputs or targets."""
         return frozenset({*self.inputs.values(), *(name for target in self.targets for name in target.read)})
 
-    def apart(self) -> Binding:
-        """Return the same binding by the names of arrays in ``Dataset.with_validation``."""
+    def renamed(self, name_of: Callable[[str], str], arrays: Mapping[str, DataArray]) -> Binding:
+        """Return the same binding to arrays of other names."""
         targets = (
             replace(
                 target,
-                array=apart(target.array),
-                further={what: apart(name) for what, name in target.further.items()},
+                array=name_of(target.array),
+                further={what: name_of(name) for what, name in target.further.items()},
             )
             for target in self.targets
         )
-        return Binding(
-            inputs={port: apart(name) for port, name in self.inputs.items()},
-            targets=tuple(targets),
-            samples=self.samples,
-            arrays={apart(name): array for name, array in self.arrays.items()},
-        )
+        inputs = {port: name_of(name) for port, name in self.inputs.items()}
+        return Binding(inputs, tuple(targets), self.samples, arrays)
+
+    def apart(self) -> Binding:
+        """Return the same binding by the names of arrays in ``Dataset.with_validation``."""
+        return self.renamed(apart, {apart(name): array for name, array in self.arrays.items()})
 
     def input_shape(self, port: Port, batch: int, dims: Mapping[str, int]) -> Shape:
         """The shape that a model input gets with ``batch`` samples; a missing channel axis of 1 is added.

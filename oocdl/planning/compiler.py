@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -78,6 +78,8 @@ class Draft:
     """The network's graph over stored factors, with its layers."""
     pieces: Mapping[str, tuple[Region, ...]] | None = None
     """Weight or state -> the regions that it is stored in, if another plan has decided that already."""
+    sums: Mapping[str, tuple[Region, ...]] = field(default_factory=dict)
+    """Sum of gradients -> the regions that it is stored in, if another plan has decided that already."""
     side: int | None = None
     """The set of ``weight_cuts`` that is cut, into a piece for each worker; None: neither."""
 
@@ -110,7 +112,8 @@ class Draft:
     def _expanded(self, plan: PassPlan) -> CompiledPass:
         network, optimizer = self.network, self.request.settings.optimizer
         pieces = self.pieces or versioned_pieces(plan)
-        sums = versioned_pieces(plan, (Role.SUM,)) if self.request.kind is PassKind.EARLIER else {}
+        earlier = self.request.kind is PassKind.EARLIER
+        sums = self.sums or versioned_pieces(plan, (Role.SUM,)) if earlier else {}
         return CompiledPass(
             plan=plan,
             graph=expand_pass(plan, {**pieces, **sums}, sums),

@@ -5,12 +5,15 @@ is k of them: all but the last only add up gradients, the last one makes the upd
 the sums of those before among the chunks that go from pass to pass; for the first of a step they are
 zeros. The last step of an epoch may have fewer passes, and its last pass fewer samples.
 
+Samples of a pass have one size. Where samples differ in size there is a plan for each, whose id ends in it.
+
 A validation is a series of forward passes between two steps, over samples that no step has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -19,7 +22,7 @@ from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.ops.optimizers import SHARE, scalars
 from oocdl.ops.schedules import Rate, lasts_a_run
-from oocdl.storage.dataset.dataset import batches, held_out
+from oocdl.storage.dataset.sampling import held_out, order_of
 
 MAIN, RAGGED = "main", "ragged"
 """Ids of the passes that make an update: of a full batch, and of the smaller one that may end an epoch."""
@@ -57,6 +60,19 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Kind:
+    """A kind of passes: those that run one plan."""
+
+    role: str
+    label: str
+    """Label of the size of its samples; empty for the main size."""
+    batch: int
+    """Number of samples."""
+    is_rest: bool = False
+    """Whether they are what is left of full batches."""
+
+
+@dataclass(frozen=True)
 class Course:
     """All steps of a run."""
 
@@ -65,6 +81,10 @@ class Course:
     settings: Settings
     further_samples: int = 0
     """Samples of the validation dataset; 0 if there is none."""
+    labels: Sequence[str] = ()
+    """The label of each sample's size; empty where all have one size."""
+    further_labels: Sequence[str] = ()
+    """Those of the samples of the validation dataset."""
 
     @cached_property
     def validated(self) -> Sequence[int]:
@@ -92,10 +112,15 @@ class Course:
         apart = set(self.validated)
         return tuple(row for row in range(self.samples) if row not in apart)
 
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Label of a size -> samples of it that are trained on."""
+        return _counts(self.trained, self.labels)
+
     @property
     def passes_per_epoch(self) -> int:
-        """Batches of an epoch, the ragged last one included."""
-        return -(-len(self.trained) // self.settings.batch_size)
+        """Batches of an epoch, smaller ones included."""
+        return sum(-(-count // self.settings.batch_size) for count in self.counts.values())
 
     @property
     def passes(self) -> int:
@@ -119,26 +144,42 @@ class Course:
         rate = self.settings.optimizer.lr
         return rate if lasts_a_run(rate, self.total_steps) else None
 
-    @property
-    def ragged(self) -> int:
-        """Samples of the smaller last batch of an epoch; 0 if there is none."""
-        return len(self.trained) % self.settings.batch_size
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The kinds of passes of the steps, by plan id; the first is the main one."""
+        roles = [MAIN]
+        if self.passes > 1:
+            alone = self.passes_per_epoch % self.passes == 1
+            roles += [FIRST, *([NEXT] if self.passes > 2 else []), *([SINGLE_PASS] if alone else [])]
+        found = _kinds(roles, self.counts, self.settings.batch_size)
+        if self.labels:
+            return found
+        # Where all samples have one size, the smaller batch is the last of its epoch.
+        left = any(kind.is_rest for kind in found.values())
+        ends = (MAIN, SINGLE_PASS)
+        return {
+            name.partition("/")[0]: kind
+            for name, kind in found.items()
+            if (kind.role in ends if kind.is_rest else not left or kind.role != SINGLE_PASS)
+        }
+
+    @cached_property
+    def validation_kinds(self) -> Mapping[str, Kind]:
+        """The kinds of passes of a validation, by plan id."""
+        counts = _counts(self.validated, self._validation_labels)
+        return _kinds([VALIDATION], counts, self.settings.batch_size)
 
     @property
-    def validation_batch(self) -> int:
-        """Samples of a full batch of a validation; 0 if there is none."""
-        return min(self.settings.batch_size, len(self.validated))
+    def _validation_labels(self) -> Sequence[str]:
+        return self.further_labels if self.settings.held_out is None else self.labels
 
-    @property
+    @cached_property
     def validation_passes(self) -> list[tuple[str, PassInfo]]:
         """For each pass of a validation, the id of its plan and what differs from pass to pass."""
-        rows, size = self.validated, self.validation_batch
-        starts = range(0, len(rows), size) if size else ()
-        batches = [tuple(rows[start : start + size]) for start in starts]
-        return [
-            (VALIDATION if len(batch) == size else VALIDATION_RAGGED, PassInfo(0, self.settings.seed, batch))
-            for batch in batches
-        ]
+        labels, seed = self._validation_labels, self.settings.seed
+        ids = _ids(self.validation_kinds)
+        found = by_size(self.validated, labels, self.settings.batch_size)
+        return [(ids[VALIDATION, _label(labels, rows), len(rows)], PassInfo(0, seed, rows)) for rows in found]
 
     def validates_after(self, done: int) -> bool:
         """Whether a validation follows once ``done`` steps are done."""
@@ -163,11 +204,12 @@ class Course:
         settings, size, trained = self.settings, self.passes, self.trained
         while number < self.total_steps:
             epoch, skipped = divmod(number, self.steps_per_epoch)
-            found = batches(len(trained), settings.batch_size, settings.shuffle, settings.seed, epoch)
-            found = islice(found, skipped * size, None)
+            order = order_of(len(trained), settings.shuffle, settings.seed, epoch)
+            found = by_size((trained[int(at)] for at in order), self.labels, settings.batch_size)
+            batches = islice(found, skipped * size, None)
             for first in range(skipped * size, self.passes_per_epoch, size):
                 if number < self.total_steps:
-                    rows = tuple(tuple(trained[at] for at in indices) for indices in islice(found, size))
+                    rows = tuple(islice(batches, size))
                     yield Step(number, epoch, epoch * self.passes_per_epoch + first, rows)
                     number += 1
 
@@ -183,11 +225,67 @@ class Course:
         numbers["lr"] = rate(numbers["lr"])
         found = []
         for index, rows in enumerate(step.batches):
-            if index < count - 1:
-                plan_id = NEXT if index else FIRST
-            elif self.passes > count == 1:
-                plan_id = SINGLE_PASS
-            else:
-                plan_id = MAIN if len(rows) == settings.batch_size else RAGGED
+            role = (NEXT if index else FIRST) if index < count - 1 else MAIN
+            role = SINGLE_PASS if self.passes > count == 1 else role
+            plan_id = self._ids[role, _label(self.labels, rows), len(rows)]
             found.append((plan_id, PassInfo(step.first_pass + index, settings.seed, rows, numbers)))
         return found
+
+    @cached_property
+    def _ids(self) -> Mapping[tuple[str, str, int], str]:
+        return _ids(self.kinds)
+
+
+def by_size(rows: Iterable[int], labels: Sequence[str], size: int) -> Iterator[tuple[int, ...]]:
+    """Yield batches of rows of one size each, as soon as they are full; smaller ones at the end.
+
+    These come in the order in which their sizes first appeared. Without labels all have one size.
+
+    >>> list(by_size([3, 0, 2, 1, 4], ["a", "a", "b", "b", "a"], 2))
+    [(3, 2), (0, 1), (4,)]
+    """
+    waiting: dict[str, list[int]] = {}
+    for row in rows:
+        batch = waiting.setdefault(labels[row] if labels else "", [])
+        batch.append(row)
+        if len(batch) == size:
+            yield tuple(batch)
+            batch.clear()
+    yield from (tuple(batch) for batch in waiting.values() if batch)
+
+
+def base_of(plan_id: str) -> str:
+    """Return the role of a kind of passes in its step: its id without size and batch.
+
+    >>> base_of("first@96x112x80/2"), base_of("ragged")
+    ('first', 'main')
+    """
+    base = plan_id.partition("@")[0].partition("/")[0]
+    return {RAGGED: MAIN, VALIDATION_RAGGED: VALIDATION}.get(base, base)
+
+
+def _label(labels: Sequence[str], rows: Sequence[int]) -> str:
+    return labels[rows[0]] if labels else ""
+
+
+def _counts(rows: Sequence[int], labels: Sequence[str]) -> Mapping[str, int]:
+    found = Counter(labels[row] for row in rows) if labels else {"": len(rows)} if rows else {}
+    return dict(sorted(found.items()))  # the main size, whose label is empty, first
+
+
+def _kinds(roles: Sequence[str], counts: Mapping[str, int], batch_size: int) -> Mapping[str, Kind]:
+    """Return kinds of passes by id: for each size a full batch, or all samples, and what is left."""
+    found = {}
+    for label, count in counts.items():
+        full, rest = min(batch_size, count), count % batch_size if count > batch_size else 0
+        for role in roles:
+            name = f"{role}@{label}" if label else role
+            found[name] = Kind(role, label, full)
+            if rest:
+                usual = {MAIN: RAGGED, VALIDATION: VALIDATION_RAGGED}.get(name)
+                found[usual or f"{name}/{rest}"] = Kind(role, label, rest, is_rest=True)
+    return found
+
+
+def _ids(kinds: Mapping[str, Kind]) -> Mapping[tuple[str, str, int], str]:
+    return {(kind.role, kind.label, kind.batch): name for name, kind in kinds.items()}

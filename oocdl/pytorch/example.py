@@ -17,7 +17,10 @@ from oocdl.pytorch.exporters import exporting
 from oocdl.pytorch.module_calls import shapes_of_call, signature_of
 from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
+from oocdl.storage.dataset.stacked import members_of
 
+ROUND_EXTENT = 64
+"""Networks take extents that are multiples of it, whatever their strides are."""
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape of one sample, and dtype, in which an array is given to the module."""
 
@@ -80,7 +83,11 @@ def _forms(array: DataArray, dtype: torch.dtype) -> list[Form]:
     """Return the forms in which an array may be meant, the one that is nearest to it first."""
     kind = array.dtype.kind
     dtypes = [dtype] if kind == "f" else [torch.bool if kind == "b" else torch.int64, dtype]
-    shapes = [tuple(array.shape[1:]), (1, *array.shape[1:])]
+    shape = tuple(array.shape[1:])
+    shapes = [shape, (1, *shape)]
+    if members_of(array):  # they are padded to what the network takes, which its file will tell
+        padded = tuple(-(-extent // ROUND_EXTENT) * ROUND_EXTENT for extent in shape)
+        shapes = [(*shape[:1], *padded[1:]), (1, *padded), *shapes]
     return [(shape, kind_of_number) for shape in shapes for kind_of_number in dtypes]
 
 

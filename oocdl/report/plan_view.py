@@ -21,7 +21,7 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
-from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, VALIDATION, VALIDATION_RAGGED, Course
+from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, VALIDATION, Course, base_of
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
 from oocdl.report.figure import figure_of, picture_path, written
@@ -141,8 +141,18 @@ class Plan:
     @cached_property
     def validation(self) -> Mapping[str, Simulated]:
         """The simulated passes of a validation, by plan id; empty if there is none."""
-        kinds = (name for name in (VALIDATION, VALIDATION_RAGGED) if name in self.kinds)
-        return {plan_id: self._simulated(plan_id, True) for plan_id in kinds}
+        return {plan_id: self._simulated(plan_id, True) for plan_id in self.of_role(VALIDATION)}
+
+    def of_role(self, role: str) -> list[str]:
+        """Return the plan ids of a role in the step, of all sizes and batches."""
+        return [plan_id for plan_id in self.kinds if base_of(plan_id) == role]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, Simulated]:
+        """The simulated passes that end a step, of all sizes where samples differ in size, by plan id."""
+        keeps_old = not discards_old_weights(self.compiled.plan, self.machine)
+        ids = self.of_role(MAIN) if self.course.labels else []
+        return {plan_id: self._simulated(plan_id, keeps_old) for plan_id in ids}
 
     def _simulated(self, plan_id: str, keeps_old: bool) -> Simulated:
         return predict_pass(self.kinds[plan_id].graph, self.machine, self.room_bytes, keeps_old)
@@ -157,7 +167,8 @@ class Plan:
         """Bytes that arrays and running programs will take at most: simulated, with some to spare."""
         # Weights are read in, and committed, a piece at a time.
         piece = 2 * max(footprint(nbytes) for nbytes in self.compiled.graph.input_bytes.values())
-        peak = max(one.peak_tier_bytes for one in (*self.simulated, *self.validation.values()))
+        simulated = (*self.simulated, *self.sizes.values(), *self.validation.values())
+        peak = max(one.peak_tier_bytes for one in simulated)
         return min(self.room_bytes, int(PEAK_MARGIN_FACTOR * peak) + piece + PEAK_MARGIN_BYTES)
 
     @property

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oocdl.graph.ir.graph import Array, Role, Shape
-from oocdl.graph.ir.index import Region, as_slices, region_shape, within
+from oocdl.graph.ir.index import Region, as_slices, moved, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.ops.gather import Rows
 from oocdl.ops.loss_functions import Labels
@@ -48,6 +48,10 @@ class Reader(Protocol):
 
     @property
     def itemsize(self) -> int: ...
+
+    def offset(self, row: int) -> Shape:
+        """Return where the chunks of a sample begin, along the axes after the first."""
+        ...
 
     def read(self, region: Region) -> Array: ...
 
@@ -202,7 +206,11 @@ class Sources:
         for _, group in groupby(ordered, lambda number: samples[number] // max(together, 1)):
             numbers = list(group)
             first = samples[numbers[0]]
-            for block in read_blocks(inner, tuple(chunks), feed.reader.itemsize * together, READ_CHUNKS):
+            offset = feed.reader.offset(first)
+            from_chunks = moved(inner, [-start for start in offset])
+            itemsize = feed.reader.itemsize * together
+            for aligned in read_blocks(from_chunks, tuple(chunks), itemsize, READ_CHUNKS):
+                block = moved(aligned, offset)
                 with _decoding:
                     found = feed.reader.read(((first, samples[numbers[-1]] + 1), *block))
                 for number in numbers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from oocdl.planning.choice.pass_kinds import compile_passes
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew, Machine, machine_for
 from oocdl.planning.passes import MAIN, Course
+from oocdl.planning.sizes import Sized, sized
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache
@@ -33,15 +33,23 @@ class Job:
     model: OnnxModel
     dataset: Dataset
     settings: Settings
-    binding: Binding
+    sized: Sized
+    """The dataset in views of one size each, with their bindings."""
     machine: Machine
-    validation: Binding | None = None
-    """Binding of the validation dataset; None if there is none."""
+    course: Course
+    """All steps of the run."""
+    validation: Sized | None = None
+    """The validation dataset; None if there is none of its own."""
 
-    @cached_property
-    def course(self) -> Course:
-        """All steps of the run."""
-        return _course(self.binding, self.settings, self.validation)
+    @property
+    def binding(self) -> Binding:
+        """The binding to samples of the main size."""
+        return self.sized.bindings[""]
+
+    @property
+    def validation_binding(self) -> Binding | None:
+        """The binding to samples of the validation dataset's main size."""
+        return None if self.validation is None else self.validation.bindings[""]
 
     def plan(self, frozen: Mapping[str, Any] | None = None) -> Plan:
         """Return the plan: by the cuts in ``frozen``, else the best, from the cache if it is there."""
@@ -52,14 +60,15 @@ class Job:
         return Plan(kinds, self.settings, self.machine, self.model.path.name, self.dataset, self.course)
 
     def _compiled(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass]:
-        return compile_passes(
-            self.model, self.binding, self.settings, self.machine, self.course, frozen, self.validation
-        )
+        bindings = self.sized.bindings
+        validations = bindings if self.validation is None else self.validation.bindings
+        how = self.settings, self.machine, self.course, frozen
+        return compile_passes(self.model, bindings, *how, validations)
 
     def _found_before(self) -> dict[str, CompiledPass]:
         """The plan by the cuts in the cache; else one that is searched for, whose cuts are put there."""
         key = plan_cache.plan_key(
-            self.model, self.binding, self.settings, self.machine, self.course, self.validation
+            self.model, self.binding, self.settings, self.machine, self.course, self.validation_binding
         )
         frozen = plan_cache.load(key, self.machine)
         kinds = None if frozen is None else self._cut_again(frozen)
@@ -95,11 +104,16 @@ def job_of(
     data = open_dataset(dataset, settings.allow_missing_chunks)
     binding = bind(opened, data, settings)
     data, validation = data.only(binding.used), None
+    course = Course(binding.samples, settings)
+    sizes = sized(opened, data, binding, settings, course.trained)
+    data, course = sizes.dataset, replace(course, labels=sizes.labels)
     if settings.validation is not None and settings.held_out is None:
         further = open_dataset(settings.validation, settings.allow_missing_chunks)
         found = bind(opened, further, replace(settings, batch_size=1))
-        data, validation = data.with_validation(further.only(found.used)), found.apart()
-    course = _course(binding, settings, validation)
+        further = further.only(found.used)
+        validation = sized(opened, further, found, settings, range(found.samples))
+        data, validation = data.with_validation(validation.dataset), validation.apart()
+        course = replace(course, further_samples=found.samples, further_labels=validation.labels)
     if settings.metrics and not course.validated:
         raise InputError(
             "metrics are those of a validation; pass validation=, a dataset or a share of this one"
@@ -115,11 +129,8 @@ def job_of(
     if muster is not None:
         crew, budget_bytes = muster()
         settings = replace(settings, memory_bytes=budget_bytes)
-    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew), validation)
-
-
-def _course(binding: Binding, settings: Settings, validation: Binding | None) -> Course:
-    return Course(binding.samples, settings, 0 if validation is None else validation.samples)
+    machine, course = machine_for(settings, data, crew=crew), replace(course, settings=settings)
+    return Job(opened, data, settings, sizes, machine, course, validation)
 
 
 def plan_again(

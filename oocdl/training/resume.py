@@ -36,7 +36,11 @@ RUN_FORMAT = 3
 
 
 def identity(
-    model: OnnxModel, binding: Binding, settings: Settings, validation: Binding | None = None
+    model: OnnxModel,
+    binding: Binding,
+    settings: Settings,
+    validation: Binding | None = None,
+    labels: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the facts of a run, as plain data by name."""
     own = digests(model.nodes)
@@ -51,6 +55,7 @@ def identity(
         },
         "dataset": {name: dataset_identity(array) for name, array in sorted(read.items())},
         **({} if settings.validation is None else {"validation": plain(settings.held_out) or "a dataset"}),
+        **({"sizes": list(labels)} if labels else {}),
         **({"metrics": {one.name: plain(one) for one in settings.metrics}} if settings.metrics else {}),
         **_fixed(settings, "run"),
     }
@@ -68,7 +73,7 @@ def spec_of(source: Sequence[Any], allow_missing_chunks: bool) -> DatasetSpec:
     """Return the dataset of which ``source_of`` has returned ``source``."""
     place, group, names, *further = source
     validation = spec_of(further, allow_missing_chunks) if further else None
-    return DatasetSpec(place, group, tuple(names), allow_missing_chunks, validation)
+    return DatasetSpec(place, group, tuple(names), allow_missing_chunks, validation=validation)
 
 
 def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], lr: Rate) -> RunStore:

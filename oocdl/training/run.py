@@ -238,7 +238,8 @@ class Run:
         split = facts.get("validation")
         counts["validation"] = tuple(split) if isinstance(split, list) else split
         samples = facts["dataset"][next(iter(facts["inputs"].values()))]["shape"][0]
-        passes = Course(samples, replace(self._settings, **counts)).passes_until(manifest.meta["step"])
+        course = Course(samples, replace(self._settings, **counts), labels=facts.get("sizes", ()))
+        passes = course.passes_until(manifest.meta["step"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(store, specs[name]), passes)
 
     @public

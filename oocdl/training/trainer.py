@@ -174,8 +174,8 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
         store, made = _open_store(stack, folder, job, call, say, machine)
         if not any(isinstance(listener, Progress) for listener in call.callbacks):
             _warn(made)
-        if VALIDATION in made.kinds:
-            warn_of_predictions(made.kinds[VALIDATION].plan.factored.graph, job.model)
+        if validations := made.of_role(VALIDATION):
+            warn_of_predictions(made.kinds[validations[0]].plan.factored.graph, job.model)
         listeners = _with_page(stack, folder, call, workers)
         Trainer(
             job=job,
@@ -218,7 +218,9 @@ def _open_store(
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
         raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-    identity = resuming.identity(job.model, job.binding, job.settings, job.validation)
+    identity = resuming.identity(
+        job.model, job.binding, job.settings, job.validation_binding, job.course.labels
+    )
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
     lr = job.settings.optimizer.lr

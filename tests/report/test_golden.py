@@ -92,7 +92,7 @@ def make_plan(name: str, folder: Path) -> Plan:
     dataset = open_dataset(str(data))
     binding = bind(model, dataset, settings)
     course = Course(binding.samples, settings)
-    kinds = compile_passes(model, binding, settings, MACHINE, course, {})
+    kinds = compile_passes(model, {"": binding}, settings, MACHINE, course, {}, {})
     return Plan(kinds, settings, MACHINE, model.path.name, dataset, course)
 
 

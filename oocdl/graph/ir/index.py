@@ -201,6 +201,11 @@ def intersect(first: Region, second: Region) -> Region:
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
 
 
+def moved(region: Region, by: Sequence[int]) -> Region:
+    """Return a region that is moved by so much along each axis."""
+    return tuple((start + step, stop + step) for (start, stop), step in zip(region, by, strict=True))
+
+
 def as_slices(region: Region) -> tuple[slice, ...]:
     """Return a region as slices."""
     return tuple(slice(start, stop) for start, stop in region)

@@ -165,7 +165,7 @@ class ClusterSession(Held):
             numbers={address: number for number, address in enumerate(self.addresses)},
             passes={name: _facts(kinds[name], one) for name, one in exchanges.items()},
             dataset=self.dataset.spec(),
-            identities={name: identity(array) for name, array in self.dataset.arrays.items()},
+            identities={name: identity(array) for name, array in self.dataset.stored.items()},
             settings=self.settings,
             watched=watched_results(self.compiled, self.watched),
             run=self.store.path,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -81,6 +81,8 @@ class DataArray:
     """What a chunk that is not stored reads as; None if that is not defined."""
     source: Source
     allow_missing_chunks: bool = True
+    offsets: Sequence[Shape] = ()
+    """Where in the array each sample's chunks begin; empty where all begin at the first element."""
 
     @property
     def label(self) -> str:
@@ -91,6 +93,10 @@ class DataArray:
     def itemsize(self) -> int:
         """Bytes of one element."""
         return self.dtype.itemsize
+
+    def offset(self, row: int) -> Shape:
+        """Return where the chunks of a sample begin, along the axes after the first."""
+        return self.offsets[row] if self.offsets else (0,) * (len(self.shape) - 1)
 
     @property
     def chunk_bytes(self) -> int:

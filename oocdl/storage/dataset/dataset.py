@@ -7,9 +7,10 @@ is of a chunk as it was: one that is gone or was changed since is an error, neve
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import zarr
 from zarr.abc.store import Store
@@ -18,6 +19,7 @@ from oocdl.errors import DatasetError
 from oocdl.storage.dataset import hdf5_source, zarr_source
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.sampling import batches, held_out, permutation
+from oocdl.storage.dataset.stacked import viewed
 
 __all__ = [
     "DataArray",
@@ -34,6 +36,17 @@ HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 NIFTI_ENDINGS = (".nii", ".nii.gz", ".mgz", ".hdr", ".img")
 
 
+class View(NamedTuple):
+    """A view of an array whose samples differ in size: all of them in one size."""
+
+    array: str
+    name: str
+    space: tuple[int, ...]
+    """Extents of the last axes."""
+    pad: int
+    """The number around smaller samples."""
+
+
 @dataclass(frozen=True)
 class DatasetSpec:
     """Tells another process how to open the same dataset; picklable."""
@@ -42,6 +55,8 @@ class DatasetSpec:
     group: str
     names: tuple[str, ...]
     allow_missing_chunks: bool
+    views: tuple[View, ...] = ()
+    """Views of arrays whose samples differ in size."""
     validation: DatasetSpec | None = None
     """Dataset for validation, whose arrays are listed with the others by the names that ``apart`` gives."""
 
@@ -70,6 +85,12 @@ class Dataset:
             _ = array.known
         return replace(self, arrays=arrays, reopen=replace(self.reopen, names=tuple(arrays)))
 
+    def with_views(self, views: Sequence[View]) -> Dataset:
+        """Return the dataset with views of some of its arrays, which they may take the place of."""
+        arrays = {name: viewed(self.arrays[array], name, space, pad) for array, name, space, pad in views}
+        reopen = replace(self.reopen, views=tuple(views))
+        return replace(self, arrays={**self.arrays, **arrays}, reopen=reopen)
+
     def with_validation(self, other: Dataset) -> Dataset:
         """Return the dataset with the arrays of another added, by the names that ``apart`` gives them."""
         arrays = {apart(name): array for name, array in other.arrays.items()}
@@ -78,7 +99,13 @@ class Dataset:
 
     def notes(self) -> list[str]:
         """Return a line for each array of which some chunks are not stored, or cannot be told apart."""
-        return [note for array in self.arrays.values() for note in array.notes()]
+        return [note for array in self.stored.values() for note in array.notes()]
+
+    @property
+    def stored(self) -> Mapping[str, DataArray]:
+        """The arrays without further views of the same."""
+        again = {view.name for view in self.reopen.views if view.name != view.array}
+        return {name: array for name, array in self.arrays.items() if name not in again}
 
 
 def apart(name: str) -> str:
@@ -113,6 +140,8 @@ def open_dataset(
     if isinstance(source, DatasetSpec) and source.validation is not None:
         return open_dataset(replace(source, validation=None)).with_validation(open_dataset(source.validation))
     if isinstance(source, DatasetSpec):
+        if source.views:
+            return open_dataset(replace(source, views=())).with_views(source.views)
         allow_missing_chunks, names = source.allow_missing_chunks, source.names
         group, source = source.group, source.source
     elif isinstance(source, zarr.Group):

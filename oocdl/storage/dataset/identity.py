@@ -19,6 +19,7 @@ from oocdl.errors import DatasetError
 from oocdl.storage.dataset.chunk_list import ChunkList, row_ranges
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
+from oocdl.storage.dataset.stacked import StackedSource
 
 RANGES = 64
 """The most ranges of samples that are told apart."""
@@ -59,6 +60,7 @@ def identity(array: DataArray) -> dict[str, Any]:
         "tells": source.tells,
         "file": list(source.file_mark),
         "content": _content(array, ranges),
+        **({"samples": source.digest} if isinstance(source, StackedSource) else {}),
         "values": _values(array),
     }
 
@@ -71,6 +73,8 @@ def compare(array: DataArray, then: Mapping[str, Any], now: Mapping[str, Any]) -
         return Comparison(f"{label} was {was}, is {now['dtype']} {now['shape']}")
     if then["shape"] != now["shape"]:
         return Comparison(f"{label} had {then['shape'][0]} samples, has {now['shape'][0]}")
+    if then.get("samples") != now.get("samples"):
+        return Comparison(f"{label} has samples of other names or sizes")
     if then["fill"] != now["fill"] and then["chunks"] == now["chunks"]:
         return Comparison(f"{label} had the fill value {then['fill']}, has {now['fill']}")
     if then["sizes"] != now["sizes"]:

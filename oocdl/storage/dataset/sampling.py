@@ -26,6 +26,11 @@ def permutation(seed: int, epoch: int, n: int) -> Indices:
     return np.argsort(raw, kind="stable").astype(np.int64)
 
 
+def order_of(n: int, shuffle: bool, seed: int, epoch: int) -> Indices:
+    """Return the order of ``n`` samples (int64) in an epoch."""
+    return permutation(seed, epoch, n) if shuffle else np.arange(n, dtype=np.int64)
+
+
 def batches(
     n: int, batch_size: int, shuffle: bool = True, seed: int = 0, epoch: int = 0
 ) -> Iterator[Indices]:
@@ -34,7 +39,7 @@ def batches(
     >>> [batch.tolist() for batch in batches(5, 2, shuffle=False)]
     [[0, 1], [2, 3], [4]]
     """
-    order = permutation(seed, epoch, n) if shuffle else np.arange(n, dtype=np.int64)
+    order = order_of(n, shuffle, seed, epoch)
     for start in range(0, n, batch_size):
         yield order[start : start + batch_size]
 

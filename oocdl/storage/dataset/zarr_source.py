@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -34,6 +34,7 @@ from oocdl.storage.dataset.chunk_store import (
 )
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
 from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
+from oocdl.storage.dataset.stacked import named_samples, stacked
 from oocdl.storage.zarr_json import UNFINISHED, chunk_region, grid, touched
 
 SHARDED = "sharding_indexed"
@@ -223,7 +224,12 @@ def open_arrays(
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
+        samples = named_samples(opened.attrs, set(opened.group_keys()), where)
+        if samples and not unfinished:
+            return _stacks(opened, samples, where, names)
         found.update({name: opened[name] for name in names or () if name in opened})
+    except DatasetError:
+        raise
     except Exception as error:  # zarr raises what its parsers raise; all mean the same here
         raise DatasetError(
             f"{where} is not a Zarr group that can be read ({one_line(error)}); "
@@ -239,6 +245,24 @@ def open_arrays(
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
     last = LastChunk()
     return [_opened(name, where, array, last) for name, array in arrays.items()]
+
+
+def _stacks(
+    opened: zarr.Group, samples: Sequence[str], where: str, names: Collection[str] | None
+) -> list[DataArray]:
+    """Open the arrays of samples that are groups, and see those of one name as one. Raises DatasetError."""
+    last, groups = LastChunk(), [dict(opened[sample].arrays()) for sample in samples]  # type: ignore[union-attr]
+    found = []
+    for name in sorted(groups[0]) if names is None else names:
+        for sample, arrays in zip(samples, groups, strict=True):
+            if name not in arrays:
+                raise DatasetError(f"sample {sample!r} of {where} has no array {name!r}, as others have")
+        members = [
+            _opened(f"{s}/{name}", where, arrays[name], last)
+            for s, arrays in zip(samples, groups, strict=True)
+        ]
+        found.append(stacked(name, where, members))
+    return found
 
 
 def _opened(name: str, where: str, array: zarr.Array[Any], last: LastChunk) -> DataArray:

@@ -1,0 +1,196 @@
+"""Samples of different sizes: the size that each is padded to, and a binding for each of these sizes.
+
+A size is padded to the smallest multiples, powers of two, with which the network takes it: those of its
+strides. What is around a sample counts in no loss: its labels are the ones that the loss ignores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from oocdl.config import Settings
+from oocdl.errors import DatasetError, InputError, ModelError
+from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.reader import OnnxModel
+from oocdl.ops import RULES
+from oocdl.ops.loss_functions import labels_of
+from oocdl.planning.binding import Binding
+from oocdl.storage.dataset.data_array import DataArray
+from oocdl.storage.dataset.dataset import Dataset, View
+from oocdl.storage.dataset.stacked import members_of
+
+MOST_MULTIPLE = 256
+"""Extents are padded to multiples of no more than this."""
+PROBED_SIZES = 4
+"""Number of distinct sizes that a multiple is tried with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sized:
+    """A dataset whose samples differ in size, in views of one size each."""
+
+    dataset: Dataset
+    bindings: Mapping[str, Binding]
+    """Label of a size, such as "96x112x80" -> binding to its views; the largest that is trained is ""."""
+    labels: tuple[str, ...]
+    """The label of each sample's size; empty where all have one size."""
+
+    def apart(self) -> Sized:
+        """Return the same by the names of arrays in ``Dataset.with_validation``."""
+        return replace(self, bindings={label: one.apart() for label, one in self.bindings.items()})
+
+
+def sized(
+    model: OnnxModel, dataset: Dataset, binding: Binding, settings: Settings, trained: Sequence[int]
+) -> Sized:
+    """Return a dataset in views of one size each; as it is if all its samples have one array.
+
+    ``trained`` are the samples that the largest size is one of. Raises DatasetError if inputs and targets of
+    a sample differ in size, or the network takes no multiple of sizes; InputError if a loss cannot ignore
+    what is around a sample.
+    """
+    arrays = {name: binding.arrays[name] for name in sorted(binding.used)}
+    if not any(members_of(array) for array in arrays.values()):
+        return Sized(dataset, {"": binding}, ())
+    axes = max(len(port.dims) for port in model.inputs) - 2
+    spaces = _spaces(binding, axes)
+    spatial = [name for name, array in arrays.items() if _is_spatial(array, spaces)]
+    _check_alike({name: array for name, array in arrays.items() if name not in spatial})
+    multiple = _multiple(model, dataset, binding, settings, spatial, sorted(set(spaces)))
+    padded = [_padded(space, multiple) for space in spaces]
+    pads = _pads(binding, spatial, padded != spaces)
+    largest = max((padded[row] for row in trained), key=lambda space: (prod(space), space))
+    distinct = [largest, *sorted({*padded} - {largest}, key=lambda space: (-prod(space), space))]
+    names = {space: "" if space == largest else "x".join(map(str, space)) for space in distinct}
+    views = [
+        View(name, _view_name(name, names[space]), space, pads[name])
+        for space in distinct
+        for name in spatial
+    ]
+    made = dataset.with_views(views)
+
+    def of(label: str) -> Binding:
+        return binding.renamed(lambda name: _view_name(name, label) if name in spatial else name, made.arrays)
+
+    labels = tuple(names[space] for space in padded)
+    return Sized(made, {label: of(label) for label in names.values()}, labels)
+
+
+def _view_name(name: str, label: str) -> str:
+    """Return the name of a view; it begins with a slash, as no name of an array does."""
+    return f"/{label}/{name}" if label else name
+
+
+def _padded(space: Shape, multiple: Sequence[int]) -> Shape:
+    return tuple(-(-extent // step) * step for extent, step in zip(space, multiple, strict=True))
+
+
+def _spaces(binding: Binding, axes: int) -> list[Shape]:
+    """Return the extents of each sample. Raises DatasetError if its inputs differ."""
+    if axes < 1:
+        raise DatasetError("samples in groups of their own are for networks with spatial axes")
+    found: list[Shape] = []
+    for row in range(binding.samples):
+        members = [members_of(binding.arrays[name])[row] for name in binding.inputs.values()]
+        shapes = {member.name: member.shape[-axes:] for member in members}
+        if len(set(shapes.values())) > 1:
+            raise DatasetError(f"inputs of one sample differ in size: {_listed(shapes)}")
+        found.append(next(iter(shapes.values())))
+    return found
+
+
+def _listed(shapes: Mapping[str, Shape]) -> str:
+    return ", ".join(f"{name} has {list(shape)}" for name, shape in shapes.items())
+
+
+def _is_spatial(array: DataArray, spaces: Sequence[Shape]) -> bool:
+    """Whether the samples of an array have the extents of the inputs."""
+    members = members_of(array)
+    return all(member.shape[-len(space) :] == space for member, space in zip(members, spaces, strict=True))
+
+
+def _check_alike(arrays: Mapping[str, DataArray]) -> None:
+    """Raise DatasetError if samples of other arrays differ in size."""
+    for array in arrays.values():
+        first, *others = members_of(array)
+        for other in others:
+            if other.shape != first.shape:
+                shapes = {first.name: first.shape, other.name: other.shape}
+                raise DatasetError(
+                    f"{array.label}: samples differ in size, and not as the inputs do: {_listed(shapes)}"
+                )
+
+
+def _multiple(
+    model: OnnxModel,
+    dataset: Dataset,
+    binding: Binding,
+    settings: Settings,
+    spatial: Sequence[str],
+    spaces: Sequence[Shape],
+) -> list[int]:
+    """Return the least powers of two, one an axis, to whose multiples the network takes these extents."""
+    asked = settings.pad_to_multiple_of or 1
+    probed = [*spaces[: PROBED_SIZES - 1], *spaces[-1:]]
+
+    def wrong(multiple: Sequence[int]) -> Exception | None:
+        for space in dict.fromkeys(_padded(space, multiple) for space in probed):
+            try:
+                _try(model, dataset, binding, settings, spatial, space)
+            except (ModelError, InputError) as error:
+                return error
+        return None
+
+    axes, step = len(spaces[0]), 1
+    first = error = wrong([asked] * axes)
+    while error is not None and step < MOST_MULTIPLE:
+        step *= 2
+        error = wrong([max(step, asked)] * axes)
+    if error is not None:
+        raise DatasetError(f"the network takes samples of no size here, padded or not: {first}") from first
+    found = [max(step, asked)] * axes
+    for axis in range(axes):
+        while found[axis] > asked:
+            fewer = [size // 2 if place == axis else size for place, size in enumerate(found)]
+            if wrong(fewer) is not None:
+                break
+            found = fewer
+    return found
+
+
+def _try(
+    model: OnnxModel,
+    dataset: Dataset,
+    binding: Binding,
+    settings: Settings,
+    spatial: Sequence[str],
+    space: Shape,
+) -> None:
+    """Raise what the network raises for samples of this size, or if its outputs have another than targets."""
+    views = [View(name, name, space, 0) for name in spatial]
+    one = binding.renamed(lambda name: name, dataset.with_views(views).arrays)
+    shapes = {port.name: one.input_shape(port, 1, settings.dims or {}) for port in model.inputs}
+    found = model.bind(RULES, shapes, precision=settings.dtype, freeze=settings.freeze)
+    for target in binding.targets:
+        shape = found.graph.values[dict(found.outputs)[target.output]].shape
+        if target.array in spatial and shape[-len(space) :] != space:
+            raise ModelError(f"output '{target.output}' has {list(shape)} for samples of {list(space)}")
+
+
+def _pads(binding: Binding, spatial: Sequence[str], is_padded: bool) -> dict[str, int]:
+    """Return the number around the samples of each array: 0 of inputs, of labels the one that is ignored."""
+    pads = dict.fromkeys(spatial, 0)
+    for target in binding.targets:
+        if is_padded and target.array in spatial:
+            labels = labels_of(target.spec, (1, 2, 1), (1, 1))  # of any shapes
+            ignored = None if labels is None else labels.ignore_index
+            if ignored is None:
+                raise InputError(
+                    f"samples are padded, and the loss of '{target.output}' ignores no label: take "
+                    "'cross_entropy', 'dice_ce' or oocdl.losses.Dice(ignore_index=255), or write samples "
+                    "of sizes that the network takes as they are"
+                )
+            pads[target.array] = ignored
+    return pads

@@ -1,0 +1,174 @@
+"""Samples that have an array each, in one group a sample, seen as one array with the sample axis first.
+
+Samples may differ in size. A view has one size for all of them: a smaller sample stands in its middle, as in
+nnU-Net, and what is around it is ``pad``; of a larger one the middle is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from oocdl.errors import DatasetError
+from oocdl.graph.ir.index import Region, intersect, is_empty, moved, region_shape, within
+from oocdl.storage.dataset.chunk_list import ChunkList
+from oocdl.storage.dataset.data_array import Array, DataArray, Shape
+
+MARK = "oocdl"
+"""Attribute of a group whose samples are groups: a mapping whose ``samples`` names them, in order."""
+
+
+@dataclass(frozen=True)
+class StackedChunks(ChunkList):
+    """The chunks of all samples. A chunk's index is (sample, number in its array)."""
+
+    absent: int = 0
+    """Chunks that are not stored."""
+
+    @cached_property
+    def missing(self) -> int:
+        """Chunks that are not stored."""
+        return self.absent
+
+
+@dataclass(frozen=True, eq=False)
+class StackedSource:
+    """Reads samples that have an array each as one array, cropped or padded to ``shape``."""
+
+    members: Sequence[DataArray]
+    """Arrays of the samples, without a sample axis."""
+    shape: Shape
+    """Shape of a sample in the view."""
+    dtype: np.dtype[Any]
+    pad: int = 0
+
+    @cached_property
+    def known(self) -> StackedChunks:
+        """The chunks of all samples that are stored."""
+        lists = [member.known for member in self.members]
+        most = max(prod(one.grid) for one in lists)
+        return StackedChunks(
+            (len(lists), most),
+            np.concatenate([one.numbers + row * most for row, one in enumerate(lists)]),
+            np.concatenate([one.sizes for one in lists]),
+            np.concatenate([one.marks for one in lists]),
+            sum(one.missing for one in lists),
+        )
+
+    @property
+    def tells(self) -> str:
+        """What tells stored chunks apart, beside their sizes."""
+        return self.members[0].source.tells
+
+    @property
+    def file_mark(self) -> tuple[int, int, int]:
+        """Zeros: chunks have marks of their own."""
+        return 0, 0, 0
+
+    @property
+    def digest(self) -> str:
+        """A digest of the names and sizes of all samples."""
+        facts = [(member.name, member.shape) for member in self.members]
+        return hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
+
+    def place(self, number: int) -> str:
+        """Return the place of a chunk, for messages."""
+        row, chunk = divmod(number, self.known.grid[1])
+        return self.members[row].source.place(chunk)
+
+    def content(self, place: int, pieces: int) -> Iterator[bytes]:
+        """The stored bytes of a chunk that is a file, or parts of them."""
+        row, chunk = divmod(int(self.known.numbers[place]), self.known.grid[1])
+        member = self.members[row]
+        inner = member.known.place(chunk)
+        assert inner is not None
+        yield from member.source.content(inner, pieces)
+
+    def box(self, row: int) -> Region:
+        """Return where in the view a sample stands; it may begin or end outside."""
+        starts = ((mine - its) // 2 for mine, its in zip(self.shape, self.members[row].shape, strict=True))
+        return tuple((start, start + its) for start, its in zip(starts, self.members[row].shape, strict=True))
+
+    def read(self, region: Region) -> Array:
+        """Read a region of the view, sample by sample."""
+        (first, last), inner = region[0], region[1:]
+        out = np.full(region_shape(region), self.pad, self.dtype)
+        for row in range(first, last):
+            box = self.box(row)
+            part = intersect(inner, box)
+            if not is_empty(part):
+                own = moved(part, [-start for start, _ in box])
+                out[row - first][within(part, inner)] = self.members[row].read(own)
+        return out
+
+
+def stacked(name: str, where: str, members: Sequence[DataArray]) -> DataArray:
+    """See arrays, one a sample, as one array, as large as the largest.
+
+    Raises DatasetError if samples differ in type or in their number of axes.
+    """
+    first = members[0]
+    for member in members[1:]:
+        if (member.dtype, len(member.shape)) != (first.dtype, len(first.shape)):
+            raise DatasetError(
+                f"samples of {where} differ: {first.name} is {first.dtype} with {len(first.shape)} axes, "
+                f"{member.name} {member.dtype} with {len(member.shape)}"
+            )
+    shape = tuple(max(sizes) for sizes in zip(*(member.shape for member in members), strict=True))
+    chunks, stored = (
+        tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+        for shapes in ([m.chunks for m in members], [m.stored_chunks for m in members])
+    )
+    return DataArray(
+        name=name,
+        where=where,
+        shape=(len(members), *shape),
+        dtype=first.dtype,
+        chunks=(1, *chunks),
+        stored_chunks=(1, *stored),
+        index_bytes=max(member.index_bytes for member in members),
+        fill_value=first.fill_value,
+        source=StackedSource(members, shape, first.dtype),
+    )
+
+
+def members_of(array: DataArray) -> Sequence[DataArray]:
+    """Return the arrays of the samples of an array, if it is made of such; else none."""
+    return array.source.members if isinstance(array.source, StackedSource) else ()
+
+
+def viewed(array: DataArray, name: str, space: Shape, pad: int) -> DataArray:
+    """See the samples of a stacked array with these extents of their last axes, and ``pad`` around them."""
+    source = array.source
+    assert isinstance(source, StackedSource)
+    kept = len(source.shape) - len(space)
+    shape = (*source.shape[:kept], *space)
+    dtype = np.result_type(array.dtype, np.min_scalar_type(pad)) if pad else array.dtype
+    made = replace(source, shape=shape, dtype=dtype, pad=pad)
+    offsets = [tuple(start for start, _ in made.box(row)) for row in range(array.shape[0])]
+    return replace(
+        array, name=name, shape=(array.shape[0], *shape), dtype=dtype, source=made, offsets=offsets
+    )
+
+
+def named_samples(attributes: Mapping[str, Any], groups: Collection[str], where: str) -> list[str]:
+    """Return the names of a group's samples, in order; none if its samples are not groups.
+
+    Raises DatasetError if one that is named is not there.
+    """
+    mark = attributes.get(MARK)
+    names = mark.get("samples") if isinstance(mark, Mapping) else None
+    if names is None:
+        return []
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise DatasetError(f"{where} names no samples in its attribute {MARK!r}: a list of groups is due")
+    lost = [name for name in names if name not in groups]
+    if lost or len(set(names)) < len(names):
+        raise DatasetError(f"{where} names a sample {(lost or names)[0]!r} that is not there, or twice")
+    return names
