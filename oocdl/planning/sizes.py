@@ -19,7 +19,7 @@ from oocdl.ops.loss_functions import labels_of
 from oocdl.planning.binding import Binding
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset, View
-from oocdl.storage.dataset.stacked import members_of
+from oocdl.storage.dataset.sample_stack import members_of
 
 MOST_MULTIPLE = 256
 """Extents are padded to multiples of no more than this."""

@@ -17,7 +17,7 @@ from oocdl.pytorch.exporters import exporting
 from oocdl.pytorch.module_calls import shapes_of_call, signature_of
 from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
-from oocdl.storage.dataset.stacked import members_of
+from oocdl.storage.dataset.sample_stack import members_of
 
 ROUND_EXTENT = 64
 """Networks take extents that are multiples of it, whatever their strides are."""

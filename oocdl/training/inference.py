@@ -21,12 +21,14 @@ from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.ops import RULES
 from oocdl.planning.binding import Binding, bind
+from oocdl.planning.choice.pass_kinds import draft_alike
 from oocdl.planning.compiler import CompiledPass, draft_pass
 from oocdl.planning.machine import Machine, check_device, machine_for
-from oocdl.planning.passes import PassInfo
+from oocdl.planning.passes import Course
 from oocdl.planning.recipe import PassKind, Request
+from oocdl.planning.sizes import sized
 from oocdl.runtime.session import Session
-from oocdl.storage.dataset.dataset import Dataset, batches, open_dataset
+from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Gathered, PassSums, metric_values
@@ -77,27 +79,32 @@ class Inference:
         model = self.model = trained.model()
         same_operators(trained.path, trained.store.meta["identity"], digests(model.nodes))
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=with_targets)
-        self.dataset = self.dataset.only(self.binding.used)
+        whole = range(self.binding.samples)
+        self.sized = sized(model, self.dataset.only(self.binding.used), self.binding, self.settings, whole)
+        self.dataset, self.binding = self.sized.dataset, self.sized.bindings[""]
         self.scale = self._scale(trained.store.meta["identity"], stored.scale or {})
         check_budget(self.settings.memory_bytes)
         self.machine: Machine = machine_for(self.settings, self.dataset)
-        self.batch = min(batch_size, self.binding.samples)
-        sizes = {self.batch} | ({self.binding.samples % self.batch} - {0})
+        settings = replace(self.settings, validation=None)
+        self.course = Course(0, settings, self.binding.samples, further_labels=self.sized.labels)
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
         request = Request(
             model=model,
             binding=self.binding,
             settings=self.settings,
-            batch=self.batch,
+            batch=1,
             rules=RULES,
             kind=PassKind.FORWARD,
         )
-        self.compiled: dict[str, CompiledPass] = {
-            f"infer{size}": draft_pass(replace(request, batch=size)).cut(limits) for size in sorted(sizes)
-        }
+        self.compiled: dict[str, CompiledPass] = {}
+        for plan_id, kind in self.course.validation_kinds.items():
+            asked = replace(request, batch=kind.batch, binding=self.sized.bindings[kind.label])
+            others = list(self.compiled.values())
+            draft = draft_alike(asked, others[0]) if others else draft_pass(asked)
+            self.compiled[plan_id] = draft.cut(limits)
         for compiled in self.compiled.values():
             check_device(compiled.plan, self.machine)
-        self.first = self.compiled[f"infer{self.batch}"]
+        self.first = next(iter(self.compiled.values()))
         warn_of_predictions(self.first.plan.factored.graph, model)
 
     def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
@@ -148,14 +155,13 @@ class Inference:
         signals, spill = Signals(), self._spill()
         session = Session(self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched)
         with signals, session:
-            session.load(f"infer{self.batch}", self.trained.store.read)
-            for indices in batches(self.binding.samples, self.batch, shuffle=False):
-                rows = tuple(int(i) for i in indices)
+            session.load(next(iter(self.compiled)), self.trained.store.read)
+            for plan_id, info in self.course.validation_passes:
+                rows = info.indices
                 if done.issuperset(rows):
                     continue
-                plan_id = f"infer{len(rows)}"
                 with signals.allowed():
-                    found = session.run_pass(plan_id, PassInfo(0, self.settings.seed, rows))
+                    found = session.run_pass(plan_id, info)
                 if made is not None:
                     made.note(rows)
                 sums.append(gathered.take(plan_id, len(rows)))

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +15,9 @@ import zarr
 from torch import Tensor
 
 import oocdl
-from oocdl.errors import DatasetError, InputError
-from oocdl.events import StepDone
 from oocdl.optim import SGD
 from oocdl.storage.dataset.sampling import permutation
-from tests.kit import nets, settings
+from tests.kit import settings
 from tests.kit.models import UNet3d
 
 SHAPES = [(9, 8, 10), (16, 12, 8), (7, 5, 6), (12, 8, 8), (16, 12, 8), (5, 6, 7)]

@@ -14,7 +14,7 @@ from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
 from oocdl.planning.binding import Binding
 from oocdl.planning.choice.budget import compile_within
-from oocdl.planning.compiler import CompiledPass, Frozen, continue_step, draft_pass
+from oocdl.planning.compiler import CompiledPass, Draft, Frozen, continue_step, draft_pass
 from oocdl.planning.machine import Machine
 from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, Kind, base_of
 from oocdl.planning.recipe import PassKind, Request
@@ -87,14 +87,19 @@ def _alike(
     sums: Mapping[str, tuple[Region, ...]],
 ) -> CompiledPass:
     """Compile a pass whose weights, state and sums stay where others of the run have them."""
-    factored = like.plan.factored
-    shared = factored.graph.of_role(Role.WEIGHT, Role.STATE, Role.SUM)
-    request = replace(request, factors={value.name: factored.factors[value.name] for value in shared})
     whole = machine.workers > 1 and not like.plan.cuts
-    draft = replace(draft_pass(request, like.pieces), side=like.side, sums=sums)
+    draft = replace(draft_alike(request, like), side=like.side, sums=sums)
     hosts = like.plan.hosts or machine.workers
     alike = replace(machine, slots=1) if whole else machine
     return compile_within(draft, settings, alike, frozen, hosts)
+
+
+def draft_alike(request: Request, like: CompiledPass) -> Draft:
+    """Take a pass up to its layers, with weights and state where another pass has them."""
+    factored = like.plan.factored
+    shared = factored.graph.of_role(Role.WEIGHT, Role.STATE, Role.SUM)
+    request = replace(request, factors={value.name: factored.factors[value.name] for value in shared})
+    return draft_pass(request, like.pieces)
 
 
 def own_plans(kinds: Mapping[str, CompiledPass]) -> dict[str, CompiledPass]:

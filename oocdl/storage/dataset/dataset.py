@@ -18,8 +18,8 @@ from zarr.abc.store import Store
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset import hdf5_source, zarr_source
 from oocdl.storage.dataset.data_array import DataArray
+from oocdl.storage.dataset.sample_stack import viewed
 from oocdl.storage.dataset.sampling import batches, held_out, permutation
-from oocdl.storage.dataset.stacked import viewed
 
 __all__ = [
     "DataArray",

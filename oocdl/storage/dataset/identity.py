@@ -19,7 +19,7 @@ from oocdl.errors import DatasetError
 from oocdl.storage.dataset.chunk_list import ChunkList, row_ranges
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
-from oocdl.storage.dataset.stacked import StackedSource
+from oocdl.storage.dataset.sample_stack import StackedSource
 
 RANGES = 64
 """The most ranges of samples that are told apart."""

@@ -34,7 +34,7 @@ from oocdl.storage.dataset.chunk_store import (
 )
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
 from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
-from oocdl.storage.dataset.stacked import named_samples, stacked
+from oocdl.storage.dataset.sample_stack import named_samples, stacked
 from oocdl.storage.zarr_json import UNFINISHED, chunk_region, grid, touched
 
 SHARDED = "sharding_indexed"
@@ -224,8 +224,8 @@ def open_arrays(
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
-        samples = named_samples(opened.attrs, set(opened.group_keys()), where)
-        if samples and not unfinished:
+        samples = [] if unfinished else named_samples(opened, where)
+        if samples:
             return _stacks(opened, samples, where, names)
         found.update({name: opened[name] for name in names or () if name in opened})
     except DatasetError:
@@ -252,6 +252,7 @@ def _stacks(
 ) -> list[DataArray]:
     """Open the arrays of samples that are groups, and see those of one name as one. Raises DatasetError."""
     last, groups = LastChunk(), [dict(opened[sample].arrays()) for sample in samples]  # type: ignore[union-attr]
+    attributes = {sample: dict(opened[sample].attrs) for sample in samples}
     found = []
     for name in sorted(groups[0]) if names is None else names:
         for sample, arrays in zip(samples, groups, strict=True):
@@ -261,7 +262,7 @@ def _stacks(
             _opened(f"{s}/{name}", where, arrays[name], last)
             for s, arrays in zip(samples, groups, strict=True)
         ]
-        found.append(stacked(name, where, members))
+        found.append(stacked(name, where, members, attributes))
     return found
 
 

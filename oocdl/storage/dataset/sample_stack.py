@@ -7,13 +7,14 @@ nnU-Net, and what is around it is ``pad``; of a larger one the middle is seen.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
+import zarr
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, intersect, is_empty, moved, region_shape, within
@@ -43,6 +44,8 @@ class StackedSource:
 
     members: Sequence[DataArray]
     """Arrays of the samples, without a sample axis."""
+    samples: Mapping[str, Mapping[str, Any]]
+    """Name of each sample -> the attributes of its group, in order."""
     shape: Shape
     """Shape of a sample in the view."""
     dtype: np.dtype[Any]
@@ -108,7 +111,9 @@ class StackedSource:
         return out
 
 
-def stacked(name: str, where: str, members: Sequence[DataArray]) -> DataArray:
+def stacked(
+    name: str, where: str, members: Sequence[DataArray], samples: Mapping[str, Mapping[str, Any]]
+) -> DataArray:
     """See arrays, one a sample, as one array, as large as the largest.
 
     Raises DatasetError if samples differ in type or in their number of axes.
@@ -134,13 +139,18 @@ def stacked(name: str, where: str, members: Sequence[DataArray]) -> DataArray:
         stored_chunks=(1, *stored),
         index_bytes=max(member.index_bytes for member in members),
         fill_value=first.fill_value,
-        source=StackedSource(members, shape, first.dtype),
+        source=StackedSource(members, samples, shape, first.dtype),
     )
 
 
 def members_of(array: DataArray) -> Sequence[DataArray]:
     """Return the arrays of the samples of an array, if it is made of such; else none."""
     return array.source.members if isinstance(array.source, StackedSource) else ()
+
+
+def samples_of(array: DataArray) -> Mapping[str, Mapping[str, Any]]:
+    """Return the samples of an array and the attributes of their groups, if they have such; else none."""
+    return array.source.samples if isinstance(array.source, StackedSource) else {}
 
 
 def viewed(array: DataArray, name: str, space: Shape, pad: int) -> DataArray:
@@ -157,18 +167,18 @@ def viewed(array: DataArray, name: str, space: Shape, pad: int) -> DataArray:
     )
 
 
-def named_samples(attributes: Mapping[str, Any], groups: Collection[str], where: str) -> list[str]:
+def named_samples(group: zarr.Group, where: str) -> list[str]:
     """Return the names of a group's samples, in order; none if its samples are not groups.
 
     Raises DatasetError if one that is named is not there.
     """
-    mark = attributes.get(MARK)
+    mark = group.attrs.get(MARK)
     names = mark.get("samples") if isinstance(mark, Mapping) else None
-    if names is None:
+    if names is None or any(isinstance(found, zarr.Array) for _, found in group.arrays()):
         return []
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise DatasetError(f"{where} names no samples in its attribute {MARK!r}: a list of groups is due")
-    lost = [name for name in names if name not in groups]
+    lost = [name for name in names if not isinstance(group.get(name), zarr.Group)]
     if lost or len(set(names)) < len(names):
         raise DatasetError(f"{where} names a sample {(lost or names)[0]!r} that is not there, or twice")
     return names
