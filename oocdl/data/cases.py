@@ -21,6 +21,9 @@ from oocdl.storage.files import read_text
 SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 """Folders of nnU-Net's raw format."""
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}"
+"""Names of samples, which are names of files and folders."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -145,8 +148,8 @@ def _table(path: Path) -> Cases:
         rows = rows.get("training") if isinstance(rows, Mapping) else rows
     else:
         raise DatasetError(
-            f"{path} is not converted; give an nnU-Net folder, a CSV or JSON table, NIfTI, DICOM, .npy, .npz, "
-            "HDF5 or Zarr"
+            f"{path} is not converted; give an nnU-Net folder, a CSV or JSON table, NIfTI, .npy, .npz, HDF5 "
+            "or Zarr"
         )
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise DatasetError(f"{path} has no rows; each has image, perhaps image2, .., and label")
@@ -161,8 +164,12 @@ def _row(path: Path, number: int, row: Mapping[Any, Any]) -> tuple[str | None, t
         images.append(given.pop(f"image{len(images) + 1}"))
     label, name = given.pop("label", None), given.pop("name", None)
     if not images or [key for key in given if key.startswith("image")]:
-        raise DatasetError(f"{path}, row {number}: its columns are image, image2, .. without a gap, and label")
-    files = [path.parent / Path(str(one).strip()).expanduser() for one in [*images, *([label] if label else [])]]
+        raise DatasetError(
+            f"{path}, row {number}: its columns are image, image2, .. without a gap, and label"
+        )
+    files = [
+        path.parent / Path(str(one).strip()).expanduser() for one in [*images, *([label] if label else [])]
+    ]
     return (
         None if name is None else str(name).strip(),
         tuple(files[: len(images)]),
@@ -181,9 +188,11 @@ def _named(found: Sequence[tuple[str | None, tuple[Path, ...], Path | None]], so
     refuse([f"{one} is missing" for _, images, _ in found for one in images if not one.exists()])
     refuse([f"{label} is missing" for *_, label in found if label is not None and not label.exists()])
     for name, count in Counter(names).items():
-        if count > 1 or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}", name) or name == "zarr.json":
+        if count > 1 or not re.fullmatch(NAME, name) or name == "zarr.json":
             reason = "is not the only one" if count > 1 else "cannot be the name of a folder"
-            raise DatasetError(f"{source}: sample '{name}' {reason}; give another in a column name of a table")
+            raise DatasetError(
+                f"{source}: sample '{name}' {reason}; give another in a column name of a table"
+            )
     lengths = {len(images) for _, images, _ in found}
     if len(lengths) > 1 or len({label is None for *_, label in found}) > 1:
         first = next(
@@ -191,7 +200,9 @@ def _named(found: Sequence[tuple[str | None, tuple[Path, ...], Path | None]], so
             if len(images) < max(lengths) or label is None
         )  # fmt: skip
         raise DatasetError(f"{source}: sample '{first}' has fewer files than others; each needs the same")
-    return Cases(tuple(Case(name, images, label) for name, (_, images, label) in zip(names, found, strict=True)))
+    return Cases(
+        tuple(Case(name, images, label) for name, (_, images, label) in zip(names, found, strict=True))
+    )
 
 
 def refuse(problems: Sequence[str]) -> None:
@@ -199,6 +210,3 @@ def refuse(problems: Sequence[str]) -> None:
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise DatasetError("; ".join(problems[:5]) + more)
-
-
-

@@ -21,7 +21,7 @@ from oocdl.data.cases import Cases, find_cases
 from oocdl.data.new_group import chunk_shape, new_array, new_group
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
-from oocdl.data.samples import Sample, Samples, read_samples, values
+from oocdl.data.volume_samples import Sample, Samples, read_samples, values
 from oocdl.errors import BudgetError, InputError
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
 from oocdl.host.paths import path_of
@@ -87,7 +87,9 @@ def convert(
     check_budget(budget_bytes)
     if stacked.is_stacked(place):
         if spacing is not None or split != "train":
-            raise InputError(f"{place} holds arrays, which have neither a spacing nor a split: leave them out")
+            raise InputError(
+                f"{place} holds arrays, which have neither a spacing nor a split: leave them out"
+            )
         with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
             told["arrays"] = stacked.copy(place, group, target.with_name(f"{target.name}.partial"), bar)
     else:
@@ -123,15 +125,15 @@ class _Plan:
     """The most planes that a chunk may have, as many as fit the budget."""
 
 
-def _planned(
-    sample: Sample, samples: Samples, spacing: Sequence[float] | None, budget_bytes: int
-) -> _Plan:
+def _planned(sample: Sample, samples: Samples, spacing: Sequence[float] | None, budget_bytes: int) -> _Plan:
     first = sample.images[0]
     shape = first.shape if spacing is None else resampled_shape(first.shape, first.spacing, spacing)
     room = budget_bytes - anonymous_bytes() - CODING_BYTES
     most = max(samples.image.itemsize, 0 if samples.label is None else samples.label.itemsize)
     plane_bytes = shape[1] * shape[2] * most
-    pieces = max(max(PIECE_BYTES // volume.stored.itemsize, math.prod(volume.shape[1:])) for volume in sample.volumes)
+    pieces = max(
+        max(PIECE_BYTES // volume.stored.itemsize, math.prod(volume.shape[1:])) for volume in sample.volumes
+    )
     piece_bytes = max(pieces, shape[1] * shape[2] if spacing else 0) * 8 * PIECE_COPIES
     depth = (room - piece_bytes) // plane_bytes
     if depth < 1:
@@ -183,7 +185,7 @@ def _planes(
 
 
 def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable[Array]) -> None:
-    """Write planes that come in pieces, [planes, y, x], as whole chunks of an array; ``lead`` stands before."""
+    """Write planes that come in pieces, [planes, y, x], by whole chunks, below the index ``lead``."""
     depth, height, width = array.shape[len(lead) :]
     rows = array.chunks[len(lead)]
     buffer, filled, start = np.empty((rows, height, width), array.dtype), 0, 0
@@ -193,5 +195,6 @@ def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable
             buffer[filled : filled + taken] = piece[:taken]
             piece, filled = piece[taken:], filled + taken
             if filled == min(rows, depth - start):
-                array[(*lead, slice(start, start + filled))] = buffer[:filled]
+                where: tuple[Any, ...] = (*lead, slice(start, start + filled))
+                array[where] = buffer[:filled]
                 start, filled = start + filled, 0

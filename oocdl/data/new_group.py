@@ -19,7 +19,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from oocdl.errors import StoreError
 from oocdl.storage.files import remove, reporting, sync_all, sync_path, write_text
-from oocdl.storage.zarr_json import UNFINISHED, group_json
+from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, group_json
 
 CHUNK_BYTES = 2 << 20
 SMALL_BYTES = 128 << 10
@@ -45,7 +45,7 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
         with reporting(partial), zarr.config.set({"async.concurrency": ENCODERS}):
             remove(partial)
             partial.mkdir(parents=True)
-            write_text(partial / "zarr.json", group_json({UNFINISHED: "a conversion"}))
+            write_text(partial / "zarr.json", group_json({UNFINISHED: CONVERSION}))
             yield zarr.open_group(str(partial), mode="r+"), told
             write_text(partial / "zarr.json", group_json({MARK: told}))
             sync_all([partial, *partial.rglob("*")])

@@ -7,14 +7,14 @@ its last, compressed or not. nibabel reads the header; no voxel goes through it.
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ ENDINGS = (".nii.gz", ".nii")
 PIECE_BYTES = 1 << 20
 SAME_VOXELS = 1e-3
 """Two files are of one place if no corner of their grids differs by more of a voxel."""
-GZIP_ERRORS = (EOFError, OSError, zlib.error, isal_zlib.error)
+GZIP_ERRORS: Any = (EOFError, OSError, zlib.error, isal_zlib.IsalError)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -134,8 +134,8 @@ def apart_by(one: Volume, other: Volume) -> float:
 
 
 @contextmanager
-def _opened(volume: Volume) -> Iterator[IO[bytes]]:
-    opener = partial(igzip.open, mode="rb") if volume.path.name.endswith(".gz") else partial(open, mode="rb")
+def _opened(volume: Volume) -> Iterator[Any]:
+    opener: Any = igzip.IGzipFile if volume.path.name.endswith(".gz") else io.FileIO
     try:
         with opener(volume.path) as stream:
             yield stream
@@ -144,13 +144,13 @@ def _opened(volume: Volume) -> Iterator[IO[bytes]]:
         raise DatasetError(f"{volume.path} is damaged or cut off ({reason}); restore it") from error
 
 
-def read_planes(volume: Volume, most_bytes: int = PIECE_BYTES) -> Iterator[Array]:
+def read_planes(volume: Volume) -> Iterator[Array]:
     """Yield the planes of a volume as they are stored, [planes, y, x], some at a time; at least one.
 
     Raises DatasetError if the file ends too early or, at its end, for another checksum than it says.
     """
     depth, *plane = volume.shape
-    rows = max(1, most_bytes // (prod(plane) * volume.stored.itemsize))
+    rows = max(1, PIECE_BYTES // (prod(plane) * volume.stored.itemsize))
     with _opened(volume) as stream:
         for start in range(0, volume.offset, PIECE_BYTES):
             _read(stream, np.empty(min(PIECE_BYTES, volume.offset - start), np.uint8))
@@ -162,10 +162,10 @@ def read_planes(volume: Volume, most_bytes: int = PIECE_BYTES) -> Iterator[Array
             pass
 
 
-def _read(stream: IO[bytes], target: npt.NDArray[np.uint8]) -> None:
+def _read(stream: Any, target: npt.NDArray[np.uint8]) -> None:
     done = 0
     while done < len(target):
-        count = stream.readinto(target[done:].data)  # type: ignore[attr-defined]
+        count = stream.readinto(target[done:].data)
         if not count:
             raise EOFError(f"{len(target) - done:,} bytes are missing")
         done += count

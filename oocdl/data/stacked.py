@@ -70,7 +70,9 @@ def _opened(source: Path, beside: Path) -> Dataset:
         return open_dataset({name: np.load(path, "r", allow_pickle=False) for name, path in files.items()})
     except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
         reason = " ".join(f"{error}".split())
-        raise DatasetError(f"{source} cannot be read: {reason}; arrays are of numbers, whole and uncut") from error
+        raise DatasetError(
+            f"{source} cannot be read: {reason}; arrays are of numbers, whole and uncut"
+        ) from error
 
 
 def _blocks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Any:

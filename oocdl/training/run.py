@@ -33,6 +33,13 @@ from oocdl.storage.files import reporting
 from oocdl.storage.run.manifest import Manifest, TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
+from oocdl.training.class_labels import (
+    LABELS,
+    ClassLabels,
+    facts_of_volumes,
+    labels_of,
+    write_volumes,
+)
 from oocdl.training.inference import Inference, Trained
 from oocdl.training.job import plan_again
 from oocdl.training.predictions import Output, Predictions
@@ -221,8 +228,10 @@ class Run:
     def predict(
         self,
         dataset: Any,
-        out: str | Path,
+        out: str | Path | None = None,
         *,
+        argmax: bool = False,
+        nifti: str | Path | None = None,
         memory: Size | None = None,
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
@@ -241,7 +250,11 @@ class Run:
         dataset
             What the network is run over, as in ``fit``; it needs no targets.
         out
-            Path of the Zarr group to write.
+            Path of the Zarr group to write; default with ``nifti``: labels.zarr in that folder.
+        argmax
+            Write the class of each voxel (uint8, [N, ..]) instead of logits [N, C, ..]; no logits are stored.
+        nifti
+            Folder for labels as NIfTI, with ``argmax``: ``<sample>.nii.gz`` in the grid of the sample's file.
         memory
             Memory budget of the process; default: that of the run.
         batch_size
@@ -256,7 +269,10 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        target = path_of("out", out)
+        if (nifti is not None and not argmax) or (out is None and nifti is None):
+            raise InputError("predict takes out=, a Zarr group to write, or argmax=True and nifti=, a folder")
+        volumes = None if nifti is None else path_of("nifti", nifti)
+        target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
         inference = Inference(self._trained(), dataset, memory, batch_size, inputs, spill)
         compiled = inference.first
         factored = compiled.plan.factored
@@ -267,8 +283,12 @@ class Run:
             shape = (inference.binding.samples, *value.shape[1:])
             chunks = (1, *weight_io.chunks_of(compiled, name, regions)[1:])
             outputs.append(Output(output, shape, value.dtype, chunks))
+        classes = {one.name: one.shape[1] for one in outputs} if argmax else {}
+        outputs = [labels_of(one) if argmax else one for one in outputs]
+        facts = () if volumes is None else facts_of_volumes(inference.dataset, outputs)
         with reporting(target):
             made = Predictions(target, outputs, inference.facts())
+        takers = {name: ClassLabels(made.arrays[name], count, target) for name, count in classes.items()}
         lock = threading.Lock()
 
         def deliver(plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
@@ -279,12 +299,20 @@ class Run:
                     continue
                 for box, place in own_regions(factored.factors[name], region):
                     first = info.indices[0]
-                    where = as_slices(((first + box[0][0], first + box[0][1]), *box[1:]))
+                    where = ((first + box[0][0], first + box[0][1]), *box[1:])
                     with lock, reporting(target):
-                        made.arrays[output][where] = array[place].reshape(region_shape(box))
+                        found = array[place].reshape(region_shape(box))
+                        if output in takers:
+                            takers[output].put(where, info.indices, found)
+                        else:
+                            made.arrays[output][as_slices(where)] = found
 
         inference.run(deliver, made)
-        return made.finish()
+        group = made.finish()
+        if volumes is not None:
+            with reporting(volumes):
+                write_volumes(volumes, facts, made.arrays[outputs[0].name])
+        return group
 
     @public
     def evaluate(

@@ -390,7 +390,11 @@ def test_a_label_that_is_ignored_is_no_error(fit: Callable[..., oocdl.Run], loss
 
 def test_arrays_in_memory_are_not_pasted(tmp_path: Path) -> None:
     model = nets.write_mlp(tmp_path / "mlp.onnx")
-    for given, cure in ((X, "give arrays names"), ([X, Y], "give arrays names"), ({"x": [X]}, "numpy.asarray")):
+    for given, cure in (
+        (X, "give arrays names"),
+        ([X, Y], "give arrays names"),
+        ({"x": [X]}, "numpy.asarray"),
+    ):
         text = refused(DatasetError, cure, partial(oocdl.fit, model, given, **QUICK))
         assert len(text) < 300 and "[[" not in text
 

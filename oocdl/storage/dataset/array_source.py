@@ -1,6 +1,6 @@
-"""Arrays of NumPy that the caller has in memory, or maps from a file: read in place, by blocks with checksums.
+"""NumPy arrays that the caller has in memory, or maps from a file: read in place, by blocks with checksums.
 
-The memory of the arrays is the caller's, and stands in no budget of ours but as what the process has.
+Their memory is the caller's: a budget counts it as what the process has before it begins.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from math import prod
 from typing import Any, NoReturn
 
 import numpy as np
+from isal import isal_zlib
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices, intersect, region_shape, within
-from oocdl.storage.checksums import record_of
 from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type
 from oocdl.storage.files import as_bytes
@@ -50,8 +50,7 @@ class ArraySource:
         extents, found = grid(self.data.shape, self.blocks), array("q")
         for number in range(prod(extents)):
             index = tuple(int(at) for at in np.unravel_index(number, extents))
-            record = record_of(as_bytes(self._block(index)).data)
-            found.extend((number, record.nbytes, record.crc))
+            found.extend((number, *_mark(self._block(index))))
         return listed(extents, found)
 
     @property
@@ -77,12 +76,10 @@ class ArraySource:
         out = np.empty(region_shape(region), self.data.dtype)
         for index in touched(region, self.blocks):
             covered, block = chunk_region(index, self.data.shape, self.blocks), self._block(index)
-            record = record_of(as_bytes(block).data)
-            number = number_of(index, self.known.grid)
-            if (record.nbytes, record.crc) != self.known.find(number):
+            if _mark(block) != self.known.find(number_of(index, self.known.grid)):
                 raise DatasetError(
-                    f"{self.label} was changed at {covered} since it was given; nothing was computed from it. "
-                    "Call again: a run goes on from its last commit only with the array as it was"
+                    f"{self.label} was changed at {covered} since it was given; none of that was used. "
+                    "A run goes on from its last commit with the array as it was"
                 )
             part = intersect(covered, region)
             out[within(part, region)] = block[within(part, covered)]
@@ -91,6 +88,10 @@ class ArraySource:
     def _block(self, index: Shape) -> Array:
         """Return a copy: what is compared is what is used, whatever the caller does meanwhile."""
         return self.data[as_slices(chunk_region(index, self.data.shape, self.blocks))].copy(order="C")
+
+
+def _mark(block: Array) -> tuple[int, int]:
+    return block.nbytes, int(isal_zlib.crc32(as_bytes(block)))
 
 
 def open_arrays(given: Mapping[Any, Any], names: Collection[str] | None) -> list[DataArray]:

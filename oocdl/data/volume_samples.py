@@ -72,8 +72,8 @@ def _sample(case: Case) -> Sample:
         apart = apart_by(first, volume)
         if apart > SAME_VOXELS:
             raise DatasetError(
-                f"{volume.path} lies elsewhere than {first.path}: their affines differ by {apart:.3g} voxels; "
-                "resample it, or correct its header"
+                f"{volume.path} lies elsewhere than {first.path}: their affines differ by {apart:.3g} "
+                "voxels; resample it, or correct its header"
             )
     return sample
 
