@@ -40,7 +40,10 @@ FLOORS = (
     (Room("cli", "oocdl fit, plan, predict, …, demo", PEOPLE),),
     (Room("tuning", "search: many runs, of which the better ones train on", PEOPLE),),
     (Room("training", "fit: epochs and steps; the run that comes out; resuming", PEOPLE),),
-    (Room("dashboard", "the live page of a run, and what is written for it", PEOPLE),),
+    (
+        Room("dashboard", "the live page of a run", PEOPLE, 1.2),
+        Room("data", "NIfTI, NumPy, … in and out", PEOPLE),
+    ),
     (
         Room("report", "plans, progress, pictures", PEOPLE, 2.3),
         Room("testing", "any graph, cut", PEOPLE, 1.5),

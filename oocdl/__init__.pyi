@@ -1,4 +1,4 @@
-from . import callbacks, cluster, errors, events, losses, metrics, ops, optim, space
+from . import callbacks, cluster, data, errors, events, losses, metrics, ops, optim, space
 from .events import Stop
 from .pytorch.door import from_torch
 from .report.plan_view import Plan
@@ -22,6 +22,7 @@ __all__ = [
     "Stop",
     "callbacks",
     "cluster",
+    "data",
     "errors",
     "events",
     "fit",

@@ -43,6 +43,7 @@ PACKAGES = (
     "testing",
     "pytorch",
     "cluster",
+    "data",
     "dashboard",
     "callbacks",
     "training",
@@ -83,6 +84,7 @@ ONLY = {
     "cluster": {"errors", "config", "host", "storage.files", "storage.cache.spill_store"},
     "engines": {"errors", "graph", "fusion", "ops.activation", "ops.expression", "ops.pointwise"},
     "callbacks": {"errors", "events", "host", "storage"},
+    "data": {"errors", "host", "graph.ir.index", "config", "storage", "report"},
 }
 """Packages that know less than their place would allow."""
 
@@ -105,10 +107,18 @@ GATES = {
     ),
     "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
-    "zarr": ("storage.*", "training.*", "cli.demo", "cli.predict_sample"),
+    "zarr": ("storage.*", "training.*", "data.*", "cli.demo", "cli.predict_sample"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
-    "typer": ("cli.app", "cli.look", "cli.verb_options", "cli.cluster", "cli.config_file", "cli.say"),
+    "typer": (
+        "cli.app",
+        "cli.convert",
+        "cli.look",
+        "cli.verb_options",
+        "cli.cluster",
+        "cli.config_file",
+        "cli.say",
+    ),
     "PIL": ("cli.demo",),
     "bokeh": ("dashboard.*",),
     "matplotlib": ("report.figure",),

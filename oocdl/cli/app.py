@@ -20,6 +20,7 @@ import typer
 from oocdl.cli.cluster import WORKER_OPTIONS, call_options, workers
 from oocdl.cli.cluster import app as cluster_app
 from oocdl.cli.config_file import ConfigFile
+from oocdl.cli.convert import app as convert_app
 from oocdl.cli.look import app as look_app
 from oocdl.cli.say import (
     INTERRUPTED_EXIT_CODE,
@@ -195,6 +196,7 @@ def simulate(
         say(f"picture {picture}")
 
 
+app.add_typer(convert_app)
 app.add_typer(look_app)
 app.add_typer(cluster_app, name="cluster")
 

@@ -32,7 +32,8 @@ from oocdl.report.tables import Sheet
 from oocdl.report.units import shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.run_verification import verify as verify_run
-from oocdl.training.predictions import is_unfinished
+from oocdl.training.prediction.class_labels import LABELS
+from oocdl.training.prediction.predictions import is_unfinished
 from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
 
@@ -45,8 +46,8 @@ app = typer.Typer()
 @app.command()
 @with_options(PREDICT)
 def predict(run: RunDir, config: ConfigFile = None, **given: Any) -> None:
-    """Run a trained model over a dataset; writes a Zarr group with one array an output."""
-    out = given["out"]
+    """Run a trained model over a dataset; writes a Zarr group with one array an output, or volumes."""
+    out = given["out"] or (given["nifti"] or Path()) / LABELS
     with (
         ending(lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED),
         waiting("predicting .."),
@@ -54,6 +55,8 @@ def predict(run: RunDir, config: ConfigFile = None, **given: Any) -> None:
         group = open_run(run).predict(**arguments_for(PREDICT, given))
     for name, array in sorted(group.arrays()):
         say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
+    if given["nifti"] is not None:
+        say(f"{given['nifti']}: a volume of labels for each sample")
 
 
 @app.command()

@@ -57,6 +57,7 @@ Model = Annotated[Path, typer.Argument(help="ONNX file.")]
 Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
 Out = Annotated[Path, typer.Argument(help="Output path.")]
+OptionalOut = Annotated[Path | None, typer.Argument(help="Output path; may be left out with --nifti.")]
 Register = Annotated[
     list[Path] | None,
     typer.Option(help="Python file to run first, to register your own parts; may be repeated."),
@@ -120,7 +121,8 @@ def with_options(
 def _parameter(name: str, record: Option) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     if name in ARGUMENTS:
-        return inspect.Parameter(name, kind, annotation=ARGUMENTS[name])
+        annotation = ARGUMENTS[name] if record.default is not None else OptionalOut
+        return inspect.Parameter(name, kind, default=record.default, annotation=annotation)
     form, default, help_text = _form(name, record), record.default, record.first_sentence
     if form.type == list[str]:
         default, help_text = None, f"{help_text[:-1]}; may be repeated."

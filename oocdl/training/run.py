@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,27 +15,26 @@ from oocdl.config.options import Metrics, Size
 from oocdl.dashboard import page_process
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
+from oocdl.graph.ir.index import whole
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.paths import path_of
-from oocdl.planning.passes import Course, PassInfo
+from oocdl.planning.passes import Course
 from oocdl.pytorch.door import load
 from oocdl.report import html
 from oocdl.report.history_view import frame, plot, told_of
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import Report, read_report
 from oocdl.report.tables import key_values
-from oocdl.runtime import weight_io
-from oocdl.runtime.inputs import own_regions
 from oocdl.storage.files import reporting
 from oocdl.storage.run.manifest import Manifest, TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
-from oocdl.training.inference import Inference, Trained
 from oocdl.training.job import plan_again
-from oocdl.training.predictions import Output, Predictions
+from oocdl.training.prediction.class_labels import LABELS
+from oocdl.training.prediction.inference import Inference, Trained
+from oocdl.training.prediction.outputs import write_predictions
 from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
 from oocdl.training.signature import public
 from oocdl.training.versions import Which, kept_steps, version_of
@@ -246,8 +244,10 @@ class Run:
     def predict(
         self,
         dataset: Any,
-        out: str | Path,
+        out: str | Path | None = None,
         *,
+        argmax: bool = False,
+        nifti: str | Path | None = None,
         memory: Size | None = None,
         batch_size: int = 1,
         inputs: Mapping[str, str] | None = None,
@@ -267,7 +267,11 @@ class Run:
         dataset
             What the network is run over, as in ``fit``; it needs no targets.
         out
-            Path of the Zarr group to write.
+            Path of the Zarr group to write; default with ``nifti``: labels.zarr in that folder.
+        argmax
+            Write the class of each voxel (uint8, [N, ..]) instead of logits [N, C, ..]; no logits are stored.
+        nifti
+            Folder for labels as NIfTI, with ``argmax``: ``<sample>.nii.gz`` in the grid of the sample's file.
         memory
             Memory budget of the process; default: that of the run.
         batch_size
@@ -285,35 +289,12 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        target = path_of("out", out)
+        if (nifti is not None and not argmax) or (out is None and nifti is None):
+            raise InputError("predict takes out=, a Zarr group to write, or argmax=True and nifti=, a folder")
+        volumes = None if nifti is None else path_of("nifti", nifti)
+        target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
         inference = Inference(self._trained(which), dataset, memory, batch_size, inputs, spill)
-        compiled = inference.first
-        factored = compiled.plan.factored
-        outputs = []
-        for output, name in compiled.outputs.items():
-            value = factored.graph.values[name]
-            regions = [region for region, _ in compiled.graph.pieces[factored.stored(name)]]
-            shape = (inference.binding.samples, *value.shape[1:])
-            chunks = (1, *weight_io.chunks_of(compiled, name, regions)[1:])
-            outputs.append(Output(output, shape, value.dtype, chunks))
-        with reporting(target):
-            made = Predictions(target, outputs, inference.facts())
-        lock = threading.Lock()
-
-        def deliver(plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
-            compiled = inference.compiled[plan_id]
-            factored = compiled.plan.factored
-            for output, name in compiled.outputs.items():
-                if factored.stored(name) != value:
-                    continue
-                for box, place in own_regions(factored.factors[name], region):
-                    first = info.indices[0]
-                    where = as_slices(((first + box[0][0], first + box[0][1]), *box[1:]))
-                    with lock, reporting(target):
-                        made.arrays[output][where] = array[place].reshape(region_shape(box))
-
-        inference.run(deliver, made)
-        return made.finish()
+        return write_predictions(inference, target, argmax, volumes)
 
     @public
     def evaluate(

@@ -34,7 +34,7 @@ from oocdl.training.from_module import name_in_run, planned_file, trained_file
 from oocdl.training.job import Job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
-from oocdl.training.predictions import warn_of_predictions
+from oocdl.training.prediction.predictions import warn_of_predictions
 from oocdl.training.run import Run
 from oocdl.training.signature import public
 

@@ -25,7 +25,7 @@ from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
 from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.training.predictions import Predictions
+from oocdl.training.prediction.predictions import Predictions
 from tests.kit.commands import run
 
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--engine", "onnxruntime")

@@ -20,7 +20,7 @@ import oocdl
 from oocdl.errors import DatasetError, StoreError
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import open_dataset
-from oocdl.training.predictions import PROGRESS, array_name
+from oocdl.training.prediction.predictions import PROGRESS, array_name
 from tests.kit import nets
 from tests.kit.settings import QUICK
 

@@ -68,8 +68,10 @@ def by_torch(
     """Train on batches by PyTorch; returns the losses of steps."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     losses = []
-    for step in itertools.batched(batches, accumulate) if hasattr(itertools, "batched") else _batched(
-        batches, accumulate
+    for step in (
+        itertools.batched(batches, accumulate)
+        if hasattr(itertools, "batched")
+        else _batched(batches, accumulate)
     ):
         optimizer.zero_grad()
         total = 0.0
@@ -133,3 +135,187 @@ def test_a_run_is_pytorchs_loop(data: tuple[Path, Samples], tmp_path: Path, how:
     run.load_into(net)
     for name, tensor in twin.state_dict().items():
         np.testing.assert_allclose(net.state_dict()[name], tensor, rtol=1e-9, atol=1e-11)
+
+
+@pytest.fixture(scope="module")
+def trained(data: tuple[Path, Samples], tmp_path_factory: pytest.TempPathFactory) -> oocdl.Run:
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    return oocdl.fit(unet(), data[0], workdir=workdir, steps=2, **EXACT)
+
+
+def outputs_of(run: oocdl.Run, samples: Samples) -> list[np.ndarray]:
+    """What PyTorch predicts, of the sample's own voxels."""
+    net, found = unet().eval(), []
+    run.load_into(net)
+    for row, (x, _) in enumerate(samples):
+        image, _ = padded(samples, row)
+        with torch.no_grad():
+            logits = net(image[None])[0].numpy()
+        starts = [-extent % 4 // 2 for extent in x.shape[1:]]
+        inner = tuple(slice(s, s + extent) for s, extent in zip(starts, x.shape[1:], strict=True))
+        found.append(logits[(slice(None), *inner)])
+    return found
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_predictions_have_each_samples_own_size(
+    data: tuple[Path, Samples], trained: oocdl.Run, tmp_path: Path, batch: int
+) -> None:
+    path, samples = data
+    group = trained.predict(path, tmp_path / "out.zarr", batch_size=batch)
+    labels = trained.predict(path, tmp_path / "labels.zarr", batch_size=batch, argmax=True)
+    (output,) = [name for name, _ in group["case_000"].arrays()]  # type: ignore[union-attr]
+    for number, expected in enumerate(outputs_of(trained, samples)):
+        place = f"case_{number:03}/{output}"
+        np.testing.assert_allclose(group[place], expected, rtol=1e-9, atol=1e-11)
+        np.testing.assert_array_equal(labels[place], expected.argmax(0))
+    again = (
+        oocdl.open(trained.path).predict(tmp_path / "out.zarr", tmp_path / "again.zarr", inputs=None)
+        if (False)
+        else group
+    )
+    assert again is group  # a prediction is a dataset of samples
+    assert len(zarr.open_group(tmp_path / "out.zarr").attrs["oocdl"]["samples"]) == len(samples)  # type: ignore[arg-type,index,call-overload]
+
+
+def test_a_prediction_that_was_killed_goes_on(
+    data: tuple[Path, Samples], trained: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oocdl.training.prediction.predictions import Predictions
+
+    whole = trained.predict(data[0], tmp_path / "whole.zarr")
+    note, count = Predictions.note, 0
+
+    def killed(self: Predictions, rows: Sequence[int]) -> None:
+        nonlocal count
+        note(self, rows)
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Predictions, "note", killed)
+        trained.predict(data[0], tmp_path / "out.zarr")
+    with pytest.raises(DatasetError, match="not finished"):
+        trained.evaluate(tmp_path / "out.zarr")
+    noted: list[Sequence[int]] = []
+
+    def listed(self: Predictions, rows: Sequence[int]) -> None:
+        noted.append(rows)
+        note(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Predictions, "note", listed)
+        group = trained.predict(data[0], tmp_path / "out.zarr")
+    assert len(noted) == len(SHAPES) - 3
+    for name, array in whole.members(max_depth=None):
+        if isinstance(array, zarr.Array):
+            np.testing.assert_array_equal(group[name], array)
+
+
+@pytest.mark.parametrize("validation", [(1, 4, 5), 0.4, "a dataset"], ids=str)
+def test_validations_take_each_size(data: tuple[Path, Samples], tmp_path: Path, validation: Any) -> None:
+    path, samples = data
+    rows: Sequence[int] = validation if isinstance(validation, tuple) else []
+    if validation == "a dataset":
+        validation, samples = tmp_path / "more.zarr", write(tmp_path / "more.zarr", SHAPES[1:4], seed=7)
+        rows = range(3)
+    options = {**EXACT, "loss": "dice_ce", "metrics": ["dice", "accuracy"], "batch_size": 2}
+    run = oocdl.fit(unet(), path, workdir=tmp_path / "run", validation=validation, **options)
+    rows = rows or list(run.plan.course.validated)
+    net, total = unet().eval(), 0.0
+    run.load_into(net)
+    hits = counted = 0
+    for batch in order(rows, samples, 0, 2, False):
+        x, y = (torch.stack(list(f)) for f in zip(*(padded(samples, row) for row in batch), strict=True))
+        with torch.no_grad():
+            logits = net(x)
+        keep = (y != -100).double()
+        t = F.one_hot(y.clamp(min=0), 3).movedim(-1, 1) * keep[:, None]
+        p = logits.softmax(1) * keep[:, None]
+        axes = (0, 2, 3, 4)
+        dice = (2 * (p * t).sum(axes) + 1e-5) / ((p + t).sum(axes) + 1e-5)
+        total += (F.cross_entropy(logits, y) + 1 - dice.mean()).item() * len(batch)
+        hits += int(((logits.argmax(1) == y) & (y != -100)).sum())
+        counted += int((y != -100).sum())
+    row = run.history[-1]
+    np.testing.assert_allclose(row["val_loss"], total / len(rows), rtol=1e-9)
+    np.testing.assert_allclose(row["val_accuracy"], hits / counted, rtol=1e-12)
+    if not isinstance(validation, tuple | float):
+        found = run.evaluate(validation, batch_size=2, metrics=["dice", "accuracy"])
+        np.testing.assert_allclose(found["loss"], row["val_loss"], rtol=1e-12)
+        np.testing.assert_allclose(found["dice"], row["val_dice"], rtol=1e-12)
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(data: tuple[Path, Samples], tmp_path: Path) -> None:
+    options: dict[str, Any] = {**EXACT, "shuffle": True, "batch_size": 2, "epochs": 2, "validation": 0.3}
+    whole = oocdl.fit(unet(), data[0], workdir=tmp_path / "whole", **options)
+    for at in (1, 3):
+
+        def killed(event: Any, at: int = at) -> None:
+            if isinstance(event, StepDone) and event.row["step"] == at:
+                raise RuntimeError
+
+        workdir = tmp_path / f"run{at}"
+        with pytest.raises(RuntimeError):
+            oocdl.fit(unet(), data[0], workdir=workdir, callbacks=[killed], **options)
+        run = oocdl.fit(unet(), data[0], workdir=workdir, **options)
+        assert nets.files_of(run) == nets.files_of(whole)
+        assert [row["loss"] for row in run.history] == [row["loss"] for row in whole.history]
+
+
+def test_another_dataset_is_refused_on_resume(data: tuple[Path, Samples], tmp_path: Path) -> None:
+    path = tmp_path / "data.zarr"
+    write(path, SHAPES)
+    oocdl.fit(unet(), path, workdir=tmp_path / "run", steps=1, **EXACT)
+    write(path, [(10, 8, 10), *SHAPES[1:]])
+    with pytest.raises(InputError, match="was started differently"):
+        oocdl.fit(unet(), path, workdir=tmp_path / "run", steps=2, **EXACT)
+
+
+def broken(path: Path, what: str) -> str:
+    """Break a dataset; returns what the refusal says."""
+    group = zarr.open_group(str(path), mode="r+")
+    match what:
+        case "lost array":
+            del group["case_002/y"]
+            return "sample 'case_002' of .* has no array 'y'"
+        case "lost sample":
+            group.attrs["oocdl"] = {"samples": ["case_000", "case_9"]}
+            return "'case_9' that is not there"
+        case "other size":
+            del group["case_001/y"]
+            group.create_array("case_001/y", data=np.zeros((4, 4, 4), "u1"))
+            return r"samples differ in size, and not as the inputs do: .*"
+        case "other type":
+            del group["case_001/y"]
+            group.create_array("case_001/y", data=np.zeros((16, 12, 8), "i4"))
+            return "case_000/y is uint8 with 3 axes, case_001/y int32"
+        case "class":
+            group["case_003/y"][2, 1, 0] = 7  # type: ignore[index]
+            return "7"
+    raise AssertionError(what)
+
+
+@pytest.mark.parametrize("what", ["lost array", "lost sample", "other size", "other type", "class"])
+def test_broken_samples_are_refused(tmp_path: Path, what: str) -> None:
+    write(tmp_path / "data.zarr", SHAPES[:4])
+    text = broken(tmp_path / "data.zarr", what)
+    with pytest.raises(DatasetError, match=text):
+        oocdl.fit(unet(), tmp_path / "data.zarr", workdir=tmp_path / "run", **EXACT)
+    assert what == "class" or not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_cannot_ignore_padding_is_refused(data: tuple[Path, Samples], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ignores no label"):
+        oocdl.plan(unet(), data[0], **{**EXACT, "loss": "dice"})
+    write(tmp_path / "even.zarr", [(8, 8, 8), (8, 12, 4)])
+    assert len(oocdl.plan(unet(), tmp_path / "even.zarr", **{**EXACT, "loss": "dice"}).sizes) == 2
+
+
+def test_the_plan_shows_every_size(data: tuple[Path, Samples]) -> None:
+    plan = oocdl.plan(unet(), data[0], **EXACT)
+    assert sorted(plan.sizes) == ["main", "main@12x8x12", "main@12x8x8", "main@8x8x8"]
+    assert "12x8x12" in str(plan)
+    wider = oocdl.plan(unet(), data[0], pad_to_multiple_of=16, **EXACT)
+    assert list(wider.sizes) == ["main"]

@@ -1,4 +1,4 @@
-"""The dataset: arrays with the sample axis first, read by region, from Zarr or HDF5.
+"""The dataset: arrays with the sample axis first, read by region, from Zarr, HDF5 or memory.
 
 Whatever could go wrong later is refused at opening, before a chunk is read: types that can run code when
 decoded, and codecs that are not plain compression. The chunks that are stored are listed then, and each read
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zarr
 from zarr.abc.store import Store
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset import hdf5_source, zarr_source
+from oocdl.storage.dataset import array_source, hdf5_source, zarr_source
+from oocdl.storage.dataset.array_source import GivenArrays
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.sample_stack import viewed
 from oocdl.storage.dataset.sampling import batches, held_out, permutation
@@ -33,7 +34,8 @@ __all__ = [
 ]
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
-NIFTI_ENDINGS = (".nii", ".nii.gz", ".mgz", ".hdr", ".img")
+CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")
+"""Files that ``oocdl.data.convert`` makes a dataset of."""
 
 
 class View(NamedTuple):
@@ -51,7 +53,7 @@ class View(NamedTuple):
 class DatasetSpec:
     """Tells another process how to open the same dataset; picklable."""
 
-    source: str | Store
+    source: str | Store | GivenArrays
     group: str
     names: tuple[str, ...]
     allow_missing_chunks: bool
@@ -117,11 +119,13 @@ def apart(name: str) -> str:
 
 
 def open_dataset(
-    source: str | Path | Store | zarr.Group | DatasetSpec | Dataset,
+    source: str | Path | Store | zarr.Group | Mapping[str, Any] | DatasetSpec | Dataset,
     allow_missing_chunks: bool = True,
     names: Collection[str] | None = None,
 ) -> Dataset:
-    """Open a Zarr group (path, store or group) or an HDF5 file, and check its arrays; one that is open stays.
+    """Open a Zarr group (path, store or group), an HDF5 file or NumPy arrays by name, and check its arrays.
+
+    One that is open stays; arrays in memory are read in place.
 
     With ``names`` only those arrays are checked and opened, and their chunks listed; without, chunks of an
     array are listed when it is first used. Chunks that are not stored are their fill value, as Zarr and HDF5
@@ -146,13 +150,18 @@ def open_dataset(
         group, source = source.group, source.source
     elif isinstance(source, zarr.Group):
         group, source = source.path, source.store
-    if not isinstance(source, str | Path | Store):
+    if isinstance(source, Mapping):
+        source = GivenArrays(source)
+    if not isinstance(source, str | Path | Store | GivenArrays):
         raise DatasetError(
-            f"a dataset is a path, a Zarr store or group, not {_kind(source)}; {_way_out(None)}"
+            f"a dataset is a path, a Zarr store or group, or NumPy arrays by name, not {_kind(source)}; "
+            f"{_way_out(None)}"
         )
-    where = _label(source, group)
+    where = array_source.WHERE if isinstance(source, GivenArrays) else _label(source, group)
     place = _existing(source) if isinstance(source, (str, Path)) else source
-    if isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS:
+    if isinstance(place, GivenArrays):
+        opened = array_source.open_arrays(place, names)
+    elif isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS:
         opened = hdf5_source.open_arrays(place, names)
     else:
         opened = zarr_source.open_arrays(place, group, where, names)
@@ -184,24 +193,17 @@ def _existing(source: str | Path) -> str:
 def _kind(source: object) -> str:
     """Say what a value is that is no dataset, without its content."""
     kind = type(source).__name__
-    if isinstance(source, Mapping):
-        kinds = sorted({type(value).__name__ for value in source.values()})
-        return f"a {kind} of {' and '.join(kinds) or 'nothing'}"
     return f"a{'n' if kind[0] in 'aeiou' else ''} {kind}"
 
 
 def _way_out(path: Path | None) -> str:
-    """What to do with a file of another format, or with arrays in memory."""
+    """What to do with a file of another format, or with an array that has no name."""
     if path is None:
-        return (
-            "write arrays with the sample axis first: g = zarr.open_group('data.zarr', mode='w'); "
-            "g.create_array('image', data=images, chunks=(1, *images.shape[1:]))"
-        )
-    read = "np.load" if path.suffix == ".npy" else "..."
-    if path.name.lower().endswith(NIFTI_ENDINGS):
-        read = "nibabel.load(path).get_fdata(dtype='float32')"
+        return "give arrays names: {'image': images, 'label': labels}, with the sample axis first"
+    if path.name.lower().endswith(CONVERTED_ENDINGS):
+        return f"convert it: oocdl.data.convert('{path.name}', 'data.zarr'), or oocdl convert"
     return (
         "write one, sample by sample: g = zarr.open_group('data.zarr', mode='w'); "
         "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
-        f"x[0] = {read}"
+        "x[0] = ..."
     )

@@ -35,7 +35,7 @@ from oocdl.storage.dataset.chunk_store import (
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
 from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
 from oocdl.storage.dataset.sample_stack import named_samples, stacked
-from oocdl.storage.zarr_json import UNFINISHED, chunk_region, grid, touched
+from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, grid, touched
 
 SHARDED = "sharding_indexed"
 NOT_STORED = 2**64 - 1
@@ -236,9 +236,10 @@ def open_arrays(
             "a dataset is a group with one array for each input and target"
         ) from error
     if unfinished:
-        raise DatasetError(
-            f"{where} is a prediction that was not finished; call predict again, which goes on with it"
-        )
+        what, cure = "prediction", "call predict again, which goes on with it"
+        if opened.attrs[UNFINISHED] == CONVERSION:
+            what, cure = "conversion", "convert again"
+        raise DatasetError(f"{where} is a {what} that was not finished; {cure}")
     arrays = {name: item for name, item in sorted(found.items()) if isinstance(item, zarr.Array)}
     lost = sorted(set(names or ()) - set(arrays))
     if lost:

@@ -195,8 +195,8 @@ def hdf5_outside(path: Path) -> Path:
     [
         (missing_path, "no such dataset"),
         (plain_folder, "not a Zarr group"),
-        (plain_file, r"neither.*write one, sample by sample: g = zarr.open_group.*np.load"),
-        (nifti, r"neither.*x = g.create_array.*nibabel.load\(path\)"),
+        (plain_file, r"neither.*convert it: oocdl.data.convert\('\w+.npy', 'data.zarr'\)"),
+        (nifti, r"neither.*convert it: oocdl.data.convert\("),
         (not_hdf5, "not a readable HDF5"),
         (empty_group, "no arrays"),
         (empty_hdf5, "no arrays"),

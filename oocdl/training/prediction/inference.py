@@ -29,10 +29,11 @@ from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.sizes import sized
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
+from oocdl.storage.dataset.sample_stack import samples_of
 from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Gathered, PassSums, metric_values
-from oocdl.training.predictions import Predictions, warn_of_predictions
+from oocdl.training.prediction.predictions import Predictions, warn_of_predictions
 from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
 
@@ -87,6 +88,10 @@ class Inference:
         self.machine: Machine = machine_for(self.settings, self.dataset)
         settings = replace(self.settings, validation=None)
         self.course = Course(0, settings, self.binding.samples, further_labels=self.sized.labels)
+        self.kinds = self.course.validation_kinds
+        first = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
+        self.samples = samples_of(first)
+        """Name of each sample that is a group -> its attributes."""
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
         request = Request(
             model=model,
@@ -97,7 +102,7 @@ class Inference:
             kind=PassKind.FORWARD,
         )
         self.compiled: dict[str, CompiledPass] = {}
-        for plan_id, kind in self.course.validation_kinds.items():
+        for plan_id, kind in self.kinds.items():
             asked = replace(request, batch=kind.batch, binding=self.sized.bindings[kind.label])
             others = list(self.compiled.values())
             draft = draft_alike(asked, others[0]) if others else draft_pass(asked)

@@ -21,18 +21,21 @@ import zarr
 
 from oocdl.errors import CorruptError, ModelWarning, StoreError, printable
 from oocdl.graph.ir.graph import Graph, Role
+from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.storage.checksums import Record
+from oocdl.storage.dataset.sample_stack import MARK
 from oocdl.storage.files import reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.history import line_of, row_of
 from oocdl.storage.sealed_store import SealedStore
-from oocdl.storage.zarr_json import UNFINISHED, group_json
+from oocdl.storage.zarr_json import UNFINISHED, Attributes, group_json
 
 Array = zarr.Array[Any]
 
-MARK: Mapping[str, Any] = {"oocdl": "predictions"}
-"""Attributes of a group that ``predict`` made, and may replace."""
+KIND, PREDICTIONS = "kind", "predictions"
+USUAL: Attributes = {MARK: PREDICTIONS}
+"""Attributes of a group that ``predict`` made, and may replace, where all samples have one array."""
 PROGRESS = "progress.jsonl"
 
 
@@ -45,6 +48,13 @@ class Output:
     dtype: str
     chunks: tuple[int, ...]
     """The first is 1: a chunk has one sample."""
+    row: int | None = None
+    """The sample, if it has an array of its own; else all samples are in the array, along its first axis."""
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.shape if self.row is not None else self.shape[1:]
 
 
 def array_name(output: str) -> str:
@@ -85,29 +95,48 @@ def warn_of_predictions(graph: Graph, model: OnnxModel) -> None:
 class Predictions:
     """Arrays by output, in a group that is made, or gone on with if it was begun with the same ``facts``.
 
-    ``arrays`` maps outputs to arrays to write to; ``done`` has the samples that need not be computed again.
-    Raises StoreError if something else is in ``path``, or it cannot be written.
+    ``done`` has the samples that need not be computed again. ``samples`` are the names and attributes of
+    samples that have a group each. Raises StoreError if something else is in ``path``, or it cannot be
+    written.
     """
 
-    def __init__(self, path: Path, outputs: Sequence[Output], facts: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        outputs: Sequence[Output],
+        facts: Mapping[str, Any],
+        samples: Mapping[str, Attributes] | None = None,
+    ) -> None:
+        self.path, self._samples = path, {array_name(name): its for name, its in (samples or {}).items()}
+        self._mark = {MARK: {KIND: PREDICTIONS, "samples": list(self._samples)}} if samples else USUAL
         asked = json.dumps([dict(facts), [asdict(output) for output in outputs]], sort_keys=True)
         self._facts = hashlib.sha256(asked.encode()).hexdigest()
+        self._rows = {self._name(output): output.row for output in outputs}
+        self._outputs = {(output.name, output.row): self._name(output) for output in outputs}
         self._stores = {
-            output.name: SealedStore(
-                path / array_name(output.name), f"output {output.name!r}", {}, read_only=False
-            )
-            for output in outputs
+            name: SealedStore(path / name, f"output {name!r}", {}, read_only=False)
+            for name in self._outputs.values()
         }
         self.done: set[int] = set()
         with reporting(path):
-            if _attributes(path) == {**MARK, UNFINISHED: self._facts}:
+            if _attributes(path) == {**self._mark, UNFINISHED: self._facts}:
                 self._go_on()
             if not self.done:
                 self._begin(outputs)
         self.arrays: Mapping[str, Array] = {
             name: zarr.open_array(store=store, mode="r+") for name, store in self._stores.items()
         }
+
+    def _name(self, output: Output) -> str:
+        name = array_name(output.name)
+        return name if output.row is None else f"{list(self._samples)[output.row]}/{name}"
+
+    def place(self, output: str, row: int) -> tuple[Array, Region]:
+        """Return the array that has an output of a sample, and where in it if others are there, too."""
+        own = self._outputs.get((output, row))
+        if own is not None:
+            return self.arrays[own], ()
+        return self.arrays[self._outputs[output, None]], ((row, row + 1),)
 
     def note(self, rows: Sequence[int]) -> None:
         """Note that all outputs of these samples are written."""
@@ -116,9 +145,11 @@ class Predictions:
             output: {
                 key: [record.nbytes, record.crc]
                 for key, record in store.records.items()
-                if any(key == exact or key.startswith(start) for start, exact in names.values())
+                if (self._rows[output] in rows and key != "zarr.json")
+                or any(key == exact or key.startswith(start) for start, exact in names.values())
             }
             for output, store in self._stores.items()
+            if self._rows[output] is None or self._rows[output] in rows
         }
         with reporting(self.path), (self.path / PROGRESS).open("ab") as stream:
             stream.write(line_of({"step": rows[-1], "rows": list(rows), "records": records}))
@@ -127,7 +158,7 @@ class Predictions:
         """Make everything durable, and take the mark away; returns the group."""
         with reporting(self.path):
             sync_all([path for path in self.path.rglob("*") if path.name != "zarr.json"])
-            write_text(self.path / "zarr.json", group_json(MARK))
+            write_text(self.path / "zarr.json", group_json(self._mark))
             (self.path / PROGRESS).unlink()
             sync_path(self.path)
         return zarr.open_group(str(self.path), mode="r+")
@@ -135,15 +166,18 @@ class Predictions:
     def _begin(self, outputs: Sequence[Output]) -> None:
         if self.path.exists():
             empty = self.path.is_dir() and not any(self.path.iterdir())
-            if not empty and _attributes(self.path).get("oocdl") != MARK["oocdl"]:
+            if not empty and not _is_prediction(_attributes(self.path)):
                 raise StoreError(
                     f"{self.path} is there already and no earlier prediction; choose another place"
                 )
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True)
-        write_text(self.path / "zarr.json", group_json({**MARK, UNFINISHED: self._facts}))
+        write_text(self.path / "zarr.json", group_json({**self._mark, UNFINISHED: self._facts}))
+        for sample, attributes in self._samples.items():
+            (self.path / sample).mkdir()
+            write_text(self.path / sample / "zarr.json", group_json(attributes))
         for output in outputs:
-            store = self._stores[output.name]
+            store = self._stores[self._name(output)]
             store.records.clear()
             zarr.create_array(
                 store=store,
@@ -190,6 +224,11 @@ class Predictions:
 def is_unfinished(path: Path) -> bool:
     """Whether a prediction is there that the same call would go on with."""
     return UNFINISHED in _attributes(path)
+
+
+def _is_prediction(attributes: Attributes) -> bool:
+    mark = attributes.get(MARK)
+    return (mark.get(KIND) if isinstance(mark, Mapping) else mark) == PREDICTIONS
 
 
 def _attributes(path: Path) -> Mapping[str, Any]:

@@ -1,0 +1,200 @@
+"""``convert``: writes files of other formats as a dataset, part by part within a memory budget.
+
+What can be known by headers is checked before anything is written; a failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from oocdl.config import parse_bytes
+from oocdl.data import stacked
+from oocdl.data.cases import Cases, find_cases
+from oocdl.data.new_group import chunk_shape, new_array, new_group
+from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
+from oocdl.data.resampling import resample, resampled_affine, resampled_shape
+from oocdl.data.volume_samples import Sample, Samples, read_samples, values
+from oocdl.errors import BudgetError, InputError
+from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
+from oocdl.host.paths import path_of
+from oocdl.report.bytes_bar import BytesBar
+
+Array = npt.NDArray[Any]
+CODING_BYTES = 32 << 20
+"""What encoding chunks, and a stream that is decompressed, take at most."""
+PIECE_COPIES = 6
+"""Copies of a piece, as float64, that are made on its way."""
+
+
+def convert(
+    source: str | Path,
+    out: str | Path,
+    *,
+    spacing: Sequence[float] | None = None,
+    memory: float | str | None = None,
+    split: str = "train",
+    overwrite: bool = False,
+    progress: bool = True,
+) -> zarr.Group:
+    """Write NIfTI, NumPy, HDF5 or Zarr files as a dataset that ``fit`` reads; returns its group.
+
+    Volumes become a group a sample, with arrays "image" [channels, z, y, x] and "label" [z, y, x], and in its
+    attributes affine (voxel (x, y, z) to mm), spacing ([z, y, x] in mm) and file names. Images keep the
+    integer type of their files, if these do not scale it, else they are float32; labels take the smallest
+    type that holds the classes of ``dataset.json``, else that of their files. Arrays of NumPy, HDF5 and Zarr
+    stay as they are, with the sample axis first. The dataset appears whole or not at all.
+
+    Parameters
+    ----------
+    source
+        An nnU-Net raw folder, a CSV or JSON table with columns image, image2, .., label and perhaps name,
+        a NIfTI file (.nii, .nii.gz) or a folder of them; .npy, .npz, an HDF5 file or a Zarr group.
+    out
+        Path of the Zarr group to write.
+    spacing
+        Millimetres [z, y, x] to resample volumes to: images linearly, labels by the nearest voxel.
+        None: as they are.
+    memory
+        Memory budget of the process in bytes, or as a text such as "1GiB"; default: 70 % of what is there.
+    split
+        "train" or "test" of an nnU-Net folder: imagesTr or imagesTs.
+    overwrite
+        Replace what ``convert`` or ``write`` wrote to ``out`` before.
+    progress
+        Show how far it is, on a terminal.
+
+    Raises
+    ------
+    DatasetError, in one line that names the file: a missing label or modality, a label of another shape or
+    place than its image, a class that dataset.json does not name, NaN, a file that is cut off.
+    StoreError if something is at ``out``; BudgetError if the budget does not hold a plane of a volume;
+    InputError without nibabel.
+
+    Examples
+    --------
+    >>> oocdl.data.convert("Dataset001_Brain", "brain.zarr")  # doctest: +SKIP
+    """
+    place, target = path_of("source", source).expanduser(), path_of("out", out).expanduser()
+    budget_bytes = default_budget_bytes() if memory is None else parse_bytes(memory)
+    check_budget(budget_bytes)
+    if stacked.is_stacked(place):
+        if spacing is not None or split != "train":
+            raise InputError(
+                f"{place} holds arrays, which have neither a spacing nor a split: leave them out"
+            )
+        with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
+            told["arrays"] = stacked.copy(place, group, target.with_name(f"{target.name}.partial"), bar)
+    else:
+        cases = find_cases(place, split)
+        steps = None if spacing is None else _spacing(spacing)
+        samples = read_samples(cases, steps is not None)
+        plans = [_planned(sample, samples, steps, budget_bytes) for sample in samples.samples]
+        with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
+            bar.total = sum(volume.nbytes for plan in plans for volume in plan.sample.volumes)
+            for number, plan in enumerate(plans, 1):
+                bar.text = f"{plan.sample.name} ({number} of {len(plans)})"
+                _write(group.create_group(plan.sample.name), plan, samples, cases, bar)
+            told |= {"samples": [plan.sample.name for plan in plans]}
+            told |= {"channels": list(cases.channels)} if cases.channels else {}
+            told |= {} if cases.classes is None else {"classes": dict(cases.classes)}
+    return zarr.open_group(str(target), mode="r")
+
+
+def _spacing(given: Sequence[float]) -> tuple[float, ...]:
+    steps = tuple(float(step) for step in given)
+    if len(steps) != 3 or not all(math.isfinite(step) and step > 0 for step in steps):
+        raise InputError(f"spacing is three positive numbers, millimetres along z, y and x; got {given}")
+    return steps
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """How a sample is written."""
+
+    sample: Sample
+    shape: tuple[int, ...]
+    depth: int
+    """The most planes that a chunk may have, as many as fit the budget."""
+
+
+def _planned(sample: Sample, samples: Samples, spacing: Sequence[float] | None, budget_bytes: int) -> _Plan:
+    first = sample.images[0]
+    shape = first.shape if spacing is None else resampled_shape(first.shape, first.spacing, spacing)
+    room = budget_bytes - anonymous_bytes() - CODING_BYTES
+    most = max(samples.image.itemsize, 0 if samples.label is None else samples.label.itemsize)
+    plane_bytes = shape[1] * shape[2] * most
+    pieces = max(
+        max(PIECE_BYTES // volume.stored.itemsize, math.prod(volume.shape[1:])) for volume in sample.volumes
+    )
+    piece_bytes = max(pieces, shape[1] * shape[2] if spacing else 0) * 8 * PIECE_COPIES
+    depth = (room - piece_bytes) // plane_bytes
+    if depth < 1:
+        need = -(-(budget_bytes - room + piece_bytes + plane_bytes) >> 20)
+        raise BudgetError(f"a plane of {first.path} does not fit; pass memory='{need}MiB' or more")
+    return _Plan(sample, shape, depth)
+
+
+def _write(group: zarr.Group, plan: _Plan, samples: Samples, cases: Cases, bar: BytesBar) -> None:
+    """Write one sample."""
+    sample, first = plan.sample, plan.sample.images[0]
+    is_resampled = plan.shape != first.shape
+    affine = resampled_affine(first.affine, first.shape, plan.shape) if is_resampled else first.affine
+    source = {"image": [volume.path.name for volume in sample.images]}
+    source |= {} if sample.label is None else {"label": [sample.label.path.name]}
+    told: dict[str, Any] = {
+        "affine": affine.tolist(),
+        "spacing": list(spacing_of(affine)),
+        "codes": list(first.codes),
+        "source": source,
+    }
+    if is_resampled:
+        told["original"] = {"shape": list(first.shape), "affine": first.affine.tolist()}
+    group.attrs.update(told)
+    channels = (len(sample.images), *plan.shape)
+    chunks = chunk_shape(channels, samples.image.itemsize, plan.depth)
+    image = new_array(group, "image", channels, samples.image, chunks)
+    for channel, volume in enumerate(sample.images):
+        write_planes(image, (channel,), _planes(volume, plan.shape, samples.image, None, bar))
+    if sample.label is not None and samples.label is not None:
+        chunks = chunk_shape(plan.shape, samples.label.itemsize, plan.depth)
+        label = new_array(group, "label", plan.shape, samples.label, chunks)
+        write_planes(label, (), _planes(sample.label, plan.shape, samples.label, cases, bar))
+
+
+def _planes(
+    volume: Volume, shape: Sequence[int], dtype: np.dtype[Any], cases: Cases | None, bar: BytesBar
+) -> Iterator[Array]:
+    """Yield the planes of a volume, resampled if it has to be; ``cases`` are those of a label."""
+
+    def pieces() -> Iterator[Array]:
+        for piece in values(volume, dtype, None if cases is None else cases.numbers):
+            bar.add(piece.size * volume.stored.itemsize)
+            yield piece
+
+    if tuple(shape) == volume.shape:
+        return pieces()
+    return resample(pieces(), volume.shape, shape, cases is not None)
+
+
+def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable[Array]) -> None:
+    """Write planes that come in pieces, [planes, y, x], by whole chunks, below the index ``lead``."""
+    depth, height, width = array.shape[len(lead) :]
+    rows = array.chunks[len(lead)]
+    buffer, filled, start = np.empty((rows, height, width), array.dtype), 0, 0
+    for piece in pieces:
+        while len(piece):
+            taken = min(len(piece), rows - filled)
+            buffer[filled : filled + taken] = piece[:taken]
+            piece, filled = piece[taken:], filled + taken
+            if filled == min(rows, depth - start):
+                where: tuple[Any, ...] = (*lead, slice(start, start + filled))
+                array[where] = buffer[:filled]
+                start, filled = start + filled, 0

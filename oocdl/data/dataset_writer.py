@@ -1,0 +1,193 @@
+"""``write``: the items of a PyTorch dataset, or of a loader, as a dataset that ``fit`` reads; one at a time.
+
+Samples are written as arrays that are stacked, a chunk of one sample each. At the first that has another
+shape, those that are written become a group each: their chunks are renamed, not written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from oocdl.data.new_group import CHUNK_BYTES, chunk_shape, new_array, new_group
+from oocdl.errors import DatasetError, InputError
+from oocdl.host.paths import path_of
+from oocdl.report.bytes_bar import BytesBar
+from oocdl.storage.files import remove
+
+Array = npt.NDArray[Any]
+NAMES = ("image", "label")
+
+
+def write(
+    dataset: Any,
+    out: str | Path,
+    *,
+    names: Sequence[str] | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> zarr.Group:
+    """Write the items of a PyTorch ``Dataset`` or ``DataLoader`` as a Zarr group; returns the group.
+
+    Samples of one shape become stacked arrays, sample axis first; of several shapes, a group a sample, with
+    arrays without that axis. Items are read once, in their order; transforms act as the dataset applies
+    them, so random ones are frozen. The group appears whole or not at all.
+
+    Parameters
+    ----------
+    dataset
+        What has ``__getitem__`` and ``__len__``, or can be iterated. An item is a dict, a tuple or one
+        array; tensors, NumPy arrays and numbers are written. Of a ``DataLoader`` each batch is taken apart.
+    out
+        Path of the Zarr group to write.
+    names
+        Names of the arrays: of the members of a tuple (default: image, label), or those to take of a dict
+        (default: all).
+    overwrite
+        Replace what ``convert`` or ``write`` wrote to ``out`` before.
+    progress
+        Show how far it is, on a terminal.
+
+    Raises
+    ------
+    DatasetError for an item that is of other types than the first, no number, or not finite; InputError for
+    names that do not fit; StoreError if something is at ``out``.
+
+    Examples
+    --------
+    >>> oocdl.data.write(torch_dataset, "data.zarr")  # doctest: +SKIP
+    """
+    with new_group(path_of("out", out).expanduser(), overwrite) as (group, told), BytesBar(progress) as bar:
+        writer = _Writer(group, len(dataset) if hasattr(dataset, "__len__") else 0)
+        for number, item in enumerate(_items(dataset)):
+            bar.text = f"item {number}"
+            arrays = {name: _array(number, name, value) for name, value in _named(item, names).items()}
+            writer.add(arrays)
+            bar.add(sum(array.nbytes for array in arrays.values()))
+        if not writer.done:
+            raise DatasetError("the dataset has no items")
+        told |= writer.finish()
+    return zarr.open_group(str(path_of("out", out).expanduser()), mode="r")
+
+
+def _items(dataset: Any) -> Iterator[Any]:
+    """Yield samples; those of a loader that makes batches are taken apart."""
+    if getattr(dataset, "batch_sampler", None) is not None:
+        for batch in dataset:
+            members = batch.items() if isinstance(batch, Mapping) else enumerate(_tuple(batch))
+            columns = dict(members)
+            for row in range(min(map(len, columns.values()))):
+                item = {key: held[row] for key, held in columns.items()}
+                yield item if isinstance(batch, Mapping) else tuple(item.values())
+    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        yield from (dataset[number] for number in range(len(dataset)))
+    else:
+        yield from dataset
+
+
+def _tuple(item: Any) -> tuple[Any, ...]:
+    return tuple(item) if isinstance(item, tuple | list) else (item,)
+
+
+def _named(item: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
+    if isinstance(item, Mapping):
+        lost = [name for name in names or () if name not in item]
+        if lost:
+            raise InputError(f"items have no '{lost[0]}', only {', '.join(map(str, item))}")
+        return {str(name): item[name] for name in (item if names is None else names)}
+    members, given = _tuple(item), NAMES if names is None else tuple(names)
+    if len(members) > len(given) or (names is not None and len(members) < len(given)):
+        raise InputError(f"items have {len(members)} members; pass as many names= as that, got {list(given)}")
+    return dict(zip(given, members, strict=False))
+
+
+def _array(number: int, name: str, value: Any) -> Array:
+    try:
+        found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DatasetError(f"'{name}' of item {number} is no array: {error}") from error
+    if found.dtype.kind not in "biuf":
+        kind = type(value).__name__
+        raise DatasetError(
+            f"'{name}' of item {number} is of type {kind} ({found.dtype}); pass names= without it"
+        )
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise DatasetError(f"'{name}' of item {number} has NaN or an infinite number")
+    return found
+
+
+class _Writer:
+    """Writes samples: stacked as long as they have one shape, then a group each."""
+
+    def __init__(self, group: zarr.Group, expected: int) -> None:
+        self.group, self.root, self.expected, self.done = group, Path(group.store.root), expected, 0  # type: ignore[attr-defined]
+        self.types: dict[str, np.dtype[Any]] = {}
+        self.stacked: dict[str, zarr.Array[Any]] | None = {}
+
+    def add(self, arrays: Mapping[str, Array]) -> None:
+        """Write the next sample. Raises DatasetError if its arrays are others than those before."""
+        types = {name: array.dtype for name, array in arrays.items()}
+        self.types = self.types or types
+        if types != self.types:
+            raise DatasetError(
+                f"item {self.done} has arrays {_told(types)}, those before {_told(self.types)}"
+            )
+        if self.stacked and any(self.stacked[name].shape[1:] != arrays[name].shape for name in arrays):
+            self._take_apart(self.stacked)
+        if self.stacked is None:
+            made = self.group.create_group(_sample(self.done))
+            for name, array in arrays.items():
+                new_array(made, name, array.shape, array.dtype, _chunks(array))[...] = array
+        else:
+            for name, array in arrays.items():
+                self._stack(self.stacked, name, array)
+        self.done += 1
+
+    def _stack(self, stacked: dict[str, zarr.Array[Any]], name: str, array: Array) -> None:
+        if name not in stacked:
+            shape = (max(self.expected, 1), *array.shape)
+            stacked[name] = new_array(self.group, name, shape, array.dtype, (1, *_chunks(array)))
+        if self.done == stacked[name].shape[0]:
+            stacked[name].resize((2 * self.done, *array.shape))
+        stacked[name][self.done] = array
+
+    def _take_apart(self, stacked: Mapping[str, zarr.Array[Any]]) -> None:
+        for number in range(self.done):
+            made = self.group.create_group(_sample(number))
+            for name, array in stacked.items():
+                new_array(made, name, array.shape[1:], array.dtype, array.chunks[1:])
+                chunks = self.root / name / "c" / str(number)
+                if chunks.exists():  # else the array is empty
+                    chunks.rename(self.root / _sample(number) / name / "c")
+        for name in stacked:
+            remove(self.root / name)
+        self.stacked = None
+
+    def finish(self) -> dict[str, Any]:
+        """Cut arrays to their length; returns what the group's attributes are to say."""
+        if self.stacked is None:
+            return {"samples": [_sample(number) for number in range(self.done)]}
+        for array in self.stacked.values():
+            if array.shape[0] != self.done:
+                array.resize((self.done, *array.shape[1:]))
+        return {"arrays": list(self.stacked)}
+
+
+def _chunks(array: Array) -> tuple[int, ...]:
+    if prod(array.shape) * array.itemsize > CHUNK_BYTES:
+        return chunk_shape(array.shape, array.itemsize)
+    return tuple(max(extent, 1) for extent in array.shape)
+
+
+def _sample(number: int) -> str:
+    return f"sample_{number:05d}"
+
+
+def _told(types: Mapping[str, np.dtype[Any]]) -> str:
+    return ", ".join(f"{name} {dtype}" for name, dtype in types.items())

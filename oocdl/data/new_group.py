@@ -1,0 +1,130 @@
+"""A Zarr group that appears whole or not at all, and how its arrays are cut and coded.
+
+It is written beside its place, marked unfinished, and renamed at the end; whatever ends the writing before
+takes it away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from oocdl.errors import StoreError
+from oocdl.storage.files import remove, reporting, sync_all, sync_path, write_text
+from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, group_json
+
+CHUNK_BYTES = 2 << 20
+SMALL_BYTES = 128 << 10
+"""Samples of fewer bytes share a chunk."""
+MARK = "oocdl"
+"""Attribute of a group that was written here, and may be replaced."""
+ENCODERS = 2
+"""Chunks that are encoded at once."""
+
+
+@contextmanager
+def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str, Any]]]:
+    """Yield a group to fill, and a dict for what its attributes are to say under ``MARK``.
+
+    Raises StoreError if something is at ``out``, unless it was written here and ``overwrite`` is set.
+    """
+    _check(out, overwrite)
+    partial = out.with_name(f"{out.name}.partial")
+    if partial.exists() and UNFINISHED not in _attributes(partial):
+        raise StoreError(f"{partial}, where {out} would be written first, is there already; move it away")
+    told: dict[str, Any] = {}
+    try:
+        with reporting(partial), zarr.config.set({"async.concurrency": ENCODERS}):
+            remove(partial)
+            partial.mkdir(parents=True)
+            write_text(partial / "zarr.json", group_json({UNFINISHED: CONVERSION}))
+            yield zarr.open_group(str(partial), mode="r+"), told
+            write_text(partial / "zarr.json", group_json({MARK: told}))
+            sync_all([partial, *partial.rglob("*")])
+            remove(out)
+            partial.rename(out)
+            sync_path(out.absolute().parent)
+    except BaseException:
+        remove(partial)
+        raise
+
+
+def _check(out: Path, overwrite: bool) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    if not overwrite:
+        raise StoreError(f"{out} is there already; choose another place, or overwrite=True (--overwrite)")
+    if not isinstance(_attributes(out).get(MARK), Mapping):
+        raise StoreError(f"{out} was not written by convert or write, so it is not overwritten; move it away")
+
+
+def _attributes(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads((path / "zarr.json").read_text())["attributes"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def new_array(
+    group: zarr.Group, name: str, shape: Sequence[int], dtype: np.dtype[Any], chunks: Sequence[int]
+) -> zarr.Array[Any]:
+    """Make an array whose chunks are compressed by zstd and have checksums; every chunk is stored."""
+    coders = [BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"), Crc32cCodec()]
+    return group.create_array(
+        name,
+        shape=tuple(shape),
+        dtype=dtype.newbyteorder("="),
+        chunks=tuple(chunks),
+        compressors=coders,
+        fill_value=0,
+        config={"write_empty_chunks": True},
+    )
+
+
+def even(extent: int, most: int) -> int:
+    """Return the size of chunks of at most ``most`` that cut an extent into about equal ones.
+
+    >>> even(181, 96), even(512, 80), even(64, 96)
+    (91, 74, 64)
+    """
+    return -(-extent // -(-extent // max(1, most))) if extent else 1
+
+
+def chunk_shape(shape: Sequence[int], itemsize: int, most_depth: int | None = None) -> tuple[int, ...]:
+    """Return near-cubic chunks of about ``CHUNK_BYTES`` over the last three axes; 1 along those before.
+
+    ``most_depth`` limits the first of the three.
+
+    >>> chunk_shape((1, 181, 217, 181), 4), chunk_shape((1, 64, 4096, 4096), 2, 4)
+    ((1, 61, 73, 91), (1, 4, 512, 512))
+    """
+    lead, left, elements = len(shape) - min(len(shape), 3), list(shape)[-3:], CHUNK_BYTES // itemsize
+    found: dict[int, int] = {}
+    if most_depth is not None:
+        found[0] = even(left[0], min(most_depth, round(elements ** (1 / 3))))
+    for axis in sorted(set(range(len(left))) - set(found), key=lambda axis: left[axis]):
+        edge = (elements / prod(found.values())) ** (1 / (len(left) - len(found)))
+        found[axis] = even(left[axis], int(edge + 1e-6))
+    return (*[1] * lead, *(found[axis] for axis in range(len(left))))
+
+
+def stacked_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return chunks of an array whose first axis is that of samples: a part of one, or a few small ones.
+
+    >>> stacked_chunks((1000, 1, 28, 28), 4), stacked_chunks((3, 2, 128, 128, 128), 4)
+    ((40, 1, 28, 28), (1, 1, 64, 64, 128))
+    """
+    sample = shape[1:]
+    nbytes = prod(sample) * itemsize
+    if nbytes > CHUNK_BYTES:
+        return (1, *chunk_shape(sample, itemsize))
+    return (even(shape[0], SMALL_BYTES // max(nbytes, 1)), *(max(extent, 1) for extent in sample))

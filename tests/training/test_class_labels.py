@@ -1,0 +1,157 @@
+"""``predict(argmax=True, nifti=...)``: classes of voxels as logits are computed, and volumes of them."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import zarr
+
+import oocdl
+from oocdl.cli.zoo import write_unet3d
+from oocdl.data.label_volumes import write_labels
+from oocdl.errors import DatasetError, InputError
+from oocdl.graph.ir.index import as_slices
+from oocdl.training.prediction.class_labels import ClassLabels, labels_of
+from oocdl.training.prediction.outputs import Canvas
+from oocdl.training.prediction.predictions import Output
+from tests.kit import nets
+from tests.kit.commands import run as call
+from tests.kit.nifti import AFFINE
+from tests.kit.settings import QUICK
+
+SHAPE = (2, 1, 12, 8, 16)
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_pieces_of_classes_come_in_any_order(tmp_path: Path, order: int) -> None:
+    """Also where many logits are equal, or all are infinite, and over what a killed call has left."""
+    random = np.random.default_rng(order)
+    logits = random.integers(-1, 2, (3, 5, 4, 6)).astype("f4")
+    logits[0, :, 0] = -np.inf
+    logits[1, :3, 1] = -np.inf
+    labels = zarr.create_array(zarr.storage.MemoryStore(), data=random.integers(0, 5, (3, 4, 6)).astype("u1"))
+    taker = ClassLabels(5, tmp_path)
+    for rows in ((0, 1), (2,)):
+        places = [(labels, ((row, row + 1),), (0, 0)) for row in rows]
+        canvas = Canvas(places, (len(rows), *labels.shape[1:]), labels.dtype)
+        cuts = [((0, len(rows)),), ((0, 2), (2, 3), (3, 5)), ((0, 3), (3, 4)), ((0, 6),)]
+        regions = list(itertools.product(*cuts))
+        for at in random.permutation(len(regions)):
+            taker.put(canvas, regions[at], rows, logits[list(rows)][as_slices(regions[at])])
+    assert (labels[...] == logits.argmax(1)).all() and not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Run:
+    """A run beside its data, whose samples have names and places."""
+    folder = tmp_path_factory.mktemp("labels")
+    random = np.random.default_rng(0)
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    group.create_array("image", data=random.normal(size=SHAPE).astype("f4"), chunks=(1, *SHAPE[1:]))
+    group.create_array("logits", data=random.integers(0, 3, (2, *SHAPE[2:])), chunks=(1, *SHAPE[2:]))
+    turned = AFFINE @ np.diag([1, -1, 1, 1])
+    group.attrs.update({"oocdl": {"samples": ["one", "two"]}, "affine": [AFFINE.tolist(), turned.tolist()]})
+    model = write_unet3d(folder / "unet.onnx", classes=3, base=2, depth=1)
+    return oocdl.fit(model, group, workdir=folder / "run", **{**QUICK, "steps": 1})
+
+
+def test_labels_and_volumes_are_the_argmax_of_logits(
+    run: oocdl.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = run.path.parent / "data.zarr"
+    wanted = run.predict(data, tmp_path / "logits.zarr")["logits"][...].argmax(1)  # type: ignore[index, union-attr]
+    code, said, _ = call(capsys, "predict", run.path, data, "--argmax", "--nifti", tmp_path / "n")
+    assert code == 0 and "n/labels.zarr/logits: 2 × 12 × 8 × 16 uint8" in said
+    assert (zarr.open_group(tmp_path / "n/labels.zarr")["logits"][...] == wanted).all()  # type: ignore[index]
+    assert sorted(path.name for path in (tmp_path / "n").iterdir()) == [
+        "labels.zarr",
+        "one.nii.gz",
+        "two.nii.gz",
+    ]
+    for row, name in enumerate(("one", "two")):
+        image: Any = nib.load(tmp_path / f"n/{name}.nii.gz")
+        assert (np.asarray(image.dataobj) == wanted[row].T).all() and image.get_data_dtype() == np.uint8
+        assert np.allclose(image.affine, AFFINE @ np.diag([1, 1 - 2 * row, 1, 1]), 0, 1e-6)
+
+
+def test_a_dataset_that_says_no_names_is_numbered(run: oocdl.Run, tmp_path: Path) -> None:
+    images = np.zeros((11, *SHAPE[1:]), "f4")
+    run.predict({"image": images}, tmp_path / "out.zarr", argmax=True, nifti=tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.gz")) == [
+        f"sample_{n:02d}.nii.gz" for n in range(11)
+    ]
+    assert (nib.load(tmp_path / "sample_00.nii.gz").affine == np.eye(4)).all()  # type: ignore[attr-defined]
+
+
+def test_labels_go_back_to_the_grid_before_resampling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oocdl.data.label_volumes.PIECE_BYTES", 3 * 4 * 5)
+    labels = np.random.default_rng(0).integers(0, 9, (7, 4, 5)).astype("u1")
+    before = {"shape": [5, 9, 11], "affine": AFFINE.tolist()}
+    told = {"affine": np.eye(4).tolist(), "codes": [1, 4], "original": before}
+    seen: list[tuple[int, int]] = []
+
+    def planes(start: int, stop: int) -> Any:
+        seen.append((start, stop))
+        return labels[start:stop]
+
+    path = write_labels(tmp_path, "case", told, labels.shape, labels.dtype, planes)
+    index = [
+        ((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(labels.shape, (5, 9, 11), strict=True)
+    ]
+    image: Any = nib.load(path)
+    assert np.array_equal(labels[np.ix_(*index)].T, image.dataobj) and seen == [(0, 3), (3, 6), (6, 7)]
+    assert np.allclose(image.affine, AFFINE, 0, 1e-6) and image.header["sform_code"] == 4
+    assert image.header.get_xyzt_units()[0] == "mm" and list(tmp_path.iterdir()) == [path]
+    again = write_labels(tmp_path, "again", told, labels.shape, labels.dtype, planes)
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_a_volume_that_fails_half_way_is_not_there(tmp_path: Path) -> None:
+    def planes(start: int, stop: int) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_labels(tmp_path, "a", {}, (3, 4, 5), np.dtype("u1"), planes)
+    with pytest.raises(DatasetError, match="sample 'a' say no place in space"):
+        write_labels(tmp_path, "a", {"affine": [1, 2]}, (3, 4, 5), np.dtype("u1"), planes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_has_no_classes_is_refused_before_anything_is_written(run: oocdl.Run, tmp_path: Path) -> None:
+    data = run.path.parent / "data.zarr"
+    for options in ({}, {"nifti": tmp_path / "n"}, {"out": tmp_path / "o", "nifti": tmp_path / "n"}):
+        with pytest.raises(InputError, match=r"out=, a Zarr group to write, or argmax=True and nifti="):
+            run.predict(data, **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"output 'y' has the shape \[2, 1, 4\]; .*threshold"):
+        labels_of(Output("y", (2, 1, 4), "float32", (1, 1, 4)))
+    assert labels_of(Output("y", (2, 300, 4), "float32", (1, 300, 4))) == Output(
+        "y", (2, 4), "uint16", (1, 4)
+    )
+    flat = oocdl.fit(
+        nets.write_mlp(tmp_path / "mlp.onnx"),
+        nets.vectors(),
+        workdir=tmp_path / "run",
+        **{**QUICK, "steps": 1},
+    )
+    with pytest.raises(InputError, match=r"nifti= takes one output of three spatial axes; .* 'y' \[10\]"):
+        flat.predict(nets.vectors(), argmax=True, nifti=tmp_path / "n")
+    assert not (tmp_path / "n").exists()
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"affine": [[1]]}, *({"oocdl": {"samples": names}} for names in (["a"], ["a", "a"], ["a", "../b"]))],
+)
+def test_odd_attributes_are_refused(run: oocdl.Run, tmp_path: Path, attributes: dict[str, Any]) -> None:
+    group = zarr.open_group(tmp_path / "d.zarr", mode="w", attributes=attributes)
+    group.create_array("image", data=np.zeros(SHAPE, "f4"))
+    with pytest.raises(DatasetError, match="d.zarr has 2 samples"):
+        run.predict(group, argmax=True, nifti=tmp_path / "n")
+    assert not (tmp_path / "n").exists()
