@@ -21,13 +21,14 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
-from oocdl.planning.passes import FIRST, MAIN, NEXT, RAGGED, VALIDATION, Course, base_of
+from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, base_of
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
 from oocdl.report.figure import figure_of, picture_path, written
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
+from oocdl.report.size_view import size_sheet
 from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import counted, mib
@@ -98,11 +99,6 @@ class Plan:
     def trained(self) -> Trained:
         """The parts of the model that are trained, and why, with remarks on anything that looks wrong."""
         return self.compiled.imported.trained
-
-    @property
-    def ragged(self) -> CompiledPass | None:
-        """The pass over the smaller last batch of an epoch; None if there is none."""
-        return self.kinds.get(RAGGED)
 
     @property
     def passes(self) -> tuple[PassPlan, ...]:
@@ -384,7 +380,8 @@ class Plan:
         layers = self.table(every)
         grouped = [f"layers are grouped by blocks; --all, or text(every=True), has all {len(self.layers)}"]
         more = grouped if len(layers.rows) < len(self.layers) else []
-        return [trained_text(self.trained), layers, *more, self.budget_table(), self.summary()]
+        sizes = [size_sheet(self.course, self.kinds, self.sizes)] if self.sizes else []
+        return [trained_text(self.trained), layers, *more, *sizes, self.budget_table(), self.summary()]
 
     def __repr__(self) -> str:
         settings, model = self.settings, shortened(printable(self.model), 60)

@@ -64,7 +64,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Job]:
 
 def check_traffic(run: oocdl.Run) -> None:
     """Units moved the bytes that the plan says; what is counted never exceeded the tier."""
-    plan, ragged = run.plan, run.plan.ragged
+    plan, ragged = run.plan, run.plan.kinds.get("ragged")
     assert ragged is not None
     for row, planned in zip(run.history, (plan, ragged.plan, plan), strict=True):
         assert row["unit_read_bytes"] == planned.read_bytes
