@@ -22,7 +22,11 @@ from oocdl.dashboard.samples import MOST_CLASSES, dice_of, space_of, strides_of
 from oocdl.errors import InputError, OocdlError
 from oocdl.host.limits import available
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.storage.dataset.sample_stack import MARK, own_sized
 from oocdl.training.trainer import open as open_run
+
+SAMPLE = "sample"
+"""Name of the one sample."""
 
 
 def predict(run: Path, number: int, out: Path) -> None:
@@ -35,30 +39,29 @@ def predict(run: Path, number: int, out: Path) -> None:
         warnings.simplefilter("ignore")  # of the spill's place
         one = _one_sample(Path(folder) / "one.zarr", facts, dataset, number)
         found = open_run(run).predict(one, Path(folder) / "out.zarr", memory=memory)
-        for name, array in sorted(found.arrays()):
-            axes = space_of(array.shape[2:], True)
+        for name, array in sorted(found[SAMPLE].arrays()):  # type: ignore[union-attr]
+            axes = space_of(array.shape[1:], True)
             if axes is not None:
-                labels, dice = _classes(array, _target_of(facts, dataset, axes), number)
+                labels, dice = _classes(array, _target_of(facts, dataset, number, axes), number)
                 np.savez(out, labels=labels, classes=list(dice), dice=list(dice.values()), name=str(name))
                 return
     raise InputError("the network predicts no image and no volume")
 
 
 def _one_sample(path: Path, facts: RunFacts, dataset: Dataset, number: int) -> Path:
-    """Write what the network reads of a sample as a dataset of its own."""
-    group = zarr.open_group(str(path), mode="w")
-    for role, name in facts.images:
-        if role == "input" and name not in group:
-            array = dataset.arrays[name]
-            box = ((number, number + 1), *((0, extent) for extent in array.shape[1:]))
-            group.create_array(name, data=array.read(box))
+    """Write what the network reads of a sample as a dataset of its own, of whatever size it is."""
+    group = zarr.open_group(str(path), mode="w", attributes={MARK: {"samples": [SAMPLE]}})
+    for name in dict.fromkeys(name for role, name in facts.images if role == "input"):
+        array = own_sized(dataset.arrays[name], number)
+        box = ((number, number + 1), *((0, extent) for extent in array.shape[1:]))
+        group.create_array(f"{SAMPLE}/{name}", data=array.read(box)[0])
     return path
 
 
-def _target_of(facts: RunFacts, dataset: Dataset, axes: tuple[int, ...]) -> Any:
+def _target_of(facts: RunFacts, dataset: Dataset, number: int, axes: tuple[int, ...]) -> Any:
     """The array of classes that an output of these extents is compared with; None if there is none."""
     for role, name in facts.images:
-        array = dataset.arrays[name]
+        array = own_sized(dataset.arrays[name], number)
         if role == "target" and np.issubdtype(array.dtype, np.integer) and array.shape[-len(axes) :] == axes:
             return array
     return None
@@ -66,13 +69,13 @@ def _target_of(facts: RunFacts, dataset: Dataset, axes: tuple[int, ...]) -> Any:
 
 def _classes(array: Any, target: Any, number: int) -> tuple[np.ndarray, dict[int, float]]:
     """The class of each voxel, thinned, and Dice of all of them, a slab after the other."""
-    axes, strides = array.shape[2:], strides_of(array.shape[2:])
-    slab = array.chunks[2]
+    axes, strides = array.shape[1:], strides_of(array.shape[1:])
+    slab = array.chunks[1]
     counts = {name: np.zeros(MOST_CLASSES, np.int64) for name in ("both", "target", "predicted")}
     parts = []
     for low in range(0, axes[0], slab):
         high = min(low + slab, axes[0])
-        logits = np.asarray(array[0, :, low:high])
+        logits = np.asarray(array[:, low:high])
         found = logits.argmax(axis=0) if logits.shape[0] > 1 else (logits[0] > 0).astype(np.int64)
         if target is not None:
             lead = [(0, 1)] * (len(target.shape) - 1 - len(axes))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from oocdl.dashboard.facts import RunFacts
 from oocdl.runtime.inputs import READ_CHUNKS, read_blocks
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
+from oocdl.storage.dataset.sample_stack import own_sized
 from oocdl.storage.run.run_store import RunStore
 
 MOST_BYTES = 512 << 20
@@ -91,7 +92,7 @@ def read_sample(
     """
     pictures: list[Picture] = []
     for role, name in images:
-        array = dataset.arrays[name]
+        array = own_sized(dataset.arrays[name], sample)
         is_labels = role == "target" and bool(np.issubdtype(array.dtype, np.integer))
         axes = space_of(array.shape[1:], is_labels)
         if axes is None or len(pictures) == MOST_PICTURES:

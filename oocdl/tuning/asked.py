@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, WarmUp
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.passes import Course
+from oocdl.planning.sizes import sized
 from oocdl.space import IntUniform
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.identity import compare, identity
@@ -62,13 +63,14 @@ class Asked:
         """Return the settings of a trial in the first rung. Raises InputError."""
         return make_settings(**self.fit_options(values), **self.length)
 
-    def total_steps(self, samples: int, values: Mapping[str, Any], rung: int) -> int:
+    def total_steps(self, data: Data, values: Mapping[str, Any], rung: int) -> int:
         """Return the total of steps that a trial trains to in a rung."""
-        return int(Course(samples, self.settings(values)).total_steps * self.eta**rung)
+        course = Course(data.samples, self.settings(values), labels=data.labels)
+        return int(course.total_steps * self.eta**rung)
 
-    def check_schedule(self, samples: int, values: Mapping[str, Any]) -> None:
+    def check_schedule(self, data: Data, values: Mapping[str, Any]) -> None:
         """Raise InputError if a trial's learning rate ends before its last rung does."""
-        rate, last = self.settings(values).optimizer.lr, self.total_steps(samples, values, self.rungs - 1)
+        rate, last = self.settings(values).optimizer.lr, self.total_steps(data, values, self.rungs - 1)
         while isinstance(rate, WarmUp):
             rate = rate.after
         if isinstance(rate, Cosine | Polynomial | OneCycle) and self.rungs > 1 and (rate.steps or 0) < last:
@@ -159,6 +161,8 @@ class Data:
     dataset: Dataset
     validation: Dataset | None
     samples: int
+    labels: Sequence[str]
+    """The label of each sample's size; empty where all have one size."""
 
     def facts(self) -> dict[str, Any]:
         """Return what tells them from others, as plain data."""
@@ -191,15 +195,19 @@ def opened(asked: Asked, model: Path, dataset: Any) -> Data:
     first = next(values for _, values in corners(asked.space))
     settings = asked.settings(first)
     data = open_dataset(dataset, settings.allow_missing_chunks)
-    binding = bind(inspect_onnx(model), data, settings)
+    network = inspect_onnx(model)
+    binding = bind(network, data, settings)
     _check_metric(asked.measure.metric, binding)
     validation = None
     if asked.measure.validation is not None:
         validation = open_dataset(asked.measure.validation, settings.allow_missing_chunks)
         validation = validation.only(binding.used)
+    data, samples = data.only(binding.used), binding.samples
+    labels = sized(network, data, binding, settings, range(samples)).labels
+    found = Data(model, data, validation, samples, labels)
     for _, values in corners(asked.space):
-        asked.check_schedule(binding.samples, values)
-    return Data(model, data.only(binding.used), validation, binding.samples)
+        asked.check_schedule(found, values)
+    return found
 
 
 def _check_metric(metric: Any, binding: Binding) -> None:

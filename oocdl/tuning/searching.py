@@ -184,12 +184,12 @@ class Searching:
     def _task(self, number: int, rung: int) -> Task:
         asked, data = self.asked, self.data
         values, measure = asked.values(self.study.trials[number].params), asked.measure
-        asked.check_schedule(data.samples, values)
+        asked.check_schedule(data, values)
         memory_bytes, threads = self.share
         return Task(
             trial=number,
             rung=rung,
-            steps=asked.total_steps(data.samples, values, rung),
+            steps=asked.total_steps(data, values, rung),
             run=self.study.run_of(number),
             model=data.model,
             dataset=data.dataset.spec(),

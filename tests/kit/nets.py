@@ -151,6 +151,19 @@ def write_data(path: Path, arrays: Mapping[str, Array], chunks: int = 1) -> Path
     return path
 
 
+def write_samples(path: Path, shapes: Sequence[tuple[int, ...]], seed: int = 0, classes: int = 2) -> Path:
+    """Write a dataset with a group for each sample: volumes "x" of one channel and classes "y"."""
+    random, group = np.random.default_rng(seed), zarr.open_group(str(path), mode="w")
+    names = [f"case_{number:03}" for number in range(len(shapes))]
+    for name, shape in zip(names, shapes, strict=True):
+        x = random.normal(size=(1, *shape)).astype("float32")
+        y = np.minimum((x[0] > 0.3) + (random.uniform(size=shape) > 0.8), classes - 1).astype("uint8")
+        for key, data in (("x", x), ("y", y)):
+            group.create_array(f"{name}/{key}", data=data, chunks=(4,) * data.ndim)
+    group.attrs["oocdl"] = {"samples": names}
+    return path
+
+
 def vectors(samples: int = 10, seed: int = 3) -> dict[str, Array]:
     """Data for ``write_mlp``: "x" and labels "y" of 3 classes."""
     x = np.random.default_rng(seed).normal(size=(samples, 6)).astype("f4")

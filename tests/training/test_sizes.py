@@ -14,6 +14,9 @@ import zarr
 from torch import Tensor
 
 import oocdl
+from oocdl.cli.predict_sample import predict
+from oocdl.dashboard.facts import facts_of
+from oocdl.dashboard.samples import read_whole
 from oocdl.errors import DatasetError, InputError
 from oocdl.events import StepDone
 from oocdl.optim import SGD
@@ -28,19 +31,11 @@ EXACT: dict[str, Any] = {**settings.EXACT, "optimizer": SGD(lr=0.05, momentum=0.
 Samples = list[tuple[np.ndarray, np.ndarray]]
 
 
-def write(path: Path, shapes: Sequence[tuple[int, ...]], seed: int = 0, classes: int = 3) -> Samples:
+def write(path: Path, shapes: Sequence[tuple[int, ...]], seed: int = 0) -> Samples:
     """A dataset with a group a sample; returns its content."""
-    random = np.random.default_rng(seed)
-    group = zarr.open_group(str(path), mode="w")
-    names, found = [f"case_{number:03}" for number in range(len(shapes))], []
-    for name, shape in zip(names, shapes, strict=True):
-        x = random.normal(size=(1, *shape)).astype("float32")
-        y = ((x[0] > 0.3) + (random.uniform(size=shape) > 0.8)).astype("uint8")
-        for key, data in (("x", x), ("y", np.minimum(y, classes - 1))):
-            group.create_array(f"{name}/{key}", data=data, chunks=(4,) * data.ndim)
-        found.append((x, y))
-    group.attrs["oocdl"] = {"samples": names}
-    return found
+    group = zarr.open_group(str(nets.write_samples(path, shapes, seed, classes=3)), mode="r")
+    names = group.attrs["oocdl"]["samples"]  # type: ignore[index,call-overload]
+    return [(np.asarray(group[f"{name}/x"]), np.asarray(group[f"{name}/y"])) for name in names]
 
 
 def padded(samples: Samples, row: int, step: int = 2) -> tuple[Tensor, Tensor]:
@@ -312,3 +307,33 @@ def test_the_plan_shows_every_size(net: Path, data: tuple[Path, Samples]) -> Non
     assert "10x8x10" in str(plan)
     wider = oocdl.plan(net, data[0], pad_to_multiple_of=16, **EXACT)
     assert list(wider.sizes) == ["main"]
+
+
+def test_a_search_counts_batches_of_each_size(net: Path, data: tuple[Path, Samples], tmp_path: Path) -> None:
+    options = {**EXACT, "batch_size": 2, "epochs": 1, "memory": "1GiB"}
+    found = oocdl.search(
+        net, data[0], space={"accumulate": [1, 2]}, trials=2, rungs=1, workdir=tmp_path / "s", **options
+    )
+    assert sorted((row["accumulate"], row["steps"]) for row in found.table) == [(1, 3), (2, 2)]
+
+
+def test_pages_show_samples_as_they_are(
+    data: tuple[Path, Samples], trained: oocdl.Run, tmp_path: Path
+) -> None:
+    facts = facts_of(trained.plan, str(trained.path), 2, 0.0)
+    assert facts.images == [("input", "x"), ("target", "y")]
+    for row in (0, 2):
+        found = read_whole(facts, 1, row)
+        assert found is not None
+        assert [picture.pixels.shape for picture in found.pictures] == [SHAPES[row]] * 2
+        np.testing.assert_array_equal(found.pictures[1].pixels, data[1][row][1])
+    predict(trained.path, 2, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as made:
+        expected = outputs_of(trained, data[1])[2].argmax(0)
+        np.testing.assert_array_equal(made["labels"], expected)
+        truth = data[1][2][1]
+        dice = [
+            2 * ((expected == c) & (truth == c)).sum() / ((expected == c).sum() + (truth == c).sum())
+            for c in made["classes"]
+        ]
+        np.testing.assert_allclose(made["dice"], dice)

@@ -167,6 +167,12 @@ def viewed(array: DataArray, name: str, space: Shape, pad: int) -> DataArray:
     )
 
 
+def own_sized(array: DataArray, row: int) -> DataArray:
+    """See an array whose samples differ in size with the size of one of them; others as they are."""
+    members = members_of(array)
+    return viewed(array, array.name, members[row].shape, 0) if members else array
+
+
 def named_samples(group: zarr.Group, where: str) -> list[str]:
     """Return the names of a group's samples, in order; none if its samples are not groups.
 

@@ -122,3 +122,18 @@ def test_what_goes_by_way_of_others_makes_the_bits_of_one(
     where = {**made.homes, **placed.worker_of}
     passed_on = [item for one in made.bundles for item in one.items if where[item] != one.sender]
     assert {item in made.homes for item in passed_on} == {True, False}
+
+
+def test_samples_of_different_sizes_make_the_same_bits(client: Client, tmp_path: Path) -> None:
+    """Volumes of three sizes, accumulated, with validations: plans of several sizes on two processes."""
+    model = nets.write_conv(tmp_path / "conv.onnx", channels=8, layers=2)
+    data = nets.write_samples(tmp_path / "data.zarr", [(8, 6, 6), (10, 6, 6), (8, 6, 6), (6, 6, 6)])
+    options = {**OPTIONS, "accumulate": 2, "epochs": 2, "steps": None, "validation": [3], "metrics": "dice"}
+    there = oocdl.fit(model, data, workdir=tmp_path / "there", client=client, **options)
+    here = oocdl.fit(model, data, workdir=tmp_path / "here", plan=there.plan, **options)
+    assert nets.files_of(there) == nets.files_of(here)
+    names = ("loss", "val_loss", "val_dice")
+    assert [[row.get(n) for n in names] for row in there.history] == [
+        [row.get(n) for n in names] for row in here.history
+    ]
+    assert "first@8x6x6" in there.plan.kinds and list(there.plan.validation) == ["validation@6x6x6"]
