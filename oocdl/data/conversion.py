@@ -18,7 +18,7 @@ import zarr
 from oocdl.config import parse_bytes
 from oocdl.data import stacked
 from oocdl.data.cases import Cases, find_cases
-from oocdl.data.new_group import chunk_shape, new_array, new_group
+from oocdl.data.new_group import chunk_shape, new_array, new_group, write_region
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
 from oocdl.data.volume_samples import Sample, Samples, read_samples, values
@@ -28,7 +28,7 @@ from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
 
 Array = npt.NDArray[Any]
-CODING_BYTES = 32 << 20
+CODING_BYTES = 24 << 20
 """What encoding chunks, and a stream that is decompressed, take at most."""
 PIECE_COPIES = 6
 """Copies of a piece, as float64, that are made on its way."""
@@ -195,6 +195,6 @@ def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable
             buffer[filled : filled + taken] = piece[:taken]
             piece, filled = piece[taken:], filled + taken
             if filled == min(rows, depth - start):
-                where: tuple[Any, ...] = (*lead, slice(start, start + filled))
-                array[where] = buffer[:filled]
+                slab = buffer[:filled].reshape((*[1] * len(lead), filled, height, width))
+                write_region(array, (*lead, start, 0, 0), slab)
                 start, filled = start + filled, 0

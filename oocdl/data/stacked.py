@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.data.new_group import new_array, stacked_chunks
+from oocdl.data.new_group import new_array, stacked_chunks, write_region
 from oocdl.errors import DatasetError
-from oocdl.graph.ir.index import Region, as_slices
+from oocdl.graph.ir.index import Region
 from oocdl.report.bytes_bar import BytesBar
 from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, open_dataset
 
@@ -45,7 +45,7 @@ def copy(source: Path, group: zarr.Group, beside: Path, bar: BytesBar) -> list[s
             block = array.read(region)
             if block.dtype.kind == "f" and not np.isfinite(block).all():
                 raise DatasetError(f"{array.label} has NaN or an infinite number within {region}; replace it")
-            made[as_slices(region)] = block
+            write_region(made, [start for start, _ in region], block)
             bar.add(block.nbytes)
     for path in beside.glob("*.npy"):
         path.unlink()

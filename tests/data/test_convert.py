@@ -23,9 +23,10 @@ import oocdl
 from oocdl.data import conversion, convert
 from oocdl.data.nifti import read_header
 from oocdl.data.resampling import resample
-from oocdl.errors import BudgetError, DatasetError, StoreError
+from oocdl.errors import BudgetError, DatasetError, InUseError, StoreError
 from oocdl.host.limits import anonymous_bytes, most_taken_bytes
 from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.storage.run.lock import RunLock
 from tests.kit.commands import run
 from tests.kit.nifti import AFFINE, CLASSES, labels, nnunet, save, volume
 
@@ -244,8 +245,15 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
     assert (
         died.returncode == -signal.SIGKILL and not out.exists() and (tmp_path / "out.zarr.partial").is_dir()
     )
+    lock = RunLock(tmp_path / "out.zarr.partial/LOCK")  # of a process that lives
+    with pytest.raises(InUseError, match="out.zarr.partial is in use by pid"):
+        convert(source, out)
+    lock.release()
     assert (read(convert(source, out), "x/image")[0] == volume().T).all()
-    assert not (tmp_path / "out.zarr.partial").exists()
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"] and sorted(os.listdir(out)) == [
+        "x",
+        "zarr.json",
+    ]
     with pytest.raises(StoreError, match="out.zarr is there already; .*--overwrite"):
         convert(source, out)
     convert(source, out, overwrite=True)
@@ -253,7 +261,7 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
     with pytest.raises(StoreError, match="mine.zarr was not written by convert"):
         convert(source, tmp_path / "mine.zarr", overwrite=True)
     shutil.rmtree(out)
-    (tmp_path / "out.zarr.partial").mkdir()
+    (tmp_path / "out.zarr.partial/mine").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"out.zarr.partial, where .* is there already"):
         convert(source, out)
 
