@@ -257,6 +257,10 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
     with pytest.raises(StoreError, match="out.zarr is there already; .*--overwrite"):
         convert(source, out)
     convert(source, out, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"]
+    (tmp_path / "out.zarr.replaced").mkdir()
+    with pytest.raises(StoreError, match="out.zarr.replaced is what .* was before a call that was killed"):
+        convert(source, out, overwrite=True)
     (tmp_path / "mine.zarr").mkdir()
     with pytest.raises(StoreError, match="mine.zarr was not written by convert"):
         convert(source, tmp_path / "mine.zarr", overwrite=True)
@@ -264,6 +268,19 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
     (tmp_path / "out.zarr.partial/mine").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"out.zarr.partial, where .* is there already"):
         convert(source, out)
+
+
+def test_a_signal_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
+    save(tmp_path / "x.nii", volume())
+    code = (
+        "import os\nfrom oocdl.cli import app\nfrom oocdl.data import conversion\n"
+        "real = conversion.write_region\n"
+        "conversion.write_region = lambda *given: (real(*given), os.kill(os.getpid(), 15))\n"
+        "app.main(['convert', 'x.nii', 'out.zarr'])"
+    )
+    died = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (died.returncode, died.stderr) == (143, "oocdl: stopped by SIGTERM; nothing was changed\n")
+    assert os.listdir(tmp_path) == ["x.nii"]
 
 
 def test_the_command_says_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,11 @@ WHERE = "the arrays given"
 class GivenArrays(dict[str, Array]):
     """Arrays by name, that no other process is sent."""
 
+    def __repr__(self) -> str:
+        return f"arrays {sorted(self)}"
+
     def __reduce__(self) -> NoReturn:
+        """Raise DatasetError: who is about to send them calls it first."""
         raise DatasetError(
             "arrays in memory are read by this process alone; for a client, write them to Zarr: "
             "oocdl.data.convert('arrays.npz', 'data.zarr')"

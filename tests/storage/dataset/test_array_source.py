@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import oocdl
+from oocdl.config import make_settings
 from oocdl.errors import DatasetError, InputError
 from oocdl.storage.dataset import array_source
 from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.training.job import job_of
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -85,8 +87,12 @@ def test_what_is_no_such_array_is_refused(given: Mapping[Any, Any], message: str
         open_dataset(given)
 
 
-def test_no_other_process_is_sent_the_arrays() -> None:
+def test_no_other_process_is_sent_the_arrays(tmp_path: Path) -> None:
+    data = open_dataset(nets.vectors())
+    assert len(repr(data.spec())) < 200
     with pytest.raises(DatasetError, match="read by this process alone; for a client, write them to Zarr"):
-        pickle.dumps(open_dataset(nets.vectors()).spec())
+        pickle.dumps(data.spec())
+    with pytest.raises(DatasetError, match="read by this process alone"):
+        job_of(nets.write_mlp(tmp_path / "m.onnx"), data, make_settings(), lambda: pytest.fail("too late"))
     with pytest.raises(DatasetError, match=r"have no array 'z'; they are \['x', 'y'\]"):
         open_dataset(nets.vectors(), names=["z"])
