@@ -18,7 +18,7 @@ import zarr
 from oocdl.config import parse_bytes
 from oocdl.data import stacked
 from oocdl.data.cases import Cases, find_cases
-from oocdl.data.new_group import chunk_shape, new_array, new_group, write_region
+from oocdl.data.new_group import MARK, chunk_shape, new_array, new_group, write_region
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
 from oocdl.data.volume_samples import Sample, Samples, read_samples, values
@@ -91,7 +91,7 @@ def convert(
                 f"{place} holds arrays, which have neither a spacing nor a split: leave them out"
             )
         with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
-            told["arrays"] = stacked.copy(place, group, target.with_name(f"{target.name}.partial"), bar)
+            told |= stacked.copy(place, group, target.with_name(f"{target.name}.partial"), bar)
     else:
         cases = find_cases(place, split)
         steps = None if spacing is None else _spacing(spacing)
@@ -102,9 +102,10 @@ def convert(
             for number, plan in enumerate(plans, 1):
                 bar.text = f"{plan.sample.name} ({number} of {len(plans)})"
                 _write(group.create_group(plan.sample.name), plan, samples, cases, bar)
-            told |= {"samples": [plan.sample.name for plan in plans]}
-            told |= {"channels": list(cases.channels)} if cases.channels else {}
-            told |= {} if cases.classes is None else {"classes": dict(cases.classes)}
+            facts: dict[str, Any] = {"samples": [plan.sample.name for plan in plans]}
+            facts |= {"channels": list(cases.channels)} if cases.channels else {}
+            facts |= {} if cases.classes is None else {"classes": dict(cases.classes)}
+            told[MARK] = facts
     return zarr.open_group(str(target), mode="r")
 
 
@@ -131,10 +132,9 @@ def _planned(sample: Sample, samples: Samples, spacing: Sequence[float] | None, 
     room = budget_bytes - anonymous_bytes() - CODING_BYTES
     most = max(samples.image.itemsize, 0 if samples.label is None else samples.label.itemsize)
     plane_bytes = shape[1] * shape[2] * most
-    pieces = max(
-        max(PIECE_BYTES // volume.stored.itemsize, math.prod(volume.shape[1:])) for volume in sample.volumes
-    )
-    piece_bytes = max(pieces, shape[1] * shape[2] if spacing else 0) * 8 * PIECE_COPIES
+    before = first.shape[1] * first.shape[2]
+    rows = max(1, PIECE_BYTES // (before * min(volume.stored.itemsize for volume in sample.volumes)))
+    piece_bytes = rows * max(before, shape[1] * shape[2]) * 8 * PIECE_COPIES
     depth = (room - piece_bytes) // plane_bytes
     if depth < 1:
         need = -(-(budget_bytes - room + piece_bytes + plane_bytes) >> 20)

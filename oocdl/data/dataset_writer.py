@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from oocdl.data.new_group import CHUNK_BYTES, chunk_shape, new_array, new_group, write_region
+from oocdl.data.new_group import CHUNK_BYTES, MARK, chunk_shape, new_array, new_group, write_region
 from oocdl.errors import DatasetError, InputError
 from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
@@ -72,7 +72,7 @@ def write(
             bar.add(sum(array.nbytes for array in arrays.values()))
         if not writer.done:
             raise DatasetError("the dataset has no items")
-        told |= writer.finish()
+        told[MARK] = writer.finish()
     return zarr.open_group(str(path_of("out", out).expanduser()), mode="r")
 
 
@@ -177,7 +177,7 @@ class _Writer:
         for array in self.stacked.values():
             if array.shape[0] != self.done:
                 array.resize((self.done, *array.shape[1:]))
-        return {"arrays": list(self.stacked)}
+        return {}
 
 
 def _chunks(array: Array) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ LEVEL = 3
 
 @contextmanager
 def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str, Any]]]:
-    """Yield a group to fill, and a dict for what its attributes are to say under ``MARK``.
+    """Yield a group to fill, and a dict for its attributes; those under ``MARK`` say who wrote it.
 
     Raises StoreError if something is at ``out``, unless it was written here and ``overwrite`` is set;
     InUseError if another process writes there.
@@ -61,7 +61,7 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
                     remove(left)
             write_text(partial / "zarr.json", group_json({UNFINISHED: CONVERSION}))
             yield zarr.open_group(str(partial), mode="r+"), told
-            write_text(partial / "zarr.json", group_json({MARK: told}))
+            write_text(partial / "zarr.json", group_json({MARK: {}, **told}))
             (partial / LOCK).unlink()
             sync_all([partial, *partial.rglob("*")])
             with unstoppable():

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.data.new_group import new_array, stacked_chunks, write_region
+from oocdl.data.new_group import MARK, new_array, stacked_chunks, write_region
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region
 from oocdl.report.bytes_bar import BytesBar
@@ -28,13 +28,17 @@ def is_stacked(source: Path) -> bool:
     return is_group or source.suffix.lower() in (".npy", ".npz", ".zip", *HDF5_ENDINGS)
 
 
-def copy(source: Path, group: zarr.Group, beside: Path, bar: BytesBar) -> list[str]:
-    """Copy all arrays of a source to a group; returns their names.
+def copy(source: Path, group: zarr.Group, beside: Path, bar: BytesBar) -> Mapping[str, Any]:
+    """Copy all arrays of a source to a group; returns the attributes of a Zarr group.
 
     Members of an .npz file are unpacked below ``beside``. Raises DatasetError for arrays that are no
-    numbers, of no samples, or with a number that is not finite.
+    numbers, of no samples, or with a number that is not finite, and for a group with a group a sample.
     """
     opened = _opened(source, beside)
+    told = dict(zarr.open_group(str(source), mode="r").attrs) if source.is_dir() else {}
+    mark = told.get(MARK)
+    if isinstance(mark, Mapping) and "samples" in mark:
+        raise DatasetError(f"{source} has a group a sample: convert the files that it was made of")
     bar.total = sum(prod(array.shape) * array.itemsize for array in opened.arrays.values())
     for name, array in opened.arrays.items():
         _ = array.known
@@ -49,7 +53,7 @@ def copy(source: Path, group: zarr.Group, beside: Path, bar: BytesBar) -> list[s
             bar.add(block.nbytes)
     for path in beside.glob("*.npy"):
         path.unlink()
-    return list(opened.arrays)
+    return told if isinstance(mark, Mapping) else {**told, MARK: {}}
 
 
 def _opened(source: Path, beside: Path) -> Dataset:

@@ -81,7 +81,8 @@ def _sample(case: Case) -> Sample:
 def _label_type(labels: Sequence[Volume], numbers: Sequence[int] | None) -> np.dtype[Any]:
     """The smallest type for the classes, where they are known; else that of the files."""
     if numbers:
-        return np.result_type(*(np.min_scalar_type(number) for number in (numbers[0], numbers[-1])))
+        low, high = numbers[0], numbers[-1]
+        return np.min_scalar_type(high if low >= 0 else min(low, -high - 1))
     if not all(volume.is_integer for volume in labels):
         return np.dtype(np.int32)
     found = np.result_type(*{volume.stored.newbyteorder("=") for volume in labels})

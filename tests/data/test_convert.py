@@ -195,6 +195,34 @@ def stacked(path: Path, kind: str, arrays: dict[str, Any]) -> Path:
     return path / "s.zarr"
 
 
+def test_what_a_group_says_of_its_samples_stays(tmp_path: Path) -> None:
+    told = {"samples": ["a", "b"], "affine": AFFINE.tolist(), "oocdl": "predictions"}
+    source = zarr.open_group(tmp_path / "s.zarr", mode="w", attributes=told)
+    source.create_array("x", data=np.arange(6.0).reshape(2, 3))
+    assert dict(convert(tmp_path / "s.zarr", tmp_path / "out.zarr").attrs) == {**told, "oocdl": {}}
+    save(tmp_path / "x.nii", volume())
+    convert(tmp_path / "x.nii", tmp_path / "x.zarr")
+    with pytest.raises(DatasetError, match="x.zarr has a group a sample"):
+        convert(tmp_path / "x.zarr", tmp_path / "again.zarr")
+
+
+@pytest.mark.parametrize(
+    ("told", "classes", "dtype"),
+    [
+        ({"labels": {"0": "none", "1": "a", "2": "b"}}, {"none": 0, "a": 1, "b": 2}, "uint8"),
+        ({"labels": {"background": 0, "whole": [1, 2], "core": 2, "ignore": 300}}, None, "uint16"),
+        ({"labels": {"background": 0, "a": 1, "b": 2, "unknown": -1}}, None, "int8"),
+    ],
+    ids=["version 1", "regions", "negative"],
+)
+def test_classes_of_both_versions(tmp_path: Path, told: dict[str, Any], classes: Any, dtype: str) -> None:
+    source = nnunet(tmp_path / "D", {"a": (4, 5, 6)}, channels=1, channel_names={"0": "CT"}, **told)
+    group = convert(source, tmp_path / "out.zarr")
+    facts: Any = dict(group.attrs)["oocdl"]
+    assert facts["classes"] == (classes or told["labels"]) and facts["channels"] == ["CT"]
+    assert (read(group, "a/label") == labels((4, 5, 6)).T).all() and read(group, "a/label").dtype == dtype
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz", "h5", "zarr"])
 def test_arrays_that_are_stacked_stay_so(tmp_path: Path, kind: str) -> None:
     r = np.random.default_rng(0)
