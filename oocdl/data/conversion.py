@@ -75,7 +75,7 @@ def convert(
     ------
     DatasetError, in one line that names the file: a missing label or modality, a label of another shape or
     place than its image, a class that dataset.json does not name, NaN, a file that is cut off.
-    StoreError if something is at ``out``; BudgetError if the budget does not hold a plane of a volume;
+    StoreError if something is at ``out``; BudgetError if the budget holds no plane, or chunk;
     InputError without nibabel.
 
     Examples
@@ -91,7 +91,8 @@ def convert(
                 f"{place} holds arrays, which have neither a spacing nor a split: leave them out"
             )
         with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
-            told |= stacked.copy(place, group, target.with_name(f"{target.name}.partial"), bar)
+            beside = target.with_name(f"{target.name}.partial")
+            told |= stacked.copy(place, group, beside, budget_bytes, bar)
     else:
         cases = find_cases(place, split)
         steps = None if spacing is None else _spacing(spacing)

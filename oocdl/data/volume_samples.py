@@ -115,6 +115,7 @@ def _bad(found: Array, made: Array, numbers: Sequence[int] | None) -> tuple[Arra
     if made.dtype.kind == "f":
         return ~np.isfinite(made), ", which is no finite number of float32; replace it"
     if numbers is not None:
-        known = ~np.isin(found, numbers)
-        return known, f"; its classes are {', '.join(map(str, numbers[:20]))}, by dataset.json"
+        return ~np.isin(
+            found, numbers
+        ), f"; its classes are {', '.join(map(str, numbers[:20]))}, by dataset.json"
     return found != made, f"; labels are whole numbers that {made.dtype} holds"

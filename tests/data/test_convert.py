@@ -174,6 +174,11 @@ def test_memory_is_kept_and_a_budget_that_is_too_small_names_one(tmp_path: Path)
     assert group[0]["x/image"].shape == (1, 512, 256, 256)  # type: ignore[union-attr]
     with pytest.raises(BudgetError, match=r"a plane of .*x.nii.gz does not fit; pass memory='(\d+)MiB'"):
         convert(source, tmp_path / "other.zarr", memory=anonymous_bytes() + (8 << 20))
+    zarr.open_group(tmp_path / "s.zarr").create_array("x", data=np.zeros((1, 2 << 20)), chunks=(1, 2 << 20))
+    with pytest.raises(
+        BudgetError, match=r"a chunk of array 'x' of .*s.zarr does not fit; pass memory='\d+MiB'"
+    ):
+        convert(tmp_path / "s.zarr", tmp_path / "other.zarr", memory=anonymous_bytes() + (32 << 20))
     assert not (tmp_path / "other.zarr").exists()
 
 
