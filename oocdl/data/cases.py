@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,10 @@ def find_cases(source: Path, split: str = "train") -> Cases:
         files = sorted(path for path in source.iterdir() if path.name.endswith(ENDINGS))
         if not files:
             raise DatasetError(f"{source} has no dataset.json and no NIfTI file (.nii or .nii.gz)")
-        return _named([(None, (path,), None) for path in files], source)
+        return Cases(_named([Case("", (path,)) for path in files], source))
     if source.name.endswith(ENDINGS):
-        return _named([(None, (source,), None)], source)
-    return _table(source)
-
-
-def read_json(path: Path) -> Any:
-    """Return what a JSON file holds. Raises DatasetError."""
-    return _parsed(path, json.loads)
+        return Cases(_named([Case("", (source,))], source))
+    return Cases(_table(source))
 
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
@@ -90,7 +85,7 @@ def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
 
 def _nnunet(folder: Path, split: str) -> Cases:
     path = folder / "dataset.json"
-    told = read_json(path)
+    told = _parsed(path, json.loads)
     channels = told.get("channel_names", told.get("modality")) if isinstance(told, Mapping) else None
     if not isinstance(channels, Mapping) or not channels:
         raise DatasetError(f"{path} has no channel_names (or modality), such as {{'0': 'T1'}}")
@@ -100,35 +95,32 @@ def _nnunet(folder: Path, split: str) -> Cases:
     images, labels = (folder / name for name in SPLITS[split])
     if not images.is_dir():
         raise DatasetError(f"{images} is missing")
-    is_labelled = split == "train" or labels.is_dir()
-    found = sorted(name.name.removesuffix(ending) for name in images.glob(f"*{ending}"))
-    wrong = [name for name in found if not re.fullmatch(r".+_\d{4}", name)]
-    if wrong:
-        raise DatasetError(f"{images / wrong[0]}{ending} has no number of a modality, such as _0000{ending}")
-    names = sorted({name[:-5] for name in found})
-    expected = {f"{name}_{channel:04d}" for name in names for channel in range(len(channels))}
-    missing = [images / f"{name}{ending}" for name in sorted(expected - set(found))]
-    if is_labelled:
-        missing += [one for name in names if not (one := labels / f"{name}{ending}").is_file()]
-        there = {one.name.removesuffix(ending) for one in labels.glob(f"*{ending}")}
-        missing += [images / f"{name}_0000{ending}" for name in sorted(there - set(names))]
-    extra = sorted(set(found) - expected)
-    refuse([f"{one} is missing" for one in missing])
-    refuse([f"{images / one}{ending} is of none of the {len(channels)} channels" for one in extra])
+    found = {path.name.removesuffix(ending) for path in images.glob(f"*{ending}")}
+    named = {path.name.removesuffix(ending) for path in labels.glob(f"*{ending}")}
+    names = sorted(named | {name[:-5] for name in found if re.fullmatch(r".+_\d{4}", name)})
+    files = [[images / f"{name}_{channel:04d}{ending}" for channel in range(len(channels))] for name in names]
+    refuse([
+        f"{images / name}{ending} is none of the {len(channels)} modalities of a case, such as _0000{ending}"
+        for name in sorted(found - {path.name.removesuffix(ending) for row in files for path in row})
+    ])  # fmt: skip
+    if not names:
+        raise DatasetError(f"{images} has no file that ends in {ending}")
     if split == "train" and told.get("numTraining", len(names)) != len(names):
         raise DatasetError(f"{path}: numTraining is {told['numTraining']}, {images} has {len(names)} cases")
+    has_labels = split == "train" or labels.is_dir()
     cases = [
-        (name, tuple(images / f"{name}_{channel:04d}{ending}" for channel in range(len(channels))), label)
-        for name in names
-        for label in [labels / f"{name}{ending}" if is_labelled else None]
+        Case(name, tuple(row), labels / f"{name}{ending}" if has_labels else None)
+        for name, row in zip(names, files, strict=True)
     ]
-    named = _named(cases, images)
-    return Cases(named.cases, tuple(map(str, channels.values())), _classes(path, told.get("labels")))
+    channel_names = tuple(map(str, channels.values()))
+    return Cases(_named(cases, images), channel_names, _classes(path, told.get("labels")))
 
 
 def _classes(path: Path, labels: Any) -> Mapping[str, Any]:
     """Name -> number, or numbers of a region, of nnU-Net 2; of 1 it is the other way round."""
     try:
+        if not labels:
+            raise ValueError
         if all(str(name).isdigit() and isinstance(number, str) for name, number in labels.items()):
             return {name: int(number) for number, name in labels.items()}
         return {
@@ -139,12 +131,12 @@ def _classes(path: Path, labels: Any) -> Mapping[str, Any]:
         raise DatasetError(f"{path} has no labels, such as {{'background': 0, 'tumour': 1}}") from None
 
 
-def _table(path: Path) -> Cases:
+def _table(path: Path) -> tuple[Case, ...]:
     """A CSV file with a head line, or a JSON list of objects (of MONAI: under "training")."""
     if path.suffix.lower() == ".csv":
         rows = _parsed(path, lambda text: list(csv.DictReader(text.splitlines())))
     elif path.suffix.lower() == ".json":
-        rows = read_json(path)
+        rows = _parsed(path, json.loads)
         rows = rows.get("training") if isinstance(rows, Mapping) else rows
     else:
         raise DatasetError(
@@ -156,53 +148,45 @@ def _table(path: Path) -> Cases:
     return _named([_row(path, number, row) for number, row in enumerate(rows, 1)], path)
 
 
-def _row(path: Path, number: int, row: Mapping[Any, Any]) -> tuple[str | None, tuple[Path, ...], Path | None]:
+def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case:
     given = {str(key).strip(): held for key, held in row.items() if held not in (None, "")}
-    images = given.pop("image", None)
-    images = list(images) if isinstance(images, list) else [] if images is None else [images]
+    images = given.pop("image", [])
+    images = list(images) if isinstance(images, list) else [images]
     while f"image{len(images) + 1}" in given:
         images.append(given.pop(f"image{len(images) + 1}"))
-    label, name = given.pop("label", None), given.pop("name", None)
-    if not images or [key for key in given if key.startswith("image")]:
-        raise DatasetError(
-            f"{path}, row {number}: its columns are image, image2, .. without a gap, and label"
-        )
-    files = [
-        path.parent / Path(str(one).strip()).expanduser() for one in [*images, *([label] if label else [])]
-    ]
-    return (
-        None if name is None else str(name).strip(),
-        tuple(files[: len(images)]),
-        files[len(images)] if label else None,
-    )
+    label, name = given.pop("label", None), given.pop("name", "")
+    # Without a label, another column may be meant as one.
+    odd = [key for key in given if key.startswith("image") or label is None]
+    if odd or not images:
+        what = f", and not '{odd[0]}'" if odd else ""
+        raise DatasetError(f"{path}, row {number}: its columns are image, image2, .., label and name{what}")
+    files = [path.parent / Path(str(one).strip()).expanduser() for one in (*images, label) if one is not None]
+    return Case(str(name).strip(), tuple(files[: len(images)]), None if label is None else files[-1])
 
 
-def _named(found: Sequence[tuple[str | None, tuple[Path, ...], Path | None]], source: Path) -> Cases:
-    """Give every case a name that is a folder's: its own, else its file's, else with that of its folder."""
-    stems = [images[0].name.removesuffix(".gz").removesuffix(".nii") for _, images, _ in found]
-    counts = Counter(stems)
-    names = [
-        name or (stem if counts[stem] == 1 else f"{images[0].parent.name}_{stem}")
-        for (name, images, _), stem in zip(found, stems, strict=True)
-    ]
-    refuse([f"{one} is missing" for _, images, _ in found for one in images if not one.exists()])
-    refuse([f"{label} is missing" for *_, label in found if label is not None and not label.exists()])
-    for name, count in Counter(names).items():
-        if count > 1 or not re.fullmatch(NAME, name) or name == "zarr.json":
-            reason = "is not the only one" if count > 1 else "cannot be the name of a folder"
-            raise DatasetError(
-                f"{source}: sample '{name}' {reason}; give another in a column name of a table"
-            )
-    lengths = {len(images) for _, images, _ in found}
-    if len(lengths) > 1 or len({label is None for *_, label in found}) > 1:
-        first = next(
-            name for name, (_, images, label) in zip(names, found, strict=True)
-            if len(images) < max(lengths) or label is None
-        )  # fmt: skip
-        raise DatasetError(f"{source}: sample '{first}' has fewer files than others; each needs the same")
-    return Cases(
-        tuple(Case(name, images, label) for name, (_, images, label) in zip(names, found, strict=True))
-    )
+def _named(cases: Sequence[Case], source: Path) -> tuple[Case, ...]:
+    """Give every case a name that is a folder's: its own, else its file's, else with that of its folder.
+
+    Raises DatasetError if two have one name, or one has fewer files than others.
+    """
+    stems = [case.images[0].name.removesuffix(".gz").removesuffix(".nii") for case in cases]
+    counts, made = Counter(stems), list[Case]()
+    for case, stem in zip(cases, stems, strict=True):
+        own = stem if counts[stem] == 1 else f"{case.images[0].parent.name}_{stem}"
+        made.append(replace(case, name=case.name or own))
+    often = Counter(case.name for case in made)
+    most, labelled = max(len(case.images) for case in made), any(case.label for case in made)
+    for case in made:
+        reason = ""
+        if often[case.name] > 1:
+            reason = "is not the only one of that name; give others in a column name of a table"
+        elif not re.fullmatch(NAME, case.name) or case.name == "zarr.json":
+            reason = "cannot be the name of a folder; give another in a column name of a table"
+        elif len(case.images) < most or (labelled and case.label is None):
+            reason = "has fewer files than others; each needs the same"
+        if reason:
+            raise DatasetError(f"{source}: sample '{case.name}' {reason}")
+    return tuple(made)
 
 
 def refuse(problems: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ import zarr
 from oocdl.config import parse_bytes
 from oocdl.data import stacked
 from oocdl.data.cases import Cases, find_cases
-from oocdl.data.new_group import chunk_shape, new_array, new_group
+from oocdl.data.new_group import MARK, chunk_shape, new_array, new_group, write_region
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
 from oocdl.data.volume_samples import Sample, Samples, read_samples, values
@@ -28,7 +28,7 @@ from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
 
 Array = npt.NDArray[Any]
-CODING_BYTES = 32 << 20
+CODING_BYTES = 24 << 20
 """What encoding chunks, and a stream that is decompressed, take at most."""
 PIECE_COPIES = 6
 """Copies of a piece, as float64, that are made on its way."""
@@ -75,7 +75,7 @@ def convert(
     ------
     DatasetError, in one line that names the file: a missing label or modality, a label of another shape or
     place than its image, a class that dataset.json does not name, NaN, a file that is cut off.
-    StoreError if something is at ``out``; BudgetError if the budget does not hold a plane of a volume;
+    StoreError if something is at ``out``; BudgetError if the budget holds no plane, or chunk;
     InputError without nibabel.
 
     Examples
@@ -91,7 +91,8 @@ def convert(
                 f"{place} holds arrays, which have neither a spacing nor a split: leave them out"
             )
         with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
-            told["arrays"] = stacked.copy(place, group, target.with_name(f"{target.name}.partial"), bar)
+            beside = target.with_name(f"{target.name}.partial")
+            told |= stacked.copy(place, group, beside, budget_bytes, bar)
     else:
         cases = find_cases(place, split)
         steps = None if spacing is None else _spacing(spacing)
@@ -102,9 +103,10 @@ def convert(
             for number, plan in enumerate(plans, 1):
                 bar.text = f"{plan.sample.name} ({number} of {len(plans)})"
                 _write(group.create_group(plan.sample.name), plan, samples, cases, bar)
-            told |= {"samples": [plan.sample.name for plan in plans]}
-            told |= {"channels": list(cases.channels)} if cases.channels else {}
-            told |= {} if cases.classes is None else {"classes": dict(cases.classes)}
+            facts: dict[str, Any] = {"samples": [plan.sample.name for plan in plans]}
+            facts |= {"channels": list(cases.channels)} if cases.channels else {}
+            facts |= {} if cases.classes is None else {"classes": dict(cases.classes)}
+            told[MARK] = facts
     return zarr.open_group(str(target), mode="r")
 
 
@@ -131,10 +133,9 @@ def _planned(sample: Sample, samples: Samples, spacing: Sequence[float] | None, 
     room = budget_bytes - anonymous_bytes() - CODING_BYTES
     most = max(samples.image.itemsize, 0 if samples.label is None else samples.label.itemsize)
     plane_bytes = shape[1] * shape[2] * most
-    pieces = max(
-        max(PIECE_BYTES // volume.stored.itemsize, math.prod(volume.shape[1:])) for volume in sample.volumes
-    )
-    piece_bytes = max(pieces, shape[1] * shape[2] if spacing else 0) * 8 * PIECE_COPIES
+    before = first.shape[1] * first.shape[2]
+    rows = max(1, PIECE_BYTES // (before * min(volume.stored.itemsize for volume in sample.volumes)))
+    piece_bytes = rows * max(before, shape[1] * shape[2]) * 8 * PIECE_COPIES
     depth = (room - piece_bytes) // plane_bytes
     if depth < 1:
         need = -(-(budget_bytes - room + piece_bytes + plane_bytes) >> 20)
@@ -195,6 +196,6 @@ def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable
             buffer[filled : filled + taken] = piece[:taken]
             piece, filled = piece[taken:], filled + taken
             if filled == min(rows, depth - start):
-                where: tuple[Any, ...] = (*lead, slice(start, start + filled))
-                array[where] = buffer[:filled]
+                slab = buffer[:filled].reshape((*[1] * len(lead), filled, height, width))
+                write_region(array, (*lead, start, 0, 0), slab)
                 start, filled = start + filled, 0

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from oocdl.data.new_group import CHUNK_BYTES, chunk_shape, new_array, new_group
+from oocdl.data.new_group import CHUNK_BYTES, MARK, chunk_shape, new_array, new_group, write_region
 from oocdl.errors import DatasetError, InputError
 from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
@@ -72,7 +72,7 @@ def write(
             bar.add(sum(array.nbytes for array in arrays.values()))
         if not writer.done:
             raise DatasetError("the dataset has no items")
-        told |= writer.finish()
+        told[MARK] = writer.finish()
     return zarr.open_group(str(path_of("out", out).expanduser()), mode="r")
 
 
@@ -143,7 +143,8 @@ class _Writer:
         if self.stacked is None:
             made = self.group.create_group(_sample(self.done))
             for name, array in arrays.items():
-                new_array(made, name, array.shape, array.dtype, _chunks(array))[...] = array
+                single = new_array(made, name, array.shape, array.dtype, _chunks(array))
+                write_region(single, [0] * array.ndim, array)
         else:
             for name, array in arrays.items():
                 self._stack(self.stacked, name, array)
@@ -155,7 +156,7 @@ class _Writer:
             stacked[name] = new_array(self.group, name, shape, array.dtype, (1, *_chunks(array)))
         if self.done == stacked[name].shape[0]:
             stacked[name].resize((2 * self.done, *array.shape))
-        stacked[name][self.done] = array
+        write_region(stacked[name], [self.done, *[0] * array.ndim], array[None])
 
     def _take_apart(self, stacked: Mapping[str, zarr.Array[Any]]) -> None:
         for number in range(self.done):
@@ -176,7 +177,7 @@ class _Writer:
         for array in self.stacked.values():
             if array.shape[0] != self.done:
                 array.resize((self.done, *array.shape[1:]))
-        return {"arrays": list(self.stacked)}
+        return {}
 
 
 def _chunks(array: Array) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ Array = npt.NDArray[Any]
 def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and attributes of each sample of a dataset of stacked arrays.
 
-    They stand in the attributes of a Zarr group: names under "samples" of "oocdl", and "affine", one of 4 × 4
-    or one for each sample. Else samples are numbered, and the affine is the identity.
+    They stand in the attributes of a Zarr group: "samples", names, and "affine", one of 4 × 4 or one for each
+    sample. Else samples are numbered, and the affine is the identity.
     Raises DatasetError for others.
     """
     source, told = dataset.spec().source, dict[str, Any]()
@@ -35,10 +35,8 @@ def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str,
         source = ZipStore(source)
     if not isinstance(source, GivenArrays) and not str(source).lower().endswith(HDF5_ENDINGS):
         told = dict(zarr.open_group(source, path=dataset.spec().group, mode="r").attrs)
-    marked = told.get("oocdl")
     digits = len(str(max(samples - 1, 0)))
-    numbered = [f"sample_{row:0{digits}d}" for row in range(samples)]
-    names = marked.get("samples", numbered) if isinstance(marked, Mapping) else numbered
+    names = told.get("samples", [f"sample_{row:0{digits}d}" for row in range(samples)])
     affines = np.asarray(told.get("affine", np.eye(4)), np.float64)
     if affines.shape == (4, 4):
         affines = np.broadcast_to(affines, (samples, 4, 4))

@@ -8,53 +8,73 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
+import numpy.typing as npt
 import zarr
+from numcodecs import Blosc
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from oocdl.errors import StoreError
+from oocdl.graph.ir.index import within
+from oocdl.host.signal_mask import unstoppable
 from oocdl.storage.files import remove, reporting, sync_all, sync_path, write_text
-from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, group_json
+from oocdl.storage.run.lock import RunLock
+from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, group_json, touched
 
 CHUNK_BYTES = 2 << 20
 SMALL_BYTES = 128 << 10
 """Samples of fewer bytes share a chunk."""
+LOCK = "LOCK"
 MARK = "oocdl"
 """Attribute of a group that was written here, and may be replaced."""
 ENCODERS = 2
 """Chunks that are encoded at once."""
+LEVEL = 3
+"""Of zstd, behind a shuffle of bytes."""
 
 
 @contextmanager
 def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str, Any]]]:
-    """Yield a group to fill, and a dict for what its attributes are to say under ``MARK``.
+    """Yield a group to fill, and a dict for its attributes; those under ``MARK`` say who wrote it.
 
-    Raises StoreError if something is at ``out``, unless it was written here and ``overwrite`` is set.
+    Raises StoreError if something is at ``out``, unless it was written here and ``overwrite`` is set;
+    InUseError if another process writes there.
     """
     _check(out, overwrite)
-    partial = out.with_name(f"{out.name}.partial")
-    if partial.exists() and UNFINISHED not in _attributes(partial):
-        raise StoreError(f"{partial}, where {out} would be written first, is there already; move it away")
-    told: dict[str, Any] = {}
+    partial, told = out.with_name(f"{out.name}.partial"), dict[str, Any]()
+    with reporting(partial):
+        partial.mkdir(parents=True, exist_ok=True)
+        if UNFINISHED not in _attributes(partial) and {path.name for path in partial.iterdir()} - {LOCK}:
+            raise StoreError(f"{partial}, where {out} would be written first, is there already; move it away")
+        lock = RunLock(partial / LOCK)
     try:
-        with reporting(partial), zarr.config.set({"async.concurrency": ENCODERS}):
-            remove(partial)
-            partial.mkdir(parents=True)
+        with reporting(partial):
+            for left in partial.iterdir():
+                if left.name != LOCK:
+                    remove(left)
             write_text(partial / "zarr.json", group_json({UNFINISHED: CONVERSION}))
             yield zarr.open_group(str(partial), mode="r+"), told
-            write_text(partial / "zarr.json", group_json({MARK: told}))
+            write_text(partial / "zarr.json", group_json({MARK: {}, **told}))
+            (partial / LOCK).unlink()
             sync_all([partial, *partial.rglob("*")])
-            remove(out)
-            partial.rename(out)
-            sync_path(out.absolute().parent)
+            with unstoppable():
+                if out.exists():
+                    out.rename(_replaced(out))
+                partial.rename(out)
+                sync_path(out.absolute().parent)
+            remove(_replaced(out))
     except BaseException:
         remove(partial)
         raise
+    finally:
+        lock.release()
 
 
 def _check(out: Path, overwrite: bool) -> None:
@@ -64,6 +84,12 @@ def _check(out: Path, overwrite: bool) -> None:
         raise StoreError(f"{out} is there already; choose another place, or overwrite=True (--overwrite)")
     if not isinstance(_attributes(out).get(MARK), Mapping):
         raise StoreError(f"{out} was not written by convert or write, so it is not overwritten; move it away")
+    if _replaced(out).exists():
+        raise StoreError(f"{_replaced(out)} is what {out} was before a call that was killed; move it away")
+
+
+def _replaced(out: Path) -> Path:
+    return out.with_name(f"{out.name}.replaced")
 
 
 def _attributes(path: Path) -> Mapping[str, Any]:
@@ -78,7 +104,7 @@ def new_array(
     group: zarr.Group, name: str, shape: Sequence[int], dtype: np.dtype[Any], chunks: Sequence[int]
 ) -> zarr.Array[Any]:
     """Make an array whose chunks are compressed by zstd and have checksums; every chunk is stored."""
-    coders = [BloscCodec(cname="zstd", clevel=3, shuffle="shuffle"), Crc32cCodec()]
+    coders = [BloscCodec(cname="zstd", clevel=LEVEL, shuffle="shuffle"), Crc32cCodec()]
     return group.create_array(
         name,
         shape=tuple(shape),
@@ -88,6 +114,28 @@ def new_array(
         fill_value=0,
         config={"write_empty_chunks": True},
     )
+
+
+def write_region(array: zarr.Array[Any], corner: Sequence[int], values: npt.NDArray[Any]) -> None:
+    """Write whole chunks of an array that ``new_array`` made, from a corner on; the last may be cut.
+
+    No chunk is being written when this ends, also by a signal or a full disk: the library's threads go on.
+    """
+    encoder, folder = Blosc("zstd", LEVEL, Blosc.SHUFFLE), Path(array.store.root) / array.path  # type: ignore[attr-defined]
+    region = tuple((at, at + extent) for at, extent in zip(corner, values.shape, strict=True))
+
+    def write(index: tuple[int, ...]) -> None:
+        covered = chunk_region(index, array.shape, array.chunks)
+        part = np.asarray(values[within(covered, region)], array.dtype)
+        chunk = np.zeros(array.chunks, array.dtype)
+        chunk[tuple(slice(extent) for extent in part.shape)] = part
+        data = encoder.encode(chunk)
+        path = folder.joinpath("c", *map(str, index))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data + google_crc32c.value(data).to_bytes(4, "little"))
+
+    with ThreadPoolExecutor(ENCODERS) as pool:
+        list(pool.map(write, touched(region, array.chunks)))
 
 
 def even(extent: int, most: int) -> int:

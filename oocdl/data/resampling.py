@@ -22,12 +22,12 @@ Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float6
 def resampled_shape(
     shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]
 ) -> tuple[int, ...]:
-    """Return how many voxels of another spacing cover a volume, along each axis.
+    """Return how many voxels of another spacing cover a volume, along each axis; as nnU-Net rounds.
 
     >>> resampled_shape((40, 100, 100), (3.0, 1.0, 1.0), (1.0, 1.0, 1.5))
     (120, 100, 67)
     """
-    return tuple(max(1, round(n * s / t)) for n, s, t in zip(shape, spacing, target, strict=True))
+    return tuple(max(1, round(s / t * n)) for n, s, t in zip(shape, spacing, target, strict=True))
 
 
 def resampled_affine(

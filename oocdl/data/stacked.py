@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.data.new_group import new_array, stacked_chunks
-from oocdl.errors import DatasetError
-from oocdl.graph.ir.index import Region, as_slices
+from oocdl.data.new_group import CHUNK_BYTES, MARK, new_array, stacked_chunks, write_region
+from oocdl.errors import BudgetError, DatasetError
+from oocdl.graph.ir.index import Region
+from oocdl.host.limits import anonymous_bytes
 from oocdl.report.bytes_bar import BytesBar
 from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, open_dataset
 
+CHUNK_COPIES = 3
+"""Copies of a chunk on its way: stored, decoded and converted."""
 BLOCK_CHUNKS = 4
 """Chunks that are copied together: encoders take them side by side."""
 
@@ -28,15 +31,27 @@ def is_stacked(source: Path) -> bool:
     return is_group or source.suffix.lower() in (".npy", ".npz", ".zip", *HDF5_ENDINGS)
 
 
-def copy(source: Path, group: zarr.Group, beside: Path, bar: BytesBar) -> list[str]:
-    """Copy all arrays of a source to a group; returns their names.
+def copy(
+    source: Path, group: zarr.Group, beside: Path, budget_bytes: int, bar: BytesBar
+) -> Mapping[str, Any]:
+    """Copy all arrays of a source to a group; returns the attributes of a Zarr group.
 
     Members of an .npz file are unpacked below ``beside``. Raises DatasetError for arrays that are no
-    numbers, of no samples, or with a number that is not finite.
+    numbers, of no samples, or with a number that is not finite, and for a group with a group a sample;
+    BudgetError if a chunk of the source does not fit.
     """
     opened = _opened(source, beside)
+    told = dict(zarr.open_group(str(source), mode="r").attrs) if source.is_dir() else {}
+    mark = told.get(MARK)
+    if isinstance(mark, Mapping) and "samples" in mark:
+        raise DatasetError(f"{source} has a group a sample: convert the files that it was made of")
     bar.total = sum(prod(array.shape) * array.itemsize for array in opened.arrays.values())
     for name, array in opened.arrays.items():
+        need_bytes = anonymous_bytes() + CHUNK_COPIES * (array.chunk_bytes + BLOCK_CHUNKS * CHUNK_BYTES)
+        if need_bytes > budget_bytes:
+            raise BudgetError(
+                f"a chunk of {array.label} does not fit; pass memory='{-(-need_bytes >> 20)}MiB'"
+            )
         _ = array.known
         bar.text = name
         chunks = stacked_chunks(array.shape, array.itemsize)
@@ -45,11 +60,11 @@ def copy(source: Path, group: zarr.Group, beside: Path, bar: BytesBar) -> list[s
             block = array.read(region)
             if block.dtype.kind == "f" and not np.isfinite(block).all():
                 raise DatasetError(f"{array.label} has NaN or an infinite number within {region}; replace it")
-            made[as_slices(region)] = block
+            write_region(made, [start for start, _ in region], block)
             bar.add(block.nbytes)
     for path in beside.glob("*.npy"):
         path.unlink()
-    return list(opened.arrays)
+    return told if isinstance(mark, Mapping) else {**told, MARK: {}}
 
 
 def _opened(source: Path, beside: Path) -> Dataset:

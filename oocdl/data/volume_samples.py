@@ -81,7 +81,8 @@ def _sample(case: Case) -> Sample:
 def _label_type(labels: Sequence[Volume], numbers: Sequence[int] | None) -> np.dtype[Any]:
     """The smallest type for the classes, where they are known; else that of the files."""
     if numbers:
-        return np.result_type(*(np.min_scalar_type(number) for number in (numbers[0], numbers[-1])))
+        low, high = numbers[0], numbers[-1]
+        return np.min_scalar_type(high if low >= 0 else min(low, -high - 1))
     if not all(volume.is_integer for volume in labels):
         return np.dtype(np.int32)
     found = np.result_type(*{volume.stored.newbyteorder("=") for volume in labels})
@@ -114,6 +115,7 @@ def _bad(found: Array, made: Array, numbers: Sequence[int] | None) -> tuple[Arra
     if made.dtype.kind == "f":
         return ~np.isfinite(made), ", which is no finite number of float32; replace it"
     if numbers is not None:
-        known = ~np.isin(found, numbers)
-        return known, f"; its classes are {', '.join(map(str, numbers[:20]))}, by dataset.json"
+        return ~np.isin(
+            found, numbers
+        ), f"; its classes are {', '.join(map(str, numbers[:20]))}, by dataset.json"
     return found != made, f"; labels are whole numbers that {made.dtype} holds"

@@ -127,6 +127,7 @@ def job_of(
     settings = replace(settings, optimizer=replace(settings.optimizer, lr=rate))
     crew = None
     if muster is not None:
+        data.spec().check_sent()
         crew, budget_bytes = muster()
         settings = replace(settings, memory_bytes=budget_bytes)
     machine, course = machine_for(settings, data, crew=crew), replace(course, settings=settings)

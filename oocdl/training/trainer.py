@@ -81,8 +81,8 @@ def fit(
         which is exported into the run directory as ``from_torch`` does. A module is trained in the modes of
         its parts and only read: ``Run.load_into`` puts the trained weights into it.
     dataset
-        A Zarr group (path, store or group) or an HDF5 file. The first axis of each array is that of the
-        samples. A missing channel axis of size one is added.
+        A Zarr group (path, store or group), an HDF5 file, or NumPy arrays by name. The first axis of each
+        array is that of the samples. A missing channel axis of size one is added.
 
     Returns
     -------

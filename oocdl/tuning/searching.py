@@ -128,7 +128,10 @@ def _crew(client: Any, data: Data, folder: Path, say: Said, wait_seconds: float)
     if client is None:
         yield ThisProcess()
         return
-    sources = [one.spec().source for one in (data.dataset, data.validation) if one is not None]
+    specs = [one.spec() for one in (data.dataset, data.validation) if one is not None]
+    for spec in specs:
+        spec.check_sent()
+    sources = [spec.source for spec in specs]
     files = [Path(source) for source in sources if isinstance(source, str) and "://" not in source]
     with connected(client) as connection:
         yield Workers(connection, [data.model, folder, *files], say.note, wait_seconds)

@@ -23,9 +23,10 @@ import oocdl
 from oocdl.data import conversion, convert
 from oocdl.data.nifti import read_header
 from oocdl.data.resampling import resample
-from oocdl.errors import BudgetError, DatasetError, StoreError
+from oocdl.errors import BudgetError, DatasetError, InUseError, StoreError
 from oocdl.host.limits import anonymous_bytes, most_taken_bytes
 from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.storage.run.lock import RunLock
 from tests.kit.commands import run
 from tests.kit.nifti import AFFINE, CLASSES, labels, nnunet, save, volume
 
@@ -173,6 +174,11 @@ def test_memory_is_kept_and_a_budget_that_is_too_small_names_one(tmp_path: Path)
     assert group[0]["x/image"].shape == (1, 512, 256, 256)  # type: ignore[union-attr]
     with pytest.raises(BudgetError, match=r"a plane of .*x.nii.gz does not fit; pass memory='(\d+)MiB'"):
         convert(source, tmp_path / "other.zarr", memory=anonymous_bytes() + (8 << 20))
+    zarr.open_group(tmp_path / "s.zarr").create_array("x", data=np.zeros((1, 2 << 20)), chunks=(1, 2 << 20))
+    with pytest.raises(
+        BudgetError, match=r"a chunk of array 'x' of .*s.zarr does not fit; pass memory='\d+MiB'"
+    ):
+        convert(tmp_path / "s.zarr", tmp_path / "other.zarr", memory=anonymous_bytes() + (32 << 20))
     assert not (tmp_path / "other.zarr").exists()
 
 
@@ -192,6 +198,34 @@ def stacked(path: Path, kind: str, arrays: dict[str, Any]) -> Path:
     for name, array in arrays.items():
         group.create_array(name, data=array, chunks=array.shape)
     return path / "s.zarr"
+
+
+def test_what_a_group_says_of_its_samples_stays(tmp_path: Path) -> None:
+    told = {"samples": ["a", "b"], "affine": AFFINE.tolist(), "oocdl": "predictions"}
+    source = zarr.open_group(tmp_path / "s.zarr", mode="w", attributes=told)
+    source.create_array("x", data=np.arange(6.0).reshape(2, 3))
+    assert dict(convert(tmp_path / "s.zarr", tmp_path / "out.zarr").attrs) == {**told, "oocdl": {}}
+    save(tmp_path / "x.nii", volume())
+    convert(tmp_path / "x.nii", tmp_path / "x.zarr")
+    with pytest.raises(DatasetError, match="x.zarr has a group a sample"):
+        convert(tmp_path / "x.zarr", tmp_path / "again.zarr")
+
+
+@pytest.mark.parametrize(
+    ("told", "classes", "dtype"),
+    [
+        ({"labels": {"0": "none", "1": "a", "2": "b"}}, {"none": 0, "a": 1, "b": 2}, "uint8"),
+        ({"labels": {"background": 0, "whole": [1, 2], "core": 2, "ignore": 300}}, None, "uint16"),
+        ({"labels": {"background": 0, "a": 1, "b": 2, "unknown": -1}}, None, "int8"),
+    ],
+    ids=["version 1", "regions", "negative"],
+)
+def test_classes_of_both_versions(tmp_path: Path, told: dict[str, Any], classes: Any, dtype: str) -> None:
+    source = nnunet(tmp_path / "D", {"a": (4, 5, 6)}, channels=1, channel_names={"0": "CT"}, **told)
+    group = convert(source, tmp_path / "out.zarr")
+    facts: Any = dict(group.attrs)["oocdl"]
+    assert facts["classes"] == (classes or told["labels"]) and facts["channels"] == ["CT"]
+    assert (read(group, "a/label") == labels((4, 5, 6)).T).all() and read(group, "a/label").dtype == dtype
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "h5", "zarr"])
@@ -244,18 +278,42 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
     assert (
         died.returncode == -signal.SIGKILL and not out.exists() and (tmp_path / "out.zarr.partial").is_dir()
     )
+    lock = RunLock(tmp_path / "out.zarr.partial/LOCK")  # of a process that lives
+    with pytest.raises(InUseError, match="out.zarr.partial is in use by pid"):
+        convert(source, out)
+    lock.release()
     assert (read(convert(source, out), "x/image")[0] == volume().T).all()
-    assert not (tmp_path / "out.zarr.partial").exists()
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"] and sorted(os.listdir(out)) == [
+        "x",
+        "zarr.json",
+    ]
     with pytest.raises(StoreError, match="out.zarr is there already; .*--overwrite"):
         convert(source, out)
     convert(source, out, overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"]
+    (tmp_path / "out.zarr.replaced").mkdir()
+    with pytest.raises(StoreError, match="out.zarr.replaced is what .* was before a call that was killed"):
+        convert(source, out, overwrite=True)
     (tmp_path / "mine.zarr").mkdir()
     with pytest.raises(StoreError, match="mine.zarr was not written by convert"):
         convert(source, tmp_path / "mine.zarr", overwrite=True)
     shutil.rmtree(out)
-    (tmp_path / "out.zarr.partial").mkdir()
+    (tmp_path / "out.zarr.partial/mine").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"out.zarr.partial, where .* is there already"):
         convert(source, out)
+
+
+def test_a_signal_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
+    save(tmp_path / "x.nii", volume())
+    code = (
+        "import os\nfrom oocdl.cli import app\nfrom oocdl.data import conversion\n"
+        "real = conversion.write_region\n"
+        "conversion.write_region = lambda *given: (real(*given), os.kill(os.getpid(), 15))\n"
+        "app.main(['convert', 'x.nii', 'out.zarr'])"
+    )
+    died = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (died.returncode, died.stderr) == (143, "oocdl: stopped by SIGTERM; nothing was changed\n")
+    assert os.listdir(tmp_path) == ["x.nii"]
 
 
 def test_the_command_says_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

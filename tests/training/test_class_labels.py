@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Run:
     group.create_array("image", data=random.normal(size=SHAPE).astype("f4"), chunks=(1, *SHAPE[1:]))
     group.create_array("logits", data=random.integers(0, 3, (2, *SHAPE[2:])), chunks=(1, *SHAPE[2:]))
     turned = AFFINE @ np.diag([1, -1, 1, 1])
-    group.attrs.update({"oocdl": {"samples": ["one", "two"]}, "affine": [AFFINE.tolist(), turned.tolist()]})
+    group.attrs.update({"samples": ["one", "two"], "affine": [AFFINE.tolist(), turned.tolist()]})
     model = write_unet3d(folder / "unet.onnx", classes=3, base=2, depth=1)
     return oocdl.fit(model, group, workdir=folder / "run", **{**QUICK, "steps": 1})
 
@@ -147,7 +147,7 @@ def test_what_has_no_classes_is_refused_before_anything_is_written(run: oocdl.Ru
 
 @pytest.mark.parametrize(
     "attributes",
-    [{"affine": [[1]]}, *({"oocdl": {"samples": names}} for names in (["a"], ["a", "a"], ["a", "../b"]))],
+    [{"affine": [[1]]}, *({"samples": names} for names in (["a"], ["a", "a"], ["a", "../b"]))],
 )
 def test_odd_attributes_are_refused(run: oocdl.Run, tmp_path: Path, attributes: dict[str, Any]) -> None:
     group = zarr.open_group(tmp_path / "d.zarr", mode="w", attributes=attributes)

@@ -23,13 +23,19 @@ from oocdl.storage.files import as_bytes
 from oocdl.storage.zarr_json import chunk_region, grid, touched
 
 BLOCK_BYTES = 1 << 20
+SMALL_BYTES = 64 << 10
+"""Samples of fewer bytes share a block."""
 WHERE = "the arrays given"
 
 
 class GivenArrays(dict[str, Array]):
     """Arrays by name, that no other process is sent."""
 
+    def __repr__(self) -> str:
+        return f"arrays {sorted(self)}"
+
     def __reduce__(self) -> NoReturn:
+        """Raise DatasetError: who is about to send them calls it first."""
         raise DatasetError(
             "arrays in memory are read by this process alone; for a client, write them to Zarr: "
             "oocdl.data.convert('arrays.npz', 'data.zarr')"
@@ -127,13 +133,14 @@ def _opened(name: str, data: Array) -> DataArray:
 
 
 def _blocks(shape: Shape, itemsize: int) -> Shape:
-    """Blocks of one sample and at most ``BLOCK_BYTES`` that are contiguous in C order.
+    """Blocks of a part of one sample, or of a few small ones, that are contiguous in C order.
 
-    >>> _blocks((10, 1, 256, 256, 256), 4), _blocks((10, 3), 8)
-    ((1, 1, 4, 256, 256), (1, 3))
+    >>> _blocks((10, 1, 256, 256, 256), 4), _blocks((10_000, 4), 8)
+    ((1, 1, 4, 256, 256), (2048, 4))
     """
     left, found = BLOCK_BYTES // itemsize, list[int]()
     for extent in reversed(shape[1:]):
         found.append(max(1, min(extent, left)))
         left //= max(extent, 1)
-    return (1, *reversed(found))
+    rows = SMALL_BYTES // (max(prod(shape[1:]), 1) * itemsize)
+    return (max(1, min(rows, shape[0])), *reversed(found))

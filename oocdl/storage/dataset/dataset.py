@@ -62,6 +62,13 @@ class DatasetSpec:
     validation: DatasetSpec | None = None
     """Dataset for validation, whose arrays are listed with the others by the names that ``apart`` gives."""
 
+    def check_sent(self) -> None:
+        """Raise DatasetError if no other process can open it."""
+        if isinstance(self.source, GivenArrays):
+            self.source.__reduce__()
+        if self.validation is not None:
+            self.validation.check_sent()
+
 
 @dataclass(frozen=True)
 class Dataset:
