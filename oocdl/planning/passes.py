@@ -17,7 +17,8 @@ from itertools import islice
 
 from oocdl.config import Settings
 from oocdl.errors import InputError
-from oocdl.ops.optimizers import SHARE, scalars
+from oocdl.ops.param_groups import step_scalars
+from oocdl.ops.update_rules import SHARE
 from oocdl.storage.dataset.dataset import batches, held_out
 
 MAIN, RAGGED = "main", "ragged"
@@ -167,7 +168,8 @@ class Course:
     def passes_of(self, step: Step) -> list[tuple[str, PassInfo]]:
         """For each pass of a step, the id of its plan and what differs from pass to pass."""
         settings, count = self.settings, len(step.batches)
-        numbers = scalars(settings.optimizer, step.number) | ({SHARE: 1 / count} if self.passes > 1 else {})
+        numbers = step_scalars(settings.optimizer, settings.param_groups, settings.ema, step.number)
+        numbers |= {SHARE: 1 / count} if self.passes > 1 else {}
         found = []
         for index, rows in enumerate(step.batches):
             if index < count - 1:

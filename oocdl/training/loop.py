@@ -36,6 +36,7 @@ from oocdl.events import (
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.host.heap import lasting
+from oocdl.ops.param_groups import rates_of
 from oocdl.planning.passes import MAIN, PassInfo, Step
 from oocdl.report.disk_check import check_commit
 from oocdl.report.plan_view import Plan
@@ -258,7 +259,7 @@ class Trainer:
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
         row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
-        row |= {"lr": passes[0][1].scalars["lr"], "seconds": time.monotonic() - begun}
+        row |= {**rates_of(passes[0][1].scalars), "seconds": time.monotonic() - begun}
         for name, value in asdict(after).items():
             row[name] = value if name in MEMORY else value - getattr(before, name)
         return row, after

@@ -14,8 +14,9 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.ops import RULES
-from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, add_updates, scalars
+from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, scalars
 from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp, rate
+from oocdl.ops.update_rules import add_updates
 from tests.kit.interpret import evaluate
 
 SHAPES = {"w": (3, 4), "b": (4,), "s": ()}
@@ -155,7 +156,7 @@ def test_optimizers_are_values() -> None:
     )  # type: ignore[arg-type]
     assert one == two == pickle.loads(pickle.dumps(one)) and hash(one) == hash(two)
     assert Adam() != AdamW(weight_decay=0.0)
-    assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]
+    assert list(OPTIMIZERS) == ["sgd", "adam", "adamw", "rmsprop", "lion", "lamb"]
 
 
 SCHEDULERS = torch.optim.lr_scheduler
