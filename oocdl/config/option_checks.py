@@ -264,7 +264,7 @@ def losses(name: str, value: Any) -> Loss | dict[str, tuple[Loss, float]]:
 
 def _loss(value: Any) -> Loss:
     if isinstance(value, str) and value in LOSSES:
-        return LOSSES[value]
+        value = LOSSES[value]
     if str(value).endswith(".onnx"):
         return file_loss(path_of("loss", value))
     if not isinstance(value, Loss):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,13 +115,10 @@ def test_focal_and_tversky_are_monais_own() -> None:
     x, y, one = normal(2, 4, 3, 5), labels(4, 2, 3, 5), labels(2, 2, 1, 7)
     hot = F.one_hot(y, 4).movedim(-1, 1).double()
     for alpha in (None, 0.25):
-        check(Focal(2.0, alpha), x, y, lambda x, y: focal.softmax_focal_loss(x, hot, 2.0, alpha).mean())
-        check(
-            Focal(2.0, alpha),
-            normal(2, 1, 7),
-            one,
-            lambda x, y: focal.sigmoid_focal_loss(x, y.double(), 2.0, alpha).mean(),
-        )
+        of_classes = partial(focal.softmax_focal_loss, target=hot, gamma=2.0, alpha=alpha)
+        of_one = partial(focal.sigmoid_focal_loss, target=one.double(), gamma=2.0, alpha=alpha)
+        check(Focal(2.0, alpha), x, y, lambda x, y, found=of_classes: found(x).mean())
+        check(Focal(2.0, alpha), normal(2, 1, 7), one, lambda x, y, found=of_one: found(x).mean())
     tversky = losses.TverskyLoss(softmax=True, to_onehot_y=True, alpha=0.3, beta=0.7, batch=True)
     check(Tversky(0.3, 0.7), x, y, lambda x, y: tversky(x, y[:, None]))
     tversky = losses.TverskyLoss(sigmoid=True, alpha=0.3, beta=0.7, batch=True)
@@ -246,7 +244,7 @@ def test_sample_weights_of_dice_ce_weigh_cross_entropy(classes: int) -> None:
         (lambda: DeepSupervision(weights=(1.0, 1.0)).of_outputs(3), "has 2 weights for 3 outputs"),
         (lambda: DeepSupervision(DeepSupervision()), "not another deep supervision"),
         (
-            lambda: check(DeepSupervision(), normal(2, 3), labels(3, 2), F.cross_entropy),
+            lambda: check(DeepSupervision(), normal(2, 3), labels(3, 2), F.mse_loss),
             "all outputs together",
         ),
         (lambda: check(BCE((1.0, 2.0)), normal(2, 3), normal(2, 3), F.mse_loss), "pos_weight has 2 numbers"),
