@@ -21,8 +21,8 @@ from oocdl.ops.schedules import (
 from oocdl.space import IntUniform, LogUniform, Uniform
 
 SCHEDULES = (
-    "cosine", "cosine_restarts:STEPS[:TIMES]", "polynomial[:POWER]", "one_cycle", "step:EVERY[:FACTOR]",
-    "multi_step:STEP:STEP..", "exponential:FACTOR",
+    "cosine", "cosine_restarts:STEPS[:TIMES]", "polynomial[:POWER]", "one_cycle", "exponential:FACTOR",
+    "multi_step:STEP:STEP..", "step:EVERY[:FACTOR]",
 )  # fmt: skip
 KINDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "": Uniform,
