@@ -28,6 +28,7 @@ from tests.kit.each import for_each
 README = (ROOT / "README.md").read_text()
 RUN = (
     "README.md",
+    "docs/how-to/losses-and-optimizers.md",
     "docs/how-to/pytorch.md",
     "docs/how-to/onnx.md",
     "docs/how-to/validation.md",

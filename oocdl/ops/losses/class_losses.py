@@ -187,12 +187,13 @@ def along(vector: Array, axis: int, rank: int) -> Array:
 class _Places:
     """Labels and logits of the places of a loss of classes, as values with extent one on the class axis."""
 
-    labels: str
     axis: int
     here: str
     """Where the class is the label, in the logits' shape."""
     level: str
     """LogSumExp of the logits."""
+    ignored: str | None
+    """Where the label is ignored, if one may be."""
     surprise: str
     """Minus the logarithm of the chance of the label; NaN where that is no class."""
 
@@ -212,13 +213,13 @@ def _places(build: Builder, logits: str, target: str, ignore: int | None = None)
     chosen = build("ReduceSum", build("Where", here, logits, zero), axes=(axis,))
     level = build("LogSumExp", logits, axes=(axis,))
     surprise = build("Sub", level, chosen)
+    ignored = None if ignore is None else build("Equal", labels, build.constant(ignore, "int64"))
     below = build("Less", labels, build.constant(0, "int64"))
     above = build("Greater", labels, build.constant(classes - 1, "int64"))
     surprise = build("Where", build("Or", below, above), nan, surprise)
-    if ignore is not None:
-        ignored = build("Equal", labels, build.constant(ignore, "int64"))
+    if ignored is not None:
         surprise = build("Where", ignored, zero, surprise)
-    return _Places(labels, axis, here, level, surprise)
+    return _Places(axis, here, level, ignored, surprise)
 
 
 def _cross_entropy(
@@ -231,13 +232,15 @@ def _cross_entropy(
 ) -> str:
     """Add cross entropy; its denominator is at least ``least``, if that is given."""
     places = _places(build, logits, target, spec.ignore_index)
-    each, counts, vector = places.surprise, _counts(build, places.labels, spec.ignore_index, logits), None
+    assert places.ignored is not None
+    each, vector = places.surprise, None
+    counts = build("Cast", build("Not", places.ignored), to=build.dtype(logits))
     if spec.class_weights is not None:
         vector = _class_weights(build, spec.class_weights, places.axis, logits)
         counts = build("Mul", counts, places.of_label(build, vector))
         each = build("Mul", each, counts)
     if spec.label_smoothing:
-        each = _smoothed(build, spec, places, logits, each, vector)
+        each = _smoothed(build, spec.label_smoothing, places, logits, each, vector)
     total, number = total_of(build, weighted(build, each, weights)), total_of(build, counts)
     if least is not None:
         number = build("Max", number, build.like(least, number))
@@ -245,16 +248,15 @@ def _cross_entropy(
 
 
 def _smoothed(
-    build: Builder, spec: CrossEntropy, places: _Places, logits: str, each: str, vector: str | None
+    build: Builder, share: float, places: _Places, logits: str, each: str, vector: str | None
 ) -> str:
     """Add the loss of each place with a share for all classes, which have the weights ``vector``."""
-    classes, share = build.shape(logits)[places.axis], spec.label_smoothing
     below = build("Sub", places.level, logits)
     below = below if vector is None else build("Mul", below, vector)
     spread = build("ReduceSum", below, axes=(places.axis,))
-    ignored = build("Equal", places.labels, build.constant(spec.ignore_index, "int64"))
-    spread = build("Where", ignored, build.like(0.0, spread), spread)
-    spread = build("Mul", spread, build.like(share / classes, spread))
+    assert places.ignored is not None
+    spread = build("Where", places.ignored, build.like(0.0, spread), spread)
+    spread = build("Mul", spread, build.like(share / build.shape(logits)[places.axis], spread))
     return build("Add", build("Mul", each, build.like(1 - share, each)), spread)
 
 
