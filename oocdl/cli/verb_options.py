@@ -185,8 +185,9 @@ def _check_fields(what: str, record: Any, names: Sequence[str]) -> None:
     known = [field.name for field in fields(record) if field.init] if is_dataclass(record) else []
     for name in names:
         if name not in known:
-            others = ", ".join(flag(held) for held in known if held in {*OPTIMIZER_FIELDS, *LOSS_FIELDS})
-            raise InputError(f"{what} has no {flag(name)}{nearest(name, known)}; it has {others or 'none'}")
+            others = [held for held in known if held in {*OPTIMIZER_FIELDS, *LOSS_FIELDS}]
+            it_has = ", ".join(map(flag, others)) or "none"
+            raise InputError(f"{what} has no {flag(name)}{nearest(name, others)}; it has {it_has}")
 
 
 def run_files(paths: Sequence[Path]) -> None:

@@ -166,11 +166,15 @@ def _sampled(function: Callable[[int], Any]) -> list[float]:
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """List in words where two plain settings differ.
 
+    A field that ``old`` does not know, as an earlier version did not have it, is one that was off.
+
+    >>> differences({"loss": {"type": "MSE"}}, {"loss": {"type": "MSE", "sample_weights": None}})
+    []
     >>> differences({"a": {"lr": 1, "b": 2}}, {"a": {"lr": 3, "b": 2}})
     ['a.lr was 1, is 3']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("type") == new.get("type"):
-        keys = [*old, *(key for key in new if key not in old)]
+        keys = [*old, *(key for key in new if key not in old and new[key])]
         inner = [(key, f"{name}.{key}" if name else str(key)) for key in keys]
         return [text for key, label in inner for text in differences(old.get(key), new.get(key), label)]
     return [] if old == new else [f"{shown(name)} was {_in_words(old)}, is {_in_words(new)}"]

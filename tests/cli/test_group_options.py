@@ -21,13 +21,8 @@ def test_groups_and_averages_reach_the_run(
 ) -> None:
     model = nets.write_mlp(tmp_path / "net.onnx")
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
-    words: list[object] = [
-        "--param-groups",
-        "params=w1|b1,lr=0.1,betas=0.5|0.5",
-        "--param-groups",
-        "no_decay_1d",
-    ]
-    words += ["--ema", 0.9, "--optimizer", "adamw", "--schedule", "cosine"]
+    words: list[object] = ["--param-groups", "params=w1|b1,lr=0.1,betas=0.5|0.5"]
+    words += ["--param-groups", "no_decay_1d", "--ema", 0.9, "--optimizer", "adamw", "--schedule", "cosine"]
     if way == "file":
         (config := tmp_path / "run.toml").write_text(
             'ema = 0.9\noptimizer = "adamw"\nschedule = "cosine"\n'
@@ -47,7 +42,7 @@ def test_what_is_no_group_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
     for words, said in (
         ("nodecay", "got nodecay"),
-        ("params=w9,lr=1", "'w9', which matches no trained weight"),
+        ("params=w9,lr=1", "'w9', which matches no trained"),
     ):
         code, _, err = run(capsys, "fit", model, data, *QUICK, "--param-groups", words)
         assert code == 2 and said in err and err.count("\n") == 1

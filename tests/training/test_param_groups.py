@@ -15,6 +15,7 @@ import oocdl
 from oocdl.config import make_settings
 from oocdl.errors import InputError
 from oocdl.optim import LAMB, SGD, Adam, AdamW, Cosine, Lion, Own, RMSprop, Step, Then, WarmUp, register
+from oocdl.training import resume
 from tests.kit import by_hand, jobs, nets
 from tests.kit.settings import QUICK
 
@@ -247,3 +248,21 @@ def test_a_schedule_in_a_group_lasts_as_long_as_the_run(tmp_path: Path) -> None:
     run = fit(tmp_path, param_groups=[{"params": "w1", "lr": Cosine(0.1)}], steps=4)
     assert [row["lr/1"] for row in run.history] == pytest.approx([Cosine(0.1, 4)(step) for step in range(4)])
     assert run.history[0]["lr"] == 0.001
+
+
+def test_a_run_from_before_there_were_groups_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its facts have no fields that are off by default."""
+    now = resume.identity
+
+    def before(*given: Any) -> dict[str, Any]:
+        facts = now(*given)
+        del facts["param_groups"], facts["ema"], facts["optimizer"]["clip_value"]
+        del facts["loss"]["y"]["loss"]["label_smoothing"], facts["loss"]["y"]["loss"]["sample_weights"]
+        return facts
+
+    with monkeypatch.context() as patched:
+        patched.setattr("oocdl.training.resume.identity", before)
+        assert "ema" not in fit(tmp_path, steps=1).facts
+    assert fit(tmp_path, steps=2).steps == 2
+    with pytest.raises(InputError, match=r"ema was nothing, is 0\.5"):
+        fit(tmp_path, steps=3, ema=0.5)
