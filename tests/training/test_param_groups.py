@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -194,6 +195,22 @@ def test_groups_that_cannot_be_are_refused_before_the_run(groups: Any, words: st
 def test_frozen_weights_are_in_no_group(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="'w1', which matches no trained weight"):
         fit(tmp_path, param_groups=[{"params": "w1", "lr": 0.1}], freeze="w1", steps=1)
+
+
+def test_any_name_of_a_tied_weight_finds_it(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6))
+    module[2].weight = module[0].weight
+    before = copy.deepcopy(module)
+    data = nets.write_data(
+        tmp_path / "data.zarr", {"input": np.ones((2, 6), "f4"), "y": np.ones((2, 6), "f4")}
+    )
+    given = {**QUICK, "loss": "mse", "steps": 1, "optimizer": "sgd", "workdir": tmp_path / "run"}
+    run = oocdl.fit(module, data, param_groups=[{"params": "2.weight", "lr": 0.0}], **given)
+    run.load_into(module)
+    assert torch.equal(module[0].weight, before[0].weight)
+    assert not torch.equal(module[0].bias, before[0].bias)
+    assert [row["lr/1"] for row in run.history] == [0.0]
 
 
 def test_a_function_of_the_users_own_cannot_be_scaled(tmp_path: Path) -> None:

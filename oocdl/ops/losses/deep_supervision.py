@@ -2,7 +2,8 @@
 
 Labels are made smaller in the graph as nnU-Net makes them (``DownsampleSegForDSTransform``: PyTorch's
 ``interpolate(mode="nearest-exact")``): place o of n takes the label at ``floor((o + 1/2) extent / n)``. Where
-the extent is a multiple f of n, that is label ``f o + f // 2``: with f = 2 the second of each pair.
+the extent is a multiple f of n, that is label ``f o + f // 2``: with f = 2 the second of each pair. Elsewhere
+a place may lie just between two labels: it takes the second, where PyTorch in float32 may round to the first.
 """
 
 from __future__ import annotations
