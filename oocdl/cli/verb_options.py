@@ -32,7 +32,7 @@ from oocdl.config import make_settings, nearest, parse_optimizer
 from oocdl.config.options import LossLike, Metrics, Names, Option, ParamGroup, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
-from oocdl.ops.losses.class_losses import DiceCE
+from oocdl.ops.losses.overlap_losses import DiceCE
 from oocdl.ops.schedules import Rate, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.call import ALL_OPTIONS

@@ -12,20 +12,19 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
 from oocdl.ops.losses.class_losses import (
-    ClassLoss,
     CrossEntropy,
-    Dice,
-    DiceCE,
     Focal,
-    Tversky,
-    add_class_loss,
+    add_cross_entropy,
+    add_focal,
     class_axis,
     has_one_class,
 )
 from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.ops.losses.number_losses import BCE, L1, MSE, SAMPLE_WEIGHTS, Huber, NumberLoss, add_number_loss
+from oocdl.ops.losses.overlap_losses import Dice, DiceCE, Tversky, add_dice, add_dice_ce, add_tversky
 from oocdl.ops.own_loss import FORMULAS, FileLoss, Formula, OwnLoss, add_file, add_own, sum_of
 
+ClassLoss = CrossEntropy | Focal | Dice | Tversky | DiceCE
 Loss = ClassLoss | NumberLoss | CTC | OwnLoss | FileLoss | DeepSupervision
 LOSSES: dict[str, Loss] = {
     "cross_entropy": CrossEntropy(),
@@ -165,11 +164,20 @@ def add_loss(
     if not is_float(build.dtype(logits)):
         raise InputError(f"output '{logits}' is {build.dtype(logits)}; a loss needs floating point")
     more = further or {}
-    if isinstance(spec, ClassLoss):
-        return add_class_loss(build, spec, logits, target, more.get(SAMPLE_WEIGHTS))
+    weights = more.get(SAMPLE_WEIGHTS)
     if isinstance(spec, NumberLoss):
-        return add_number_loss(build, spec, logits, target, more.get(SAMPLE_WEIGHTS))
+        return add_number_loss(build, spec, logits, target, weights)
     match spec:
+        case CrossEntropy():
+            return add_cross_entropy(build, spec, logits, target, weights)
+        case Focal():
+            return add_focal(build, spec, logits, target, weights)
+        case Dice():
+            return add_dice(build, spec, logits, target)
+        case Tversky():
+            return add_tversky(build, spec, logits, target)
+        case DiceCE():
+            return add_dice_ce(build, spec, logits, target, weights)
         case CTC():
             return add_ctc(build, spec, logits, target, more)
         case FileLoss():

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from oocdl.errors import InputError
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.ctc import CTC
-from oocdl.ops.loss_functions import Head, Loss, labels_of
-from oocdl.ops.losses.class_losses import ClassLoss, CrossEntropy, along, is_label, labels_on_axis
+from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
+from oocdl.ops.losses.class_losses import CrossEntropy, along, is_label, labels_on_axis
 from oocdl.ops.losses.number_losses import BCE
 from oocdl.ops.own_loss import aligned
 

@@ -1,4 +1,4 @@
-"""Losses that compare logits with labels: LogSumExp, elementwise operators and sums; every axis may be cut.
+"""Losses of each label by itself: LogSumExp, elementwise operators and sums, so that every axis may be cut.
 
 Labels are whole numbers. Cross entropy is ``torch.nn.functional``'s with mean reduction. Formulas stand with
 each class.
@@ -6,7 +6,7 @@ each class.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import cure, is_float, size
 from oocdl.ops.losses.number_losses import along_channels, binary_surprise, weighted
 from oocdl.ops.own_loss import aligned, mean, total_of
-
-LEAST = 1e-8
-"""Least denominator of a mean over labels that count, as in nnU-Net: without any, the mean is 0."""
 
 
 @dataclass(frozen=True)
@@ -45,40 +42,6 @@ class CrossEntropy:
 
 
 @dataclass(frozen=True)
-class Dice:
-    """``mean over classes of w (1 - (2 sum p t + smooth) / (sum p + sum t + smooth))``.
-
-    p is the softmax over classes (for one class the sigmoid), t the one-hot label; the sums run
-    over batch and space together, the background counts as a class. (Milletari et al. 2016,
-    arXiv:1606.04797, with plain sums below, as MONAI's ``DiceLoss(batch=True)``.)
-
-    Places whose label is ``ignore_index`` are in none of the sums, as in nnU-Net's
-    ``MemoryEfficientSoftDiceLoss`` with its ``loss_mask``. ``class_weights`` are the factors w, as
-    MONAI's ``DiceLoss(weight=...)``: their mean is not divided by their sum.
-    """
-
-    smooth: float = 1e-5
-    ignore_index: int | None = None
-    class_weights: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Tversky:
-    """``mean over classes of 1 - (tp + smooth) / (tp + alpha fp + beta fn + smooth)``.
-
-    With p and t as in ``Dice``, ``tp = sum p t``, ``fp = sum p (1 - t)`` and ``fn = sum (1 - p) t``, over
-    batch and space together: MONAI's ``TverskyLoss(batch=True)`` with softmax, for one class with sigmoid.
-    (Salehi et al. 2017, arXiv:1706.05721.) A larger ``beta`` finds more; both 0.5 are Dice. ``ignore_index``
-    is as in ``Dice``.
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.5
-    smooth: float = 1e-5
-    ignore_index: int | None = None
-
-
-@dataclass(frozen=True)
 class Focal:
     """``mean of (1 - p_y)^gamma (lse(x) - x_y)``: cross entropy that counts easy places less.
 
@@ -102,39 +65,6 @@ class Focal:
             raise InputError(
                 f"gamma of focal is at least 0 and alpha from 0 to 1, not {self.gamma} and {self.alpha}"
             )
-
-
-@dataclass(frozen=True)
-class DiceCE:
-    """Dice plus cross entropy (for one class BCE), as nnU-Net's ``DC_and_CE_loss``.
-
-    Labels that are ``cross_entropy.ignore_index`` count in neither term, whether Dice names them or not;
-    where all are ignored, both terms are 0. Class weights are each term's own: nnU-Net weighs the cross
-    entropy only, MONAI's ``DiceCELoss(weight=...)`` both. Sample weights are those of cross entropy.
-    """
-
-    dice: Dice = field(default_factory=Dice)
-    cross_entropy: CrossEntropy = field(default_factory=CrossEntropy)
-
-
-ClassLoss = CrossEntropy | Dice | DiceCE | Focal | Tversky
-
-
-def add_class_loss(
-    build: Builder, spec: ClassLoss, logits: str, target: str, weights: str | None = None
-) -> str:
-    """Append a loss of labels; returns its value, of shape (). ``weights``: see ``weighted``."""
-    match spec:
-        case CrossEntropy():
-            return _cross_entropy(build, spec, logits, target, weights)
-        case Dice():
-            return _dice(build, spec, logits, target)
-        case Tversky():
-            return _tversky(build, spec, logits, target)
-        case Focal():
-            return _focal(build, spec, logits, target, weights)
-        case DiceCE():
-            return _dice_ce(build, spec, logits, target, weights)
 
 
 def has_one_class(logits: Shape) -> bool:
@@ -222,21 +152,22 @@ def _places(build: Builder, logits: str, target: str, ignore: int | None = None)
     return _Places(axis, here, level, ignored, surprise)
 
 
-def _cross_entropy(
+def add_cross_entropy(
     build: Builder,
     spec: CrossEntropy,
     logits: str,
     target: str,
     weights: str | None,
+    *,
     least: float | None = None,
 ) -> str:
-    """Add cross entropy; its denominator is at least ``least``, if that is given."""
+    """Append cross entropy, whose denominator is at least ``least``; returns its value, of shape ()."""
     places = _places(build, logits, target, spec.ignore_index)
     assert places.ignored is not None
     each, vector = places.surprise, None
     counts = build("Cast", build("Not", places.ignored), to=build.dtype(logits))
     if spec.class_weights is not None:
-        vector = _class_weights(build, spec.class_weights, places.axis, logits)
+        vector = class_weights_of(build, spec.class_weights, places.axis, logits)
         counts = build("Mul", counts, places.of_label(build, vector))
         each = build("Mul", each, counts)
     if spec.label_smoothing:
@@ -260,11 +191,12 @@ def _smoothed(
     return build("Add", build("Mul", each, build.like(1 - share, each)), spread)
 
 
-def _focal(build: Builder, spec: Focal, logits: str, target: str, weights: str | None) -> str:
+def add_focal(build: Builder, spec: Focal, logits: str, target: str, weights: str | None) -> str:
+    """Append the focal loss; returns its value, of shape (). ``weights``: see ``weighted``."""
     shape, vector = build.shape(logits), None
     if has_one_class(shape) or not spec.use_softmax:
         if spec.class_weights is not None:
-            _refuse_one_class(shape, logits)
+            refuse_one_class(shape, logits)
             numbers = along_channels(np.asarray(spec.class_weights), build, logits, "class_weights")
             vector = build.constant(numbers, build.dtype(logits), stem="class_weights")
         each = _binary_focal(build, spec, logits, aligned(build, logits, target))
@@ -280,7 +212,7 @@ def _focal(build: Builder, spec: Focal, logits: str, target: str, weights: str |
         first, others = (factor for factor in (1 - spec.alpha, spec.alpha))
         factors = tuple(factor * (others if place else first) for place, factor in enumerate(factors))
     if any(factor != 1 for factor in factors) or len(factors) != count:
-        vector = _class_weights(build, factors, places.axis, logits)
+        vector = class_weights_of(build, factors, places.axis, logits)
         each = build("Mul", each, places.of_label(build, vector))
     total = total_of(build, weighted(build, each, weights))
     return build("Div", total, build.like(float(size(shape)), total))
@@ -299,93 +231,15 @@ def _binary_focal(build: Builder, spec: Focal, logits: str, truth: str) -> str:
     return each
 
 
-def _chances(
-    build: Builder, ignore: int | None, logits: str, target: str
-) -> tuple[str, str, int, tuple[int, ...]]:
-    """Add chances and truth of each class, 0 where the label is ignored; returns class axis and others."""
-    shape = build.shape(logits)
-    counts: str | None = None
-    if has_one_class(shape):
-        axis, truth = 1, aligned(build, logits, target)
-        chance = build("Sigmoid", logits)
-        if ignore is not None:
-            counts = aligned(build, logits, _counts(build, target, ignore, logits))
-    else:
-        labels, axis = labels_on_axis(build, logits, target)
-        truth = build("Cast", is_label(build, labels, logits, axis), to=build.dtype(logits))
-        chance = build("Softmax", logits, axis=axis)
-        if ignore is not None:
-            counts = _counts(build, labels, ignore, logits)
-    if counts is not None:
-        chance, truth = build("Mul", chance, counts), build("Mul", truth, counts)
-    return chance, truth, axis, tuple(place for place in range(len(shape)) if place != axis)
-
-
-def _dice(build: Builder, spec: Dice, logits: str, target: str) -> str:
-    if spec.class_weights is not None:
-        _refuse_one_class(build.shape(logits), logits)
-    chance, truth, axis, others = _chances(build, spec.ignore_index, logits, target)
-    both = build("ReduceSum", build("Mul", chance, truth), axes=others)
-    either = build("ReduceSum", build("Add", chance, truth), axes=others)
-    smooth = build.like(spec.smooth, both)
-    above = build("Add", build("Add", both, both), smooth)
-    scores = build("Div", above, build("Add", either, smooth))
-    if spec.class_weights is not None:
-        lost = build("Sub", build.like(1.0, scores), scores)
-        return mean(build, build("Mul", lost, _class_weights(build, spec.class_weights, axis, logits)))
-    score = mean(build, scores)
-    return build("Sub", build.like(1.0, score), score)
-
-
-def _tversky(build: Builder, spec: Tversky, logits: str, target: str) -> str:
-    chance, truth, _, others = _chances(build, spec.ignore_index, logits, target)
-    overlap = build("Mul", chance, truth)
-    both, wrong, missed = (
-        build("ReduceSum", value, axes=others)
-        for value in (overlap, build("Sub", chance, overlap), build("Sub", truth, overlap))
-    )
-    wrong = build("Mul", wrong, build.like(spec.alpha, wrong))
-    missed = build("Mul", missed, build.like(spec.beta, missed))
-    above = build("Add", both, build.like(spec.smooth, both))
-    score = mean(build, build("Div", above, build("Add", above, build("Add", wrong, missed))))
-    return build("Sub", build.like(1.0, score), score)
-
-
-def _dice_ce(build: Builder, spec: DiceCE, logits: str, target: str, weights: str | None) -> str:
-    ignore = spec.cross_entropy.ignore_index
-    if spec.dice.ignore_index not in (None, ignore):
-        raise InputError(
-            f"dice_ce ignores the label {spec.dice.ignore_index} in dice, but {ignore} in cross_entropy; "
-            "give cross_entropy's ignore_index, which holds for both"
-        )
-    dice = _dice(build, replace(spec.dice, ignore_index=ignore), logits, target)
-    if not has_one_class(build.shape(logits)):
-        surprise = _cross_entropy(build, spec.cross_entropy, logits, target, weights, least=LEAST)
-        return build("Add", dice, surprise)
-    if spec.cross_entropy.class_weights is not None or spec.cross_entropy.label_smoothing:
-        _refuse_one_class(build.shape(logits), logits)
-    counts = aligned(build, logits, _counts(build, target, ignore, logits))
-    counted = build("Mul", aligned(build, logits, target), counts)
-    # The ignored label times a logit is not in the sum; Softplus and product as in BCE.
-    surprise = build("Sub", build("Mul", build("Softplus", logits), counts), build("Mul", logits, counted))
-    total, number = total_of(build, weighted(build, surprise, weights)), total_of(build, counts)
-    return build("Add", dice, build("Div", total, build("Max", number, build.like(LEAST, number))))
-
-
-def _counts(build: Builder, labels: str, ignore: int, logits: str) -> str:
-    """Add 1 where a label counts, 0 where it is ignored, in the labels' shape and the logits' dtype."""
-    ignored = build("Equal", labels, build.constant(ignore, build.dtype(labels)))
-    return build("Cast", build("Not", ignored), to=build.dtype(logits))
-
-
-def _refuse_one_class(shape: Shape, logits: str) -> None:
+def refuse_one_class(shape: Shape, logits: str) -> None:
+    """Raise InputError where logits are of one class."""
     if has_one_class(shape):
         raise InputError(
             f"class weights and label smoothing do not apply to output '{logits}', which has one class"
         )
 
 
-def _class_weights(build: Builder, weights: tuple[float, ...], axis: int, logits: str) -> str:
+def class_weights_of(build: Builder, weights: tuple[float, ...], axis: int, logits: str) -> str:
     """Add class weights as a constant along the class axis; InputError if they do not apply."""
     shape = build.shape(logits)
     if len(weights) != shape[axis]:
