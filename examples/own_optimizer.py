@@ -1,4 +1,4 @@
-"""An optimizer of your own: Lion, which steps by the sign of what it has gathered (arXiv:2302.06675).
+"""An optimizer of your own: Signum, which steps by the sign of the momentum (arXiv:1802.04434).
 
     pip install 'oocdl[torch]'
     python examples/own_optimizer.py
@@ -20,18 +20,15 @@ from oocdl.optim import Builder, Cosine, Own
 Names = Mapping[str, str]
 
 
-@oocdl.optim.register("lion", state={"momentum": 0.0})
-def lion(build: Builder, weight: str, gradient: str, state: Names, scalars: Names) -> tuple[str, Names]:
-    """Mix gradient and momentum, step by the sign of that, and keep the momentum for the next step."""
-
-    def mixed(share: float) -> str:
-        kept = build("Mul", state["momentum"], build.like(share, weight))
-        return build("Add", kept, build("Mul", gradient, build.like(1 - share, weight)))
-
-    mix, zero = mixed(0.9), build.like(0.0, weight)
-    up, down = (build("Cast", build(op, mix, zero), to=build.dtype(mix)) for op in ("Greater", "Less"))
+@oocdl.optim.register("signum", state={"momentum": 0.0})
+def signum(build: Builder, weight: str, gradient: str, state: Names, scalars: Names) -> tuple[str, Names]:
+    """Add the gradient to the momentum, step by the sign of that, and keep it for the next step."""
+    kept = build("Mul", state["momentum"], build.like(0.9, weight))
+    momentum = build("Add", kept, build("Mul", gradient, build.like(0.1, weight)))
+    zero = build.like(0.0, weight)
+    up, down = (build("Cast", build(op, momentum, zero), to=build.dtype(zero)) for op in ("Greater", "Less"))
     sign = build("Sub", up, down)
-    return build("Sub", weight, build("Mul", sign, scalars["lr"])), {"momentum": mixed(0.99)}
+    return build("Sub", weight, build("Mul", sign, scalars["lr"])), {"momentum": momentum}
 
 
 def main() -> None:
@@ -42,7 +39,7 @@ def main() -> None:
     group.create_array("output", data=x @ np.array([[1.0], [2.0], [-1.0]], "f4"))
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 1)
-    optimizer = Own("lion", lr=Cosine(0.1, 80))  # with the rate as it is, optimizer="lion", lr=0.1
+    optimizer = Own("signum", lr=Cosine(0.1, 80))  # with the rate as it is, optimizer="signum", lr=0.1
     run = oocdl.fit(
         net, "line.zarr", loss="mse", optimizer=optimizer, epochs=20, batch_size=16, memory="2GiB"
     )

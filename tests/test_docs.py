@@ -29,6 +29,7 @@ README = (ROOT / "README.md").read_text()
 RUN = (
     "README.md",
     "docs/how-to/medical-images.md",
+    "docs/how-to/losses-and-optimizers.md",
     "docs/how-to/pytorch.md",
     "docs/how-to/onnx.md",
     "docs/how-to/validation.md",

@@ -34,9 +34,19 @@ def as_words(name: str, value: Any) -> Any:
     (['image=t1'], 'batch=2,space=3x2x1')
     >>> as_words("loss", {"seg": ["dice", 0.5], "edge": "bce"}), as_words("class_weights", [1, 2.5])
     ('seg=dice:0.5,edge=bce', '1,2.5')
+    >>> as_words("param_groups", [{"params": ["a.*", "b.*"], "lr": 0.01}, "no_decay_1d"])
+    ['params=a.*|b.*,lr=0.01', 'no_decay_1d']
     >>> as_words("space", {"lr": "log:1e-5..1e-2", "batch_size": [1, 2]}), as_words("batch_size", 2)
     (['lr=log:1e-5..1e-2', 'batch_size=1,2'], 2)
     """
+    if name == "param_groups":
+        groups = value if isinstance(value, list) else [value]
+        return [
+            ",".join(f"{key}={_joined(held, '|')}" for key, held in group.items())
+            if isinstance(group, Mapping)
+            else group
+            for group in groups
+        ]
     between = {"parallel": "x", "loss": ":"}.get(name, ",")
     if isinstance(value, Mapping):
         words = [f"{key}={_joined(held, between)}" for key, held in value.items()]

@@ -8,10 +8,22 @@ from contextlib import suppress
 from typing import Any
 
 from oocdl.errors import InputError
-from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, Rate, Step
+from oocdl.ops.schedules import (
+    Cosine,
+    CosineRestarts,
+    Exponential,
+    MultiStep,
+    OneCycle,
+    Polynomial,
+    Rate,
+    Step,
+)
 from oocdl.space import IntUniform, LogUniform, Uniform
 
-SCHEDULES = ("cosine", "polynomial[:POWER]", "one_cycle", "step:EVERY[:FACTOR]")
+SCHEDULES = (
+    "cosine", "cosine_restarts:STEPS[:TIMES]", "polynomial[:POWER]", "one_cycle", "exponential:FACTOR",
+    "multi_step:STEP:STEP..", "step:EVERY[:FACTOR]",
+)  # fmt: skip
 KINDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "": Uniform,
     "uniform": Uniform,
@@ -134,7 +146,29 @@ def parse_schedule(text: str, lr: float) -> Rate:
                 return Polynomial(lr, power=power)
             case "step", [every, *factor] if every.is_integer() and len(factor) < 2:
                 return Step(lr, int(every), *factor)
+            case "multi_step", [_, *_] as steps if all(step.is_integer() for step in steps):
+                return MultiStep(lr, tuple(map(int, steps)))
+            case "exponential", [factor]:
+                return Exponential(lr, factor)
+            case "cosine_restarts", [_, *more] as counts if len(more) < 2 and all(
+                count.is_integer() for count in counts
+            ):
+                return CosineRestarts(lr, *map(int, counts))
     raise InputError(f"--schedule takes {', '.join(SCHEDULES)}; got '{text}'")
+
+
+def parse_groups(given: Sequence[str]) -> list[Any] | None:
+    """Read ``--param-groups``: a word, or ``params=pattern`` and fields of the optimizer, values with "|".
+
+    >>> parse_groups(["params=encoder.*|stem.*,lr=1e-4", "no_decay_1d"])
+    [{'params': ('encoder.*', 'stem.*'), 'lr': 0.0001}, 'no_decay_1d']
+    """
+    found: list[Any] = []
+    for text in given:
+        held = {} if "=" not in text else pairs("param_groups", [text]) or {}
+        values = {name: tuple(_value(one) for one in value.split("|")) for name, value in held.items()}
+        found.append({n: one if len(one) > 1 else one[0] for n, one in values.items()} or text)
+    return found or None
 
 
 def parse_space(given: Sequence[str]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from oocdl.cli.texts import (
     flag,
     numbers,
     pairs,
+    parse_groups,
     parse_loss,
     parse_parallel,
     parse_schedule,
@@ -28,10 +29,10 @@ from oocdl.cli.texts import (
     sizes,
 )
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import LossLike, Metrics, Names, Option, Pieces, Validation
+from oocdl.config.options import LossLike, Metrics, Names, Option, ParamGroup, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
-from oocdl.ops.loss_functions import DiceCE
+from oocdl.ops.losses.overlap_losses import DiceCE
 from oocdl.ops.schedules import Rate, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.call import ALL_OPTIONS
@@ -75,10 +76,12 @@ OPTIMIZER_FIELDS: Records = {
     "nesterov": typed("Use Nesterov momentum with sgd.", bool, False),
     "weight_decay": typed("Weight decay; default: the optimizer's.", float | None),
     "clip_norm": typed("Clip gradients to this global norm.", float | None),
+    "clip_value": typed("Clip elements of gradients to this absolute value.", float | None),
 }
 LOSS_FIELDS: Records = {
     "class_weights": typed("Weights for cross_entropy, dice, or dice_ce's cross entropy: 1,2.5,2.5."),
     "ignore_index": typed("Label to ignore.", int | None),
+    "label_smoothing": typed("Share of each label that all classes get, with cross_entropy.", float | None),
 }
 FIELDS: Records = {
     "schedule": typed(f"Learning-rate schedule over the whole run: {', '.join(SCHEDULES)}."),
@@ -87,7 +90,7 @@ FIELDS: Records = {
     **LOSS_FIELDS,
 }
 """Options that are fields of the optimizer and of the loss."""
-OFF_AT_ZERO = ("momentum", "nesterov", "clip_norm")
+OFF_AT_ZERO = ("momentum", "nesterov", "clip_norm", "clip_value", "label_smoothing")
 """Options that mean "off" where they are 0 or false, whichever the optimizer is."""
 
 
@@ -185,8 +188,9 @@ def _check_fields(what: str, record: Any, names: Sequence[str]) -> None:
     known = [field.name for field in fields(record) if field.init] if is_dataclass(record) else []
     for name in names:
         if name not in known:
-            others = ", ".join(flag(held) for held in known if held in {*OPTIMIZER_FIELDS, *LOSS_FIELDS})
-            raise InputError(f"{what} has no {flag(name)}{nearest(name, known)}; it has {others or 'none'}")
+            others = [held for held in known if held in {*OPTIMIZER_FIELDS, *LOSS_FIELDS}]
+            it_has = ", ".join(map(flag, others)) or "none"
+            raise InputError(f"{what} has no {flag(name)}{nearest(name, others)}; it has {it_has}")
 
 
 def run_files(paths: Sequence[Path]) -> None:
@@ -275,8 +279,13 @@ FORMS: Mapping[Any, Form] = {
     int | Sequence[int]: Form(
         str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
     ),
-    Which: Form(str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best or STEP"),
+    Which: Form(
+        str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best, ema or STEP"
+    ),
     Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
+    ParamGroup | Sequence[ParamGroup] | None: Form(
+        list[str], lambda name, items: parse_groups(items or ()), "params=NAME,lr=.."
+    ),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,..", "1,2,4,8,16,32,64"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
     Mapping[str, int] | None: Form(list[str], lambda name, items: sizes(name, items, int), "NAME=SIZE"),

@@ -8,6 +8,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,19 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import LOSSES, Loss
+from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.ops.metric_functions import METRICS, Metric
 from oocdl.ops.optimizers import OPTIMIZERS, SGD, Optimizer
 from oocdl.ops.own_loss import file_loss
+from oocdl.ops.param_groups import NO_DECAY, ParamGroups
 
 Check = Callable[[str, Any], Any]
 
 BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BYTES_BY_UNIT |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
 MOST_THREADS, MOST_PORT = 4096, 65535
+NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps", "alpha")
+"""Fields of an optimizer that are numbers."""
 
 
 def parse_bytes(size: float | str) -> int:
@@ -60,7 +65,7 @@ def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
                 f"there is no optimizer '{shown(optimizer)}'{nearest(optimizer, OPTIMIZERS)}; "
                 f"choose one of: {', '.join(OPTIMIZERS)}, or register your own with oocdl.optim.register"
             )
-        rate = lr if lr is not None else 0.01 if kind is SGD else 0.001
+        rate = lr if lr is not None else 0.01 if kind is SGD else kind().lr
         optimizer = kind(lr=rate if callable(rate) else finite("lr", rate))
     elif not isinstance(optimizer, Optimizer):
         raise InputError(
@@ -259,7 +264,7 @@ def losses(name: str, value: Any) -> Loss | dict[str, tuple[Loss, float]]:
 
 def _loss(value: Any) -> Loss:
     if isinstance(value, str) and value in LOSSES:
-        return LOSSES[value]
+        value = LOSSES[value]
     if str(value).endswith(".onnx"):
         return file_loss(path_of("loss", value))
     if not isinstance(value, Loss):
@@ -268,4 +273,35 @@ def _loss(value: Any) -> Loss:
             f"there is no loss {word}{nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
             "an ONNX file, or an object of oocdl.losses"
         )
-    return value
+    return replace(value, loss=_loss(value.loss)) if isinstance(value, DeepSupervision) else value
+
+
+def decay(name: str, value: Any) -> float:
+    """Check the decay of a moving average."""
+    number = finite(name, value)
+    if not 0 <= number < 1:
+        raise InputError(f"{name} must be at least 0 and less than 1, such as 0.999, got {shown(value)}")
+    return number
+
+
+def param_groups(name: str, value: Any) -> ParamGroups | None:
+    """Check groups of weights: mappings with patterns, and the word that says which weights do not decay."""
+    items = (value,) if isinstance(value, str | Mapping) else value
+    if not isinstance(items, Iterable):
+        raise InputError(f"{name} takes a list of mappings, got {shown(value)}")
+    found: list[Mapping[str, Any] | str] = []
+    for item in items:
+        if isinstance(item, str) and item == NO_DECAY:
+            found.append(item)
+            continue
+        if not isinstance(item, Mapping) or not item.get("params"):
+            raise InputError(
+                f"{name} takes '{NO_DECAY}' and mappings such as {{'params': 'encoder.*', 'lr': 1e-4}}, "
+                f"got {shown(item)}"
+            )
+        given = {
+            str(key): finite(f"{name}['{key}']", held) if key in NUMBERS and not callable(held) else held
+            for key, held in item.items()
+        }
+        found.append({**given, "params": names(f"{name}['params']", item["params"])})
+    return tuple(found) or None

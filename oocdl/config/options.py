@@ -34,6 +34,8 @@ Pieces = Literal["auto"] | Mapping[str, int | Sequence[int]]
 """Numbers of pieces by kind of axis."""
 Validation = str | Path | float | Sequence[int] | Any
 """A dataset, a share of the samples, or indices of some."""
+ParamGroup = str | Mapping[str, Any]
+"""Weights that are updated alike: a pattern "params" and fields of the optimizer; or "no_decay_1d"."""
 Metrics = str | Metric | Sequence[str | Metric]
 """Metrics, by name or as objects."""
 
@@ -124,16 +126,18 @@ class CommonOptions(TypedDict, total=False):
     """Options that all verbs take, and that a newcomer meets."""
 
     loss: Annotated[LossLike, Option("cross_entropy", "plan", check=checks.losses, predicts=True)]
-    """Loss to minimize: "cross_entropy", "dice", "dice_ce", "bce", "mse", "l1" or "ctc". Or the name of a
-    loss of your own (``oocdl.losses.register``); an object of ``oocdl.losses``, which has class weights and
-    other fields; an ONNX file that computes one number from (prediction, target); or a mapping from output to
-    loss or (loss, weight)."""
+    """Loss to minimize: "cross_entropy", "dice", "dice_ce", "focal", "tversky", "bce", "mse", "l1", "huber",
+    "ctc" or "deep_supervision". Or the name of a loss of your own (``oocdl.losses.register``); an object of
+    ``oocdl.losses``, which has class weights and other fields; an ONNX file that computes one number from
+    (prediction, target); or a mapping from output to loss or (loss, weight)."""
     optimizer: Annotated[str | Optimizer, Option("adam", "plan", check=checks.anything, fixed="run")]
-    """Optimizer: "sgd", "adam" or "adamw". Or the name of one of your own (``oocdl.optim.register``), or an
-    object of ``oocdl.optim``, which has momentum, weight decay, clipping and other fields."""
+    """Optimizer: "sgd", "adam", "adamw", "rmsprop", "lion" or "lamb". Or the name of one of your own
+    (``oocdl.optim.register``), or an object of ``oocdl.optim``, which has momentum, weight decay, clipping
+    and other fields."""
     lr: Annotated[Rate | None, Option(None, "bits", check=checks.anything)]
-    """Learning rate of an optimizer given by name; default: 0.01 for "sgd", 0.001 for others. A number, a
-    schedule of ``oocdl.optim``, or any function of the step, which counts from 0."""
+    """Learning rate of an optimizer given by name; default: 0.01 for "sgd" and "rmsprop", 0.0001 for "lion",
+    0.001 for others. A number, a schedule of ``oocdl.optim``, or any function of the step, which counts from
+    0."""
     batch_size: Annotated[int, Option(1, "plan", fixed="run")]
     """Number of samples that go through the network at once."""
     memory: Annotated[Size | None, Option(None, "plan", predicts=True)]
@@ -203,6 +207,17 @@ class SettingOptions(TypedDict, total=False):
     """"float32", "float64", or "bfloat16" (of convolutions and products)."""
     freeze: Annotated[Names, Option((), "plan", fixed="run", predicts=True)]
     """Weights to leave unchanged, by name or by pattern such as "encoder.*"."""
+    param_groups: Annotated[
+        ParamGroup | Sequence[ParamGroup] | None,
+        Option(None, "plan", check=checks.optional(checks.param_groups), fixed="run"),
+    ]
+    """Weights with settings of their own, as PyTorch's: ``[{"params": "encoder.*", "lr": 1e-4}]``. The first
+    group whose pattern matches a name of a weight gives it fields of the optimizer; a number for ``lr`` is
+    what the optimizer's schedule begins from there. "no_decay_1d", alone or in the list, takes weight decay
+    off weights of at most one axis (biases, norms) in every group."""
+    ema: Annotated[float | None, Option(None, "plan", check=checks.optional(checks.decay), fixed="run")]
+    """Decay of a moving average of the weights, such as 0.999. The run then has the average of each weight
+    beside it, as large as the weight, as ``torch.optim.swa_utils.AveragedModel`` makes it."""
     keep: Annotated[Names, Option((), "plan", fixed="plan")]
     """Activations, or gradients as "grad/<weight>", of the last step to keep in the run (``Run.kept``)."""
     commit_seconds: Annotated[float, Option(30.0, "neither")]

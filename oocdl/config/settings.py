@@ -18,6 +18,7 @@ from oocdl.host.limits import default_budget_bytes
 from oocdl.ops.loss_functions import Loss
 from oocdl.ops.metric_functions import Metric
 from oocdl.ops.optimizers import Optimizer
+from oocdl.ops.param_groups import ParamGroups, groups_of
 
 SPILL_VARIABLE = "OOCDL_SPILL"
 SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
@@ -34,6 +35,8 @@ class Settings:
 
     loss: Loss | Mapping[str, tuple[Loss, float]]
     optimizer: Optimizer
+    param_groups: ParamGroups | None
+    ema: float | None
     epochs: int
     steps: int | None
     batch_size: int
@@ -91,6 +94,7 @@ def make_settings(**options: Any) -> Settings:
     """
     values = checked(OPTIONS, options)
     optimizer = parse_optimizer(values.pop("optimizer"), values.pop("lr"))
+    groups_of(optimizer, values["param_groups"])  # what they cannot have is refused here
     memory_bytes, disk_bytes = values.pop("memory") or default_budget_bytes(), values.pop("disk")
     return Settings(optimizer=optimizer, memory_bytes=memory_bytes, disk_bytes=disk_bytes, **values)
 
@@ -124,7 +128,7 @@ def plain(value: Any) -> Any:
     values at some steps.
 
     >>> plain({"lr": np.float32(0.5), "loss": make_settings(loss="mse").loss})
-    {'lr': 0.5, 'loss': {'type': 'MSE'}}
+    {'lr': 0.5, 'loss': {'type': 'MSE', 'sample_weights': None}}
     """
     if value is None or isinstance(value, str):
         return value
@@ -163,11 +167,15 @@ def _sampled(function: Callable[[int], Any]) -> list[float]:
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
     """List in words where two plain settings differ.
 
+    A field that ``old`` does not know, as an earlier version did not have it, is one that was off.
+
+    >>> differences({"loss": {"type": "MSE"}}, {"loss": {"type": "MSE", "sample_weights": None}})
+    []
     >>> differences({"a": {"lr": 1, "b": 2}}, {"a": {"lr": 3, "b": 2}})
     ['a.lr was 1, is 3']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("type") == new.get("type"):
-        keys = [*old, *(key for key in new if key not in old)]
+        keys = [*old, *(key for key in new if key not in old and new[key])]
         inner = [(key, f"{name}.{key}" if name else str(key)) for key in keys]
         return [text for key, label in inner for text in differences(old.get(key), new.get(key), label)]
     return [] if old == new else [f"{shown(name)} was {_in_words(old)}, is {_in_words(new)}"]

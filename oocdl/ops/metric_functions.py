@@ -18,18 +18,9 @@ import numpy.typing as npt
 from oocdl.errors import InputError
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.ctc import CTC
-from oocdl.ops.loss_functions import (
-    BCE,
-    CrossEntropy,
-    Dice,
-    DiceCE,
-    Head,
-    Loss,
-    along,
-    is_label,
-    labels_of,
-    labels_on_axis,
-)
+from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
+from oocdl.ops.losses.class_losses import CrossEntropy, along, is_label, labels_on_axis
+from oocdl.ops.losses.number_losses import BCE
 from oocdl.ops.own_loss import aligned
 
 Numbers = npt.NDArray[np.float64]
@@ -277,7 +268,7 @@ def add_metric_sums(
 
 def suits(metric: Metric, spec: Loss) -> bool:
     """Whether a metric goes with a loss."""
-    has_classes = isinstance(spec, CrossEntropy | Dice | DiceCE | BCE)
+    has_classes = isinstance(spec, ClassLoss | BCE)
     return has_classes == metric.of_classes and not isinstance(spec, CTC)
 
 

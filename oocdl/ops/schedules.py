@@ -49,6 +49,32 @@ class Step(_Counting):
 
 
 @dataclass(frozen=True)
+class MultiStep:
+    """``lr * factor ** n`` after n of the steps in ``milestones``: ``MultiStepLR``."""
+
+    lr: float
+    milestones: tuple[int, ...]
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+
+    def __call__(self, step: int) -> float:
+        return float(self.lr * self.factor ** sum(step >= one for one in self.milestones))
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """``lr * factor ** step``: ``ExponentialLR``."""
+
+    lr: float
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        return float(self.lr * self.factor**step)
+
+
+@dataclass(frozen=True)
 class Cosine(_Counting):
     """Half a cosine from ``lr`` to ``minimum`` in ``steps`` steps: ``CosineAnnealingLR``.
 
@@ -62,6 +88,32 @@ class Cosine(_Counting):
     def __call__(self, step: int) -> float:
         part = min(step / _said(self.steps), 1.0)
         return self.minimum + (self.lr - self.minimum) * (1 + cos(pi * part)) / 2
+
+
+@dataclass(frozen=True)
+class CosineRestarts(_Counting):
+    """Half cosines from ``lr`` to ``minimum``, over and over: ``CosineAnnealingWarmRestarts``.
+
+    The first lasts ``steps`` steps, each of the others ``times`` as long as the one before.
+    """
+
+    lr: float
+    steps: int
+    times: int = 1
+    minimum: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.times < 1:
+            raise InputError(f"times of a learning-rate schedule must be at least 1, not {self.times}")
+
+    def __call__(self, step: int) -> float:
+        length = self.steps
+        if self.times == 1:
+            step %= length
+        while step >= length:
+            step, length = step - length, length * self.times
+        return self.minimum + (self.lr - self.minimum) * (1 + cos(pi * step / length)) / 2
 
 
 @dataclass(frozen=True)
@@ -159,6 +211,40 @@ def lasts_a_run(lr: Rate, steps: int) -> bool:
         case Then(steps=first, after=after):
             return lasts_a_run(after, steps - first)
     return False
+
+
+Scaling = Constant | Step | MultiStep | Exponential | Cosine | CosineRestarts | Polynomial | OneCycle
+"""The schedules that are proportional to a learning rate, but for a ``minimum``."""
+
+
+def base_of(lr: Rate) -> float | None:
+    """Return the learning rate that a schedule scales; None if it is a function of the user's own.
+
+    >>> base_of(WarmUp(Cosine(0.1), 10))
+    0.1
+    """
+    if isinstance(lr, WarmUp | Then):
+        return base_of(lr.after if isinstance(lr, WarmUp) else lr.first)
+    if isinstance(lr, Scaling):
+        return lr.lr
+    return None if callable(lr) else float(lr)
+
+
+def rebased(lr: Rate, base: float, new: float) -> Rate:
+    """Return a schedule that scales ``new`` where it scaled ``base``, as PyTorch's schedulers do in a group.
+
+    >>> rebased(WarmUp(Cosine(0.1, 100), 10), 0.1, 0.01)
+    WarmUp(after=Cosine(lr=0.01, steps=100, minimum=0.0), steps=10, start=0.3333333333333333)
+    """
+    if isinstance(lr, WarmUp):
+        return replace(lr, after=rebased(lr.after, base, new))
+    if isinstance(lr, Then):
+        return replace(lr, first=rebased(lr.first, base, new), after=rebased(lr.after, base, new))
+    if isinstance(lr, Scaling):
+        return replace(lr, lr=new if lr.lr == base else lr.lr * new / base)
+    if callable(lr):
+        raise InputError("a schedule that has a function of your own in it cannot be scaled")
+    return new if lr == base else lr * new / base
 
 
 def _said(steps: int | None) -> int:

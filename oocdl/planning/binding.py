@@ -11,6 +11,8 @@ from oocdl.errors import DatasetError, InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.reader import OnnxModel, Port
 from oocdl.ops.loss_functions import Loss, further_arrays, reads_labels
+from oocdl.ops.losses.deep_supervision import DeepSupervision
+from oocdl.ops.losses.number_losses import SAMPLE_WEIGHTS
 from oocdl.storage.dataset.dataset import DataArray, Dataset, apart
 
 
@@ -25,6 +27,8 @@ class Target:
     """Factor of this loss in the sum of all."""
     further: Mapping[str, str]
     """Further arrays of the loss: what for -> array."""
+    resized: bool = False
+    """Whether its target is made from that of the first head, which is larger."""
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -118,10 +122,17 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
                         f"{name} of the loss of '{output}' is to be array '{array}', the dataset has: {found}"
                     )
                 used.add(array)
+        deep = isinstance(settings.loss, DeepSupervision)
         for output, (spec, weight) in heads.items():
-            array = choose("output", output, settings.targets, arrays, used, len(heads) == 1)
+            resized = deep and bool(targets) and output not in {**arrays, **(settings.targets or {})}
+            if resized:
+                array = targets[0].array
+            else:
+                of_others = {name for name in heads if deep and name != output}
+                only = deep or len(heads) == 1
+                array = choose("output", output, settings.targets, arrays, used | of_others, only)
             used.add(array)
-            targets.append(Target(output, array, spec, weight, further[output]))
+            targets.append(Target(output, array, spec, weight, further[output], resized))
     wanted = [*inputs.values(), *(name for target in targets for name in target.read)]
     counts = {name: arrays[name].shape[0] if arrays[name].shape else 0 for name in wanted}
     if len(set(counts.values())) != 1:
@@ -197,6 +208,11 @@ def _heads(
 ) -> Mapping[str, tuple[Loss, float]]:
     """Output -> (loss, weight), for each output that has a loss."""
     outputs = [port.name for port in model.outputs]
+    if isinstance(loss, DeepSupervision):
+        weights = loss.of_outputs(len(outputs))
+        return {
+            output: (loss.loss, weight) for output, weight in zip(outputs, weights, strict=True) if weight
+        }
     if not isinstance(loss, Mapping):
         if len(outputs) != 1:
             raise InputError(
@@ -214,7 +230,7 @@ def _check_kinds(targets: list[Target], arrays: Mapping[str, DataArray]) -> None
     for target in targets:
         labels = reads_labels(target.spec)
         for name in target.read:
-            if labels and arrays[name].dtype.kind not in "iub":
+            if labels and arrays[name].dtype.kind not in "iub" and name != target.further.get(SAMPLE_WEIGHTS):
                 what = "labels" if name == target.array else "lengths"
                 raise DatasetError(
                     f"array '{name}' is {arrays[name].dtype}; the loss of '{target.output}' "

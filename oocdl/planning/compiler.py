@@ -45,8 +45,9 @@ class CompiledPass(Interface):
     graph: TaskGraph
     pieces: Mapping[str, tuple[Region, ...]]
     """Weight or state -> the regions that it is stored in."""
-    starts: Mapping[str, float]
-    """State of the optimizer -> the number that all its elements start as, where that is not zero."""
+    starts: Mapping[str, float | str]
+    """State of the optimizer -> the number that all its elements start as, where that is not zero; the weight
+    that it starts as, where it is an average."""
     sums: Mapping[str, tuple[Region, ...]]
     """Sum of gradients that the pass makes -> the regions that it is stored in. Sums go from pass to pass,
     never to the run on disk."""
@@ -118,7 +119,11 @@ class Draft:
             plan=plan,
             graph=expand_pass(plan, {**pieces, **sums}, sums),
             pieces=pieces,
-            starts={name: start for name in pieces if (start := start_of(optimizer, name))},
+            starts={
+                name: start
+                for name in pieces.keys() - network.imported.weights.keys()
+                if (start := start_of(optimizer, name))
+            },
             sums=sums,
             side=self.side,
             **{one.name: getattr(network, one.name) for one in fields(Interface)},

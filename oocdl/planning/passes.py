@@ -20,8 +20,9 @@ from itertools import islice
 
 from oocdl.config import Settings
 from oocdl.errors import InputError
-from oocdl.ops.optimizers import SHARE, scalars
+from oocdl.ops.param_groups import rates_of, step_scalars
 from oocdl.ops.schedules import Rate, lasts_a_run
+from oocdl.ops.update_rules import SHARE
 from oocdl.storage.dataset.sampling import held_out, order_of
 
 MAIN, RAGGED = "main", "ragged"
@@ -221,8 +222,9 @@ class Course:
         ``rate`` makes learning rates of those of the schedule.
         """
         settings, count = self.settings, len(step.batches)
-        numbers = scalars(settings.optimizer, step.number) | ({SHARE: 1 / count} if self.passes > 1 else {})
-        numbers["lr"] = rate(numbers["lr"])
+        numbers = step_scalars(settings.optimizer, settings.param_groups, settings.ema, step.number)
+        numbers |= {SHARE: 1 / count} if self.passes > 1 else {}
+        numbers |= {name: rate(lr) for name, lr in rates_of(numbers).items()}
         found = []
         for index, rows in enumerate(step.batches):
             role = (NEXT if index else FIRST) if index < count - 1 else MAIN
@@ -254,10 +256,10 @@ def by_size(rows: Iterable[int], labels: Sequence[str], size: int) -> Iterator[t
     yield from (tuple(batch) for batch in waiting.values() if batch)
 
 
-def base_of(plan_id: str) -> str:
+def role_of(plan_id: str) -> str:
     """Return the role of a kind of passes in its step: its id without size and batch.
 
-    >>> base_of("first@96x112x80/2"), base_of("ragged")
+    >>> role_of("first@96x112x80/2"), role_of("ragged")
     ('first', 'main')
     """
     base = plan_id.partition("@")[0].partition("/")[0]

@@ -39,9 +39,12 @@ from oocdl.ops.loss_functions import (
     reads_labels,
     takes_as_it_is,
 )
+from oocdl.ops.losses.deep_supervision import resized_target
+from oocdl.ops.losses.number_losses import SAMPLE_WEIGHTS
 from oocdl.ops.metric_functions import HeadSums, add_metric_sums
-from oocdl.ops.optimizers import add_sums, add_updates, shared_loss
+from oocdl.ops.param_groups import assigned
 from oocdl.ops.sequences.written_out import with_attention
+from oocdl.ops.update_rules import add_sums, add_updates, shared_loss
 from oocdl.planning.binding import Binding
 from oocdl.planning.rebatched import check_rebatched
 
@@ -195,30 +198,28 @@ def _add_loss(network: Network, request: Request) -> Network:
     if not request.binding.targets:
         return network
     build = Builder(request.rules, network.graph)
-    batch = build.shape(network.imported.inputs[0])[0]
+    widest = widest_float(resolve(request.settings.engine))
     heads: dict[str, Head] = {}
     feeds = dict(network.feeds)
     for target in request.binding.targets:
         logits = _logits(network, target.output, target.spec, request.settings)
-        data = request.binding.arrays[target.array]
-        labels = reads_labels(target.spec)
-        dtype = "int64" if labels else request.settings.dtype
-        name = build.value(f"target/{target.output}", (batch, *data.shape[1:]), dtype, Role.TARGET)
-        feeds[name] = target.array
+        if target.resized:
+            name = resized_target(build, next(iter(heads.values())).target, logits, widest)
+        else:
+            dtype = "int64" if reads_labels(target.spec) else request.settings.dtype
+            name = _read(build, request, target.array, f"target/{target.output}", dtype)
+            feeds[name] = target.array
         further: dict[str, str] = {}
         for what, array in target.further.items():
-            shape = (batch, *request.binding.arrays[array].shape[1:])
-            further[what] = build.value(f"target/{target.output}/{what}", shape, "int64", Role.TARGET)
+            dtype = request.settings.dtype if what == SAMPLE_WEIGHTS else "int64"
+            further[what] = _read(build, request, array, f"target/{target.output}/{what}", dtype)
             feeds[further[what]] = array
         heads[target.output] = Head(target.spec, logits, name, target.weight, further)
     loss, output_losses = add_losses(build, heads)
     metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
-    widest = widest_float(resolve(request.settings.engine))
     sums = add_metric_sums(build, metrics, heads, widest) if metrics else {}
     found = {
-        value: labels
-        for head in heads.values()
-        for value, labels in labels_of_head(head, build.shape(head.logits), build.shape(head.target)).items()
+        value: labels for head in heads.values() for value, labels in labels_of_head(build, head).items()
     }
     return replace(
         network,
@@ -230,6 +231,12 @@ def _add_loss(network: Network, request: Request) -> Network:
         output_losses=output_losses,
         metric_sums=sums,
     )
+
+
+def _read(build: Builder, request: Request, array: str, name: str, dtype: str) -> str:
+    """Declare a value that a loss reads from an array of the dataset."""
+    shape = (request.batch, *request.binding.arrays[array].shape[1:])
+    return build.value(name, shape, dtype, Role.TARGET)
 
 
 def _logits(network: Network, output: str, spec: Loss, settings: Settings) -> str:
@@ -285,7 +292,15 @@ def _update(network: Network, request: Request) -> Network:
     if request.kind is PassKind.EARLIER:
         build.updates |= {f"{weight}/accumulated": total for weight, total in network.gradients.items()}
     else:
-        add_updates(build, request.settings.optimizer, network.gradients, network.idle)
+        settings, groups = request.settings, None
+        if settings.param_groups is not None:
+            names = {weight: request.model.names_of(weight) for weight in network.gradients}
+            flat = [weight for weight in names if len(build.shape(weight)) <= 1]
+            groups = assigned(settings.optimizer, settings.param_groups, names, flat)
+        averages = settings.ema is not None
+        add_updates(
+            build, settings.optimizer, network.gradients, network.idle, groups=groups, averages=averages
+        )
     return replace(network, graph=build.graph())
 
 

@@ -21,7 +21,7 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
-from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, base_of
+from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, role_of
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import html
 from oocdl.report.figure import figure_of, picture_path, written
@@ -141,7 +141,7 @@ class Plan:
 
     def of_role(self, role: str) -> list[str]:
         """Return the plan ids of a role in the step, of all sizes and batches."""
-        return [plan_id for plan_id in self.kinds if base_of(plan_id) == role]
+        return [plan_id for plan_id in self.kinds if role_of(plan_id) == role]
 
     @cached_property
     def sizes(self) -> Mapping[str, Simulated]:

@@ -38,7 +38,7 @@ from oocdl.events import (
     WorkersChanged,
 )
 from oocdl.planning.calls import PickCall
-from oocdl.planning.passes import VALIDATION, base_of
+from oocdl.planning.passes import VALIDATION, role_of
 from oocdl.report.history_view import metric_names
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import clock_time, counted, duration
@@ -172,7 +172,7 @@ class Progress:
         share = (event.pass_number - 1 + min(done / max(tasks, 1), 1.0)) / event.passes
         self.done = event.step - 1  # steps may have been rolled back
         last = self.last_row
-        if base_of(event.plan_id) == VALIDATION:
+        if role_of(event.plan_id) == VALIDATION:
             self._move(event.step, f"step {event.step}/{self.steps}, validating: {share:.0%}")
             return
         self._move(self.done + share, self._text(last, share) if last else f"the first step: {share:.0%}")

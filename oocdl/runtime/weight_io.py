@@ -43,15 +43,16 @@ READ_COPIES = 3
 
 
 def initial(compiled: CompiledPass) -> Read:
-    """The contents of the model file, read block by block; optimizer state starts as its number."""
+    """The contents of the model file, read block by block; optimizer state starts as its number or weight."""
     weights = compiled.imported.weights
 
     def read(name: str, region: Region, out: Array) -> None:
-        if name not in weights:
-            out[...] = compiled.starts.get(name, 0)
+        start = name if name in weights else compiled.starts.get(name, 0.0)
+        if not isinstance(start, str):
+            out[...] = start
             return
         for block in contiguous_blocks(region, out.itemsize):
-            part_of(out, block, region)[...] = weights[name].read(block)
+            part_of(out, block, region)[...] = weights[start].read(block)
 
     return read
 

@@ -35,6 +35,7 @@ from oocdl.events import (
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.host.heap import lasting
+from oocdl.ops.param_groups import rates_of
 from oocdl.ops.schedules import rate
 from oocdl.planning.passes import MAIN, PassInfo, Step
 from oocdl.report.disk_check import check_commit
@@ -273,8 +274,9 @@ class Trainer:
         after = session.moved()
         row: dict[str, Any] = {"step": step.number + 1, "epoch": step.epoch}
         row |= {name: sum(found[name] for found in losses) / len(losses) for name in losses[0]}
-        lr, scheduled = passes[0][1].scalars["lr"], rate(self.job.settings.optimizer.lr, step.number)
-        row |= {"lr": lr, **({"scheduled_lr": scheduled} if lr != scheduled else {})}
+        rates = rates_of(passes[0][1].scalars)
+        scheduled = rates_of(self.course.passes_of(step)[0][1].scalars) if self.acting else rates
+        row |= rates | {f"scheduled_{name}": lr for name, lr in scheduled.items() if lr != rates[name]}
         row["seconds"] = time.monotonic() - begun
         for name, value in asdict(after).items():
             row[name] = value if name in MEMORY else value - getattr(before, name)

@@ -19,8 +19,9 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import Loss
 from oocdl.ops.metric_functions import METRICS
-from oocdl.ops.optimizers import SGD, Adam, AdamW, Own
-from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Rate, Step, Then, WarmUp, rate
+from oocdl.ops.optimizers import LAMB, SGD, Adam, AdamW, Lion, Own, RMSprop
+from oocdl.ops.param_groups import rates_of, step_scalars
+from oocdl.ops.schedules import Scaling, Then, WarmUp
 from oocdl.planning.binding import Binding
 from oocdl.planning.choice.pass_kinds import own_plans
 from oocdl.planning.compiler import CompiledPass
@@ -76,17 +77,19 @@ def spec_of(source: Sequence[Any], allow_missing_chunks: bool) -> DatasetSpec:
     return DatasetSpec(place, group, tuple(names), allow_missing_chunks, validation=validation)
 
 
-def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], lr: Rate) -> RunStore:
+def open_run(
+    folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], settings: Settings
+) -> RunStore:
     """Open and lock a run that these facts, and these arrays of a dataset, may go on with.
 
-    The learning rate has to be as it was at all steps that are done; later ones are as the caller says.
+    Learning rates have to be as they were at all steps that are done; later ones are as the caller says.
     Warns if the dataset is taken for a copy. Raises InputError, which lists the facts that differ;
     StoreError for a run of another version of oocdl.
     """
     store = RunStore.open(folder, writable=True)
     try:
         with understood(folder):
-            _check_facts(store, folder, facts, arrays, lr)
+            _check_facts(store, folder, facts, arrays, settings)
     except BaseException:
         store.close()
         raise
@@ -94,7 +97,11 @@ def open_run(folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataAr
 
 
 def _check_facts(
-    store: RunStore, folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], lr: Rate
+    store: RunStore,
+    folder: Path,
+    facts: Mapping[str, Any],
+    arrays: Mapping[str, DataArray],
+    settings: Settings,
 ) -> None:
     """Raise what ``open_run`` raises for other facts."""
     known = store.meta.get("identity")
@@ -108,7 +115,7 @@ def _check_facts(
     changed = [one.changed for one in found.values() if one.changed]
     same_operators(folder, known, facts.get("operators", {}))
     others = differences(_compared(known), _compared(facts))
-    others += _rate_differences(store.history(), lr)
+    others += _rate_differences(store.history(), settings)
     refuse_if(f"the run in {folder} was started differently", [*others, *changed])
     for one in found.values():
         if one.copied:
@@ -122,17 +129,26 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that have to be equal."""
     optimizer = facts.get("optimizer")
     without = {**optimizer, "lr": None} if isinstance(optimizer, Mapping) else optimizer
-    return {**facts, "dataset": None, "optimizer": without}
+    groups = [one if isinstance(one, str) else {**one, "lr": None} for one in facts.get("param_groups") or ()]
+    return {**facts, "dataset": None, "optimizer": without, "param_groups": groups}
 
 
-def _rate_differences(history: Sequence[Mapping[str, Any]], lr: Rate) -> list[str]:
-    """Say where the learning rate is another than at the steps that are done; empty if nowhere."""
+def _rate_differences(history: Sequence[Mapping[str, Any]], settings: Settings) -> list[str]:
+    """Say where a learning rate is another than at the steps that are done; empty if nowhere.
+
+    A group of weights without a rate of its own has that of all others.
+    """
     for row in history:
-        now = rate(lr, row["step"] - 1)
-        if now != row.get("scheduled_lr", row["lr"]):
-            was, done = f"optimizer.lr was {row['lr']:.6g} at step {row['step']}", history[-1]["step"]
-            way_out = f"where another is to follow, pass lr=oocdl.optim.Then(what it was, {done}, another)"
-            return [f"{was}, is {now:.6g} ({way_out})"]
+        now = rates_of(step_scalars(settings.optimizer, settings.param_groups, None, row["step"] - 1))
+        for name in now | rates_of(row):
+            before = row.get(f"scheduled_{name}", row.get(name, row["lr"]))
+            after = now.get(name, now["lr"])
+            if before != after:
+                was, done = f"optimizer.{name} was {before:.6g} at step {row['step']}", history[-1]["step"]
+                way_out = (
+                    f"where another is to follow, pass lr=oocdl.optim.Then(what it was, {done}, another)"
+                )
+                return [f"{was}, is {after:.6g} ({way_out})"]
     return []
 
 
@@ -237,7 +253,7 @@ KINDS: Mapping[str, Callable[..., Any]] = {
     kind.__name__: kind
     for kind in (
         *get_args(Loss), *map(type, METRICS.values()),
-        SGD, Adam, AdamW, Constant, Step, Cosine, Polynomial, OneCycle, WarmUp, Then,
+        *get_args(Scaling), WarmUp, Then, SGD, Adam, AdamW, RMSprop, Lion, LAMB,
     )
 }  # fmt: skip
 """Type name -> type that plain data may be restored as."""

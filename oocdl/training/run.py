@@ -282,8 +282,9 @@ class Run:
             Folder for what does not fit; default: $OOCDL_SPILL, else in the run, or in the folder for
             temporary files, with a warning, if the run can only be read.
         which
-            The version: "last", "best", or a step of ``checkpoints``; default: that of the best validation if
-            ``EarlyStopping`` has ended the run and restored it, else the last.
+            The version: "last", "best", "ema" (the last, with the averages that ``ema=`` has made), or a step
+            of ``checkpoints``; default: that of the best validation if ``EarlyStopping`` has ended the run
+            and restored it, else the last.
 
         Raises
         ------

@@ -43,8 +43,10 @@ WORDS: Mapping[str, str] = {
     "metric": "metrics", "augmentation": "augment", "augmentations": "augment", "transform": "augment",
     "transforms": "augment", "data_augmentation": "augment", "patience": "early_stopping",
     "earlystopping": "early_stopping", "min_delta": "early_stopping", "save_best_only": "save_top_k",
-    "load_best_model_at_end": "save_top_k", "save_total_limit": "save_top_k",
-    "ema_decay": "ema", "swa": "ema", "model_ema": "ema", "moving_average": "ema",
+    "load_best_model_at_end": "save_top_k", "save_total_limit": "save_top_k", "ema_decay": "ema",
+    "swa": "ema", "model_ema": "ema", "moving_average": "ema", "ema_momentum": "ema", "use_ema": "ema",
+    "clipvalue": "clip_value", "parameter_groups": "param_groups", "no_decay": "param_groups",
+    "sample_weights": "sample_weight",
 }  # fmt: skip
 """Words of other libraries, and ours, or those that ``OTHERWISE`` explains."""
 
@@ -53,13 +55,16 @@ OTHERWISE: Mapping[str, str] = {
     "nesterov": "it is a field of the optimizer: optimizer=oocdl.optim.SGD(0.1, momentum=0.9, nesterov=True)",
     "weight_decay": "it is a field of the optimizer: optimizer=oocdl.optim.AdamW(lr=1e-3, weight_decay=0.01)",
     "betas": "it is a field of the optimizer: optimizer=oocdl.optim.Adam(lr=1e-3, betas=(0.9, 0.99))",
+    "clip_value": "it is a field of the optimizer: optimizer=oocdl.optim.Adam(lr=1e-3, clip_value=1.0)",
+    "label_smoothing": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(label_smoothing=0.1)",
+    "pos_weight": "it is a field of the loss: loss=oocdl.losses.BCE(pos_weight=8.0)",
+    "sample_weight": "the loss names the array: loss=oocdl.losses.CrossEntropy(sample_weights='weight')",
     "clip_norm": "it is a field of the optimizer: optimizer=oocdl.optim.Adam(lr=1e-3, clip_norm=1.0)",
     "class_weight": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(class_weights=(1.0, 2.0))",
     "ignore_index": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(ignore_index=255)",
     "augment": "samples are trained on as they are: write augmented copies of them to the dataset",
     "early_stopping": "it is a callback: callbacks=[oocdl.callbacks.EarlyStopping('val_loss', patience=10)]",
     "save_top_k": "it is a field of a callback: callbacks=[oocdl.callbacks.ModelCheckpoint(save_top_k=3)]",
-    "ema": "weights are not averaged: Run.weights has those of the last commit",
     "threads": "this function takes cores=, the compute threads of each host",
     "accumulate": "one pass is what this function knows: leave it out",
 }

@@ -223,7 +223,6 @@ def _open_store(
     )
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
-    lr = job.settings.optimizer.lr
     if not exists or resume == "restart":
         made = _planned_by(job, given)
         if given is None and say is not None and measured_before(made, folder, say):
@@ -238,7 +237,7 @@ def _open_store(
         }
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
     else:
-        store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays, lr))
+        store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays, job.settings))
         with understood(folder):
             frozen = None if call.replan else resuming.read_plan(store, facts, machine)
             if frozen is not None:

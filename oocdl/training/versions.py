@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from oocdl.errors import InputError
+from oocdl.ops.optimizers import average_of
 from oocdl.storage.run.run_store import RunStore
 
-Which = Literal["last", "best"] | int | None
-"""A version of a run: its last, the best that is kept, or that of a step."""
+Which = Literal["last", "best", "ema"] | int | None
+"""A version of a run: its last, the best that is kept, the last with averaged weights, or that of a step."""
 
 
 def kept_steps(store: RunStore) -> tuple[int, ...]:
@@ -30,8 +31,14 @@ def version_of(store: RunStore, which: Which = None) -> RunStore:
             f"the run in {store.path} keeps no best version; train with validation= and "
             "callbacks=[oocdl.callbacks.ModelCheckpoint()]"
         )
+    if which == "ema":
+        averages = {name: average_of(name) for name in manifest.tensors}
+        averages = {name: other for name, other in averages.items() if other in manifest.tensors}
+        if not averages:
+            raise InputError(f"the run in {store.path} has no averages of weights; train with ema=0.999")
+        return store.reading(averages)
     if which is not None and which != "best" and (isinstance(which, bool) or not isinstance(which, int)):
-        raise InputError(f"which is 'last', 'best' or a step that is kept, got {which!r}")
+        raise InputError(f"which is 'last', 'best', 'ema' or a step that is kept, got {which!r}")
     step = kept[0] if which == "best" else which
     step = manifest.meta.get("restored") if step is None else step
     return store if step is None else store.at(step)

@@ -231,3 +231,22 @@ def test_the_command_line_keeps_and_stops(job: Job, tmp_path: Path, capsys: Any)
     assert run_command(["export", str(folder), str(out), "--which", "best"], False) == 0
     assert out.read_bytes() == oocdl.open(folder).export(tmp_path / "same.safetensors", "best").read_bytes()
     assert run_command(["export", str(folder), str(out), "--which", "7"], False) == 2
+
+
+def test_averages_are_a_version(job: Job, tmp_path: Path) -> None:
+    run = fit(job, tmp_path / "run", ModelCheckpoint(), ema=0.7)
+    averages = exported(run, tmp_path / "ema.safetensors", "ema")
+    last = exported(run, tmp_path / "last.safetensors", "last")
+    assert averages.keys() == last.keys()
+    state = run._store
+    for name, array in averages.items():
+        expected = np.asarray(state.array("state", oocdl.optim.average_of(name)))
+        np.testing.assert_array_equal(array, expected)
+        assert not np.array_equal(array, last[name])
+    assert run.evaluate(job[1], which="ema") != run.evaluate(job[1])
+    net = run.export(tmp_path / "ema.onnx", "ema")
+    other = oocdl.fit(net, job[1], workdir=tmp_path / "other", **{**OPTIONS, "steps": 1, "epochs": 1})
+    first = run.evaluate(job[1], which="ema")["loss"]
+    assert other.history[0]["loss"] == pytest.approx(first, rel=0.5)
+    with pytest.raises(InputError, match="has no averages of weights"):
+        fit(job, tmp_path / "plain").evaluate(job[1], which="ema")

@@ -27,12 +27,12 @@ from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import OPTIONS, make_settings
-from oocdl.config.options import LossLike, Metrics, Names, Pieces, Size, Validation
+from oocdl.config.options import LossLike, Metrics, Names, ParamGroup, Pieces, Size, Validation
 from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
-from oocdl.optim import SGD, Adam, AdamW, Cosine, WarmUp
+from oocdl.optim import SGD, Adam, AdamW, Cosine, CosineRestarts, Exponential, MultiStep, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.signature import records_of
 from tests.kit import nets
@@ -382,6 +382,8 @@ TEXTS: dict[Any, tuple[object, object]] = {
     Mapping[str, str] | None: ("a=b", {"a": "b"}),
     Mapping[str, int] | None: ("a=3", {"a": 3}),
     Mapping[str, float] | None: ("a=0.5", {"a": 0.5}),
+    float | None: (0.5, 0.5),
+    ParamGroup | Sequence[ParamGroup] | None: ("params=w*|b*,lr=.1", [{"params": ("w*", "b*"), "lr": 0.1}]),
     str | Path | None: ("p", Path("p")),
     Plan | str | Path | None: ("p", Path("p")),
 }
@@ -394,6 +396,11 @@ ALONE: list[tuple[tuple[object, ...], str, object]] = [
     (("--weight-decay", 0.1), "optimizer", Adam(weight_decay=0.1)),
     (("--weight-decay", 0, "--optimizer", "adamw"), "optimizer", AdamW(weight_decay=0.0)),
     (("--clip-norm", 2), "optimizer", Adam(clip_norm=2.0)),
+    (("--clip-value", 2), "optimizer", Adam(clip_value=2.0)),
+    (("--schedule", "multi_step:3:7"), "optimizer", Adam(MultiStep(0.001, (3, 7)))),
+    (("--schedule", "exponential:.9"), "optimizer", Adam(Exponential(0.001, 0.9))),
+    (("--schedule", "cosine_restarts:3:2"), "optimizer", Adam(CosineRestarts(0.001, 3, 2))),
+    (("--label-smoothing", 0.1), "loss", CrossEntropy(label_smoothing=0.1)),
     (("--class-weights", "1,2.5"), "loss", CrossEntropy(class_weights=(1.0, 2.5))),
     (("--ignore-index", 255, "--loss", "dice_ce"), "loss", DiceCE(cross_entropy=CrossEntropy(255))),
     (("--ignore-index", 0), "loss", CrossEntropy(0)),

@@ -9,9 +9,11 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
+from oocdl.losses import CrossEntropy
 from oocdl.ops import RULES
-from oocdl.ops.loss_functions import CrossEntropy, add_loss
-from oocdl.ops.optimizers import SGD, add_updates
+from oocdl.ops.loss_functions import add_loss
+from oocdl.ops.update_rules import add_updates
+from oocdl.optim import SGD
 
 
 def training(path: Path, shapes: dict[str, tuple[int, ...]], target: tuple[int, ...]) -> Graph:

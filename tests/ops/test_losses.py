@@ -15,22 +15,10 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
+from oocdl.losses import BCE, L1, MSE, CrossEntropy, Dice, DiceCE
 from oocdl.ops import RULES, loss_functions
-from oocdl.ops.loss_functions import (
-    BCE,
-    L1,
-    LOSSES,
-    MSE,
-    CrossEntropy,
-    Dice,
-    DiceCE,
-    Head,
-    Loss,
-    add_loss,
-    add_losses,
-    class_axis,
-    register,
-)
+from oocdl.ops.loss_functions import LOSSES, Head, Loss, add_loss, add_losses, register
+from oocdl.ops.losses.class_losses import class_axis
 from oocdl.ops.own_loss import OwnLoss, aligned, mean
 from oocdl.testing import run_graph
 from tests.kit.interpret import evaluate
@@ -300,7 +288,10 @@ def test_several_heads_are_weighted_in_the_dtype_of_the_first(dtype: str) -> Non
 
 
 def test_names_are_the_public_ones() -> None:
-    assert list(LOSSES) == ["cross_entropy", "dice", "dice_ce", "bce", "mse", "l1", "ctc"]
+    assert list(LOSSES) == [
+        "cross_entropy", "dice", "dice_ce", "focal", "tversky", "bce", "mse", "l1", "huber", "ctc",
+        "deep_supervision",
+    ]  # fmt: skip
     assert LOSSES["dice_ce"] == DiceCE()
 
 
@@ -338,10 +329,10 @@ def huber(build: Builder, prediction: str, target: str) -> str:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Loss:
-    """The loss "huber", registered for one test."""
+    """The loss "mine", registered for one test."""
     monkeypatch.setattr("oocdl.ops.loss_functions.LOSSES", known := dict(LOSSES))
-    assert register("huber")(huber) is huber
-    return known["huber"]
+    assert register("mine")(huber) is huber
+    return known["mine"]
 
 
 def test_a_registered_loss_has_the_gradient_of_its_nodes(own: Loss) -> None:
@@ -350,7 +341,7 @@ def test_a_registered_loss_has_the_gradient_of_its_nodes(own: Loss) -> None:
 
 def test_a_registered_loss_that_is_missing_or_another_is_refused(own: Loss) -> None:
     assert isinstance(own, OwnLoss)
-    for spec, why in ((OwnLoss("hubert", own.digest), "not known"), (OwnLoss("huber", "0"), "another")):
+    for spec, why in ((OwnLoss("other", own.digest), "not known"), (OwnLoss("mine", "0"), "another")):
         with pytest.raises(InputError, match=f"{why}.*register"):
             check(spec, normal(2, 3), normal(2, 3), lambda x, y: x.sum())
 

@@ -14,8 +14,24 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.ops import RULES
-from oocdl.ops.optimizers import OPTIMIZERS, SGD, Adam, AdamW, Optimizer, add_updates, scalars
-from oocdl.ops.schedules import Constant, Cosine, OneCycle, Polynomial, Step, WarmUp, rate
+from oocdl.ops.optimizers import LAMB, OPTIMIZERS, SGD, Adam, AdamW, Lion, Optimizer, RMSprop, scalars
+from oocdl.ops.schedules import (
+    Constant,
+    Cosine,
+    CosineRestarts,
+    Exponential,
+    MultiStep,
+    OneCycle,
+    Polynomial,
+    Step,
+    Then,
+    WarmUp,
+    base_of,
+    rate,
+    rebased,
+)
+from oocdl.ops.update_rules import add_updates
+from tests.kit import by_hand
 from tests.kit.interpret import evaluate
 
 SHAPES = {"w": (3, 4), "b": (4,), "s": ()}
@@ -59,7 +75,7 @@ def theirs(
     kind: Any,
     options: dict[str, Any],
     lr: Any,
-    clip: float | None,
+    clip: dict[str, float],
     steps: int,
     dtype: str = "float64",
 ) -> dict[str, torch.Tensor]:
@@ -70,17 +86,26 @@ def theirs(
         optimizer.param_groups[0]["lr"] = rate(lr, step)
         for name, grad in gradient(step, dtype).items():
             weights[name].grad = grad.clone()
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(weights.values(), clip)
+        if "clip_norm" in clip:
+            torch.nn.utils.clip_grad_norm_(weights.values(), clip["clip_norm"])
+        if "clip_value" in clip:
+            torch.nn.utils.clip_grad_value_(weights.values(), clip["clip_value"])
         optimizer.step()
     return {name: value.detach() for name, value in weights.items()}
 
 
-KINDS = {SGD: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
+KINDS = {
+    SGD: torch.optim.SGD,
+    Adam: torch.optim.Adam,
+    AdamW: torch.optim.AdamW,
+    RMSprop: torch.optim.RMSprop,
+    Lion: by_hand.Lion,
+    LAMB: by_hand.LAMB,
+}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("clip", [None, 1.5, 1e6])
+@pytest.mark.parametrize("clip", [{}, {"clip_norm": 1.5}, {"clip_norm": 1e6}, {"clip_value": 0.3}])
 @pytest.mark.parametrize("lr", [0.05, Cosine(0.1, 5)])
 @pytest.mark.parametrize(
     ("kind", "options"),
@@ -95,21 +120,41 @@ KINDS = {SGD: torch.optim.SGD, Adam: torch.optim.Adam, AdamW: torch.optim.AdamW}
         (AdamW, {}),
         (AdamW, {"weight_decay": 0.2, "betas": (0.4, 0.95)}),
         (AdamW, {"weight_decay": 0.0}),
+        (RMSprop, {}),
+        (RMSprop, {"alpha": 0.9, "eps": 1e-3, "weight_decay": 0.1, "momentum": 0.9}),
+        (RMSprop, {"alpha": 0.9, "centered": True, "momentum": 0.5}),
+        (RMSprop, {"centered": True, "eps": 0.1}),
+        (Lion, {}),
+        (Lion, {"betas": (0.7, 0.9), "weight_decay": 0.3}),
+        (LAMB, {}),
+        (LAMB, {"betas": (0.7, 0.9), "eps": 1e-3, "weight_decay": 0.3}),
+        (LAMB, {"weight_decay": 0.0}),
+        (LAMB, {"weight_decay": 0.0, "always_adapt": True}),
     ],
 )
 def test_five_steps_are_torchs(kind: Any, options: dict[str, Any], lr: Any, clip: Any, dtype: str) -> None:
-    found = ours(kind(lr=lr, clip_norm=clip, **options), 5, dtype)
+    found = ours(kind(lr=lr, **clip, **options), 5, dtype)
     expected = theirs(KINDS[kind], options, lr, clip, 5, dtype)
     tolerance = 1e-12 if dtype == "float64" else 1e-6
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", [SGD, Adam, AdamW])
+@pytest.mark.parametrize("kind", KINDS)
 def test_defaults_are_torchs(kind: Any) -> None:
     defaults = KINDS[kind]([torch.zeros(1)]).defaults
     mine = kind()
-    for name in ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps"):
+    for name in (
+        "lr",
+        "weight_decay",
+        "momentum",
+        "dampening",
+        "nesterov",
+        "betas",
+        "eps",
+        "alpha",
+        "centered",
+    ):
         if hasattr(mine, name):
             assert getattr(mine, name) == defaults[name], name
 
@@ -136,6 +181,8 @@ def test_mixed_dtypes_share_a_norm_and_a_rate() -> None:
         {"weight_decay": -1.0},
         {"clip_norm": 0.0},
         {"momentum": -0.1},
+        {"clip_value": 0.0},
+        {"clip_value": 1.0, "clip_norm": 1.0},
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, Any]) -> None:
@@ -155,7 +202,7 @@ def test_optimizers_are_values() -> None:
     )  # type: ignore[arg-type]
     assert one == two == pickle.loads(pickle.dumps(one)) and hash(one) == hash(two)
     assert Adam() != AdamW(weight_decay=0.0)
-    assert list(OPTIMIZERS) == ["sgd", "adam", "adamw"]
+    assert list(OPTIMIZERS) == ["sgd", "adam", "adamw", "rmsprop", "lion", "lamb"]
 
 
 SCHEDULERS = torch.optim.lr_scheduler
@@ -167,6 +214,10 @@ SCHEDULERS = torch.optim.lr_scheduler
         (Constant(0.1), lambda o: SCHEDULERS.ConstantLR(o, 1.0)),
         (Step(0.1, 3, 0.5), lambda o: SCHEDULERS.StepLR(o, 3, 0.5)),
         (Cosine(0.1, 10, 0.01), lambda o: SCHEDULERS.CosineAnnealingLR(o, 10, 0.01)),
+        (MultiStep(0.1, (2, 3, 7), 0.5), lambda o: SCHEDULERS.MultiStepLR(o, [2, 3, 7], 0.5)),
+        (Exponential(0.1, 0.9), lambda o: SCHEDULERS.ExponentialLR(o, 0.9)),
+        (CosineRestarts(0.1, 4), lambda o: SCHEDULERS.CosineAnnealingWarmRestarts(o, 4)),
+        (CosineRestarts(0.1, 2, 2, 0.01), lambda o: SCHEDULERS.CosineAnnealingWarmRestarts(o, 2, 2, 0.01)),
         (Polynomial(0.1, 10), lambda o: SCHEDULERS.PolynomialLR(o, 10, 0.9)),
         (OneCycle(0.1, 10), lambda o: SCHEDULERS.OneCycleLR(o, 0.1, 10)),
         (OneCycle(0.1, 20, 0.25), lambda o: SCHEDULERS.OneCycleLR(o, 0.1, 20, pct_start=0.25)),
@@ -175,9 +226,28 @@ SCHEDULERS = torch.optim.lr_scheduler
 )
 @pytest.mark.filterwarnings("ignore")
 def test_schedules_are_torchs(schedule: Any, make: Any) -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    """In a group with another rate, too, which a scheduler of PyTorch scales from where it begins."""
+    w, other = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [w]}, {"params": [other], "lr": 0.03}], lr=0.1)
     scheduler = make(optimizer)
+    of_group = rebased(schedule, base_of(schedule) or 0.0, 0.03)
     for step in range(10):
         assert rate(schedule, step) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+        if not isinstance(schedule, OneCycle):  # PyTorch takes a list of peaks there
+            assert rate(of_group, step) == pytest.approx(optimizer.param_groups[1]["lr"], rel=1e-9)
         optimizer.step()
         scheduler.step()
+
+
+def test_parts_of_schedules_are_rebased_together() -> None:
+    schedule = Then(WarmUp(Cosine(0.1, 9), 3), 9, 0.05)
+    assert base_of(schedule) == 0.1
+    assert rebased(schedule, 0.1, 0.01) == Then(WarmUp(Cosine(0.01, 9), 3), 9, pytest.approx(0.005))
+    with pytest.raises(InputError, match="function of your own"):
+        rebased(WarmUp(lambda step: 0.1, 3), 0.1, 0.01)
+
+
+@pytest.mark.parametrize("make", [lambda: RMSprop(alpha=2.0), lambda: CosineRestarts(0.1, 4, 0)])
+def test_other_wrong_settings_are_refused(make: Any) -> None:
+    with pytest.raises(InputError):
+        make()

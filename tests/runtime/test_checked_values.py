@@ -11,8 +11,9 @@ from onnx import NodeProto, helper
 
 from oocdl.errors import DatasetError
 from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.losses import MSE, CrossEntropy, Dice, DiceCE
 from oocdl.ops.gather import Rows, rows_of
-from oocdl.ops.loss_functions import MSE, CrossEntropy, Dice, DiceCE, Labels, labels_of
+from oocdl.ops.loss_functions import Labels, labels_of
 from oocdl.ops.registry import RULES
 from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
 from oocdl.runtime.inputs import Feed

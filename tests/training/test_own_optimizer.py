@@ -18,7 +18,8 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.graph import Role
 from oocdl.ops import RULES
-from oocdl.ops.optimizers import OPTIMIZERS, add_updates
+from oocdl.ops.optimizers import OPTIMIZERS
+from oocdl.ops.update_rules import add_updates
 from oocdl.optim import SGD, AdamW, Builder, Own, register
 from oocdl.storage.run.run_store import RunStore
 from tests.kit import jobs, nets

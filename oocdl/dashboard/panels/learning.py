@@ -21,7 +21,7 @@ NOT_METRICS = frozenset(
         "read_bytes", "written_bytes", "peak_bytes", "process_bytes", "val_loss", "val_seconds",
     }
 )  # fmt: skip
-"""Columns of the history that are no losses or metrics."""
+"""Columns of the history that are no losses or metrics; rates of groups (lr/1) are none either."""
 
 
 class Learning(Panel):
@@ -75,7 +75,7 @@ class Learning(Panel):
             return
         self._rate.data = {"x": x, "lr": steps["lr"][shown]}
         for name in steps.names:
-            if name not in NOT_METRICS:
+            if name not in NOT_METRICS and not name.startswith("lr/"):
                 self._show_metric(name, *_there(steps[AGAINST[against]], steps[name]))
 
     def _show_validation(self, x: np.ndarray, losses: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from oocdl.planning.binding import Binding
 from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen, continue_step, draft_pass
 from oocdl.planning.machine import Machine
-from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, Kind, base_of
+from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, Kind, role_of
 from oocdl.planning.recipe import PassKind, Request
 
 
@@ -60,7 +60,7 @@ def compile_passes(
             sums = sums or compiled.sums
     follow = (MAIN, NEXT) if course.passes > 1 else ()
     return {
-        plan_id: continue_step(one, sums) if base_of(plan_id) in follow else one
+        plan_id: continue_step(one, sums) if role_of(plan_id) in follow else one
         for plan_id, one in found.items()
     }
 
@@ -105,4 +105,4 @@ def draft_alike(request: Request, like: CompiledPass) -> Draft:
 def own_plans(kinds: Mapping[str, CompiledPass]) -> dict[str, CompiledPass]:
     """Return the kinds that have a plan of their own; the others run the same plans on other chunks."""
     roles = (MAIN, FIRST, VALIDATION)
-    return {name: one for name, one in kinds.items() if base_of(name) in roles}
+    return {name: one for name, one in kinds.items() if role_of(name) in roles}

@@ -13,9 +13,11 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
+from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops import RULES
-from oocdl.ops.loss_functions import CrossEntropy, DiceCE, add_loss
-from oocdl.ops.optimizers import Adam, add_updates
+from oocdl.ops.loss_functions import add_loss
+from oocdl.ops.update_rules import add_updates
+from oocdl.optim import Adam
 from tests.kit.interpret import evaluate
 
 WINDOW = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}

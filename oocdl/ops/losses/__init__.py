@@ -1,0 +1,1 @@
+"""Losses as nodes, by what they compare: classes, numbers, outputs of several sizes."""

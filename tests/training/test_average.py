@@ -1,0 +1,160 @@
+"""``ema=``: a moving average of the weights, beside ``torch.optim.swa_utils.AveragedModel``, in float64."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import oocdl
+from oocdl.errors import InputError
+from oocdl.optim import SGD, average_of
+from oocdl.storage.run.run_store import RunStore
+from tests.kit import jobs, nets
+from tests.kit.settings import EXACT, QUICK
+
+DECAY = 0.7
+CUTS: dict[str, Any] = {"whole": "auto", "batch": {"batch": 2}, "channels": {"channels": 2}}
+
+
+def averages(run: oocdl.Run) -> dict[str, np.ndarray]:
+    """Weight -> its average, of all that have one."""
+    with RunStore.open(run.path) as store:
+        manifest = store.current()
+        assert manifest is not None
+        names = {name for name in run.weights if average_of(name) in manifest.tensors}
+        return {name: store.array("state", average_of(name))[...] for name in names}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("name", "cut"), [("mlp", "whole"), ("mlp", "batch"), ("mlp", "channels"), ("resnet", "channels")]
+)
+def test_is_pytorchs_whole_and_cut(
+    name: str, cut: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs.prepare(jobs.NETS[name], tmp_path)
+    held: dict[str, AveragedModel] = {}
+
+    def make(weights: Any) -> torch.optim.Optimizer:
+        weights = list(weights)
+        listed = torch.nn.ParameterList(weights)
+        held["averages"] = AveragedModel(listed, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+        optimizer = torch.optim.SGD(weights, lr=0.05, momentum=0.9)
+        optimizer.register_step_post_hook(lambda *_: held["averages"].update_parameters(listed))
+        return optimizer
+
+    monkeypatch.setitem(jobs.OPTIMIZERS, "made", (None, make))
+    monkeypatch.setattr(jobs, "STEPS", steps)
+    run = job.fit(tmp_path / "run", optimizer=SGD(lr=0.05, momentum=0.9), ema=DECAY, parallel=CUTS[cut])
+    jobs.check(run, *jobs.train(job, "made"), 1e-10)
+    wanted = dict(zip(dict(job.module.named_parameters()), held["averages"].parameters(), strict=True))
+    found = averages(run)
+    assert found.keys() == wanted.keys()
+    for weight, average in wanted.items():
+        np.testing.assert_allclose(found[weight], average.detach().numpy(), rtol=1e-10, atol=1e-13)
+        assert (found[weight] == run.weights[weight][...]).all() == (steps == 1)
+
+
+def fit(folder: Path, **options: Any) -> oocdl.Run:
+    model, data = nets.write_two_heads(folder / "net.onnx"), folder / "data.zarr"
+    if not data.exists():
+        nets.write_data(data, {"x": nets.vectors()["x"], "kind": nets.vectors()["y"]})
+    given = {"targets": {"kind": "kind"}, "loss": {"kind": "cross_entropy"}, "batch_size": 5, "ema": DECAY}
+    return oocdl.fit(model, data, workdir=folder / "run", **{**QUICK, **given, **options})
+
+
+class Broken(Exception):
+    """What a listener raises."""
+
+
+def test_it_begins_as_the_weights_and_is_resumed(tmp_path: Path) -> None:
+    def stop(event: Any) -> None:
+        if isinstance(event, oocdl.events.Committed):
+            raise Broken
+
+    with pytest.raises(Broken):  # once the model's file is committed
+        fit(tmp_path, steps=3, callbacks=[stop])
+    run = oocdl.open(tmp_path / "run")
+    assert run.steps == 0
+    for weight, average in averages(run).items():
+        np.testing.assert_array_equal(average, run.weights[weight][...])
+    found = averages(fit(tmp_path, steps=2))
+    found = averages(fit(tmp_path, steps=3))
+    (tmp_path / "whole").mkdir()
+    for weight, average in averages(fit(tmp_path / "whole", steps=3)).items():
+        np.testing.assert_array_equal(found[weight], average)
+
+
+def test_what_no_step_changes_has_no_average_of_its_own(tmp_path: Path) -> None:
+    """The weight "s" is of a head without a target, "w" is frozen."""
+    assert averages(fit(tmp_path, steps=1, freeze="w")).keys() == {"k"}
+
+
+def test_several_passes_of_a_step_are_averaged_once(tmp_path: Path) -> None:
+    one = fit(tmp_path, steps=3, batch_size=10, **EXACT)
+    (tmp_path / "more").mkdir()
+    more = fit(tmp_path / "more", steps=3, batch_size=5, accumulate=2, **EXACT)
+    found = averages(more)
+    for weight, average in averages(one).items():
+        np.testing.assert_allclose(found[weight], average, rtol=1e-11)
+
+
+def test_the_plan_counts_it_and_the_run_remembers_it(tmp_path: Path) -> None:
+    run = fit(tmp_path, steps=1, optimizer="sgd")
+    given = {
+        "targets": {"kind": "kind"},
+        "loss": {"kind": "cross_entropy"},
+        "batch_size": 5,
+        "optimizer": "sgd",
+    }
+    options = {name: value for name, value in QUICK.items() if name != "progress"} | given
+    plans = [
+        oocdl.plan(tmp_path / "net.onnx", tmp_path / "data.zarr", **options, **more)
+        for more in ({}, {"ema": DECAY})
+    ]
+    weights = sum(run.weights[name].nbytes for name in "wk")
+    sizes = [plan.kinds["main"].plan.versioned_bytes for plan in plans]
+    assert sizes[1] - sizes[0] == weights
+    assert run.settings.ema == DECAY and run.facts["ema"] == DECAY
+    with pytest.raises(InputError, match=r"ema was 0\.7, is 0\.8"):
+        fit(tmp_path, steps=2, optimizer="sgd", ema=0.8)
+    with pytest.raises(InputError, match=r"ema was 0\.7, is nothing"):
+        fit(tmp_path, steps=2, optimizer="sgd", ema=None)
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.1, float("nan"), "much", True])
+def test_a_decay_that_is_none_is_refused(decay: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="ema must be"):
+        fit(tmp_path, steps=1, ema=decay)
+
+
+def test_a_tied_weight_has_one_average(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6)).double()
+    module[2].weight = module[0].weight
+    random = np.random.default_rng(0)
+    x = random.normal(size=(4, 6))
+    nets.write_data(tmp_path / "data.zarr", {"x": x, "y": x[:, ::-1].copy()})
+    twin = copy.deepcopy(module)
+    run = oocdl.fit(
+        module, tmp_path / "data.zarr", loss="mse", optimizer=SGD(lr=0.1), batch_size=4, steps=3, ema=DECAY,
+        workdir=tmp_path / "run", inputs={"input": "x"}, **EXACT,
+    )  # fmt: skip
+    averaged = AveragedModel(twin, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(twin(torch.as_tensor(x)), torch.as_tensor(x[:, ::-1].copy())).backward()
+        optimizer.step()
+        averaged.update_parameters(twin)
+    wanted = {name.removeprefix("module."): p for name, p in averaged.named_parameters()}
+    found = averages(run)
+    assert len(found) == len(wanted) == 3
+    for name, average in found.items():
+        np.testing.assert_allclose(average, wanted[name].detach().numpy(), rtol=1e-10, atol=1e-14)

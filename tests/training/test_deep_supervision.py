@@ -1,0 +1,207 @@
+"""Deep supervision and weights of samples in whole runs, beside PyTorch, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import oocdl
+from oocdl.errors import DatasetError, InputError
+from oocdl.losses import MSE, CrossEntropy, DeepSupervision
+from oocdl.optim import SGD
+from tests.kit.settings import EXACT
+from tests.kit.torch_modules import save_arrays
+
+CUTS: dict[str, Any] = {"whole": "auto", "batch": {"batch": 2}, "space": {"space": (3,)}}
+
+
+class Levels(nn.Module):
+    """A U-Net in small: outputs of the whole size, a half and a quarter (rounded up), the largest first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(
+            nn.Conv2d(inside, 4, 3, stride=stride, padding=1) for inside, stride in ((1, 1), (4, 2), (4, 2))
+        )
+        self.heads = nn.ModuleList(nn.Conv2d(4, 3, 1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        found = []
+        for down, head in zip(self.down, self.heads, strict=True):
+            x = torch.tanh(down(x))
+            found.append(head(x))
+        return found
+
+
+def volumes(height: int, width: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(3, 1, height, width))
+    return {"x": x, "seg": random.integers(3, size=(3, height, width)).astype(np.uint8)}
+
+
+def dice_ce(x: Tensor, y: Tensor) -> Tensor:
+    p, t = F.softmax(x, 1), F.one_hot(y, 3).movedim(-1, 1).to(x.dtype)
+    score = (2 * (p * t).sum((0, 2, 3)) + 1e-5) / ((p + t).sum((0, 2, 3)) + 1e-5)
+    return 1 - score.mean() + F.cross_entropy(x, y)
+
+
+def smaller(y: Tensor, size: Any) -> Tensor:
+    """As nnU-Net's DownsampleSegForDSTransform."""
+    return F.interpolate(y[:, None].double(), tuple(size), mode="nearest-exact")[:, 0].long()
+
+
+def train(module: nn.Module, arrays: Mapping[str, np.ndarray], weights: Any) -> list[list[float]]:
+    """Losses of each step of PyTorch: of all, and of each output that has a weight."""
+    optimizer, rows = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1), []
+    x, y = torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["seg"]).long()
+    for _ in range(3):
+        optimizer.zero_grad()
+        pairs = zip(module(x), weights, strict=True)
+        parts = [(w, dice_ce(out, smaller(y, out.shape[2:]))) for out, w in pairs if w]
+        loss = sum(w * part for w, part in parts)
+        loss.backward()
+        optimizer.step()
+        rows.append([loss.item(), *(part.item() for _, part in parts)])
+    return rows
+
+
+def fit(module: Any, folder: Path, **options: Any) -> oocdl.Run:
+    given = {
+        "optimizer": SGD(lr=0.1, momentum=0.9, weight_decay=0.1), "batch_size": 3, "steps": 3,
+        "inputs": {"x": "x"}, "workdir": folder / "run", **EXACT,
+    }  # fmt: skip
+    return oocdl.fit(module, folder / "data.zarr", **{**given, **options})
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("size", [(12, 8), (11, 7)])
+def test_is_exact_whole_and_cut(size: tuple[int, int], cut: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, arrays = Levels().double(), volumes(*size)
+    save_arrays(tmp_path / "data.zarr", arrays)
+    twin = copy.deepcopy(module)
+    run = fit(module, tmp_path, loss="deep_supervision", parallel=CUTS[cut])
+    rows = train(twin, arrays, (2 / 3, 1 / 3, 0))
+    outputs = [name for name in run.history[0] if name.startswith("loss")]
+    assert len(outputs) == 3
+    found = [[row[name] for name in outputs] for row in run.history]
+    np.testing.assert_allclose(found, rows, rtol=1e-9)
+    for name, p in twin.named_parameters():
+        np.testing.assert_allclose(run.weights[name][...], p.detach().numpy(), rtol=1e-9, atol=1e-12)
+    # What only the smallest output needs stays: PyTorch gives it no gradient, and does not decay it.
+    np.testing.assert_array_equal(run.weights["heads.2.weight"][...], module.heads[2].weight.detach().numpy())
+
+
+def test_weights_modes_and_losses_are_taken(tmp_path: Path) -> None:
+    arrays = volumes(8, 8)
+    save_arrays(tmp_path / "data.zarr", arrays)
+    weights = {
+        "two": (1, 0.5, 0.5),
+        "same": (1, 1, 1),
+        "given": (0.5, 0.0, 2.0),
+    }
+    for name, wanted in weights.items():
+        torch.manual_seed(0)
+        module = Levels().double()
+        given = {"weights": wanted} if name == "given" else {"weight_mode": name}
+        run = fit(module, tmp_path, loss=DeepSupervision("dice_ce", **given), workdir=tmp_path / name)
+        rows = train(module, arrays, wanted)
+        np.testing.assert_allclose([row["loss"] for row in run.history], [row[0] for row in rows], rtol=1e-9)
+    again = oocdl.open(run.path)
+    assert again.settings.loss == run.settings.loss
+    assert again.evaluate(tmp_path / "data.zarr", metrics="dice")["loss"] > 0
+
+
+def test_labels_of_their_own_size_are_used_where_they_are(tmp_path: Path) -> None:
+    """Labels of the second output stand in the dataset, and are others than those made smaller."""
+    arrays = volumes(8, 8)
+    torch.manual_seed(0)
+    module = Levels().double()
+    half = np.random.default_rng(1).integers(3, size=(3, 4, 4)).astype(np.uint8)
+    twin = copy.deepcopy(module)
+    x, y = torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["seg"]).long()
+    outs = twin(x)
+    save_arrays(tmp_path / "data.zarr", {**arrays, "half": half})
+    loss = DeepSupervision("cross_entropy", weight_mode="same")
+    run = fit(module, tmp_path, loss=loss, steps=1, targets={"output_0": "seg", "output_1": "half"})
+    wanted = [
+        F.cross_entropy(outs[0], y),
+        F.cross_entropy(outs[1], torch.as_tensor(half).long()),
+        F.cross_entropy(outs[2], smaller(y, (2, 2))),
+    ]
+    row = run.history[0]
+    assert [row[f"loss/output_{n}"] for n in range(3)] == pytest.approx([w.item() for w in wanted], rel=1e-9)
+    save_arrays(tmp_path / "data.zarr", {**arrays, "output_1": half})
+    named = fit(module, tmp_path, loss=loss, steps=1, workdir=tmp_path / "named")
+    assert named.history[0]["loss"] == row["loss"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "words"),
+    [
+        (DeepSupervision(weights=(1.0, 0.5)), InputError, "has 2 weights for 3 outputs; give one each"),
+        ({"output_0": DeepSupervision()}, InputError, "a loss of all outputs together"),
+        (DeepSupervision("dise"), InputError, "no loss 'dise'.*did you mean 'dice'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_run(
+    loss: Any, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    save_arrays(tmp_path / "data.zarr", volumes(8, 8))
+    with pytest.raises(error, match=words):
+        fit(Levels().double(), tmp_path, loss=loss)
+
+
+class Line(nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found
+
+
+@pytest.mark.parametrize("spec", [CrossEntropy(sample_weights="w"), MSE(sample_weights="w")])
+@pytest.mark.parametrize(("size", "passes"), [(4, 1), (2, 2), (1, 4)])
+def test_weights_of_samples_are_read_from_the_dataset(
+    spec: Any, size: int, passes: int, tmp_path: Path
+) -> None:
+    """The update is the same however the four samples are divided into batches."""
+    random = np.random.default_rng(0)
+    x, w = random.normal(size=(4, 6)), np.array([0.5, 2.0, 0.0, 3.0])
+    y = random.integers(3, size=4) if isinstance(spec, CrossEntropy) else random.normal(size=(4, 3))
+    save_arrays(tmp_path / "data.zarr", {"x": x, "y": y, "w": w})
+    torch.manual_seed(0)
+    module = Line().double()
+    run = fit(module, tmp_path, loss=spec, optimizer=SGD(lr=0.1), batch_size=size, accumulate=passes, steps=2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for row in run.history:
+        optimizer.zero_grad()
+        out, weights, target = module(torch.as_tensor(x)), torch.as_tensor(w), torch.as_tensor(y)
+        if isinstance(spec, CrossEntropy):
+            loss = (F.cross_entropy(out, target, reduction="none") * weights).mean()
+        else:
+            loss = ((out - target) ** 2 * weights[:, None]).mean()
+        loss.backward()
+        optimizer.step()
+        assert row["loss"] == pytest.approx(loss.item(), rel=1e-10)
+    for name, p in module.named_parameters():
+        np.testing.assert_allclose(run.weights[name][...], p.detach().numpy(), rtol=1e-10, atol=1e-14)
+    assert oocdl.open(run.path).evaluate(tmp_path / "data.zarr")["loss"] > 0
+
+
+def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "data.zarr", {"x": np.zeros((3, 6)), "y": np.zeros(3, np.int64)})
+    with pytest.raises(DatasetError, match="sample_weights of the loss of 'output' is to be array 'age'"):
+        fit(Line().double(), tmp_path, loss=CrossEntropy(sample_weights="age"))
