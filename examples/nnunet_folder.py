@@ -10,10 +10,10 @@ makes ``Dataset001_Brain`` and ``unet.onnx``, and then runs what a user would ty
     oocdl fit unet.onnx brain.zarr --loss dice_ce --validation 0.25 --metrics dice --keep-best ..
     oocdl predict brain.run test.zarr --argmax --nifti labels --which best
 
-``ch2`` (Holmes et al. 1998: one person, scanned 27 times) is the one brain. Each case is another crop of it, some
-are mirrored, and each has a contrast, a bias field and noise of its own. Labels are fluid, grey and white matter:
-the brain mask ``ch2bet``, cut in three by intensity (Otsu 1979). So Dice is on volumes that the network has not
-seen, of a brain that it has: what is shown is the way from folder to folder, with whole volumes all along.
+``ch2`` (Holmes et al. 1998: one person, scanned 27 times) is the one brain. Each case is another crop of it,
+some are mirrored, and each has a contrast, a bias field and noise of its own. Labels are fluid, grey and white
+matter: the brain mask ``ch2bet``, cut in three by intensity (Otsu 1979). So Dice is on volumes that the network
+has not seen, of a brain that it has: what is shown is the way from folder to folder, with whole volumes.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def scores(folder: Path) -> list[dict[str, float]]:
         truth: Any = nib.load(folder / "Dataset001_Brain" / "labelsTs" / path.name)
         assert found.shape == truth.shape and np.allclose(found.affine, truth.affine, atol=1e-4), path
         a, b = np.asarray(truth.dataobj), np.asarray(found.dataobj)
-        rows.append({"brain": dice(a > 0, b > 0), **{n: dice(a == k, b == k) for n, k in CLASSES.items() if k}})
+        rows.append(
+            {"brain": dice(a > 0, b > 0), **{n: dice(a == k, b == k) for n, k in CLASSES.items() if k}}
+        )
     return rows
 
 

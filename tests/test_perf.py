@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -422,6 +423,18 @@ def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
     assert losses[-1] < losses[0]
     assert (tmp_path / "out/brain.png").read_bytes().startswith(b"\x89PNG")
     assert nib.load(tmp_path / "out/prediction.nii.gz").ndim == 3
+
+
+def test_a_folder_of_nnunet_becomes_labels(tmp_path: Path, templates: Path) -> None:
+    pytest.importorskip("nibabel")
+    words = "--step 4 --train 4 --test 1 --epochs 2 --depth 1 --base 4 --memory 2GiB --workdir out"
+    script = str(ROOT / "examples/nnunet_folder.py")
+    done = run(script, *words.split(" "), "--data", str(templates), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"volume 0: Dice brain ([0-9.]+), fluid", done.stdout)
+    assert found is not None and float(found[1]) > 0.5
+    assert (tmp_path / "out/history.png").read_bytes().startswith(b"\x89PNG")
+    assert "best validation: step " in done.stdout and done.stdout.count("$ oocdl ") == 4
 
 
 @pytest.mark.slow

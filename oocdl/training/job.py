@@ -20,7 +20,7 @@ from oocdl.planning.choice.pass_kinds import compile_passes
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew, Machine, machine_for
 from oocdl.planning.passes import MAIN, Course
-from oocdl.planning.sizes import Sized, sized
+from oocdl.planning.sample_sizes import Sized, sized
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache

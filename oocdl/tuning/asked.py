@@ -16,7 +16,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, WarmUp
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.passes import Course
-from oocdl.planning.sizes import sized
+from oocdl.planning.sample_sizes import sized
 from oocdl.space import IntUniform
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.identity import compare, identity

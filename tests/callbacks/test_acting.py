@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 import oocdl
 from oocdl.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
@@ -244,9 +246,8 @@ def test_averages_are_a_version(job: Job, tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, expected)
         assert not np.array_equal(array, last[name])
     assert run.evaluate(job[1], which="ema") != run.evaluate(job[1])
-    net = run.export(tmp_path / "ema.onnx", "ema")
-    other = oocdl.fit(net, job[1], workdir=tmp_path / "other", **{**OPTIONS, "steps": 1, "epochs": 1})
-    first = run.evaluate(job[1], which="ema")["loss"]
-    assert other.history[0]["loss"] == pytest.approx(first, rel=0.5)
+    made = onnx.load(run.export(tmp_path / "ema.onnx", "ema"))
+    for initializer in made.graph.initializer:
+        np.testing.assert_array_equal(numpy_helper.to_array(initializer), averages[initializer.name])
     with pytest.raises(InputError, match="has no averages of weights"):
         fit(job, tmp_path / "plain").evaluate(job[1], which="ema")

@@ -199,6 +199,13 @@ class Manifest:
         return made
 
 
+def kept_versions(old: Manifest | None, new: Manifest) -> dict[str, str]:
+    """Return which older versions a new one keeps, by step: those whose steps its metadata names."""
+    known = {} if old is None else {**old.checkpoints, str(old.step): old.file}
+    steps = {*map(str, new.meta.get("checkpoints", ()))} - {str(new.step)}
+    return {step: file for step, file in known.items() if step in steps}
+
+
 MANIFEST_NAME = r"manifest-\d{1,18}-e\d{1,18}\.json"
 
 

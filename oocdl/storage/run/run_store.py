@@ -28,7 +28,7 @@ from oocdl.storage.run.garbage import clear, refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
-from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec
+from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec, kept_versions
 from oocdl.storage.run.pointer import check_owner, load_current, load_manifest, next_epoch, publish
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
@@ -370,7 +370,7 @@ class RunStore:
         sync_all(paths + [path for folder in folders for path in folder.iterdir()])
         made = replace(
             manifest,
-            checkpoints=self._checkpoints(manifest),
+            checkpoints=kept_versions(self._manifest, manifest),
             seals=dict(self._seals),
             history=self._history.seal,
             kept=self._kept.seals(manifest.step),
@@ -380,13 +380,6 @@ class RunStore:
         self._kept.committed()
         remove_unnamed(self.path, made)
         return made
-
-    def _checkpoints(self, manifest: Manifest) -> dict[str, str]:
-        """Return which older versions a new one keeps: those whose steps its metadata names."""
-        old = self._manifest
-        known = {} if old is None else {**old.checkpoints, str(old.step): old.file}
-        steps = {*map(str, manifest.meta.get("checkpoints", ()))} - {str(manifest.step)}
-        return {step: file for step, file in known.items() if step in steps}
 
     def _finished(self) -> None:
         self._writing = None

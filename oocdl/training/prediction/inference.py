@@ -26,7 +26,7 @@ from oocdl.planning.compiler import CompiledPass, draft_pass
 from oocdl.planning.machine import Machine, check_device, machine_for
 from oocdl.planning.passes import Course
 from oocdl.planning.recipe import PassKind, Request
-from oocdl.planning.sizes import sized
+from oocdl.planning.sample_sizes import sized
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.sample_stack import samples_of
