@@ -11,9 +11,9 @@ makes ``Dataset001_Brain`` and ``unet.onnx``, and then runs what a user would ty
     oocdl predict brain.run test.zarr --argmax --nifti labels --which best
 
 ``ch2`` (Holmes et al. 1998: one person, scanned 27 times) is the one brain. Each case is another crop of it,
-some are mirrored, and each has a contrast, a bias field and noise of its own. Labels are fluid, grey and white
-matter: the brain mask ``ch2bet``, cut in three by intensity (Otsu 1979). So Dice is on volumes that the network
-has not seen, of a brain that it has: what is shown is the way from folder to folder, with whole volumes.
+some are mirrored, and each has a contrast, a bias field and noise of its own. Labels are fluid, grey and
+white matter: the brain mask ``ch2bet``, cut in three by intensity (Otsu 1979). So Dice is on volumes that
+the network has not seen, of a brain that it has: what is shown is the way from folder to folder.
 """
 
 from __future__ import annotations
