@@ -1,4 +1,4 @@
-from . import callbacks, cluster, errors, events, losses, metrics, ops, optim, space
+from . import callbacks, cluster, errors, events, losses, metrics, ops, optim, space, transforms
 from .events import Stop
 from .pytorch.door import from_torch
 from .report.plan_view import Plan
@@ -36,5 +36,6 @@ __all__ = [
     "search",
     "simulate",
     "space",
+    "transforms",
     "verify",
 ]

@@ -57,6 +57,10 @@ class ArrayReader:
     def itemsize(self) -> int:
         return self.data.itemsize
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.data.dtype
+
     def read(self, region: Region) -> Array:
         return self.data[as_slices(region)]
 

@@ -28,7 +28,7 @@ from oocdl.cli.texts import (
     sizes,
 )
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import LossLike, Metrics, Names, Option, Pieces, Validation
+from oocdl.config.options import LossLike, Metrics, Names, Normalize, Option, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.ops.loss_functions import DiceCE
@@ -211,6 +211,11 @@ def one_or_several(found: Sequence[int]) -> int | Sequence[int]:
     return found[0] if len(found) == 1 else found
 
 
+def word_or_pairs(name: str, items: Sequence[str] | None) -> Any:
+    """Return the one word that is given, or what pairs of NAME=WORD map."""
+    return items[0] if items and len(items) == 1 and "=" not in items[0] else pairs(name, items)
+
+
 LOGS: Mapping[str, Callable[[str], Listener]] = {"csv": CSV, "tensorboard": TensorBoard, "mlflow": MLflow}
 
 
@@ -256,6 +261,7 @@ FORMS: Mapping[Any, Form] = {
         str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
     ),
     Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
+    Normalize: Form(list[str], lambda name, items: word_or_pairs(name, items), "METHOD or ARRAY=METHOD"),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,..", "1,2,4,8,16,32,64"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
     Mapping[str, int] | None: Form(list[str], lambda name, items: sizes(name, items, int), "NAME=SIZE"),

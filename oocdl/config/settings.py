@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.augmentation.transform import Transform
 from oocdl.config.option_checks import nearest, parse_optimizer, shown
 from oocdl.config.options import OPTIONS, Option
 from oocdl.errors import InputError
@@ -44,6 +45,8 @@ class Settings:
     targets: Mapping[str, str] | None
     dims: Mapping[str, int] | None
     scale: Mapping[str, float] | None
+    normalize: str | Mapping[str, str] | None
+    augment: str | tuple[Transform, ...] | None
     logits: str
     allow_missing_chunks: bool
     strict: bool

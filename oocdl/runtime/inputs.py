@@ -7,7 +7,6 @@ threads or workers.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,13 +16,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oocdl.graph.ir.graph import Array, Role, Shape
+from oocdl.augmentation import draws
+from oocdl.augmentation.preparation import Preparation
+from oocdl.augmentation.stream import Stream, evaluate
+from oocdl.graph.ir.graph import Array, Graph, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.ops.gather import Rows
 from oocdl.ops.loss_functions import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
-from oocdl.planning.passes import PassInfo
+from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, PassInfo
 from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
 from oocdl.storage.dataset.dataset import Dataset
 
@@ -49,6 +51,9 @@ class Reader(Protocol):
     @property
     def itemsize(self) -> int: ...
 
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
     def read(self, region: Region) -> Array: ...
 
 
@@ -62,6 +67,8 @@ class Feed:
     """Whole numbers that may stand in it; None: any numbers that are finite."""
     label: str = "the array"
     """Name in messages."""
+    stream: Stream | None = None
+    """What is done to its samples beyond scaling; None: nothing."""
 
     def check(self, found: Array, used: Array, region: Region) -> None:
         """Raise DatasetError if what was ``found`` in a region, and is ``used`` as such, cannot be used."""
@@ -74,18 +81,47 @@ class Feed:
             same = self.scale is None and found.dtype.itemsize <= used.dtype.itemsize
             check_finite(self.label, found if same else used, region)
 
+    def fill(self, row: int, region: Region, info: PassInfo, out: Array) -> None:
+        """Put a region of one sample into ``out``, as its stream makes it in a pass."""
+        stream = self.stream
+        assert stream is not None
+        samples, axis = ((row, row + 1),), stream.channel_axis
+
+        def read(box: Region, block: Array) -> None:
+            inner, target = (box, block) if axis else (box[1:], block[0])
+            together, *chunks = self.reader.chunks
+            itemsize = self.reader.itemsize * together
+            for part in read_blocks(inner, tuple(chunks), itemsize, READ_CHUNKS):
+                with _decoding:
+                    found = self.reader.read((*samples, *part))
+                used = target[None][(slice(None), *within(part, inner))]
+                used[...] = found if self.scale is None else _scaled(found, self.scale, used.dtype)
+                self.check(found, used, (*samples, *part))
+            stream.normalize(block, row, box)
+
+        box, channels = (region, self.reader.shape[1]) if axis else (((0, 1), *region), 1)
+        operations = stream.operations(info.seed, info.number, row, channels)
+        dtype = out.dtype if out.dtype.kind == "f" else self.reader.dtype
+        evaluate(operations, box, read, out if axis else out[None], stream.chain_bytes, dtype)
+
 
 def feeds_of(
     feeds: Mapping[str, str],
     labels: Mapping[str, Labels | Rows],
+    graph: Graph,
     dataset: Dataset,
-    scale: Mapping[str, float],
+    preparation: Preparation,
+    plan_id: str,
 ) -> dict[str, Feed]:
     """Bind values of a graph to arrays: ``feeds`` says to which, ``labels`` what stands in some of them."""
     made = {}
-    for value, name in feeds.items():
-        array = dataset.arrays[name]
-        made[value] = Feed(array, scale.get(array.name), labels.get(value), array.label)
+    if plan_id in (VALIDATION, VALIDATION_RAGGED):
+        preparation = preparation.plain()
+    for name, source in feeds.items():
+        array, value = dataset.arrays[source], graph.values[name]
+        image = value.role is Role.INPUT and len(value.shape) > 2 and name not in labels
+        stream = preparation.stream(source, array.shape[1:], len(value.shape) - 2 if image else None)
+        made[name] = Feed(array, preparation.scale.get(source), labels.get(name), array.label, stream)
     return made
 
 
@@ -197,6 +233,10 @@ class Sources:
         samples = [int(sample) for sample in info.indices[box[0][0] : box[0][1]]]
         # A region of stored factors has the elements of its box in the same order.
         rows = out.reshape((len(samples), *region_shape(inner)))
+        if feed.stream is not None:
+            for number, sample in enumerate(samples):
+                feed.fill(sample, inner, info, rows[number])
+            samples = []
         together, *chunks = feed.reader.chunks
         ordered = sorted(range(len(samples)), key=samples.__getitem__)
         for _, group in groupby(ordered, lambda number: samples[number] // max(together, 1)):
@@ -244,22 +284,5 @@ def read_blocks(
 
 
 def uniform(seed: int, number: int, name: str, shape: Shape, region: Region, dtype: str) -> Array:
-    """Uniform numbers in [0, 1) by global index: splitmix64 (Steele, Lea, Flood 2014) of a keyed counter."""
-    digest = hashlib.blake2b(f"{seed}/{number}/{name}".encode(), digest_size=8).digest()
-    index = np.full((), int.from_bytes(digest, "little"), np.uint64)
-    stride = 1
-    with np.errstate(over="ignore"):
-        for axis in reversed(range(len(shape))):
-            start, stop = region[axis]
-            steps = np.arange(start, stop, dtype=np.uint64) * np.uint64(stride)
-            steps = steps * np.uint64(0x9E3779B97F4A7C15)
-            index = index + steps.reshape((-1,) + (1,) * (len(shape) - 1 - axis))
-            stride *= shape[axis]
-        z: Any = np.array(np.broadcast_to(index, region_shape(region)))
-        z ^= z >> np.uint64(30)
-        z *= np.uint64(0xBF58476D1CE4E5B9)
-        z ^= z >> np.uint64(27)
-        z *= np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-    found: Array = ((z >> np.uint64(40)).astype(np.float64) * 2.0**-24).astype(dtype)
-    return found
+    """Uniform numbers in [0, 1) by global index, of a seed, a pass and a name."""
+    return draws.uniform(f"{seed}/{number}/{name}", shape, region).astype(dtype)

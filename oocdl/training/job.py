@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -23,6 +24,7 @@ from oocdl.planning.passes import MAIN, Course
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache
+from oocdl.training.preparing import preparation_of
 from oocdl.training.resume import freeze, numerics_of
 
 
@@ -37,6 +39,8 @@ class Job:
     machine: Machine
     validation: Binding | None = None
     """Binding of the validation dataset; None if there is none."""
+    preparation: Preparation = field(default_factory=Preparation)
+    """What is done to samples before the network reads them; its tables are not measured yet."""
 
     @cached_property
     def course(self) -> Course:
@@ -109,13 +113,15 @@ def job_of(
             f"batch_size must be 1...{len(course.trained)} (samples that are trained on), "
             f"got {settings.batch_size}"
         )
+    preparation = preparation_of(opened, binding, settings, validation)
     rate = lasting(settings.optimizer.lr, course.total_steps)
     settings = replace(settings, optimizer=replace(settings.optimizer, lr=rate))
     crew = None
     if muster is not None:
         crew, budget_bytes = muster()
         settings = replace(settings, memory_bytes=budget_bytes)
-    return Job(opened, data, settings, binding, machine_for(settings, data, crew=crew), validation)
+    machine = machine_for(settings, data, crew=crew, preparing_bytes=preparation.nbytes)
+    return Job(opened, data, settings, binding, machine, validation, preparation)
 
 
 def _course(binding: Binding, settings: Settings, validation: Binding | None) -> Course:
