@@ -362,12 +362,11 @@ class ClusterSession(Held):
         look, there = worker_tasks.look, self.addresses
         asked = dask_private.run_on_workers(self.client, look, self.run_id, workers=there)
         answer = in_loop(self.client, asked)
-        try:
+        with suppress(TimeoutError, OSError, CancelledError):  # who is lost is noticed by the watch
             found = answer.result(LOOK_TIMEOUT_SECONDS)
-        except (TimeoutError, OSError, CancelledError):  # who is lost is noticed by the watch
-            answer.cancel()
-            return ()
-        return tuple(one for one in found.values() if isinstance(one, ProcessLook))
+            return tuple(one for one in found.values() if isinstance(one, ProcessLook))
+        answer.cancel()
+        return ()
 
     def measured(self) -> Measured:
         """Return what was measured of tasks on all members of this crew."""
