@@ -212,7 +212,11 @@ def one_or_several(found: Sequence[int]) -> int | Sequence[int]:
 
 
 def word_or_pairs(name: str, items: Sequence[str] | None) -> Any:
-    """Return the one word that is given, or what pairs of NAME=WORD map."""
+    """Return the one word that is given, or what pairs of NAME=WORD map.
+
+    >>> word_or_pairs("normalize", ["ct"]), word_or_pairs("normalize", ["a=ct"])
+    ('ct', {'a': 'ct'})
+    """
     return items[0] if items and len(items) == 1 and "=" not in items[0] else pairs(name, items)
 
 
