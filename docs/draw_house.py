@@ -58,6 +58,7 @@ FLOORS = (
         Room("losses", "Dice, …", PEOPLE),
         Room("metrics", "IoU, F1, …", PEOPLE),
         Room("optim", "Adam, …", PEOPLE),
+        Room("transforms", "flips, …", PEOPLE, 1.3),
     ),
     (
         Room("fusion", "chains as one loop", COMPUTE, 1.7),
@@ -65,8 +66,9 @@ FLOORS = (
         Room("space", "LogUniform, …", PEOPLE),
     ),
     (
-        Room("ops", "operators: shape, formula, cut, gradient", PURE, 1.7),
-        Room("storage", "cache · run · dataset", BYTES, 1.7),
+        Room("ops", "operators: shape, formula, cut, gradient", PURE, 2.4),
+        Room("augmentation", "samples, by region", PURE, 1.4),
+        Room("storage", "cache · run · dataset", BYTES, 1.5),
     ),
     (
         Room("graph", "ir · onnx · transforms · partition", PURE, 3),

@@ -1,4 +1,4 @@
-from . import callbacks, cluster, data, errors, events, losses, metrics, ops, optim, space
+from . import callbacks, cluster, data, errors, events, losses, metrics, ops, optim, space, transforms
 from .events import Stop
 from .pytorch.door import from_torch
 from .report.plan_view import Plan
@@ -37,5 +37,6 @@ __all__ = [
     "search",
     "simulate",
     "space",
+    "transforms",
     "verify",
 ]

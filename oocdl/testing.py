@@ -60,6 +60,13 @@ class ArrayReader:
     def offset(self, row: int) -> Shape:
         return (0,) * (self.data.ndim - 1)
 
+    def box(self, row: int) -> Region | None:
+        return None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.data.dtype
+
     def read(self, region: Region) -> Array:
         return self.data[as_slices(region)]
 

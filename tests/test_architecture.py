@@ -29,9 +29,11 @@ PACKAGES = (
     "host",
     "graph",
     "ops",
+    "augmentation",
     "losses",
     "metrics",
     "optim",
+    "transforms",
     "space",
     "config",
     "storage",
@@ -72,13 +74,14 @@ INNER = {
 }
 """The same inside packages that have packages."""
 
-FACE = {"__init__", "errors", "events", "losses", "metrics", "optim", "space", "testing"}
+FACE = {"__init__", "errors", "events", "losses", "metrics", "optim", "space", "testing", "transforms"}
 """Modules that may stand at the top: the public face, and what everybody needs."""
 
 ONLY = {
     "host": {"errors"},
     "graph": {"errors"},
     "ops": {"errors", "graph"},
+    "augmentation": {"errors", "graph.ir.index"},
     "storage": {"errors", "graph.ir.index", "graph.ir.array_layout"},
     "fusion": {"graph", "ops.activation", "ops.expression", "ops.pointwise"},
     "cluster": {"errors", "config", "host", "storage.files", "storage.cache.spill_store"},

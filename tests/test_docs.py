@@ -33,6 +33,7 @@ RUN = (
     "docs/how-to/pytorch.md",
     "docs/how-to/onnx.md",
     "docs/how-to/validation.md",
+    "docs/how-to/augmentation.md",
     "docs/how-to/search.md",
     "docs/how-to/debugging-a-slow-step.md",
     "docs/reference/events.md",

@@ -29,7 +29,16 @@ from oocdl.cli.texts import (
     sizes,
 )
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import LossLike, Metrics, Names, Option, ParamGroup, Pieces, Validation
+from oocdl.config.options import (
+    LossLike,
+    Metrics,
+    Names,
+    Normalize,
+    Option,
+    ParamGroup,
+    Pieces,
+    Validation,
+)
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.ops.losses.overlap_losses import DiceCE
@@ -218,6 +227,15 @@ def one_or_several(found: Sequence[int]) -> int | Sequence[int]:
     return found[0] if len(found) == 1 else found
 
 
+def word_or_pairs(name: str, items: Sequence[str] | None) -> Any:
+    """Return the one word that is given, or what pairs of NAME=WORD map.
+
+    >>> word_or_pairs("normalize", ["ct"]), word_or_pairs("normalize", ["a=ct"])
+    ('ct', {'a': 'ct'})
+    """
+    return items[0] if items and len(items) == 1 and "=" not in items[0] else pairs(name, items)
+
+
 LOGS: Mapping[str, Callable[[str], Listener]] = {"csv": CSV, "tensorboard": TensorBoard, "mlflow": MLflow}
 
 
@@ -286,6 +304,7 @@ FORMS: Mapping[Any, Form] = {
     ParamGroup | Sequence[ParamGroup] | None: Form(
         list[str], lambda name, items: parse_groups(items or ()), "params=NAME,lr=.."
     ),
+    Normalize: Form(list[str], lambda name, items: word_or_pairs(name, items), "METHOD or ARRAY=METHOD"),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,..", "1,2,4,8,16,32,64"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
     Mapping[str, int] | None: Form(list[str], lambda name, items: sizes(name, items, int), "NAME=SIZE"),

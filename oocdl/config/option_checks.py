@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.augmentation.normalization import METHODS
+from oocdl.augmentation.transform import Transform
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import LOSSES, Loss
@@ -158,6 +160,26 @@ def metrics(name: str, value: Any) -> tuple[Metric, ...]:
             raise InputError(f"{name} has '{metric.name}' twice")
         found[metric.name] = metric
     return tuple(found.values())
+
+
+def augment(name: str, value: Any) -> str | tuple[Transform, ...] | None:
+    """Check transforms, or the name of nnU-Net's."""
+    if value is None or (isinstance(value, str) and value == "nnunet"):
+        return value
+    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    for item in items:
+        if not isinstance(item, Transform):
+            raise InputError(f"{name} takes transforms of oocdl.transforms or 'nnunet', got {shown(item)}")
+    return items or None
+
+
+def normalize(name: str, value: Any) -> str | dict[str, str] | None:
+    """Check a method of normalisation, or a mapping from array to method."""
+    method = one_of(*METHODS)
+    checked: str | dict[str, str] | None = None
+    if value is not None:
+        checked = (mapping_of(method) if isinstance(value, Mapping) else method)(name, value)
+    return checked
 
 
 def flag(name: str, value: Any) -> bool:

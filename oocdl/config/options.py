@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
+from oocdl.augmentation.transform import Transform
 from oocdl.config import option_checks as checks
 from oocdl.config.option_checks import Check
 from oocdl.ops.loss_functions import Loss
@@ -38,6 +39,10 @@ ParamGroup = str | Mapping[str, Any]
 """Weights that are updated alike: a pattern "params" and fields of the optimizer; or "no_decay_1d"."""
 Metrics = str | Metric | Sequence[str | Metric]
 """Metrics, by name or as objects."""
+Augment = Literal["nnunet"] | Transform | Sequence[Transform] | None
+"""Transforms, or the name of a set of them."""
+Normalize = str | Mapping[str, str] | None
+"""A method, or methods by array."""
 
 CHECKS: Mapping[Any, Check] = {
     bool: checks.flag,
@@ -181,6 +186,15 @@ class SettingOptions(TypedDict, total=False):
     network takes. A larger one makes fewer different sizes, each of which is planned."""
     scale: Annotated[Mapping[str, float] | None, Option(None, "plan", fixed="run", predicts=True)]
     """Mapping from dataset array to the factor that multiplies its values."""
+    normalize: Annotated[Normalize, Option(None, "plan", check=checks.normalize, fixed="run", predicts=True)]
+    """Normalise each channel of each image that is an input: "zscore" by mean and deviation of the sample,
+    "zscore_nonzero" by those of its voxels that are not zero, "percentiles" from its 0.5th and 99.5th to 0
+    and 1, "ct" as nnU-Net does CT, by the labelled voxels of all samples trained on; or a mapping from array
+    to method. Statistics are taken once, before the first step; predictions use the same method."""
+    augment: Annotated[Augment, Option(None, "plan", check=checks.augment, fixed="run")]
+    """Transforms of ``oocdl.transforms`` for samples that are trained on, or "nnunet" for nnU-Net's. They are
+    functions of seed, pass, sample and voxel: a sample is never whole in memory, and the bits are the same
+    however the work is cut."""
     logits: Annotated[Literal["strict", "auto"], Option("strict", "plan", fixed="run", predicts=True)]
     """"auto" drops a final Softmax or Sigmoid, which the losses contain."""
     allow_missing_chunks: Annotated[bool, Option(True, "neither", predicts=True)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.augmentation.transform import Transform
 from oocdl.config.option_checks import nearest, parse_optimizer, shown
 from oocdl.config.options import OPTIONS, Option
 from oocdl.errors import InputError
@@ -48,6 +49,8 @@ class Settings:
     dims: Mapping[str, int] | None
     pad_to_multiple_of: int | None
     scale: Mapping[str, float] | None
+    normalize: str | Mapping[str, str] | None
+    augment: str | tuple[Transform, ...] | None
     logits: str
     allow_missing_chunks: bool
     strict: bool

@@ -202,13 +202,18 @@ class Machine:
 
 
 def machine_for(
-    settings: Settings, dataset: Dataset, threads: int | None = None, crew: Crew | None = None
+    settings: Settings,
+    dataset: Dataset,
+    threads: int | None = None,
+    crew: Crew | None = None,
+    preparing_bytes: int = 0,
 ) -> Machine:
     """Spend the budget. Loads the engine first: it is part of the process, which is measured here.
 
     ``threads`` counts those of one process where the settings do not say; None: those of the crew, or one
     for each core. With a ``crew`` the budget is that of each of its processes, and this one's size is none of
-    it but for what the plan takes here, as it will there.
+    it but for what the plan takes here, as it will there. ``preparing_bytes`` is what it takes to normalise
+    and transform samples.
     Raises InputError if the engine cannot compute or store as the settings ask.
     """
     engine = resolve(settings.engine)
@@ -223,7 +228,7 @@ def machine_for(
     threads = settings.threads or threads or (cores() if crew is None else crew.threads)
     reading = _reading_bytes(dataset)
     reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
-    reserved += loaded.held_bytes
+    reserved += loaded.held_bytes + preparing_bytes
     here_bytes = _own_bytes(engine, settings.memory_bytes - reserved)
     own_bytes = here_bytes if crew is None else crew.own_bytes
     base = own_bytes + reserved

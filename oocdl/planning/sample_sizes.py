@@ -7,7 +7,7 @@ strides. What is around a sample counts in no loss: its labels are the ones that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from oocdl.config import Settings
@@ -18,7 +18,7 @@ from oocdl.ops import RULES
 from oocdl.ops.loss_functions import labels_of
 from oocdl.planning.binding import Binding
 from oocdl.storage.dataset.data_array import DataArray
-from oocdl.storage.dataset.dataset import Dataset, View
+from oocdl.storage.dataset.dataset import Dataset, View, apart
 from oocdl.storage.dataset.sample_stack import members_of
 
 MOST_MULTIPLE = 256
@@ -36,10 +36,15 @@ class Sized:
     """Label of a size, such as "96x112x80" -> binding to its views; the largest that is trained is ""."""
     labels: tuple[str, ...]
     """The label of each sample's size; empty where all have one size."""
+    views: Mapping[str, str] = field(default_factory=dict)
+    """View -> the array that it is one of."""
+    spaces: tuple[Shape, ...] = ()
+    """Padded extents of samples, the main ones first; none where all have one size."""
 
     def apart(self) -> Sized:
         """Return the same by the names of arrays in ``Dataset.with_validation``."""
-        return replace(self, bindings={label: one.apart() for label, one in self.bindings.items()})
+        bindings = {label: one.apart() for label, one in self.bindings.items()}
+        return replace(self, bindings=bindings, views={apart(v): apart(a) for v, a in self.views.items()})
 
 
 def sized(
@@ -75,7 +80,8 @@ def sized(
         return binding.renamed(lambda name: _view_name(name, label) if name in spatial else name, made.arrays)
 
     labels = tuple(names[space] for space in padded)
-    return Sized(made, {label: of(label) for label in names.values()}, labels)
+    bindings = {label: of(label) for label in names.values()}
+    return Sized(made, bindings, labels, {view.name: view.array for view in views}, tuple(distinct))
 
 
 def _view_name(name: str, label: str) -> str:

@@ -252,10 +252,13 @@ class Plan:
     def delayed(self, step: int = 0) -> Delayed:
         """Return one step, from the model file's weights, as a ``dask.delayed.Delayed`` of its loss.
 
-        ``visualize()`` draws its graph; ``compute()`` runs it with any local Dask scheduler.
+        ``visualize()`` draws its graph; ``compute()`` runs it with any local Dask scheduler. Raises
+        InputError where samples are normalised or transformed, which only a run does.
 
         >>> plan.delayed(0).visualize("step.svg")  # doctest: +SKIP
         """
+        if self.settings.augment is not None or self.settings.normalize is not None:
+            raise InputError("a step alone does not normalise or augment; train with fit, or leave these out")
         passes = self.course.passes_of(next(self.course.steps_from(step)))
         return step_delayed(self.kinds, passes, self.dataset, self.settings, self.machine)
 

@@ -7,7 +7,6 @@ threads or workers.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,13 +16,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from oocdl.graph.ir.graph import Array, Role, Shape
+from oocdl.augmentation import draws
+from oocdl.augmentation.preparation import Preparation
+from oocdl.augmentation.stream import Stream, evaluate
+from oocdl.graph.ir.graph import Array, Graph, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, moved, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.ops.gather import Rows
 from oocdl.ops.loss_functions import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
-from oocdl.planning.passes import PassInfo
+from oocdl.planning.passes import VALIDATION, PassInfo, role_of
 from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
 from oocdl.storage.dataset.dataset import Dataset
 
@@ -53,6 +55,13 @@ class Reader(Protocol):
         """Return where the chunks of a sample begin, along the axes after the first."""
         ...
 
+    def box(self, row: int) -> Region | None:
+        """Return where a sample stands that is smaller or larger than the array; None if all fit."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
     def read(self, region: Region) -> Array: ...
 
 
@@ -66,6 +75,8 @@ class Feed:
     """Whole numbers that may stand in it; None: any numbers that are finite."""
     label: str = "the array"
     """Name in messages."""
+    stream: Stream | None = None
+    """What is done to its samples beyond scaling; None: nothing."""
 
     def check(self, found: Array, used: Array, region: Region) -> None:
         """Raise DatasetError if what was ``found`` in a region, and is ``used`` as such, cannot be used."""
@@ -78,18 +89,54 @@ class Feed:
             same = self.scale is None and found.dtype.itemsize <= used.dtype.itemsize
             check_finite(self.label, found if same else used, region)
 
+    def parts(self, row: int, box: Region) -> Iterator[Region]:
+        """Parts of a region of a sample that are read at once."""
+        offset, (together, *chunks) = self.reader.offset(row), self.reader.chunks
+        from_chunks, itemsize = moved(box, [-start for start in offset]), self.reader.itemsize * together
+        for part in read_blocks(from_chunks, tuple(chunks), itemsize, READ_CHUNKS):
+            yield moved(part, offset)
+
+    def fill(self, row: int, region: Region, info: PassInfo, out: Array) -> None:
+        """Put a region of one sample into ``out``, as its stream makes it in a pass."""
+        stream = self.stream
+        assert stream is not None
+        samples, axis = ((row, row + 1),), stream.channel_axis
+
+        def read(box: Region, block: Array) -> None:
+            inner, target = (box, block) if axis else (box[1:], block[0])
+            for part in self.parts(row, inner):
+                with _decoding:
+                    found = self.reader.read((*samples, *part))
+                used = target[None][(slice(None), *within(part, inner))]
+                used[...] = found if self.scale is None else _scaled(found, self.scale, used.dtype)
+                self.check(found, used, (*samples, *part))
+            stream.normalize(block, row, box)
+            if stream.numbers is not None and (own := self.reader.box(row)) is not None:
+                _clear_around(block, box, own if axis else ((0, 1), *own))
+
+        box, channels = (region, self.reader.shape[1]) if axis else (((0, 1), *region), 1)
+        operations = stream.operations(info.seed, info.number, row, channels)
+        dtype = out.dtype if out.dtype.kind == "f" else self.reader.dtype
+        evaluate(operations, box, read, out if axis else out[None], stream.chain_bytes, dtype)
+
 
 def feeds_of(
     feeds: Mapping[str, str],
     labels: Mapping[str, Labels | Rows],
+    graph: Graph,
     dataset: Dataset,
-    scale: Mapping[str, float],
+    preparation: Preparation,
+    plan_id: str,
 ) -> dict[str, Feed]:
     """Bind values of a graph to arrays: ``feeds`` says to which, ``labels`` what stands in some of them."""
     made = {}
-    for value, name in feeds.items():
-        array = dataset.arrays[name]
-        made[value] = Feed(array, scale.get(array.name), labels.get(value), array.label)
+    if role_of(plan_id) == VALIDATION:
+        preparation = preparation.plain()
+    for name, source in feeds.items():
+        array, value = dataset.arrays[source], graph.values[name]
+        image = value.role is Role.INPUT and len(value.shape) > 2 and name not in labels
+        stream = preparation.stream(source, array.shape[1:], len(value.shape) - 2 if image else None)
+        made[name] = Feed(array, preparation.scale.get(array.name), labels.get(name), array.label, stream)
     return made
 
 
@@ -201,16 +248,16 @@ class Sources:
         samples = [int(sample) for sample in info.indices[box[0][0] : box[0][1]]]
         # A region of stored factors has the elements of its box in the same order.
         rows = out.reshape((len(samples), *region_shape(inner)))
-        together, *chunks = feed.reader.chunks
+        if feed.stream is not None:
+            for number, sample in enumerate(samples):
+                feed.fill(sample, inner, info, rows[number])
+            samples = []
+        together = feed.reader.chunks[0]
         ordered = sorted(range(len(samples)), key=samples.__getitem__)
         for _, group in groupby(ordered, lambda number: samples[number] // max(together, 1)):
             numbers = list(group)
             first = samples[numbers[0]]
-            offset = feed.reader.offset(first)
-            from_chunks = moved(inner, [-start for start in offset])
-            itemsize = feed.reader.itemsize * together
-            for aligned in read_blocks(from_chunks, tuple(chunks), itemsize, READ_CHUNKS):
-                block = moved(aligned, offset)
+            for block in feed.parts(first, inner):
                 with _decoding:
                     found = feed.reader.read(((first, samples[numbers[-1]] + 1), *block))
                 for number in numbers:
@@ -220,6 +267,14 @@ class Sources:
                     feed.check(one, used, ((samples[number], samples[number] + 1), *block))
         if not np.shares_memory(rows, out):  # pieces that do not lie side by side
             out[...] = rows.reshape(out.shape)
+
+
+def _clear_around(block: Array, region: Region, own: Region) -> None:
+    """Make zeros of what is around a sample, in a region of a view: as nnU-Net pads what is normalised."""
+    for axis, ((low, high), (start, stop)) in enumerate(zip(region, own, strict=True)):
+        lead = (slice(None),) * axis
+        block[(*lead, slice(0, max(min(start, high) - low, 0)))] = 0
+        block[(*lead, slice(max(stop - low, 0), None))] = 0
 
 
 def _scaled(found: Array, scale: float, dtype: np.dtype[Any]) -> Array:
@@ -252,22 +307,5 @@ def read_blocks(
 
 
 def uniform(seed: int, number: int, name: str, shape: Shape, region: Region, dtype: str) -> Array:
-    """Uniform numbers in [0, 1) by global index: splitmix64 (Steele, Lea, Flood 2014) of a keyed counter."""
-    digest = hashlib.blake2b(f"{seed}/{number}/{name}".encode(), digest_size=8).digest()
-    index = np.full((), int.from_bytes(digest, "little"), np.uint64)
-    stride = 1
-    with np.errstate(over="ignore"):
-        for axis in reversed(range(len(shape))):
-            start, stop = region[axis]
-            steps = np.arange(start, stop, dtype=np.uint64) * np.uint64(stride)
-            steps = steps * np.uint64(0x9E3779B97F4A7C15)
-            index = index + steps.reshape((-1,) + (1,) * (len(shape) - 1 - axis))
-            stride *= shape[axis]
-        z: Any = np.array(np.broadcast_to(index, region_shape(region)))
-        z ^= z >> np.uint64(30)
-        z *= np.uint64(0xBF58476D1CE4E5B9)
-        z ^= z >> np.uint64(27)
-        z *= np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-    found: Array = ((z >> np.uint64(40)).astype(np.float64) * 2.0**-24).astype(dtype)
-    return found
+    """Uniform numbers in [0, 1) by global index, of a seed, a pass and a name."""
+    return draws.uniform(f"{seed}/{number}/{name}", shape, region).astype(dtype)

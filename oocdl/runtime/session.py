@@ -19,6 +19,7 @@ from typing import Any
 
 from dask.delayed import Delayed
 
+from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.events import ProcessLook
@@ -119,7 +120,7 @@ class Session(Held):
     compiled: Mapping[str, CompiledPass]
     """Plan id -> pass."""
     dataset: Dataset
-    scale: Mapping[str, float]
+    preparation: Preparation
     machine: Machine
     spill: Path
     deliver: Deliver | None = None
@@ -150,7 +151,7 @@ class Session(Held):
         use(self.tier)
         self.context = execute.Context(
             {name: compiled.graph for name, compiled in self.compiled.items()},
-            {name: self._sources(compiled, kept) for name, compiled in self.compiled.items()},
+            {name: self._sources(name, kept) for name in self.compiled},
             get_engine(self.machine.engine),
             self.tier,
             heap,
@@ -179,9 +180,11 @@ class Session(Held):
         finally:
             self.started = None
 
-    def _sources(self, compiled: CompiledPass, kept: Kept) -> Sources:
-        feeds = feeds_of(compiled.feeds, compiled.labels, self.dataset, self.scale)
-        return Sources(compiled.plan.factored, feeds, kept)
+    def _sources(self, plan_id: str, kept: Kept) -> Sources:
+        one = self.compiled[plan_id]
+        factored, prepared = one.plan.factored, self.preparation
+        feeds = feeds_of(one.feeds, one.labels, factored.graph, self.dataset, prepared, plan_id)
+        return Sources(factored, feeds, kept)
 
     def load(self, plan_id: str, read: weight_io.Read) -> None:
         compiled = self.compiled[plan_id]
@@ -260,7 +263,7 @@ def step_delayed(
 
     def start() -> str:
         folder = TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir())))
-        session = Session(kinds, dataset, settings.scale or {}, machine, Path(folder.name))
+        session = Session(kinds, dataset, Preparation(settings.scale or {}), machine, Path(folder.name))
         session.__enter__()
         _alone[session.run_id] = (session, folder)
         return session.run_id

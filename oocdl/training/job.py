@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -24,6 +25,7 @@ from oocdl.planning.sample_sizes import Sized, sized
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache
+from oocdl.training.preparing import preparation_of
 from oocdl.training.resume import freeze, numerics_of
 
 
@@ -41,6 +43,8 @@ class Job:
     """All steps of the run."""
     validation: Sized | None = None
     """The validation dataset; None if there is none of its own."""
+    preparation: Preparation = field(default_factory=Preparation)
+    """What is done to samples before the network reads them; its tables are not measured yet."""
 
     @property
     def binding(self) -> Binding:
@@ -124,6 +128,7 @@ def job_of(
             f"batch_size must be 1...{len(course.trained)} (samples that are trained on), "
             f"got {settings.batch_size}"
         )
+    preparation = preparation_of(opened, sizes, settings, validation)
     rate = lasting(settings.optimizer.lr, course.total_steps)
     groups = lasting_groups(settings.param_groups, course.total_steps)
     settings = replace(settings, optimizer=replace(settings.optimizer, lr=rate), param_groups=groups)
@@ -132,8 +137,9 @@ def job_of(
         data.spec().check_sent()
         crew, budget_bytes = muster()
         settings = replace(settings, memory_bytes=budget_bytes)
-    machine, course = machine_for(settings, data, crew=crew), replace(course, settings=settings)
-    return Job(opened, data, settings, sizes, machine, course, validation)
+    machine = machine_for(settings, data, crew=crew, preparing_bytes=preparation.nbytes)
+    course = replace(course, settings=settings)
+    return Job(opened, data, settings, sizes, machine, course, validation, preparation)
 
 
 def plan_again(

@@ -204,6 +204,7 @@ class Trainer:
         given: dict[str, Any] = {
             "compiled": self.compiled,
             "dataset": self.job.dataset,
+            "preparation": self.job.preparation,
             "deliver": self._keep if watched else None,
             "watched": watched,
         }
@@ -211,7 +212,6 @@ class Trainer:
             threads = self.job.machine.threads
             return self.workers.session(settings=settings, threads=threads, store=self.store, **given)
         return Session(
-            scale=settings.scale or {},
             machine=self.job.machine,
             spill=settings.spill_folder(self.store.path / "spill"),
             scheduler=self.scheduler,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from oocdl import transforms
 from oocdl.config.settings import SAMPLED_STEPS, Settings, differences, make_settings, plain, setting_names
 from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.onnx.own_operators import digests
@@ -254,6 +255,7 @@ KINDS: Mapping[str, Callable[..., Any]] = {
     for kind in (
         *get_args(Loss), *map(type, METRICS.values()),
         *get_args(Scaling), WarmUp, Then, SGD, Adam, AdamW, RMSprop, Lion, LAMB,
+        *(getattr(transforms, name) for name in transforms.__all__),
     )
 }  # fmt: skip
 """Type name -> type that plain data may be restored as."""

@@ -41,12 +41,13 @@ WORDS: Mapping[str, str] = {
     "class_weights": "class_weight", "clipnorm": "clip_norm", "max_grad_norm": "clip_norm",
     "gradient_clip_val": "clip_norm", "global_clipnorm": "clip_norm", "beta_1": "betas", "beta1": "betas",
     "metric": "metrics", "augmentation": "augment", "augmentations": "augment", "transform": "augment",
-    "transforms": "augment", "data_augmentation": "augment", "patience": "early_stopping",
-    "earlystopping": "early_stopping", "min_delta": "early_stopping", "save_best_only": "save_top_k",
-    "load_best_model_at_end": "save_top_k", "save_total_limit": "save_top_k", "ema_decay": "ema",
-    "swa": "ema", "model_ema": "ema", "moving_average": "ema", "ema_momentum": "ema", "use_ema": "ema",
-    "clipvalue": "clip_value", "parameter_groups": "param_groups", "no_decay": "param_groups",
-    "sample_weights": "sample_weight",
+    "transforms": "augment", "data_augmentation": "augment",
+    "normalization": "normalize", "normalise": "normalize", "preprocessing": "normalize",
+    "patience": "early_stopping", "earlystopping": "early_stopping", "min_delta": "early_stopping",
+    "save_best_only": "save_top_k", "load_best_model_at_end": "save_top_k", "save_total_limit": "save_top_k",
+    "ema_decay": "ema", "swa": "ema", "model_ema": "ema", "moving_average": "ema", "ema_momentum": "ema",
+    "use_ema": "ema", "clipvalue": "clip_value", "parameter_groups": "param_groups",
+    "no_decay": "param_groups", "sample_weights": "sample_weight",
 }  # fmt: skip
 """Words of other libraries, and ours, or those that ``OTHERWISE`` explains."""
 
@@ -62,7 +63,6 @@ OTHERWISE: Mapping[str, str] = {
     "clip_norm": "it is a field of the optimizer: optimizer=oocdl.optim.Adam(lr=1e-3, clip_norm=1.0)",
     "class_weight": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(class_weights=(1.0, 2.0))",
     "ignore_index": "it is a field of the loss: loss=oocdl.losses.CrossEntropy(ignore_index=255)",
-    "augment": "samples are trained on as they are: write augmented copies of them to the dataset",
     "early_stopping": "it is a callback: callbacks=[oocdl.callbacks.EarlyStopping('val_loss', patience=10)]",
     "save_top_k": "it is a field of a callback: callbacks=[oocdl.callbacks.ModelCheckpoint(save_top_k=3)]",
     "threads": "this function takes cores=, the compute threads of each host",

@@ -35,6 +35,7 @@ from oocdl.training.job import Job, job_of
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
 from oocdl.training.prediction.predictions import warn_of_predictions
+from oocdl.training.preparing import prepared
 from oocdl.training.run import Run
 from oocdl.training.signature import public
 
@@ -176,9 +177,10 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
             _warn(made)
         if validations := made.of_role(VALIDATION):
             warn_of_predictions(made.kinds[validations[0]].plan.factored.graph, job.model)
+        preparation = prepared(job.preparation, store, job.dataset, job.course.trained)
         listeners = _with_page(stack, folder, call, workers)
         Trainer(
-            job=job,
+            job=replace(job, preparation=preparation),
             store=store,
             plan=made,
             listeners=listeners,

@@ -27,7 +27,17 @@ from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import OPTIONS, make_settings
-from oocdl.config.options import LossLike, Metrics, Names, ParamGroup, Pieces, Size, Validation
+from oocdl.config.options import (
+    Augment,
+    LossLike,
+    Metrics,
+    Names,
+    Normalize,
+    ParamGroup,
+    Pieces,
+    Size,
+    Validation,
+)
 from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops.optimizers import Optimizer
@@ -375,6 +385,8 @@ TEXTS: dict[Any, tuple[object, object]] = {
     Size | None: ("3GiB", "3GiB"),
     Literal["bfloat16"] | None: ("bfloat16", "bfloat16"),
     Names: ("a*", ("a*",)),
+    Augment: ("nnunet", "nnunet"),
+    Normalize: ("a=ct", {"a": "ct"}),
     Validation: (0.25, 0.25),
     Metrics: ("dice,iou", ("dice", "iou")),
     int | Sequence[int]: ("2,5", (2, 5)),

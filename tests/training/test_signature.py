@@ -144,7 +144,7 @@ def test_help_names_what_the_signature_does_not() -> None:
         (oocdl.simulate, "threads", "takes cores="),
         (oocdl.fit, "weight_decay", "optimizer=oocdl.optim.AdamW("),
         (oocdl.plan, "max_grad_norm", "clip_norm=1.0"),
-        (oocdl.fit, "transforms", "write augmented copies"),
+        (oocdl.fit, "transforms", "it is called 'augment' here"),
         (oocdl.fit, "patience", "oocdl.callbacks.EarlyStopping("),
         (oocdl.fit, "ema_decay", "it is called 'ema' here"),
         (oocdl.plan, "clipvalue", "clip_value=1.0"),

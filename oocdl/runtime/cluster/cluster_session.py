@@ -22,6 +22,7 @@ from dask import annotate  # type: ignore[attr-defined]
 from distributed import Client, Future
 from distributed.protocol.pickle import dumps
 
+from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.errors import OocdlError, ResourceError
 from oocdl.events import ProcessLook
@@ -67,6 +68,7 @@ class ClusterSession(Held):
     compiled: Mapping[str, CompiledPass]
     dataset: Dataset
     settings: Settings
+    preparation: Preparation
     threads: int
     """Number of programs that a member runs at once."""
     store: RunStore
@@ -167,6 +169,7 @@ class ClusterSession(Held):
             dataset=self.dataset.spec(),
             identities={name: identity(array) for name, array in self.dataset.stored.items()},
             settings=self.settings,
+            preparation=self.preparation,
             watched=watched_results(self.compiled, self.watched),
             run=self.store.path,
             mark=member.mark_of(self.store.path),
@@ -284,8 +287,8 @@ class ClusterSession(Held):
         """Return whether all members hold again what the step began with."""
         if self.first_pass is None:
             return True
+        assert self.watch is not None
         try:
-            assert self.watch is not None
             return all(self.watch.ask(worker_tasks.roll_back, self.run_id, self.first_pass).values())
         except WorkersLost:
             return False
@@ -349,23 +352,21 @@ class ClusterSession(Held):
     def moved(self) -> Moved:
         """Return totals over all members since the session began; memory is that of the largest member."""
         each = [self.before_crew, *(one.moved for one in self.ends.values())]
-        totals = [sum(numbers) for numbers in zip(*map(astuple, each), strict=True)]
+        totals = map(sum, zip(*map(astuple, each), strict=True))
         largest = {name: max(getattr(one, name) for one in each) for name in MEMORY}
         return replace(Moved(*totals), **largest)
 
     def looks(self) -> tuple[ProcessLook, ...]:
         """Return how members stand, without those that do not answer in time."""
         assert self.watch is not None
-        asked = dask_private.run_on_workers(
-            self.client, worker_tasks.look, self.run_id, workers=self.addresses
-        )
+        look, there = worker_tasks.look, self.addresses
+        asked = dask_private.run_on_workers(self.client, look, self.run_id, workers=there)
         answer = in_loop(self.client, asked)
-        try:
+        with suppress(TimeoutError, OSError, CancelledError):  # who is lost is noticed by the watch
             found = answer.result(LOOK_TIMEOUT_SECONDS)
-        except (TimeoutError, OSError, CancelledError):  # who is lost is noticed by the watch
-            answer.cancel()
-            return ()
-        return tuple(one for one in found.values() if isinstance(one, ProcessLook))
+            return tuple(one for one in found.values() if isinstance(one, ProcessLook))
+        answer.cancel()
+        return ()
 
     def measured(self) -> Measured:
         """Return what was measured of tasks on all members of this crew."""

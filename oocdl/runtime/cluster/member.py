@@ -18,6 +18,7 @@ from typing import Any
 
 from distributed.protocol.pickle import loads
 
+from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array, Role
@@ -91,6 +92,7 @@ class Setup:
     identities: Mapping[str, Mapping[str, Any]]
     """Identity of each array of the dataset, as the driver has found it."""
     settings: Settings
+    preparation: Preparation
     watched: Mapping[str, frozenset[TaskKey]]
     """Plan id -> keys of the results that the driver wants."""
     run: Path
@@ -161,7 +163,9 @@ class Member:
         check_same(dataset, known.identities)
         engine = get_engine(known.settings.engine)
         check_budget(known.settings.memory_bytes)
-        machine = self.machine = machine_for(known.settings, dataset, known.threads)
+        machine = self.machine = machine_for(
+            known.settings, dataset, known.threads, preparing_bytes=known.preparation.nbytes
+        )
         room = machine.room_bytes(known.passes.values(), TRAVELLING * known.crossing_bytes)
         keep_freed_memory()
         heap = Heap(known.threads, room, lambda: self.tier, machine.guard())
@@ -173,11 +177,10 @@ class Member:
             check_alone=heap.check_alone,
         )
         use(self.tier)
-        scale, kept = known.settings.scale or {}, Kept()
-        sources = {
-            name: Sources(one.factored, feeds_of(one.feeds, one.labels, dataset, scale), kept)
-            for name, one in known.passes.items()
-        }
+        prepared, kept, sources = known.preparation, Kept(), {}
+        for name, one in known.passes.items():
+            feeds = feeds_of(one.feeds, one.labels, one.factored.graph, dataset, prepared, name)
+            sources[name] = Sources(one.factored, feeds, kept)
         self.context = execute.Context(shares, sources, engine, self.tier, heap, self._deliver, known.watched)
         execute.register(known.run_id, self.context)
         self.orders = {name: local_order(share) for name, share in shares.items()}

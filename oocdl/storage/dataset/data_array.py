@@ -81,8 +81,8 @@ class DataArray:
     """What a chunk that is not stored reads as; None if that is not defined."""
     source: Source
     allow_missing_chunks: bool = True
-    offsets: Sequence[Shape] = ()
-    """Where in the array each sample's chunks begin; empty where all begin at the first element."""
+    boxes: Sequence[Region] = ()
+    """Where in a view each sample stands, along the axes after the first; empty if it is no view."""
 
     @property
     def label(self) -> str:
@@ -96,7 +96,13 @@ class DataArray:
 
     def offset(self, row: int) -> Shape:
         """Return where the chunks of a sample begin, along the axes after the first."""
-        return self.offsets[row] if self.offsets else (0,) * (len(self.shape) - 1)
+        if not self.boxes:
+            return (0,) * (len(self.shape) - 1)
+        return tuple(start for start, _ in self.boxes[row])
+
+    def box(self, row: int) -> Region | None:
+        """Return where in a view a sample stands; None if this is no view."""
+        return self.boxes[row] if self.boxes else None
 
     @property
     def chunk_bytes(self) -> int:

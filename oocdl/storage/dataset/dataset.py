@@ -96,7 +96,7 @@ class Dataset:
 
     def with_views(self, views: Sequence[View]) -> Dataset:
         """Return the dataset with views of some of its arrays, which they may take the place of."""
-        arrays = {name: viewed(self.arrays[array], name, space, pad) for array, name, space, pad in views}
+        arrays = {name: viewed(self.arrays[array], space, pad) for array, name, space, pad in views}
         reopen = replace(self.reopen, views=tuple(views))
         return replace(self, arrays={**self.arrays, **arrays}, reopen=reopen)
 

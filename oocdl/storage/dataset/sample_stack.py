@@ -153,7 +153,7 @@ def samples_of(array: DataArray) -> Mapping[str, Mapping[str, Any]]:
     return array.source.samples if isinstance(array.source, StackedSource) else {}
 
 
-def viewed(array: DataArray, name: str, space: Shape, pad: int) -> DataArray:
+def viewed(array: DataArray, space: Shape, pad: int) -> DataArray:
     """See the samples of a stacked array with these extents of their last axes, and ``pad`` around them."""
     source = array.source
     assert isinstance(source, StackedSource)
@@ -161,16 +161,14 @@ def viewed(array: DataArray, name: str, space: Shape, pad: int) -> DataArray:
     shape = (*source.shape[:kept], *space)
     dtype = np.result_type(array.dtype, np.min_scalar_type(pad)) if pad else array.dtype
     made = replace(source, shape=shape, dtype=dtype, pad=pad)
-    offsets = [tuple(start for start, _ in made.box(row)) for row in range(array.shape[0])]
-    return replace(
-        array, name=name, shape=(array.shape[0], *shape), dtype=dtype, source=made, offsets=offsets
-    )
+    boxes = [made.box(row) for row in range(array.shape[0])]
+    return replace(array, shape=(array.shape[0], *shape), dtype=dtype, source=made, boxes=boxes)
 
 
 def own_sized(array: DataArray, row: int) -> DataArray:
     """See an array whose samples differ in size with the size of one of them; others as they are."""
     members = members_of(array)
-    return viewed(array, array.name, members[row].shape, 0) if members else array
+    return viewed(array, members[row].shape, 0) if members else array
 
 
 def named_samples(group: zarr.Group, where: str) -> list[str]:

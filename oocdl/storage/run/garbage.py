@@ -13,10 +13,10 @@ from oocdl.storage.checksums import unsealed
 from oocdl.storage.files import read_text, remove, sync_path
 from oocdl.storage.run.manifest import Manifest
 from oocdl.storage.run.pointer import load_spares
-from oocdl.storage.run.sealed_files import COPY
+from oocdl.storage.run.sealed_files import COPY, SAMPLES
 
 DELETE_THREADS = 16
-_FACTS = (COPY, "plan.json", "report.json", "zarr.json")
+_FACTS = (COPY, "plan.json", "report.json", SAMPLES, "zarr.json")
 """Files that a run has beside its manifests, ``CURRENT`` and ``run.json``."""
 
 

@@ -13,7 +13,11 @@ from oocdl.storage.files import read_text
 
 COPY = "run-copy.json"
 """The same as ``run.json``, which never changes, in case that is damaged."""
-SEALED_FILES = {"run.json": "run", COPY: "run", "plan.json": "plan", "report.json": "report"}
+SAMPLES = "samples.json"
+"""What samples are normalised and transformed by: a run that does neither has none."""
+SEALED_FILES = {
+    "run.json": "run", COPY: "run", "plan.json": "plan", "report.json": "report", SAMPLES: "samples"
+}  # fmt: skip
 """File name -> kind that ``sealed`` was given for it."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings, make_settings
 from oocdl.config.options import Metrics, Size
 from oocdl.graph.onnx.own_operators import digests
@@ -34,6 +35,7 @@ from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Gathered, PassSums, metric_values
 from oocdl.training.prediction.predictions import Predictions, warn_of_predictions
+from oocdl.training.preparing import measured, preparation_of, with_numbers_of
 from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
 
@@ -83,9 +85,11 @@ class Inference:
         whole = range(self.binding.samples)
         self.sized = sized(model, self.dataset.only(self.binding.used), self.binding, self.settings, whole)
         self.dataset, self.binding = self.sized.dataset, self.sized.bindings[""]
-        self.scale = self._scale(trained.store.meta["identity"], stored.scale or {})
+        self.preparation = self._preparation(trained.store.meta["identity"], stored)
         check_budget(self.settings.memory_bytes)
-        self.machine: Machine = machine_for(self.settings, self.dataset)
+        self.machine: Machine = machine_for(
+            self.settings, self.dataset, preparing_bytes=self.preparation.nbytes
+        )
         settings = replace(self.settings, validation=None)
         self.course = Course(0, settings, self.binding.samples, further_labels=self.sized.labels)
         self.kinds = self.course.validation_kinds
@@ -120,6 +124,17 @@ class Inference:
         then |= {("head", name): head["target"] for name, head in identity["loss"].items()}
         return {array: trained[then[key]] for key, array in now.items() if then.get(key) in trained}
 
+    def _preparation(self, identity: Mapping[str, Any], trained: Settings) -> Preparation:
+        """Return what is done to samples of this dataset: what is done to those of each input in training."""
+        scale, then, asked = self._scale(identity, trained.scale or {}), identity["inputs"], trained.normalize
+        if isinstance(asked, Mapping):
+            ports = {name: asked[then[name]] for name in then if then[name] in asked}
+            asked = {self.binding.inputs[name]: method for name, method in ports.items()}
+        settings = replace(self.settings, scale=scale, normalize=asked)
+        made = preparation_of(self.model, self.sized, settings)
+        arrays = {array: then[name] for name, array in self.binding.inputs.items()}
+        return with_numbers_of(made, self.trained.store, arrays)
+
     def facts(self) -> dict[str, Any]:
         """Return what predictions depend on, as plain data."""
         manifest = self.trained.store.current()
@@ -128,7 +143,7 @@ class Inference:
         return {
             "version": version,
             "numerics": plans,
-            "scale": self.scale,
+            "scale": self.preparation.scale,
             **identity(self.model, self.binding, self.settings),
         }
 
@@ -158,7 +173,8 @@ class Inference:
         totals: dict[str, float] = {}
         done = set() if made is None else made.done
         signals, spill = Signals(), self._spill()
-        session = Session(self.compiled, self.dataset, self.scale, self.machine, spill, deliver, watched)
+        prepared = measured(self.preparation, self.dataset)
+        session = Session(self.compiled, self.dataset, prepared, self.machine, spill, deliver, watched)
         with signals, session:
             session.load(next(iter(self.compiled)), self.trained.store.read)
             for plan_id, info in self.course.validation_passes:

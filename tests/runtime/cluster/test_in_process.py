@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from oocdl.augmentation.preparation import Preparation
 from oocdl.cli.zoo import write_unet3d
 from oocdl.config import make_settings
 from oocdl.planning.hosts import exchange, relays
@@ -43,7 +44,7 @@ def job(folder: Path, name: str) -> Job:
 def alone(folder: Path, one: Job, kinds: Any) -> tuple[dict[TaskKey, Any], list[Any]]:
     """What one process holds at the end, and its losses."""
     passes = [found for step in one.course.steps_from(0) for found in one.course.passes_of(step)]
-    with Session(kinds, one.dataset, {}, one.machine, folder) as session:
+    with Session(kinds, one.dataset, Preparation(), one.machine, folder) as session:
         session.load(MAIN, weight_io.initial(kinds[MAIN]))
         told = [session.run_pass(*found) for found in passes]
         return {key: chunk.copy() for key, chunk in session.held.items()}, told

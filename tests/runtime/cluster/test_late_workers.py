@@ -15,6 +15,7 @@ import pytest
 from distributed import Client
 
 import oocdl
+from oocdl.augmentation.preparation import Preparation
 from oocdl.errors import BudgetError, ResourceError
 from oocdl.events import Event, Notice, StepDone, WorkersChanged
 from oocdl.host.limits import Limit, processor
@@ -290,7 +291,7 @@ def test_who_comes_while_a_crew_is_gathered_joins_it_later(
     compiled = {"main": SimpleNamespace(plan=SimpleNamespace(hosts=hosts))}
     session: Any = ClusterSession(
         client=None, planned=[member], compiled=compiled, dataset=dataset, threads=1,
-        settings=SimpleNamespace(engine="torch"),
+        settings=SimpleNamespace(engine="torch"), preparation=Preparation(),
         store=SimpleNamespace(path=tmp_path), wait_seconds=1.0, say=print,
     )  # type: ignore[arg-type]  # fmt: skip
     session.room = Room(1 * MIB, [member], print)

@@ -1,0 +1,1 @@
+"""Augmentation and normalisation of samples, region by region: a sample is never whole in memory."""

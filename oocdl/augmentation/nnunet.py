@@ -1,0 +1,111 @@
+"""nnU-Net's set of transforms, and those of its transforms that MONAI does not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import pi
+from typing import Any, ClassVar
+
+from oocdl.augmentation.deformation import Affine, affine
+from oocdl.augmentation.draws import Draws, Shape
+from oocdl.augmentation.filters import ByChannel, Coarse, Smoothed
+from oocdl.augmentation.intensity import (
+    RandAdjustContrast,
+    RandGaussianNoise,
+    RandScaleIntensity,
+    RandScaleIntensityFixedMean,
+)
+from oocdl.augmentation.rigid import RandFlip
+from oocdl.augmentation.transform import Operation, Sample, Transform
+
+ROTATION_3D, ROTATION_2D = pi / 6, pi
+"""Largest angle about each axis, in radians."""
+LONG = 1.5
+"""Ratio of the extents of an image above which it is turned by no more than ``pi / 12``."""
+
+
+@dataclass(frozen=True)
+class RotateAndScale(Transform):
+    """Rotation about each axis, and one scale for all, each with its own probability."""
+
+    spatial: ClassVar[bool] = True
+    ranks: ClassVar[tuple[int, ...]] = (2, 3)
+    p_rotation: float = 0.2
+    p_scaling: float = 0.2
+    scaling: tuple[float, float] = (0.7, 1.4)
+
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        rank = len(sample.spatial)
+        turns, scales = draws.uniform() < self.p_rotation, draws.uniform() < self.p_scaling
+        if not (turns or scales):
+            return None
+        most = ROTATION_3D if rank == 3 else ROTATION_2D
+        if rank == 2 and max(sample.spatial) > LONG * min(sample.spatial):
+            most = pi / 12
+        angles = [draws.uniform(-most, most) for _ in range(2 * rank - 3)] if turns else ()
+        scale = draws.uniform(*self.scaling) if scales else 1.0
+        return Affine(sample.shape, "zeros", affine(rank, angles, scales=(scale,) * rank))
+
+
+@dataclass(frozen=True)
+class Blur(Transform):
+    """Gaussian blur of half of the channels, each axis with its own deviation in voxels."""
+
+    prob: float = 0.2
+    sigma: tuple[float, float] = (0.5, 1.0)
+    p_per_channel: float = 0.5
+
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        if draws.uniform() >= self.prob:
+            return None
+        rank = len(sample.spatial)
+        made: ByChannel = tuple(
+            tuple(draws.uniform(*self.sigma) for _ in range(rank))
+            if draws.uniform() < self.p_per_channel
+            else None
+            for _ in range(sample.channels)
+        )
+        return Smoothed(made, sample.shape, reflects=True) if any(made) else None
+
+
+@dataclass(frozen=True)
+class LowResolution(Transform):
+    """Half of the channels at a lower resolution, the same along all axes, and back."""
+
+    prob: float = 0.25
+    zoom: tuple[float, float] = (0.5, 1.0)
+    p_per_channel: float = 0.5
+
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        if draws.uniform() >= self.prob:
+            return None
+        rank = len(sample.spatial)
+        made: ByChannel = tuple(
+            (draws.uniform(*self.zoom),) * rank if draws.uniform() < self.p_per_channel else None
+            for _ in range(sample.channels)
+        )
+        return Coarse(made, sample.shape) if any(made) else None
+
+
+def nnunet(spatial: Shape) -> tuple[Transform, ...]:
+    """Return nnU-Net v2's transforms in its order, with its probabilities.
+
+    Less what is not local: gamma does not put mean and deviation of the sample back, and labels are those of
+    the nearest voxel, not of a vote of their neighbours.
+    """
+    return (
+        RotateAndScale(),
+        RandGaussianNoise(prob=0.1, std=0.1, channel_wise=True),
+        Blur(),
+        RandScaleIntensity((-0.25, 0.25), prob=0.15, channel_wise=True),
+        RandScaleIntensityFixedMean(0.15, (-0.25, 0.25), preserve_range=True, channel_wise=True),
+        LowResolution(),
+        RandAdjustContrast(0.1, (0.7, 1.5), invert_image=True, channel_wise=True),
+        RandAdjustContrast(0.3, (0.7, 1.5), channel_wise=True),
+        *(RandFlip(0.5, axis) for axis in range(len(spatial))),
+    )
+
+
+def transforms_of(augment: Any, spatial: Shape) -> tuple[Transform, ...]:
+    """Return the transforms that ``augment=`` stands for, for samples of these spatial extents."""
+    return nnunet(spatial) if augment == "nnunet" else tuple(augment or ())

@@ -1,0 +1,75 @@
+"""What is done to the samples of a dataset before a network reads them: scaled, normalised, transformed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from oocdl.augmentation.draws import Array, Shape
+from oocdl.augmentation.stream import CHAIN_BYTES, WORKING_BYTES, Stream
+from oocdl.augmentation.transform import Transform
+
+
+@dataclass(frozen=True, eq=False)
+class Preparation:
+    """What is done to the arrays of a dataset, by their names. It travels to workers."""
+
+    scale: Mapping[str, float] = field(default_factory=dict)
+    transforms: Sequence[Transform] = ()
+    spatial: Shape = ()
+    """Extents of the spatial axes of images."""
+    methods: Mapping[str, str] = field(default_factory=dict)
+    """Normalisation of each array that has one."""
+    numbers: Mapping[str, Array] = field(default_factory=dict)
+    """``Stream.numbers`` of these, once they are measured."""
+    ranges: Mapping[str, Array] = field(default_factory=dict)
+    """``Stream.ranges`` of each array that transforms want them of, once they are measured."""
+    views: Mapping[str, str] = field(default_factory=dict)
+    """View of an array whose samples differ in size -> that array, by which its tables are found."""
+    foreground: str = ""
+    """Array of the labels whose voxels "ct" takes statistics of."""
+    chain_bytes: int = CHAIN_BYTES
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether transforms need the ranges of samples."""
+        return any(transform.needs_ranges for transform in self.transforms)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes beside what reading a dataset takes: its tables, and blocks of a chain."""
+        tables = sum(table.nbytes for table in (*self.numbers.values(), *self.ranges.values()))
+        return tables + (self.chain_bytes + WORKING_BYTES if self.transforms else 0)
+
+    def plain(self) -> Preparation:
+        """Return the same without transforms, as validations and predictions have it."""
+        return replace(self, transforms=())
+
+    def stream(self, name: str, shape: Shape, image_rank: int | None) -> Stream | None:
+        """Return what is done to samples of an array; None: they are only scaled.
+
+        ``shape`` is that of its samples, ``image_rank`` the number of spatial axes of an input that is an
+        image; None: what is read is no such input.
+        """
+        rank, known = len(self.spatial), self.views.get(name, name)
+        spatial = shape[-rank:] if name in self.views and rank else self.spatial
+        table = None if image_rank is None else self.numbers.get(known)
+        moved = bool(self.transforms) and is_moved(shape, spatial)
+        if table is None and not moved:
+            return None
+        return Stream(
+            chain_bytes=self.chain_bytes,
+            transforms=self.transforms if moved else (),
+            spatial=spatial,
+            channel_axis=len(shape) > (rank if image_rank is None else image_rank),
+            image=image_rank is not None,
+            numbers=table,
+            nonzero=self.methods.get(known) == "zscore_nonzero",
+            ranges=self.ranges.get(known),
+        )
+
+
+def is_moved(shape: Shape, spatial: Shape) -> bool:
+    """Whether samples of a shape have these spatial axes, with a channel axis before them or without."""
+    rank = len(spatial)
+    return rank > 0 and rank <= len(shape) <= rank + 1 and shape[-rank:] == spatial

@@ -1,0 +1,136 @@
+"""Mirrors and quarter turns: transforms that move voxels to places of voxels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from oocdl.augmentation.draws import Array, Draws, Shape
+from oocdl.augmentation.transform import Operation, Sample, Transform
+from oocdl.graph.ir.index import Region
+
+
+@dataclass(frozen=True)
+class Mirrored(Operation):
+    """The order along axes reversed."""
+
+    axes: tuple[int, ...]
+    """Axes of the sample."""
+    shape: Shape
+
+    def source(self, region: Region) -> Region:
+        return tuple(
+            (extent - high, extent - low) if axis in self.axes else (low, high)
+            for axis, ((low, high), extent) in enumerate(zip(region, self.shape, strict=True))
+        )
+
+    def apply(self, block: Array, source: Region, region: Region) -> Array:
+        return np.ascontiguousarray(np.flip(block, self.axes))
+
+
+@dataclass(frozen=True)
+class Turned(Operation):
+    """So many quarter turns in a plane, as ``numpy.rot90`` does them."""
+
+    turns: int
+    axes: tuple[int, int]
+    """Axes of the sample, of equal extents."""
+    extent: int
+
+    def source(self, region: Region) -> Region:
+        first, second = self.axes
+        spans = list(region)
+        for _ in range(self.turns % 4):
+            low, high = spans[first]
+            spans[first], spans[second] = spans[second], (self.extent - high, self.extent - low)
+        return tuple(spans)
+
+    def apply(self, block: Array, source: Region, region: Region) -> Array:
+        return np.ascontiguousarray(np.rot90(block, self.turns, self.axes))
+
+
+@dataclass(frozen=True)
+class RandFlip(Transform):
+    """Mirror along one spatial axis, several, or (None) all of them together."""
+
+    spatial: ClassVar[bool] = True
+    prob: float = 0.1
+    spatial_axis: int | Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_prob(self.prob)
+
+    def _axes(self, rank: int) -> tuple[int, ...]:
+        asked = self.spatial_axis
+        axes = range(rank) if asked is None else (asked,) if isinstance(asked, int) else asked
+        return tuple(axis % rank for axis in axes)
+
+    def check(self, spatial: Shape) -> None:
+        super().check(spatial)
+        asked = self.spatial_axis
+        axes = () if asked is None else (asked,) if isinstance(asked, int) else asked
+        _check_axes(self, axes, spatial)
+
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        if draws.uniform() >= self.prob:
+            return None
+        return Mirrored(tuple(axis + 1 for axis in self._axes(len(sample.spatial))), sample.shape)
+
+
+@dataclass(frozen=True)
+class RandAxisFlip(Transform):
+    """Mirror along one spatial axis, which is drawn."""
+
+    spatial: ClassVar[bool] = True
+    prob: float = 0.1
+
+    def __post_init__(self) -> None:
+        self._check_prob(self.prob)
+
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        if draws.uniform() >= self.prob:
+            return None
+        return Mirrored((draws.whole(len(sample.spatial)) + 1,), sample.shape)
+
+
+@dataclass(frozen=True)
+class RandRotate90(Transform):
+    """Turn by 1 to ``max_k`` quarter turns in the plane of two spatial axes of equal extents."""
+
+    spatial: ClassVar[bool] = True
+    prob: float = 0.1
+    max_k: int = 3
+    spatial_axes: Sequence[int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        self._check_prob(self.prob)
+        if not isinstance(self.max_k, int) or self.max_k < 1:
+            raise self._refuse(f"takes a max_k of at least 1, got {self.max_k!r}")
+
+    def check(self, spatial: Shape) -> None:
+        super().check(spatial)
+        _check_axes(self, self.spatial_axes, spatial)
+        axes = [axis % len(spatial) for axis in self.spatial_axes]
+        if len(axes) != 2 or axes[0] == axes[1]:
+            raise self._refuse(f"takes two spatial_axes, got {self.spatial_axes!r}")
+        if spatial[axes[0]] != spatial[axes[1]]:
+            extents = " and ".join(str(spatial[axis]) for axis in axes)
+            raise self._refuse(
+                f"needs axes of equal extents, axes {axes[0]} and {axes[1]} have {extents}; choose other "
+                "spatial_axes, or RandAffine"
+            )
+
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        if draws.uniform() >= self.prob:
+            return None
+        first, second = (axis % len(sample.spatial) + 1 for axis in self.spatial_axes)
+        return Turned(draws.whole(self.max_k) + 1, (first, second), sample.shape[first])
+
+
+def _check_axes(transform: Transform, axes: Sequence[int], spatial: Shape) -> None:
+    rank = len(spatial)
+    if not all(isinstance(axis, int) and -rank <= axis < rank for axis in axes):
+        raise transform._refuse(f"names the spatial axes {tuple(axes)}, there are {rank}: 0 to {rank - 1}")

@@ -1,0 +1,122 @@
+"""A transform, the same with its random parameters drawn, and regions of a sample.
+
+A sample has its channels first, then its spatial axes; so have all regions here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite, prod
+from numbers import Real
+from typing import Any, ClassVar
+
+from oocdl.augmentation.draws import Array, Draws, Shape
+from oocdl.errors import InputError
+from oocdl.graph.ir.index import Region, region_shape
+
+PIECE_VOXELS = 1 << 16
+"""Voxels that an operation computes at once, where that takes memory beside its input and output."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The facts of a sample that parameters are drawn by."""
+
+    channels: int
+    spatial: Shape
+    ranges: Array | None = None
+    """Minimum, maximum and mean of each channel as normalised, of shape (channels, 3)."""
+
+    @property
+    def shape(self) -> Shape:
+        """Extents of all axes, the channels first."""
+        return (self.channels, *self.spatial)
+
+
+class Operation(ABC):
+    """A transform whose parameters are drawn: a function from samples to samples of the same shape."""
+
+    copies: ClassVar[int] = 2
+    """Arrays of the size of its input, and of its output, that are there at once."""
+
+    def source(self, region: Region) -> Region:
+        """Return the region of the input that a region of the output depends on."""
+        return region
+
+    @abstractmethod
+    def apply(self, block: Array, source: Region, region: Region) -> Array:
+        """Compute ``region`` of the output from ``source`` of the input, which may be written over."""
+
+    def carried(self, ranges: Array) -> Array:
+        """Return the ``Sample.ranges`` of the output from those of the input."""
+        return ranges
+
+
+@dataclass(frozen=True)
+class Transform(ABC):
+    """A random change of samples. All arguments are MONAI's, and mean what they mean there."""
+
+    spatial: ClassVar[bool] = False
+    """Whether it moves voxels, of labels as well; else it changes the numbers of inputs."""
+    needs_ranges: ClassVar[bool] = False
+    ranks: ClassVar[tuple[int, ...]] = (1, 2, 3)
+    """Numbers of spatial axes that it can do."""
+
+    @abstractmethod
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        """Draw the parameters for a sample; None: it stays as it is."""
+
+    def check(self, spatial: Shape) -> None:
+        """Raise InputError if samples of these spatial extents cannot be transformed."""
+        if len(spatial) not in self.ranks:
+            known = " or ".join(map(str, self.ranks))
+            raise self._refuse(f"takes {known} spatial axes, there are {len(spatial)}")
+
+    def _refuse(self, why: str) -> InputError:
+        return InputError(f"augment: {type(self).__name__} {why}")
+
+    def _check_prob(self, prob: float) -> None:
+        if not isinstance(prob, Real) or not 0 <= prob <= 1:
+            raise self._refuse(f"takes a prob from 0 to 1, got {prob!r}")
+
+    def _range(self, name: str, value: Any, least: float | None = None) -> tuple[float, float]:
+        """Return the ends of a range: a pair, or one number f for (-f, f), or where there is a least for
+        (least, f)."""
+        pair = (-value if least is None else least, value) if isinstance(value, Real) else value
+        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(map(_finite, pair)):
+            raise self._refuse(f"takes a number or a pair of numbers for {name}, got {value!r}")
+        low, high = sorted(map(float, pair))
+        if least is not None and low < 0:
+            raise self._refuse(f"takes no negative numbers for {name}, got {value!r}")
+        return low, high
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def halves(region: Region) -> tuple[Region, Region]:
+    """Cut a region in the middle of its longest axis."""
+    extents = region_shape(region)
+    axis = extents.index(max(extents))
+    low, high = region[axis]
+    middle = low + (extents[axis] + 1) // 2
+    cut = ((low, middle), (middle, high))
+    first, second = ((*region[:axis], part, *region[axis + 1 :]) for part in cut)
+    return first, second
+
+
+def parts(region: Region, most: int = PIECE_VOXELS) -> Iterator[Region]:
+    """Cut a region into parts of so many elements at most, the first axes first."""
+    extents = region_shape(region)
+    if prod(extents) <= most:
+        yield region
+        return
+    axis = next(axis for axis, extent in enumerate(extents) if extent > 1)
+    step = max(most // prod(extents[axis + 1 :]), 1)
+    low, high = region[axis]
+    for start in range(low, high, step):
+        span = (start, min(start + step, high))
+        yield from parts((*region[:axis], span, *region[axis + 1 :]), most)

@@ -1,0 +1,235 @@
+"""What is done to samples before the network reads them: checked before a run, and measured then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from oocdl.augmentation.nnunet import transforms_of
+from oocdl.augmentation.normalization import Blocks, moments, numbers_of
+from oocdl.augmentation.preparation import Preparation, is_moved
+from oocdl.augmentation.stream import CHAIN_BYTES
+from oocdl.config import Settings
+from oocdl.errors import InputError, StoreError
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.index import whole
+from oocdl.graph.onnx.reader import OnnxModel, Port
+from oocdl.ops.loss_functions import reads_labels
+from oocdl.planning.binding import Binding
+from oocdl.planning.sample_sizes import Sized
+from oocdl.runtime.inputs import READ_CHUNKS, Feed, read_blocks
+from oocdl.storage.dataset.dataset import DataArray, Dataset
+from oocdl.storage.dataset.sample_stack import own_sized
+from oocdl.storage.run.run_store import RunStore
+from oocdl.storage.run.sealed_files import SAMPLES, understood
+
+CHUNK_COPIES = 3
+"""Samples of one large chunk are read again for each part of a chain: parts are to be as large as that."""
+
+
+def preparation_of(
+    model: OnnxModel, sizes: Sized, settings: Settings, further: Sized | None = None
+) -> Preparation:
+    """Return what ``scale``, ``normalize`` and ``augment`` ask for; its tables are not measured yet.
+
+    Raises InputError, before anything is read, for what cannot be done with these arrays.
+    """
+    binding, validation = sizes.bindings[""], None if further is None else further.bindings[""]
+    views = {**sizes.views, **(further.views if further else {})}
+    made = Preparation(settings.scale or {}, views=views)
+    if settings.normalize is None and settings.augment is None:
+        return made
+    images = {
+        port.name: port for port in model.inputs if port.dtype.startswith("float") and len(port.dims) > 2
+    }
+    if not images:
+        option = "augment" if settings.normalize is None else "normalize"
+        raise InputError(f"{option} is for images: the model has no input with spatial axes; leave it out")
+    methods = _methods(images, binding, settings.normalize)
+    ported = {name: methods.get(binding.inputs[name]) for name in images}
+    counts: dict[str, tuple[int, int]] = {}
+    for one in filter(None, (binding, validation)):
+        for name, port in images.items():
+            array = one.arrays[one.inputs[name]]
+            channels = array.shape[1] if len(array.shape) == len(port.dims) else 1
+            counts[one.inputs[name]] = array.shape[0], channels
+            if (method := ported[name]) is not None:
+                methods[one.inputs[name]] = method
+    numbers = {
+        name: np.zeros((1 if method == "ct" else counts[name][0], counts[name][1], 4))
+        for name, method in methods.items()
+    }
+    extents = {
+        name: binding.arrays[binding.inputs[name]].shape[2 - len(p.dims) :] for name, p in images.items()
+    }
+    made = replace(made, methods=methods, numbers=numbers, spatial=next(iter(extents.values())))
+    if "ct" in methods.values() and binding.targets:
+        made = replace(made, foreground=_foreground(binding, made.spatial))
+    if settings.augment is None:
+        return made
+    for space in sizes.spaces:
+        for transform in transforms_of(settings.augment, space):
+            transform.check(space)
+    return _with_transforms(made, binding, settings, extents, counts)
+
+
+def _with_transforms(
+    made: Preparation,
+    binding: Binding,
+    settings: Settings,
+    extents: Mapping[str, tuple[int, ...]],
+    counts: Mapping[str, tuple[int, int]],
+) -> Preparation:
+    """Return the same with the transforms that ``augment`` asks for. ``counts``: rows and channels of arrays.
+
+    Raises InputError if they do not go with the images, which have these ``extents``, or the targets.
+    """
+    if len(set(extents.values())) > 1:
+        text = ", ".join(f"'{name}' has {list(found)}" for name, found in extents.items())
+        raise InputError(f"augment needs images of equal spatial extents: {text}; leave it out")
+    transforms = transforms_of(settings.augment, made.spatial)
+    for transform in transforms:
+        transform.check(made.spatial)
+    if any(transform.spatial for transform in transforms):
+        _check_targets(binding, made.spatial)
+    largest = max(prod(binding.arrays[name].chunks) for name in binding.used)
+    largest_bytes = CHUNK_COPIES * np.dtype(settings.dtype).itemsize * largest
+    made = replace(made, transforms=transforms, chain_bytes=max(CHAIN_BYTES, largest_bytes))
+    if not made.needs_ranges:
+        return made
+    names = [binding.inputs[port] for port in extents]
+    return replace(made, ranges={name: np.zeros((*counts[name], 3)) for name in names})
+
+
+def _methods(
+    images: Mapping[str, Port], binding: Binding, asked: str | Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the method of each array. Raises InputError for an array that is no image of the model."""
+    arrays = [binding.inputs[name] for name in images]
+    if not isinstance(asked, Mapping):
+        return {} if asked is None else dict.fromkeys(arrays, asked)
+    for name in asked:
+        if name not in arrays:
+            raise InputError(f"normalize names '{name}'; images that are inputs are: {', '.join(arrays)}")
+    return dict(asked)
+
+
+def _check_targets(binding: Binding, spatial: tuple[int, ...]) -> None:
+    for name in sorted({name for target in binding.targets for name in target.read}):
+        shape = binding.arrays[name].shape[1:]
+        if len(shape) > 1 and not is_moved(shape, spatial):
+            raise InputError(
+                f"augment moves voxels of images of {list(spatial)}, and cannot move those of the target "
+                f"'{name}', whose samples have the shape {list(shape)}; leave out transforms that are spatial"
+            )
+
+
+def _foreground(binding: Binding, spatial: tuple[int, ...]) -> str:
+    """Return the array of the labels for "ct". Raises InputError if there is none."""
+    for target in binding.targets:
+        if reads_labels(target.spec) and is_moved(binding.arrays[target.array].shape[1:], spatial):
+            return target.array
+    raise InputError(
+        "normalize='ct' takes statistics of labelled voxels, and no target has a label for each voxel; "
+        "use 'zscore' or 'percentiles'"
+    )
+
+
+def prepared(
+    preparation: Preparation, store: RunStore, dataset: Dataset, trained: Sequence[int]
+) -> Preparation:
+    """Return the same with its tables filled, from the run or else measured, and put there.
+
+    ``trained`` are the rows whose labelled voxels "ct" takes statistics of. Raises DatasetError for bad data.
+    """
+    if not (preparation.numbers or preparation.ranges):
+        return preparation
+    body = store.read_sealed(SAMPLES)
+    if body is None:
+        made = measured(preparation, dataset, trained)
+        store.write_sealed(SAMPLES, {"numbers": _plain(made.numbers), "ranges": _plain(made.ranges)})
+        return made
+    with understood(store.path):
+        return replace(preparation, numbers=_tables(body["numbers"]), ranges=_tables(body["ranges"]))
+
+
+def with_numbers_of(preparation: Preparation, store: RunStore, arrays: Mapping[str, str]) -> Preparation:
+    """Return the same with what a run knows of all its samples ("ct"); ``arrays`` has its names of arrays."""
+    numbers = dict(preparation.numbers)
+    for name, method in preparation.methods.items():
+        if method == "ct":
+            body = store.read_sealed(SAMPLES)
+            if body is None:
+                raise StoreError(f"{store.path / SAMPLES} is lost; restore it")
+            with understood(store.path):
+                numbers[name] = np.array(body["numbers"][arrays[name]])
+    return replace(preparation, numbers=numbers)
+
+
+def _plain(tables: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: table.tolist() for name, table in tables.items()}
+
+
+def _tables(plain: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: np.array(table, np.float64) for name, table in plain.items()}
+
+
+def measured(preparation: Preparation, dataset: Dataset, trained: Sequence[int] = ()) -> Preparation:
+    """Return the same with its tables filled: samples are read block by block, two to five times."""
+    numbers = {name: table.copy() for name, table in preparation.numbers.items()}
+    ranges = {name: table.copy() for name, table in preparation.ranges.items()}
+    for name, method in preparation.methods.items():
+        of_all = method == "ct"
+        if of_all and not trained:
+            continue
+        labels = dataset.arrays[preparation.foreground] if of_all else None
+        for row, channel in np.ndindex(*numbers[name].shape[:2]):
+            rows = trained if of_all else (row,)
+            passes = _passes(preparation, name, dataset.arrays[name], rows, channel, labels=labels)
+            numbers[name][row, channel] = numbers_of(method, passes)
+    made = replace(preparation, numbers=numbers, ranges=ranges)
+    for name, table in ranges.items():
+        for row, channel in np.ndindex(*table.shape[:2]):
+            found = moments(_passes(made, name, dataset.arrays[name], (row,), channel, normalized=True))
+            table[row, channel] = found.low, found.high, found.mean
+    return made
+
+
+def _passes(
+    preparation: Preparation,
+    name: str,
+    array: DataArray,
+    rows: Sequence[int],
+    channel: int,
+    labels: DataArray | None = None,
+    normalized: bool = False,
+) -> Blocks:
+    """Return what begins passes over a channel of samples, or over its labelled voxels, in a fixed order."""
+    feed = Feed(array, preparation.scale.get(array.name), label=array.label)
+    rank = len(preparation.spatial)
+    stream = preparation.stream(name, array.shape[1:], rank) if normalized else None
+
+    def blocks() -> Iterator[Array]:
+        for row in rows:
+            own = own_sized(array, row)
+            inner, mask = own.shape[1:], None if labels is None else own_sized(labels, row)
+            box = whole(inner) if len(inner) == rank else ((channel, channel + 1), *whole(inner[1:]))
+            for part in read_blocks(box, own.chunks[1:], own.itemsize * own.chunks[0], READ_CHUNKS):
+                region = ((row, row + 1), *part)
+                found = own.read(region)
+                used = found.astype(np.float64)
+                if feed.scale is not None:
+                    used *= feed.scale
+                feed.check(found, used, region)
+                if stream is not None:
+                    stream.normalize(used.reshape((1, -1)), row, ((channel, channel + 1), (0, used.size)))
+                if mask is not None:
+                    chosen = mask.read(((row, row + 1), *whole(mask.shape[1:-rank]), *part[-rank:])) > 0
+                    used = used[chosen.reshape(used.shape)]
+                yield used
+
+    return blocks
