@@ -146,6 +146,7 @@ def crew(
                 dataset=job.dataset.spec(),
                 identities={name: identity(array) for name, array in job.dataset.arrays.items()},
                 settings=job.settings,
+                preparation=job.preparation,
                 watched={},
                 run=folder,
                 mark="",

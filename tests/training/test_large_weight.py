@@ -51,8 +51,8 @@ def test_it_is_predicted_with_and_evaluated(
     run = fit(*files, machine=ROOM, workdir=tmp_path / "run", **OPTIONS)
     assert run.weights["w1"].nbytes == WEIGHT_BYTES > ROOM.capacity_bytes
 
-    def small(*args: Any) -> Machine:
-        return replace(machine_for(*args), capacity_bytes=ROOM.capacity_bytes)
+    def small(*args: Any, **given: Any) -> Machine:
+        return replace(machine_for(*args, **given), capacity_bytes=ROOM.capacity_bytes)
 
     monkeypatch.setattr(inference, "machine_for", small)
     made = run.predict(files[1], tmp_path / "out.zarr")
