@@ -28,10 +28,10 @@ from oocdl.report.figure import figure_of, picture_path, written
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
-from oocdl.report.size_view import size_sheet
+from oocdl.report.size_view import size_sheet, validation_line
 from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
 from oocdl.report.trained_view import trained_text
-from oocdl.report.units import counted, mib
+from oocdl.report.units import mib
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
@@ -349,17 +349,11 @@ class Plan:
                 f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                *self._validation_line(),
+                *validation_line(self.course, self.validation_seconds),
                 f"engine {self.machine.engine}; threads {self.machine.threads}",
                 *self.dataset.notes(),
             )
         )
-
-    def _validation_line(self) -> list[str]:
-        if not self.course.validated:
-            return []
-        samples = counted(len(self.course.validated), "sample")
-        return [f"validation: {samples}, {self.validation_seconds:.3g} s predicted"]
 
     def data(self) -> dict[str, Any]:
         """Return what ``text`` tells, as plain data."""

@@ -1,4 +1,4 @@
-"""The table of sizes, where samples differ in size: what a pass over each takes."""
+"""Parts of the text of a plan: the table of sizes, where samples differ in size, and validations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.passes import Course
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report.tables import Column, Sheet
+from oocdl.report.units import counted
 
 COLUMNS = (
     Column("size", "size", kind="words"),
@@ -32,3 +33,10 @@ def size_sheet(
         samples = "" if kind.is_rest else counts[kind.label]
         rows.append((label, kind.batch, samples, one.seconds, one.peak_tier_bytes))
     return Sheet("sizes of samples, as they are padded", COLUMNS, rows)
+
+
+def validation_line(course: Course, seconds: float) -> list[str]:
+    """Write a line on the validations of a run, which take so many seconds each; none if there are none."""
+    if not course.validated:
+        return []
+    return [f"validation: {counted(len(course.validated), 'sample')}, {seconds:.3g} s predicted"]

@@ -337,3 +337,59 @@ def test_pages_show_samples_as_they_are(
             for c in made["classes"]
         ]
         np.testing.assert_allclose(made["dice"], dice)
+
+
+def test_samples_are_normalised_without_what_is_around_them(
+    net: Path, data: tuple[Path, Samples], tmp_path: Path
+) -> None:
+    path, samples = data
+    run = oocdl.fit(net, path, workdir=tmp_path / "run", normalize="zscore", validation=path, **EXACT)
+    made = [((x - x.mean()) / x.std(), y) for x, y in ((x.astype("f8"), y) for x, y in samples)]
+    twin, losses = unet(), []
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
+    for row in range(len(made)):
+        optimizer.zero_grad()
+        x, y = padded(made, row)
+        loss = F.cross_entropy(twin(x[None]), y[None])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    np.testing.assert_allclose([row["loss"] for row in run.history], losses, rtol=1e-6)
+    with torch.no_grad():
+        found = [F.cross_entropy(twin(x[None]), y[None]).item() for x, y in map(padded, [made] * 5, range(5))]
+    np.testing.assert_allclose(run.history[-1]["val_loss"], np.mean(found), rtol=1e-6)
+    np.testing.assert_allclose(run.evaluate(path)["loss"], np.mean(found), rtol=1e-6)
+
+
+def test_transforms_take_each_size(net: Path, data: tuple[Path, Samples], tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        **EXACT,
+        "augment": "nnunet",
+        "normalize": "zscore",
+        "epochs": 3,
+        "shuffle": True,
+    }
+    whole = oocdl.fit(net, data[0], workdir=tmp_path / "whole", **options)
+
+    def killed(event: Any) -> None:
+        if isinstance(event, StepDone) and event.row["step"] == 7:
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        oocdl.fit(net, data[0], workdir=tmp_path / "run", callbacks=[killed], **options)
+    run = oocdl.fit(net, data[0], workdir=tmp_path / "run", **options)
+    assert nets.files_of(run) == nets.files_of(whole)
+    plain = oocdl.fit(net, data[0], workdir=tmp_path / "plain", **{**options, "augment": None})
+    assert [row["loss"] for row in plain.history] != [row["loss"] for row in run.history]
+    flips = [oocdl.transforms.RandFlip(prob=1.0, spatial_axis=axis) for axis in (0, 1, 2)]
+    flipped = oocdl.fit(net, data[0], workdir=tmp_path / "flip", **{**options, "augment": flips, "epochs": 1})
+    rows = [int(at) for at in permutation(0, 0, len(SHAPES))]
+    x, y = (
+        one.flip(*range(-3, 0))
+        for one in padded(
+            [((x - x.mean()) / x.std(), y) for x, y in ((x.astype("f8"), y) for x, y in data[1])], rows[0]
+        )
+    )
+    with torch.no_grad():
+        loss = F.cross_entropy(unet()(x[None]), y[None]).item()
+    np.testing.assert_allclose(flipped.history[0]["loss"], loss, rtol=1e-6)
