@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import gcd, prod
 
 from oocdl.config import Settings
 from oocdl.errors import DatasetError, InputError, ModelError
@@ -24,7 +24,7 @@ from oocdl.storage.dataset.sample_stack import members_of
 MOST_MULTIPLE = 256
 """Extents are padded to multiples of no more than this."""
 PROBED_SIZES = 4
-"""Number of distinct sizes that a multiple is tried with."""
+"""Number of distinct sizes up to which all are tried with a multiple."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +139,9 @@ def _multiple(
 ) -> list[int]:
     """Return the least powers of two, one an axis, to whose multiples the network takes these extents."""
     asked = settings.pad_to_multiple_of or 1
-    probed = [*spaces[: PROBED_SIZES - 1], *spaces[-1:]]
 
     def wrong(multiple: Sequence[int]) -> Exception | None:
-        for space in dict.fromkeys(_padded(space, multiple) for space in probed):
+        for space in _probes(spaces, multiple):
             try:
                 _try(model, dataset, binding, settings, spatial, space)
             except (ModelError, InputError) as error:
@@ -164,6 +163,24 @@ def _multiple(
                 break
             found = fewer
     return found
+
+
+def _probes(spaces: Sequence[Shape], multiple: Sequence[int]) -> list[Shape]:
+    """Return the sizes that show whether a network takes these extents, padded to these multiples.
+
+    Of many, one stands for all: it is no multiple of more than these.
+    """
+    padded = sorted({_padded(space, multiple) for space in spaces})
+    if len(padded) <= PROBED_SIZES:
+        return padded
+    return [
+        tuple(step * _prime_to_six(extent // step) for extent, step in zip(padded[0], multiple, strict=True))
+    ]
+
+
+def _prime_to_six(least: int) -> int:
+    """Return the first number from ``least`` and 5 on that neither 2 nor 3 divides."""
+    return next(number for number in range(max(least, 5), least + 10) if gcd(number, 6) == 1)
 
 
 def _try(

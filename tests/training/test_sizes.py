@@ -15,11 +15,16 @@ from torch import Tensor
 
 import oocdl
 from oocdl.cli.predict_sample import predict
+from oocdl.config import make_settings
 from oocdl.dashboard.facts import facts_of
 from oocdl.dashboard.samples import read_whole
 from oocdl.errors import DatasetError, InputError
 from oocdl.events import StepDone
+from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.optim import SGD
+from oocdl.planning.binding import bind
+from oocdl.planning.sample_sizes import sized
+from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.dataset.sampling import permutation
 from tests.kit import nets, settings
 from tests.kit.models import UNet3d
@@ -393,3 +398,18 @@ def test_transforms_take_each_size(net: Path, data: tuple[Path, Samples], tmp_pa
     with torch.no_grad():
         loss = F.cross_entropy(unet()(x[None]), y[None]).item()
     np.testing.assert_allclose(flipped.history[0]["loss"], loss, rtol=1e-6)
+
+
+def test_of_many_sizes_the_odd_one_counts(net: Path, tmp_path: Path) -> None:
+    shapes = [(16, 16, 16), (18, 18, 18), (20, 16, 16), (16, 19, 16), (22, 16, 16), (24, 24, 24)]
+    write(tmp_path / "data.zarr", shapes)
+    model, data, made = (
+        inspect_onnx(net),
+        open_dataset(tmp_path / "data.zarr"),
+        make_settings(precision="float64"),
+    )
+    found = sized(model, data, bind(model, data, made), made, range(len(shapes)))
+    assert found.spaces[0] == (24, 24, 24) and (16, 20, 16) in found.spaces and len(found.spaces) == 6
+    assert all(extent % 2 == 0 for space in found.spaces for extent in space)
+    only = sized(model, data, bind(model, data, made), made, [3])  # what is trained on comes first
+    assert only.spaces[0] == (16, 20, 16) and only.labels[3] == ""
