@@ -83,7 +83,8 @@ def fit(
         its parts and only read: ``Run.load_into`` puts the trained weights into it.
     dataset
         A Zarr group (path, store or group), an HDF5 file, or NumPy arrays by name. The first axis of each
-        array is that of the samples. A missing channel axis of size one is added.
+        array is that of the samples; samples of different sizes stand in a group each. A missing channel axis
+        of size one is added.
 
     Returns
     -------
