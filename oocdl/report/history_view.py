@@ -20,6 +20,8 @@ SMOOTH_SHARE = 0.02
 """A smoothed curve is a mean that forgets by this share of all steps, at least ``SMOOTH_STEPS``."""
 SMOOTH_STEPS = 5
 
+FEW = 12
+"""Maximum number of curves of single classes in a picture."""
 SPARKS = 40
 """Characters of a line of losses."""
 
@@ -70,18 +72,20 @@ def frame(rows: Rows) -> Any:
 
 
 def plot(rows: Rows, title: str, path: str | Path) -> Path:
-    """Draw losses, the learning rate and seconds of each step, as PNG or SVG; returns the path.
+    """Draw losses, metrics of validations, rate and seconds of each step, as PNG or SVG; returns the path.
 
     Raises InputError where there is no step yet, for another ending, and where matplotlib is missing.
     """
     target = picture_path(path)
     if not rows:
         raise InputError("there is nothing to draw: the run has no committed step yet")
-    figure = empty_figure(9.0, 6.5)
-    above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(4, 1, 1))
+    names = loss_names(rows)
+    metrics = _metric_curves(rows)
+    heights = (4, 3, 1, 1) if metrics else (4, 1, 1)
+    figure = empty_figure(9.0, 9.0 if metrics else 6.5)
+    above, *metric_axes, middle, below = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     steps = [row["step"] for row in rows]
     keep = 1 - 1 / max(SMOOTH_STEPS, SMOOTH_SHARE * len(rows))
-    names = loss_names(rows)
     for name, color in zip(names, OKABE_ITO * len(names), strict=False):
         if name.startswith(VALIDATION_PREFIX):
             points = [(row["step"], row[name]) for row in rows if name in row]
@@ -91,6 +95,13 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
         above.plot(steps, losses, color=color, linewidth=0.8, alpha=0.35, marker="." if len(rows) < 2 else "")
         bold = np.where(np.isnan(losses), np.nan, smoothed(losses, keep))
         above.plot(steps, bold, color=color, linewidth=2, label=name)
+    for axes in metric_axes:
+        for (name, points), color in zip(metrics.items(), OKABE_ITO * len(metrics), strict=False):
+            thin = name.rpartition("/")[2].isdigit()
+            style = {"linewidth": 0.8, "marker": "."} if thin else {"linewidth": 2.0, "marker": "o"}
+            axes.plot(*zip(*points, strict=True), color=color, label=name, **style)
+        axes.set_ylabel("metrics")
+        axes.legend(frameon=False, ncols=2, fontsize="small")
     for axes, name, label in ((middle, "lr", "learning rate"), (below, "seconds", "s a step")):
         axes.plot(steps, [row[name] for row in rows], color="#444444", linewidth=1)
         axes.set_ylim(bottom=0)
@@ -99,12 +110,21 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
     if len(names) > 1:
         above.legend(frameon=False)
     below.set_xlabel("step")
-    for axes in (above, middle, below):
+    for axes in (above, *metric_axes, middle, below):
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
     figure.suptitle(title, fontsize=12, parse_math=False)
     return written(figure, target)
+
+
+def _metric_curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
+    """Return steps and values of the metrics of validations; those of classes too, if they are few."""
+    names = dict.fromkeys(name for row in rows for name in row if name.startswith(VALIDATION_PREFIX))
+    losses, shown = set(loss_names(rows)), metric_names(rows)
+    classes = [name for name in names if name.rpartition("/")[2].isdigit()]
+    wanted = [*(name for name in shown if name not in losses), *(classes if len(classes) <= FEW else [])]
+    return {name: [(row["step"], row[name]) for row in rows if name in row] for name in wanted}
 
 
 def smoothed(values: npt.NDArray[np.float64], weight: float) -> npt.NDArray[np.float64]:

@@ -18,6 +18,7 @@ from oocdl.errors import InputError, StoreError
 from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.report import figure as picture
+from oocdl.report import history_view
 from oocdl.report.figure import LABEL_LETTERS, PHASES, RED, figure_of, highest, written
 from oocdl.report.layer_facts import layer_names
 from oocdl.report.tables import shortened
@@ -202,3 +203,12 @@ def test_what_cannot_be_drawn_is_said(
     with pytest.raises(InputError, match=r"matplotlib.*pip install 'oocdl\[plot\]'"):
         figure_of(**scene())
     assert not list(tmp_path.iterdir())
+
+
+def test_a_history_shows_metrics_of_each_class(tmp_path: Path) -> None:
+    row = {"epoch": 0, "loss": 1.0, "lr": 0.1, "seconds": 1.0, "process_bytes": 1}
+    rows = [{**row, "step": 1}, {**row, "step": 2, "val_loss": 0.5, "val_dice": 0.7, "val_dice/1": 0.6}]
+    text = history_view.plot(rows, "run", tmp_path / "history.svg").read_text()
+    assert all(f"<!-- {name} -->" in text for name in ("val_loss", "val_dice", "val_dice/1", "metrics"))
+    text = history_view.plot(rows[:1], "run", tmp_path / "plain.svg").read_text()
+    assert "<!-- metrics -->" not in text
