@@ -18,7 +18,7 @@ import zarr
 from oocdl.config import parse_bytes
 from oocdl.data import stacked
 from oocdl.data.cases import Cases, find_cases
-from oocdl.data.new_group import MARK, chunk_shape, new_array, new_group, write_region
+from oocdl.data.new_group import chunk_shape, new_array, new_group, write_region
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
 from oocdl.data.volume_samples import Sample, Samples, read_samples, values
@@ -26,6 +26,7 @@ from oocdl.errors import BudgetError, InputError
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
 from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
+from oocdl.storage.dataset.sample_stack import MARK
 
 Array = npt.NDArray[Any]
 CODING_BYTES = 24 << 20

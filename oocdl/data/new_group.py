@@ -24,6 +24,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from oocdl.errors import StoreError
 from oocdl.graph.ir.index import within
 from oocdl.host.signal_mask import unstoppable
+from oocdl.storage.dataset.sample_stack import KIND, MARK
 from oocdl.storage.files import remove, reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, group_json, touched
@@ -32,8 +33,8 @@ CHUNK_BYTES = 2 << 20
 SMALL_BYTES = 128 << 10
 """Samples of fewer bytes share a chunk."""
 LOCK = "LOCK"
-MARK = "oocdl"
-"""Attribute of a group that was written here, and may be replaced."""
+DATASET = "dataset"
+"""Kind of a group that was written here, and may be replaced."""
 ENCODERS = 2
 """Chunks that are encoded at once."""
 LEVEL = 3
@@ -61,7 +62,8 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
                     remove(left)
             write_text(partial / "zarr.json", group_json({UNFINISHED: CONVERSION}))
             yield zarr.open_group(str(partial), mode="r+"), told
-            write_text(partial / "zarr.json", group_json({MARK: {}, **told}))
+            mark = {KIND: DATASET, **told.get(MARK, {})}
+            write_text(partial / "zarr.json", group_json({**told, MARK: mark}))
             (partial / LOCK).unlink()
             sync_all([partial, *partial.rglob("*")])
             with unstoppable():
@@ -82,7 +84,8 @@ def _check(out: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise StoreError(f"{out} is there already; choose another place, or overwrite=True (--overwrite)")
-    if not isinstance(_attributes(out).get(MARK), Mapping):
+    mark = _attributes(out).get(MARK)
+    if not isinstance(mark, Mapping) or mark.get(KIND) != DATASET:
         raise StoreError(f"{out} was not written by convert or write, so it is not overwritten; move it away")
     if _replaced(out).exists():
         raise StoreError(f"{_replaced(out)} is what {out} was before a call that was killed; move it away")

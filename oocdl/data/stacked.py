@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.data.new_group import CHUNK_BYTES, MARK, new_array, stacked_chunks, write_region
+from oocdl.data.new_group import CHUNK_BYTES, new_array, stacked_chunks, write_region
 from oocdl.errors import BudgetError, DatasetError
 from oocdl.graph.ir.index import Region
 from oocdl.host.limits import anonymous_bytes
 from oocdl.report.bytes_bar import BytesBar
 from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, open_dataset
+from oocdl.storage.dataset.sample_stack import MARK
 
 CHUNK_COPIES = 3
 """Copies of a chunk on its way: stored, decoded and converted."""

@@ -42,7 +42,8 @@ def read(group: zarr.Group, path: str) -> Any:
 def test_an_nnunet_folder_is_a_group_a_sample(tmp_path: Path) -> None:
     source = nnunet(tmp_path / "D", SHAPES)
     group = convert(source, tmp_path / "out.zarr")
-    told: Any = dict(group.attrs)["oocdl"]
+    told: Any = {**dict(group.attrs)["oocdl"]}  # type: ignore[dict-item]
+    assert told.pop("kind") == "dataset"
     assert told == {"samples": ["a", "b_01"], "channels": ["T0", "T1"], "classes": CLASSES}
     assert sorted(group.group_keys()) == ["a", "b_01"] and not list(group.array_keys())
     for seed, (name, shape) in enumerate(SHAPES.items()):
@@ -204,7 +205,10 @@ def test_what_a_group_says_of_its_samples_stays(tmp_path: Path) -> None:
     told = {"samples": ["a", "b"], "affine": AFFINE.tolist(), "oocdl": "predictions"}
     source = zarr.open_group(tmp_path / "s.zarr", mode="w", attributes=told)
     source.create_array("x", data=np.arange(6.0).reshape(2, 3))
-    assert dict(convert(tmp_path / "s.zarr", tmp_path / "out.zarr").attrs) == {**told, "oocdl": {}}
+    assert dict(convert(tmp_path / "s.zarr", tmp_path / "out.zarr").attrs) == {
+        **told,
+        "oocdl": {"kind": "dataset"},
+    }
     save(tmp_path / "x.nii", volume())
     convert(tmp_path / "x.nii", tmp_path / "x.zarr")
     with pytest.raises(DatasetError, match="x.zarr has a group a sample"):
@@ -223,7 +227,8 @@ def test_what_a_group_says_of_its_samples_stays(tmp_path: Path) -> None:
 def test_classes_of_both_versions(tmp_path: Path, told: dict[str, Any], classes: Any, dtype: str) -> None:
     source = nnunet(tmp_path / "D", {"a": (4, 5, 6)}, channels=1, channel_names={"0": "CT"}, **told)
     group = convert(source, tmp_path / "out.zarr")
-    facts: Any = dict(group.attrs)["oocdl"]
+    facts: Any = {**dict(group.attrs)["oocdl"]}  # type: ignore[dict-item]
+    assert facts.pop("kind") == "dataset"
     assert facts["classes"] == (classes or told["labels"]) and facts["channels"] == ["CT"]
     assert (read(group, "a/label") == labels((4, 5, 6)).T).all() and read(group, "a/label").dtype == dtype
 

@@ -21,8 +21,9 @@ from oocdl.graph.ir.index import Region, intersect, is_empty, moved, region_shap
 from oocdl.storage.dataset.chunk_list import ChunkList
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape
 
-MARK = "oocdl"
-"""Attribute of a group whose samples are groups: a mapping whose ``samples`` names them, in order."""
+MARK, KIND = "oocdl", "kind"
+"""Attribute of a group whose samples are groups: a mapping whose ``samples`` names them, in order, and whose
+``kind`` says who wrote it."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.storage.checksums import Record
-from oocdl.storage.dataset.sample_stack import MARK
+from oocdl.storage.dataset.sample_stack import KIND, MARK
 from oocdl.storage.files import reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.history import line_of, row_of
 from oocdl.storage.sealed_store import SealedStore
@@ -33,7 +33,7 @@ from oocdl.storage.zarr_json import UNFINISHED, Attributes, group_json
 
 Array = zarr.Array[Any]
 
-KIND, PREDICTIONS = "kind", "predictions"
+PREDICTIONS = "predictions"
 USUAL: Attributes = {MARK: PREDICTIONS}
 """Attributes of a group that ``predict`` made, and may replace, where all samples have one array."""
 PROGRESS = "progress.jsonl"
