@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -140,16 +140,22 @@ def _foreground(binding: Binding, spatial: tuple[int, ...]) -> str:
 
 
 def prepared(
-    preparation: Preparation, store: RunStore, dataset: Dataset, trained: Sequence[int]
+    preparation: Preparation,
+    store: RunStore,
+    dataset: Dataset,
+    trained: Sequence[int],
+    say: Callable[[str], None],
 ) -> Preparation:
     """Return the same with its tables filled, from the run or else measured, and put there.
 
-    ``trained`` are the rows whose labelled voxels "ct" takes statistics of. Raises DatasetError for bad data.
+    ``say`` is told before that takes long; ``trained`` are the rows whose labelled voxels "ct" takes
+    statistics of. Raises DatasetError for bad data.
     """
     if not (preparation.numbers or preparation.ranges):
         return preparation
     body = store.read_sealed(SAMPLES)
     if body is None:
+        say(f"reading all samples of {dataset.where} for the statistics that normalize or augment need")
         made = measured(preparation, dataset, trained)
         store.write_sealed(SAMPLES, {"numbers": _plain(made.numbers), "ranges": _plain(made.ranges)})
         return made

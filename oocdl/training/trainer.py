@@ -178,7 +178,8 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
             _warn(made)
         if validations := made.of_role(VALIDATION):
             warn_of_predictions(made.kinds[validations[0]].plan.factored.graph, job.model)
-        preparation = prepared(job.preparation, store, job.dataset, job.course.trained)
+        telling = _notices(call.callbacks)
+        preparation = prepared(job.preparation, store, job.dataset, job.course.trained, telling)
         listeners = _with_page(stack, folder, call, workers)
         Trainer(
             job=replace(job, preparation=preparation),
