@@ -262,7 +262,7 @@ class Surface(Metric):
 
     def numbers(self, sums: Sums) -> dict[str, float]:
         """Return the mean over classes, then over samples, and that of each class."""
-        first = 0 if self.include_background else 1
+        first = 0 if self.include_background or sums[self.name].shape[1] == 1 else 1
         return _of_samples(self.name, sums[self.name][:, first:], first, float("nan"))
 
 

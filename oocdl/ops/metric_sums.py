@@ -12,7 +12,7 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.ctc import CTC
 from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
-from oocdl.ops.losses.class_losses import CrossEntropy, along, is_label, labels_on_axis
+from oocdl.ops.losses.class_losses import CrossEntropy, along, class_axis, is_label, labels_on_axis
 from oocdl.ops.losses.number_losses import BCE
 from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric
 from oocdl.ops.own_loss import aligned
@@ -54,6 +54,8 @@ def suits(metric: Metric, spec: Loss) -> bool:
 
 def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str) -> HeadSums:
     wanted = dict.fromkeys(name for one in metrics if suits(one, head.spec) for name in one.needs)
+    if not DISTANCES.isdisjoint(wanted):
+        _check_places(build, head, next(name for name in wanted if name in DISTANCES))
     wanted = {name: None for name in wanted if name not in DISTANCES}
     found = {
         name: _class_sum(build, head, name) if name in CLASS_SUMS else _error_sum(build, head, name, dtype)
@@ -63,6 +65,18 @@ def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str
         {name: value for name, value in found.items() if isinstance(value, str)},
         {name: value for name, value in found.items() if isinstance(value, float)},
     )
+
+
+def _check_places(build: Builder, head: Head, name: str) -> None:
+    """Raise InputError unless each place in space has one class: of several channels, or as the only one."""
+    logits, labels = build.shape(head.logits), build.shape(head.target)
+    known = labels_of(head.spec, logits, labels)
+    several = known is not None and logits[1:2] > (1,) and class_axis(logits, labels) == 1
+    if len(logits) < 3 or not (several or (logits[1] == 1 and not isinstance(head.spec, CrossEntropy))):
+        raise InputError(
+            f"'{name}' takes a loss with one class at each place in space, not {type(head.spec).__name__} of "
+            f"outputs of shape {list(logits)}"
+        )
 
 
 def _class_sum(build: Builder, head: Head, name: str) -> str | float:
@@ -134,7 +148,10 @@ def _joint(build: Builder, labelled: str, predicted: str, axis: int) -> str:
         rows, columns = (build("Reshape", one, shape=shape) for one in (rows, columns))
     letters = [chr(ord("a") + place) for place in range(len(shape))]
     outer = [letter for place, letter in enumerate(letters) if place != axis][:-1]
-    left, right = "".join(letters), "".join("z" if place == axis else one for place, one in enumerate(letters))
+    left, right = (
+        "".join(letters),
+        "".join("z" if place == axis else one for place, one in enumerate(letters)),
+    )
     equation = f"{left},{right}->{''.join(outer)}{letters[axis]}z"
     counts = build("Cast", build("Einsum", rows, columns, equation=equation), to="int64")
     if outer[1:]:

@@ -117,7 +117,9 @@ def job_of(
         course = replace(course, further_samples=found.samples, further_labels=validation.labels)
     for metric in settings.metrics:
         if not metric.of_runs:
-            raise InputError(f"'{metric.name}' is no metric of validations; pass it to Run.evaluate(metrics=)")
+            raise InputError(
+                f"'{metric.name}' is no metric of validations; pass it to Run.evaluate(metrics=)"
+            )
     if settings.metrics and not course.validated:
         raise InputError(
             "metrics are those of a validation; pass validation=, a dataset or a share of this one"

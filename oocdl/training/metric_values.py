@@ -67,10 +67,15 @@ class Gathered:
         }
 
 
-def metric_values(metrics: Iterable[Metric], passes: Sequence[PassSums]) -> dict[str, float]:
-    """Return the metrics over all passes by name; with several outputs, each behind its output's name."""
+def metric_values(
+    metrics: Iterable[Metric], passes: Sequence[PassSums], of_sample: bool = False
+) -> dict[str, Any]:
+    """Return the metrics over all passes by name; with several outputs, each behind its output's name.
+
+    With ``of_sample`` the passes are one, of one sample.
+    """
     outputs = list(passes[0]) if passes else []
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for output in outputs:
         sums = {
             name: np.concatenate([np.asarray(one[output][name], np.float64) for one in passes])
@@ -79,5 +84,6 @@ def metric_values(metrics: Iterable[Metric], passes: Sequence[PassSums]) -> dict
         before = f"{output}/" if len(outputs) > 1 else ""
         for metric in metrics:
             if sums.keys() >= set(metric.needs):
-                values |= {f"{before}{name}": value for name, value in metric.numbers(sums).items()}
+                numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
+                values |= {f"{before}{name}": value for name, value in numbers.items()}
     return values

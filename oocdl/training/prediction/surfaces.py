@@ -1,0 +1,200 @@
+"""Distances of the surfaces of predicted and true labels, which are read a few planes at a time.
+
+The edge of a class is its voxels that have one of another class, or the end of the volume, beside them: what
+is left of it by binary erosion, as in MONAI. Only edges are kept, and found again by a k-d tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.data.label_volumes import sample_facts
+from oocdl.data.nifti import spacing_of
+from oocdl.errors import BudgetError, DatasetError
+from oocdl.graph.ir.index import as_slices
+from oocdl.graph.ir.index import whole as region_of
+from oocdl.graph.onnx.model_file import size_text
+from oocdl.host.heap import give_back_freed_memory
+from oocdl.host.limits import anonymous_bytes
+from oocdl.ops.loss_functions import labels_of
+from oocdl.ops.metric_functions import Numbers, Surface
+from oocdl.planning.binding import Target
+from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
+from oocdl.storage.dataset.sample_stack import own_sized
+from oocdl.training.metric_values import PassSums
+from oocdl.training.prediction.inference import Inference
+from oocdl.training.prediction.predictions import Predictions
+
+Labels = npt.NDArray[np.int32]
+Planes = Callable[[int, int], Labels]
+"""Reads labels from one plane to another, along the first axis."""
+SLAB_VOXELS = 1 << 20
+"""Voxels that are read at once, unless a plane has more."""
+SLAB_VOXEL_BYTES, POINT_BYTES = 24, 144
+"""Bytes for each voxel that is read, and for each that is kept: coordinates, tree, distances."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The edge voxels of all classes of a volume."""
+
+    places: npt.NDArray[np.int32]
+    """Of shape (voxels, axes)."""
+    classes: Labels
+
+    def of(self, number: int, spacing: Sequence[float]) -> Numbers:
+        """Return the places of a class in millimetres."""
+        found: Numbers = self.places[self.classes == number] * np.asarray(spacing, np.float64)
+        return found
+
+
+def edges_of(planes: Planes, shape: Sequence[int], least: int, room: Callable[[int, int], None]) -> Edges:
+    """Find the edge voxels of all classes from ``least``; negative labels are of no class.
+
+    ``room`` is called with the voxels that are to be read, and the number of those that are kept so far.
+    """
+    area = int(np.prod(shape[1:], dtype=np.int64))
+    depth, kept, count = max(1, SLAB_VOXELS // max(area, 1)), list[tuple[Any, Any]](), 0
+    for start in range(0, shape[0], depth):
+        stop = min(start + depth, shape[0])
+        low, high = max(start - 1, 0), min(stop + 1, shape[0])
+        room((high - low) * area, count)
+        around = np.full((stop - start + 2, *(extent + 2 for extent in shape[1:])), -1, np.int32)
+        inner = tuple(slice(1, -1) for _ in shape[1:])
+        around[(slice(low - start + 1, high - start + 1), *inner)] = planes(low, high)
+        core = around[(slice(1, -1), *inner)]
+        edge = np.zeros(core.shape, bool)
+        for axis in range(len(shape)):
+            for shift in (slice(0, -2), slice(2, None)):
+                beside = tuple(shift if place == axis else slice(1, -1) for place in range(len(shape)))
+                edge |= core != around[beside]
+        edge &= core >= least
+        count += int(np.count_nonzero(edge))
+        room(0, count)
+        places = np.argwhere(edge).astype(np.int32)
+        places[:, 0] += start
+        kept.append((places, core[edge]))
+    return Edges(np.concatenate([one for one, _ in kept]), np.concatenate([one for _, one in kept]))
+
+
+def both_ways(library: Any, predicted: Numbers, true: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the distance of each predicted edge voxel to the true edge, and back; to nothing, infinity."""
+    if not len(predicted) or not len(true):
+        return np.full(len(predicted), np.inf), np.full(len(true), np.inf)
+    pairs = (predicted, true), (true, predicted)
+    there, back = (library.KDTree(to, leafsize=32).query(of)[0] for of, to in pairs)
+    return there, back
+
+
+def spacings_of(inference: Inference) -> list[Sequence[float]]:
+    """Return the spacing of each sample in millimetres, as its attributes say, else 1.
+
+    Raises DatasetError if they say no positive numbers, one for each axis.
+    """
+    graph, outputs = inference.first.plan.factored.graph, inference.first.outputs.values()
+    axes = len(graph.values[next(iter(outputs))].shape) - 2
+    told = list(inference.samples.items())
+    if not told and axes == 3:
+        told = list(sample_facts(inference.dataset, inference.binding.samples))
+    found: list[Sequence[float]] = []
+    for name, facts in told:
+        spacing = facts.get(
+            "spacing", spacing_of(np.asarray(facts.get("affine", np.eye(4)), np.float64))[:axes]
+        )
+        numbers = np.asarray(spacing, np.float64)
+        if numbers.shape != (axes,) or not (np.isfinite(numbers).all() and (numbers > 0).all()):
+            raise DatasetError(
+                f"the spacing of sample '{name}' is to be {axes} positive numbers, not {spacing}"
+            )
+        found.append(numbers.tolist())
+    return found or [[1.0] * axes] * inference.binding.samples
+
+
+def distances(
+    inference: Inference, library: Any, made: Predictions, spacings: Sequence[Sequence[float]]
+) -> dict[int, PassSums]:
+    """Return for each sample the distances of each output and class, by the names of the metrics.
+
+    Raises BudgetError where the edges of a sample find no room in memory.
+    """
+    give_back_freed_memory()
+    metrics = [one for one in inference.settings.metrics if isinstance(one, Surface)]
+    found: dict[int, PassSums] = {}
+    for row, spacing in enumerate(spacings):
+        values: dict[str, dict[str, Any]] = {target.output: {} for target in inference.binding.targets}
+        for target in inference.binding.targets:
+            if target.output in inference.first.outputs:
+                volume = _Volume(inference, target, made, row)
+                values[target.output] = _of_classes(volume, metrics, library, spacing)
+        found[row] = values
+    return found
+
+
+def _of_classes(
+    volume: _Volume, metrics: Sequence[Surface], library: Any, spacing: Sequence[float]
+) -> dict[str, list[list[float]]]:
+    """Return the distances of each class by the names of metrics, as sums of one sample."""
+    one, classes = volume.classes == 1, max(volume.classes, 2)
+    least = 0 if not one and any(metric.include_background for metric in metrics) else 1
+    predicted = edges_of(volume.predicted, volume.shape, least, volume.room(0))
+    true = edges_of(volume.true, volume.shape, least, volume.room(len(predicted.classes)))
+    pairs = {
+        number: both_ways(library, predicted.of(number, spacing), true.of(number, spacing))
+        for number in range(least, classes)
+    }
+    none = np.zeros(0), np.zeros(0)
+    return {
+        metric.name: [[metric.distance(*pairs.get(number, none)) for number in range(int(one), classes)]]
+        for metric in metrics
+    }
+
+
+class _Volume:
+    """Predicted and true labels of a sample; negative where the loss ignores them."""
+
+    def __init__(self, inference: Inference, target: Target, made: Predictions, row: int) -> None:
+        self._array, self._prefix = made.place(target.output, row)
+        self._truth, self._row = own_sized(inference.binding.arrays[target.array], row), row
+        left = inference.settings.memory_bytes - anonymous_bytes() - KERNEL_BYTES - FILE_BYTES
+        self._left_bytes = max(left, 0)
+        compiled = inference.first
+        logits = compiled.plan.factored.graph.values[compiled.outputs[target.output]].shape
+        known = labels_of(target.spec, logits, (logits[0], *logits[2:]))
+        self.classes, self._ignored = logits[1], None if known is None else known.ignore_index
+        self.shape = self._array.shape[len(self._prefix) :]
+
+    def true(self, start: int, stop: int) -> Labels:
+        """Read labels."""
+        region = (
+            *region_of(self._truth.shape[1 : -len(self.shape)]),
+            (start, stop),
+            *region_of(self.shape[1:]),
+        )
+        found = self._truth.read(((self._row, self._row + 1), *region)).reshape(stop - start, *self.shape[1:])
+        labels = np.asarray(found > 0.5 if self.classes == 1 else found, np.int32)
+        return labels if self._ignored is None else np.where(found == self._ignored, np.int32(-1), labels)
+
+    def predicted(self, start: int, stop: int) -> Labels:
+        """Read predicted labels."""
+        found = np.asarray(self._array[(*as_slices(self._prefix), slice(start, stop))])
+        labels = found.reshape(stop - start, *self.shape[1:]).astype(np.int32)
+        return labels if self._ignored is None else np.where(self.true(start, stop) < 0, np.int32(-1), labels)
+
+    def room(self, before: int) -> Callable[[int, int], None]:
+        """Return what raises BudgetError where edge voxels, with those ``before``, find no room."""
+
+        def check(read: int, kept: int) -> None:
+            needed = read * SLAB_VOXEL_BYTES + (before + kept) * POINT_BYTES
+            if needed > self._left_bytes:
+                raise BudgetError(
+                    f"surfaces of sample {self._row} need {size_text(needed)} or more, for "
+                    f"{before + kept:,} edge voxels, and may take {size_text(self._left_bytes)} of the "
+                    "budget; pass memory= more, or no surface metric"
+                )
+
+        return check
