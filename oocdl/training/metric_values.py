@@ -53,7 +53,7 @@ class Gathered:
                     for box, place in own_regions(factored.factors[name], region):
                         held[as_slices(box)] = np.reshape(array[place], region_shape(box))
 
-    def take(self, plan_id: str, samples: int) -> PassSums:
+    def take(self, plan_id: str, samples: int) -> dict[str, dict[str, Any]]:
         """Return the sums of a pass that is over, as plain data, and forget them."""
         heads = self.compiled[plan_id].metric_sums
         with self.lock:
@@ -65,6 +65,14 @@ class Gathered:
             }
             for output, head in heads.items()
         }
+
+
+def fold(first: dict[str, dict[str, Any]], later: dict[str, dict[str, Any]]) -> None:
+    """Move counts by two classes, which are many, from a later pass to the first: no sample has its own."""
+    for output, sums in later.items():
+        if "joint" in sums:
+            both = np.asarray([*first[output]["joint"], *sums["joint"]])
+            first[output]["joint"], sums["joint"] = both.sum(axis=0, keepdims=True), both[:0]
 
 
 def metric_values(

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from oocdl.config.options import Metrics
 from oocdl.errors import InputError, StoreError
 from oocdl.host.optional import needed
 from oocdl.ops.metric_functions import Metric, Surface
-from oocdl.storage.files import reporting, write_text
+from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.files import write_text
 from oocdl.training.metric_values import PassSums, metric_values
 from oocdl.training.prediction.class_labels import LABELS
 from oocdl.training.prediction.inference import Inference, Measured
@@ -84,12 +84,9 @@ def evaluated(inference: Inference, library: Any = None, table: SampleTable | No
     if library is None:
         passes = inference.run()
     else:
-        folder = inference.spill()
-        with reporting(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         spacings = spacings_of(inference)
-        with TemporaryDirectory(prefix="labels-", dir=folder) as place:
-            made, passes = write_labels_of(inference, Path(place) / LABELS)
+        with SpillStore(inference.spill()) as spill:
+            made, passes = write_labels_of(inference, spill.folder / LABELS)
             by_row = distances(inference, library, made, spacings)
     if table is not None:
         table.write(_rows(inference, columns, passes, by_row))

@@ -32,7 +32,7 @@ from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.sample_stack import samples_of
 from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.metric_values import Gathered, PassSums
+from oocdl.training.metric_values import Gathered, fold
 from oocdl.training.prediction.predictions import Predictions, warn_of_predictions
 from oocdl.training.resume import identity, same_operators
 from oocdl.training.signals import Signals
@@ -57,7 +57,7 @@ class Measured:
     rows: Sequence[int]
     """Its samples."""
     losses: Mapping[str, float]
-    sums: PassSums
+    sums: dict[str, dict[str, Any]]
 
 
 class Inference:
@@ -185,6 +185,8 @@ class Inference:
                     made.note(rows)
                 losses = self.compiled[plan_id].named_losses(found)
                 measured.append(Measured(rows, losses, gathered.take(plan_id, len(rows))))
+                if len(measured) > 1:
+                    fold(measured[0].sums, measured[-1].sums)
         return measured
 
     def mean_losses(self, passes: Iterable[Measured]) -> dict[str, float]:

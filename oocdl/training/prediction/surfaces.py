@@ -35,7 +35,7 @@ Planes = Callable[[int, int], Labels]
 """Reads labels from one plane to another, along the first axis."""
 SLAB_VOXELS = 1 << 20
 """Voxels that are read at once, unless a plane has more."""
-SLAB_VOXEL_BYTES, POINT_BYTES = 24, 144
+SLAB_VOXEL_BYTES, POINT_BYTES = 32, 96
 """Bytes for each voxel that is read, and for each that is kept: coordinates, tree, distances."""
 
 
