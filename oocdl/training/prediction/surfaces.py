@@ -6,8 +6,9 @@ is left of it by binary erosion, as in MONAI. Only edges are kept, and found aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,17 +25,15 @@ from oocdl.host.limits import anonymous_bytes
 from oocdl.ops.loss_functions import labels_of
 from oocdl.ops.metric_functions import Numbers, Surface
 from oocdl.planning.binding import Target
-from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
+from oocdl.planning.machine import CODEC_COPIES, FILE_BYTES, KERNEL_BYTES
 from oocdl.storage.dataset.sample_stack import own_sized
 from oocdl.training.metric_values import PassSums
 from oocdl.training.prediction.inference import Inference
 from oocdl.training.prediction.predictions import Predictions
 
 Labels = npt.NDArray[np.int32]
-Planes = Callable[[int, int], Labels]
-"""Reads labels from one plane to another, along the first axis."""
 SLAB_VOXELS = 1 << 20
-"""Voxels that are read at once, unless a plane has more."""
+"""Voxels that are read at once, unless a plane, or a layer of chunks that finds room, has more."""
 SLAB_VOXEL_BYTES, POINT_BYTES = 32, 96
 """Bytes for each voxel that is read, and for each that is kept: coordinates, tree, distances."""
 
@@ -53,32 +52,29 @@ class Edges:
         return found
 
 
-def edges_of(planes: Planes, shape: Sequence[int], least: int, room: Callable[[int, int], None]) -> Edges:
+def edges_of(slabs: Iterable[Labels], least: int, afford: Callable[[int], None]) -> Edges:
     """Find the edge voxels of all classes from ``least``; negative labels are of no class.
 
-    ``room`` is called with the voxels that are to be read, and the number of those that are kept so far.
+    ``slabs`` are the planes of a volume, some at a time, and one of no class behind the last. ``afford`` is
+    called with the number of edge voxels so far.
     """
-    area = int(np.prod(shape[1:], dtype=np.int64))
-    depth, kept, count = max(1, SLAB_VOXELS // max(area, 1)), list[tuple[Any, Any]](), 0
-    for start in range(0, shape[0], depth):
-        stop = min(start + depth, shape[0])
-        low, high = max(start - 1, 0), min(stop + 1, shape[0])
-        room((high - low) * area, count)
-        around = np.full((stop - start + 2, *(extent + 2 for extent in shape[1:])), -1, np.int32)
-        inner = tuple(slice(1, -1) for _ in shape[1:])
-        around[(slice(low - start + 1, high - start + 1), *inner)] = planes(low, high)
-        core = around[(slice(1, -1), *inner)]
+    around, kept, plane, count = None, list[tuple[Any, Labels]](), 0, 0
+    for slab in slabs:
+        wide = np.pad(slab, [(0, 0), *[(1, 1)] * (slab.ndim - 1)], constant_values=-1)
+        around = np.concatenate([np.full_like(wide[:1], -1) if around is None else around, wide])
+        inner = (slice(1, -1),) * slab.ndim
+        core = around[inner]
         edge = np.zeros(core.shape, bool)
-        for axis in range(len(shape)):
-            for shift in (slice(0, -2), slice(2, None)):
-                beside = tuple(shift if place == axis else slice(1, -1) for place in range(len(shape)))
-                edge |= core != around[beside]
+        for axis in range(slab.ndim):
+            for beside in (slice(0, -2), slice(2, None)):
+                edge |= core != around[(*inner[:axis], beside, *inner[axis + 1 :])]
         edge &= core >= least
         count += int(np.count_nonzero(edge))
-        room(0, count)
+        afford(count)
         places = np.argwhere(edge).astype(np.int32)
-        places[:, 0] += start
+        places[:, 0] += plane
         kept.append((places, core[edge]))
+        plane, around = plane + len(core), around[-2:].copy()
     return Edges(np.concatenate([one for one, _ in kept]), np.concatenate([one for _, one in kept]))
 
 
@@ -91,7 +87,7 @@ def both_ways(library: Any, predicted: Numbers, true: Numbers) -> tuple[Numbers,
     return there, back
 
 
-def spacings_of(inference: Inference) -> list[Sequence[float]]:
+def spacings_of(inference: Inference) -> list[list[float]]:
     """Return the spacing of each sample in millimetres, as its attributes say, else 1.
 
     Raises DatasetError if they say no positive numbers, one for each axis.
@@ -101,22 +97,26 @@ def spacings_of(inference: Inference) -> list[Sequence[float]]:
     told = list(inference.samples.items())
     if not told and axes == 3:
         told = list(sample_facts(inference.dataset, inference.binding.samples))
-    found: list[Sequence[float]] = []
+    found: list[list[float]] = []
     for name, facts in told:
-        spacing = facts.get(
-            "spacing", spacing_of(np.asarray(facts.get("affine", np.eye(4)), np.float64))[:axes]
-        )
-        numbers = np.asarray(spacing, np.float64)
-        if numbers.shape != (axes,) or not (np.isfinite(numbers).all() and (numbers > 0).all()):
+        given, steps = facts.get("spacing", facts.get("affine", np.eye(4))), list[float]()
+        try:
+            if "spacing" not in facts:
+                steps = list(spacing_of(np.asarray(given, np.float64).reshape(4, 4))[:axes])
+            else:
+                steps = [float(one) for one in given]
+        except (TypeError, ValueError):
+            steps = []
+        if len(steps) != axes or not all(0 < one < np.inf for one in steps):
             raise DatasetError(
-                f"the spacing of sample '{name}' is to be {axes} positive numbers, not {spacing}"
+                f"the spacing of sample '{name}' is to be {axes} positive numbers, not {given}"
             )
-        found.append(numbers.tolist())
+        found.append(steps)
     return found or [[1.0] * axes] * inference.binding.samples
 
 
 def distances(
-    inference: Inference, library: Any, made: Predictions, spacings: Sequence[Sequence[float]]
+    inference: Inference, library: Any, made: Predictions, spacings: Sequence[list[float]]
 ) -> dict[int, PassSums]:
     """Return for each sample the distances of each output and class, by the names of the metrics.
 
@@ -141,8 +141,9 @@ def _of_classes(
     """Return the distances of each class by the names of metrics, as sums of one sample."""
     one, classes = volume.classes == 1, max(volume.classes, 2)
     least = 0 if not one and any(metric.include_background for metric in metrics) else 1
-    predicted = edges_of(volume.predicted, volume.shape, least, volume.room(0))
-    true = edges_of(volume.true, volume.shape, least, volume.room(len(predicted.classes)))
+    predicted = edges_of(volume.slabs(volume.predicted), least, volume.afford)
+    volume.kept = len(predicted.classes)
+    true = edges_of(volume.slabs(volume.true), least, volume.afford)
     pairs = {
         number: both_ways(library, predicted.of(number, spacing), true.of(number, spacing))
         for number in range(least, classes)
@@ -157,25 +158,36 @@ def _of_classes(
 class _Volume:
     """Predicted and true labels of a sample; negative where the loss ignores them."""
 
+    kept = 0
+    """Edge voxels that are kept already."""
+
     def __init__(self, inference: Inference, target: Target, made: Predictions, row: int) -> None:
         self._array, self._prefix = made.place(target.output, row)
         self._truth, self._row = own_sized(inference.binding.arrays[target.array], row), row
-        left = inference.settings.memory_bytes - anonymous_bytes() - KERNEL_BYTES - FILE_BYTES
-        self._left_bytes = max(left, 0)
-        compiled = inference.first
-        logits = compiled.plan.factored.graph.values[compiled.outputs[target.output]].shape
+        logits = inference.first.plan.factored.graph.values[inference.first.outputs[target.output]].shape
         known = labels_of(target.spec, logits, (logits[0], *logits[2:]))
         self.classes, self._ignored = logits[1], None if known is None else known.ignore_index
         self.shape = self._array.shape[len(self._prefix) :]
+        taken = anonymous_bytes() + KERNEL_BYTES + FILE_BYTES + CODEC_COPIES * self._truth.chunk_bytes
+        self._left_bytes = max(inference.settings.memory_bytes - taken, 0)
+        area = max(prod(self.shape[1:]), 1)
+        layer = max(self._truth.chunks[-len(self.shape)], self._array.chunks[-len(self.shape)])
+        most = max(SLAB_VOXELS, self._left_bytes // (4 * SLAB_VOXEL_BYTES)) // area
+        self._depth = max(min(max(SLAB_VOXELS // area // layer, 1) * layer, most), 1)
+        self._slab_bytes = (min(self._depth, self.shape[0]) + 2) * area * SLAB_VOXEL_BYTES
+
+    def slabs(self, read: Callable[[int, int], Labels]) -> Iterator[Labels]:
+        """Read all planes, and one of no class behind the last."""
+        for start in range(0, self.shape[0], self._depth):
+            self.afford(0)
+            yield read(start, min(start + self._depth, self.shape[0]))
+        yield np.full((1, *self.shape[1:]), -1, np.int32)
 
     def true(self, start: int, stop: int) -> Labels:
         """Read labels."""
-        region = (
-            *region_of(self._truth.shape[1 : -len(self.shape)]),
-            (start, stop),
-            *region_of(self.shape[1:]),
-        )
-        found = self._truth.read(((self._row, self._row + 1), *region)).reshape(stop - start, *self.shape[1:])
+        channels, space = self._truth.shape[1 : -len(self.shape)], self.shape[1:]
+        region = (self._row, self._row + 1), *region_of(channels), (start, stop), *region_of(space)
+        found = self._truth.read(region).reshape(stop - start, *space)
         labels = np.asarray(found > 0.5 if self.classes == 1 else found, np.int32)
         return labels if self._ignored is None else np.where(found == self._ignored, np.int32(-1), labels)
 
@@ -185,16 +197,12 @@ class _Volume:
         labels = found.reshape(stop - start, *self.shape[1:]).astype(np.int32)
         return labels if self._ignored is None else np.where(self.true(start, stop) < 0, np.int32(-1), labels)
 
-    def room(self, before: int) -> Callable[[int, int], None]:
-        """Return what raises BudgetError where edge voxels, with those ``before``, find no room."""
-
-        def check(read: int, kept: int) -> None:
-            needed = read * SLAB_VOXEL_BYTES + (before + kept) * POINT_BYTES
-            if needed > self._left_bytes:
-                raise BudgetError(
-                    f"surfaces of sample {self._row} need {size_text(needed)} or more, for "
-                    f"{before + kept:,} edge voxels, and may take {size_text(self._left_bytes)} of the "
-                    "budget; pass memory= more, or no surface metric"
-                )
-
-        return check
+    def afford(self, count: int) -> None:
+        """Raise BudgetError where so many edge voxels more find no room."""
+        needed = self._slab_bytes + (self.kept + count) * POINT_BYTES
+        if needed > self._left_bytes:
+            raise BudgetError(
+                f"surfaces of sample {self._row} need {size_text(needed)} or more, for {self.kept + count:,} "
+                f"edge voxels, and may take {size_text(self._left_bytes)} of the budget; pass memory= more, "
+                "or no surface metric"
+            )
