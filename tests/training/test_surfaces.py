@@ -154,7 +154,7 @@ def test_what_cannot_be_is_refused(
         oocdl.fit(module, data, metrics="hd95", validation=data, workdir=tmp_path / "other", **OPTIONS)
     with pytest.raises(InputError, match=r"ends in \.csv or \.json"):
         trained.evaluate(data, per_sample=tmp_path / "table.xlsx")
-    with pytest.raises(StoreError, match="its folder is not there"):
+    with pytest.raises(StoreError, match="nothing may be written beside it"):
         trained.evaluate(data, per_sample=tmp_path / "none" / "table.csv")
     with pytest.raises(InputError, match="per_sample has losses with batch_size=1 only"):
         trained.evaluate(data, per_sample=tmp_path / "table.csv", batch_size=2)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from oocdl.config import make_settings
 from oocdl.config.options import Metrics
@@ -47,25 +46,21 @@ class SampleTable:
     def __post_init__(self) -> None:
         if self.path.suffix not in (".csv", ".json"):
             raise InputError(f"per_sample takes a path that ends in .csv or .json, not '{self.path}'")
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            raise StoreError(f"cannot write {self.path}: it is a folder, or its folder is not there")
+        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
+            raise StoreError(f"cannot write {self.path}: it is a folder, or nothing may be written beside it")
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write all rows, or nothing; NaN is an empty cell in CSV, and NaN in JSON."""
-        columns = list(dict.fromkeys(name for row in rows for name in row))
+        """Write all rows, or nothing. A number that a sample has not is an empty cell, in JSON NaN."""
         if self.path.suffix == ".json":
             write_text(self.path, json.dumps(rows, indent=1) + "\n")
             return
         stream = io.StringIO()
-        writer = csv.DictWriter(stream, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {
-                name: "" if isinstance(value, float) and np.isnan(value) else value
-                for name, value in row.items()
-            }
-            for row in rows
+        writer = csv.DictWriter(
+            stream, dict.fromkeys(name for row in rows for name in row), lineterminator="\n"
         )
+        writer.writeheader()
+        # NaN alone is not equal to itself
+        writer.writerows({name: v if v == v else "" for name, v in row.items()} for row in rows)
         write_text(self.path, stream.getvalue())
 
 
