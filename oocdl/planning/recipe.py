@@ -220,11 +220,11 @@ def _add_loss(network: Network, request: Request) -> Network:
     loss, output_losses = add_losses(build, heads)
     metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
     sums = add_metric_sums(build, metrics, heads, widest) if metrics else {}
-    drawn = [one for one in metrics if isinstance(one, Surface)]
+    of_labels = [one for one in metrics if isinstance(one, Surface)]
     kept = {
         target.output: heads[target.output].logits
         for target in request.binding.targets
-        if not target.resized and any(suits(one, target.spec) for one in drawn)
+        if not target.resized and any(suits(one, target.spec) for one in of_labels)
     }
     found = {
         value: labels for head in heads.values() for value, labels in labels_of_head(build, head).items()

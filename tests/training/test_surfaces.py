@@ -146,6 +146,21 @@ def test_one_channel_of_images_and_labels_that_are_ignored(tmp_path: Path) -> No
     assert found.keys() == {"loss", "hd95", "asd"}
 
 
+def test_masks_that_are_scaled(tmp_path: Path) -> None:
+    """A voxel is of the class where its number, as the loss reads it, is above a half."""
+    random = np.random.default_rng(6)
+    masks = random.choice([0, 100, 255], (2, 1, 9, 8)).astype(np.uint8)
+    x = random.normal(size=(2, 1, 9, 8)).astype(np.float32)
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": masks})
+    module = torch.nn.Conv2d(1, 1, 1).double()
+    given = {**OPTIONS, "loss": "bce", "scale": {"y": 1 / 255}}
+    found = oocdl.fit(module, data, workdir=tmp_path / "run", **given).evaluate(data, metrics=["asd"])
+    with torch.no_grad():
+        predicted = (module(torch.as_tensor(x).double()).numpy()[:, 0] > 0).astype(int)
+    pairs = zip(predicted, (masks[:, 0] == 255).astype(int), strict=True)
+    assert math.isclose(found["asd"], np.mean([expected(p, y, (1.0, 1.0), 1)[1] for p, y in pairs]))
+
+
 def test_what_cannot_be_is_refused(
     run: tuple[oocdl.Run, torch.nn.Module, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

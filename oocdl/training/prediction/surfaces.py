@@ -22,7 +22,7 @@ from oocdl.graph.ir.index import whole as region_of
 from oocdl.graph.onnx.model_file import size_text
 from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes
-from oocdl.ops.loss_functions import labels_of
+from oocdl.ops.loss_functions import labels_of, reads_labels
 from oocdl.ops.metric_functions import Numbers, Surface
 from oocdl.planning.binding import Target
 from oocdl.planning.machine import CODEC_COPIES, FILE_BYTES, KERNEL_BYTES
@@ -166,6 +166,9 @@ class _Volume:
         self._truth, self._row = own_sized(inference.binding.arrays[target.array], row), row
         logits = inference.first.plan.factored.graph.values[inference.first.outputs[target.output]].shape
         known = labels_of(target.spec, logits, (logits[0], *logits[2:]))
+        scale, dtype = inference.scale.get(target.array), inference.settings.dtype
+        dtype = "int64" if reads_labels(target.spec) else dtype
+        self._scale = None if scale is None else np.asarray(scale, dtype)
         self.classes, self._ignored = logits[1], None if known is None else known.ignore_index
         self.shape = self._array.shape[len(self._prefix) :]
         taken = anonymous_bytes() + KERNEL_BYTES + FILE_BYTES + CODEC_COPIES * self._truth.chunk_bytes
@@ -188,6 +191,8 @@ class _Volume:
         channels, space = self._truth.shape[1 : -len(self.shape)], self.shape[1:]
         region = (self._row, self._row + 1), *region_of(channels), (start, stop), *region_of(space)
         found = self._truth.read(region).reshape(stop - start, *space)
+        if self._scale is not None:  # as what the loss reads
+            found = found.astype(self._scale.dtype) * self._scale
         labels = np.asarray(found > 0.5 if self.classes == 1 else found, np.int32)
         return labels if self._ignored is None else np.where(found == self._ignored, np.int32(-1), labels)
 
