@@ -1,19 +1,23 @@
 """Metrics, as ``fit(metrics=...)`` and ``Run.evaluate(metrics=...)`` take them."""
 
 from oocdl.ops.metric_functions import (
+    ASD,
     F1,
+    HD95,
     MAE,
     PSNR,
     R2,
     RMSE,
     Accuracy,
+    Confusion,
     DiceMetric,
     IoU,
     Metric,
     Precision,
     Sensitivity,
     Specificity,
+    TopK,
 )
 
-__all__ = ["F1", "MAE", "PSNR", "R2", "RMSE", "Accuracy", "DiceMetric", "IoU", "Metric", "Precision"]
-__all__ += ["Sensitivity", "Specificity"]
+__all__ = ["ASD", "F1", "HD95", "MAE", "PSNR", "R2", "RMSE", "Accuracy", "Confusion", "DiceMetric", "IoU"]
+__all__ += ["Metric", "Precision", "Sensitivity", "Specificity", "TopK"]

@@ -178,6 +178,7 @@ def test_the_project_says_what_it_needs() -> None:
         "plot",
         "pandas",
         "mlflow",
+        "surface",
         "docs",
         "test",
         "dev",

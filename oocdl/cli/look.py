@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -65,11 +66,15 @@ def evaluate(run: RunDir, config: ConfigFile = None, as_json: Json = False, **gi
     """Print the mean loss of a trained model over a dataset."""
     with ending(lambda: UNCHANGED), waiting("evaluating .."):
         found = open_run(run).evaluate(**arguments_for(EVALUATE, given))
+    tables = {name: value.tolist() for name, value in found.items() if isinstance(value, np.ndarray)}
     if as_json:
-        say_json(found)
+        say_json(found | tables)
         return
     for name, number in found.items():
-        say(f"{printable(name)} {number:.6g}")
+        rows = tables.get(name, [[number]])
+        say(f"{printable(name)} " + "\n".join(" ".join(f"{one:.6g}" for one in row) for row in rows))
+    if given["per_sample"] is not None:
+        say(f"{given['per_sample']}: a row for each sample")
 
 
 @app.command()

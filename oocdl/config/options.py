@@ -251,8 +251,8 @@ class ValidationOptions(TypedDict, total=False):
     validation_steps: Annotated[int | None, Option(None, "neither")]
     """Number of steps between validations, instead of epochs."""
     metrics: Annotated[Metrics, Option((), "plan", check=checks.metrics)]
-    """Metrics of each validation, by name: "dice", "iou", "accuracy", "sensitivity", "specificity",
-    "precision", "f1", "mae", "rmse", "r2", "psnr"; or objects of ``oocdl.metrics``."""
+    """Metrics of each validation, by name: "dice", "iou", "accuracy", "topk", "sensitivity",
+    "specificity", "precision", "f1", "mae", "rmse", "r2", "psnr"; or objects of ``oocdl.metrics``."""
 
 
 class SimulateOptions(CommonOptions, LengthOptions, SettingOptions, total=False):

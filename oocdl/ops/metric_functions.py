@@ -1,4 +1,4 @@
-"""Metrics: sums of each sample, which are nodes, so that every axis may be cut, and numbers made of these.
+"""Metrics: numbers made of sums of each sample, which `metric_sums.py` adds to the graph as nodes.
 
 Counts are whole numbers, and so exact; errors are summed in the widest dtype of the engine. The numbers are
 those of the functions of MONAI and torchmetrics that each class names, on the same predictions.
@@ -7,26 +7,23 @@ those of the functions of MONAI and torchmetrics that each class names, on the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import InputError
-from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops.ctc import CTC
-from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
-from oocdl.ops.losses.class_losses import CrossEntropy, along, is_label, labels_on_axis
-from oocdl.ops.losses.number_losses import BCE
-from oocdl.ops.own_loss import aligned
 
 Numbers = npt.NDArray[np.float64]
 Sums = Mapping[str, Numbers]
 """Name -> sums of each sample, of shape (samples, classes) or (samples, 1)."""
-CLASS_SUMS = frozenset({"both", "predicted", "labelled", "counted", "exclusive"})
+EXCLUSIVE_SUMS = frozenset({"ranked", "joint"})
+"""Names of the sums that only a loss with one class of several at each place has."""
+DISTANCES = frozenset({"hd95", "asd"})
+"""Names of what is no sum of a graph: distances of each sample and class, made of labels."""
+CLASS_SUMS = EXCLUSIVE_SUMS | DISTANCES | {"both", "predicted", "labelled", "counted", "exclusive"}
 """Names of the sums that only a loss of classes has."""
 MOST_CLASSES = 32
 """Classes beyond which only the mean over all of them is told."""
@@ -37,6 +34,8 @@ class Metric(ABC):
     """A number that tells how good predictions are; ``needs`` names the sums that it is made of."""
 
     needs: ClassVar[tuple[str, ...]]
+    of_runs: ClassVar[bool] = True
+    """Whether validations of a run compute it, too; else only ``evaluate`` does."""
 
     @property
     def name(self) -> str:
@@ -49,8 +48,12 @@ class Metric(ABC):
         return not CLASS_SUMS.isdisjoint(self.needs)
 
     @abstractmethod
-    def numbers(self, sums: Sums) -> dict[str, float]:
+    def numbers(self, sums: Sums) -> dict[str, Any]:
         """Return the metric over all samples, and of each class as ``name/class``."""
+
+    def of_sample(self, sums: Sums) -> dict[str, Any]:
+        """Return the same of a single sample, NaN where it has nothing to tell."""
+        return self.numbers(sums)
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,20 @@ class Overlap(Metric):
 
     def numbers(self, sums: Sums) -> dict[str, float]:
         """Return the mean as in MONAI with ``reduction="mean"``, of classes as with "mean_batch"."""
+        return self._means(sums, 0.0)
+
+    def of_sample(self, sums: Sums) -> dict[str, float]:
+        """Return the same of a single sample; NaN where it has none of the classes."""
+        return self._means(sums, float("nan"))
+
+    def _means(self, sums: Sums, empty: float) -> dict[str, float]:
         first = 0 if self.include_background or sums["both"].shape[1] == 1 else 1
         both, predicted, labelled = (sums[name][:, first:] for name in self.needs)
         counts = both, predicted, labelled
         scores = _ratio(_sum_of(counts, self.above), _sum_of(counts, self.below), 1.0)
         if self.ignore_empty:
             scores = np.where(labelled > 0, scores, np.nan)
-        classes = [_mean(column) for column in scores.T]
-        samples = np.array([_mean(row) for row in scores])[np.isfinite(scores).any(axis=1)]
-        return {self.name: _mean(samples) if len(samples) else 0.0, **_each(self.name, classes, first)}
+        return _of_samples(self.name, scores, first, empty)
 
 
 class DiceMetric(Overlap):
@@ -204,14 +212,98 @@ class PSNR(Metric):
         return {self.name: float(found.mean())}
 
 
+@dataclass(frozen=True)
+class TopK(Metric):
+    """The share of labels that are among the k largest logits, as torchmetrics' ``Accuracy(top_k=k)``.
+
+    Of equal logits the first is the larger one, as for ``argmax``; the average is "micro".
+    """
+
+    k: int = 5
+    needs = ("ranked", "counted")
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise InputError(f"k of topk must be a whole number from 1, not {self.k!r}")
+
+    def numbers(self, sums: Sums) -> dict[str, float]:
+        """Return the share over all samples."""
+        places = np.broadcast_to(sums["counted"][:, :1], (len(sums["ranked"]), 1))
+        return {self.name: float(_ratio(sums["ranked"][:, : self.k].sum(), places.sum(), 0.0))}
+
+
+@dataclass(frozen=True)
+class Confusion(Metric):
+    """Counts by true (rows) and predicted class (columns), as torchmetrics' ``ConfusionMatrix``."""
+
+    needs = ("joint",)
+    of_runs = False
+
+    def numbers(self, sums: Sums) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the matrix [C, C] over all samples, int64."""
+        counts = sums["joint"].sum(axis=0).astype(np.int64)
+        return {self.name: counts.reshape(2 * (round(len(counts) ** 0.5),))}
+
+
+@dataclass(frozen=True)
+class Surface(Metric):
+    """A distance of the surfaces of predicted and true labels, of each sample and class, in millimetres.
+
+    It is made of labels, not of sums in the graph. Samples that have a class neither predicted nor as a
+    label are left out of its mean, and where one of both lacks it, the distance is what MONAI has.
+    """
+
+    include_background: bool = False
+    of_runs = False
+
+    @abstractmethod
+    def distance(self, there: Numbers, back: Numbers) -> float:
+        """Return the distance, of those of each predicted edge voxel to the true surface, and back."""
+
+    def numbers(self, sums: Sums) -> dict[str, float]:
+        """Return the mean over classes, then over samples, and that of each class."""
+        first = 0 if self.include_background or sums[self.name].shape[1] == 1 else 1
+        return _of_samples(self.name, sums[self.name][:, first:], first, float("nan"))
+
+
+class HD95(Surface):
+    """The larger of the 95th percentiles both ways, as MONAI's ``HausdorffDistanceMetric(percentile=95)``.
+
+    Where only labels or only predictions have a class, it is NaN, and left out of the mean.
+    """
+
+    needs = ("hd95",)
+
+    def distance(self, there: Numbers, back: Numbers) -> float:
+        """Return the larger percentile; NaN unless both have the class."""
+        if not len(there) or not len(back):
+            return float("nan")
+        return float(max(np.percentile(there, 95), np.percentile(back, 95)))
+
+
+class ASD(Surface):
+    """The mean distance of all edge voxels, as MONAI's ``SurfaceDistanceMetric(symmetric=True)``.
+
+    Where only labels or only predictions have a class, it is infinite.
+    """
+
+    needs = ("asd",)
+
+    def distance(self, there: Numbers, back: Numbers) -> float:
+        """Return the mean; infinite if one lacks the class, NaN if both do."""
+        if not len(there) or not len(back):
+            return float("inf") if len(there) + len(back) else float("nan")
+        return float((there.sum() + back.sum()) / (len(there) + len(back)))
+
+
 METRICS: Mapping[str, Metric] = {
     one.name: one
     for one in (
         DiceMetric(), IoU(), Accuracy(), Sensitivity(), Specificity(), Precision(), F1(), MAE(), RMSE(), R2(),
-        PSNR(),
+        PSNR(), TopK(), Confusion(), HD95(), ASD(),
     )
 }  # fmt: skip
-"""All metrics that there are, by the names that ``fit(metrics=...)`` takes."""
+"""All metrics that there are, by the names that ``fit(metrics=...)`` and ``evaluate`` take."""
 
 
 def _sum_of(counts: Sequence[Numbers], factors: Sequence[int]) -> Numbers:
@@ -227,8 +319,15 @@ def _ratio(above: Numbers, below: Numbers, empty: float) -> Numbers:
 
 def _mean(values: Numbers) -> float:
     """Return the mean of those that are numbers; NaN if none is."""
-    there = values[np.isfinite(values)]
+    there = values[~np.isnan(values)]
     return float(there.mean()) if len(there) else float("nan")
+
+
+def _of_samples(name: str, scores: Numbers, first: int, empty: float) -> dict[str, float]:
+    """Return the mean of scores (samples, classes) over classes, then samples, and that of each class."""
+    samples = np.array([_mean(row) for row in scores if not np.isnan(row).all()])
+    classes = [_mean(column) for column in scores.T]
+    return {name: _mean(samples) if len(samples) else empty, **_each(name, classes, first)}
 
 
 def _each(name: str, scores: list[float], first: int) -> dict[str, float]:
@@ -236,111 +335,3 @@ def _each(name: str, scores: list[float], first: int) -> dict[str, float]:
     if not 1 < len(scores) <= MOST_CLASSES:
         return {}
     return {f"{name}/{first + at}": float(score) for at, score in enumerate(scores)}
-
-
-@dataclass(frozen=True)
-class HeadSums:
-    """The sums of a head that its metrics are made of."""
-
-    values: Mapping[str, str]
-    """Name of a sum -> its value in the graph, of shape (batch, classes) or (batch, 1)."""
-    known: Mapping[str, float]
-    """Name of a sum that does not depend on data -> its value for each sample."""
-
-
-def add_metric_sums(
-    build: Builder, metrics: Iterable[Metric], heads: Mapping[str, Head], dtype: str
-) -> dict[str, HeadSums]:
-    """Append the sums of each head that metrics need; those of errors are of ``dtype``.
-
-    A metric is one of the heads whose losses have classes, or of the others. Raises InputError if there are
-    no such heads.
-    """
-    metrics = tuple(metrics)
-    for metric in metrics:
-        if not any(suits(metric, head.spec) for head in heads.values()):
-            losses = ", ".join(dict.fromkeys(type(head.spec).__name__ for head in heads.values()))
-            told = ", ".join(name for name, one in METRICS.items() if one.of_classes == metric.of_classes)
-            rule = "only a loss of classes has" if metric.of_classes else "only a loss without classes has"
-            raise InputError(f"'{metric.name}' does not go with the loss {losses}: {rule} {told}")
-    return {name: _head_sums(build, metrics, head, dtype) for name, head in heads.items()}
-
-
-def suits(metric: Metric, spec: Loss) -> bool:
-    """Whether a metric goes with a loss."""
-    has_classes = isinstance(spec, ClassLoss | BCE)
-    return has_classes == metric.of_classes and not isinstance(spec, CTC)
-
-
-def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str) -> HeadSums:
-    wanted = dict.fromkeys(name for one in metrics if suits(one, head.spec) for name in one.needs)
-    found = {
-        name: _class_sum(build, head, name) if name in CLASS_SUMS else _error_sum(build, head, name, dtype)
-        for name in wanted
-    }
-    return HeadSums(
-        {name: value for name, value in found.items() if isinstance(value, str)},
-        {name: value for name, value in found.items() if isinstance(value, float)},
-    )
-
-
-def _class_sum(build: Builder, head: Head, name: str) -> str | float:
-    """Add a count of each sample and class; equal nodes of several are merged later."""
-    logits, shape = head.logits, build.shape(head.logits)
-    known = labels_of(head.spec, shape, build.shape(head.target))
-    is_exclusive = isinstance(head.spec, CrossEntropy) or (known is not None and shape[1] > 1)
-    if not is_exclusive:
-        axis, labels, zero = 1, head.target, build.like(0.0, logits)
-        predicted = build("Greater", logits, zero)
-        labelled = build("Greater", aligned(build, logits, labels), build.like(0.5, logits))
-    else:
-        labels, axis = labels_on_axis(build, logits, head.target)
-        predicted, labelled = _is_predicted(build, logits, axis), is_label(build, labels, logits, axis)
-    if name == "exclusive":
-        return float(is_exclusive)
-    there = None
-    if known is not None and known.ignore_index is not None:
-        there = build("Not", build("Equal", labels, build.constant(known.ignore_index, build.dtype(labels))))
-        there = build("Reshape", there, shape=(*shape[:axis], 1, *shape[axis + 1 :]))
-    if name == "counted":
-        return float(prod(shape[1:]) / shape[axis]) if there is None else _per_class(build, there, axis)
-    where = {"predicted": predicted, "labelled": labelled}.get(name) or build("And", predicted, labelled)
-    return _per_class(build, where if there is None else build("And", where, there), axis)
-
-
-def _is_predicted(build: Builder, logits: str, axis: int) -> str:
-    """Add a value that tells where the class is predicted: the first of those with the largest logit."""
-    shape = build.shape(logits)
-    marks = build.constant(along(np.arange(shape[axis], 0, -1), axis, len(shape)), "int64", stem="marks")
-    best = build("Equal", logits, build("ReduceMax", logits, axes=(axis,)))
-    found = build("Where", best, marks, build.constant(0, "int64"))
-    return build("Equal", marks, build("ReduceMax", found, axes=(axis,)))
-
-
-def _per_class(build: Builder, where: str, axis: int) -> str:
-    """Count the places of each sample and class: along the last axis in float32, then as whole numbers."""
-    shape = build.shape(where)
-    others = [place for place in range(1, len(shape)) if place != axis]
-    counts = build("Cast", where, to="float32")
-    if others:
-        counts = build("ReduceSum", counts, axes=(others[-1],))
-    counts = build("Cast", counts, to="int64")
-    if others[:-1]:
-        counts = build("ReduceSum", counts, axes=tuple(others[:-1]))
-    return build("Reshape", counts, shape=(shape[0], shape[axis]))
-
-
-def _error_sum(build: Builder, head: Head, name: str, dtype: str) -> str | float:
-    """Add a sum of each sample over its errors, or over its target."""
-    shape = build.shape(head.logits)
-    if name == "values":
-        return float(prod(shape[1:]))
-    y = build("Cast", aligned(build, head.logits, head.target), to=dtype)
-    if name in ("absolute", "squared"):
-        y = build("Sub", build("Cast", head.logits, to=dtype), y)
-    if name == "absolute":
-        y = build("Abs", y)
-    elif name != "truth":
-        y = build("Mul", y, y)
-    axes = tuple(range(1, len(shape)))
-    return build("Reshape", build("ReduceSum", y, axes=axes) if axes else y, shape=(shape[0], 1))

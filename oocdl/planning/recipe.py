@@ -41,7 +41,8 @@ from oocdl.ops.loss_functions import (
 )
 from oocdl.ops.losses.deep_supervision import resized_target
 from oocdl.ops.losses.number_losses import SAMPLE_WEIGHTS
-from oocdl.ops.metric_functions import HeadSums, add_metric_sums
+from oocdl.ops.metric_functions import Surface
+from oocdl.ops.metric_sums import HeadSums, add_metric_sums, suits
 from oocdl.ops.param_groups import assigned
 from oocdl.ops.sequences.written_out import with_attention
 from oocdl.ops.update_rules import add_sums, add_updates, shared_loss
@@ -93,7 +94,8 @@ class Interface:
     labels: Mapping[str, Labels | Rows] = field(default_factory=dict)
     """Value of role TARGET -> the classes of its loss, of role INPUT -> rows; where known."""
     outputs: Mapping[str, str]
-    """Model output -> value, as the model computes it; empty where losses are computed instead."""
+    """Model output -> value, as the model computes it. Where losses are computed instead: what these take of
+    the outputs whose labels metrics need."""
     loss: str | None = None
     output_losses: Mapping[str, str] = field(default_factory=dict)
     """Output -> value of its (unweighted) loss."""
@@ -218,6 +220,12 @@ def _add_loss(network: Network, request: Request) -> Network:
     loss, output_losses = add_losses(build, heads)
     metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
     sums = add_metric_sums(build, metrics, heads, widest) if metrics else {}
+    of_labels = [one for one in metrics if isinstance(one, Surface)]
+    kept = {
+        target.output: heads[target.output].logits
+        for target in request.binding.targets
+        if not target.resized and any(suits(one, target.spec) for one in of_labels)
+    }
     found = {
         value: labels for head in heads.values() for value, labels in labels_of_head(build, head).items()
     }
@@ -226,7 +234,7 @@ def _add_loss(network: Network, request: Request) -> Network:
         graph=build.graph(),
         feeds=feeds,
         labels={**rows_of(build.graph(), negative=True), **network.labels, **found},
-        outputs={},
+        outputs=kept,
         loss=loss,
         output_losses=output_losses,
         metric_sums=sums,

@@ -119,6 +119,11 @@ def job_of(
         validation = sized(opened, further, found, settings, range(found.samples))
         data, validation = data.with_validation(validation.dataset), validation.apart()
         course = replace(course, further_samples=found.samples, further_labels=validation.labels)
+    for metric in settings.metrics:
+        if not metric.of_runs:
+            raise InputError(
+                f"'{metric.name}' is no metric of validations; pass it to Run.evaluate(metrics=)"
+            )
     if settings.metrics and not course.validated:
         raise InputError(
             "metrics are those of a validation; pass validation=, a dataset or a share of this one"

@@ -53,7 +53,7 @@ class Gathered:
                     for box, place in own_regions(factored.factors[name], region):
                         held[as_slices(box)] = np.reshape(array[place], region_shape(box))
 
-    def take(self, plan_id: str, samples: int) -> PassSums:
+    def take(self, plan_id: str, samples: int) -> dict[str, dict[str, Any]]:
         """Return the sums of a pass that is over, as plain data, and forget them."""
         heads = self.compiled[plan_id].metric_sums
         with self.lock:
@@ -67,10 +67,23 @@ class Gathered:
         }
 
 
-def metric_values(metrics: Iterable[Metric], passes: Sequence[PassSums]) -> dict[str, float]:
-    """Return the metrics over all passes by name; with several outputs, each behind its output's name."""
+def fold(first: dict[str, dict[str, Any]], later: dict[str, dict[str, Any]]) -> None:
+    """Move counts by two classes, which are many, from a later pass to the first: no sample has its own."""
+    for output, sums in later.items():
+        if "joint" in sums:
+            both = np.asarray([*first[output]["joint"], *sums["joint"]])
+            first[output]["joint"], sums["joint"] = both.sum(axis=0, keepdims=True), both[:0]
+
+
+def metric_values(
+    metrics: Iterable[Metric], passes: Sequence[PassSums], of_sample: bool = False
+) -> dict[str, Any]:
+    """Return the metrics over all passes by name; with several outputs, each behind its output's name.
+
+    With ``of_sample`` the passes are one, of one sample.
+    """
     outputs = list(passes[0]) if passes else []
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for output in outputs:
         sums = {
             name: np.concatenate([np.asarray(one[output][name], np.float64) for one in passes])
@@ -79,5 +92,6 @@ def metric_values(metrics: Iterable[Metric], passes: Sequence[PassSums]) -> dict
         before = f"{output}/" if len(outputs) > 1 else ""
         for metric in metrics:
             if sums.keys() >= set(metric.needs):
-                values |= {f"{before}{name}": value for name, value in metric.numbers(sums).items()}
+                numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
+                values |= {f"{before}{name}": value for name, value in numbers.items()}
     return values

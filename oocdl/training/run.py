@@ -33,6 +33,7 @@ from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.job import plan_again
 from oocdl.training.prediction.class_labels import LABELS
+from oocdl.training.prediction.evaluation import SampleTable, evaluated, library_of
 from oocdl.training.prediction.inference import Inference, Trained
 from oocdl.training.prediction.outputs import write_predictions
 from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
@@ -307,12 +308,14 @@ class Run:
         inputs: Mapping[str, str] | None = None,
         targets: Mapping[str, str] | None = None,
         metrics: Metrics = (),
+        per_sample: str | Path | None = None,
         spill: str | Path | None = None,
         which: Which = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Return the mean loss of the trained model over a dataset, those of several heads, and metrics.
 
-        The model runs as it predicts: with running statistics, without dropout.
+        The model runs as it predicts: with running statistics, without dropout. All values are floats, but
+        that of "confusion": counts by true and predicted class, an int64 array [C, C].
 
         Parameters
         ----------
@@ -327,7 +330,10 @@ class Run:
         targets
             Model output -> dataset array that it is compared with; default: as in the run.
         metrics
-            Metrics to compute too, by name or as objects of ``oocdl.metrics``, as in ``fit``.
+            Metrics to compute too, by name or as objects of ``oocdl.metrics``: those of ``fit``, "confusion",
+            and distances of surfaces, "hd95" and "asd", for which labels are kept in the spill meanwhile.
+        per_sample
+            Table with a row for each sample to write: a file that ends in .csv or .json.
         spill
             Folder for what does not fit, as in ``predict``.
         which
@@ -337,8 +343,12 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        trained = self._trained(which)
-        return Inference(trained, dataset, memory, batch_size, inputs, spill, True, targets, metrics).run()
+        table = None if per_sample is None else SampleTable(path_of("per_sample", per_sample))
+        library = library_of(metrics)
+        inference = Inference(
+            self._trained(which), dataset, memory, batch_size, inputs, spill, True, targets, metrics
+        )
+        return evaluated(inference, library, table)
 
     def _committed(self, store: RunStore) -> tuple[Manifest, dict[str, TensorSpec]]:
         """Return the version of a store, and what it has by name. Raises StoreError if there is none."""

@@ -69,7 +69,7 @@ OTHERWISE: Mapping[str, str] = {
     "accumulate": "one pass is what this function knows: leave it out",
 }
 """Words of other libraries, and of ours, that some function lacks: what is done in their place."""
-FEW = 8
+FEW = 9
 """Maximum number of options that are listed where one is not known; nobody reads more of them."""
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import re
 import shutil
@@ -179,6 +180,18 @@ def test_predict_evaluate_and_export(folder: Path, capsys: pytest.CaptureFixture
     assert np.isfinite(np.asarray(logits[:])).all() and np.asarray(logits[:]).std() > 0
     code, out, _ = run(capsys, "evaluate", work, data, "--memory", "4GiB", "--targets", "logits=labels")
     assert code == 0 and re.match(r"loss \d", out)
+    table = folder / "table.csv"
+    asked = ("evaluate", work, data, "--memory", "4GiB", "--metrics", "dice,confusion", "--per-sample", table)
+    code, out, _ = run(capsys, *asked)
+    counts = [
+        line.split()[-4:] for line in out.splitlines() if re.fullmatch(r"(confusion )?(\d+ ){3}\d+", line)
+    ]
+    assert (
+        code == 0 and np.array(counts, int).sum() == 3 * 16**3 and out.endswith(": a row for each sample\n")
+    )
+    assert re.match(r"sample,loss,dice,dice/0,.*\n0,\d\.\d+,", table.read_text())
+    code, out, _ = run(capsys, *asked[:-2], "--json")
+    assert code == 0 and json.loads(out)["confusion"] == np.array(counts, int).tolist()
     code, out, _ = run(capsys, "export", work, folder / "trained.onnx")
     assert code == 0 and out.startswith(str(folder / "trained.onnx"))
     old, new = (

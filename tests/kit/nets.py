@@ -157,7 +157,8 @@ def write_samples(path: Path, shapes: Sequence[tuple[int, ...]], seed: int = 0, 
     names = [f"case_{number:03}" for number in range(len(shapes))]
     for name, shape in zip(names, shapes, strict=True):
         x = random.normal(size=(1, *shape)).astype("float32")
-        y = np.minimum((x[0] > 0.3) + (random.uniform(size=shape) > 0.8), classes - 1).astype("uint8")
+        y = (x[0] > 0.3).astype("uint8") + (random.uniform(size=shape) > 0.8)
+        y = np.minimum(y, classes - 1).astype("uint8")
         for key, data in (("x", x), ("y", y)):
             group.create_array(f"{name}/{key}", data=data, chunks=(4,) * data.ndim)
     group.attrs["oocdl"] = {"samples": names}

@@ -12,7 +12,7 @@ import torch
 
 import oocdl
 from oocdl.errors import InputError
-from oocdl.metrics import PSNR, Accuracy, DiceMetric, IoU
+from oocdl.metrics import PSNR, Accuracy, Confusion, DiceMetric, IoU, TopK
 from oocdl.ops.metric_functions import METRICS
 from tests.kit import nets, settings
 
@@ -93,6 +93,13 @@ def test_counts_of_classes(volumes: tuple[Path, Arrays], tmp_path: Path, cuts: d
     assert {name: evaluated[name] for name in found if name not in ("loss", "seconds")} == {
         name: value for name, value in found.items() if name not in ("loss", "seconds")
     }
+    told = run.evaluate(data, metrics=["confusion", TopK(k=2)], batch_size=2)
+    there = arrays["y"] != -100
+    matrix = np.zeros((CLASSES, CLASSES), int)
+    np.add.at(matrix, (arrays["y"][there], logits.argmax(1)[there]), 1)
+    assert (told["confusion"] == matrix).all() and told["confusion"].dtype == np.int64
+    best = np.argsort(-logits, 1)[:, :2] == arrays["y"][:, None]
+    assert math.isclose(told["topk"], best.any(1)[there].mean(), rel_tol=1e-12)
     assert {"val_dice", "val_dice/0"} <= set(run.frame().columns)
     assert oocdl.open(run.path).settings.metrics == tuple(METRICS[name] for name in OF_CLASSES)
     assert oocdl.open(run.path).plan.kinds.keys() == run.plan.kinds.keys()
@@ -203,6 +210,18 @@ def test_counts_are_those_of_torchmetrics() -> None:
         mine = METRICS[{"recall": "sensitivity", "f1_score": "f1"}.get(name, name)]
         expected = float(getattr(functional, name)(p, y, average="macro", **given))
         assert math.isclose(mine.numbers(sums(logits, labels))[mine.name], expected, rel_tol=1e-6), name
+    places = torch.as_tensor(logits).movedim(1, -1).reshape(-1, CLASSES)
+    for k in (1, 2):
+        expected = float(functional.accuracy(places, y.reshape(-1), average="micro", top_k=k, **given))
+        rank = (logits > np.take_along_axis(logits, labels[:, None], 1)).sum(1).reshape(len(labels), -1)
+        ranked = np.array([np.bincount(row, minlength=CLASSES) for row in rank], float)
+        found = TopK(k=k).numbers({"ranked": ranked, "counted": np.full((6, 1), 16.0)})
+        assert math.isclose(found["topk"], expected, rel_tol=1e-6), k
+    joint = np.stack(
+        [np.bincount(one, minlength=9) for one in (labels * 3 + logits.argmax(1)).reshape(6, -1)]
+    )
+    matrix = functional.confusion_matrix(p, y, **given).numpy()
+    assert (Confusion().numbers({"joint": joint.astype(float)})["confusion"] == matrix).all()
     expected = float(functional.accuracy(p, y, average="micro", **given))
     assert math.isclose(Accuracy().numbers(sums(logits, labels))["accuracy"], expected, rel_tol=1e-6)
 
@@ -219,6 +238,7 @@ def test_counts_are_those_of_torchmetrics() -> None:
         ),
         ("dice", "mse", "'dice' does not go with the loss MSE: only a loss of classes has dice, iou"),
         (3, "dice", "takes metrics by name"),
+        (["dice", "confusion"], "dice", r"'confusion' is no metric of validations; pass it to Run\.evaluate"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -227,6 +247,26 @@ def test_what_cannot_be_is_refused(
     channels = 1 if loss == "mse" else CLASSES
     with pytest.raises(InputError, match=said):
         validated(tmp_path, torch.nn.Conv3d(2, channels, 1).double(), volumes[0], metrics=metrics, loss=loss)
+
+
+def test_classes_of_vectors_and_of_words(tmp_path: Path) -> None:
+    """Ties are of the first class; the class axis may be the last."""
+    logits = np.zeros((3, 4), np.float32)
+    logits[1:] = [3, 1, 2, 0]
+    for name, x, y, k, hits in (
+        ("vectors", logits, np.array([1, 2, 3]), 2, 2 / 3),
+        ("words", np.repeat(logits[:2, None], 5, 1), np.repeat([[1], [3]], 5, 1), 2, 1 / 2),
+    ):
+        data = nets.write_data(tmp_path / f"{name}.zarr", {"x": x, "y": y})
+        module = torch.nn.Linear(4, 4, bias=False)
+        module.weight.data = torch.eye(4)
+        given = {**settings.QUICK, "optimizer": "sgd", "lr": 0.0, "steps": 1, "loss": "cross_entropy"}
+        run = oocdl.fit(module, data, workdir=tmp_path / name, **given)
+        found = run.evaluate(data, metrics=[TopK(k=k), "confusion"])
+        assert math.isclose(found["topk"], hits, rel_tol=1e-6), name
+        matrix = np.zeros((4, 4), int)
+        np.add.at(matrix, (y, x.argmax(-1)), 1)
+        assert (found["confusion"] == matrix).all(), name
 
 
 def test_metrics_need_a_validation(volumes: tuple[Path, Arrays], tmp_path: Path) -> None:

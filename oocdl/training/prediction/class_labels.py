@@ -24,16 +24,19 @@ LABELS = "labels.zarr"
 """Labels beside the volumes that are made of them, where no other place was given."""
 
 
-def labels_of(output: Output) -> Output:
-    """Return the array of labels [N, ..] of an output [N, C, ..]. Raises InputError if it has no classes."""
+def labels_of(output: Output, least: int = 2) -> Output:
+    """Return the array of labels [N, ..] of an output [N, C, ..].
+
+    Raises InputError if it has fewer than ``least`` classes.
+    """
     axis, sample = 1 if output.row is None else 0, output.sample_shape
-    if len(sample) < 1 or sample[0] < 2:
+    if len(sample) < 1 or sample[0] < least:
         raise InputError(
             f"argmax is over classes, the second axis, and output '{output.name}' has the shape "
             f"{list(output.shape)}; leave it out, and compare the output with a threshold"
         )
     shape, chunks = (one[:axis] + one[axis + 1 :] for one in (output.shape, output.chunks))
-    dtype = np.min_scalar_type(sample[0] - 1)
+    dtype = np.min_scalar_type(max(sample[0] - 1, 1))
     return replace(output, shape=shape, chunks=chunks, dtype=str(dtype))
 
 
@@ -54,6 +57,8 @@ class Labels(Protocol):
 class ClassLabels:
     """Writes to labels [N, ..] the class of the largest of logits [N, C, ..], the first of equal ones.
 
+    Of one class it writes whether its logit is above 0.
+
     Regions come in any order, one at a time, of one batch after the other. Where a region has not all
     classes, the largest logits so far are kept in a file without a name in ``folder``, as float64.
     """
@@ -69,7 +74,8 @@ class ClassLabels:
         place = (region[0], *region[2:])
         found = np.empty(region_shape(place), labels.dtype)
         for at in np.ndindex(found.shape[:2]):  # argmax makes int64: not of all at once
-            found[at] = logits[(at[0], slice(None), *at[1:])].argmax(0) + start
+            own = logits[(at[0], slice(None), *at[1:])]
+            found[at] = own[0] > 0 if self.classes == 1 else own.argmax(0) + start
         if (start, stop) != (0, self.classes):
             found = self._larger(labels, place, rows, logits, found)
         labels[place] = found

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.sample_stack import samples_of
 from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.metric_values import Gathered, PassSums, metric_values
+from oocdl.training.metric_values import Gathered, fold
 from oocdl.training.prediction.predictions import Predictions, warn_of_predictions
 from oocdl.training.preparing import measured, preparation_of, with_numbers_of
 from oocdl.training.resume import identity, same_operators
@@ -50,6 +50,16 @@ class Trained:
     """Settings that it was trained with."""
     model: Callable[[], OnnxModel]
     """Opens its model. Raises StoreError if that has changed."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a pass has found."""
+
+    rows: Sequence[int]
+    """Its samples."""
+    losses: Mapping[str, float]
+    sums: dict[str, dict[str, Any]]
 
 
 class Inference:
@@ -147,7 +157,7 @@ class Inference:
             **identity(self.model, self.binding, self.settings),
         }
 
-    def _spill(self) -> Path:
+    def spill(self) -> Path:
         """Return the folder of the spill: a run that cannot be written is read all the same."""
         inside = self.trained.path / "spill"
         if os.access(existing(inside), os.W_OK) and not inside.is_symlink():
@@ -160,21 +170,25 @@ class Inference:
             warnings.warn(text, stacklevel=5)
         return folder
 
-    def run(self, deliver: Any = None, made: Predictions | None = None) -> dict[str, float]:
-        """Run all batches in dataset order; returns the losses, averaged over samples, and the metrics.
+    def run(self, deliver: Any = None, made: Predictions | None = None) -> list[Measured]:
+        """Run all batches in dataset order; returns the losses of each, and the sums of its metrics.
 
         Batches whose samples are all in ``made`` are left out.
         """
         passes = () if deliver is None else self.compiled.values()
         watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
-        gathered, sums = Gathered(self.compiled), list[PassSums]()
-        if gathered.watched:
-            deliver, watched = gathered.deliver, gathered.watched
-        totals: dict[str, float] = {}
+        gathered, results = Gathered(self.compiled), list[Measured]()
+        takers = [*([] if deliver is None else [deliver]), *([gathered.deliver] if gathered.watched else [])]
         done = set() if made is None else made.done
-        signals, spill = Signals(), self._spill()
+        signals, spill = Signals(), self.spill()
+
+        def take(*piece: Any) -> None:
+            for taker in takers:
+                taker(*piece)
+
+        whole, watched = take if takers else None, watched | gathered.watched
         prepared = measured(self.preparation, self.dataset)
-        session = Session(self.compiled, self.dataset, prepared, self.machine, spill, deliver, watched)
+        session = Session(self.compiled, self.dataset, prepared, self.machine, spill, whole, watched)
         with signals, session:
             session.load(next(iter(self.compiled)), self.trained.store.read)
             for plan_id, info in self.course.validation_passes:
@@ -185,8 +199,16 @@ class Inference:
                     found = session.run_pass(plan_id, info)
                 if made is not None:
                     made.note(rows)
-                sums.append(gathered.take(plan_id, len(rows)))
-                for title, loss in self.compiled[plan_id].named_losses(found).items():
-                    totals[title] = totals.get(title, 0.0) + loss * len(rows)
-        losses = {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}
-        return losses | metric_values(self.settings.metrics, sums)
+                losses = self.compiled[plan_id].named_losses(found)
+                results.append(Measured(rows, losses, gathered.take(plan_id, len(rows))))
+                if len(results) > 1:
+                    fold(results[0].sums, results[-1].sums)
+        return results
+
+    def mean_losses(self, passes: Iterable[Measured]) -> dict[str, float]:
+        """Return the losses of all passes, averaged over samples."""
+        totals: dict[str, float] = {}
+        for one in passes:
+            for title, loss in one.losses.items():
+                totals[title] = totals.get(title, 0.0) + loss * len(one.rows)
+        return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from oocdl.training.prediction.class_labels import (
     labels_of,
     write_volumes,
 )
-from oocdl.training.prediction.inference import Inference
+from oocdl.training.prediction.inference import Inference, Measured
 from oocdl.training.prediction.predictions import Output, Predictions
 
 Place = tuple["zarr.Array[Any]", Region, Sequence[int]]
@@ -75,6 +75,29 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
     classes = {one.name: one.sample_shape[0] for one in outputs if one.sample_shape} if argmax else {}
     outputs = [labels_of(one) if argmax else one for one in outputs]
     facts = () if volumes is None else facts_of_volumes(inference.dataset, inference.samples, outputs)
+    made, _ = _run(inference, target, outputs, classes)
+    group = made.finish()
+    if volumes is not None:
+        with reporting(volumes):
+            labels = [made.place(outputs[0].name, row) for row in range(len(facts))]
+            write_volumes(volumes, facts, labels)
+    return group
+
+
+def write_labels_of(inference: Inference, target: Path) -> tuple[Predictions, list[Measured]]:
+    """Evaluate a network, and write the classes of the outputs that it keeps to a group that is for reading.
+
+    Of one channel the class is 1 where it is above 0.
+    """
+    outputs = list(_outputs_of(inference))
+    classes = {one.name: one.sample_shape[0] for one in outputs}
+    return _run(inference, target, [labels_of(one, 1) for one in outputs], classes)
+
+
+def _run(
+    inference: Inference, target: Path, outputs: Sequence[Output], classes: Mapping[str, int]
+) -> tuple[Predictions, list[Measured]]:
+    """Run the network, and write its outputs, or classes of those that have so many, to a group."""
     with reporting(target):
         made = Predictions(target, outputs, inference.facts(), inference.samples)
     takers = {name: ClassLabels(count, target) for name, count in classes.items()}
@@ -87,7 +110,9 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
             if factored.stored(name) != value:
                 continue
             shape = factored.graph.values[name].shape
-            canvas = _canvas(made, output, (shape[0], *shape[2:]) if argmax else shape, info.indices)
+            canvas = _canvas(
+                made, output, (shape[0], *shape[2:]) if output in takers else shape, info.indices
+            )
             for box, place in own_regions(factored.factors[name], region):
                 with lock, reporting(target):
                     found = array[place].reshape(region_shape(box))
@@ -96,13 +121,7 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
                     else:
                         canvas[box] = found
 
-    inference.run(deliver, made)
-    group = made.finish()
-    if volumes is not None:
-        with reporting(volumes):
-            labels = [made.place(outputs[0].name, row) for row in range(len(facts))]
-            write_volumes(volumes, facts, labels)
-    return group
+    return made, inference.run(deliver, made)
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:

@@ -1,0 +1,111 @@
+"""``evaluate``: mean losses and metrics over a dataset, and a table of them by sample."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oocdl.config import make_settings
+from oocdl.config.options import Metrics
+from oocdl.errors import InputError, StoreError
+from oocdl.host.optional import needed
+from oocdl.ops.metric_functions import Metric, Surface
+from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.files import write_text
+from oocdl.training.metric_values import PassSums, metric_values
+from oocdl.training.prediction.class_labels import LABELS
+from oocdl.training.prediction.inference import Inference, Measured
+from oocdl.training.prediction.outputs import write_labels_of
+from oocdl.training.prediction.surfaces import distances, spacings_of
+
+Row = dict[str, Any]
+
+
+def library_of(metrics: Metrics) -> Any:
+    """Import what surface metrics need, before memory is planned; None if there are none of these.
+
+    Raises InputError where it is not installed.
+    """
+    checked = make_settings(metrics=metrics).metrics
+    names = [one.name for one in checked if isinstance(one, Surface)]
+    return needed("scipy.spatial", f"'{names[0]}'", "surface") if names else None
+
+
+@dataclass(frozen=True)
+class SampleTable:
+    """A table with a row for each sample, as a file of CSV or JSON. Raises InputError for other names."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if self.path.suffix not in (".csv", ".json"):
+            raise InputError(f"per_sample takes a path that ends in .csv or .json, not '{self.path}'")
+        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
+            raise StoreError(f"cannot write {self.path}: it is a folder, or nothing may be written beside it")
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Write all rows, or nothing. A number that a sample has not is an empty cell, in JSON NaN."""
+        if self.path.suffix == ".json":
+            write_text(self.path, json.dumps(rows, indent=1) + "\n")
+            return
+        stream = io.StringIO()
+        writer = csv.DictWriter(
+            stream, dict.fromkeys(name for row in rows for name in row), lineterminator="\n"
+        )
+        writer.writeheader()
+        # NaN alone is not equal to itself
+        writer.writerows({name: v if v == v else "" for name, v in row.items()} for row in rows)
+        write_text(self.path, stream.getvalue())
+
+
+def evaluated(inference: Inference, library: Any = None, table: SampleTable | None = None) -> dict[str, Any]:
+    """Return losses, averaged over samples, and metrics; writes the table of them. Raises what ``fit`` does.
+
+    ``library`` is what ``library_of`` has returned.
+    """
+    metrics = inference.settings.metrics
+    columns = [one for one in metrics if one.name != "confusion"]
+    if table is not None and not columns and inference.settings.batch_size > 1:
+        raise InputError(
+            "per_sample has losses with batch_size=1 only, and metrics= names none for its columns"
+        )
+    by_row: dict[int, PassSums] = {}
+    if library is None:
+        passes = inference.run()
+    else:
+        spacings = spacings_of(inference)
+        with SpillStore(inference.spill()) as spill:
+            made, passes = write_labels_of(inference, spill.folder / LABELS)
+            by_row = distances(inference, library, made, spacings)
+    if table is not None:
+        table.write(_rows(inference, columns, passes, by_row))
+    sums = [one.sums for one in passes]
+    found = {**inference.mean_losses(passes), **metric_values(metrics, sums)}
+    return found | metric_values(metrics, [by_row[row] for row in sorted(by_row)])
+
+
+def _rows(
+    inference: Inference,
+    metrics: Sequence[Metric],
+    passes: Iterable[Measured],
+    distances: Mapping[int, PassSums],
+) -> list[Row]:
+    """Return the row of each sample, in the order of the dataset."""
+    names, found = list(inference.samples), dict[int, Row]()
+    for one in passes:
+        losses = one.losses if inference.settings.batch_size == 1 else {}
+        for place, row in enumerate(one.rows):
+            own = {
+                output: {title: values[place : place + 1] for title, values in sums.items()}
+                for output, sums in one.sums.items()
+            }
+            found[row] = {"sample": names[row] if names else row, **losses}
+            for sums in (own, distances.get(row, {})):
+                found[row] |= metric_values(metrics, [sums], of_sample=True)
+    return [found[row] for row in sorted(found)]
