@@ -166,7 +166,7 @@ class _Volume:
         self._truth, self._row = own_sized(inference.binding.arrays[target.array], row), row
         logits = inference.first.plan.factored.graph.values[inference.first.outputs[target.output]].shape
         known = labels_of(target.spec, logits, (logits[0], *logits[2:]))
-        scale, dtype = inference.scale.get(target.array), inference.settings.dtype
+        scale, dtype = inference.preparation.scale.get(target.array), inference.settings.dtype
         dtype = "int64" if reads_labels(target.spec) else dtype
         self._scale = None if scale is None else np.asarray(scale, dtype)
         self.classes, self._ignored = logits[1], None if known is None else known.ignore_index
