@@ -15,7 +15,7 @@ import zarr
 import oocdl
 from oocdl.planning.machine import Machine, machine_for
 from oocdl.runtime import weight_io
-from oocdl.training import inference
+from oocdl.training.prediction import inference
 from tests.kit import nets
 from tests.kit.machine import Small, fit
 from tests.kit.settings import QUICK

@@ -287,7 +287,7 @@ def test_who_comes_while_a_crew_is_gathered_joins_it_later(
     monkeypatch.setattr(crew, "ask", lambda *_: ([late], {}))
     monkeypatch.setattr(ClusterSession, "_exchanges", lambda *_: {})
     monkeypatch.setattr(ClusterSession, "_set_up", lambda *_: {})
-    dataset = SimpleNamespace(spec=lambda: None, arrays={})
+    dataset = SimpleNamespace(spec=lambda: None, stored={})
     compiled = {"main": SimpleNamespace(plan=SimpleNamespace(hosts=hosts))}
     session: Any = ClusterSession(
         client=None, planned=[member], compiled=compiled, dataset=dataset, threads=1,
