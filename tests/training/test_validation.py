@@ -349,3 +349,14 @@ def test_the_plan_has_room_for_it(net: Net, data: Path, tmp_path: Path) -> None:
     assert len(found.kinds[VALIDATION].plan.layers[0].units) > 1
     assert found.validation_seconds > 0 and "validation: 2 samples" in found.text()
     assert found.most_bytes >= max(one.peak_tier_bytes for one in found.validation.values())
+
+
+@pytest.mark.parametrize("how", [{"scale": {"x": 0.25}}, {"normalize": "zscore"}], ids=str)
+def test_samples_of_another_dataset_are_prepared_alike(
+    net: Net, data: Path, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    run = fit(net, data, tmp_path / "run", validation=data / "b.zarr", epochs=1, **how)
+    found = run.history[-1]["val_loss"]
+    np.testing.assert_allclose(found, run.evaluate(data / "b.zarr")["loss"], rtol=1e-12)
+    plain = fit(net, data, tmp_path / "plain", validation=data / "b.zarr", epochs=1)
+    assert abs(plain.history[-1]["val_loss"] - found) > 1e-4
