@@ -335,3 +335,12 @@ def test_nifti_without_nibabel_names_the_extra(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "nibabel", None)
     with pytest.raises(oocdl.errors.InputError, match=r"needs nibabel.*pip install 'oocdl\[mri\]'"):
         read_header(tmp_path / "x.nii")
+
+
+def test_a_dataset_made_by_hand_is_not_overwritten(tmp_path: Path) -> None:
+    source, out = nnunet(tmp_path / "D", {"a": (4, 5, 6)}, channels=1), tmp_path / "out.zarr"
+    group = zarr.open_group(str(out), mode="w", attributes={"oocdl": {"samples": ["mine"]}})
+    group.create_array("mine/image", data=np.zeros((1, 4, 4, 4), "f4"))
+    with pytest.raises(StoreError, match="was not written by convert"):
+        convert(source, out, overwrite=True)
+    assert list(group["mine"].array_keys()) == ["image"]  # type: ignore[union-attr]
