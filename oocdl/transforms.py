@@ -9,8 +9,8 @@ from oocdl.augmentation.intensity import (
     RandScaleIntensityFixedMean,
     RandShiftIntensity,
 )
-from oocdl.augmentation.rigid import RandAxisFlip, RandFlip, RandRotate90
+from oocdl.augmentation.rigid import RandFlip, RandRotate90
 
-__all__ = ["Rand3DElastic", "RandAdjustContrast", "RandAffine", "RandAxisFlip", "RandFlip"]
+__all__ = ["Rand3DElastic", "RandAdjustContrast", "RandAffine", "RandFlip"]
 __all__ += ["RandGaussianNoise", "RandGaussianSmooth", "RandRotate90", "RandScaleIntensity"]
 __all__ += ["RandScaleIntensityFixedMean", "RandShiftIntensity"]

@@ -145,8 +145,8 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71733,
-    "lines of augmentation": 1468,
+    "lines of oocdl": 71676,
+    "lines of augmentation": 1430,
     "lines of callbacks": 658,
     "lines of cli": 2124,
     "lines of cluster": 1398,
@@ -162,10 +162,10 @@ LIMITS = {
     "lines of pytorch": 3213,
     "lines of report": 2869,
     "lines of runtime": 5018,
-    "lines of storage": 6797,
+    "lines of storage": 6778,
     "lines of training": 4076,
     "lines of tuning": 1498,
-    "lines of tests": 46976,
+    "lines of tests": 46977,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

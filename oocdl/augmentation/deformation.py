@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, cos, floor, pi, sin, sqrt
 from numbers import Real
@@ -128,9 +128,8 @@ class RandAffine(Transform):
     padding_mode: str = "reflection"
 
     def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        if self.padding_mode not in PADDINGS:
-            raise self._refuse(f"takes a padding_mode of {', '.join(PADDINGS)}, got {self.padding_mode!r}")
+        super().__post_init__()
+        _check_padding(self, self.padding_mode)
         for name in ("rotate_range", "shear_range", "translate_range", "scale_range"):
             _ = [self._range(name, found) for found in _each(getattr(self, name))]
 
@@ -143,15 +142,18 @@ class RandAffine(Transform):
             if given > known:
                 raise self._refuse(f"takes {known} ranges for {name} at most, got {given}")
 
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
         angles, shears, shift, scales = (
             [draws.uniform(*self._range("a range", found)) for found in _each(ranges)]
             for ranges in (self.rotate_range, self.shear_range, self.translate_range, self.scale_range)
         )
         matrix = affine(len(sample.spatial), angles, shears, shift, [1 + scale for scale in scales])
         return Affine(sample.shape, self.padding_mode, matrix)
+
+
+def _check_padding(transform: Transform, mode: str) -> None:
+    if mode not in PADDINGS:
+        raise transform._refuse(f"takes a padding_mode of {', '.join(PADDINGS)}, got {mode!r}")
 
 
 def _each(ranges: Any) -> Sequence[Any]:
@@ -197,24 +199,21 @@ class Rand3DElastic(Transform):
 
     spatial: ClassVar[bool] = True
     ranks: ClassVar[tuple[int, ...]] = (3,)
+    ranged: ClassVar[Mapping[str, float | None]] = {"sigma_range": 0.0, "magnitude_range": 0.0}
     sigma_range: Sequence[float]
     magnitude_range: Sequence[float]
     prob: float = 0.1
     padding_mode: str = "reflection"
 
     def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        if self._range("sigma_range", self.sigma_range, 0.0)[0] < 0.5:
+        super().__post_init__()
+        if self._ends("sigma_range")[0] < 0.5:
             raise self._refuse(f"takes a sigma_range of at least 0.5 voxels, got {self.sigma_range!r}")
-        self._range("magnitude_range", self.magnitude_range, 0.0)
-        if self.padding_mode not in PADDINGS:
-            raise self._refuse(f"takes a padding_mode of {', '.join(PADDINGS)}, got {self.padding_mode!r}")
+        _check_padding(self, self.padding_mode)
 
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        sigma = draws.uniform(*self._range("sigma_range", self.sigma_range, 0.0))
-        magnitude = draws.uniform(*self._range("magnitude_range", self.magnitude_range, 0.0))
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        sigma = draws.uniform(*self._ends("sigma_range"))
+        magnitude = draws.uniform(*self._ends("magnitude_range"))
         # A kernel's square sums up to 1 / (2 sqrt(pi) sigma) by axis, that of B-splines to SPLINE_SQUARE.
         amplitude = magnitude * (2 * sqrt(pi) * sigma * SPLINE_SQUARE) ** -1.5
         return Elastic(sample.shape, self.padding_mode, draws.key, sqrt(3) * sigma, amplitude)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -51,13 +52,13 @@ class Separable(Operation):
             out[number] = made
         return out
 
+    @abstractmethod
     def reach(self, number: float, wanted: Range, extent: int) -> Range:
         """Return the places along an axis that those wanted depend on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def along(self, block: Array, number: float, first: int, wanted: Range, extent: int) -> Array:
         """Compute the places wanted, along axis 0 of a block whose first place there is ``first``."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -137,19 +138,12 @@ def _kernel(sigma: float) -> tuple[float, ...]:
 class RandGaussianSmooth(Transform):
     """Convolve with a Gaussian of deviations from these ranges, in voxels, along the first to third axis."""
 
+    ranged: ClassVar[Mapping[str, float | None]] = {"sigma_x": 0.0, "sigma_y": 0.0, "sigma_z": 0.0}
     sigma_x: Sequence[float] = (0.25, 1.5)
     sigma_y: Sequence[float] = (0.25, 1.5)
     sigma_z: Sequence[float] = (0.25, 1.5)
     prob: float = 0.1
 
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        for name in ("sigma_x", "sigma_y", "sigma_z"):
-            self._range(name, getattr(self, name), least=0.0)
-
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        ranges = (self.sigma_x, self.sigma_y, self.sigma_z)[: len(sample.spatial)]
-        sigmas = tuple(draws.uniform(*self._range("sigma", found, 0.0)) for found in ranges)
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        sigmas = tuple(draws.uniform(*self._ends(name)) for name in list(self.ranged)[: len(sample.spatial)])
         return Smoothed((sigmas,) * sample.channels, sample.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -89,18 +89,13 @@ class Noise(Operation):
 class RandScaleIntensity(Transform):
     """``x * (1 + factor)``, with a factor from (-factors, factors) or from a pair."""
 
+    ranged: ClassVar[Mapping[str, float | None]] = {"factors": None}
     factors: float | Sequence[float]
     prob: float = 0.1
     channel_wise: bool = False
 
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        self._range("factors", self.factors)
-
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        drawn = draws.each(sample.channels, *self._range("factors", self.factors), apart=self.channel_wise)
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        drawn = draws.each(sample.channels, *self._ends("factors"), apart=self.channel_wise)
         return Linear(tuple(1 + factor for factor in drawn), (0.0,) * sample.channels)
 
 
@@ -108,18 +103,13 @@ class RandScaleIntensity(Transform):
 class RandShiftIntensity(Transform):
     """``x + offset``, with an offset from (-offsets, offsets) or from a pair."""
 
+    ranged: ClassVar[Mapping[str, float | None]] = {"offsets": None}
     offsets: float | Sequence[float]
     prob: float = 0.1
     channel_wise: bool = False
 
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        self._range("offsets", self.offsets)
-
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        drawn = draws.each(sample.channels, *self._range("offsets", self.offsets), apart=self.channel_wise)
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        drawn = draws.each(sample.channels, *self._ends("offsets"), apart=self.channel_wise)
         return Linear((1.0,) * sample.channels, drawn)
 
 
@@ -128,19 +118,14 @@ class RandScaleIntensityFixedMean(Transform):
     """``(x - mean) * (1 + factor) + mean``: less or more contrast."""
 
     needs_ranges: ClassVar[bool] = True
+    ranged: ClassVar[Mapping[str, float | None]] = {"factors": None}
     prob: float = 0.1
     factors: float | Sequence[float] = 0.0
     preserve_range: bool = False
     channel_wise: bool = False
 
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        self._range("factors", self.factors)
-
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        drawn = draws.each(sample.channels, *self._range("factors", self.factors), apart=self.channel_wise)
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        drawn = draws.each(sample.channels, *self._ends("factors"), apart=self.channel_wise)
         low, high, means = _ranges(sample, self.channel_wise)
         offsets = tuple(-factor * mean for factor, mean in zip(drawn, means, strict=True))
         ends = (low, high) if self.preserve_range else (None, None)
@@ -156,19 +141,14 @@ class RandAdjustContrast(Transform):
     """
 
     needs_ranges: ClassVar[bool] = True
+    ranged: ClassVar[Mapping[str, float | None]] = {"gamma": 0.5}
     prob: float = 0.1
     gamma: float | Sequence[float] = (0.5, 4.5)
     invert_image: bool = False
     channel_wise: bool = False
 
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        self._range("gamma", self.gamma, least=0.5)
-
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        gammas = draws.each(sample.channels, *self._range("gamma", self.gamma, 0.5), apart=self.channel_wise)
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        gammas = draws.each(sample.channels, *self._ends("gamma"), apart=self.channel_wise)
         low, high, _ = _ranges(sample, self.channel_wise)
         return Gamma(gammas, low, high, self.invert_image)
 
@@ -177,6 +157,7 @@ class RandAdjustContrast(Transform):
 class RandGaussianNoise(Transform):
     """Normal noise of a mean and of a deviation from (0, std), or of std itself (``sample_std=False``)."""
 
+    ranged: ClassVar[Mapping[str, float | None]] = {"std": 0.0}
     prob: float = 0.1
     mean: float = 0.0
     std: float = 0.1
@@ -184,13 +165,7 @@ class RandGaussianNoise(Transform):
     channel_wise: bool = False
     """Whether each channel has its own deviation, which MONAI lacks."""
 
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-        self._range("std", self.std, least=0.0)
-
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
         low = 0.0 if self.sample_std else self.std
         drawn = draws.each(sample.channels, low, self.std, apart=self.channel_wise)
         return Noise(draws.key, self.mean, drawn, sample.shape)

@@ -30,11 +30,12 @@ class RotateAndScale(Transform):
 
     spatial: ClassVar[bool] = True
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
+    prob: float = 1.0
     p_rotation: float = 0.2
     p_scaling: float = 0.2
     scaling: tuple[float, float] = (0.7, 1.4)
 
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
         rank = len(sample.spatial)
         turns, scales = draws.uniform() < self.p_rotation, draws.uniform() < self.p_scaling
         if not (turns or scales):
@@ -48,42 +49,44 @@ class RotateAndScale(Transform):
 
 
 @dataclass(frozen=True)
-class Blur(Transform):
+class _OfSomeChannels(Transform):
+    """A filter of half of the channels."""
+
+    prob: float
+    ends: tuple[float, float]
+    """Ends of the range of a channel's numbers."""
+    p_per_channel: float = 0.5
+
+    def numbers(self, draws: Draws, sample: Sample, apart: bool) -> ByChannel:
+        """Draw the numbers of each channel: one for each axis, or one for all of them."""
+        rank = len(sample.spatial)
+        return tuple(
+            draws.each(rank, *self.ends, apart=apart) if draws.uniform() < self.p_per_channel else None
+            for _ in range(sample.channels)
+        )
+
+
+@dataclass(frozen=True)
+class Blur(_OfSomeChannels):
     """Gaussian blur of half of the channels, each axis with its own deviation in voxels."""
 
     prob: float = 0.2
-    sigma: tuple[float, float] = (0.5, 1.0)
-    p_per_channel: float = 0.5
+    ends: tuple[float, float] = (0.5, 1.0)
 
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        rank = len(sample.spatial)
-        made: ByChannel = tuple(
-            tuple(draws.uniform(*self.sigma) for _ in range(rank))
-            if draws.uniform() < self.p_per_channel
-            else None
-            for _ in range(sample.channels)
-        )
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        made = self.numbers(draws, sample, apart=True)
         return Smoothed(made, sample.shape, reflects=True) if any(made) else None
 
 
 @dataclass(frozen=True)
-class LowResolution(Transform):
+class LowResolution(_OfSomeChannels):
     """Half of the channels at a lower resolution, the same along all axes, and back."""
 
     prob: float = 0.25
-    zoom: tuple[float, float] = (0.5, 1.0)
-    p_per_channel: float = 0.5
+    ends: tuple[float, float] = (0.5, 1.0)
 
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        rank = len(sample.spatial)
-        made: ByChannel = tuple(
-            (draws.uniform(*self.zoom),) * rank if draws.uniform() < self.p_per_channel else None
-            for _ in range(sample.channels)
-        )
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        made = self.numbers(draws, sample, apart=False)
         return Coarse(made, sample.shape) if any(made) else None
 
 

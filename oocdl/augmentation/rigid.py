@@ -60,9 +60,6 @@ class RandFlip(Transform):
     prob: float = 0.1
     spatial_axis: int | Sequence[int] | None = None
 
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-
     def _axes(self, rank: int) -> tuple[int, ...]:
         asked = self.spatial_axis
         axes = range(rank) if asked is None else (asked,) if isinstance(asked, int) else asked
@@ -74,26 +71,8 @@ class RandFlip(Transform):
         axes = () if asked is None else (asked,) if isinstance(asked, int) else asked
         _check_axes(self, axes, spatial)
 
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
         return Mirrored(tuple(axis + 1 for axis in self._axes(len(sample.spatial))), sample.shape)
-
-
-@dataclass(frozen=True)
-class RandAxisFlip(Transform):
-    """Mirror along one spatial axis, which is drawn."""
-
-    spatial: ClassVar[bool] = True
-    prob: float = 0.1
-
-    def __post_init__(self) -> None:
-        self._check_prob(self.prob)
-
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
-        return Mirrored((draws.whole(len(sample.spatial)) + 1,), sample.shape)
 
 
 @dataclass(frozen=True)
@@ -106,7 +85,7 @@ class RandRotate90(Transform):
     spatial_axes: Sequence[int] = (0, 1)
 
     def __post_init__(self) -> None:
-        self._check_prob(self.prob)
+        super().__post_init__()
         if not isinstance(self.max_k, int) or self.max_k < 1:
             raise self._refuse(f"takes a max_k of at least 1, got {self.max_k!r}")
 
@@ -123,9 +102,7 @@ class RandRotate90(Transform):
                 "spatial_axes, or RandAffine"
             )
 
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        if draws.uniform() >= self.prob:
-            return None
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
         first, second = (axis % len(sample.spatial) + 1 for axis in self.spatial_axes)
         return Turned(draws.whole(self.max_k) + 1, (first, second), sample.shape[first])
 

@@ -6,7 +6,7 @@ A sample has its channels first, then its spatial axes; so have all regions here
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
 from numbers import Real
@@ -54,19 +54,33 @@ class Operation(ABC):
         return ranges
 
 
-@dataclass(frozen=True)
 class Transform(ABC):
     """A random change of samples. All arguments are MONAI's, and mean what they mean there."""
+
+    prob: float
+    """The probability that a sample is changed."""
 
     spatial: ClassVar[bool] = False
     """Whether it moves voxels, of labels as well; else it changes the numbers of inputs."""
     needs_ranges: ClassVar[bool] = False
     ranks: ClassVar[tuple[int, ...]] = (1, 2, 3)
     """Numbers of spatial axes that it can do."""
+    ranged: ClassVar[Mapping[str, float | None]] = {}
+    """Argument that is a range -> the least that it may begin with, as ``_range`` takes it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prob, Real) or not 0 <= self.prob <= 1:
+            raise self._refuse(f"takes a prob from 0 to 1, got {self.prob!r}")
+        for name in self.ranged:
+            self._ends(name)
+
+    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
+        """Draw whether a sample is changed, and the parameters; None: it stays as it is."""
+        return self.operation(draws, sample) if draws.uniform() < self.prob else None
 
     @abstractmethod
-    def draw(self, draws: Draws, sample: Sample) -> Operation | None:
-        """Draw the parameters for a sample; None: it stays as it is."""
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        """Draw the parameters for a sample that is to be changed; None: they change nothing."""
 
     def check(self, spatial: Shape) -> None:
         """Raise InputError if samples of these spatial extents cannot be transformed."""
@@ -77,9 +91,9 @@ class Transform(ABC):
     def _refuse(self, why: str) -> InputError:
         return InputError(f"augment: {type(self).__name__} {why}")
 
-    def _check_prob(self, prob: float) -> None:
-        if not isinstance(prob, Real) or not 0 <= prob <= 1:
-            raise self._refuse(f"takes a prob from 0 to 1, got {prob!r}")
+    def _ends(self, name: str) -> tuple[float, float]:
+        """Return the ends of an argument that is a range."""
+        return self._range(name, getattr(self, name), self.ranged[name])
 
     def _range(self, name: str, value: Any, least: float | None = None) -> tuple[float, float]:
         """Return the ends of a range: a pair, or one number f for (-f, f), or where there is a least for

@@ -38,7 +38,7 @@ DATASET = "dataset"
 ENCODERS = 2
 """Chunks that are encoded at once."""
 LEVEL = 3
-"""Of zstd, behind a shuffle of bytes."""
+"""Level of the zstd compressor, which gets the bytes shuffled."""
 
 
 @contextmanager

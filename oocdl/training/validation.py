@@ -23,7 +23,7 @@ FILE = "history/validation.jsonl"
 
 @dataclass(frozen=True)
 class Found:
-    """What a pass of a validation has found."""
+    """The results of one pass of a validation."""
 
     losses: Mapping[str, float]
     sums: PassSums

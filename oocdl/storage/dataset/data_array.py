@@ -78,7 +78,7 @@ class DataArray:
     index_bytes: int = 0
     """Size of the index of a shard, where there are shards."""
     fill_value: Any
-    """What a chunk that is not stored reads as; None if that is not defined."""
+    """The value of all elements of a chunk that is not stored; None if it is not defined."""
     source: Source
     allow_missing_chunks: bool = True
     boxes: Sequence[Region] = ()

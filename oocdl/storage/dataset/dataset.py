@@ -20,17 +20,13 @@ from oocdl.storage.dataset import array_source, hdf5_source, zarr_source
 from oocdl.storage.dataset.array_source import GivenArrays
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.sample_stack import viewed
-from oocdl.storage.dataset.sampling import batches, held_out, permutation
 
 __all__ = [
     "DataArray",
     "Dataset",
     "DatasetSpec",
     "apart",
-    "batches",
-    "held_out",
     "open_dataset",
-    "permutation",
 ]
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")

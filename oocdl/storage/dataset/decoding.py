@@ -60,7 +60,7 @@ class Undone:
 
     name: str
     codec: Any
-    """Of ``numcodecs``."""
+    """A codec of ``numcodecs``."""
     nbytes: int | None
 
     def __call__(self, data: Any) -> Any:
@@ -83,9 +83,9 @@ class Decoder:
     """Makes arrays of the chunks of one array."""
 
     dtype: np.dtype[Any]
-    """Of the stored elements."""
+    """Type of the stored elements."""
     shape: Shape
-    """As they are stored."""
+    """Extents of a chunk in the order in which it is stored."""
     axes: Shape
     """Axes of the array among those of ``shape``."""
     codecs: tuple[Undone, ...]

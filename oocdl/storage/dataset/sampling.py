@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
@@ -29,19 +27,6 @@ def permutation(seed: int, epoch: int, n: int) -> Indices:
 def order_of(n: int, shuffle: bool, seed: int, epoch: int) -> Indices:
     """Return the order of ``n`` samples (int64) in an epoch."""
     return permutation(seed, epoch, n) if shuffle else np.arange(n, dtype=np.int64)
-
-
-def batches(
-    n: int, batch_size: int, shuffle: bool = True, seed: int = 0, epoch: int = 0
-) -> Iterator[Indices]:
-    """Yield the sample indices (int64) of each batch of an epoch; the last batch may be smaller.
-
-    >>> [batch.tolist() for batch in batches(5, 2, shuffle=False)]
-    [[0, 1], [2, 3], [4]]
-    """
-    order = order_of(n, shuffle, seed, epoch)
-    for start in range(0, n, batch_size):
-        yield order[start : start + batch_size]
 
 
 def held_out(n: int, share: float, seed: int) -> Indices:

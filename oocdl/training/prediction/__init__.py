@@ -1,1 +1,1 @@
-"""What a trained network makes of a dataset: losses, metrics, outputs, classes and volumes of labels."""
+"""Runs a trained network over a dataset: losses, metrics, outputs, classes and volumes of labels."""

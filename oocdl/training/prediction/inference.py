@@ -54,7 +54,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a pass has found."""
+    """The results of one pass."""
 
     rows: Sequence[int]
     """Its samples."""

@@ -43,7 +43,7 @@ class Edges:
     """The edge voxels of all classes of a volume."""
 
     places: npt.NDArray[np.int32]
-    """Of shape (voxels, axes)."""
+    """Indices of the voxels. Shape (voxels, axes)."""
     classes: Labels
 
     def of(self, number: int, spacing: Sequence[float]) -> Numbers:

@@ -14,7 +14,9 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.dataset import batches, open_dataset, permutation
+from oocdl.planning.passes import by_size
+from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.storage.dataset.sampling import order_of, permutation
 
 X = np.arange(5 * 4 * 6, dtype=np.float32).reshape(5, 4, 6)
 Y = np.arange(5, dtype=np.int64)
@@ -318,7 +320,7 @@ STABLE = [2, 6, 7, 4, 1, 5, 0, 3]  # of every NumPy
 
 
 def test_batches_cover_every_sample_once() -> None:
-    assert [b.tolist() for b in batches(7, 3, shuffle=False)] == [[0, 1, 2], [3, 4, 5], [6]]
-    drawn = [b.tolist() for b in batches(7, 3, shuffle=True, seed=5, epoch=2)]
-    assert [len(b) for b in drawn] == [3, 3, 1]
-    assert np.concatenate(drawn).tolist() == permutation(5, 2, 7).tolist()
+    assert list(by_size(order_of(7, False, 5, 2).tolist(), (), 3)) == [(0, 1, 2), (3, 4, 5), (6,)]
+    drawn = list(by_size(order_of(7, True, 5, 2).tolist(), (), 3))
+    assert [len(batch) for batch in drawn] == [3, 3, 1]
+    assert [row for batch in drawn for row in batch] == permutation(5, 2, 7).tolist()
