@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.augmentation.draws import Array
+from oocdl.errors import DatasetError
 
 METHODS = ("zscore", "zscore_nonzero", "percentiles", "ct")
 LOWER, UPPER = 0.5, 99.5
@@ -54,7 +55,8 @@ class Moments:
     def deviation(self) -> float:
         """Deviation of all numbers, not of a sample of them, as NumPy's and MONAI's is; 1 where that is 0."""
         found = sqrt(self.squares / self.count) if self.count else 0.0
-        return found if found > 0 else 1.0
+        # Of equal numbers the mean is rounded: their deviation is not quite 0.
+        return found if found > 0 and self.low < self.high else 1.0
 
 
 def moments(blocks: Blocks) -> Moments:
@@ -74,6 +76,8 @@ def percentiles(blocks: Blocks, asked: Sequence[float]) -> list[float]:
     upper = _Counts()
     for block in blocks():
         upper.add(_ordered(block) >> np.uint32(16))
+    if not upper.total:
+        raise DatasetError("normalize='ct' needs labelled voxels, and no sample that is trained on has any")
     places = [share / 100 * (upper.total - 1) for share in asked]
     ranks = sorted({rank for place in places for rank in (int(place), min(int(place) + 1, upper.total - 1))})
     bins = {rank: upper.bin_of(rank) for rank in ranks}

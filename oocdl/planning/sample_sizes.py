@@ -6,7 +6,7 @@ strides. What is around a sample counts in no loss: its labels are the ones that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
@@ -40,6 +40,10 @@ class Sized:
     """View -> the array that it is one of."""
     spaces: tuple[Shape, ...] = ()
     """Padded extents of samples, the main ones first; none where all have one size."""
+    trained_spaces: tuple[Shape, ...] = ()
+    """Those of them that samples to train on have."""
+    multiple: tuple[int, ...] = ()
+    """What extents are padded to multiples of, by axis."""
 
     def apart(self) -> Sized:
         """Return the same by the names of arrays in ``Dataset.with_validation``."""
@@ -48,11 +52,20 @@ class Sized:
 
 
 def sized(
-    model: OnnxModel, dataset: Dataset, binding: Binding, settings: Settings, trained: Sequence[int]
+    model: OnnxModel,
+    dataset: Dataset,
+    binding: Binding,
+    settings: Settings,
+    trained: Sequence[int],
+    *,
+    least: Sequence[int] = (),
+    alike: Collection[str] = (),
 ) -> Sized:
     """Return a dataset in views of one size each; as it is if all its samples have one array.
 
-    ``trained`` are the samples that the largest size is one of. Raises DatasetError if inputs and targets of
+    ``trained`` are the samples that the largest size is one of. Extents are padded to multiples of ``least``
+    at least, which another dataset of the run is padded to. ``alike`` are outputs that have the extents of
+    inputs, beside those whose targets say so. Raises DatasetError if inputs and targets of
     a sample differ in size, or the network takes no multiple of sizes; InputError if a loss cannot ignore
     what is around a sample.
     """
@@ -63,7 +76,15 @@ def sized(
     spaces = _spaces(binding, axes)
     spatial = [name for name, array in arrays.items() if _is_spatial(array, spaces)]
     _check_alike({name: array for name, array in arrays.items() if name not in spatial})
-    multiple = _multiple(model, dataset, binding, settings, spatial, sorted(set(spaces)))
+    alike = {*alike, *(t.output for t in binding.targets if t.array in spatial and not t.resized)}
+
+    def wrong(space: Shape) -> Exception | None:
+        views = [View(name, name, space, 0) for name in spatial]
+        one = binding.renamed(lambda name: name, dataset.with_views(views).arrays)
+        return _why_not(model, one, settings, alike, space)
+
+    asked = least or [settings.pad_to_multiple_of or 1] * axes
+    multiple = _multiple(wrong, sorted(set(spaces)), asked)
     padded = [_padded(space, multiple) for space in spaces]
     pads = _pads(binding, spatial, padded != spaces)
     largest = max((padded[row] for row in trained), key=lambda space: (prod(space), space))
@@ -81,7 +102,15 @@ def sized(
 
     labels = tuple(names[space] for space in padded)
     bindings = {label: of(label) for label in names.values()}
-    return Sized(made, bindings, labels, {view.name: view.array for view in views}, tuple(distinct))
+    return Sized(
+        dataset=made,
+        bindings=bindings,
+        labels=labels,
+        views={view.name: view.array for view in views},
+        spaces=tuple(distinct),
+        trained_spaces=tuple(dict.fromkeys(padded[row] for row in trained)),
+        multiple=tuple(multiple),
+    )
 
 
 def _view_name(name: str, label: str) -> str:
@@ -130,34 +159,26 @@ def _check_alike(arrays: Mapping[str, DataArray]) -> None:
 
 
 def _multiple(
-    model: OnnxModel,
-    dataset: Dataset,
-    binding: Binding,
-    settings: Settings,
-    spatial: Sequence[str],
-    spaces: Sequence[Shape],
+    why_not: Callable[[Shape], Exception | None], spaces: Sequence[Shape], asked: Sequence[int]
 ) -> list[int]:
-    """Return the least powers of two, one an axis, to whose multiples the network takes these extents."""
-    asked = settings.pad_to_multiple_of or 1
+    """Return the least multiples of ``asked`` by powers of two, one an axis, that the network takes.
+
+    ``why_not`` says why it does not take a size.
+    """
 
     def wrong(multiple: Sequence[int]) -> Exception | None:
-        for space in _probes(spaces, multiple):
-            try:
-                _try(model, dataset, binding, settings, spatial, space)
-            except (ModelError, InputError) as error:
-                return error
-        return None
+        return next(filter(None, map(why_not, _probes(spaces, multiple))), None)
 
-    axes, step = len(spaces[0]), 1
-    first = error = wrong([asked] * axes)
+    axes, step = len(asked), 1
+    first = error = wrong(asked)
     while error is not None and step < MOST_MULTIPLE:
         step *= 2
-        error = wrong([max(step, asked)] * axes)
+        error = wrong([step * least for least in asked])
     if error is not None:
         raise DatasetError(f"the network takes samples of no size here, padded or not: {first}") from first
-    found = [max(step, asked)] * axes
+    found = [step * least for least in asked]
     for axis in range(axes):
-        while found[axis] > asked:
+        while found[axis] > asked[axis]:
             fewer = [size // 2 if place == axis else size for place, size in enumerate(found)]
             if wrong(fewer) is not None:
                 break
@@ -183,28 +204,25 @@ def _prime_to_six(least: int) -> int:
     return next(number for number in range(max(least, 5), least + 10) if gcd(number, 6) == 1)
 
 
-def _try(
-    model: OnnxModel,
-    dataset: Dataset,
-    binding: Binding,
-    settings: Settings,
-    spatial: Sequence[str],
-    space: Shape,
-) -> None:
-    """Raise what the network raises for samples of this size, or if its outputs have another than targets."""
-    views = [View(name, name, space, 0) for name in spatial]
-    one = binding.renamed(lambda name: name, dataset.with_views(views).arrays)
-    shapes = {port.name: one.input_shape(port, 1, settings.dims or {}) for port in model.inputs}
-    found = model.bind(RULES, shapes, precision=settings.dtype, freeze=settings.freeze)
-    for target in binding.targets:
-        shape = found.graph.values[dict(found.outputs)[target.output]].shape
-        if target.array in spatial and shape[-len(space) :] != space:
-            raise ModelError(f"output '{target.output}' has {list(shape)} for samples of {list(space)}")
+def _why_not(
+    model: OnnxModel, binding: Binding, settings: Settings, alike: Collection[str], space: Shape
+) -> Exception | None:
+    """Say why the network does not take samples of a size, or makes outputs of another; None if it does."""
+    try:
+        shapes = {port.name: binding.input_shape(port, 1, settings.dims or {}) for port in model.inputs}
+        found = model.bind(RULES, shapes, precision=settings.dtype, freeze=settings.freeze)
+    except (ModelError, InputError) as error:
+        return error
+    for output, name in found.outputs:
+        shape = found.graph.values[name].shape
+        if output in alike and shape[-len(space) :] != space:
+            return ModelError(f"output '{output}' has {list(shape)} for samples of {list(space)}")
+    return None
 
 
 def _pads(binding: Binding, spatial: Sequence[str], is_padded: bool) -> dict[str, int]:
     """Return the number around the samples of each array: 0 of inputs, of labels the one that is ignored."""
-    pads = dict.fromkeys(spatial, 0)
+    found: dict[str, int] = {}
     for target in binding.targets:
         if is_padded and target.array in spatial:
             labels = labels_of(target.spec, (1, 2, 1), (1, 1))  # of any shapes
@@ -215,5 +233,10 @@ def _pads(binding: Binding, spatial: Sequence[str], is_padded: bool) -> dict[str
                     "'cross_entropy', 'dice_ce' or oocdl.losses.Dice(ignore_index=255), or write samples "
                     "of sizes that the network takes as they are"
                 )
-            pads[target.array] = ignored
-    return pads
+            is_input = target.array in binding.inputs.values()
+            if is_input or found.setdefault(target.array, ignored) != ignored:
+                raise InputError(
+                    f"samples are padded, and array '{target.array}' is read in another way, too, so that "
+                    "what is around a sample cannot be ignored; write it a second time by another name"
+                )
+    return dict.fromkeys(spatial, 0) | found

@@ -134,7 +134,9 @@ def feeds_of(
         preparation = preparation.plain()
     for name, source in feeds.items():
         array, value = dataset.arrays[source], graph.values[name]
-        image = value.role is Role.INPUT and len(value.shape) > 2 and name not in labels
+        # Whole numbers are no image: transforms that move voxels take them along as they take labels.
+        floats = np.dtype(value.dtype).kind == "f"
+        image = value.role is Role.INPUT and len(value.shape) > 2 and floats
         stream = preparation.stream(source, array.shape[1:], len(value.shape) - 2 if image else None)
         made[name] = Feed(array, preparation.scale.get(array.name), labels.get(name), array.label, stream)
     return made

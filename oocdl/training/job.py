@@ -116,7 +116,8 @@ def job_of(
         further = open_dataset(settings.validation, settings.allow_missing_chunks)
         found = bind(opened, further, replace(settings, batch_size=1))
         further = further.only(found.used)
-        validation = sized(opened, further, found, settings, range(found.samples))
+        whole, least = range(found.samples), sizes.multiple
+        validation = sized(opened, further, found, settings, whole, least=least)
         data, validation = data.with_validation(validation.dataset), validation.apart()
         course = replace(course, further_samples=found.samples, further_labels=validation.labels)
     for metric in settings.metrics:
@@ -124,6 +125,10 @@ def job_of(
             raise InputError(
                 f"'{metric.name}' is no metric of validations; pass it to Run.evaluate(metrics=)"
             )
+    if settings.pad_to_multiple_of and not (course.labels or course.further_labels):
+        raise InputError(
+            "pad_to_multiple_of is for samples that have a group each, and these are stacked: leave it out"
+        )
     if settings.metrics and not course.validated:
         raise InputError(
             "metrics are those of a validation; pass validation=, a dataset or a share of this one"

@@ -57,7 +57,10 @@ def preparation_of(
             array = one.arrays[one.inputs[name]]
             channels = array.shape[1] if len(array.shape) == len(port.dims) else 1
             counts[one.inputs[name]] = array.shape[0], channels
-            if (method := ported[name]) is not None:
+            if ported[name] == "ct" and one is validation:  # normalised by the numbers of what is trained on
+                mine, its = one.inputs[name], binding.inputs[name]
+                views = {mine: its, **{view: its if of == mine else of for view, of in views.items()}}
+            elif (method := ported[name]) is not None:
                 methods[one.inputs[name]] = method
     numbers = {
         name: np.zeros((1 if method == "ct" else counts[name][0], counts[name][1], 4))
@@ -66,12 +69,12 @@ def preparation_of(
     extents = {
         name: binding.arrays[binding.inputs[name]].shape[2 - len(p.dims) :] for name, p in images.items()
     }
-    made = replace(made, methods=methods, numbers=numbers, spatial=next(iter(extents.values())))
+    made = replace(made, views=views, methods=methods, numbers=numbers, spatial=next(iter(extents.values())))
     if "ct" in methods.values() and binding.targets:
         made = replace(made, foreground=_foreground(binding, made.spatial))
     if settings.augment is None:
         return made
-    for space in sizes.spaces:
+    for space in sizes.trained_spaces:
         for transform in transforms_of(settings.augment, space):
             transform.check(space)
     return _with_transforms(made, binding, settings, extents, counts)

@@ -27,6 +27,7 @@ from oocdl.planning.binding import Binding
 from oocdl.planning.choice.pass_kinds import own_plans
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.pass_plan import frozen_cuts
+from oocdl.planning.sample_sizes import Sized
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec
 from oocdl.storage.dataset.identity import compare
@@ -42,7 +43,7 @@ def identity(
     binding: Binding,
     settings: Settings,
     validation: Binding | None = None,
-    labels: Sequence[str] = (),
+    sizes: Sized | None = None,
 ) -> dict[str, Any]:
     """Return the facts of a run, as plain data by name."""
     own = digests(model.nodes)
@@ -57,7 +58,7 @@ def identity(
         },
         "dataset": {name: dataset_identity(array) for name, array in sorted(read.items())},
         **({} if settings.validation is None else {"validation": plain(settings.held_out) or "a dataset"}),
-        **({"sizes": list(labels)} if labels else {}),
+        **({"sizes": list(sizes.labels), "multiple": list(sizes.multiple)} if sizes and sizes.labels else {}),
         **({"metrics": {one.name: plain(one) for one in settings.metrics}} if settings.metrics else {}),
         **_fixed(settings, "run"),
     }

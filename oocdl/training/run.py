@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ import zarr
 from oocdl.config import Settings
 from oocdl.config.options import Metrics, Size
 from oocdl.dashboard import page_process
-from oocdl.errors import CorruptError, InputError, StoreError
+from oocdl.errors import CorruptError, InputError, ModelWarning, StoreError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import whole
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -201,6 +202,12 @@ class Run:
         model = self._model()
         store = version_of(self._store, which)
         _, specs = self._committed(store)
+        if asked := self.facts.get("normalize"):
+            warnings.warn(
+                f"the run normalises its inputs ({asked}), the exported file does not: give it such",
+                ModelWarning,
+                stacklevel=4,
+            )
 
         def blocks(name: str) -> Iterator[Array] | None:
             return _verified_blocks(store, specs[name]) if name in specs else None

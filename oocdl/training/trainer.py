@@ -222,9 +222,7 @@ def _open_store(
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
         raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
-    identity = resuming.identity(
-        job.model, job.binding, job.settings, job.validation_binding, job.course.labels
-    )
+    identity = resuming.identity(job.model, job.binding, job.settings, job.validation_binding, job.sized)
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
     if not exists or resume == "restart":

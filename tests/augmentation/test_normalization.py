@@ -61,3 +61,10 @@ def test_voxels_become_what_their_method_says() -> None:
         stream, block = Stream(0, numbers=table, nonzero=method == "zscore_nonzero"), image.copy()
         stream.normalize(block, 0, ((0, 1), (0, 6), (0, 7)))
         np.testing.assert_allclose(block, expected[method], atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [7, 13, 201])
+@pytest.mark.parametrize("method", ["zscore", "zscore_nonzero"])
+def test_a_constant_channel_is_divided_by_one(value: int, method: str) -> None:
+    scaled = np.full((7, 9, 11), value / 255)  # whose mean is rounded
+    assert numbers_of(method, lambda: [scaled])[3] == 1.0

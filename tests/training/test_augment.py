@@ -20,7 +20,7 @@ from oocdl import transforms
 from oocdl.augmentation.nnunet import nnunet
 from oocdl.augmentation.normalization import LEAST, MOST
 from oocdl.augmentation.stream import Stream, evaluate
-from oocdl.errors import DatasetError, InputError, StoreError
+from oocdl.errors import DatasetError, InputError, ModelWarning, StoreError
 from oocdl.graph.ir.index import Region, as_slices, whole
 from oocdl.planning.passes import Course
 from oocdl.runtime import scheduler
@@ -249,3 +249,36 @@ def test_a_number_that_is_not_finite_is_found_in_statistics(
     group.create_array("y", data=arrays["y"])
     with pytest.raises(DatasetError, match=r"has the number nan in sample 3 at \[1, 2, 2, 2\]"):
         fit(net, tmp_path / "bad.zarr", tmp_path / "run", normalize="zscore")
+
+
+def test_whole_numbers_are_moved_and_else_left_alone(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv = nn.Conv3d(1, 2, 1)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.conv(x) * mask.to(x.dtype)
+            return found
+
+    random = np.random.default_rng(0)
+    x, mask = random.normal(size=(1, 1, 4, 6, 8)), random.integers(0, 3, (1, 1, 4, 6, 8))
+    y = random.integers(0, 2, (1, 4, 6, 8))
+    data = {"x": x, "mask": mask, "y": y}
+    module = Masked().double()
+    one = (torch.zeros(1, 1, 4, 6, 8).double(), torch.zeros(1, 1, 4, 6, 8).long())
+    path = oocdl.from_torch(module, one, tmp_path / "net.onnx")
+    chain = [transforms.RandScaleIntensity((1.0, 1.0), 1.0), transforms.RandFlip(1.0, 0)]
+    run = oocdl.fit(path, data, workdir=tmp_path / "run", steps=1, augment=chain, **EXACT)
+    flipped = [torch.from_numpy(array).flip(-3) for array in (2 * x, mask, y)]
+    loss = nn.functional.cross_entropy(module(*flipped[:2]), flipped[2]).item()
+    np.testing.assert_allclose(run.history[0]["loss"], loss, rtol=1e-12)
+
+
+def test_an_exported_file_is_said_to_want_normalised_inputs(
+    net: nn.Module, data: Path, tmp_path: Path
+) -> None:
+    run = oocdl.fit(copy.deepcopy(net), data, workdir=tmp_path / "run", steps=1, normalize="zscore", **EXACT)
+    with pytest.warns(ModelWarning, match="normalises its inputs"):
+        run.export(tmp_path / "net.onnx")

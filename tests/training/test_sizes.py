@@ -413,3 +413,100 @@ def test_of_many_sizes_the_odd_one_counts(net: Path, tmp_path: Path) -> None:
     assert all(extent % 2 == 0 for space in found.spaces for extent in space)
     only = sized(model, data, bind(model, data, made), made, [3])  # what is trained on comes first
     assert only.spaces[0] == (16, 20, 16) and only.labels[3] == ""
+
+
+class Strided(torch.nn.Module):
+    """Takes any extents, and gives back even ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down, self.up = torch.nn.Conv3d(1, 3, 2, stride=2), torch.nn.ConvTranspose3d(3, 3, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.up(self.down(x))
+        return found
+
+
+def test_predictions_are_padded_as_what_was_trained_on(data: tuple[Path, Samples], tmp_path: Path) -> None:
+    run = oocdl.fit(Strided().double(), data[0], workdir=tmp_path / "run", steps=1, **EXACT)
+    group = run.predict(data[0], tmp_path / "out.zarr")
+    shapes = [a.shape for _, a in group.members(max_depth=None) if isinstance(a, zarr.Array)]
+    assert sorted(shapes) == sorted((3, *shape) for shape in SHAPES)
+    assert run.facts["multiple"] == [2, 2, 2]
+
+
+def test_outputs_without_channels_are_cropped_along_their_own_axes(tmp_path: Path) -> None:
+    class Flat(Strided):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:, 0]
+
+    nets.write_samples(tmp_path / "data.zarr", [(7, 7, 9), (8, 6, 10)])
+    made = oocdl.from_torch(Flat().double(), torch.zeros(1, 1, 8, 8, 8).double(), tmp_path / "flat.onnx")
+    nets.write_samples(tmp_path / "even.zarr", [(8, 8, 8), (8, 6, 10)])
+    run = oocdl.fit(made, tmp_path / "even.zarr", workdir=tmp_path / "run", loss="bce", steps=1, **EXACT)
+    group = run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
+    shapes = [a.shape for _, a in group.members(max_depth=None) if isinstance(a, zarr.Array)]
+    assert shapes == [(7, 7, 9), (8, 6, 10)]
+
+
+def test_deep_supervision_takes_smaller_outputs(tmp_path: Path) -> None:
+    class Deep(Strided):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x), self.down(x), self.down(x)
+
+    nets.write_samples(tmp_path / "data.zarr", [(7, 7, 9), (8, 6, 10)], classes=3)
+    loss = oocdl.losses.DeepSupervision("cross_entropy", weights=(1.0, 0.5, 0.25))
+    module = Deep().double()
+    run = oocdl.fit(module, tmp_path / "data.zarr", workdir=tmp_path / "run", steps=1, loss=loss, **EXACT)
+    group: Any = zarr.open_group(tmp_path / "data.zarr", mode="r")
+    x, y = padded([(np.asarray(group["case_000/x"]), np.asarray(group["case_000/y"]))], 0)
+    total = 0.0
+    for logits, weight in zip(module(x[None]), loss.of_outputs(3), strict=True):
+        labels = F.interpolate(y[None, None].double(), size=logits.shape[2:], mode="nearest-exact")[
+            :, 0
+        ].long()
+        total += weight * F.cross_entropy(logits, labels).item()
+    np.testing.assert_allclose(run.history[0]["loss"], total, rtol=1e-10)
+    run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
+
+
+def test_what_pads_in_two_ways_is_refused(tmp_path: Path) -> None:
+    class Two(Strided):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x), 2 * super().forward(x)
+
+    nets.write_samples(tmp_path / "data.zarr", [(7, 7, 9), (8, 6, 10)], classes=3)
+    one = torch.zeros(1, 1, 8, 8, 8).double()
+    path = oocdl.from_torch(Two().double(), one, tmp_path / "two.onnx", outputs=["a", "b"])
+    losses = {"a": "cross_entropy", "b": oocdl.losses.CrossEntropy(ignore_index=0)}
+    options = {**EXACT, "loss": losses, "targets": {"a": "y", "b": "y"}}
+    with pytest.raises(InputError, match="read in another way"):
+        oocdl.plan(path, tmp_path / "data.zarr", **options)
+
+
+def test_stacked_samples_are_not_padded(net: Path, tmp_path: Path) -> None:
+    nets.write_data(tmp_path / "data.zarr", nets.volumes(2, 8))
+    with pytest.raises(InputError, match="these are stacked"):
+        oocdl.plan(net, tmp_path / "data.zarr", pad_to_multiple_of=16, **EXACT)
+
+
+def test_only_samples_that_are_trained_on_have_to_be_transformed(net: Path, tmp_path: Path) -> None:
+    nets.write_samples(tmp_path / "data.zarr", [(8, 8, 8), (6, 6, 6), (8, 6, 8)])
+    turns = [oocdl.transforms.RandRotate90(1.0)]
+    oocdl.plan(net, tmp_path / "data.zarr", augment=turns, validation=[2], **EXACT)
+    with pytest.raises(InputError, match="equal extents"):
+        oocdl.plan(net, tmp_path / "data.zarr", augment=turns, **EXACT)
+
+
+def test_weights_of_samples_have_one_number_each(net: Path, tmp_path: Path) -> None:
+    nets.write_samples(tmp_path / "data.zarr", [(8, 8, 8), (6, 6, 6)])
+    group = zarr.open_group(tmp_path / "data.zarr", mode="r+")
+    for name, weight in (("case_000", 2.0), ("case_001", 3.0)):
+        group.create_array(f"{name}/w", data=np.array([weight], "f4"))
+    plain = oocdl.fit(
+        net, tmp_path / "data.zarr", workdir=tmp_path / "a", steps=1, targets={"output": "y"}, **EXACT
+    )
+    loss = oocdl.losses.CrossEntropy(sample_weights="w")
+    run = oocdl.fit(net, tmp_path / "data.zarr", workdir=tmp_path / "b", steps=1, loss=loss, **EXACT)
+    np.testing.assert_allclose(run.history[0]["loss"], 2 * plain.history[0]["loss"], rtol=1e-12)

@@ -360,3 +360,21 @@ def test_samples_of_another_dataset_are_prepared_alike(
     np.testing.assert_allclose(found, run.evaluate(data / "b.zarr")["loss"], rtol=1e-12)
     plain = fit(net, data, tmp_path / "plain", validation=data / "b.zarr", epochs=1)
     assert abs(plain.history[-1]["val_loss"] - found) > 1e-4
+
+
+def test_ct_takes_the_numbers_of_what_is_trained_on(net: Net, data: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"normalize": "ct", "epochs": 1, "validation": tmp_path / "v.zarr"}
+    arrays = nets.volumes(2, 8, seed=7)
+    nets.write_data(tmp_path / "v.zarr", {**arrays, "x": arrays["x"] * 3 + 5})
+    run = fit(net, data, tmp_path / "run", **options)
+    found = run.evaluate(tmp_path / "v.zarr")["loss"]
+    np.testing.assert_allclose(run.history[-1]["val_loss"], found, rtol=1e-12)
+    nets.write_data(tmp_path / "none.zarr", {**arrays, "y": np.zeros_like(arrays["y"])})
+    with pytest.raises(DatasetError, match="needs labelled voxels"):
+        oocdl.fit(
+            copy.deepcopy(net),
+            tmp_path / "none.zarr",
+            workdir=tmp_path / "b",
+            normalize="ct",
+            **settings.EXACT,
+        )

@@ -113,7 +113,7 @@ def along_channels(vector: Array, build: Builder, logits: str, what: str) -> Arr
 
 
 def weighted(build: Builder, each: str, weights: str | None) -> str:
-    """Add the loss of each element times its weight: of shape [N], one a sample, or of the loss's own shape.
+    """Add the loss of each element times its weight: [N] or [N, 1], one a sample, or of the loss's own shape.
 
     The mean still divides by what it would divide by without weights: it is Keras's ``sample_weight`` and
     ``torch.nn.BCEWithLogitsLoss(weight=...)``. So weights of 1 change nothing, batches of one sample are
@@ -124,8 +124,8 @@ def weighted(build: Builder, each: str, weights: str | None) -> str:
     if weights is None:
         return each
     shape, given = build.shape(each), build.shape(weights)
-    if given == shape[:1]:
-        wanted = (*given, *(1 for _ in shape[1:]))
+    if given[:1] == shape[:1] and all(extent == 1 for extent in given[1:]):
+        wanted = (shape[0], *(1 for _ in shape[1:]))
     elif tuple(n for n in given if n != 1) == tuple(n for n in shape if n != 1):
         wanted = shape
     else:

@@ -92,10 +92,12 @@ class Inference:
         model = self.model = trained.model()
         same_operators(trained.path, trained.store.meta["identity"], digests(model.nodes))
         self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=with_targets)
-        whole = range(self.binding.samples)
-        self.sized = sized(model, self.dataset.only(self.binding.used), self.binding, self.settings, whole)
+        facts, whole = trained.store.meta["identity"], range(self.binding.samples)
+        used = self.dataset.only(self.binding.used)
+        least, alike = facts.get("multiple", ()), _outputs_like_inputs(model, facts)
+        self.sized = sized(model, used, self.binding, self.settings, whole, least=least, alike=alike)
         self.dataset, self.binding = self.sized.dataset, self.sized.bindings[""]
-        self.preparation = self._preparation(trained.store.meta["identity"], stored)
+        self.preparation = self._preparation(facts, stored)
         check_budget(self.settings.memory_bytes)
         self.machine: Machine = machine_for(
             self.settings, self.dataset, preparing_bytes=self.preparation.nbytes
@@ -212,3 +214,21 @@ class Inference:
             for title, loss in one.losses.items():
                 totals[title] = totals.get(title, 0.0) + loss * len(one.rows)
         return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}
+
+
+def _outputs_like_inputs(model: OnnxModel, identity: Mapping[str, Any]) -> set[str]:
+    """Return the outputs that a run has trained on targets with the extents of its inputs.
+
+    Of outputs with one target the first counts: the others may be smaller (``DeepSupervision``).
+    """
+    arrays, axes = identity["dataset"], max(len(port.dims) for port in model.inputs) - 2
+    shapes = [arrays[name]["shape"] for name in identity["inputs"].values()]
+    if axes < 1:
+        return set()
+    heads = [port.name for port in model.outputs if port.name in identity["loss"]]
+    first = {identity["loss"][output]["target"]: output for output in reversed(heads)}
+    return {
+        output
+        for target, output in first.items()
+        if any(arrays[target]["shape"][-axes:] == shape[-axes:] for shape in shapes)
+    }

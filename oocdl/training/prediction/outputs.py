@@ -137,16 +137,17 @@ def _outputs_of(inference: Inference) -> Iterator[Output]:
                 yield Output(output, (inference.binding.samples, *value.shape[1:]), value.dtype, (1, *chunks))
             for row, its in enumerate(inference.sized.labels):
                 if its == label:
-                    shape = _own_shape(inference.sized.bindings[label], row, value.shape[1:])
+                    binding, axes = inference.sized.bindings[label], len(inference.sized.spaces[0])
+                    shape = _own_shape(binding, row, value.shape[1:], axes)
                     sizes = tuple(max(min(pair), 1) for pair in zip(chunks, shape, strict=True))
                     yield Output(output, shape, value.dtype, sizes, row)
 
 
-def _own_shape(binding: Binding, row: int, shape: Shape) -> Shape:
+def _own_shape(binding: Binding, row: int, shape: Shape, axes: int) -> Shape:
     """Return the shape of an output of a sample: with its own extents, if the output has the padded ones."""
     array = binding.arrays[next(iter(binding.inputs.values()))]
-    axes, own = len(shape) - 1, members_of(array)[row].shape
-    if axes < 1 or shape[-axes:] != array.shape[-axes:]:
+    own = members_of(array)[row].shape
+    if len(shape) < axes or shape[-axes:] != array.shape[-axes:]:
         return shape
     return (*shape[:-axes], *own[-axes:])
 
