@@ -60,6 +60,8 @@ def find_cases(source: Path, split: str = "train") -> Cases:
     ``split`` is "train" or "test", of an nnU-Net folder. Raises DatasetError, in one line that names the
     file, where something is missing; InputError for a split that the source does not have.
     """
+    if not source.exists():
+        raise DatasetError(f"no such file or folder: {source}")
     if split not in SPLITS:
         raise InputError(f"split is one of {', '.join(SPLITS)}, got '{split}'")
     if (source / "dataset.json").is_file():
@@ -67,7 +69,11 @@ def find_cases(source: Path, split: str = "train") -> Cases:
     if split != "train":
         raise InputError(f"{source} has no dataset.json, so no split '{split}'; leave it out")
     if source.is_dir():
-        files = sorted(path for path in source.iterdir() if path.name.endswith(ENDINGS))
+        there = sorted(path for path in source.iterdir() if not path.name.startswith("."))
+        files = [path for path in there if path.name.endswith(ENDINGS)]
+        kinds = (*ENDINGS, ".hdr", ".img")
+        odd = [path for path in there if path not in files and path.name.lower().endswith(kinds)]
+        refuse([f"{path} is not read: give it as .nii or .nii.gz" for path in odd])
         if not files:
             raise DatasetError(f"{source} has no dataset.json and no NIfTI file (.nii or .nii.gz)")
         return Cases(_named([Case("", (path,)) for path in files], source))
@@ -78,7 +84,7 @@ def find_cases(source: Path, split: str = "train") -> Cases:
 
 def _parsed(path: Path, parse: Callable[[str], Any]) -> Any:
     try:
-        return parse(read_text(path))
+        return parse(read_text(path).removeprefix("\ufeff"))
     except (OSError, ValueError, csv.Error) as error:
         raise DatasetError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -95,8 +101,10 @@ def _nnunet(folder: Path, split: str) -> Cases:
     images, labels = (folder / name for name in SPLITS[split])
     if not images.is_dir():
         raise DatasetError(f"{images} is missing")
-    found = {path.name.removesuffix(ending) for path in images.glob(f"*{ending}")}
-    named = {path.name.removesuffix(ending) for path in labels.glob(f"*{ending}")}
+    found, named = (
+        {path.name.removesuffix(ending) for path in place.glob(f"[!.]*{ending}")}
+        for place in (images, labels)
+    )
     names = sorted(named | {name[:-5] for name in found if re.fullmatch(r".+_\d{4}", name)})
     files = [[images / f"{name}_{channel:04d}{ending}" for channel in range(len(channels))] for name in names]
     refuse([
@@ -105,14 +113,19 @@ def _nnunet(folder: Path, split: str) -> Cases:
     ])  # fmt: skip
     if not names:
         raise DatasetError(f"{images} has no file that ends in {ending}")
-    if split == "train" and told.get("numTraining", len(names)) != len(names):
+    if split == "train" and str(told.get("numTraining", len(names))) != str(len(names)):
         raise DatasetError(f"{path}: numTraining is {told['numTraining']}, {images} has {len(names)} cases")
     has_labels = split == "train" or labels.is_dir()
     cases = [
         Case(name, tuple(row), labels / f"{name}{ending}" if has_labels else None)
         for name, row in zip(names, files, strict=True)
     ]
-    channel_names = tuple(map(str, channels.values()))
+    missing = [key for key in map(str, range(len(channels))) if key not in channels]
+    if missing:
+        raise DatasetError(
+            f"{path}: channel_names has no '{missing[0]}', but {', '.join(map(str, channels))}"
+        )
+    channel_names = tuple(str(channels[str(number)]) for number in range(len(channels)))
     return Cases(_named(cases, images), channel_names, _classes(path, told.get("labels")))
 
 
@@ -134,7 +147,7 @@ def _classes(path: Path, labels: Any) -> Mapping[str, Any]:
 def _table(path: Path) -> tuple[Case, ...]:
     """A CSV file with a head line, or a JSON list of objects (of MONAI: under "training")."""
     if path.suffix.lower() == ".csv":
-        rows = _parsed(path, lambda text: list(csv.DictReader(text.splitlines())))
+        rows = _parsed(path, _csv_rows)
     elif path.suffix.lower() == ".json":
         rows = _parsed(path, json.loads)
         rows = rows.get("training") if isinstance(rows, Mapping) else rows
@@ -148,6 +161,14 @@ def _table(path: Path) -> tuple[Case, ...]:
     return _named([_row(path, number, row) for number, row in enumerate(rows, 1)], path)
 
 
+def _csv_rows(text: str) -> list[dict[str, str]]:
+    head, *lines = [*csv.reader(text.splitlines())] or [[]]
+    twice = [name for name, count in Counter(head).items() if count > 1]
+    if twice:
+        raise ValueError(f"two of its columns are called '{twice[0]}'")
+    return [dict(zip(head, line, strict=False)) for line in lines if line]
+
+
 def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case:
     given = {str(key).strip(): held for key, held in row.items() if held not in (None, "")}
     images = given.pop("image", [])
@@ -156,7 +177,7 @@ def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case:
         images.append(given.pop(f"image{len(images) + 1}"))
     label, name = given.pop("label", None), given.pop("name", "")
     # Without a label, another column may be meant as one.
-    odd = [key for key in given if key.startswith("image") or label is None]
+    odd = [key for key in given if key.lower().startswith("image") or label is None]
     if odd or not images:
         what = f", and not '{odd[0]}'" if odd else ""
         raise DatasetError(f"{path}, row {number}: its columns are image, image2, .., label and name{what}")
@@ -180,7 +201,7 @@ def _named(cases: Sequence[Case], source: Path) -> tuple[Case, ...]:
         reason = ""
         if often[case.name] > 1:
             reason = "is not the only one of that name; give others in a column name of a table"
-        elif not re.fullmatch(NAME, case.name) or case.name == "zarr.json":
+        elif not re.fullmatch(NAME, case.name) or case.name in ("zarr.json", "LOCK"):
             reason = "cannot be the name of a folder; give another in a column name of a table"
         elif len(case.images) < most or (labelled and case.label is None):
             reason = "has fewer files than others; each needs the same"

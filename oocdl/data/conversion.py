@@ -157,6 +157,8 @@ def _write(group: zarr.Group, plan: _Plan, samples: Samples, cases: Cases, bar: 
         "codes": list(first.codes),
         "source": source,
     }
+    if not np.allclose(first.qform, first.affine, atol=1e-4):
+        told["qform"] = first.qform.tolist()
     if is_resampled:
         told["original"] = {"shape": list(first.shape), "affine": first.affine.tolist()}
     group.attrs.update(told)

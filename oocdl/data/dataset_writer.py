@@ -66,7 +66,7 @@ def write(
     """
     with new_group(path_of("out", out).expanduser(), overwrite) as (group, told), BytesBar(progress) as bar:
         writer = _Writer(group, len(dataset) if hasattr(dataset, "__len__") else 0)
-        for number, item in enumerate(_items(dataset)):
+        for number, item in enumerate(_items(dataset, names)):
             bar.text = f"item {number}"
             arrays = {name: _array(number, name, value) for name, value in _named(item, names).items()}
             writer.add(arrays)
@@ -77,13 +77,19 @@ def write(
     return zarr.open_group(str(path_of("out", out).expanduser()), mode="r")
 
 
-def _items(dataset: Any) -> Iterator[Any]:
+def _items(dataset: Any, names: Sequence[str] | None) -> Iterator[Any]:
     """Yield samples; those of a loader that makes batches are taken apart."""
+    if isinstance(dataset, Mapping):
+        raise InputError("write takes a series of items, not arrays by name, which fit takes as they are")
     if getattr(dataset, "batch_sampler", None) is not None:
         for batch in dataset:
             members = batch.items() if isinstance(batch, Mapping) else enumerate(_tuple(batch))
-            columns = dict(members)
-            for row in range(min(map(len, columns.values()))):
+            is_named = isinstance(batch, Mapping) and names is not None
+            columns = {key: held for key, held in members if not is_named or key in (names or ())}
+            lengths = {len(held) for held in columns.values()}
+            if len(lengths) > 1:
+                raise DatasetError(f"members of a batch have different lengths {sorted(lengths)}")
+            for row in range(min(lengths, default=0)):
                 item = {key: held[row] for key, held in columns.items()}
                 yield item if isinstance(batch, Mapping) else tuple(item.values())
     elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -113,6 +119,8 @@ def _array(number: int, name: str, value: Any) -> Array:
         found = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DatasetError(f"'{name}' of item {number} is no array: {error}") from error
+    if isinstance(value, np.ma.MaskedArray):
+        raise DatasetError(f"'{name}' of item {number} is a masked array; fill it first: a.filled(..)")
     if found.dtype.kind not in "biuf":
         kind = type(value).__name__
         raise DatasetError(

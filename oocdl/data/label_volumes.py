@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zarr
-from zarr.storage import ZipStore
 
 from oocdl.data.cases import NAME
 from oocdl.data.nifti import PIECE_BYTES, VolumeWriter
 from oocdl.data.resampling import nearest
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.array_source import GivenArrays
-from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset
+from oocdl.storage.dataset.dataset import Dataset, attributes_of
 from oocdl.storage.files import reporting
 
 Array = npt.NDArray[Any]
@@ -26,15 +23,11 @@ Array = npt.NDArray[Any]
 def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str, Any]]]:
     """Return name and attributes of each sample of a dataset of stacked arrays.
 
-    They stand in the attributes of a Zarr group: "samples", names, and "affine", one of 4 × 4 or one for each
-    sample. Else samples are numbered, and the affine is the identity.
+    They stand in the attributes of a Zarr group or HDF5 file: "samples", names, "affine", one of 4 × 4 or one
+    for each sample, and "spacing" likewise. Else samples are numbered, and the affine is the identity.
     Raises DatasetError for others.
     """
-    source, told = dataset.spec().source, dict[str, Any]()
-    if isinstance(source, str) and source.lower().endswith(".zip"):
-        source = ZipStore(source)
-    if not isinstance(source, GivenArrays) and not str(source).lower().endswith(HDF5_ENDINGS):
-        told = dict(zarr.open_group(source, path=dataset.spec().group, mode="r").attrs)
+    told = attributes_of(dataset.spec())
     digits = len(str(max(samples - 1, 0)))
     names = told.get("samples", [f"sample_{row:0{digits}d}" for row in range(samples)])
     affines = np.asarray(told.get("affine", np.eye(4)), np.float64)
@@ -45,7 +38,12 @@ def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str,
         raise DatasetError(
             f"{dataset.where} has {samples} samples, {len(names)} names and affines {list(affines.shape)}"
         )
-    return [(name, {"affine": affine.tolist()}) for name, affine in zip(names, affines, strict=True)]
+    facts: list[dict[str, Any]] = [{"affine": affine.tolist()} for affine in affines]
+    if "spacing" in told:
+        spacings = np.asarray(told["spacing"], np.float64)
+        for one, spacing in zip(facts, np.broadcast_to(spacings, (samples, spacings.shape[-1])), strict=True):
+            one["spacing"] = spacing.tolist()
+    return list(zip(names, facts, strict=True))
 
 
 def write_labels(
@@ -69,6 +67,7 @@ def write_labels(
         affine = np.asarray(place.get("affine", np.eye(4)), np.float64).reshape(4, 4)
         after = tuple(int(extent) for extent in place.get("shape", shape))
         codes = tuple(int(code) for code in told.get("codes", (0, 2)))
+        qform = np.asarray(told.get("qform", affine), np.float64).reshape(4, 4)
     except (AttributeError, TypeError, ValueError) as error:
         raise DatasetError(f"the attributes of sample '{name}' say no place in space: {error}") from error
     if len(after) != len(shape) or len(codes) != 2:
@@ -78,7 +77,7 @@ def write_labels(
     low, rows, columns = (nearest(n, m) for n, m in zip(shape, after, strict=True))
     depth = max(1, PIECE_BYTES // max(1, int(shape[1]) * int(shape[2]) * dtype.itemsize))
     path, start, kept = folder / f"{name}.nii.gz", 0, planes(0, min(depth, shape[0]))
-    with reporting(path), VolumeWriter(path, after, dtype, affine, (codes[0], codes[1])) as writer:
+    with reporting(path), VolumeWriter(path, after, dtype, affine, (codes[0], codes[1]), qform) as writer:
         for source in low:
             while source >= start + len(kept):
                 start += len(kept)

@@ -49,10 +49,12 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
     InUseError if another process writes there.
     """
     _check(out, overwrite)
+    out = out.resolve() if out.exists() else out  # what a link leads to
     partial, told = out.with_name(f"{out.name}.partial"), dict[str, Any]()
     with reporting(partial):
         partial.mkdir(parents=True, exist_ok=True)
-        if UNFINISHED not in _attributes(partial) and {path.name for path in partial.iterdir()} - {LOCK}:
+        ours = UNFINISHED in _attributes(partial) or _is_ours(partial)
+        if not ours and {path.name for path in partial.iterdir()} - {LOCK}:
             raise StoreError(f"{partial}, where {out} would be written first, is there already; move it away")
         lock = RunLock(partial / LOCK)
     try:
@@ -84,11 +86,15 @@ def _check(out: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise StoreError(f"{out} is there already; choose another place, or overwrite=True (--overwrite)")
-    mark = _attributes(out).get(MARK)
-    if not isinstance(mark, Mapping) or mark.get(KIND) != DATASET:
+    if not _is_ours(out):
         raise StoreError(f"{out} was not written by convert or write, so it is not overwritten; move it away")
     if _replaced(out).exists():
         raise StoreError(f"{_replaced(out)} is what {out} was before a call that was killed; move it away")
+
+
+def _is_ours(path: Path) -> bool:
+    mark = _attributes(path).get(MARK)
+    return isinstance(mark, Mapping) and mark.get(KIND) == DATASET
 
 
 def _replaced(out: Path) -> Path:

@@ -27,6 +27,8 @@ Array = npt.NDArray[Any]
 Affine = npt.NDArray[np.float64]
 ENDINGS = (".nii.gz", ".nii")
 PIECE_BYTES = 1 << 20
+MILLIMETRES = {"meter": 1e3, "micron": 1e-3}
+"""Unit of a header -> its millimetres; others, such as none, are taken for millimetres."""
 SAME_VOXELS = 1e-3
 """Two files are of one place if no corner of their grids differs by more of a voxel."""
 GZIP_ERRORS: Any = (EOFError, OSError, zlib.error, isal_zlib.IsalError)
@@ -46,6 +48,8 @@ class Volume:
     """A voxel is worth slope · stored + intercept."""
     affine: Affine
     """4 × 4: from voxel (x, y, z, 1) to millimetres."""
+    qform: Affine
+    """The affine by the qform, if that has a code; else ``affine``."""
     codes: tuple[int, int]
     """qform and sform codes: which space the affine leads to."""
     offset: int
@@ -85,8 +89,10 @@ def read_header(path: Path) -> Volume:
     nibabel = needed("nibabel", "reading NIfTI", "mri")
     try:
         image = nibabel.load(path)
-        affine = np.asarray(image.affine, np.float64)
         data, codes = image.dataobj, (int(image.header["qform_code"]), int(image.header["sform_code"]))
+        unit = MILLIMETRES.get(image.header.get_xyzt_units()[0], 1.0) * np.array([[1.0], [1.0], [1.0]])
+        both = image.affine, image.header.get_qform() if codes[0] else image.affine
+        affine, qform = (np.vstack([np.asarray(one)[:3] * unit, [0, 0, 0, 1]]) for one in both)
     except Exception as error:  # nibabel raises what its parsers raise; all mean the same here
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DatasetError(f"{path} is not a readable NIfTI file ({reason})") from error
@@ -103,6 +109,7 @@ def read_header(path: Path) -> Volume:
         slope=float(data.slope),
         intercept=float(data.inter),
         affine=affine,
+        qform=qform,
         codes=codes,
         offset=int(data.offset),
     )
@@ -184,11 +191,12 @@ class VolumeWriter:
         dtype: np.dtype[Any],
         affine: Affine,
         codes: tuple[int, int] = (0, 2),
+        qform: Affine | None = None,
     ) -> None:
         nibabel = needed("nibabel", "writing NIfTI", "mri")
         kind = nibabel.Nifti1Image if max(shape) < 2**15 else nibabel.Nifti2Image
         image = kind(np.broadcast_to(np.zeros((), dtype), shape[::-1]), affine, dtype=dtype)
-        image.set_qform(affine, codes[0], strip_shears=True)
+        image.set_qform(affine if qform is None else qform, codes[0], strip_shears=True)
         image.set_sform(affine, codes[1])
         self.header, self.path = image.header, path
         self.header.set_xyzt_units("mm")

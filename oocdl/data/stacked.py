@@ -17,7 +17,7 @@ from oocdl.errors import BudgetError, DatasetError
 from oocdl.graph.ir.index import Region
 from oocdl.host.limits import anonymous_bytes
 from oocdl.report.bytes_bar import BytesBar
-from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, open_dataset
+from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, attributes_of, open_dataset
 from oocdl.storage.dataset.sample_stack import MARK
 
 CHUNK_COPIES = 3
@@ -35,14 +35,14 @@ def is_stacked(source: Path) -> bool:
 def copy(
     source: Path, group: zarr.Group, beside: Path, budget_bytes: int, bar: BytesBar
 ) -> Mapping[str, Any]:
-    """Copy all arrays of a source to a group; returns the attributes of a Zarr group.
+    """Copy all arrays of a source to a group; returns the attributes of a group or file.
 
     Members of an .npz file are unpacked below ``beside``. Raises DatasetError for arrays that are no
     numbers, of no samples, or with a number that is not finite, and for a group with a group a sample;
     BudgetError if a chunk of the source does not fit.
     """
     opened = _opened(source, beside)
-    told = dict(zarr.open_group(str(source), mode="r").attrs) if source.is_dir() else {}
+    told = attributes_of(opened.spec())
     mark = told.get(MARK)
     if isinstance(mark, Mapping) and "samples" in mark:
         raise DatasetError(f"{source} has a group a sample: convert the files that it was made of")

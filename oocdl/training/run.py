@@ -299,7 +299,7 @@ class Run:
         What ``fit`` raises.
         """
         if (nifti is not None and not argmax) or (out is None and nifti is None):
-            raise InputError("predict takes out=, a Zarr group to write, or argmax=True and nifti=, a folder")
+            raise InputError("predict takes out, a Zarr group to write, or argmax and nifti, a folder")
         volumes = None if nifti is None else path_of("nifti", nifti)
         target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
         inference = Inference(self._trained(which), dataset, memory, batch_size, inputs, spill)

@@ -21,6 +21,7 @@ from scipy import ndimage
 
 import oocdl
 from oocdl.data import conversion, convert
+from oocdl.data.label_volumes import write_labels
 from oocdl.data.nifti import read_header
 from oocdl.data.resampling import resample
 from oocdl.errors import BudgetError, DatasetError, InUseError, StoreError
@@ -344,3 +345,52 @@ def test_a_dataset_made_by_hand_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="was not written by convert"):
         convert(source, out, overwrite=True)
     assert list(group["mine"].array_keys()) == ["image"]  # type: ignore[union-attr]
+
+
+def test_units_and_both_forms_of_a_header_are_kept(tmp_path: Path) -> None:
+    image = nib.Nifti1Image(volume(), AFFINE)
+    other = AFFINE + np.array([[0, 0, 0, 100.0], *[[0] * 4] * 3])
+    image.set_qform(other, 1)
+    image.set_sform(AFFINE, 4)
+    image.header.set_xyzt_units("micron")
+    image.to_filename(tmp_path / "x.nii.gz")
+    group = convert(tmp_path / "x.nii.gz", tmp_path / "out.zarr")
+    told: Any = dict(group["x"].attrs)
+    scale = np.diag([1e-3, 1e-3, 1e-3, 1])
+    assert np.allclose(told["affine"], scale @ AFFINE) and np.allclose(
+        told["spacing"], np.array([2.5, 1.105, 0.906]) / 1e3, 0, 1e-5
+    )
+    path = write_labels(
+        tmp_path, "x-labels", told, (5, 6, 7), np.dtype("u1"), lambda a, b: np.zeros((b - a, 6, 7), "u1")
+    )
+    made: Any = nib.load(path)
+    straight = nib.Nifti1Image(volume(), AFFINE)
+    straight.set_qform(other, 1)
+    assert np.allclose(made.header.get_qform(), scale @ straight.header.get_qform(), 0, 1e-6)
+    assert np.allclose(made.header.get_sform(), scale @ AFFINE)
+
+
+def test_a_link_is_overwritten_where_it_leads(tmp_path: Path) -> None:
+    source, there = save(tmp_path / "x.nii", volume()), tmp_path / "disk"
+    there.mkdir()
+    convert(source, there / "data.zarr")
+    (tmp_path / "link.zarr").symlink_to(there / "data.zarr")
+    save(source, volume(seed=1))
+    convert(source, tmp_path / "link.zarr", overwrite=True)
+    assert (tmp_path / "link.zarr").is_symlink() and sorted(os.listdir(there)) == ["data.zarr"]
+    assert (read(zarr.open_group(there / "data.zarr"), "x/image")[0] == volume(seed=1).T).all()
+
+
+def test_what_was_killed_before_its_last_name_is_replaced(tmp_path: Path) -> None:
+    source = save(tmp_path / "x.nii", volume())
+    convert(source, tmp_path / "out.zarr").store.close()
+    (tmp_path / "out.zarr").rename(tmp_path / "out.zarr.partial")
+    convert(source, tmp_path / "out.zarr")
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"]
+
+
+def test_channels_are_named_by_their_numbers(tmp_path: Path) -> None:
+    source = nnunet(tmp_path / "D", {"a": (4, 5, 6)}, channel_names={"1": "T2", "0": "T1"}, numTraining="1")
+    (source / "imagesTr/._a_0000.nii.gz").touch()
+    told: Any = dict(convert(source, tmp_path / "out.zarr").attrs)["oocdl"]
+    assert told["channels"] == ["T1", "T2"]

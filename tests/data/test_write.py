@@ -14,7 +14,7 @@ import zarr
 from torch.utils.data import DataLoader, TensorDataset
 
 from oocdl.data import write
-from oocdl.errors import DatasetError, OocdlError
+from oocdl.errors import DatasetError, InputError, OocdlError
 from oocdl.storage.dataset.dataset import open_dataset
 
 IMAGES = np.random.default_rng(0).normal(size=(7, 2, 5, 6)).astype("f4")
@@ -96,3 +96,23 @@ def test_bad_items_are_refused_and_leave_nothing(
     with pytest.raises(error, match=message):
         write(make(), tmp_path / "out.zarr")
     assert os.listdir(tmp_path) == []
+
+
+def test_members_of_a_batch_have_one_length(tmp_path: Path) -> None:
+    class Loader:
+        batch_sampler = True
+
+        def __iter__(self) -> Any:
+            yield {"image": np.zeros((4, 1, 3)), "label": np.zeros(4, "u1"), "spacing": np.ones(3)}
+
+    with pytest.raises(DatasetError, match=r"different lengths \[3, 4\]"):
+        write(Loader(), tmp_path / "a.zarr")
+    group = write(Loader(), tmp_path / "b.zarr", names=["image", "label"])
+    assert group["image"].shape == (4, 1, 3)  # type: ignore[union-attr]
+    with pytest.raises(InputError, match="not arrays by name"):
+        write({"image": np.zeros((2, 3))}, tmp_path / "c.zarr")
+    masked = np.ma.masked_array(np.zeros((2, 3)), mask=True)
+    with pytest.raises(DatasetError, match="fill it first"):
+        write([masked], tmp_path / "d.zarr")
+    with pytest.raises(DatasetError, match="filled"):
+        open_dataset({"image": masked})

@@ -6,16 +6,19 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import h5py
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 import zarr
 
 import oocdl
 from oocdl.cli.zoo import write_unet3d
 from oocdl.data.label_volumes import write_labels
-from oocdl.errors import DatasetError, InputError
+from oocdl.errors import DatasetError, InputError, InUseError
 from oocdl.graph.ir.index import as_slices
+from oocdl.storage.run.lock import RunLock
 from oocdl.training.prediction.class_labels import ClassLabels, labels_of
 from oocdl.training.prediction.outputs import Canvas
 from oocdl.training.prediction.predictions import Output
@@ -127,7 +130,7 @@ def test_a_volume_that_fails_half_way_is_not_there(tmp_path: Path) -> None:
 def test_what_has_no_classes_is_refused_before_anything_is_written(run: oocdl.Run, tmp_path: Path) -> None:
     data = run.path.parent / "data.zarr"
     for options in ({}, {"nifti": tmp_path / "n"}, {"out": tmp_path / "o", "nifti": tmp_path / "n"}):
-        with pytest.raises(InputError, match=r"out=, a Zarr group to write, or argmax=True and nifti="):
+        with pytest.raises(InputError, match=r"takes out, a Zarr group to write, or argmax and nifti"):
             run.predict(data, **options)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"output 'y' has the shape \[2, 1, 4\]; .*threshold"):
         labels_of(Output("y", (2, 1, 4), "float32", (1, 1, 4)))
@@ -155,3 +158,61 @@ def test_odd_attributes_are_refused(run: oocdl.Run, tmp_path: Path, attributes: 
     with pytest.raises(DatasetError, match="d.zarr has 2 samples"):
         run.predict(group, argmax=True, nifti=tmp_path / "n")
     assert not (tmp_path / "n").exists()
+
+
+def test_one_process_writes_a_place(run: oocdl.Run, tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / ".out.zarr.lock")  # of a process that lives
+    with pytest.raises(InUseError, match="in use"):
+        run.predict(run.path.parent / "data.zarr", tmp_path / "out.zarr")
+    lock.release()
+    run.predict(run.path.parent / "data.zarr", tmp_path / "out.zarr")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.zarr"]
+
+
+def test_labels_of_another_grid_are_no_volume_of_the_sample(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    half = oocdl.from_torch(
+        torch.nn.Conv3d(1, 2, 2, stride=2), torch.zeros(1, 1, 8, 8, 8), tmp_path / "h.onnx"
+    )
+    data = {"input": np.zeros((1, 1, 8, 8, 8), "f4"), "y": np.zeros((1, 4, 4, 4), "u1")}
+    made = oocdl.fit(half, data, workdir=tmp_path / "run", **{**QUICK, "steps": 1})
+    group = zarr.open_group(nets.write_samples(tmp_path / "s.zarr", [(8, 8, 8), (8, 8, 6)]), mode="r+")
+    group["case_000"].attrs.update({"affine": AFFINE.tolist(), "spacing": [2.5, 1.1, 0.9]})
+    with pytest.raises(InputError, match=r"of \[8, 8, 8\] voxels are \[4, 4, 4\]"):
+        made.predict(group, argmax=True, nifti=tmp_path / "n", inputs={"input": "x"})
+    found = made.predict(group, tmp_path / "out.zarr", inputs={"input": "x"})
+    assert not dict(found["case_000"].attrs)
+
+
+def test_volumes_of_earlier_calls_are_told_of(run: oocdl.Run, tmp_path: Path) -> None:
+    (tmp_path / "old.nii.gz").touch()
+    with pytest.warns(UserWarning, match="labels of other samples, too: old.nii.gz"):
+        run.predict(run.path.parent / "data.zarr", argmax=True, nifti=tmp_path)
+
+
+def test_nan_is_the_largest_however_classes_are_cut(tmp_path: Path) -> None:
+    logits = np.array([[1.0, np.nan, 5.0, 2.0]], "f4").reshape(1, 4, 1)
+    for cuts in ([(0, 4)], [(0, 2), (2, 4)], [(2, 4), (0, 2)]):
+        labels = zarr.create_array(zarr.storage.MemoryStore(), shape=(1, 1), dtype="u1")
+        canvas, taker = Canvas([(labels, ((0, 1),), (0,))], (1, 1), labels.dtype), ClassLabels(4, tmp_path)
+        for cut in cuts:
+            taker.put(canvas, ((0, 1), cut, (0, 1)), (0,), logits[:, slice(*cut)])
+        assert labels[0, 0] == 1
+
+
+def test_a_file_of_hdf5_says_names_and_places_too(run: oocdl.Run, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["image"] = np.zeros((1, *SHAPE[1:]), "f4")
+        file.attrs["samples"], file.attrs["affine"] = ["mine"], AFFINE
+    run.predict(tmp_path / "d.h5", argmax=True, nifti=tmp_path / "n")
+    image: Any = nib.load(tmp_path / "n/mine.nii.gz")
+    assert np.allclose(image.affine, AFFINE)
+    told = oocdl.data.convert(tmp_path / "d.h5", tmp_path / "d.zarr").attrs
+    assert told["samples"] == ["mine"] and np.allclose(told["affine"], AFFINE)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["/outside", "a/b", "../b", ".hidden"])
+def test_a_sample_is_a_group_right_below(run: oocdl.Run, tmp_path: Path, name: str) -> None:
+    zarr.open_group(tmp_path / "d.zarr", mode="w", attributes={"oocdl": {"samples": [name]}})
+    with pytest.raises(DatasetError, match="a sample is a group right below it"):
+        run.predict(tmp_path / "d.zarr", tmp_path / "out.zarr")

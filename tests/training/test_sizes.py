@@ -447,7 +447,7 @@ def test_outputs_without_channels_are_cropped_along_their_own_axes(tmp_path: Pat
     run = oocdl.fit(made, tmp_path / "even.zarr", workdir=tmp_path / "run", loss="bce", steps=1, **EXACT)
     group = run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
     shapes = [a.shape for _, a in group.members(max_depth=None) if isinstance(a, zarr.Array)]
-    assert shapes == [(7, 7, 9), (8, 6, 10)]
+    assert sorted(shapes) == [(7, 7, 9), (8, 6, 10)]
 
 
 def test_deep_supervision_takes_smaller_outputs(tmp_path: Path) -> None:

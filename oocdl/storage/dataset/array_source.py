@@ -109,6 +109,10 @@ def open_arrays(given: Mapping[Any, Any], names: Collection[str] | None) -> list
                 f"a dataset in memory maps names to NumPy arrays, and {name!r} is of type {kind}; pass "
                 "numpy.asarray(it), with the sample axis first, or write one sample at a time to Zarr"
             )
+        if isinstance(value, np.ma.MaskedArray):
+            raise DatasetError(
+                f"{name!r} is a masked array; say what is there instead: pass {name}.filled(..)"
+            )
     lost = sorted(set(names or ()) - set(given))
     if lost:
         raise DatasetError(f"{WHERE} have no array {lost[0]!r}; they are {sorted(given)}")

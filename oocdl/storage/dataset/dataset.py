@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import zarr
 from zarr.abc.store import Store
+from zarr.storage import ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset import array_source, hdf5_source, zarr_source
@@ -111,6 +112,18 @@ class Dataset:
         """The arrays without further views of the same."""
         again = {view.name for view in self.reopen.views if view.name != view.array}
         return {name: array for name, array in self.arrays.items() if name not in again}
+
+
+def attributes_of(spec: DatasetSpec) -> dict[str, Any]:
+    """Return the attributes of a dataset's group or file; none of arrays in memory."""
+    source = spec.source
+    if isinstance(source, GivenArrays):
+        return {}
+    if isinstance(source, str) and Path(source).suffix.lower() in HDF5_ENDINGS:
+        return hdf5_source.attributes_of(source)
+    if isinstance(source, str) and source.lower().endswith(".zip"):
+        source = ZipStore(source)
+    return dict(zarr.open_group(source, path=spec.group, mode="r").attrs)
 
 
 def apart(name: str) -> str:

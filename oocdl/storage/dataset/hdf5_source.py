@@ -130,6 +130,19 @@ class Hdf5Source:
             self._unchecked[place] = False
 
 
+def attributes_of(path: str) -> dict[str, Any]:
+    """Return the attributes of a file as plain data."""
+    with h5py.File(path, "r") as opened:
+        found = {name: np.asarray(value).tolist() for name, value in opened.attrs.items()}
+    return {name: _decoded(value) for name, value in found.items()}
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_decoded, value))
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def open_arrays(path: str, names: Collection[str] | None) -> list[DataArray]:
     """Open and check the datasets of a file (those of ``names``, or all). Raises DatasetError."""
     mark = file_mark(path)

@@ -183,6 +183,9 @@ def named_samples(group: zarr.Group, where: str) -> list[str]:
         return []
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise DatasetError(f"{where} names no samples in its attribute {MARK!r}: a list of groups is due")
+    odd = [name for name in names if "/" in name or name.startswith(".")]
+    if odd:
+        raise DatasetError(f"{where} names a sample {odd[0]!r}: a sample is a group right below it")
     lost = [name for name in names if not isinstance(group.get(name), zarr.Group)]
     if lost or len(set(names)) < len(names):
         raise DatasetError(f"{where} names a sample {(lost or names)[0]!r} that is not there, or twice")

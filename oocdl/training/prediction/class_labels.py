@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from oocdl.data.label_volumes import sample_facts, write_labels
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices, region_shape
-from oocdl.storage.dataset.dataset import Dataset
+from oocdl.training.prediction.inference import Inference
 from oocdl.training.prediction.predictions import Output
 
 Facts = Sequence[tuple[str, Mapping[str, Any]]]
@@ -94,28 +95,39 @@ class ClassLabels:
                 labels[one] = np.full(region_shape(one), self.classes - 1, labels.dtype)
         inner = as_slices(place)
         best, before, now = self._best[inner], labels[place], logits.max(1)
+        now = np.where(np.isnan(now), np.inf, now)  # NaN is the largest to argmax
         taken = (now > best) | ((now == best) & (found < before))
         self._best[inner] = np.where(taken, now, best)
         return np.where(taken, found, before)
 
 
-def facts_of_volumes(
-    dataset: Dataset, samples: Mapping[str, Mapping[str, Any]], outputs: Sequence[Output]
-) -> Facts:
+def facts_of_volumes(inference: Inference, outputs: Sequence[Output]) -> Facts:
     """Return name and attributes of the volume of each sample.
 
-    ``samples`` are those that have a group each. Raises InputError unless there is one array of labels, of
-    three spatial axes; DatasetError if the dataset's attributes are of other samples.
+    Raises InputError unless there is one array of labels, of three spatial axes and the extents of its
+    sample; DatasetError if the dataset's attributes are of other samples.
     """
     if len({one.name for one in outputs}) != 1 or len(outputs[0].sample_shape) != 3:
         shapes = ", ".join(f"'{one.name}' {list(one.shape)}" for one in outputs[:3])
         raise InputError(f"nifti= takes one output of three spatial axes; labels of this model are {shapes}")
-    return list(samples.items()) or sample_facts(dataset, outputs[0].shape[0])
+    for one in outputs:
+        extents = inference.extents(one.row or 0)
+        if one.sample_shape != extents:
+            raise InputError(
+                f"nifti= takes labels of each voxel of a sample, and those of {list(extents)} voxels are "
+                f"{list(one.sample_shape)}; leave it out, or have the network give the size of its input"
+            )
+    return list(inference.samples.items()) or sample_facts(inference.dataset, outputs[0].shape[0])
 
 
 def write_volumes(folder: Path, facts: Facts, places: Sequence[tuple[zarr.Array[Any], Region]]) -> None:
     """Write labels [z, y, x] as a NIfTI file for each sample, of its place in an array."""
     folder.mkdir(parents=True, exist_ok=True)
+    others = {path.name for path in folder.glob("*.nii.gz")} - {f"{name}.nii.gz" for name, _ in facts}
+    if others:
+        warnings.warn(
+            f"{folder} has labels of other samples, too: {', '.join(sorted(others)[:5])}", stacklevel=5
+        )
     for (name, told), (array, prefix) in zip(facts, places, strict=True):
 
         def planes(start: int, stop: int, array: zarr.Array[Any] = array, prefix: Region = prefix) -> Array:

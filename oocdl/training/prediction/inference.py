@@ -30,7 +30,7 @@ from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.sample_sizes import sized
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
-from oocdl.storage.dataset.sample_stack import samples_of
+from oocdl.storage.dataset.sample_stack import own_sized, samples_of
 from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Gathered, fold
@@ -127,6 +127,12 @@ class Inference:
             check_device(compiled.plan, self.machine)
         self.first = next(iter(self.compiled.values()))
         warn_of_predictions(self.first.plan.factored.graph, model)
+
+    def extents(self, row: int) -> tuple[int, ...]:
+        """Return the spatial extents of a sample, of which there may be none."""
+        axes = max(len(port.dims) for port in self.model.inputs) - 2
+        array = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
+        return own_sized(array, row).shape[-axes:] if axes > 0 else ()
 
     def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
         """Return factors by array of this dataset: those that the same input or head had in training."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from oocdl.runtime import weight_io
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.files import reporting
+from oocdl.storage.run.lock import RunLock
 from oocdl.training.prediction.class_labels import (
     ClassLabels,
     facts_of_volumes,
@@ -74,14 +76,29 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
     outputs = list(_outputs_of(inference))
     classes = {one.name: one.sample_shape[0] for one in outputs if one.sample_shape} if argmax else {}
     outputs = [labels_of(one) if argmax else one for one in outputs]
-    facts = () if volumes is None else facts_of_volumes(inference.dataset, inference.samples, outputs)
-    made, _ = _run(inference, target, outputs, classes)
-    group = made.finish()
-    if volumes is not None:
-        with reporting(volumes):
-            labels = [made.place(outputs[0].name, row) for row in range(len(facts))]
-            write_volumes(volumes, facts, labels)
+    facts = () if volumes is None else facts_of_volumes(inference, outputs)
+    with _alone(target):
+        made, _ = _run(inference, target, outputs, classes)
+        group = made.finish()
+        if volumes is not None:
+            with reporting(volumes):
+                labels = [made.place(outputs[0].name, row) for row in range(len(facts))]
+                write_volumes(volumes, facts, labels)
     return group
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Lock a place to write to, by a file beside it. Raises InUseError if another process writes there."""
+    path = target.absolute().with_name(f".{target.name}.lock")
+    with reporting(target):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def write_labels_of(inference: Inference, target: Path) -> tuple[Predictions, list[Measured]]:
@@ -99,7 +116,11 @@ def _run(
 ) -> tuple[Predictions, list[Measured]]:
     """Run the network, and write its outputs, or classes of those that have so many, to a group."""
     with reporting(target):
-        made = Predictions(target, outputs, inference.facts(), inference.samples)
+        samples = {
+            name: its if _is_like(inference, outputs, row) else {}  # else they lie elsewhere in space
+            for row, (name, its) in enumerate(inference.samples.items())
+        }
+        made = Predictions(target, outputs, inference.facts(), samples)
     takers = {name: ClassLabels(count, target) for name, count in classes.items()}
     lock = threading.Lock()
 
@@ -122,6 +143,13 @@ def _run(
                         canvas[box] = found
 
     return made, inference.run(deliver, made)
+
+
+def _is_like(inference: Inference, outputs: Sequence[Output], row: int) -> bool:
+    """Whether all outputs of a sample have its extents."""
+    extents = inference.extents(row)
+    mine = (one for one in outputs if one.row in (None, row))
+    return all(one.sample_shape[-len(extents) :] == extents for one in mine)
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from oocdl.data.label_volumes import sample_facts
 from oocdl.data.nifti import spacing_of
-from oocdl.errors import BudgetError, DatasetError
+from oocdl.errors import BudgetError, DatasetError, InputError
 from oocdl.graph.ir.index import as_slices
 from oocdl.graph.ir.index import whole as region_of
 from oocdl.graph.onnx.model_file import size_text
@@ -130,6 +130,12 @@ def distances(
         for target in inference.binding.targets:
             if target.output in inference.first.outputs:
                 volume = _Volume(inference, target, made, row)
+                extents = inference.extents(row)
+                if volume.shape != extents and set(spacing) != {1.0}:
+                    raise InputError(
+                        f"surface metrics with a spacing take labels of each voxel of a sample, and those of "
+                        f"{list(extents)} voxels are {list(volume.shape)}; leave the metrics out"
+                    )
                 values[target.output] = _of_classes(volume, metrics, library, spacing)
         found[row] = values
     return found
