@@ -1,13 +1,14 @@
-"""From an nnU-Net raw folder of MRI volumes of different sizes to NIfTI labels: three commands.
+"""From an nnU-Net raw folder of MRI volumes of different sizes to NIfTI labels: four commands.
 
     apt-get install mricron-data        # the volumes, from Debian (or pass --data FOLDER)
-    pip install 'oocdl[mri,torch]'
+    pip install '.[mri,plot]'
     python examples/nnunet_folder.py
 
 makes ``Dataset001_Brain`` and ``unet.onnx``, and then runs what a user would type:
 
     oocdl convert Dataset001_Brain brain.zarr
     oocdl fit unet.onnx brain.zarr --loss dice_ce --validation 0.25 --metrics dice --keep-best ..
+    oocdl convert Dataset001_Brain test.zarr --split test
     oocdl predict brain.run test.zarr --argmax --nifti labels --which best
 
 ``ch2`` (Holmes et al. 1998: one person, scanned 27 times) is the one brain. Each case is another crop of it,
@@ -168,13 +169,13 @@ def main(given: Sequence[str] | None = None) -> None:
         args.workdir, "predict", "brain.run", "test.zarr", "--argmax", "--nifti", "labels", "--which", "best",
         *memory,
     )  # fmt: skip
-    run = oocdl.open(args.workdir / "brain.run")
-    run.plot(args.workdir / "history.png")
     for number, row in enumerate(scores(args.workdir)):
         print(f"volume {number}: Dice " + ", ".join(f"{name} {score:.3f}" for name, score in row.items()))
+    run = oocdl.open(args.workdir / "brain.run")
     best = run.best
     assert best is not None
-    print(f"best validation: step {best['step']}, Dice {best['val_dice']:.3f}; see history.png and labels/")
+    print(f"best validation: step {best['step']}, Dice {best['val_dice']:.3f}; see labels/ and history.png")
+    run.plot(args.workdir / "history.png")
 
 
 if __name__ == "__main__":
