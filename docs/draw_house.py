@@ -38,6 +38,7 @@ class Room(NamedTuple):
 
 FLOORS = (
     (Room("cli", "oocdl fit, plan, predict, …, demo", PEOPLE),),
+    (Room("presets", "nnU-Net's way in one word; a U-Net without a framework", PEOPLE),),
     (Room("tuning", "search: many runs, of which the better ones train on", PEOPLE),),
     (Room("training", "fit: epochs and steps; the run that comes out; resuming", PEOPLE),),
     (

@@ -32,8 +32,8 @@ import zarr
 from PIL import Image, ImageDraw, ImageFont
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.losses import CrossEntropy, DiceCE
+from oocdl.presets.unets import write_unet3d
 
 FOLDERS = ("/usr/share/mricron/templates", "/usr/share/mricron")
 FILES = ("ch2.nii.gz", "ch2bet.nii.gz", "aal.nii.gz", "aal.nii.txt")

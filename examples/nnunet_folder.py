@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
+from oocdl.presets.unets import write_unet3d
 
 FOLDER = "/usr/share/mricron/templates"
 FILES = ("ch2.nii.gz", "ch2bet.nii.gz")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import oocdl
 from oocdl.cli.demo import write_volumes
-from oocdl.cli.zoo import write_unet3d
 from oocdl.events import Event, StepDone
+from oocdl.presets.unets import write_unet3d
 
 
 class Enough(Exception):

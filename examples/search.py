@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.cli.demo import CLASSES, write_volumes
-from oocdl.cli.zoo import write_unet3d
+from oocdl.presets.unets import write_unet3d
 from oocdl.space import LogUniform
 
 

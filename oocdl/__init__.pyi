@@ -1,4 +1,17 @@
-from . import callbacks, cluster, data, errors, events, losses, metrics, ops, optim, space, transforms
+from . import (
+    callbacks,
+    cluster,
+    data,
+    errors,
+    events,
+    losses,
+    metrics,
+    ops,
+    optim,
+    presets,
+    space,
+    transforms,
+)
 from .events import Stop
 from .pytorch.door import from_torch
 from .report.plan_view import Plan
@@ -33,6 +46,7 @@ __all__ = [
     "ops",
     "optim",
     "plan",
+    "presets",
     "repair",
     "search",
     "simulate",

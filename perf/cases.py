@@ -13,7 +13,7 @@ import torch
 import zarr
 from models import GPT, PlainNet3d, Recurrent, ResNet, export, library, write_mlp
 
-from oocdl.cli.zoo import write_unet3d
+from oocdl.presets.unets import write_unet3d
 
 SLAB_BYTES = 16 << 20
 """At most so much of a dataset is in memory while it is written."""

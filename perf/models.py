@@ -54,7 +54,7 @@ class Up(Block):
 
 
 class UNet3d(nn.Module):
-    """The network of ``oocdl.cli.zoo.write_unet3d``, parameter names included."""
+    """The network of ``oocdl.presets.unets.write_unet3d``, parameter names included."""
 
     def __init__(self, in_channels: int = 1, classes: int = 4, base: int = 16, depth: int = 3) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ from statistics import fmean, median
 import zarr
 from measure import failure, folder, one_process, parser, report
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.host.limits import cores
+from oocdl.presets.unets import write_unet3d
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

@@ -50,6 +50,7 @@ PACKAGES = (
     "callbacks",
     "training",
     "tuning",
+    "presets",
     "cli",
     "__init__",
 )
@@ -95,7 +96,7 @@ APART = {"engines.torch", "engines.ort", "engines.numpy"}
 """Packages that know nothing of each other: a further engine touches none of them."""
 
 GATES = {
-    "onnx": ("graph.onnx.*", "engines.ort.*", "pytorch.annotate", "cli.zoo"),
+    "onnx": ("graph.onnx.*", "engines.ort.*", "pytorch.annotate", "presets.unets"),
     "onnxruntime": ("engines.ort.ort_session",),
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*", "pytorch.*"),
@@ -110,13 +111,14 @@ GATES = {
     ),
     "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
-    "zarr": ("storage.*", "training.*", "data.*", "cli.demo", "cli.predict_sample"),
+    "zarr": ("storage.*", "training.*", "data.*", "presets.nnunet_folds", "cli.demo", "cli.predict_sample"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
     "typer": (
         "cli.app",
         "cli.convert",
         "cli.look",
+        "cli.preset",
         "cli.verb_options",
         "cli.cluster",
         "cli.config_file",

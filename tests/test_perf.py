@@ -17,8 +17,8 @@ import onnx
 import pytest
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
+from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
 
 ROOT = Path(__file__).parents[1]

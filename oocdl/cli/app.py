@@ -22,6 +22,7 @@ from oocdl.cli.cluster import app as cluster_app
 from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.convert import app as convert_app
 from oocdl.cli.look import app as look_app
+from oocdl.cli.preset import ALL_FOLDS, Folds, Hours, Preset, train_preset
 from oocdl.cli.say import (
     INTERRUPTED_EXIT_CODE,
     UNCHANGED,
@@ -50,6 +51,7 @@ from oocdl.config import OPTIONS, parse_bytes
 from oocdl.errors import InputError, OocdlError
 from oocdl.events import Listener
 from oocdl.host.limits import default_budget_bytes, installed_version
+from oocdl.presets.nnunet_folds import HOURS
 from oocdl.report.printer.show import What
 from oocdl.report.progress import Progress
 from oocdl.report.units import counted
@@ -93,7 +95,15 @@ def shared(register: Register = None, version: Version = False) -> None:
 @app.command()
 @with_options(FIT, FIELDS, ACTING, WORKER_OPTIONS)
 def fit(
+    context: typer.Context,
+    model: Annotated[Path, typer.Argument(help="ONNX file; with --preset, the folder.")],
+    dataset: Annotated[
+        str | None, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")
+    ] = None,
     config: ConfigFile = None,
+    preset: Preset = None,
+    folds: Folds = ALL_FOLDS,
+    hours: Hours = HOURS,
     resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start over, even if a run exists.")] = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help=told("dashboard"))] = False,
@@ -107,8 +117,17 @@ def fit(
     **given: Any,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
+    if preset is not None:
+        if dataset is not None:
+            raise InputError(f"--preset takes one folder, not '{dataset}' beside it")
+        given |= {"log": log, "restart": restart, "dashboard": dashboard, "dashboard_port": dashboard_port}
+        train_preset(context, FIT, model, {"folds": folds, "hours": hours}, given)
+        return
+    if dataset is None:
+        raise InputError("fit takes a model and a dataset; only --preset takes one folder")
     how = {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
-    options = arguments_for(FIT, given) | call_options(given) | how | {"progress": False}
+    options = arguments_for(FIT, {**given, "model": model, "dataset": dataset}) | call_options(given)
+    options |= how | {"progress": False}
     written = [*acting(given), *logs(log)]
     budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     outcome = Outcome()

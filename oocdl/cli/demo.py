@@ -18,11 +18,11 @@ import zarr
 from PIL import Image, ImageDraw, ImageFont
 from rich.console import Console
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.config import parse_bytes
 from oocdl.errors import InputError
 from oocdl.ops.optimizers import Adam
 from oocdl.ops.schedules import Polynomial
+from oocdl.presets.unets import write_unet3d
 from oocdl.report.progress import Progress
 from oocdl.training.trainer import fit, plan
 

@@ -17,9 +17,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import oocdl
 from oocdl.callbacks import CSV, MLflow, TensorBoard
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, ResourceError
 from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone, WorkersChanged
+from oocdl.presets.unets import write_unet3d
 from oocdl.report import history_view
 from tests.kit import nets
 

@@ -26,7 +26,6 @@ from oocdl.cli import app, look
 from oocdl.cli.cluster import WORKER_OPTIONS
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
-from oocdl.cli.zoo import write_unet3d
 from oocdl.config import OPTIONS, make_settings
 from oocdl.config.options import (
     Augment,
@@ -44,6 +43,7 @@ from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.optim import SGD, Adam, AdamW, Cosine, CosineRestarts, Exponential, MultiStep, WarmUp
+from oocdl.presets.unets import write_unet3d
 from oocdl.report.plan_view import Plan
 from oocdl.training.signature import records_of
 from tests.kit import nets
@@ -461,6 +461,7 @@ def test_every_option_of_fit_reaches_its_setting(
     expected["spill"] = "p"
     alone = {str(one[0][0])[2:].removeprefix("no-").replace("-", "_") for one in ALONE}
     others = {*alone, *WORKER_OPTIONS, *app.ACTING, "model", "dataset", "progress", "config", "log"}
+    others |= {"context", "preset", "folds", "hours"}
     assert inspect.signature(app.fit).parameters.keys() - others == expected.keys()
     refused(capsys, *fit)
     refused(capsys, *fit, *words)

@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 import oocdl
 from oocdl.cli import app, look
 from oocdl.cli.demo import CLASSES, write_volumes
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
 from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
+from oocdl.presets.unets import write_unet3d
 from oocdl.training.prediction.predictions import Predictions
 from tests.kit.commands import run
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.events import Event, Notice, StepDone, WorkersChanged
+from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
 from tests.kit.hosts import Hosts, hosts, missing
 

@@ -10,7 +10,6 @@ import numpy as np
 import zarr
 from onnx import helper
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.config import make_settings
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
@@ -18,6 +17,7 @@ from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
 from oocdl.planning.machine import Machine
 from oocdl.planning.recipe import PassKind, Request
+from oocdl.presets.unets import write_unet3d
 from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import nets
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
+from oocdl.presets.unets import write_unet3d
 from tests.kit import nets, slurm
 from tests.kit.daemons import wait_until
 

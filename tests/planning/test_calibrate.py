@@ -12,7 +12,6 @@ import pytest
 
 import oocdl
 from oocdl.cli import app
-from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
 from oocdl.graph.ir.op_rule import Rules
@@ -33,6 +32,7 @@ from oocdl.planning.cost_model import BFLOAT16_SUFFIX, NOMINAL, Rates, program_s
 from oocdl.planning.probes import computing_probes, overhead_program
 from oocdl.planning.task_graph import UnitCall
 from oocdl.planning.task_key import TaskKey
+from oocdl.presets.unets import write_unet3d
 from oocdl.storage.checksums import sealed, unsealed
 from tests.kit import nets
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.compiler import Draft
@@ -15,6 +14,7 @@ from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.pass_plan import frozen_cuts, plan_pass, replan_pass
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS
 from oocdl.planning.tile_search import Limits
+from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
 from tests.kit.list_schedule import ideal_seconds
 from tests.kit.machine import THIS, Small, fit

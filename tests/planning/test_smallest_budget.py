@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops import RULES
 from oocdl.planning.choice import budget
 from oocdl.planning.machine import SLACK_BYTES
+from oocdl.presets.unets import write_unet3d
 from oocdl.testing import run_graph
 from tests.kit import nets
 from tests.kit.jobs import (

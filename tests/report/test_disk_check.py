@@ -19,9 +19,9 @@ import pytest
 
 import oocdl
 from oocdl.cli import app
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, ResourceError, StoreError
 from oocdl.events import Committed, StepDone
+from oocdl.presets.unets import write_unet3d
 from oocdl.report import disk_check
 from oocdl.storage import files
 from oocdl.storage.cache import direct_io

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.planning.simulation.timeline import Moment, Ran, Simulated, Transfer
 from oocdl.planning.task_key import TaskKey, TaskKind
+from oocdl.presets.unets import write_unet3d
 from oocdl.report import figure as picture
 from oocdl.report import history_view
 from oocdl.report.figure import LABEL_LETTERS, PHASES, RED, figure_of, highest, written

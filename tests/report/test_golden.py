@@ -13,7 +13,6 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.config import make_settings
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
@@ -23,6 +22,7 @@ from oocdl.planning.choice.pass_kinds import compile_passes
 from oocdl.planning.machine import Machine
 from oocdl.planning.passes import Course
 from oocdl.planning.task_key import TaskKey, TaskKind
+from oocdl.presets.unets import write_unet3d
 from oocdl.report.plan_view import Plan
 from oocdl.report.printer.notation import key_text, name_text
 from oocdl.report.printer.show import What, pass_text

@@ -21,8 +21,8 @@ from nbclient import NotebookClient
 from rich.console import Console
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.events import Notice, RunFinished, RunStarted, StepDone
+from oocdl.presets.unets import write_unet3d
 from oocdl.report.notebook import Block, NotebookProgress, block_here, progress_here
 from oocdl.report.progress import Progress
 from oocdl.report.run_report import LayerReport, Report, Total

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import Committed
 from oocdl.host.heap import Heap
@@ -18,6 +17,7 @@ from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulation.timeline import Ran, Simulated
 from oocdl.planning.task_key import TaskKey, TaskKind
+from oocdl.presets.unets import write_unet3d
 from oocdl.report.layer_facts import computing_seconds
 from oocdl.report.run_report import make_report, read_report
 from oocdl.report.tables import MOST_ROWS

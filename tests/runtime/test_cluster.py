@@ -18,7 +18,6 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
 from oocdl.events import Event, Notice, StepDone
 from oocdl.graph.ir.index import Region
@@ -29,6 +28,7 @@ from oocdl.planning.calls import UnitCall
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
 from oocdl.planning.task_key import TaskKey
+from oocdl.presets.unets import write_unet3d
 from oocdl.runtime import execute
 from oocdl.runtime.cluster import dask_records, member
 from oocdl.storage.cache import memory_tier

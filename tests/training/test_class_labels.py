@@ -14,10 +14,10 @@ import torch
 import zarr
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.data.label_volumes import write_labels
 from oocdl.errors import DatasetError, InputError, InUseError
 from oocdl.graph.ir.index import as_slices
+from oocdl.presets.unets import write_unet3d
 from oocdl.storage.run.lock import RunLock
 from oocdl.training.prediction.class_labels import ClassLabels, labels_of
 from oocdl.training.prediction.outputs import Canvas

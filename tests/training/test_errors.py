@@ -16,7 +16,6 @@ from onnx import helper
 
 import oocdl
 from oocdl.cli import app
-from oocdl.cli.zoo import write_unet3d
 from oocdl.config import parse_bytes
 from oocdl.errors import (
     BudgetError,
@@ -31,6 +30,7 @@ from oocdl.errors import (
 )
 from oocdl.losses import CrossEntropy, Dice, DiceCE
 from oocdl.optim import SGD, Adam
+from oocdl.presets.unets import write_unet3d
 from tests.kit import machine, nets, settings
 from tests.kit.machine import Small
 

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.events import RunStarted, StepDone
+from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
 
 STEPS = 30

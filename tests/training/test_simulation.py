@@ -10,8 +10,8 @@ import zarr
 from PIL import Image
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError
+from oocdl.presets.unets import write_unet3d
 from oocdl.report import scaling as scaling_view
 from oocdl.report.scaling import CERTAINTY
 

@@ -12,10 +12,10 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import InputError, StoreError
 from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.task_key import TaskKind
+from oocdl.presets.unets import write_unet3d
 from oocdl.runtime.trace import COMBINE_PHASES, UNIT_PHASES
 from tests.kit import nets, settings
 from tests.kit.machine import Small, fit, plan

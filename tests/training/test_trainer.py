@@ -14,11 +14,11 @@ import zarr
 from onnx import numpy_helper
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import DatasetError, InputError, NonFiniteError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone, StepRunning
 from oocdl.losses import CrossEntropy
 from oocdl.optim import SGD, Adam
+from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
 from tests.kit.settings import QUICK
 

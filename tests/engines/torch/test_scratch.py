@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops import RULES
 from oocdl.planning.probes import probe_program
+from oocdl.presets.unets import write_unet3d
 from tests.kit import models, nets
 
 torch = pytest.importorskip("torch")

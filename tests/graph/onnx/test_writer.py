@@ -11,12 +11,12 @@ import pytest
 import torch
 from onnx import helper
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import ModelError
 from oocdl.graph.onnx import writer
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
+from oocdl.presets.unets import write_unet3d
 from tests.kit.models import GPT, UNet3d, export
 from tests.kit.nets import save
 from tests.kit.onnx_kit import F, conv_model, error, external, run

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
@@ -19,6 +18,7 @@ from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan, frozen_cuts, plan_pass, replan_pass
 from oocdl.planning.tile_search import MIN_PARALLEL_FLOPS, Layering, Limits, TileSearch
+from oocdl.presets.unets import write_unet3d
 from tests.kit import models
 from tests.kit.graphs import training
 

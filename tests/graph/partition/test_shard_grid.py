@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from oocdl.cli.zoo import write_unet3d
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.partition import shard_grid
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.tile_search import Layering
+from oocdl.presets.unets import write_unet3d
 from tests.kit.graphs import training
 
 CONV = {"strides": (1, 1, 1), "pads": (1,) * 6, "dilations": (1, 1, 1)}

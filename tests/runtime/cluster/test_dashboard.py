@@ -11,10 +11,10 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler
 
 import oocdl
-from oocdl.cli.zoo import write_unet3d
 from oocdl.dashboard import dask_driver, dask_plugin
 from oocdl.events import Event, StepDone, WorkersChanged
 from oocdl.planning.task_key import group_of
+from oocdl.presets.unets import write_unet3d
 from oocdl.runtime.lost import WorkersLost
 from tests.kit import nets
 from tests.kit.faults import OPTIONS

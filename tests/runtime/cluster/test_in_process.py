@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from oocdl.augmentation.preparation import Preparation
-from oocdl.cli.zoo import write_unet3d
 from oocdl.config import make_settings
 from oocdl.planning.hosts import exchange, relays
 from oocdl.planning.passes import MAIN
 from oocdl.planning.task_key import TaskKey
+from oocdl.presets.unets import write_unet3d
 from oocdl.runtime import weight_io
 from oocdl.runtime.cluster import transfers, worker_tasks
 from oocdl.runtime.cluster.local_pass import Superseded

@@ -1,0 +1,284 @@
+"""From an nnU-Net raw folder to cross-validated networks, on whole volumes, with nnU-Net's defaults."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+
+from oocdl.callbacks import ModelCheckpoint
+from oocdl.config.options import Size
+from oocdl.data import convert
+from oocdl.data.cases import Cases, find_cases
+from oocdl.data.volume_samples import read_samples
+from oocdl.errors import BudgetError, InputError, StoreError
+from oocdl.host.optional import needed
+from oocdl.host.paths import path_of
+from oocdl.losses import CrossEntropy, DeepSupervision, Dice, DiceCE
+from oocdl.optim import SGD, Polynomial
+from oocdl.presets.fingerprint import median_shape, target_spacing, topology_of
+from oocdl.presets.label_scores import summary
+from oocdl.presets.unets import write_nnunet
+from oocdl.report.tables import Column, Sheet, text_of
+from oocdl.storage.dataset.sample_stack import MARK
+from oocdl.storage.files import read_text, reporting, write_text
+from oocdl.training.run import Run
+from oocdl.training.trainer import fit
+from oocdl.training.trainer import plan as make_plan
+
+FOLDS, FOLD_SEED = 5, 12345
+WIDTHS = (32, 24, 16, 12, 8, 4)
+"""Channels of the first level that are tried, nnU-Net's first."""
+EPOCHS, HOURS = 100, 24.0
+Fold = int | Literal["all"]
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """What ``nnunet`` has trained."""
+
+    path: Path
+    spacing: tuple[float, ...]
+    """Millimetres [z, y, x] to which volumes were resampled."""
+    runs: Mapping[Fold, Run]
+    scores: Mapping[Fold, Mapping[str, float]]
+    """Fold -> class -> Dice over the fold's own validation cases, in the grid of their files."""
+
+    def table(self) -> Sheet:
+        """Make a table with a row for each fold."""
+        names = list(dict.fromkeys(name for scores in self.scores.values() for name in scores))
+        columns = [Column("fold", "fold"), *(Column(name, name, "{:.4f}".format) for name in names)]
+        rows = [[str(fold), *(scores[name] for name in names)] for fold, scores in self.scores.items()]
+        return Sheet("Dice of validation cases", columns, rows)
+
+    def __str__(self) -> str:
+        return text_of(self.table()) if self.scores else f"trained on all cases: {self.path}"
+
+
+def nnunet(
+    folder: str | Path,
+    *,
+    workdir: str | Path | None = None,
+    folds: Sequence[Fold] = tuple(range(FOLDS)),
+    memory: Size | None = None,
+    hours: float = HOURS,
+    **options: Any,
+) -> CrossValidation:
+    """Train nnU-Net's plain U-Net on whole volumes of an nnU-Net raw folder, fold by fold.
+
+    Volumes are resampled to nnU-Net's target spacing. Depth, kernels and strides follow from their median
+    size; the width is the largest of 32, 24, 16, 12, 8, 4 that fits the budget and whose fold is predicted to
+    take at most ``hours``. Defaults are nnU-Net's: Dice of the foreground plus cross entropy with deep
+    supervision, SGD with momentum 0.99 and a polynomial rate from 0.01, its augmentation and normalization,
+    its splits (or those in ``splits_final.json`` of the working directory). What differs: a step is one whole
+    volume, an epoch all volumes of the fold, and there are 100 epochs.
+
+    The working directory gets ``plans.json``, ``splits_final.json``, the converted data, and for each fold a
+    run ``fold_0`` with ``progress.png``, ``validation/*.nii.gz`` and ``summary.json``. Calling it again goes
+    on, and returns what is finished.
+
+    Parameters
+    ----------
+    folder
+        nnU-Net raw folder: ``dataset.json``, ``imagesTr``, ``labelsTr``, in NIfTI.
+    workdir
+        Directory of all results; default: ``<folder>.nnunet``.
+    folds
+        Which of the five folds to train; "all" trains on every case, without validation.
+    memory
+        Memory budget of the process, as in ``fit``.
+    hours
+        Maximum predicted hours of training of a fold, for the choice of the width.
+    **options
+        Options of ``fit`` that replace the defaults, such as ``epochs``, ``engine`` or ``client``.
+
+    Raises
+    ------
+    InputError for regions, for fewer cases than folds, for CT beside other channels, and for a working
+    directory of another dataset; what ``convert`` and ``fit`` raise.
+
+    Examples
+    --------
+    >>> print(oocdl.presets.nnunet("Dataset001_Heart", memory="8GiB", folds=[0]))  # doctest: +SKIP
+    """
+    if find_spec("matplotlib") is None:
+        needed("matplotlib", "progress.png", "plot")
+    source = path_of("folder", folder)
+    root = path_of("workdir", workdir) if workdir is not None else source.with_name(f"{source.name}.nnunet")
+    cases = find_cases(source)
+    shared = _defaults(cases) | {"memory": memory} | options
+    listeners = tuple(shared.pop("callbacks", ()))
+    splits = _splits(root, [case.name for case in cases.cases], folds)
+    spacing, shape = _fingerprint(cases)
+    data = _converted(source, root, cases, spacing, memory)
+    outputs = _network(root, data, cases, (spacing, shape), hours, shared)
+    runs, scores = dict[Fold, Run](), dict[Fold, Mapping[str, float]]()
+    for fold, held_out in splits.items():
+        place = root / f"fold_{fold}"
+        own = {"workdir": place, "loss": _loss(cases, outputs), "callbacks": listeners}
+        if held_out:
+            names = [case.name for case in cases.cases]
+            own |= {"validation": [names.index(name) for name in held_out], "metrics": "dice"}
+            own |= {"callbacks": [ModelCheckpoint("val_dice"), *listeners]}
+        run = runs[fold] = fit(root / "nnunet.onnx", data, **{**own, **shared})
+        run.plot(place / "progress.png")
+        if held_out:
+            scores[fold] = _scored(run, data, cases, held_out)
+    return CrossValidation(root, spacing, runs, scores)
+
+
+def _classes(cases: Cases) -> list[str]:
+    """Return the names of classes by number. Raises InputError where nnU-Net would train something else."""
+    told = dict(cases.classes or {})
+    if any(isinstance(number, list) for number in told.values()):
+        raise InputError("the preset does not train regions: give each class one number in dataset.json")
+    names = sorted(told, key=lambda name: int(told[name]))
+    if [told[name] for name in names] != list(range(len(names))) or "ignore" in names[:-1]:
+        raise InputError(f"classes are numbered from 0, 'ignore' last; dataset.json has {told}")
+    classes = [name for name in names if name != "ignore"]
+    if len(classes) < 2:
+        raise InputError(f"there is no class beside '{''.join(classes)}' in dataset.json")
+    return classes
+
+
+def _defaults(cases: Cases) -> dict[str, Any]:
+    """Return nnU-Net's options of training, but for the loss. Raises InputError for what is not trained."""
+    _classes(cases)
+    kinds = {name.lower() == "ct" for name in cases.channels}
+    if len(kinds) > 1:
+        raise InputError("CT beside other channels has no one normalization; train the channels apart")
+    return {
+        "optimizer": SGD(Polynomial(0.01), momentum=0.99, nesterov=True, weight_decay=3e-5, clip_norm=12.0),
+        "augment": "nnunet",
+        "normalize": "ct" if True in kinds else "zscore",
+        "epochs": EPOCHS,
+    }
+
+
+def _loss(cases: Cases, outputs: Sequence[str]) -> Any:
+    """Return nnU-Net's loss: Dice of the foreground and cross entropy, weighed by resolution."""
+    count = len(_classes(cases))
+    cross_entropy = CrossEntropy(ignore_index=count) if "ignore" in (cases.classes or {}) else CrossEntropy()
+    share = count / (count - 1)
+    dice = Dice(class_weights=(0.0, *[share] * (count - 1)))
+    loss = DiceCE(dice, cross_entropy)
+    weights = [0.5**level for level in range(len(outputs))]
+    total = sum(weights)
+    return DeepSupervision(loss, weights=tuple(w / total for w in weights)) if len(outputs) > 1 else loss
+
+
+def _splits(root: Path, names: Sequence[str], folds: Sequence[Fold]) -> dict[Fold, list[str]]:
+    """Return the cases that each fold holds out, nnU-Net's by default. Raises InputError for other folds."""
+    path = root / "splits_final.json"
+    if path.exists():
+        splits = [list(split["val"]) for split in json.loads(read_text(path))]
+    elif set(folds) == {"all"}:
+        splits = []
+    else:
+        if len(names) < FOLDS:
+            raise InputError(f"{len(names)} cases are too few for {FOLDS} folds; pass folds=['all']")
+        order = np.arange(len(names))
+        np.random.RandomState(FOLD_SEED).shuffle(order)  # as scikit-learn's KFold
+        splits = [[names[row] for row in sorted(part)] for part in np.array_split(order, FOLDS)]
+        root.mkdir(parents=True, exist_ok=True)
+        told = [{"train": [n for n in names if n not in held], "val": held} for held in splits]
+        write_text(path, json.dumps(told, indent=2))
+    held_out: dict[Fold, list[str]] = {"all": [], **dict(enumerate(splits))}
+    for fold in folds:
+        if fold not in held_out:
+            raise InputError(f"folds are 0 to {len(splits) - 1} or 'all', got {fold!r}")
+        if unknown := set(held_out[fold]) - set(names):
+            raise InputError(f"{path}: fold {fold} has '{min(unknown)}', which is no case of the dataset")
+    return {fold: held_out[fold] for fold in folds}
+
+
+def _fingerprint(cases: Cases) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the spacing to resample to, and the median extents after it, both [z, y, x]."""
+    firsts = [sample.images[0] for sample in read_samples(cases, True).samples]
+    spacings, shapes = [first.spacing for first in firsts], [first.shape for first in firsts]
+    target = target_spacing(spacings, shapes)
+    return target, median_shape(spacings, shapes, target)
+
+
+def _converted(source: Path, root: Path, cases: Cases, spacing: Sequence[float], memory: Size | None) -> Path:
+    """Convert the folder, if that is not done yet. Raises StoreError if something else is there."""
+    path = root / "data.zarr"
+    if not path.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        convert(source, path, spacing=spacing, memory=memory)
+    held: Any = zarr.open_group(path, mode="r").attrs.get(MARK, {})
+    if held.get("samples") != [case.name for case in cases.cases]:
+        raise StoreError(f"{path} has other cases than {source}; choose another workdir")
+    return path
+
+
+def _network(
+    root: Path,
+    data: Path,
+    cases: Cases,
+    fingerprint: tuple[tuple[float, ...], tuple[int, ...]],
+    hours: float,
+    options: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Write the network, as wide as fits, and return its outputs. Raises BudgetError if none fits."""
+    path, model = root / "plans.json", root / "nnunet.onnx"
+    spacing, shape = fingerprint
+    facts = {"spacing": list(spacing), "median_shape": list(shape), "channels": len(cases.channels)}
+    facts |= {"classes": _classes(cases)}
+    if path.exists():
+        told = json.loads(read_text(path))
+        if {name: told.get(name) for name in facts} != facts:
+            raise InputError(f"{path} is of another dataset; choose another workdir")
+        return tuple(told["outputs"])
+    sizes = {"in_channels": len(cases.channels), "classes": len(_classes(cases))}
+    for width in WIDTHS:
+        topology = topology_of(spacing, shape, width)
+        outputs = write_nnunet(model, topology, **sizes)
+        try:
+            plan = make_plan(model, data, **{"loss": _loss(cases, outputs), **options})
+        except BudgetError:
+            if width == WIDTHS[-1]:
+                raise
+            continue
+        if plan.seconds * plan.course.total_steps <= hours * 3600:
+            break
+    write_text(path, json.dumps(facts | asdict(topology) | {"outputs": outputs}, indent=2))
+    return outputs
+
+
+def _scored(run: Run, data: Path, cases: Cases, names: Sequence[str]) -> dict[str, float]:
+    """Predict the cases that a fold holds out, and compare; returns the mean Dice, and that of each class.
+
+    ``summary.json`` is that of the run's last step; if it is there, nothing is predicted again.
+    """
+    path, labels, classes = run.path / "summary.json", run.path / "validation", _classes(cases)
+    told = json.loads(read_text(path)) if path.exists() else {}
+    if told.get("step") != run.steps:
+        run.predict(_held_out(run.path / "validation.zarr", data, names), argmax=True, nifti=labels)
+        pairs = [
+            (case.label, labels / f"{case.name}.nii.gz")
+            for case in cases.cases
+            if case.name in names and case.label is not None
+        ]
+        told = {"step": run.steps} | summary(pairs, len(classes))
+        write_text(path, json.dumps(told, indent=2))
+    scores = {classes[int(number)]: one["Dice"] for number, one in told["mean"].items()}
+    return {"mean": told["foreground_mean"]["Dice"], **scores}
+
+
+def _held_out(path: Path, data: Path, names: Sequence[str]) -> Path:
+    """Make a dataset of some samples of another, by links."""
+    with reporting(path):
+        if not path.exists():
+            zarr.open_group(path, mode="w").attrs[MARK] = {"samples": list(names)}
+        for name in names:
+            if not (path / name).is_symlink():
+                os.symlink(os.path.relpath(data / name, path), path / name)
+    return path
