@@ -13,6 +13,10 @@ SLOWDOWN_FACTOR = 1.2
 """Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
 for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4). It stands for all that is charged
 by itself where cores are shared, and does not count there."""
+GATHER_SECONDS, PART_SECONDS = 1.3e-4, 2.9e-5
+"""Time of Python to put together what a unit reads: once, and for each part that is copied. Measured."""
+STRIDED_FACTOR = 1.3
+"""Parts that lie apart take so much longer to copy than as many bytes side by side."""
 UNIT_SECONDS, COMBINE_SECONDS = 6e-4, 1.5e-4
 """Core time of a unit or a combination beside program and reading, where cores are shared: to reserve and
 measure memory (0.25 to 0.55 ms), and to put results away. Measured in steps of five networks."""
@@ -48,6 +52,11 @@ class Costs:
             self.cold[key] = cold_seconds(call.unit.program, self.rules)
         tasks = 1 if made == 1 else 1 + made  # several results are picked by tasks
         return UNIT_SECONDS + tasks * SCHEDULING_SECONDS + self._program(call) + self.cold[key]
+
+    def gathering_seconds(self, parts: int, nbytes: int) -> float:
+        """Return the seconds of a shared core for putting together bytes that lie in so many parts."""
+        copying = 2 * nbytes / self.rates.copy_bytes_per_second
+        return GATHER_SECONDS + parts * PART_SECONDS + STRIDED_FACTOR * copying
 
     def _adding(self, call: CombineCall) -> float:
         moved = 3 * len(call.counts) * sum(made.nbytes for made in made_of(call))

@@ -118,12 +118,17 @@ class Network:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._out_free, self._in_free = ([[0.0, 0.0] for _ in range(cluster.hosts)] for _ in range(2))
-        """Host -> when its interface has passed all small messages, and when all."""
-        self._loop_free = [0.0] * cluster.hosts
         self.loop_seconds = [0.0] * cluster.hosts
         self.sent_bytes = [0] * cluster.hosts
         self.received_bytes = [0] * cluster.hosts
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty all queues; counts stay."""
+        hosts = range(self.cluster.hosts)
+        self._out_free, self._in_free = ([[0.0, 0.0] for _ in hosts] for _ in range(2))
+        """Host -> when its interface has passed all small messages, and when all."""
+        self._loop_free = [0.0 for _ in hosts]
 
     def loop_takes(self, nbytes: int) -> float:
         """Seconds that an event loop takes for a message."""

@@ -40,13 +40,9 @@ REQUEST_SECONDS = 1.2e-3
 """Time for each chunk, or part of one, that is read or written, beside its bytes: whoever waits for the
 disk waits for a core again."""
 
-GATHER_SECONDS, PART_SECONDS = 1.3e-4, 2.9e-5
-"""Time of Python to put together what a unit reads: once, and for each part that is copied. Measured."""
 SOURCE_BYTES_PER_SECOND, SAMPLE_SECONDS = 8e8, 5e-5
 """Rate of reading and decoding a dataset, where chunks are not larger than what is read of them; and time
 of a core for each sample, whose chunk is looked at before it is read and after. Measured."""
-STRIDED_FACTOR = 1.3
-"""Parts that lie apart take so much longer to copy than as many bytes side by side."""
 
 
 class Step:
@@ -310,12 +306,10 @@ class Process:
 
         ``more_seconds``: of a core that is shared, beside that.
         """
-        seconds = 2 * nbytes / self.rates.copy_bytes_per_second
         if self.cores is None:
-            self.at(begins + seconds, then)
+            self.at(begins + 2 * nbytes / self.rates.copy_bytes_per_second, then)
         else:
-            seconds = GATHER_SECONDS + parts * PART_SECONDS + STRIDED_FACTOR * seconds
-            seconds += more_seconds
+            seconds = self.costs.gathering_seconds(parts, nbytes) + more_seconds
             self.at(begins, partial(self.cores.spend, seconds, then))
 
     def start(self, step: Step) -> None:

@@ -28,6 +28,7 @@ from oocdl.planning.hosts.local_order import local_orders
 from oocdl.planning.hosts.placement import place, placed_on
 from oocdl.planning.simulation.costs import (
     BEGIN_SECONDS,
+    GATHER_SECONDS,
     SCHEDULING_SECONDS,
     SLOWDOWN_FACTOR,
     UNIT_SECONDS,
@@ -35,7 +36,7 @@ from oocdl.planning.simulation.costs import (
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
 from oocdl.planning.simulation.network import EVENT_LOOP_SHARE, Cluster
 from oocdl.planning.simulation.one_process import simulate
-from oocdl.planning.simulation.process import GATHER_SECONDS, SAMPLE_SECONDS
+from oocdl.planning.simulation.process import SAMPLE_SECONDS
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 from tests.kit.models import ResNet, UNet3d, export
