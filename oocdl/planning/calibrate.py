@@ -8,7 +8,6 @@ machine or the engine changes.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import threading
 import time
@@ -94,10 +93,8 @@ def load_rates(engine: str = "auto") -> Rates | None:
     engine = resolve(engine)
     path = cache_path(engine)
     try:
-        text = path.read_text()
-        is_sealed = text.startswith('{"digest": ')  # files of earlier versions have no digest
-        body = unsealed("rates", text) if is_sealed else json.loads(text)
-        if body["facts"] != _facts(engine) or not is_sealed:
+        body = unsealed("rates", path.read_text())
+        if body["facts"] != _facts(engine):
             warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
             return None
         return Rates.from_json(body["rates"])

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from math import exp, inf, log, prod
+from math import exp, log, prod
 from pathlib import Path
+from typing import TypeVar
 
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
 from oocdl.graph.ir.op_rule import OpRule, Rules
@@ -35,6 +36,20 @@ a step, with empty caches. Measured in steps of a U-Net and of ResNets, cut in s
 0.5 ms, and 0.47 to 0.74 s for 1e9 bytes. Its rate, of a probe of many places, has nearly nothing of it."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
+
+T = TypeVar("T")
+
+
+def by_key(function: Callable[[Program], T]) -> Callable[[Program], T]:
+    """Return a function that remembers its results by the keys of programs; programs are not kept alive."""
+    known: dict[str, T] = {}
+
+    def remembered(program: Program) -> T:
+        if program.key not in known:
+            known[program.key] = function(program)
+        return known[program.key]
+
+    return remembered
 
 
 @dataclass(frozen=True)
@@ -76,19 +91,7 @@ class Rates:
         for tables in (body["arithmetic"], body["scratch_ratios"]):
             for kind, points in tables.items():
                 tables[kind] = tuple(map(tuple, points))
-        rates = Rates(**body)
-        rates.check()
-        return rates
-
-    def check(self) -> None:
-        """Raise ValueError unless all rates are positive numbers, and overheads are not negative."""
-        rates = [rate for points in self.arithmetic.values() for _, rate in points]
-        rates += [*self.memory.values(), self.copy_bytes_per_second]
-        rates += [self.disk_read_bytes_per_second, self.disk_write_bytes_per_second]
-        if not all(0 < rate < inf for rate in rates):
-            raise ValueError("a rate is not positive")
-        if not all(0 <= seconds < inf for seconds in (self.instruction_seconds, self.program_seconds)):
-            raise ValueError("an overhead is negative")
+        return Rates(**body)
 
     def flops_per_second(self, kind: str, size: int) -> float:
         """The floating-point operations a second of a heavy operator of a kind and size, interpolated.
@@ -103,8 +106,8 @@ class Rates:
         For one that was not measured, the rate of the operator that it is like counts, else that of copies.
         """
         speed = rules[op].speed
-        known = self.memory.get(op) or (self.memory.get(speed.like) if speed else None)
-        return known or self.copy_bytes_per_second
+        like = self.memory.get(speed.like if speed else op, self.copy_bytes_per_second)
+        return self.memory.get(op, like)
 
 
 def interpolate(points: RateTable, size: int) -> float:
@@ -135,14 +138,10 @@ def heavy_kind(
     return kind + BFLOAT16_SUFFIX * (dtype == "bfloat16" and rule.product is not None), size
 
 
-def _result_bytes(instruction: Instruction) -> int:
-    return sum(map(array_bytes, instruction.kernel_shapes, instruction.dtypes))
-
-
 def moved_bytes(instruction: Instruction, dtypes: Mapping[int, str]) -> int:
     """Bytes of the operands, padding included, and of the results; ``dtypes`` maps slots to dtypes."""
     operands = sum(array_bytes(padded_shape(op), dtypes[op.slot]) for op in instruction.operands)
-    return operands + _result_bytes(instruction)
+    return operands + sum(map(array_bytes, instruction.kernel_shapes, instruction.dtypes))
 
 
 def instruction_seconds(
@@ -157,8 +156,9 @@ def instruction_seconds(
         kind, size = heavy_kind(instruction, rule, rule.speed, dtype, rates.thin_slab_elements)
         flops = rule.flops(instruction.node, shapes, list(instruction.kernel_shapes))
         seconds = max(flops / rates.flops_per_second(kind, size), seconds)
+        result_bytes = sum(map(array_bytes, instruction.kernel_shapes, instruction.dtypes))
         for op in rule.speed.then(instruction):
-            seconds += 2 * _result_bytes(instruction) / rates.bytes_per_second(op, rules)
+            seconds += 2 * result_bytes / rates.bytes_per_second(op, rules)
     for operand, shape in zip(instruction.operands, shapes, strict=True):
         if shape != operand.shape:
             copied = (prod(shape) + prod(operand.shape)) * itemsize(dtypes[operand.slot])
@@ -205,29 +205,16 @@ def scratch_ratio(program: Program, rules: Rules, rates: Rates) -> float:
     return most
 
 
-def _nominal_arithmetic() -> dict[str, RateTable]:
-    """The nominal tables of the heavy operators by kind, of which the file has GFLOP/s by size."""
-    tables = json.loads(Path(__file__).with_name("nominal_rates.json").read_text())
-    return {
-        kind: tuple((size, 1e9 * gigaflops) for size, gigaflops in points) for kind, points in tables.items()
-    }
-
-
-def _nominal_memory(rules: Rules) -> Iterator[tuple[str, float]]:
-    """Nominal rates of the operators that are bound by memory; ValueError if one has none."""
-    for op, rule in rules.items():
-        if isinstance(rule.speed, Streaming):
-            like = rules[rule.speed.like].speed
-            rate_of_like = like.bytes_per_second if isinstance(like, Streaming) else None
-            rate = rule.speed.bytes_per_second or rate_of_like
-            if rate is None:
-                raise ValueError(f"neither '{op}' nor '{rule.speed.like}', which it is like, has a rate")
-            yield op, rate
-
-
+_GIGAFLOPS = json.loads(Path(__file__).with_name("nominal_rates.json").read_text())
 NOMINAL = Rates(
-    arithmetic=_nominal_arithmetic(),
-    memory=dict(_nominal_memory(RULES)),
+    arithmetic={
+        kind: tuple((size, 1e9 * rate) for size, rate in points) for kind, points in _GIGAFLOPS.items()
+    },
+    memory={
+        op: rule.speed.bytes_per_second
+        for op, rule in RULES.items()
+        if isinstance(rule.speed, Streaming) and rule.speed.bytes_per_second
+    },
     copy_bytes_per_second=2.4e10,
     instruction_seconds=2.7e-6,
     program_seconds=2.3e-5,

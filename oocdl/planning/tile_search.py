@@ -15,8 +15,7 @@ from math import ceil
 from typing import NamedTuple
 
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.program import Program
-from oocdl.graph.ir.program_cost import ProgramScratch, ScratchOf, most_scratch, program_flops
+from oocdl.graph.ir.program_cost import ScratchOf, most_scratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes, find_classes
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind, LayerKinds, renamed
 from oocdl.graph.partition.layers import group, heavy_nodes
@@ -26,8 +25,8 @@ from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.partition.wiring import wire
 from oocdl.graph.transforms.factorize import Factored
-from oocdl.planning.cost_model import NOMINAL, Rates, program_seconds
-from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, made_bytes, unit_buffer_bytes
+from oocdl.planning.cost_model import NOMINAL, Rates, by_key, program_seconds
+from oocdl.planning.unit_cost import bytes_of, combine_buffer_bytes, combined_together, unit_buffer_bytes
 
 MIN_SLAB_POSITIONS = 4
 """A slab with fewer positions along its cut axis reads as much halo as body: another axis is cut first."""
@@ -111,7 +110,7 @@ def units_memory(
     buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
     scratch = max(scratch_of(unit.program).scratch_bytes for unit in units)
     for unit in units:
-        made = made_bytes(unit, factored)
+        made = bytes_of(unit.makes, factored)
         for cell in cutter.layer.cells:
             for names in combined_together(cell, cutter.layer.partials):
                 buffers.append(combine_buffer_bytes([made[name] for name in names], str(cell.combine)))
@@ -133,15 +132,14 @@ class Layering:
         ``rates`` are asked only where there are many slots.
         """
         self.factored, self.rules, self.rates = factored, rules, rates
-        self._scratch_of: ScratchOf = scratch or partial(most_scratch, rules=rules)
+        self.scratch = by_key(scratch or partial(most_scratch, rules=rules))
+        self.flops = by_key(partial(program_flops, rules=rules))
+        self.seconds = by_key(partial(program_seconds, rules=rules, rates=rates))
         self.classes = find_classes(factored)
         self._wiring = wire(factored, heavy_nodes(factored, rules))
         self.cut_order = cut_preference(self.classes)
         self._axes_of = {
-            name: (
-                factored.graph.values[name].nbytes,
-                frozenset(classes),
-            )
+            name: (factored.graph.values[name].nbytes, frozenset(classes))
             for name, classes in self.classes.of_axes.items()
         }
         """Stored value -> its bytes, and the classes of its axes."""
@@ -151,9 +149,6 @@ class Layering:
         self._samples: dict[Cut, tuple[int, int]] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
         self._middle: dict[Cut, tuple[float, list[int]]] = {}
-        self._scratch: dict[str, ProgramScratch] = {}
-        self._flops: dict[str, int] = {}
-        self._seconds: dict[str, float] = {}
         self.slot_cuts: dict[int, list[int]] = {}
         """Number of slots -> the classes that ``slot_search`` has found for them."""
         self.slot_grids: dict[object, tuple[int, ...]] = {}
@@ -214,7 +209,7 @@ class Layering:
         key = self.cut_key(cutter)
         if key not in self._middle:
             unit = cutter.unit(tuple(count // 2 for count in cutter.grid.values()))
-            made = made_bytes(unit, self.factored)
+            made = bytes_of(unit.makes, self.factored)
             self._middle[key] = self.seconds(unit.program), [made[name] for name in cutter.layer.partials]
         return self._middle[key]
 
@@ -236,24 +231,6 @@ class Layering:
         units = cutter.units()
         known[key] = kind, tuple(units)
         return units
-
-    def scratch(self, program: Program) -> ProgramScratch:
-        """Return the scratch that a program takes beside its arrays while it runs."""
-        if program.key not in self._scratch:
-            self._scratch[program.key] = self._scratch_of(program)
-        return self._scratch[program.key]
-
-    def flops(self, program: Program) -> int:
-        """Floating-point operations of one run of a program."""
-        if program.key not in self._flops:
-            self._flops[program.key] = program_flops(program, self.rules)
-        return self._flops[program.key]
-
-    def seconds(self, program: Program) -> float:
-        """Predicted seconds of one run of a program."""
-        if program.key not in self._seconds:
-            self._seconds[program.key] = program_seconds(program, self.rules, self.rates)
-        return self._seconds[program.key]
 
     def touch_key(self, layer: Layer) -> Cut:
         """Equal for layers that are equal but for names, and may be cut along the same letters."""

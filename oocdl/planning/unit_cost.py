@@ -6,10 +6,10 @@ memory tier (``unit_buffer_bytes``); the scratch of its program lies on the heap
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from oocdl.graph.ir.array_layout import footprint, itemsize
-from oocdl.graph.ir.index import region_size
+from oocdl.graph.ir.index import Region, region_size
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Cell, Factored
@@ -17,9 +17,9 @@ from oocdl.graph.transforms.factorize import Cell, Factored
 
 def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:
     """Bytes of the arrays that a unit reads and makes, and of the partial sums that it adds to."""
-    read, made = read_bytes(unit, factored), made_bytes(unit, factored)
+    read, made = bytes_of(unit.reads, factored), bytes_of(unit.makes, factored)
     sums = [made[name] for name in layer.partials]
-    return sum(footprint(nbytes) for nbytes in [*read.values(), *made.values(), *sums])
+    return sum(map(footprint, [*read.values(), *made.values(), *sums]))
 
 
 def combine_buffer_bytes(sizes: Sequence[int], how: str) -> int:
@@ -40,13 +40,7 @@ def combined_together(cell: Cell, partials: Collection[str]) -> list[list[str]]:
     return [names] if names and cell.combine == "moments" else [[name] for name in names]
 
 
-def read_bytes(unit: Unit, factored: Factored) -> dict[str, int]:
-    """Value -> bytes that the unit reads of it."""
+def bytes_of(regions: Iterable[tuple[str, Region]], factored: Factored) -> dict[str, int]:
+    """Value -> bytes of the region of it that a unit reads or makes."""
     values = factored.graph.values
-    return {name: region_size(region) * itemsize(values[name].dtype) for name, region in unit.reads}
-
-
-def made_bytes(unit: Unit, factored: Factored) -> dict[str, int]:
-    """Value -> bytes that the unit makes of it."""
-    values = factored.graph.values
-    return {name: region_size(region) * itemsize(values[name].dtype) for name, region in unit.makes}
+    return {name: region_size(region) * itemsize(values[name].dtype) for name, region in regions}

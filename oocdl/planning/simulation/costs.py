@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import CombineCall, UnitCall, made_of
-from oocdl.planning.cost_model import TASK_SECONDS, Rates, cold_seconds, program_seconds
+from oocdl.planning.cost_model import TASK_SECONDS, Rates, by_key, cold_seconds, program_seconds
 
 SLOWDOWN_FACTOR = 1.2
 """Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
@@ -24,34 +24,29 @@ SCHEDULING_SECONDS, BEGIN_SECONDS = 2.2e-5, 1.4e-5
 """Time of a shared core for each task: while a pass runs, and before the first one starts. Measured too."""
 
 
-@dataclass(eq=False)
 class Costs:
     """Seconds of calls on one thread; those of programs are found once for all processes."""
 
-    rates: Rates
-    rules: Rules
-    feeds: Mapping[str, int] = field(default_factory=dict)
-    """Value that comes from the dataset -> how many of its first axes, as they are stored, are samples."""
-    known: dict[str, float] = field(default_factory=dict)
-    """Key of a program -> its seconds."""
-    cold: dict[str, float] = field(default_factory=dict)
-    """Key of a program -> its ``cold_seconds``."""
+    def __init__(self, rates: Rates, rules: Rules, feeds: Mapping[str, int] | None = None) -> None:
+        """``feeds``: value from the dataset -> how many of its first axes, as stored, are samples."""
+        self.rates, self.feeds = rates, feeds or {}
+        self._program_seconds = by_key(partial(program_seconds, rules=rules, rates=rates))
+        self._cold_seconds = by_key(partial(cold_seconds, rules=rules))
 
     def seconds(self, call: UnitCall | CombineCall) -> float:
         """Return the seconds of a call where programs have cores of their own."""
         if isinstance(call, CombineCall):
             return TASK_SECONDS + self._adding(call)
-        return TASK_SECONDS + SLOWDOWN_FACTOR * self._program(call)
+        return TASK_SECONDS + SLOWDOWN_FACTOR * self._program_seconds(call.unit.program)
 
     def shared_seconds(self, call: UnitCall | CombineCall) -> float:
         """Return the seconds of a core that a call takes where all that the process does shares its cores."""
         if isinstance(call, CombineCall):
             return COMBINE_SECONDS + SCHEDULING_SECONDS + self._adding(call)
-        made, key = len(call.unit.makes), call.unit.program.key
-        if key not in self.cold:
-            self.cold[key] = cold_seconds(call.unit.program, self.rules)
+        made, program = len(call.unit.makes), call.unit.program
         tasks = 1 if made == 1 else 1 + made  # several results are picked by tasks
-        return UNIT_SECONDS + tasks * SCHEDULING_SECONDS + self._program(call) + self.cold[key]
+        seconds = UNIT_SECONDS + tasks * SCHEDULING_SECONDS
+        return seconds + self._program_seconds(program) + self._cold_seconds(program)
 
     def gathering_seconds(self, parts: int, nbytes: int) -> float:
         """Return the seconds of a shared core for putting together bytes that lie in so many parts."""
@@ -61,9 +56,3 @@ class Costs:
     def _adding(self, call: CombineCall) -> float:
         moved = 3 * len(call.counts) * sum(made.nbytes for made in made_of(call))
         return moved / self.rates.copy_bytes_per_second
-
-    def _program(self, call: UnitCall) -> float:
-        key = call.unit.program.key
-        if key not in self.known:
-            self.known[key] = program_seconds(call.unit.program, self.rules, self.rates)
-        return self.known[key]

@@ -339,7 +339,7 @@ def simulate_exchange(
 
     ``feeds``, as ``Costs`` has them: each sample that is read takes its time.
     """
-    clock, costs = Clock(), Costs(rates, rules, feeds or {})
+    clock, costs = Clock(), Costs(rates, rules, feeds)
     processes = [
         Process(clock, tier_bytes, slots, slots + 1, costs, timeline=False, cores=cores)
         for cores in [Cores(clock, slots) if cluster.shares_cores else None for _ in range(cluster.hosts)]
