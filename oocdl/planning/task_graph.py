@@ -22,7 +22,7 @@ from oocdl.graph.transforms.factorize import Cell
 from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
 from oocdl.planning.partial_sums import PartialSums
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
-from oocdl.planning.task_key import TaskKey, TaskKind, result_key, stored_key
+from oocdl.planning.task_key import TaskKey, TaskKind, result_keys, stored_key
 from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, unit_buffer_bytes
 
 Piece = tuple[Region, TaskKey]
@@ -182,7 +182,7 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
     sums, alone = PartialSums(plan, planned), (None,) * len(names)
     for number, unit in enumerate(planned.units):
         key = TaskKey(TaskKind.UNIT, layer.name, "", number)
-        made = [result_key(key, name, len(names)) for name in names]
+        made = result_keys(key, names)
         arguments: list[TaskKey] = []
         scratch, program = planned.scratch[unit.program.key], unit.program.key
         reads = tuple(
@@ -350,19 +350,14 @@ def _add_combine(
             ),
         )
     )
-    made = tuple(result_key(key, name, len(names)) for name in names)
+    made = result_keys(key, names)
     draft.calls += [PickCall(one, key, index) for index, one in enumerate(made) if one != key]
-    return made
+    return tuple(made)
 
 
 def _with_uses(call: Call, readers: dict[TaskKey, list[int]]) -> Call:
     """The call, told when each of its results will be read; ``readers`` forget it."""
     if isinstance(call, PickCall):
         return call
-    if isinstance(call, UnitCall):
-        names: Sequence[str] = [name for name, _ in call.unit.makes]
-    else:
-        names = call.values
-    keys = (result_key(call.key, name, len(names)) for name in names)
-    uses = tuple(tuple(sorted(readers.pop(key, ()))) for key in keys)
-    return replace(call, uses=uses)
+    keys = result_keys(call.key, call.values)
+    return replace(call, uses=tuple(tuple(sorted(readers.pop(key, ()))) for key in keys))

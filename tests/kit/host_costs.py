@@ -17,7 +17,7 @@ from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import NOMINAL, Rates
 from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
-from oocdl.planning.task_key import TaskKey, result_key
+from oocdl.planning.task_key import TaskKey, result_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,5 +136,4 @@ def _arguments(call: Call) -> tuple[TaskKey, ...]:
 
 def _results(call: UnitCall | CombineCall) -> list[TaskKey]:
     """The keys of the chunks that a call makes."""
-    values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
-    return [result_key(call.key, value, len(values)) for value in values]
+    return result_keys(call.key, call.values)
