@@ -190,11 +190,11 @@ def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: i
 
 def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
     """The pass in units of at most ``unit_bytes``, or why there are none."""
-    limits = machine.limits(settings, unit_bytes)
+    # Cut in vain, it would leave less room.
+    if machine.capacity_bytes < TIGHT_BYTES and (error := _misfit(draft, settings, machine, unit_bytes)):
+        return error
     try:
-        if machine.capacity_bytes < TIGHT_BYTES:
-            check_size(draft.estimate(limits), machine)  # cut in vain, it would leave less room
-        compiled = draft.cut(limits)
+        compiled = draft.cut(machine.limits(settings, unit_bytes))
         check_capacity(compiled.plan, machine)
         return compiled
     except BudgetError as error:
@@ -209,28 +209,24 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
         # Small units are many, and take long to cut: the search ends in time, if not at the very smallest.
         return time.monotonic() - began < SEARCH_SECONDS
 
-    def seems_to_fit(capacity_bytes: int) -> bool:
-        roomy = replace(machine, capacity_bytes=capacity_bytes)
-        return any(_seems_to_fit(draft, settings, roomy, unit) for unit in reversed(_sizes(roomy)))
-
-    def fits(capacity_bytes: int) -> bool:
-        roomy = replace(machine, capacity_bytes=capacity_bytes)
-        cuts = (_cut(draft, settings, roomy, unit) for unit in reversed(_sizes(roomy)))
-        return any(isinstance(cut, CompiledPass) for cut in cuts)
+    def fits(capacity_bytes: int, seems: bool = False) -> bool:
+        roomy, refused = replace(machine, capacity_bytes=capacity_bytes), _misfit if seems else _cut
+        sizes = [_large_units(roomy)[0], *_last_units(roomy)]
+        return not all(isinstance(refused(draft, settings, roomy, unit), BudgetError) for unit in sizes[::-1])
 
     high = max(SEARCH_START_BYTES, machine.capacity_bytes)
-    while not seems_to_fit(high):
+    while not fits(high, seems=True):
         high *= 2
         if high > LARGEST_BUDGET_BYTES:
             raise BudgetError(
                 "the network cannot be cut so at any budget; ask for fewer pieces (parallel=, threads=)"
             )
     low = high // 2
-    while low > machine.capacity_bytes and goes_on() and seems_to_fit(low):
+    while low > machine.capacity_bytes and goes_on() and fits(low, seems=True):
         low, high = low // 2, low
     while high - low > CLOSE_BYTES and goes_on():
         middle = (low + high) // 2
-        low, high = (low, middle) if seems_to_fit(middle) else (middle, high)
+        low, high = (low, middle) if fits(middle, seems=True) else (middle, high)
     # An estimate may be off either way.
     if fits(high):
         while high > CLOSE_BYTES and goes_on() and fits(high - CLOSE_BYTES):
@@ -243,15 +239,10 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     return machine.base_bytes + high + machine.slack_bytes
 
 
-def _sizes(machine: Machine) -> list[int]:
-    """Return the sizes of units of which one has to fit for a budget to be accepted."""
-    return [_large_units(machine)[0], *_last_units(machine)]
-
-
-def _seems_to_fit(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> bool:
-    """Whether ``_cut`` is likely to find a pass, which is seen much faster."""
+def _misfit(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> BudgetError | None:
+    """Return why ``_cut`` is likely to find no pass, which is seen much faster; None if it is not."""
     try:
         check_size(draft.estimate(machine.limits(settings, unit_bytes)), machine)
-    except BudgetError:
-        return False
-    return True
+    except BudgetError as error:
+        return error
+    return None

@@ -53,7 +53,10 @@ def compile_passes(
                 kind=part,
             )
             how = settings, machine, frozen.get(plan_id)
-            compiled = _compiled(request, *how) if main is None else _alike(request, *how, main, sums)
+            if main is None:
+                compiled = compile_within(draft_pass(request), *how)
+            else:
+                compiled = _alike(request, *how, main, sums)
             own[part, shared] = compiled
         main, found[plan_id] = main or compiled, compiled
         if part is PassKind.EARLIER:
@@ -72,10 +75,6 @@ def _part(role: str, passes: int) -> PassKind:
     if role in (FIRST, NEXT):
         return PassKind.EARLIER
     return PassKind.WHOLE if passes == 1 else PassKind.LAST
-
-
-def _compiled(request: Request, settings: Settings, machine: Machine, frozen: Frozen | None) -> CompiledPass:
-    return compile_within(draft_pass(request), settings, machine, frozen)
 
 
 def _alike(
