@@ -39,3 +39,8 @@ def shown_groups(going: Exchange, members: int, threads: int) -> list[tuple[Grou
                 together, spent = [], 0.0
         shown.append(tuple(mine if together else mine[:-1]))
     return shown
+
+
+def shown_tasks(going: Exchange, members: int, threads: int) -> list[int]:
+    """Return the number of each member's tasks: one begins, one ends, those between show groups."""
+    return [2 + len(shown) for shown in shown_groups(going, members, threads)]

@@ -18,7 +18,7 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.cost_model import Rates
 from oocdl.planning.hosts.exchange import Exchange, reader_of
-from oocdl.planning.hosts.shown_groups import shown_groups
+from oocdl.planning.hosts.shown_groups import shown_tasks
 from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.network import Cluster, Network
 
@@ -47,17 +47,10 @@ def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, work: Seq
     for begin, end in estimate.blocks():
         estimate.do(begin, end, work)
         waiting = estimate.send(waiting, end)
-    network, ended = estimate.network, max(map(max, estimate.free))
-    if cluster.hosts == 1:
-        return ended
-    most = max(*network.sent_bytes, *network.received_bytes) / cluster.bytes_per_second
-    ended = max(ended, *estimate.arrived.values(), *network.loop_seconds, most)
-    counts = [2 + len(shown) for shown in shown_groups(going, cluster.hosts, threads)]
-    hop_seconds = cluster.scheduler_seconds + 2 * cluster.notice_seconds
-    begun = sum(counts) * cluster.submit_seconds + cluster.notice_seconds
-    # Each task of a host follows the one before it; the scheduler handles one after another.
-    ended = max(ended + hop_seconds, max(counts) * hop_seconds, sum(counts) * cluster.scheduler_seconds)
-    return cluster.pass_seconds + begun + ended
+    network = estimate.network
+    passed_seconds = max(*network.sent_bytes, *network.received_bytes, 0) / cluster.bytes_per_second
+    ended = max(*map(max, estimate.free), *estimate.arrived.values(), *network.loop_seconds, passed_seconds)
+    return cluster.seconds(ended, shown_tasks(going, cluster.hosts, threads))
 
 
 class _Estimate:
