@@ -88,7 +88,7 @@ def placing_seconds(compiled: CompiledPass, workers: int) -> float:
     with uncollected():
         begun = time.process_time()
         placed = place(compiled.graph, workers)
-        going = exchange(compiled, placed, homes_of({MAIN: compiled}, {MAIN: placed}), workers)
+        going = exchange(placed, homes_of([placed]), workers)
         steps = steps_of(going, MAIN, workers, THREADS)
         tasks_of(steps, workers, "pass", "run", (MAIN, PassInfo(0, 0), True))
         return time.process_time() - begun

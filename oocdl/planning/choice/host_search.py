@@ -127,8 +127,7 @@ def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
     """A way to cut a pass for so many of a machine's workers, and what it takes."""
     compiled = found.compiled if hosts == machine.workers else on_hosts(found.compiled, hosts)
     placed = place(compiled.graph, machine.workers, machine.threads)
-    homes = homes_of({"": compiled}, {"": placed})
-    going = exchange(compiled, placed, homes, machine.workers)
+    going = exchange(placed, homes_of([placed]), machine.workers)
     cluster = Cluster(hosts=machine.workers, bytes_per_second=NETWORK_BYTES_PER_SECOND)
     work = work_seconds(going, NOMINAL, RULES)
     seconds = estimated_seconds(going, cluster, machine.threads, work)

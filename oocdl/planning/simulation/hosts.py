@@ -207,7 +207,7 @@ class _Run:
         self.tasks = [
             Tasks(entries_of(order), order.uses.keys() - set(order.stored)) for order in self.orders
         ]
-        renewed, outputs = pass_.renewed, set(pass_.graph.outputs)
+        renewed, outputs = pass_.graph.replaced, set(pass_.graph.outputs)
         self.wanted = [
             {key for key in order.stored if keeps_old or key not in renewed}
             | {key for key in outputs & order.group_of.keys() if key not in renewed.values()}
@@ -237,7 +237,7 @@ class _Run:
         """Return what the next pass starts from; counts begin anew."""
         self.network = Network(self.cluster)
         return [
-            after(step, order.stored, self.exchange.renewed, order.uses)
+            after(step, order.stored, self.exchange.graph.replaced, order.uses)
             for step, order in zip(steps, self.orders, strict=True)
         ]
 
@@ -257,8 +257,7 @@ def simulate_hosts(
     One host is simulated as ``one_process`` simulates it, but that its cores are shared.
     """
     placed = place(compiled.graph, cluster.hosts, slots)
-    homes = homes_of({"": compiled}, {"": placed})
-    going = exchange(compiled, placed, homes, cluster.hosts)
+    going = exchange(placed, homes_of([placed]), cluster.hosts)
     factors = compiled.plan.factored.factors
     feeds = {name: len(factors[name][0]) for name in compiled.feeds}
     return simulate_exchange(going, cluster, tier_bytes, slots, rates, rules, keeps_old, feeds)

@@ -44,7 +44,7 @@ def cut_for_all(draft: Draft, machine: Machine) -> CompiledPass:
 
 def over(compiled: CompiledPass, machine: Machine) -> Exchange:
     placed = place(compiled.graph, machine.workers, machine.threads)
-    return exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), machine.workers)
+    return exchange(placed, homes_of([placed]), machine.workers)
 
 
 def cluster_of(machine: Machine) -> Cluster:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,20 +104,7 @@ def step(calls: Sequence[tuple[TaskKey, Sequence[TaskKey]]], updates: Mapping[Ta
 
 def over(graph: TaskGraph, hosts: Mapping[TaskKey, int], cluster: Cluster = CLUSTER) -> SimulatedHosts:
     placed = placed_on(flatten(graph), np.array([hosts[call.key] for call in graph.calls]))
-    value = {"w": SimpleNamespace(dtype="float32")} if graph.inputs else {}
-    made = {"w": next(iter(graph.replaced.values())).layer} if graph.inputs else {}
-    factored = SimpleNamespace(
-        graph=SimpleNamespace(updates=made, values=value), stored=lambda name: f"of {name}"
-    )
-    pieces = {f"of {layer}": ((whole(SHAPE), unit(layer, 0)),) for layer in made.values()}
-    compiled: Any = SimpleNamespace(
-        graph=replace(graph, pieces={**graph.pieces, **pieces}),
-        plan=SimpleNamespace(factored=factored),
-        pieces={name: (whole(SHAPE),) for name in made},
-        sums={},
-    )
-    homes = homes_of({"": compiled}, {"": placed})
-    going = exchange(compiled, placed, homes, cluster.hosts)
+    going = exchange(placed, homes_of([placed]), cluster.hosts)
     return simulate_exchange(going, cluster, 1 << 20, 1, RATES, RULES)
 
 
@@ -296,7 +282,7 @@ def test_every_call_is_done_by_one_host(plan: oocdl.Plan, monkeypatch: pytest.Mo
     monkeypatch.setattr(copies, "MOST_WORKERS", 0)
     compiled = plan.compiled
     placed = place(compiled.graph, 3)
-    going = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), 3)
+    going = exchange(placed, homes_of([placed]), 3)
     orders = local_orders(going, range(3))
     done = [
         one[1].key
