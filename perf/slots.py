@@ -30,7 +30,6 @@ from oocdl.host.heap import uncollected
 from oocdl.ops import RULES
 from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
-from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
@@ -107,7 +106,7 @@ def rows_of(name: str, case: Case, all_slots: list[int]) -> list[Row]:
             begun = time.process_time()
             compiled = draft.cut(machine.limits(request.settings, min(machine.unit_bytes, 1 << 30)))
             taken = time.process_time() - begun
-            seconds = ideal_seconds(compiled.graph, slots, NOMINAL, RULES)
+            seconds = ideal_seconds(compiled.graph, slots)
             speedup = found[0].ideal_seconds / seconds if found else 1.0
             placing = placing_seconds(compiled, workers) if workers else 0.0
             found.append(Row(name, slots, compiled.plan.tasks, seconds, speedup, taken, placing))

@@ -125,7 +125,7 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
     request = Request(
         model=job.model, binding=job.binding, settings=settings, batch=batch, rules=RULES, kind=PassKind.WHOLE
     )
-    compiled = compile_within(draft_pass(request), settings, machine)
+    compiled = compile_within(draft_pass(request), machine)
     plan = compiled.plan
     room = machine.capacity_bytes - machine.growth_bytes(plan.counts, plan.hosts)
     return simulate_hosts(
@@ -134,7 +134,6 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
         room,
         lanes,
         _faster(rates, cores / lanes),
-        RULES,
         not discards_old_weights(plan, machine),
     )
 

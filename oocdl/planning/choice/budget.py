@@ -6,11 +6,9 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from oocdl.config import Settings
 from oocdl.errors import BudgetError
 from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import uncollected
-from oocdl.ops import RULES
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.choice.host_search import Candidate, fastest_over_hosts, on_hosts
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
@@ -54,7 +52,7 @@ def predict_pass(
     tells of each unit and moment.
     """
     rates, shared = known_rates(machine.engine), _as_one(graph, machine, room_bytes)
-    return simulate(graph, *shared, rates, RULES, keeps_old, timeline)
+    return simulate(graph, *shared, rates, keeps_old, timeline)
 
 
 def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, int, int]:
@@ -69,7 +67,6 @@ def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, i
 
 def compile_within(
     draft: Draft,
-    settings: Settings,
     machine: Machine,
     frozen: Frozen | None = None,
     hosts: int | None = None,
@@ -86,34 +83,34 @@ def compile_within(
     if frozen is not None:
         return _repeated(draft, machine, frozen)
     if hosts is not None and hosts < machine.workers:
-        return on_hosts(compile_within(draft, settings, machine.of(hosts), None, hosts), hosts)
-    found = _best(draft, settings, machine)
+        return on_hosts(compile_within(draft, machine.of(hosts), None, hosts), hosts)
+    found = _best(draft, machine)
     if found is None:
-        worst = _cut(draft, settings, machine, machine.capacity_bytes)
+        worst = _cut(draft, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
-        needed = smallest_budget(draft, settings, machine)
+        needed = smallest_budget(draft, machine)
         process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
         what = worst if machine.capacity_bytes > 1 else "nothing is left"
         named = f"memory='{-(-needed >> 20)}MiB' would do"
         raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}") from None
-    if hosts is None and machine.workers > 1 and settings.parallel == "auto":
+    if hosts is None and machine.workers > 1 and draft.request.settings.parallel == "auto":
 
         def cut(machine: Machine, side: int | None) -> Candidate | None:
-            return _best(replace(draft, side=side), settings, machine)
+            return _best(replace(draft, side=side), machine)
 
         return fastest_over_hosts(found, machine, cut, draft.layering)
     return found.compiled
 
 
-def _best(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
+def _best(draft: Draft, machine: Machine) -> Candidate | None:
     """The fastest way to cut on a number of workers; None if nothing fits."""
-    found = _fastest_on_device(draft, settings, machine)
-    if found is not None and settings.spill_dtype is not None and found.moved_bytes:
+    found = _fastest_on_device(draft, machine)
+    if found is not None and draft.request.settings.spill_dtype is not None and found.moved_bytes:
         names = may_be_bfloat16(
             found.compiled.plan.factored.graph,
             (name for planned in found.compiled.plan.layers for name in planned.layer.stores),
         )
-        other = _fastest_on_device(draft.storing_bfloat16(names), settings, machine)
+        other = _fastest_on_device(draft.storing_bfloat16(names), machine)
         found = min((found, other or found), key=lambda candidate: candidate.simulated.seconds)
     return found
 
@@ -129,10 +126,10 @@ def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
     return compiled
 
 
-def _fastest_on_device(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
+def _fastest_on_device(draft: Draft, machine: Machine) -> Candidate | None:
     """``_fastest``, of units that fit the engine's device, if it has one; BudgetError if none do."""
     error = None
-    while (found := _fastest(draft, settings, machine)) is not None:
+    while (found := _fastest(draft, machine)) is not None:
         plan = found.compiled.plan
         shortage = device_shortage(plan, machine)
         if shortage is None:
@@ -144,11 +141,11 @@ def _fastest_on_device(draft: Draft, settings: Settings, machine: Machine) -> Ca
     return None
 
 
-def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
+def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
     """The fastest way to cut, by simulation; None if nothing fits."""
     found = None
     for unit_bytes in _large_units(machine):
-        candidate = _candidate(draft, settings, machine, unit_bytes)
+        candidate = _candidate(draft, machine, unit_bytes)
         if candidate is None:
             break
         if found and candidate.simulated.seconds > SMALLER_UNITS_TIME_RATIO * found.simulated.seconds:
@@ -159,7 +156,7 @@ def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | 
         if found.compiled.plan.tasks * TRIAL_TASK_BYTES > machine.capacity_bytes:
             break
     for unit_bytes in _last_units(machine):
-        found = found or _candidate(draft, settings, machine, unit_bytes)
+        found = found or _candidate(draft, machine, unit_bytes)
     return found
 
 
@@ -175,9 +172,9 @@ def _last_units(machine: Machine) -> list[int]:
     return [max(machine.capacity_bytes // divisor, 1) for divisor in divisors]
 
 
-def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Candidate | None:
+def _candidate(draft: Draft, machine: Machine, unit_bytes: int) -> Candidate | None:
     """The pass in units of at most ``unit_bytes``; None if that cannot be."""
-    compiled = _cut(draft, settings, machine, unit_bytes)
+    compiled = _cut(draft, machine, unit_bytes)
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
@@ -188,20 +185,20 @@ def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: i
     return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
 
 
-def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
+def _cut(draft: Draft, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
     """The pass in units of at most ``unit_bytes``, or why there are none."""
     # Cut in vain, it would leave less room.
-    if machine.capacity_bytes < TIGHT_BYTES and (error := _misfit(draft, settings, machine, unit_bytes)):
+    if machine.capacity_bytes < TIGHT_BYTES and (error := _misfit(draft, machine, unit_bytes)):
         return error
     try:
-        compiled = draft.cut(machine.limits(settings, unit_bytes))
+        compiled = draft.cut(machine.limits(draft.request.settings, unit_bytes))
         check_capacity(compiled.plan, machine)
         return compiled
     except BudgetError as error:
         return error
 
 
-def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
+def smallest_budget(draft: Draft, machine: Machine) -> int:
     """The smallest budget in bytes that is accepted, closely (less so if that takes too long)."""
     began = time.monotonic()
 
@@ -212,7 +209,7 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     def fits(capacity_bytes: int, seems: bool = False) -> bool:
         roomy, refused = replace(machine, capacity_bytes=capacity_bytes), _misfit if seems else _cut
         sizes = [_large_units(roomy)[0], *_last_units(roomy)]
-        return not all(isinstance(refused(draft, settings, roomy, unit), BudgetError) for unit in sizes[::-1])
+        return not all(isinstance(refused(draft, roomy, unit), BudgetError) for unit in sizes[::-1])
 
     high = max(SEARCH_START_BYTES, machine.capacity_bytes)
     while not fits(high, seems=True):
@@ -239,10 +236,10 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     return machine.base_bytes + high + machine.slack_bytes
 
 
-def _misfit(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> BudgetError | None:
+def _misfit(draft: Draft, machine: Machine, unit_bytes: int) -> BudgetError | None:
     """Return why ``_cut`` is likely to find no pass, which is seen much faster; None if it is not."""
     try:
-        check_size(draft.estimate(machine.limits(settings, unit_bytes)), machine)
+        check_size(draft.estimate(machine.limits(draft.request.settings, unit_bytes)), machine)
     except BudgetError as error:
         return error
     return None

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from oocdl.ops import RULES
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.assignment import NETWORK_BYTES_PER_SECOND
@@ -129,7 +128,7 @@ def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
     placed = place(compiled.graph, machine.workers, machine.threads)
     going = exchange(placed, homes_of([placed]), machine.workers)
     cluster = Cluster(hosts=machine.workers, bytes_per_second=NETWORK_BYTES_PER_SECOND)
-    work = work_seconds(going, NOMINAL, RULES)
+    work = work_seconds(going)
     seconds = estimated_seconds(going, cluster, machine.threads, work)
     if found.moved_bytes:
         disk_seconds = found.simulated.read_bytes / NOMINAL.disk_read_bytes_per_second

@@ -52,7 +52,7 @@ def compile_passes(
                 rules=RULES,
                 kind=part,
             )
-            how = settings, machine, frozen.get(plan_id)
+            how = machine, frozen.get(plan_id)
             if main is None:
                 compiled = compile_within(draft_pass(request), *how)
             else:
@@ -79,7 +79,6 @@ def _part(role: str, passes: int) -> PassKind:
 
 def _alike(
     request: Request,
-    settings: Settings,
     machine: Machine,
     frozen: Frozen | None,
     like: CompiledPass,
@@ -89,8 +88,7 @@ def _alike(
     whole = machine.workers > 1 and not like.plan.cuts
     draft = replace(draft_alike(request, like), side=like.side, sums=sums)
     hosts = like.plan.hosts or machine.workers
-    alike = replace(machine, slots=1) if whole else machine
-    return compile_within(draft, settings, alike, frozen, hosts)
+    return compile_within(draft, replace(machine, slots=1) if whole else machine, frozen, hosts)
 
 
 def draft_alike(request: Request, like: CompiledPass) -> Draft:

@@ -8,7 +8,7 @@ in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,8 +78,6 @@ class Exchange:
     """Place in ``items`` of the first item of each bundle, and the end of the last."""
     items: Ints
     """Items of bundles: the number of a chunk, or the number of all chunks plus that of a strip."""
-    keys: Sequence[TaskKey]
-    """Keys of the chunks."""
 
     @property
     def graph(self) -> TaskGraph:
@@ -105,8 +103,9 @@ class Exchange:
         return Bundle(TaskKey(TaskKind.BUNDLE, items[0].layer, "", number), sender, receiver, items, *others)
 
     def _item(self, number: int) -> TaskKey:
-        strip = number - len(self.keys)
-        return strip_key(strip, self.placed.source_of(strip)) if strip >= 0 else self.keys[number]
+        keys = self.placed.flat.keys
+        strip = number - len(keys)
+        return strip_key(strip, self.placed.source_of(strip)) if strip >= 0 else keys[number]
 
 
 def homes_of(passes: Collection[Placed]) -> dict[TaskKey, int]:
@@ -142,7 +141,6 @@ def exchange(placed: Placed, homes: Mapping[TaskKey, int], workers: int) -> Exch
         columns=columns,
         first=first,
         items=items,
-        keys=placed.flat.keys,
     )
 
 

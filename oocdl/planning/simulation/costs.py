@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from oocdl.graph.ir.op_rule import Rules
+from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, UnitCall, made_of
 from oocdl.planning.cost_model import TASK_SECONDS, Rates, by_key, cold_seconds, program_seconds
 
@@ -27,11 +27,11 @@ SCHEDULING_SECONDS, BEGIN_SECONDS = 2.2e-5, 1.4e-5
 class Costs:
     """Seconds of calls on one thread; those of programs are found once for all processes."""
 
-    def __init__(self, rates: Rates, rules: Rules, feeds: Mapping[str, int] | None = None) -> None:
+    def __init__(self, rates: Rates, feeds: Mapping[str, int] | None = None) -> None:
         """``feeds``: value from the dataset -> how many of its first axes, as stored, are samples."""
         self.rates, self.feeds = rates, feeds or {}
-        self._program_seconds = by_key(partial(program_seconds, rules=rules, rates=rates))
-        self._cold_seconds = by_key(partial(cold_seconds, rules=rules))
+        self._program_seconds = by_key(partial(program_seconds, rules=RULES, rates=rates))
+        self._cold_seconds = by_key(partial(cold_seconds, rules=RULES))
 
     def seconds(self, call: UnitCall | CombineCall) -> float:
         """Return the seconds of a call where programs have cores of their own."""

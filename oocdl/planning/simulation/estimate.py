@@ -14,18 +14,17 @@ from heapq import heapreplace
 import numpy as np
 
 from oocdl.graph.ir.array_layout import itemsize
-from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import CombineCall, PickCall
-from oocdl.planning.cost_model import Rates
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import Exchange, reader_of
 from oocdl.planning.hosts.shown_groups import shown_tasks
 from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.network import Cluster, Network
 
 
-def work_seconds(going: Exchange, rates: Rates, rules: Rules) -> list[float]:
-    """Return the seconds of each call on one thread, with what is put together for it; picks take none."""
-    costs, found = Costs(rates, rules), []
+def work_seconds(going: Exchange) -> list[float]:
+    """Return nominal seconds of each call on one thread, putting its inputs together included; 0 for picks."""
+    costs, found = Costs(NOMINAL), []
     for call in going.graph.calls:
         if isinstance(call, PickCall):
             found.append(0.0)

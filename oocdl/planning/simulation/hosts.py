@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import Rates
@@ -53,7 +52,6 @@ class SimulatedHosts:
     received_bytes: tuple[int, ...]
     peak_tier_bytes: tuple[int, ...]
     """The most that chunks and units of each host take at once."""
-    peak_spill_bytes: tuple[int, ...]
     spilled_bytes: tuple[int, ...]
     """For each host, the bytes moved from and to its disk."""
     tasks: int
@@ -184,7 +182,7 @@ class _Pass:
         step = self.steps[bundle.receiver]
         for key in bundle.items:
             item = self.run.items[key]
-            step.arrive(key, Chunk(item.region, item.nbytes, uses[key]))
+            step.wait_for_room(step.tasks.number[key], Chunk(item.region, item.nbytes, uses[key]))
         host.asked -= 1
         if host.direct.pop(bundle.key, None) is None:
             host.coming = False
@@ -248,7 +246,6 @@ def simulate_hosts(
     tier_bytes: int,
     slots: int,
     rates: Rates,
-    rules: Rules,
     keeps_old: bool = True,
 ) -> SimulatedHosts:
     """Simulate a pass over ``cluster.hosts`` hosts that follows another.
@@ -260,7 +257,7 @@ def simulate_hosts(
     going = exchange(placed, homes_of([placed]), cluster.hosts)
     factors = compiled.plan.factored.factors
     feeds = {name: len(factors[name][0]) for name in compiled.feeds}
-    return simulate_exchange(going, cluster, tier_bytes, slots, rates, rules, keeps_old, feeds)
+    return simulate_exchange(going, cluster, tier_bytes, slots, rates, keeps_old, feeds)
 
 
 def simulate_exchange(
@@ -269,7 +266,6 @@ def simulate_exchange(
     tier_bytes: int,
     slots: int,
     rates: Rates,
-    rules: Rules,
     keeps_old: bool = True,
     feeds: Mapping[str, int] | None = None,
 ) -> SimulatedHosts:
@@ -277,7 +273,7 @@ def simulate_exchange(
 
     ``feeds``, as ``Costs`` has them: each sample that is read takes its time.
     """
-    clock, costs = Clock(), Costs(rates, rules, feeds)
+    clock, costs = Clock(), Costs(rates, feeds)
     processes = [
         Process(clock, tier_bytes, slots, slots + 1, costs, timeline=False, cores=cores)
         for cores in [Cores(clock, slots) if cluster.shares_cores else None for _ in range(cluster.hosts)]
@@ -304,7 +300,6 @@ def _told(run: _Run, seconds: float, slots: int) -> SimulatedHosts:
         sent_bytes=tuple(network.sent_bytes),
         received_bytes=tuple(network.received_bytes),
         peak_tier_bytes=tuple(process.books.peak_bytes for process in processes),
-        peak_spill_bytes=tuple(process.peak_spilled for process in processes),
         spilled_bytes=tuple(p.books.read_bytes + p.books.written_bytes for p in processes),
         tasks=tasks,
         shares={

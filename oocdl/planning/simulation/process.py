@@ -131,10 +131,6 @@ class Step:
                 assert isinstance(claim, Unit)
                 self._read(claim, absent)
 
-    def arrive(self, key: TaskKey, chunk: Chunk) -> None:
-        """Take a chunk that another process has sent, once there is room."""
-        self._wait_for_room(self.tasks.number[key], chunk)
-
     def _cut(self, number: int, strip: Strip) -> None:
         """Copy a strip from its chunk."""
         chunk = self.chunks[self.tasks.number[strip.source]]
@@ -143,10 +139,11 @@ class Step:
         self.process.copy(self.process.now, 1, made.nbytes, lambda: self._cut_out(number, made))
 
     def _cut_out(self, number: int, made: Chunk) -> None:
-        self._wait_for_room(number, made)
+        self.wait_for_room(number, made)
         self.acquire()
 
-    def _wait_for_room(self, number: int, chunk: Chunk) -> None:
+    def wait_for_room(self, number: int, chunk: Chunk) -> None:
+        """Take a chunk that was cut, or sent by another process, once there is room."""
         arrival = Arrival(pins=(), left_bytes=chunk.footprint_bytes, number=number, chunk=chunk)
         self.process.books.line.append(arrival)
 
@@ -311,11 +308,6 @@ class Process:
         else:
             seconds = self.costs.gathering_seconds(parts, nbytes) + more_seconds
             self.at(begins, partial(self.cores.spend, seconds, then))
-
-    def start(self, step: Step) -> None:
-        """Begin a step; it goes on as the clock does."""
-        self.step = step
-        step.start()
 
     def end(self) -> None:
         """Note that the step is over."""

@@ -17,7 +17,6 @@ from oocdl.graph.ir.index import Region, whole
 from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.ir.region_index import RegionIndex
 from oocdl.graph.partition.unit import Unit
-from oocdl.ops import RULES
 from oocdl.planning.calls import Read, UnitCall
 from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
 from oocdl.planning.hosts import copies
@@ -105,7 +104,7 @@ def step(calls: Sequence[tuple[TaskKey, Sequence[TaskKey]]], updates: Mapping[Ta
 def over(graph: TaskGraph, hosts: Mapping[TaskKey, int], cluster: Cluster = CLUSTER) -> SimulatedHosts:
     placed = placed_on(flatten(graph), np.array([hosts[call.key] for call in graph.calls]))
     going = exchange(placed, homes_of([placed]), cluster.hosts)
-    return simulate_exchange(going, cluster, 1 << 20, 1, RATES, RULES)
+    return simulate_exchange(going, cluster, 1 << 20, 1, RATES)
 
 
 def test_what_is_made_elsewhere_is_sent_as_soon_as_it_is_made() -> None:
@@ -251,8 +250,8 @@ def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("times", [1.2, 1000.0])
 def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
     room = int(times * plan.compiled.plan.peak_unit_bytes)
-    one = simulate(plan.compiled.graph, room, 2, 3, NOMINAL, RULES)
-    found = simulate_hosts(plan.compiled, replace(CLUSTER, hosts=1), room, 2, NOMINAL, RULES)
+    one = simulate(plan.compiled.graph, room, 2, 3, NOMINAL)
+    found = simulate_hosts(plan.compiled, replace(CLUSTER, hosts=1), room, 2, NOMINAL)
     assert found.seconds == pytest.approx(one.seconds, rel=1e-12)
     assert found.peak_tier_bytes == (one.peak_tier_bytes,)
     assert found.spilled_bytes == (one.moved_bytes,)
@@ -261,7 +260,7 @@ def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
 def test_each_sample_that_is_read_takes_its_time_once(plan: oocdl.Plan) -> None:
     def seconds(compiled: Any) -> float:
         cluster = Cluster(hosts=1, bytes_per_second=1e9)
-        return simulate_hosts(compiled, cluster, 1 << 40, 1, NOMINAL, RULES).seconds
+        return simulate_hosts(compiled, cluster, 1 << 40, 1, NOMINAL).seconds
 
     more = seconds(plan.compiled) - seconds(replace(plan.compiled, feeds={}))
     # Four samples, or four pieces of one, of input and labels; halos make more regions of these.
@@ -272,7 +271,7 @@ def test_each_sample_that_is_read_takes_its_time_once(plan: oocdl.Plan) -> None:
 def test_every_host_comes_to_its_end_within_its_room(plan: oocdl.Plan, hosts: int, times: float) -> None:
     room = int(times * plan.compiled.plan.peak_unit_bytes)
     cluster = Cluster(hosts=hosts, bytes_per_second=1e9)
-    found = simulate_hosts(plan.compiled, cluster, room, 2, NOMINAL, RULES)
+    found = simulate_hosts(plan.compiled, cluster, room, 2, NOMINAL)
     assert 0 < found.seconds < inf and max(found.peak_tier_bytes) <= room
     assert sum(found.sent_bytes) == sum(found.received_bytes) > 0
 
