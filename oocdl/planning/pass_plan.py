@@ -26,8 +26,7 @@ from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS, SlotSearch
-from oocdl.planning.tile_search import Layering, Limits, TileSearch, requested_cuts
-from oocdl.planning.unit_cost import bytes_of
+from oocdl.planning.tile_search import Layering, Limits, TileSearch, bytes_of, requested_cuts
 
 PARTIAL_SUM_BYTES = 16 << 20
 """Memory for the partial sums of one value; more shards than fit in it share partial sums."""

@@ -15,15 +15,14 @@ import numpy as np
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.planning.calls import CombineCall, PickCall
-from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.cost_model import NOMINAL, Costs
 from oocdl.planning.hosts.exchange import Exchange, reader_of
 from oocdl.planning.hosts.shown_groups import shown_tasks
-from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.network import Cluster, Network
 
 
 def work_seconds(going: Exchange) -> list[float]:
-    """Return nominal seconds of each call on one thread, putting its inputs together included; 0 for picks."""
+    """Return nominal seconds of each call on one thread, with putting its inputs together; 0 for picks."""
     costs, found = Costs(NOMINAL), []
     for call in going.graph.calls:
         if isinstance(call, PickCall):

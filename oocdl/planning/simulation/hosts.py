@@ -14,7 +14,7 @@ from functools import partial
 
 from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.cost_model import Rates
+from oocdl.planning.cost_model import Costs, Rates
 from oocdl.planning.hosts.exchange import (
     DIRECT_BYTES,
     GROUPS_AHEAD,
@@ -28,7 +28,6 @@ from oocdl.planning.hosts.exchange import (
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.shown_groups import shown_tasks
-from oocdl.planning.simulation.costs import Costs
 from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
 from oocdl.planning.simulation.one_process import after
 from oocdl.planning.simulation.process import Process, Step

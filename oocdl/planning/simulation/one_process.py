@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.planning.calls import PickCall, UnitCall, made_of
-from oocdl.planning.cost_model import Rates
-from oocdl.planning.simulation.costs import Costs
+from oocdl.planning.cost_model import Costs, Rates
 from oocdl.planning.simulation.network import Clock
 from oocdl.planning.simulation.process import Process, Step
 from oocdl.planning.simulation.tasks import Chunk, Tasks

@@ -23,10 +23,10 @@ from oocdl.planning.calls import (
     made_of,
     parts_of,
 )
+from oocdl.planning.cost_model import BEGIN_SECONDS, Costs
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.machine import BATCH_CACHE_BYTES
-from oocdl.planning.simulation.costs import BEGIN_SECONDS, Costs
 from oocdl.planning.simulation.network import Clock, Cores
 from oocdl.planning.simulation.tasks import Arrival, Chunk, Entry, Tasks, Unit
 from oocdl.planning.simulation.timeline import Moment, Ran, Transfer

@@ -18,19 +18,21 @@ from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.ir.region_index import RegionIndex
 from oocdl.graph.partition.unit import Unit
 from oocdl.planning.calls import Read, UnitCall
-from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
+from oocdl.planning.cost_model import (
+    BEGIN_SECONDS,
+    GATHER_SECONDS,
+    NOMINAL,
+    SCHEDULING_SECONDS,
+    SLOWDOWN_FACTOR,
+    TASK_SECONDS,
+    UNIT_SECONDS,
+    Rates,
+)
 from oocdl.planning.hosts import copies
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_orders
 from oocdl.planning.hosts.placement import place, placed_on
-from oocdl.planning.simulation.costs import (
-    BEGIN_SECONDS,
-    GATHER_SECONDS,
-    SCHEDULING_SECONDS,
-    SLOWDOWN_FACTOR,
-    UNIT_SECONDS,
-)
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
 from oocdl.planning.simulation.network import EVENT_LOOP_SHARE, Cluster
 from oocdl.planning.simulation.one_process import simulate
