@@ -27,7 +27,6 @@ from table import markdown
 from oocdl.config import make_settings
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.host.heap import uncollected
-from oocdl.ops import RULES
 from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
 from oocdl.planning.hosts.exchange import exchange, homes_of
@@ -76,9 +75,7 @@ def drafted(case: Case, place: Path) -> tuple[Draft, Request]:
     settings = make_settings(**case.options(), engine="torch", loss=loss, optimizer="adamw", memory="64GiB")
     model = inspect_onnx(case.write(place / "model.onnx"))
     binding = bind(model, open_dataset(str(place / "data.zarr"), True), settings)
-    request = Request(
-        model=model, binding=binding, settings=settings, batch=case.batch, rules=RULES, kind=PassKind.WHOLE
-    )
+    request = Request(model=model, binding=binding, settings=settings, batch=case.batch, kind=PassKind.WHOLE)
     return draft_pass(request), request
 
 

@@ -108,13 +108,6 @@ class Rates:
                 tables[kind] = tuple(map(tuple, points))
         return Rates(**body)
 
-    def flops_per_second(self, kind: str, size: int) -> float:
-        """The floating-point operations a second of a heavy operator of a kind and size, interpolated.
-
-        The nominal rates count for a kind that was not measured.
-        """
-        return interpolate(self.arithmetic.get(kind) or NOMINAL.arithmetic[kind], size)
-
     def bytes_per_second(self, op: str, rules: Rules) -> float:
         """The rate at which an operator's bytes are read and written.
 
@@ -153,10 +146,14 @@ def heavy_kind(
     return kind + BFLOAT16_SUFFIX * (dtype == "bfloat16" and rule.product is not None), size
 
 
+def _result_bytes(instruction: Instruction) -> int:
+    return sum(map(array_bytes, instruction.kernel_shapes, instruction.dtypes))
+
+
 def moved_bytes(instruction: Instruction, dtypes: Mapping[int, str]) -> int:
     """Bytes of the operands, padding included, and of the results; ``dtypes`` maps slots to dtypes."""
     operands = sum(array_bytes(padded_shape(op), dtypes[op.slot]) for op in instruction.operands)
-    return operands + sum(map(array_bytes, instruction.kernel_shapes, instruction.dtypes))
+    return operands + _result_bytes(instruction)
 
 
 def instruction_seconds(
@@ -170,10 +167,10 @@ def instruction_seconds(
         dtype = dtypes[instruction.operands[0].slot]
         kind, size = heavy_kind(instruction, rule, rule.speed, dtype, rates.thin_slab_elements)
         flops = rule.flops(instruction.node, shapes, list(instruction.kernel_shapes))
-        seconds = max(flops / rates.flops_per_second(kind, size), seconds)
-        result_bytes = sum(map(array_bytes, instruction.kernel_shapes, instruction.dtypes))
+        table = rates.arithmetic.get(kind) or NOMINAL.arithmetic[kind]
+        seconds = max(flops / interpolate(table, size), seconds)
         for op in rule.speed.then(instruction):
-            seconds += 2 * result_bytes / rates.bytes_per_second(op, rules)
+            seconds += 2 * _result_bytes(instruction) / rates.bytes_per_second(op, rules)
     for operand, shape in zip(instruction.operands, shapes, strict=True):
         if shape != operand.shape:
             copied = (prod(shape) + prod(operand.shape)) * itemsize(dtypes[operand.slot])

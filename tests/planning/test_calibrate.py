@@ -94,8 +94,8 @@ def test_scratch_is_measured_beside_what_is_told() -> None:
     probes = [one for one in computing_probes(Scale(0.2)) if one[0] == "MaxPoolGrad"]
 
     def ratios(share: float) -> dict[str, RateTable]:
-        with calibrate._Bench(HalfTold(share), 1) as bench:  # type: ignore[arg-type]
-            return calibrate._scratch_ratios(bench, probes)
+        bench = calibrate._Bench(HalfTold(share), 1)  # type: ignore[arg-type]
+        return calibrate._scratch_ratios(bench, probes)
 
     def tells(found: dict[str, RateTable]) -> bool:
         # As much as it is told too little by; the heap gives out whole pages and keeps some.

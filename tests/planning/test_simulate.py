@@ -8,39 +8,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-import zarr
 
 import oocdl
 from oocdl.planning.calls import UnitCall, copied, parts_of
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.task_graph import TaskGraph
-from tests.kit.models import GPT, UNet3d, export
+from tests.kit.models import GPT, UNet3d
+from tests.kit.plans import plan_of
 
 
 @pytest.fixture(scope="module", params=["gpt", "unet"])
 def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
     folder, random = tmp_path_factory.mktemp(request.param), np.random.default_rng(0)
-    torch.manual_seed(0)
     if request.param == "gpt":
         x = random.integers(0, 64, size=(4, 32))
-        model = export(GPT(64, 32, 32, 4, 3), (torch.as_tensor(x),), folder / "net.onnx", dynamic=(0,))
-    else:
-        x = random.normal(size=(4, 1, 16, 16, 16)).astype("float32")
-        model = export(UNet3d(base=4, depth=2), (torch.as_tensor(x[:1]),), folder / "net.onnx", dynamic=(0,))
-    group = zarr.open_group(folder / "data.zarr", mode="w")
-    group.create_array("x", data=x)
-    group.create_array("y", data=(x if x.ndim == 2 else x[:, 0] > 0).astype("uint8"))
-    parallel = {"batch": 2, "channels": 4} if x.ndim == 2 else {"space": (4,)}
-    options = {
-        "memory": "6GiB",
-        "engine": "torch",
-        "threads": 2,
-        "parallel": parallel,
-        "loss": "cross_entropy",
-    }
-    return oocdl.plan(model, folder / "data.zarr", batch_size=4 if x.ndim == 2 else 1, **options)
+        labels, cuts = x.astype("uint8"), {"batch": 2, "channels": 4}
+        return plan_of(GPT(64, 32, 32, 4, 3), x, labels, cuts, folder)
+    x = random.normal(size=(1, 1, 16, 16, 16)).astype("float32")
+    return plan_of(UNet3d(base=4, depth=2), x, (x[:, 0] > 0).astype("uint8"), {"space": (4,)}, folder)
 
 
 @pytest.mark.parametrize("keeps_old", [True, False])

@@ -66,10 +66,7 @@ def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, i
 
 
 def compile_within(
-    draft: Draft,
-    machine: Machine,
-    frozen: Frozen | None = None,
-    hosts: int | None = None,
+    draft: Draft, machine: Machine, frozen: Frozen | None = None, hosts: int | None = None
 ) -> CompiledPass:
     """Cut a pass so that it keeps the budget; ``frozen`` are the cuts of a stored plan to repeat.
 
@@ -92,7 +89,7 @@ def compile_within(
         process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
         what = worst if machine.capacity_bytes > 1 else "nothing is left"
         named = f"memory='{-(-needed >> 20)}MiB' would do"
-        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}") from None
+        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}")
     if hosts is None and machine.workers > 1 and draft.request.settings.parallel == "auto":
 
         def cut(machine: Machine, side: int | None) -> Candidate | None:

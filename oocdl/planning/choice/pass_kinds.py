@@ -11,7 +11,6 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.heap import uncollected
-from oocdl.ops import RULES
 from oocdl.planning.binding import Binding
 from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen, continue_step, draft_pass
@@ -49,7 +48,6 @@ def compile_passes(
                 binding=of[kind.label],
                 settings=settings,
                 batch=kind.batch,
-                rules=RULES,
                 kind=part,
             )
             how = machine, frozen.get(plan_id)

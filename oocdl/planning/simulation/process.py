@@ -151,7 +151,7 @@ class Step:
         self.chunks[arrival.number] = arrival.chunk
         self.process.books.put(arrival, arrival.chunk)
         self._finish(arrival.number)
-        self.process.at(self.process.now, self._go_on)
+        self.process.clock.at(self.process.now, self._go_on)
 
     def _read(self, unit: Unit, absent: Sequence[Chunk]) -> None:
         books, loads = self.process.books, 0
@@ -285,14 +285,10 @@ class Process:
         """Return the seconds of one core that a call takes."""
         return self.costs.seconds(call) if self.cores is None else self.costs.shared_seconds(call)
 
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        """Have ``call`` made at a time."""
-        self.clock.at(when, call)
-
     def compute(self, seconds: float, then: Callable[[], None]) -> None:
         """Have ``then`` called when so many seconds of a core have been spent."""
         if self.cores is None:
-            self.at(self.now + seconds, then)
+            self.clock.at(self.now + seconds, then)
         else:
             self.cores.spend(seconds, then)
 
@@ -304,10 +300,10 @@ class Process:
         ``more_seconds``: of a core that is shared, beside that.
         """
         if self.cores is None:
-            self.at(begins + 2 * nbytes / self.rates.copy_bytes_per_second, then)
+            self.clock.at(begins + 2 * nbytes / self.rates.copy_bytes_per_second, then)
         else:
             seconds = self.costs.gathering_seconds(parts, nbytes) + more_seconds
-            self.at(begins, partial(self.cores.spend, seconds, then))
+            self.clock.at(begins, partial(self.cores.spend, seconds, then))
 
     def end(self) -> None:
         """Note that the step is over."""
@@ -331,7 +327,7 @@ class Process:
 
     def write(self, chunk: Chunk) -> None:
         """Write a chunk to the spill; then it leaves."""
-        self.at(self.disk(0, chunk.nbytes, 1), lambda: self._written(chunk))
+        self.clock.at(self.disk(0, chunk.nbytes, 1), lambda: self._written(chunk))
 
     def _written(self, chunk: Chunk) -> None:
         chunk.spilled = True

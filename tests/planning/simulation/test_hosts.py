@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import zarr
 
 import oocdl
 from oocdl.graph.ir.index import Region, whole
@@ -39,7 +37,8 @@ from oocdl.planning.simulation.one_process import simulate
 from oocdl.planning.simulation.process import SAMPLE_SECONDS
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
-from tests.kit.models import ResNet, UNet3d, export
+from tests.kit.models import ResNet, UNet3d
+from tests.kit.plans import plan_of
 
 SHAPE = (256,)
 BYTES = 4 * SHAPE[0]
@@ -227,26 +226,11 @@ def test_what_is_slow_is_named() -> None:
 @pytest.fixture(scope="module", params=["resnet", "unet"])
 def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
     folder, random = tmp_path_factory.mktemp(request.param), np.random.default_rng(0)
-    torch.manual_seed(0)
-    shape = (4, 3, 13, 11) if request.param == "resnet" else (1, 1, 16, 16, 16)
-    net = ResNet() if request.param == "resnet" else UNet3d(base=4, depth=2)
-    x = random.normal(size=shape).astype("float32")
-    model = export(net, (torch.as_tensor(x[:1]),), folder / "net.onnx", dynamic=(0,))
-    group = zarr.open_group(folder / "data.zarr", mode="w")
-    group.create_array("x", data=x)
-    labels = random.integers(10, size=4) if x.ndim == 4 else (x[:, 0] > 0).astype("uint8")
-    group.create_array("y", data=labels)
-    cuts = {"batch": 4} if x.ndim == 4 else {"space": (4,)}
-    return oocdl.plan(
-        model,
-        folder / "data.zarr",
-        batch_size=shape[0],
-        memory="6GiB",
-        threads=2,
-        parallel=cuts,
-        engine="torch",
-        loss="cross_entropy",
-    )
+    if request.param == "resnet":
+        x = random.normal(size=(4, 3, 13, 11)).astype("float32")
+        return plan_of(ResNet(), x, random.integers(10, size=4), {"batch": 4}, folder)
+    x = random.normal(size=(1, 1, 16, 16, 16)).astype("float32")
+    return plan_of(UNet3d(base=4, depth=2), x, (x[:, 0] > 0).astype("uint8"), {"space": (4,)}, folder)
 
 
 @pytest.mark.parametrize("times", [1.2, 1000.0])
