@@ -41,7 +41,7 @@ def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, work: Seq
     ``work``: its ``work_seconds``.
     """
     estimate = _Estimate(going, cluster, threads)
-    waiting: list[int] = []
+    waiting = estimate.send([], 0)
     for begin, end in estimate.blocks():
         estimate.do(begin, end, work)
         waiting = estimate.send(waiting, end)
@@ -74,7 +74,7 @@ class _Estimate:
         """(chunk or strip, host that it was sent to) -> when it has come."""
         self.free = [[0.0] * threads for _ in range(cluster.hosts)]
         """Host -> when each of its threads is free, as a heap."""
-        made_by = np.maximum.reduceat(np.append(flat.maker[chunk], 0), going.first[:-1])
+        made_by = np.maximum.reduceat(flat.maker[chunk], going.first[:-1])
         order = np.lexsort((going.columns[-1], made_by))
         self.unsent = list(zip(made_by[order].tolist(), order.tolist(), strict=True))[::-1]
         """(last of the calls that make it, bundle), the first to be sent last."""
