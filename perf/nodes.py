@@ -99,11 +99,11 @@ def come_in() -> list[int]:
 def planned(run: oocdl.Run) -> list[tuple[int, int]]:
     """(bytes of weights and state, bytes that come in a step) of each host, by the plan."""
     compiled = run.plan.kinds[MAIN]
-    placed = {MAIN: place(compiled.graph, HOSTS)}
-    homes = homes_of({MAIN: compiled}, placed)
-    made = exchange(compiled, placed[MAIN], homes, HOSTS)
+    placed = place(compiled.graph, HOSTS)
+    made = exchange(placed, homes_of([placed]), HOSTS)
     held = [
-        sum(made.graph.input_bytes[key] for key in made.graph.inputs if homes[key] == n) for n in range(HOSTS)
+        sum(made.graph.input_bytes[key] for key in made.graph.inputs if made.homes[key] == n)
+        for n in range(HOSTS)
     ]
     come = [sum(bundle.nbytes for bundle in made.bundles if bundle.receiver == n) for n in range(HOSTS)]
     return list(zip(held, come, strict=True))

@@ -93,7 +93,7 @@ def placed_once(compiled: CompiledPass, members: int) -> tuple[list[float], Exch
     marks.append(time.process_time())
     placed = placed_on(flat, workers)
     marks.append(time.process_time())
-    going = exchange(compiled, placed, homes_of({MAIN: compiled}, {MAIN: placed}), members)
+    going = exchange(placed, homes_of([placed]), members)
     marks.append(time.process_time())
     packed = packed_shares({MAIN: going}, members)
     marks.append(time.process_time())

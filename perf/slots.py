@@ -27,10 +27,8 @@ from table import markdown
 from oocdl.config import make_settings
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.host.heap import uncollected
-from oocdl.ops import RULES
 from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
-from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
@@ -77,9 +75,7 @@ def drafted(case: Case, place: Path) -> tuple[Draft, Request]:
     settings = make_settings(**case.options(), engine="torch", loss=loss, optimizer="adamw", memory="64GiB")
     model = inspect_onnx(case.write(place / "model.onnx"))
     binding = bind(model, open_dataset(str(place / "data.zarr"), True), settings)
-    request = Request(
-        model=model, binding=binding, settings=settings, batch=case.batch, rules=RULES, kind=PassKind.WHOLE
-    )
+    request = Request(model=model, binding=binding, settings=settings, batch=case.batch, kind=PassKind.WHOLE)
     return draft_pass(request), request
 
 
@@ -88,7 +84,7 @@ def placing_seconds(compiled: CompiledPass, workers: int) -> float:
     with uncollected():
         begun = time.process_time()
         placed = place(compiled.graph, workers)
-        going = exchange(compiled, placed, homes_of({MAIN: compiled}, {MAIN: placed}), workers)
+        going = exchange(placed, homes_of([placed]), workers)
         steps = steps_of(going, MAIN, workers, THREADS)
         tasks_of(steps, workers, "pass", "run", (MAIN, PassInfo(0, 0), True))
         return time.process_time() - begun
@@ -107,7 +103,7 @@ def rows_of(name: str, case: Case, all_slots: list[int]) -> list[Row]:
             begun = time.process_time()
             compiled = draft.cut(machine.limits(request.settings, min(machine.unit_bytes, 1 << 30)))
             taken = time.process_time() - begun
-            seconds = ideal_seconds(compiled.graph, slots, NOMINAL, RULES)
+            seconds = ideal_seconds(compiled.graph, slots)
             speedup = found[0].ideal_seconds / seconds if found else 1.0
             placing = placing_seconds(compiled, workers) if workers else 0.0
             found.append(Row(name, slots, compiled.plan.tasks, seconds, speedup, taken, placing))

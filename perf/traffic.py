@@ -23,7 +23,7 @@ from table import markdown
 
 import oocdl
 from oocdl.graph.ir.graph import Role
-from oocdl.planning.unit_cost import made_bytes, read_bytes
+from oocdl.planning.tile_search import bytes_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def weight_traffic(planned: oocdl.Plan) -> int:
     total = 0
     for layer in planned.layers:
         for unit in layer.units:
-            for moved in (read_bytes(unit, factored), made_bytes(unit, factored)):
+            for moved in (bytes_of(unit.reads, factored), bytes_of(unit.makes, factored)):
                 total += sum(count for name, count in moved.items() if values[name].shape in shapes)
     return total
 

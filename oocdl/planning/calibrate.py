@@ -8,7 +8,6 @@ machine or the engine changes.
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import threading
 import time
@@ -94,10 +93,8 @@ def load_rates(engine: str = "auto") -> Rates | None:
     engine = resolve(engine)
     path = cache_path(engine)
     try:
-        text = path.read_text()
-        is_sealed = text.startswith('{"digest": ')  # files of earlier versions have no digest
-        body = unsealed("rates", text) if is_sealed else json.loads(text)
-        if body["facts"] != _facts(engine) or not is_sealed:
+        body = unsealed("rates", path.read_text())
+        if body["facts"] != _facts(engine):
             warnings.warn(f"the rates in {path} are outdated and do not count", stacklevel=2)
             return None
         return Rates.from_json(body["rates"])
@@ -153,21 +150,21 @@ def measure_rates(
     use_one_heap()
     keep_freed_memory()  # as a run does: what an operator takes depends on it
     threads = threads or cores()
-    with _Bench(get_engine(engine), threads) as bench:
-        short, long = (bench.seconds(overhead_program(count)) for count in (1, 21))
-        bench.instruction_seconds = max((long - short) / 20, 0.0)
-        bench.program_seconds = max(short - bench.instruction_seconds, 0.0)
-        scale *= min(1.0, FULL_SIZE_THREADS / threads)
-        begun = time.monotonic()
-        sizes = Scale(scale, thin_slab_elements=bench.engine.thin_slab_elements)
+    bench = _Bench(get_engine(engine), threads)
+    short, long = (bench.seconds(overhead_program(count)) for count in (1, 21))
+    bench.instruction_seconds = max((long - short) / 20, 0.0)
+    bench.program_seconds = max(short - bench.instruction_seconds, 0.0)
+    scale *= min(1.0, FULL_SIZE_THREADS / threads)
+    begun = time.monotonic()
+    sizes = Scale(scale, thin_slab_elements=bench.engine.thin_slab_elements)
+    arithmetic, memory = _arithmetic(bench, computing_probes(sizes)), _memory(bench, scale)
+    if time.monotonic() - begun < MEASURE_TWICE_SECONDS:
         arithmetic, memory = _arithmetic(bench, computing_probes(sizes)), _memory(bench, scale)
-        if time.monotonic() - begun < MEASURE_TWICE_SECONDS:
-            arithmetic, memory = _arithmetic(bench, computing_probes(sizes)), _memory(bench, scale)
-        scratch = _scratch_ratios(bench, computing_probes(sizes))
-        if bench.engine.has_bfloat16:
-            arithmetic |= _arithmetic(bench, bfloat16_probes(sizes))
-            scratch |= _scratch_ratios(bench, bfloat16_probes(sizes))
-        copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
+    scratch = _scratch_ratios(bench, computing_probes(sizes))
+    if bench.engine.has_bfloat16:
+        arithmetic |= _arithmetic(bench, bfloat16_probes(sizes))
+        scratch |= _scratch_ratios(bench, bfloat16_probes(sizes))
+    copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
     give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
     return Rates(
@@ -230,12 +227,6 @@ class _Bench:
         self.pool = ThreadPoolExecutor(threads)
         self.best: dict[str, float] = {}
         """Key of a program -> the fewest seconds of all its measurements."""
-
-    def __enter__(self) -> _Bench:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.pool.shutdown()
 
     def seconds(self, program: Program) -> float:
         """Median time of a call while all threads run the same program, each on its own arrays.

@@ -57,6 +57,11 @@ class UnitCall:
     scratch_bytes: int
     """Bytes that the program needs while it runs."""
 
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The made values, in order."""
+        return tuple(name for name, _ in self.unit.makes)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class CombineCall:

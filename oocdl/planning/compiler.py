@@ -11,10 +11,10 @@ from typing import Any
 from oocdl.engines.engine import get_engine, resolve
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
-from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, may_be_bfloat16
+from oocdl.ops import RULES
 from oocdl.ops.optimizers import start_of
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import Rates, scratch_ratio
@@ -157,13 +157,13 @@ def _layering(network: Network, request: Request) -> Layering:
     assert factored is not None
     engine = resolve(request.settings.engine)
     rates = known_rates(engine)
-    return Layering(factored, request.rules, partial(_scratch_of, engine, request.rules, rates), rates)
+    return Layering(factored, RULES, partial(_scratch_of, engine, rates), rates)
 
 
-def _scratch_of(engine: str, rules: Rules, rates: Rates, program: Program) -> ProgramScratch:
+def _scratch_of(engine: str, rates: Rates, program: Program) -> ProgramScratch:
     """Return the scratch that the engine tells of a program, or more where this machine takes more."""
-    told = get_engine(engine).scratch_of(program, rules)
-    return told._replace(scratch_bytes=ceil(told.scratch_bytes * scratch_ratio(program, rules, rates)))
+    told = get_engine(engine).scratch_of(program, RULES)
+    return told._replace(scratch_bytes=ceil(told.scratch_bytes * scratch_ratio(program, RULES, rates)))
 
 
 def _first_stored(layering: Layering) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The cost model: how fast a machine is, and the seconds that a program takes on it.
+"""The cost model: how fast a machine is, and the seconds that a program or a call takes on it.
 
 Rates are those of one thread while every compute thread of the machine does the same:
 that is how units run. They are measured once (``planning/calibrate``) and stored as plain data.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from math import exp, inf, log, prod
+from functools import partial
+from math import exp, log, prod
 from pathlib import Path
+from typing import TypeVar
 
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
 from oocdl.graph.ir.op_rule import OpRule, Rules
@@ -24,6 +26,7 @@ from oocdl.graph.ir.program import Instruction, Program, padded_shape
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.ir.speed import Computing, RateTable, Streaming
 from oocdl.ops.registry import RULES
+from oocdl.planning.calls import CombineCall, UnitCall, made_of
 
 BFLOAT16_SUFFIX = " in bfloat16"
 """Suffix of the kind of a product of bfloat16 operands."""
@@ -33,8 +36,35 @@ HEAVY_SECONDS, ARRANGED_ELEMENTS_PER_SECOND = 1.5e-4, 5.5e8
 """Time of a heavy operator's call before it computes, and rate of putting elements into another order, in
 a step, with empty caches. Measured in steps of a U-Net and of ResNets, cut in space and in batch: 0.1 to
 0.5 ms, and 0.47 to 0.74 s for 1e9 bytes. Its rate, of a probe of many places, has nearly nothing of it."""
+SLOWDOWN_FACTOR = 1.2
+"""Programs take so much longer in a run than alone, where nobody else copies and moves bytes: measured
+for networks that fit (1.08 to 1.26) and for such that do not (1.2 to 1.4). It stands for all that is charged
+by itself where cores are shared, and does not count there."""
+GATHER_SECONDS, PART_SECONDS = 1.3e-4, 2.9e-5
+"""Time of Python to put together what a unit reads: once, and for each part that is copied. Measured."""
+STRIDED_FACTOR = 1.3
+"""Parts that lie apart take so much longer to copy than as many bytes side by side."""
+UNIT_SECONDS, COMBINE_SECONDS = 6e-4, 1.5e-4
+"""Core time of a unit or a combination beside program and reading, where cores are shared: to reserve and
+measure memory (0.25 to 0.55 ms), and to put results away. Measured in steps of five networks."""
+SCHEDULING_SECONDS, BEGIN_SECONDS = 2.2e-5, 1.4e-5
+"""Time of a shared core for each task: while a pass runs, and before the first one starts. Measured too."""
 FREE_BYTES_PER_SECOND = 1e12
 """The rate of an operator that moves nothing, such as a Reshape."""
+
+T = TypeVar("T")
+
+
+def by_key(function: Callable[[Program], T]) -> Callable[[Program], T]:
+    """Return a function that remembers its results by the keys of programs; programs are not kept alive."""
+    known: dict[str, T] = {}
+
+    def remembered(program: Program) -> T:
+        if program.key not in known:
+            known[program.key] = function(program)
+        return known[program.key]
+
+    return remembered
 
 
 @dataclass(frozen=True)
@@ -76,26 +106,7 @@ class Rates:
         for tables in (body["arithmetic"], body["scratch_ratios"]):
             for kind, points in tables.items():
                 tables[kind] = tuple(map(tuple, points))
-        rates = Rates(**body)
-        rates.check()
-        return rates
-
-    def check(self) -> None:
-        """Raise ValueError unless all rates are positive numbers, and overheads are not negative."""
-        rates = [rate for points in self.arithmetic.values() for _, rate in points]
-        rates += [*self.memory.values(), self.copy_bytes_per_second]
-        rates += [self.disk_read_bytes_per_second, self.disk_write_bytes_per_second]
-        if not all(0 < rate < inf for rate in rates):
-            raise ValueError("a rate is not positive")
-        if not all(0 <= seconds < inf for seconds in (self.instruction_seconds, self.program_seconds)):
-            raise ValueError("an overhead is negative")
-
-    def flops_per_second(self, kind: str, size: int) -> float:
-        """The floating-point operations a second of a heavy operator of a kind and size, interpolated.
-
-        The nominal rates count for a kind that was not measured.
-        """
-        return interpolate(self.arithmetic.get(kind) or NOMINAL.arithmetic[kind], size)
+        return Rates(**body)
 
     def bytes_per_second(self, op: str, rules: Rules) -> float:
         """The rate at which an operator's bytes are read and written.
@@ -103,8 +114,8 @@ class Rates:
         For one that was not measured, the rate of the operator that it is like counts, else that of copies.
         """
         speed = rules[op].speed
-        known = self.memory.get(op) or (self.memory.get(speed.like) if speed else None)
-        return known or self.copy_bytes_per_second
+        like = self.memory.get(speed.like if speed else op, self.copy_bytes_per_second)
+        return self.memory.get(op, like)
 
 
 def interpolate(points: RateTable, size: int) -> float:
@@ -156,7 +167,8 @@ def instruction_seconds(
         dtype = dtypes[instruction.operands[0].slot]
         kind, size = heavy_kind(instruction, rule, rule.speed, dtype, rates.thin_slab_elements)
         flops = rule.flops(instruction.node, shapes, list(instruction.kernel_shapes))
-        seconds = max(flops / rates.flops_per_second(kind, size), seconds)
+        table = rates.arithmetic.get(kind) or NOMINAL.arithmetic[kind]
+        seconds = max(flops / interpolate(table, size), seconds)
         for op in rule.speed.then(instruction):
             seconds += 2 * _result_bytes(instruction) / rates.bytes_per_second(op, rules)
     for operand, shape in zip(instruction.operands, shapes, strict=True):
@@ -205,29 +217,16 @@ def scratch_ratio(program: Program, rules: Rules, rates: Rates) -> float:
     return most
 
 
-def _nominal_arithmetic() -> dict[str, RateTable]:
-    """The nominal tables of the heavy operators by kind, of which the file has GFLOP/s by size."""
-    tables = json.loads(Path(__file__).with_name("nominal_rates.json").read_text())
-    return {
-        kind: tuple((size, 1e9 * gigaflops) for size, gigaflops in points) for kind, points in tables.items()
-    }
-
-
-def _nominal_memory(rules: Rules) -> Iterator[tuple[str, float]]:
-    """Nominal rates of the operators that are bound by memory; ValueError if one has none."""
-    for op, rule in rules.items():
-        if isinstance(rule.speed, Streaming):
-            like = rules[rule.speed.like].speed
-            rate_of_like = like.bytes_per_second if isinstance(like, Streaming) else None
-            rate = rule.speed.bytes_per_second or rate_of_like
-            if rate is None:
-                raise ValueError(f"neither '{op}' nor '{rule.speed.like}', which it is like, has a rate")
-            yield op, rate
-
-
+_GIGAFLOPS = json.loads(Path(__file__).with_name("nominal_rates.json").read_text())
 NOMINAL = Rates(
-    arithmetic=_nominal_arithmetic(),
-    memory=dict(_nominal_memory(RULES)),
+    arithmetic={
+        kind: tuple((size, 1e9 * rate) for size, rate in points) for kind, points in _GIGAFLOPS.items()
+    },
+    memory={
+        op: rule.speed.bytes_per_second
+        for op, rule in RULES.items()
+        if isinstance(rule.speed, Streaming) and rule.speed.bytes_per_second
+    },
     copy_bytes_per_second=2.4e10,
     instruction_seconds=2.7e-6,
     program_seconds=2.3e-5,
@@ -238,3 +237,37 @@ NOMINAL = Rates(
 """Rates that ``planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a
 quiet virtual machine and its virtual disk, rounded to two digits. The rules of operators that are bound by
 memory have their rates."""
+
+
+class Costs:
+    """Seconds of calls on one thread; those of programs are found once for all processes."""
+
+    def __init__(self, rates: Rates, feeds: Mapping[str, int] | None = None) -> None:
+        """``feeds``: value from the dataset -> how many of its first axes, as stored, are samples."""
+        self.rates, self.feeds = rates, feeds or {}
+        self._program_seconds = by_key(partial(program_seconds, rules=RULES, rates=rates))
+        self._cold_seconds = by_key(partial(cold_seconds, rules=RULES))
+
+    def seconds(self, call: UnitCall | CombineCall) -> float:
+        """Return the seconds of a call where programs have cores of their own."""
+        if isinstance(call, CombineCall):
+            return TASK_SECONDS + self._adding(call)
+        return TASK_SECONDS + SLOWDOWN_FACTOR * self._program_seconds(call.unit.program)
+
+    def shared_seconds(self, call: UnitCall | CombineCall) -> float:
+        """Return the seconds of a core that a call takes where all that the process does shares its cores."""
+        if isinstance(call, CombineCall):
+            return COMBINE_SECONDS + SCHEDULING_SECONDS + self._adding(call)
+        made, program = len(call.unit.makes), call.unit.program
+        tasks = 1 if made == 1 else 1 + made  # several results are picked by tasks
+        seconds = UNIT_SECONDS + tasks * SCHEDULING_SECONDS
+        return seconds + self._program_seconds(program) + self._cold_seconds(program)
+
+    def gathering_seconds(self, parts: int, nbytes: int) -> float:
+        """Return the seconds of a shared core for putting together bytes that lie in so many parts."""
+        copying = 2 * nbytes / self.rates.copy_bytes_per_second
+        return GATHER_SECONDS + parts * PART_SECONDS + STRIDED_FACTOR * copying
+
+    def _adding(self, call: CombineCall) -> float:
+        moved = 3 * len(call.counts) * sum(made.nbytes for made in made_of(call))
+        return moved / self.rates.copy_bytes_per_second

@@ -173,10 +173,6 @@ class Machine:
             share = min(int(UNEVEN_RATIO * sum(-(-count // shares) for count in counts)), share)
         return max(EMPTY_PLAN_BYTES + len(counts) * LAYER_BYTES + share * TASK_BYTES - PLAN_BYTES, 0)
 
-    def _grown_bytes(self) -> int:
-        """Return by how much the process has grown beyond ``PLAN_BYTES`` since it was measured."""
-        return max(self.process_bytes() - (self.base_bytes - self.reserved_bytes + PLAN_BYTES), 0)
-
     def room_bytes(self, plans: Iterable[PlanSize], travelling_bytes: int = 0) -> int:
         """Return what is left of the capacity, now that the process has grown by its plans.
 
@@ -184,21 +180,20 @@ class Machine:
         largest unit would not find room.
         """
         needed = max(plan.peak_unit_bytes for plan in plans)
-        give_back_freed_memory()
-        grown = self._grown_bytes() + travelling_bytes
-        if needed > self.capacity_bytes - grown:
-            gc.collect()
+        known = self.base_bytes - self.reserved_bytes + PLAN_BYTES
+        for collect in (lambda: None, gc.collect):
+            collect()
             give_back_freed_memory()
-            grown = self._grown_bytes() + travelling_bytes
-        left = self.capacity_bytes - grown
-        if needed > left:
-            budget = self.base_bytes + grown + needed + self.slack_bytes
-            raise BudgetError(
-                f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {-(-needed >> 20)} MiB "
-                f"beside the process itself ({(self.base_bytes + grown) >> 20} MiB); "
-                f"memory='{-(-budget >> 20)}MiB' would do"
-            )
-        return left
+            grown = max(self.process_bytes() - known, 0) + travelling_bytes
+            left = self.capacity_bytes - grown
+            if needed <= left:
+                return left
+        budget = self.base_bytes + grown + needed + self.slack_bytes
+        raise BudgetError(
+            f"{max(left, 0) >> 20} MiB of the budget are left, a unit needs {-(-needed >> 20)} MiB "
+            f"beside the process itself ({(self.base_bytes + grown) >> 20} MiB); "
+            f"memory='{-(-budget >> 20)}MiB' would do"
+        )
 
 
 def machine_for(

@@ -26,8 +26,7 @@ from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.transforms.factorize import Factored
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS, SlotSearch
-from oocdl.planning.tile_search import Layering, Limits, TileSearch, requested_cuts
-from oocdl.planning.unit_cost import made_bytes, read_bytes
+from oocdl.planning.tile_search import Layering, Limits, TileSearch, bytes_of, requested_cuts
 
 PARTIAL_SUM_BYTES = 16 << 20
 """Memory for the partial sums of one value; more shards than fit in it share partial sums."""
@@ -311,8 +310,8 @@ def _plan_layer(cutter: LayerCutter, layering: Layering, units: list[Unit]) -> L
         units=tuple(units),
         buffer_bytes=buffer_bytes,
         scratch_bytes=scratch_bytes,
-        read_bytes=sum(n * sum(read_bytes(unit, layering.factored).values()) for n, unit in each),
-        written_bytes=sum(n * sum(made_bytes(unit, layering.factored).values()) for n, unit in each),
+        read_bytes=sum(n * sum(bytes_of(unit.reads, layering.factored).values()) for n, unit in each),
+        written_bytes=sum(n * sum(bytes_of(unit.makes, layering.factored).values()) for n, unit in each),
         flops=sum(n * layering.flops(unit.program) for n, unit in each),
         scratch={key: layering.scratch(unit.program) for key, unit in kinds.items()},
     )

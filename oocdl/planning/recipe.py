@@ -21,7 +21,7 @@ from oocdl.engines.engine import resolve
 from oocdl.engines.engine_registry import channels_last_ranks, widest_float
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Role
-from oocdl.graph.ir.op_rule import Builder, Rules
+from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.graph.transforms.bfloat16 import use_bfloat16
 from oocdl.graph.transforms.canonicalize import canonicalize
@@ -29,6 +29,7 @@ from oocdl.graph.transforms.channels_last import channels_last
 from oocdl.graph.transforms.differentiate import differentiate, sources
 from oocdl.graph.transforms.factorize import Factored, Factors, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
+from oocdl.ops import RULES
 from oocdl.ops.gather import Rows, rows_of
 from oocdl.ops.loss_functions import (
     Head,
@@ -73,7 +74,6 @@ class Request:
     settings: Settings
     batch: int
     """Number of samples of the pass."""
-    rules: Rules
     kind: PassKind
     factors: Mapping[str, Factors] = field(default_factory=dict)
     """Weight, state or sum -> its factors, if another pass has decided them."""
@@ -147,7 +147,7 @@ def import_model(request: Request) -> Network:
     dims = settings.dims or {}
     shapes = {port.name: binding.input_shape(port, request.batch, dims) for port in request.model.inputs}
     imported = request.model.bind(
-        request.rules,
+        RULES,
         shapes,
         precision=settings.dtype,
         training=request.kind is not PassKind.FORWARD,
@@ -163,7 +163,7 @@ def import_model(request: Request) -> Network:
         outputs=dict(imported.outputs),
         labels=rows_of(imported.graph, negative=request.model.opset >= 11),
     )
-    verify(network.graph, request.rules, "import", network.results)
+    verify(network.graph, RULES, "import", network.results)
     return network
 
 
@@ -190,7 +190,7 @@ def apply(transforms: Sequence[Transform], network: Network, request: Request) -
 
 def _verify(name: str, network: Network, request: Request) -> None:
     if network.factored is None:
-        verify(network.graph, request.rules, name, (*network.results, *network.feeds))
+        verify(network.graph, RULES, name, (*network.results, *network.feeds))
     else:
         verify_factored(network.factored, name)
 
@@ -199,7 +199,7 @@ def _add_loss(network: Network, request: Request) -> Network:
     """Add the loss of each target, and their weighted sum; nothing where there are no targets."""
     if not request.binding.targets:
         return network
-    build = Builder(request.rules, network.graph)
+    build = Builder(RULES, network.graph)
     widest = widest_float(resolve(request.settings.engine))
     heads: dict[str, Head] = {}
     feeds = dict(network.feeds)
@@ -265,7 +265,7 @@ def _attention(network: Network, request: Request) -> Network:
     names = (name.removeprefix("grad/") for name in request.settings.keep)
     kept = {network.imported.names.get(name, name) for name in names}
     graph = replace(network.graph, outputs=network.results)
-    graph = with_attention(graph, request.rules, {*kept, *network.feeds})
+    graph = with_attention(graph, RULES, {*kept, *network.feeds})
     return replace(network, graph=replace(graph, outputs=network.graph.outputs))
 
 
@@ -276,7 +276,7 @@ def _differentiate(network: Network, request: Request) -> Network:
     weights = [value.name for value in network.graph.of_role(Role.WEIGHT) if value.name not in frozen]
     if not weights:
         raise InputError("nothing to train: the model has no float initializer that is not frozen")
-    build = Builder(request.rules, network.graph)
+    build = Builder(RULES, network.graph)
     build.role = Role.GRADIENT
     whole = request.kind is PassKind.WHOLE
     loss = network.loss if whole else shared_loss(build, network.loss)
@@ -288,7 +288,7 @@ def _differentiate(network: Network, request: Request) -> Network:
 
 def _accumulate(network: Network, request: Request) -> Network:
     """Add each gradient to the sum of those of the passes before."""
-    build = Builder(request.rules, network.graph)
+    build = Builder(RULES, network.graph)
     sums = add_sums(build, network.gradients)
     summed = {network.gradients[weight]: total for weight, total in sums.items()}
     return replace(network, graph=build.graph(), gradients=sums, summed=summed)
@@ -296,7 +296,7 @@ def _accumulate(network: Network, request: Request) -> Network:
 
 def _update(network: Network, request: Request) -> Network:
     """Add what replaces weights and state at the end of the step; an earlier pass replaces sums only."""
-    build = Builder(request.rules, network.graph)
+    build = Builder(RULES, network.graph)
     if request.kind is PassKind.EARLIER:
         build.updates |= {f"{weight}/accumulated": total for weight, total in network.gradients.items()}
     else:
@@ -333,7 +333,7 @@ def _canonicalize(network: Network, request: Request) -> Network:
 
     Merging equal nodes can rename results, but never reorders them.
     """
-    graph = canonicalize(replace(network.graph, outputs=network.results), request.rules)
+    graph = canonicalize(replace(network.graph, outputs=network.results), RULES)
     name = dict(zip(network.results, graph.outputs, strict=True))
     return replace(
         network,
@@ -357,20 +357,20 @@ def _bfloat16(network: Network, request: Request) -> Network:
         return network
     return replace(
         network,
-        graph=use_bfloat16(network.graph, request.rules, network.bfloat16_values, request.has_bfloat16),
+        graph=use_bfloat16(network.graph, RULES, network.bfloat16_values, request.has_bfloat16),
     )
 
 
 def _factorize(network: Network, request: Request) -> Network:
     """Write dimensions as lists of factors."""
-    return replace(network, factored=factorize(network.graph, request.rules, request.factors))
+    return replace(network, factored=factorize(network.graph, RULES, request.factors))
 
 
 def _channels_last(network: Network, request: Request) -> Network:
     """Have arrays lie channels last, of the ranks for which the engine wants that."""
     assert network.factored is not None
     ranks = channels_last_ranks(resolve(request.settings.engine), request.settings.precision)
-    return replace(network, factored=channels_last(network.factored, request.rules, frozenset(ranks)))
+    return replace(network, factored=channels_last(network.factored, RULES, frozenset(ranks)))
 
 
 TRAINING = frozenset(PassKind) - {PassKind.FORWARD}

@@ -22,8 +22,8 @@ from oocdl.graph.transforms.factorize import Cell
 from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
 from oocdl.planning.partial_sums import PartialSums
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
-from oocdl.planning.task_key import TaskKey, TaskKind, result_key, stored_key
-from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, unit_buffer_bytes
+from oocdl.planning.task_key import TaskKey, TaskKind, result_keys, stored_key
+from oocdl.planning.tile_search import combine_buffer_bytes, combined_together, unit_buffer_bytes
 
 Piece = tuple[Region, TaskKey]
 
@@ -54,6 +54,7 @@ class TaskGraph:
 class _Draft:
     """The growing step."""
 
+    plan: PassPlan
     calls: list[Call] = field(default_factory=list)
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     readers: dict[TaskKey, list[int]] = field(default_factory=dict)
@@ -113,15 +114,13 @@ def versioned_pieces(
 
 
 def expand_pass(
-    plan: PassPlan,
-    pieces: Mapping[str, Sequence[Region]],
-    absent: Collection[str] = (),
+    plan: PassPlan, pieces: Mapping[str, Sequence[Region]], absent: Collection[str] = ()
 ) -> TaskGraph:
     """All calls of one step. ``pieces`` says how weights and state are stored.
 
     Of these, ``absent`` are not there yet (sums of gradients, in the first pass of a step).
     """
-    draft = _Draft()
+    draft = _Draft(plan)
     inputs: list[TaskKey] = []
     sizes: dict[TaskKey, int] = {}
     for name, regions in pieces.items():
@@ -135,11 +134,11 @@ def expand_pass(
             sizes[key] = region_size(region) * itemsize(value.dtype) if value is not None else 0
             draft.pieces.setdefault(name, []).append((region, key))
     for planned in plan.layers:
-        _expand_layer(draft, plan, planned)
+        _expand_layer(draft, planned)
     graph, stored = plan.factored.graph, plan.factored.stored
-    outputs = [key for name in graph.updates for key in _stored(draft, plan, name, pieces)]
+    outputs = [key for name in graph.updates for key in _stored(draft, name, pieces)]
     outputs += [key for name in graph.outputs for _, key in draft.pieces.get(stored(name), [])]
-    replaced = _read_in_next_step(draft, plan, pieces)
+    replaced = _read_in_next_step(draft, pieces)
     input_uses = {key: tuple(draft.readers.pop(key, ())) for key in inputs}
     for number, call in enumerate(draft.calls):  # one by one: both kinds of all of them are large
         draft.calls[number] = _with_uses(call, draft.readers)
@@ -155,13 +154,12 @@ def expand_pass(
     )
 
 
-def _read_in_next_step(
-    draft: _Draft, plan: PassPlan, pieces: Mapping[str, Sequence[Region]]
-) -> dict[TaskKey, TaskKey]:
+def _read_in_next_step(draft: _Draft, pieces: Mapping[str, Sequence[Region]]) -> dict[TaskKey, TaskKey]:
     """Return what replaces weights and state, to be read where these were, a step later."""
     replaced: dict[TaskKey, TaskKey] = {}
-    for name, update in plan.factored.graph.updates.items():
-        made = dict(draft.pieces[plan.factored.stored(update)])
+    factored = draft.plan.factored
+    for name, update in factored.graph.updates.items():
+        made = dict(draft.pieces[factored.stored(update)])
         for number, region in enumerate(pieces.get(name, ())):
             before = stored_key(name, number)
             readers = draft.readers.get(before, ())
@@ -170,8 +168,8 @@ def _read_in_next_step(
     return replaced
 
 
-def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
-    layer, values = planned.layer, plan.factored.graph.values
+def _expand_layer(draft: _Draft, planned: LayerPlan) -> None:
+    layer, values = planned.layer, draft.plan.factored.graph.values
     cell_of = {view.value: cell for cell in layer.cells for view in cell.outputs}
     names = [*layer.stores, *layer.partials]
     combines = tuple(cell_of[name].combine if name in layer.partials else None for name in names)
@@ -179,14 +177,14 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
     buffer_bytes: dict[str, int] = {}  # by program: units with equal programs have equal arrays
     draft.reads.clear()
     draft.found.clear()
-    sums, alone = PartialSums(plan, planned), (None,) * len(names)
+    sums, alone = PartialSums(draft.plan, planned), (None,) * len(names)
     for number, unit in enumerate(planned.units):
         key = TaskKey(TaskKind.UNIT, layer.name, "", number)
-        made = [result_key(key, name, len(names)) for name in names]
+        made = result_keys(key, names)
         arguments: list[TaskKey] = []
         scratch, program = planned.scratch[unit.program.key], unit.program.key
         reads = tuple(
-            _read(draft, plan, name, region, arguments, place in scratch.overwrites)
+            _read(draft, name, region, arguments, place in scratch.overwrites)
             for place, (name, region) in enumerate(unit.reads)
         )
         added_to: list[tuple[int, int] | None] = [None] * len(names)
@@ -196,7 +194,7 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
                 added_to[index] = (len(arguments), previous[1])
                 arguments.append(previous[0])
         if program not in buffer_bytes:
-            buffer_bytes[program] = unit_buffer_bytes(unit, layer, plan.factored)
+            buffer_bytes[program] = unit_buffer_bytes(unit, layer, draft.plan.factored)
         draft.add(
             UnitCall(
                 key=key,
@@ -218,63 +216,61 @@ def _expand_layer(draft: _Draft, plan: PassPlan, planned: LayerPlan) -> None:
                 draft.pieces.setdefault(name, []).append((region, made[index]))
     for cell in {id(cell_of[name]): cell_of[name] for name in layer.partials}.values():
         for group in combined_together(cell, layer.partials):
-            _combine(draft, plan, layer.name, cell, group, sums)
+            _combine(draft, layer.name, cell, group, sums)
 
 
-def _stored(
-    draft: _Draft, plan: PassPlan, name: str, pieces: Mapping[str, Sequence[Region]]
-) -> list[TaskKey]:
+def _stored(draft: _Draft, name: str, pieces: Mapping[str, Sequence[Region]]) -> list[TaskKey]:
     """Keys of the new pieces of a weight or state, cut anew where this plan cuts otherwise than it is stored.
 
     Several plans share what is stored (a full and a ragged batch, say), and each cuts as suits its own size.
     """
-    update = plan.factored.stored(plan.factored.graph.updates[name])
+    factored = draft.plan.factored
+    update = factored.stored(factored.graph.updates[name])
     made = dict(draft.pieces[update])
     missing = [region for region in pieces[name] if region not in made]
     anew: list[Piece] = []
     for number, region in enumerate(missing, len(made)):
         key = TaskKey(TaskKind.RECUT, draft.pieces[update][0][1].layer, update, number)
-        _cut_anew(draft, plan, update, region, key)
+        _cut_anew(draft, update, region, key)
         anew.append((region, key))
     draft.pieces[update] += anew  # not before: each is cut from what layers make
     fresh = dict(draft.pieces[update])
     return [fresh[region] for region in pieces[name]]
 
 
-def _cut_anew(draft: _Draft, plan: PassPlan, name: str, region: Region, key: TaskKey) -> None:
+def _cut_anew(draft: _Draft, name: str, region: Region, key: TaskKey) -> None:
     """A call that only puts parts of other pieces together: its program has no instructions."""
     arguments: list[TaskKey] = []
-    dtype, shape = plan.factored.graph.values[name].dtype, region_shape(region)
+    dtype, shape = draft.plan.factored.graph.values[name].dtype, region_shape(region)
     read = Read(name, region, dtype, _parts(draft, name, region, arguments))
     program = make_program((0,), (shape,), (dtype,), (), (Operand(0, None, shape, None),))
-    unit = Unit(len(plan.layers), (key.number,), ((name, region),), program, ((name, region),), (1,))
-    buffers = 2 * footprint(region_size(region) * itemsize(dtype))
-    call = UnitCall(
-        key=key,
-        position=draft.position,
-        unit=unit,
-        arguments=tuple(arguments),
-        reads=(read,),
-        partial_sums=(None,),
-        combines=(None,),
-        dtypes=(dtype,),
-        buffer_bytes=buffers,
-        scratch_bytes=0,
+    unit = Unit(len(draft.plan.layers), (key.number,), ((name, region),), program, ((name, region),), (1,))
+    draft.add(
+        UnitCall(
+            key=key,
+            position=draft.position,
+            unit=unit,
+            arguments=tuple(arguments),
+            reads=(read,),
+            partial_sums=(None,),
+            combines=(None,),
+            dtypes=(dtype,),
+            buffer_bytes=2 * footprint(region_size(region) * itemsize(dtype)),
+            scratch_bytes=0,
+        )
     )
-    draft.add(call)
 
 
-def _read(
-    draft: _Draft, plan: PassPlan, name: str, region: Region, arguments: list[TaskKey], overwritten: bool
-) -> Read:
-    value, first = plan.factored.graph.values[name], len(arguments)
+def _read(draft: _Draft, name: str, region: Region, arguments: list[TaskKey], overwritten: bool) -> Read:
+    factored, first = draft.plan.factored, len(arguments)
+    value = factored.graph.values[name]
     from_source = value.role in SOURCES and name not in draft.pieces
     parts = Parts() if from_source else _parts(draft, name, region, arguments)
     # What several units of a layer read alike is one object.
     key = name, region, first, overwritten
     read = draft.reads.get(key)
     if read is None:
-        order = plan.factored.orders.get(name, ())
+        order = factored.orders.get(name, ())
         read = draft.reads[key] = Read(name, region, value.dtype, parts, first, order, overwritten)
     return read
 
@@ -292,9 +288,7 @@ def _parts(draft: _Draft, name: str, region: Region, arguments: list[TaskKey]) -
     return found[1]
 
 
-def _combine(
-    draft: _Draft, plan: PassPlan, layer: str, cell: Cell, names: Sequence[str], sums: PartialSums
-) -> None:
+def _combine(draft: _Draft, layer: str, cell: Cell, names: Sequence[str], sums: PartialSums) -> None:
     """One call for each piece of results of a partial node that several units share.
 
     Of many partial sums those of each worker of the plan are combined by a call of their own.
@@ -312,17 +306,16 @@ def _combine(
                 key = TaskKey(TaskKind.COMBINE, layer, names[0], first)
                 first += 1
                 elements = sum(count for _, count in found)
-                found = [(_add_combine(draft, plan, key, cell, names, region, found), elements)]
+                found = [(_add_combine(draft, key, cell, names, region, found), elements)]
             ends += found
         key = TaskKey(TaskKind.COMBINE, layer, names[0], number)
-        made = _add_combine(draft, plan, key, cell, names, region, ends)
+        made = _add_combine(draft, key, cell, names, region, ends)
         for name, result in zip(names, made, strict=True):
             draft.pieces.setdefault(name, []).append((region, result))
 
 
 def _add_combine(
     draft: _Draft,
-    plan: PassPlan,
     key: TaskKey,
     cell: Cell,
     names: Sequence[str],
@@ -333,7 +326,8 @@ def _add_combine(
 
     Returns the keys of its results.
     """
-    dtypes = tuple(plan.factored.graph.values[name].dtype for name in names)
+    dtypes = tuple(draft.plan.factored.graph.values[name].dtype for name in names)
+    sizes = [region_size(region) * itemsize(dtype) for dtype in dtypes]
     assert cell.combine is not None
     draft.add(
         CombineCall(
@@ -345,24 +339,17 @@ def _add_combine(
             counts=tuple(count for _, count in ends),
             region=region,
             dtypes=dtypes,
-            buffer_bytes=combine_buffer_bytes(
-                [region_size(region) * itemsize(dtype) for dtype in dtypes], cell.combine
-            ),
+            buffer_bytes=combine_buffer_bytes(sizes, cell.combine),
         )
     )
-    made = tuple(result_key(key, name, len(names)) for name in names)
+    made = result_keys(key, names)
     draft.calls += [PickCall(one, key, index) for index, one in enumerate(made) if one != key]
-    return made
+    return tuple(made)
 
 
 def _with_uses(call: Call, readers: dict[TaskKey, list[int]]) -> Call:
     """The call, told when each of its results will be read; ``readers`` forget it."""
     if isinstance(call, PickCall):
         return call
-    if isinstance(call, UnitCall):
-        names: Sequence[str] = [name for name, _ in call.unit.makes]
-    else:
-        names = call.values
-    keys = (result_key(call.key, name, len(names)) for name in names)
-    uses = tuple(tuple(sorted(readers.pop(key, ()))) for key in keys)
-    return replace(call, uses=uses)
+    keys = result_keys(call.key, call.values)
+    return replace(call, uses=tuple(tuple(sorted(readers.pop(key, ()))) for key in keys))

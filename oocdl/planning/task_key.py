@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -66,6 +67,11 @@ def result_key(key: TaskKey, value: str, count: int) -> TaskKey:
         return key
     kind = TaskKind.COMBINED if key.kind is TaskKind.COMBINE else TaskKind.RESULT
     return TaskKey(kind, key.layer, value, key.number)
+
+
+def result_keys(key: TaskKey, values: Sequence[str]) -> list[TaskKey]:
+    """Return the keys of all ``values`` that a unit or a combining task makes."""
+    return [result_key(key, value, len(values)) for value in values]
 
 
 DaskKey = tuple[str, str, str, str, str, int]

@@ -3,20 +3,24 @@
 Cuts prefer the batch (no halo), then slabs along the outermost spatial axis, then further
 axes, then channels; cuts after which each piece still reads most of what the whole layer reads
 come last.
+
+The peak of a unit is bounded by construction. Its inputs and results are arrays of the memory tier
+(``unit_buffer_bytes``); the scratch of its program lies on the heap (``graph/ir/program_cost``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import NamedTuple
 
+from oocdl.graph.ir.array_layout import footprint, itemsize
+from oocdl.graph.ir.index import Region, region_size
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.program import Program
-from oocdl.graph.ir.program_cost import ProgramScratch, ScratchOf, most_scratch, program_flops
+from oocdl.graph.ir.program_cost import ScratchOf, most_scratch, program_flops
 from oocdl.graph.partition.cut_classes import Classes, find_classes
 from oocdl.graph.partition.layer_kinds import Cut, LayerKind, LayerKinds, renamed
 from oocdl.graph.partition.layers import group, heavy_nodes
@@ -25,9 +29,8 @@ from oocdl.graph.partition.storage_cut import Layer, choose_stored
 from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.partition.wiring import wire
-from oocdl.graph.transforms.factorize import Factored
-from oocdl.planning.cost_model import NOMINAL, Rates, program_seconds
-from oocdl.planning.unit_cost import combine_buffer_bytes, combined_together, made_bytes, unit_buffer_bytes
+from oocdl.graph.transforms.factorize import Cell, Factored
+from oocdl.planning.cost_model import NOMINAL, Rates, by_key, program_seconds
 
 MIN_SLAB_POSITIONS = 4
 """A slab with fewer positions along its cut axis reads as much halo as body: another axis is cut first."""
@@ -76,22 +79,17 @@ def requested_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
     wanted: dict[str, int] = {}
     for name, count in (limits.parallel or {}).items():
         if name == "space":
-            counts = (count,) if isinstance(count, int) else tuple(count)
+            counts = (count,) if isinstance(count, int) else count
             wanted |= {f"space{axis}": number for axis, number in enumerate(counts)}
         else:
             assert isinstance(count, int)
             wanted[name] = count
-    found: dict[int, int] = {
-        number: min(count, classes.extents[number])
-        for number, count in (limits.cuts or {}).items()
-        if classes.extents.get(number, 1) > 1
-    }
+    pieces = dict(limits.cuts or {})
     for number, name in classes.names.items():
-        kind = "channels" if name.startswith("channels") else name
-        count = wanted.get(kind, 1)
-        if count > 1 and classes.extents[number] > 1:
-            found[number] = min(count, classes.extents[number])
-    return found
+        if (count := wanted.get("channels" if name.startswith("channels") else name, 1)) > 1:
+            pieces[number] = count
+    extents = classes.extents
+    return {number: min(count, extents[number]) for number, count in pieces.items() if extents[number] > 1}
 
 
 def cut_preference(classes: Classes) -> list[int]:
@@ -99,6 +97,37 @@ def cut_preference(classes: Classes) -> list[int]:
     rank = {name: place for place, name in enumerate(SHARED_CLASSES)}
     numbers = [number for number in classes.names if classes.extents[number] > 1]
     return sorted(numbers, key=lambda n: (rank.get(classes.names[n], 4), -classes.extents[n], n))
+
+
+def unit_buffer_bytes(unit: Unit, layer: Layer, factored: Factored) -> int:
+    """Bytes of the arrays that a unit reads and makes, and of the partial sums that it adds to."""
+    read, made = bytes_of(unit.reads, factored), bytes_of(unit.makes, factored)
+    sums = [made[name] for name in layer.partials]
+    return sum(map(footprint, [*read.values(), *made.values(), *sums]))
+
+
+def combine_buffer_bytes(sizes: Sequence[int], how: str) -> int:
+    """Bytes that it takes to combine partial sums with results of ``sizes`` bytes.
+
+    Partial sums are read one by one: there are the total, one of them, and float64 temporaries of formulas.
+    """
+    arrays = 2 * sum(footprint(nbytes) for nbytes in sizes)
+    return arrays + (0 if how in ("sum", "max") else 14 * sum(sizes))
+
+
+def combined_together(cell: Cell, partials: Collection[str]) -> list[list[str]]:
+    """Return those of the outputs of a node that are partial, in groups that one call combines.
+
+    Moments are combined together; sums each by itself, as they may be of different shapes.
+    """
+    names = [view.value for view in cell.outputs if view.value in partials]
+    return [names] if names and cell.combine == "moments" else [[name] for name in names]
+
+
+def bytes_of(regions: Iterable[tuple[str, Region]], factored: Factored) -> dict[str, int]:
+    """Value -> bytes of the region of it that a unit reads or makes."""
+    values = factored.graph.values
+    return {name: region_size(region) * itemsize(values[name].dtype) for name, region in regions}
 
 
 def units_memory(
@@ -111,7 +140,7 @@ def units_memory(
     buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
     scratch = max(scratch_of(unit.program).scratch_bytes for unit in units)
     for unit in units:
-        made = made_bytes(unit, factored)
+        made = bytes_of(unit.makes, factored)
         for cell in cutter.layer.cells:
             for names in combined_together(cell, cutter.layer.partials):
                 buffers.append(combine_buffer_bytes([made[name] for name in names], str(cell.combine)))
@@ -133,15 +162,14 @@ class Layering:
         ``rates`` are asked only where there are many slots.
         """
         self.factored, self.rules, self.rates = factored, rules, rates
-        self._scratch_of: ScratchOf = scratch or partial(most_scratch, rules=rules)
+        self.scratch = by_key(scratch or partial(most_scratch, rules=rules))
+        self.flops = by_key(partial(program_flops, rules=rules))
+        self.seconds = by_key(partial(program_seconds, rules=rules, rates=rates))
         self.classes = find_classes(factored)
         self._wiring = wire(factored, heavy_nodes(factored, rules))
         self.cut_order = cut_preference(self.classes)
         self._axes_of = {
-            name: (
-                factored.graph.values[name].nbytes,
-                frozenset(classes),
-            )
+            name: (factored.graph.values[name].nbytes, frozenset(classes))
             for name, classes in self.classes.of_axes.items()
         }
         """Stored value -> its bytes, and the classes of its axes."""
@@ -151,9 +179,6 @@ class Layering:
         self._samples: dict[Cut, tuple[int, int]] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
         self._middle: dict[Cut, tuple[float, list[int]]] = {}
-        self._scratch: dict[str, ProgramScratch] = {}
-        self._flops: dict[str, int] = {}
-        self._seconds: dict[str, float] = {}
         self.slot_cuts: dict[int, list[int]] = {}
         """Number of slots -> the classes that ``slot_search`` has found for them."""
         self.slot_grids: dict[object, tuple[int, ...]] = {}
@@ -214,7 +239,7 @@ class Layering:
         key = self.cut_key(cutter)
         if key not in self._middle:
             unit = cutter.unit(tuple(count // 2 for count in cutter.grid.values()))
-            made = made_bytes(unit, self.factored)
+            made = bytes_of(unit.makes, self.factored)
             self._middle[key] = self.seconds(unit.program), [made[name] for name in cutter.layer.partials]
         return self._middle[key]
 
@@ -236,24 +261,6 @@ class Layering:
         units = cutter.units()
         known[key] = kind, tuple(units)
         return units
-
-    def scratch(self, program: Program) -> ProgramScratch:
-        """Return the scratch that a program takes beside its arrays while it runs."""
-        if program.key not in self._scratch:
-            self._scratch[program.key] = self._scratch_of(program)
-        return self._scratch[program.key]
-
-    def flops(self, program: Program) -> int:
-        """Floating-point operations of one run of a program."""
-        if program.key not in self._flops:
-            self._flops[program.key] = program_flops(program, self.rules)
-        return self._flops[program.key]
-
-    def seconds(self, program: Program) -> float:
-        """Predicted seconds of one run of a program."""
-        if program.key not in self._seconds:
-            self._seconds[program.key] = program_seconds(program, self.rules, self.rates)
-        return self._seconds[program.key]
 
     def touch_key(self, layer: Layer) -> Cut:
         """Equal for layers that are equal but for names, and may be cut along the same letters."""

@@ -221,12 +221,11 @@ def _deliver(
 
 def _facts(call: UnitCall | CombineCall, plan_id: str, info: PassInfo) -> dict[str, int | str]:
     """Return what a trace tells of a task beside its times."""
-    values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
     return {
         "layer": call.key.layer,
         "shard": call.key.number,
         "task": call.key.kind,
-        "values": ", ".join(values),
+        "values": ", ".join(call.values),
         "plan": plan_id,
         "pass": info.number,
     }

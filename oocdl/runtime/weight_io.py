@@ -23,7 +23,6 @@ from oocdl.graph.ir.index import (
 )
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.exchange import renewed
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk, home
@@ -143,7 +142,7 @@ def after_pass(
     """
     sums = {value.name for value in compiled.plan.factored.graph.of_role(Role.SUM)}
     new = {key: chunk for key, chunk in held.items() if key.value not in sums}
-    return new | {stored: made[key] for stored, key in renewed(compiled).items()}
+    return new | {stored: made[key] for stored, key in compiled.graph.replaced.items()}
 
 
 def specs(compiled: CompiledPass) -> list[TensorSpec]:

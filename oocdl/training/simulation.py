@@ -10,7 +10,6 @@ from typing import Any, Unpack
 from oocdl.config import make_settings, parse_bytes
 from oocdl.config.options import SimulateOptions
 from oocdl.errors import InputError
-from oocdl.ops import RULES
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import draft_pass
@@ -123,9 +122,9 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
     settings = replace(job.settings, threads=lanes)
     batch = settings.batch_size * (hosts if weak else 1)
     request = Request(
-        model=job.model, binding=job.binding, settings=settings, batch=batch, rules=RULES, kind=PassKind.WHOLE
+        model=job.model, binding=job.binding, settings=settings, batch=batch, kind=PassKind.WHOLE
     )
-    compiled = compile_within(draft_pass(request), settings, machine)
+    compiled = compile_within(draft_pass(request), machine)
     plan = compiled.plan
     room = machine.capacity_bytes - machine.growth_bytes(plan.counts, plan.hosts)
     return simulate_hosts(
@@ -134,7 +133,6 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
         room,
         lanes,
         _faster(rates, cores / lanes),
-        RULES,
         not discards_old_weights(plan, machine),
     )
 

@@ -133,8 +133,8 @@ def crew(
     threads = job.machine.threads
     kinds = {MAIN: kinds[MAIN], **kinds}
     placed = {name: place(one.graph, count, threads) for name, one in kinds.items()}
-    homes = homes_of(kinds, placed)
-    exchanges = {name: exchange(one, placed[name], homes, count) for name, one in kinds.items()}
+    homes = homes_of(placed.values())
+    exchanges = {name: exchange(one, homes, count) for name, one in placed.items()}
     made = InProcess([], random.Random(seed))
     with ExitStack() as stack:
         for number, packed in enumerate(packed_shares(exchanges, count)):

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import region_size
-from oocdl.graph.ir.op_rule import Rules
-from oocdl.ops import RULES
 from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
-from oocdl.planning.cost_model import NOMINAL, Rates
 from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
-from oocdl.planning.task_key import TaskKey, result_key
+from oocdl.planning.task_key import TaskKey, result_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +37,7 @@ class HostCost:
     """Predicted, of all its calls one after another on one thread."""
 
 
-def host_costs(
-    exchange: Exchange, workers: int, rates: Rates = NOMINAL, rules: Rules = RULES
-) -> tuple[HostCost, ...]:
+def host_costs(exchange: Exchange, workers: int) -> tuple[HostCost, ...]:
     """What a pass takes on each of ``workers``, by number."""
     sent, received, held, count = ([0] * workers for _ in range(4))
     for bundle in exchange.bundles:
@@ -52,7 +47,7 @@ def host_costs(
         held[exchange.homes[key]] += exchange.graph.input_bytes[key]
     taken = [0.0] * workers
     placed = exchange.placed
-    for call, seconds in zip(exchange.graph.calls, call_seconds(exchange.graph, rates, rules), strict=True):
+    for call, seconds in zip(exchange.graph.calls, call_seconds(exchange.graph), strict=True):
         worker = placed.worker_of[call.key]
         taken[worker] += seconds
         count[worker] += not isinstance(call, PickCall)
@@ -136,5 +131,4 @@ def _arguments(call: Call) -> tuple[TaskKey, ...]:
 
 def _results(call: UnitCall | CombineCall) -> list[TaskKey]:
     """The keys of the chunks that a call makes."""
-    values = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
-    return [result_key(call.key, value, len(values)) for value in values]
+    return result_keys(call.key, call.values)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 import zarr
 from onnx import helper
 
+import oocdl
 from oocdl.config import make_settings
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops import RULES
 from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
 from oocdl.planning.machine import Machine
@@ -20,6 +21,7 @@ from oocdl.planning.recipe import PassKind, Request
 from oocdl.presets.unets import write_unet3d
 from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import nets
+from tests.kit.models import export
 
 
 def drafted(model: Path, data: Path, **options: object) -> Draft:
@@ -33,7 +35,6 @@ def drafted(model: Path, data: Path, **options: object) -> Draft:
             binding=binding,
             settings=settings,
             batch=settings.batch_size,
-            rules=RULES,
             kind=PassKind.WHOLE,
         )
     )
@@ -71,3 +72,15 @@ def mlp_draft(folder: Path, widths: Sequence[int], samples: int) -> Draft:
     group.create_array("x", shape=(samples, widths[0]), dtype="float32", chunks=(samples, widths[0]))
     group.create_array("y", shape=(samples,), dtype="int64", chunks=(samples,))
     return drafted(model, folder / "data.zarr", loss="cross_entropy", batch_size=samples, optimizer="adam")
+
+
+def plan_of(
+    net: torch.nn.Module, x: np.ndarray, labels: np.ndarray, parallel: Mapping[str, object], folder: Path
+) -> oocdl.Plan:
+    """The plan of a network for two threads with much memory, all samples of ``x`` a batch."""
+    model = export(net, (torch.as_tensor(x),), folder / "net.onnx", dynamic=(0,))
+    group = zarr.open_group(folder / "data.zarr", mode="w")
+    group.create_array("x", data=x)
+    group.create_array("y", data=labels)
+    options = {"memory": "6GiB", "engine": "torch", "threads": 2, "loss": "cross_entropy"}
+    return oocdl.plan(model, folder / "data.zarr", batch_size=len(x), parallel=parallel, **options)

@@ -43,7 +43,7 @@ def test_what_runs_has_a_speed_and_scratch_space(op: str) -> None:
         both = kinds | {kind + BFLOAT16_SUFFIX for kind in kinds if rule.product}
         assert both <= NOMINAL.arithmetic.keys(), "kinds have nominal rates"
     assert probes and {probe.op for probe in probes} == {op}
-    assert 0 < NOMINAL.bytes_per_second(op, RULES) < float("inf")
+    assert rule.speed.like in NOMINAL.memory and 0 < NOMINAL.bytes_per_second(op, RULES) < float("inf")
 
 
 @pytest.mark.parametrize("engine", ["torch", "ort"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from oocdl.errors import ResourceError
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch
-from oocdl.graph.ir.speed import RateTable, Scale
+from oocdl.graph.ir.speed import RateTable, Scale, Streaming
 from oocdl.ops import RULES
 from oocdl.planning import calibrate
 from oocdl.planning.calibrate import (
@@ -70,7 +68,7 @@ def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> Non
         kind for kind in NOMINAL.arithmetic if has_bfloat16 or not kind.endswith(BFLOAT16_SUFFIX)
     }
     assert rates.thin_slab_elements == thin > 0
-    assert set(rates.memory) == set(NOMINAL.memory)
+    assert set(rates.memory) == {op for op, rule in RULES.items() if isinstance(rule.speed, Streaming)}
     assert Rates.from_json(rates.to_json()) == rates
     assert 1e-9 < program_seconds(overhead_program(3), RULES, rates) < 1
     assert not list(probes.iterdir()), "the disk's files are gone"
@@ -96,8 +94,8 @@ def test_scratch_is_measured_beside_what_is_told() -> None:
     probes = [one for one in computing_probes(Scale(0.2)) if one[0] == "MaxPoolGrad"]
 
     def ratios(share: float) -> dict[str, RateTable]:
-        with calibrate._Bench(HalfTold(share), 1) as bench:  # type: ignore[arg-type]
-            return calibrate._scratch_ratios(bench, probes)
+        bench = calibrate._Bench(HalfTold(share), 1)  # type: ignore[arg-type]
+        return calibrate._scratch_ratios(bench, probes)
 
     def tells(found: dict[str, RateTable]) -> bool:
         # As much as it is told too little by; the heap gives out whole pages and keeps some.
@@ -155,22 +153,6 @@ def test_damaged_numbers_do_not_count(measured: list[str]) -> None:
     path = store_rates("torch", NOMINAL)
     path.write_text(path.read_text().replace("copy_bytes_per_second", "copy_bytes_a_second"))
     with pytest.warns(UserWarning, match="damaged"):
-        assert load_rates("torch") is None
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"copy_bytes_per_second": 0.0}, {"memory": {"Add": math.nan}}, {"program_seconds": -1.0}]
-)
-def test_rates_that_are_none_do_not_count(wrong: dict[str, Any], measured: list[str]) -> None:
-    store_rates("torch", replace(NOMINAL, **wrong))
-    with pytest.warns(UserWarning, match="damaged.*(not positive|negative)"):
-        assert load_rates("torch") is None
-
-
-def test_a_file_of_an_earlier_version_is_outdated(measured: list[str]) -> None:
-    path = store_rates("torch", NOMINAL)
-    path.write_text(json.dumps(unsealed("rates", path.read_text())))
-    with pytest.warns(UserWarning, match="outdated"):
         assert load_rates("torch") is None
 
 

@@ -11,7 +11,6 @@ from oocdl.config import make_settings
 from oocdl.errors import GraphError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops import RULES
 from oocdl.ops.optimizers import SGD
 from oocdl.planning.binding import bind
 from oocdl.planning.compiler import draft_pass
@@ -41,7 +40,6 @@ def whole(tmp_path: Path) -> Request:
         binding=bind(model, data, settings),
         settings=settings,
         batch=2,
-        rules=RULES,
         kind=PassKind.WHOLE,
     )
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.compiler import Draft
-from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.pass_plan import frozen_cuts, plan_pass, replan_pass
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS
 from oocdl.planning.tile_search import Limits
@@ -31,11 +29,11 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
 @pytest.mark.slow
 def test_speedup_grows_with_slots(unet: Draft) -> None:
     """As far as the network allows; one class alone has work for 8, and for 128 nothing was cut at all."""
-    one = ideal_seconds(cut_for(unet, 1, 0).graph, 1, NOMINAL, RULES)
+    one = ideal_seconds(cut_for(unet, 1, 0).graph, 1)
     found = {}
     for threads, workers in ((8, 0), (8, 8), (16, 8)):
         slots = threads * max(workers, 1)
-        found[slots] = one / ideal_seconds(cut_for(unet, threads, workers).graph, slots, NOMINAL, RULES)
+        found[slots] = one / ideal_seconds(cut_for(unet, threads, workers).graph, slots)
     assert sorted(found.values()) == list(found.values())
     assert found[8] > 5 and found[64] > 18 and found[128] > 20, found
 

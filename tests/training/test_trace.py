@@ -78,10 +78,8 @@ def tasks_of(run: oocdl.Run, *plan_ids: str) -> Counter[tuple[object, ...]]:
     for plan_id in plan_ids:
         for call in run.plan.kinds[plan_id].graph.calls:
             if isinstance(call, UnitCall | CombineCall):
-                units = isinstance(call, UnitCall)
-                values = [name for name, _ in call.unit.makes] if units else call.values
-                key = call.key
-                found[plan_id, run.plan.layer_names[key.layer], key.kind, ", ".join(values), key.number] += 1
+                values, key = ", ".join(call.values), call.key
+                found[plan_id, run.plan.layer_names[key.layer], key.kind, values, key.number] += 1
     return found
 
 

@@ -1,7 +1,7 @@
 """Cost of a program: bytes of scratch while it runs, and floating-point operations.
 
 Engines and the planner share these bounds; the bytes of a unit's inputs and results stand in
-``planning/unit_cost.py``.
+``planning/tile_search``.
 """
 
 from __future__ import annotations

@@ -6,11 +6,9 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from oocdl.config import Settings
 from oocdl.errors import BudgetError
 from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import uncollected
-from oocdl.ops import RULES
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.choice.host_search import Candidate, fastest_over_hosts, on_hosts
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen
@@ -54,7 +52,7 @@ def predict_pass(
     tells of each unit and moment.
     """
     rates, shared = known_rates(machine.engine), _as_one(graph, machine, room_bytes)
-    return simulate(graph, *shared, rates, RULES, keeps_old, timeline)
+    return simulate(graph, *shared, rates, keeps_old, timeline)
 
 
 def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, int, int]:
@@ -68,11 +66,7 @@ def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, i
 
 
 def compile_within(
-    draft: Draft,
-    settings: Settings,
-    machine: Machine,
-    frozen: Frozen | None = None,
-    hosts: int | None = None,
+    draft: Draft, machine: Machine, frozen: Frozen | None = None, hosts: int | None = None
 ) -> CompiledPass:
     """Cut a pass so that it keeps the budget; ``frozen`` are the cuts of a stored plan to repeat.
 
@@ -86,34 +80,34 @@ def compile_within(
     if frozen is not None:
         return _repeated(draft, machine, frozen)
     if hosts is not None and hosts < machine.workers:
-        return on_hosts(compile_within(draft, settings, machine.of(hosts), None, hosts), hosts)
-    found = _best(draft, settings, machine)
+        return on_hosts(compile_within(draft, machine.of(hosts), None, hosts), hosts)
+    found = _best(draft, machine)
     if found is None:
-        worst = _cut(draft, settings, machine, machine.capacity_bytes)
+        worst = _cut(draft, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
-        needed = smallest_budget(draft, settings, machine)
+        needed = smallest_budget(draft, machine)
         process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
         what = worst if machine.capacity_bytes > 1 else "nothing is left"
         named = f"memory='{-(-needed >> 20)}MiB' would do"
-        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}") from None
-    if hosts is None and machine.workers > 1 and settings.parallel == "auto":
+        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}")
+    if hosts is None and machine.workers > 1 and draft.request.settings.parallel == "auto":
 
         def cut(machine: Machine, side: int | None) -> Candidate | None:
-            return _best(replace(draft, side=side), settings, machine)
+            return _best(replace(draft, side=side), machine)
 
         return fastest_over_hosts(found, machine, cut, draft.layering)
     return found.compiled
 
 
-def _best(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
+def _best(draft: Draft, machine: Machine) -> Candidate | None:
     """The fastest way to cut on a number of workers; None if nothing fits."""
-    found = _fastest_on_device(draft, settings, machine)
-    if found is not None and settings.spill_dtype is not None and found.moved_bytes:
+    found = _fastest_on_device(draft, machine)
+    if found is not None and draft.request.settings.spill_dtype is not None and found.moved_bytes:
         names = may_be_bfloat16(
             found.compiled.plan.factored.graph,
             (name for planned in found.compiled.plan.layers for name in planned.layer.stores),
         )
-        other = _fastest_on_device(draft.storing_bfloat16(names), settings, machine)
+        other = _fastest_on_device(draft.storing_bfloat16(names), machine)
         found = min((found, other or found), key=lambda candidate: candidate.simulated.seconds)
     return found
 
@@ -129,10 +123,10 @@ def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
     return compiled
 
 
-def _fastest_on_device(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
+def _fastest_on_device(draft: Draft, machine: Machine) -> Candidate | None:
     """``_fastest``, of units that fit the engine's device, if it has one; BudgetError if none do."""
     error = None
-    while (found := _fastest(draft, settings, machine)) is not None:
+    while (found := _fastest(draft, machine)) is not None:
         plan = found.compiled.plan
         shortage = device_shortage(plan, machine)
         if shortage is None:
@@ -144,11 +138,11 @@ def _fastest_on_device(draft: Draft, settings: Settings, machine: Machine) -> Ca
     return None
 
 
-def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | None:
+def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
     """The fastest way to cut, by simulation; None if nothing fits."""
     found = None
     for unit_bytes in _large_units(machine):
-        candidate = _candidate(draft, settings, machine, unit_bytes)
+        candidate = _candidate(draft, machine, unit_bytes)
         if candidate is None:
             break
         if found and candidate.simulated.seconds > SMALLER_UNITS_TIME_RATIO * found.simulated.seconds:
@@ -159,7 +153,7 @@ def _fastest(draft: Draft, settings: Settings, machine: Machine) -> Candidate | 
         if found.compiled.plan.tasks * TRIAL_TASK_BYTES > machine.capacity_bytes:
             break
     for unit_bytes in _last_units(machine):
-        found = found or _candidate(draft, settings, machine, unit_bytes)
+        found = found or _candidate(draft, machine, unit_bytes)
     return found
 
 
@@ -175,9 +169,9 @@ def _last_units(machine: Machine) -> list[int]:
     return [max(machine.capacity_bytes // divisor, 1) for divisor in divisors]
 
 
-def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> Candidate | None:
+def _candidate(draft: Draft, machine: Machine, unit_bytes: int) -> Candidate | None:
     """The pass in units of at most ``unit_bytes``; None if that cannot be."""
-    compiled = _cut(draft, settings, machine, unit_bytes)
+    compiled = _cut(draft, machine, unit_bytes)
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
@@ -188,20 +182,20 @@ def _candidate(draft: Draft, settings: Settings, machine: Machine, unit_bytes: i
     return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
 
 
-def _cut(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
+def _cut(draft: Draft, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
     """The pass in units of at most ``unit_bytes``, or why there are none."""
-    limits = machine.limits(settings, unit_bytes)
+    # Cut in vain, it would leave less room.
+    if machine.capacity_bytes < TIGHT_BYTES and (error := _misfit(draft, machine, unit_bytes)):
+        return error
     try:
-        if machine.capacity_bytes < TIGHT_BYTES:
-            check_size(draft.estimate(limits), machine)  # cut in vain, it would leave less room
-        compiled = draft.cut(limits)
+        compiled = draft.cut(machine.limits(draft.request.settings, unit_bytes))
         check_capacity(compiled.plan, machine)
         return compiled
     except BudgetError as error:
         return error
 
 
-def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
+def smallest_budget(draft: Draft, machine: Machine) -> int:
     """The smallest budget in bytes that is accepted, closely (less so if that takes too long)."""
     began = time.monotonic()
 
@@ -209,28 +203,24 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
         # Small units are many, and take long to cut: the search ends in time, if not at the very smallest.
         return time.monotonic() - began < SEARCH_SECONDS
 
-    def seems_to_fit(capacity_bytes: int) -> bool:
-        roomy = replace(machine, capacity_bytes=capacity_bytes)
-        return any(_seems_to_fit(draft, settings, roomy, unit) for unit in reversed(_sizes(roomy)))
-
-    def fits(capacity_bytes: int) -> bool:
-        roomy = replace(machine, capacity_bytes=capacity_bytes)
-        cuts = (_cut(draft, settings, roomy, unit) for unit in reversed(_sizes(roomy)))
-        return any(isinstance(cut, CompiledPass) for cut in cuts)
+    def fits(capacity_bytes: int, seems: bool = False) -> bool:
+        roomy, refused = replace(machine, capacity_bytes=capacity_bytes), _misfit if seems else _cut
+        sizes = [_large_units(roomy)[0], *_last_units(roomy)]
+        return not all(isinstance(refused(draft, roomy, unit), BudgetError) for unit in sizes[::-1])
 
     high = max(SEARCH_START_BYTES, machine.capacity_bytes)
-    while not seems_to_fit(high):
+    while not fits(high, seems=True):
         high *= 2
         if high > LARGEST_BUDGET_BYTES:
             raise BudgetError(
                 "the network cannot be cut so at any budget; ask for fewer pieces (parallel=, threads=)"
             )
     low = high // 2
-    while low > machine.capacity_bytes and goes_on() and seems_to_fit(low):
+    while low > machine.capacity_bytes and goes_on() and fits(low, seems=True):
         low, high = low // 2, low
     while high - low > CLOSE_BYTES and goes_on():
         middle = (low + high) // 2
-        low, high = (low, middle) if seems_to_fit(middle) else (middle, high)
+        low, high = (low, middle) if fits(middle, seems=True) else (middle, high)
     # An estimate may be off either way.
     if fits(high):
         while high > CLOSE_BYTES and goes_on() and fits(high - CLOSE_BYTES):
@@ -243,15 +233,10 @@ def smallest_budget(draft: Draft, settings: Settings, machine: Machine) -> int:
     return machine.base_bytes + high + machine.slack_bytes
 
 
-def _sizes(machine: Machine) -> list[int]:
-    """Return the sizes of units of which one has to fit for a budget to be accepted."""
-    return [_large_units(machine)[0], *_last_units(machine)]
-
-
-def _seems_to_fit(draft: Draft, settings: Settings, machine: Machine, unit_bytes: int) -> bool:
-    """Whether ``_cut`` is likely to find a pass, which is seen much faster."""
+def _misfit(draft: Draft, machine: Machine, unit_bytes: int) -> BudgetError | None:
+    """Return why ``_cut`` is likely to find no pass, which is seen much faster; None if it is not."""
     try:
-        check_size(draft.estimate(machine.limits(settings, unit_bytes)), machine)
-    except BudgetError:
-        return False
-    return True
+        check_size(draft.estimate(machine.limits(draft.request.settings, unit_bytes)), machine)
+    except BudgetError as error:
+        return error
+    return None

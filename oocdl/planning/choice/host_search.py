@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from oocdl.ops import RULES
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.assignment import NETWORK_BYTES_PER_SECOND
@@ -126,19 +125,13 @@ def _along_weights(best: _Timed, machine: Machine, hosts: int, cut: Cut, layerin
 def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
     """A way to cut a pass for so many of a machine's workers, and what it takes."""
     compiled = found.compiled if hosts == machine.workers else on_hosts(found.compiled, hosts)
-    seconds, work = _seconds(compiled, machine)
+    placed = place(compiled.graph, machine.workers, machine.threads)
+    going = exchange(placed, homes_of([placed]), machine.workers)
+    cluster = Cluster(hosts=machine.workers, bytes_per_second=NETWORK_BYTES_PER_SECOND)
+    work = work_seconds(going)
+    seconds = estimated_seconds(going, cluster, machine.threads, work)
     if found.moved_bytes:
         disk_seconds = found.simulated.read_bytes / NOMINAL.disk_read_bytes_per_second
         disk_seconds += found.simulated.written_bytes / NOMINAL.disk_write_bytes_per_second
         seconds += disk_seconds / machine.workers
-    return _Timed(compiled, seconds, work)
-
-
-def _seconds(compiled: CompiledPass, machine: Machine) -> tuple[float, float]:
-    """About the seconds of a step on a machine's workers, without the disk, and of its work on one thread."""
-    hosts = machine.workers
-    placed = place(compiled.graph, hosts, machine.threads)
-    going = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), hosts)
-    cluster = Cluster(hosts=hosts, bytes_per_second=NETWORK_BYTES_PER_SECOND)
-    work = work_seconds(going, NOMINAL, RULES)
-    return estimated_seconds(going, cluster, machine.threads, work), sum(work)
+    return _Timed(compiled, seconds, sum(work))

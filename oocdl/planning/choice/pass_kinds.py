@@ -11,7 +11,6 @@ from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.heap import uncollected
-from oocdl.ops import RULES
 from oocdl.planning.binding import Binding
 from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen, continue_step, draft_pass
@@ -49,11 +48,13 @@ def compile_passes(
                 binding=of[kind.label],
                 settings=settings,
                 batch=kind.batch,
-                rules=RULES,
                 kind=part,
             )
-            how = settings, machine, frozen.get(plan_id)
-            compiled = _compiled(request, *how) if main is None else _alike(request, *how, main, sums)
+            how = machine, frozen.get(plan_id)
+            if main is None:
+                compiled = compile_within(draft_pass(request), *how)
+            else:
+                compiled = _alike(request, *how, main, sums)
             own[part, shared] = compiled
         main, found[plan_id] = main or compiled, compiled
         if part is PassKind.EARLIER:
@@ -74,13 +75,8 @@ def _part(role: str, passes: int) -> PassKind:
     return PassKind.WHOLE if passes == 1 else PassKind.LAST
 
 
-def _compiled(request: Request, settings: Settings, machine: Machine, frozen: Frozen | None) -> CompiledPass:
-    return compile_within(draft_pass(request), settings, machine, frozen)
-
-
 def _alike(
     request: Request,
-    settings: Settings,
     machine: Machine,
     frozen: Frozen | None,
     like: CompiledPass,
@@ -90,8 +86,7 @@ def _alike(
     whole = machine.workers > 1 and not like.plan.cuts
     draft = replace(draft_alike(request, like), side=like.side, sums=sums)
     hosts = like.plan.hosts or machine.workers
-    alike = replace(machine, slots=1) if whole else machine
-    return compile_within(draft, settings, alike, frozen, hosts)
+    return compile_within(draft, replace(machine, slots=1) if whole else machine, frozen, hosts)
 
 
 def draft_alike(request: Request, like: CompiledPass) -> Draft:

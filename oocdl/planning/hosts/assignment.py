@@ -24,10 +24,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.ir.op_rule import Rules
-from oocdl.ops import RULES
 from oocdl.planning.calls import CombineCall, UnitCall
-from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
+from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS
 from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each, flatten
 from oocdl.planning.hosts.ragged import Ints, runs
@@ -60,37 +58,30 @@ class _Needs(NamedTuple):
     """Pieces of weights and state that no worker has yet."""
 
 
-def assign(
-    graph: TaskGraph, workers: int, threads: int = 1, rates: Rates = NOMINAL, rules: Rules = RULES
-) -> dict[TaskKey, int]:
+def assign(graph: TaskGraph, workers: int, threads: int = 1) -> dict[TaskKey, int]:
     """Return the worker, from 0, that runs each call of a pass; ValueError if there are no workers.
 
     ``threads`` is the number of threads of each worker.
     """
-    found = assigned(flatten(graph), workers, threads, rates, rules).tolist()
+    found = assigned(flatten(graph), workers, threads).tolist()
     return {call.key: worker for call, worker in zip(graph.calls, found, strict=True)}
 
 
-def assigned(
-    flat: FlatPass, workers: int, threads: int = 1, rates: Rates = NOMINAL, rules: Rules = RULES
-) -> Ints:
+def assigned(flat: FlatPass, workers: int, threads: int = 1) -> Ints:
     """Return the worker of each call as ``assign`` does, in an array by the places of calls."""
     if workers < 1:
         raise ValueError("a pass needs a worker")
     if workers == 1:
         return np.zeros(len(flat.graph.calls), np.int64)
-    return _Assigner(flat, workers, threads, call_seconds(flat.graph, rates, rules), rates).run()
+    return _Assigner(flat, workers, threads, call_seconds(flat.graph)).run()
 
 
 class _Assigner:
     """The assignment so far, and a clock for each worker. Calls are named by place, chunks by number."""
 
-    def __init__(
-        self, flat: FlatPass, workers: int, threads: int, seconds: Sequence[float], rates: Rates
-    ) -> None:
+    def __init__(self, flat: FlatPass, workers: int, threads: int, seconds: Sequence[float]) -> None:
         graph = flat.graph
         self.flat, self.calls, self.workers, self.seconds = flat, graph.calls, workers, seconds
-        self.spill_bytes_per_second = rates.disk_write_bytes_per_second
         self.worker_of = np.full(len(graph.calls), -1)
         self.where = np.full(len(flat.keys), -1)
         """Chunk -> the worker that has it; -1: it is not there yet, or lives nowhere yet."""
@@ -319,7 +310,7 @@ class _Assigner:
         finished = finished + self.seconds_for(self.going_bytes(place))
         if new_bytes := self.new_bytes(place, need):
             held = np.array(self.held)
-            beyond = np.maximum(held + new_bytes - self.share, 0) / self.spill_bytes_per_second
+            beyond = np.maximum(held + new_bytes - self.share, 0) / NOMINAL.disk_write_bytes_per_second
             finished = finished + 2 * beyond + 1e-12 * held + np.array(self.sending)
         return int(finished.argmin())
 

@@ -182,10 +182,9 @@ def _kinds(calls: Sequence[UnitCall | CombineCall], programs: _Table) -> list[Un
         if isinstance(call, CombineCall):
             found.append(CombineKind(key, call.combine, call.values, call.dtypes, call.buffer_bytes))
             continue
-        unit, names = call.unit, tuple([name for name, _ in call.unit.makes])
         costs = call.buffer_bytes, call.scratch_bytes
-        shared = next(program_of), names, unit.counts, call.combines, call.dtypes
-        found.append(UnitKind(key, unit.layer, *shared, *costs))
+        shared = next(program_of), call.values, call.unit.counts, call.combines, call.dtypes
+        found.append(UnitKind(key, call.unit.layer, *shared, *costs))
     return found
 
 

@@ -8,7 +8,7 @@ in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.planning.calls import PickCall
-from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each
 from oocdl.planning.hosts.placement import Placed, strip_key
 from oocdl.planning.hosts.ragged import Ints, runs, starts_of
 from oocdl.planning.hosts.relays import Pairs, routes
 from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
+from oocdl.planning.task_key import TaskKey, TaskKind
 
 LARGEST_BUNDLE_BYTES = 8 << 20
 """A bundle is sent when it has grown to this: larger ones would take memory that nobody has reserved."""
@@ -73,16 +72,12 @@ class Exchange:
     """The group of each call."""
     homes: Mapping[TaskKey, int]
     """Stored piece -> the worker that holds it between passes."""
-    renewed: Mapping[TaskKey, TaskKey]
-    """Stored piece -> the chunk of this pass that replaces it."""
     columns: Ints
     """Sender, receiver, bytes, group, reader, position and level of each bundle, as ``Bundle`` has them."""
     first: Ints
     """Place in ``items`` of the first item of each bundle, and the end of the last."""
     items: Ints
     """Items of bundles: the number of a chunk, or the number of all chunks plus that of a strip."""
-    keys: Sequence[TaskKey]
-    """Keys of the chunks."""
 
     @property
     def graph(self) -> TaskGraph:
@@ -108,59 +103,44 @@ class Exchange:
         return Bundle(TaskKey(TaskKind.BUNDLE, items[0].layer, "", number), sender, receiver, items, *others)
 
     def _item(self, number: int) -> TaskKey:
-        strip = number - len(self.keys)
-        return strip_key(strip, self.placed.source_of(strip)) if strip >= 0 else self.keys[number]
+        keys = self.placed.flat.keys
+        strip = number - len(keys)
+        return strip_key(strip, self.placed.source_of(strip)) if strip >= 0 else keys[number]
 
 
-def renewed(compiled: CompiledPass) -> dict[TaskKey, TaskKey]:
-    """Return, for each stored piece that a pass makes anew, the key of the chunk that replaces it."""
-    factored, stored = compiled.plan.factored, {**compiled.pieces, **compiled.sums}
-    found = {}
-    for name, update in factored.graph.updates.items():
-        pieces = dict(compiled.graph.pieces[factored.stored(update)])
-        for number, region in enumerate(stored[name]):
-            found[stored_key(name, number)] = pieces[region]
-    return found
-
-
-def homes_of(kinds: Mapping[str, CompiledPass], placed: Mapping[str, Placed]) -> dict[TaskKey, int]:
+def homes_of(passes: Collection[Placed]) -> dict[TaskKey, int]:
     """Return the worker that holds each stored piece between passes: the one that makes it anew.
 
-    A piece that no pass makes anew is held by its first reader. The first of ``kinds`` decides.
+    A piece that no pass makes anew is held by its first reader. The first of ``passes`` decides.
     """
     homes: dict[TaskKey, int] = {}
-    for name, compiled in kinds.items():
-        flat, workers = placed[name].flat, placed[name].workers
-        for stored, made in renewed(compiled).items():
-            homes.setdefault(stored, int(workers[flat.maker[flat.number[made]]]))
-    for name, compiled in kinds.items():
-        wanted = dict.fromkeys(key for key in compiled.graph.inputs if key not in homes)
-        for place, call in enumerate(compiled.graph.calls if wanted else ()):
+    for placed in passes:
+        for stored, made in placed.graph.replaced.items():
+            homes.setdefault(stored, int(placed.workers[placed.flat.maker[placed.flat.number[made]]]))
+    for placed in passes:
+        wanted = dict.fromkeys(key for key in placed.graph.inputs if key not in homes)
+        for place, call in enumerate(placed.graph.calls if wanted else ()):
             for argument in () if isinstance(call, PickCall) else call.arguments:
                 if argument in wanted:
-                    homes.setdefault(argument, int(placed[name].workers[place]))
-    for compiled in kinds.values():
-        for key in compiled.graph.inputs:
+                    homes.setdefault(argument, int(placed.workers[place]))
+    for placed in passes:
+        for key in placed.graph.inputs:
             homes.setdefault(key, 0)
     return homes
 
 
-def exchange(compiled: CompiledPass, placed: Placed, homes: Mapping[TaskKey, int], workers: int) -> Exchange:
+def exchange(placed: Placed, homes: Mapping[TaskKey, int], workers: int) -> Exchange:
     """List the bundles of a placed pass."""
     groups, group_of = _groups(placed.flat, max(MOST_GROUPS // workers, 1))
-    replaced = renewed(compiled)
-    crossings = _crossings(placed, homes, replaced, group_of)
-    columns, first, items = _bundles(crossings)
+    columns, first, items = _bundles(_crossings(placed, homes, group_of))
     return Exchange(
         placed=placed,
         groups=groups,
         group_of=tuple(group_of.tolist()),
         homes=homes,
-        renewed=replaced,
         columns=columns,
         first=first,
         items=items,
-        keys=placed.flat.keys,
     )
 
 
@@ -188,10 +168,8 @@ class _Crossings:
     small."""
 
 
-def _crossings(
-    placed: Placed, homes: Mapping[TaskKey, int], replaced: Mapping[TaskKey, TaskKey], group_of: Ints
-) -> _Crossings:
-    flat, workers = placed.flat, placed.workers
+def _crossings(placed: Placed, homes: Mapping[TaskKey, int], group_of: Ints) -> _Crossings:
+    flat, workers, replaced = placed.flat, placed.workers, placed.graph.replaced
     chunks = len(flat.keys)
     where = np.empty(chunks, np.int64)
     where[: flat.inputs] = [homes[key] for key in flat.graph.inputs]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from oocdl.ops import RULES
-from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
 
@@ -25,7 +23,7 @@ def shown_groups(going: Exchange, members: int, threads: int) -> list[tuple[Grou
     """
     groups = len(going.groups)
     code = going.placed.workers * groups + np.array(going.group_of, np.int64)
-    seconds = np.array(call_seconds(going.graph, NOMINAL, RULES)) / threads
+    seconds = np.array(call_seconds(going.graph)) / threads
     found, size = np.bincount(code, seconds, members * groups), np.bincount(code, minlength=members * groups)
     most = min(MOST_SHOWN, max(MOST_TASKS // members, 1))
     shown: list[tuple[Groups, ...]] = []
@@ -39,3 +37,8 @@ def shown_groups(going: Exchange, members: int, threads: int) -> list[tuple[Grou
                 together, spent = [], 0.0
         shown.append(tuple(mine if together else mine[:-1]))
     return shown
+
+
+def shown_tasks(going: Exchange, members: int, threads: int) -> list[int]:
+    """Return the number of each member's tasks: one begins, one ends, those between show groups."""
+    return [2 + len(shown) for shown in shown_groups(going, members, threads)]

@@ -1,22 +1,20 @@
 """A step over many hosts before it runs: each goes through its own tasks, and what crosses travels.
 
-Every host orders its tasks, lets units in and spills as one process does. Beside that a pass has the tasks
-that a crew's pass has on Dask (``runtime/cluster/pass_tasks``): some begin and end a host's part of it, some
-last as long as it works at layers; one scheduler handles them all. Bundles are asked for and sent from host
-to host, as in a run (``runtime/cluster/transfers``), through event loops, interfaces and the network.
+Every host orders its tasks, lets units in and spills as one process does. Bundles are asked for and sent from
+host to host, as in a run (``runtime/cluster/transfers``), through event loops, interfaces and the network. To
+that comes the time of the tasks that a crew's pass has on Dask (``runtime/cluster/pass_tasks``).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import CombineCall, PickCall, UnitCall
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.cost_model import Rates
+from oocdl.planning.cost_model import Costs, Rates
 from oocdl.planning.hosts.exchange import (
     DIRECT_BYTES,
     GROUPS_AHEAD,
@@ -29,9 +27,8 @@ from oocdl.planning.hosts.exchange import (
 )
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
 from oocdl.planning.hosts.placement import place
-from oocdl.planning.hosts.shown_groups import Groups, shown_groups
-from oocdl.planning.simulation.costs import Costs
-from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network, Scheduler
+from oocdl.planning.hosts.shown_groups import shown_tasks
+from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
 from oocdl.planning.simulation.one_process import after
 from oocdl.planning.simulation.process import Process, Step
 from oocdl.planning.simulation.tasks import Chunk, Entry, Tasks, entries_of, items_of
@@ -54,7 +51,6 @@ class SimulatedHosts:
     received_bytes: tuple[int, ...]
     peak_tier_bytes: tuple[int, ...]
     """The most that chunks and units of each host take at once."""
-    peak_spill_bytes: tuple[int, ...]
     spilled_bytes: tuple[int, ...]
     """For each host, the bytes moved from and to its disk."""
     tasks: int
@@ -71,18 +67,11 @@ class SimulatedHosts:
 
 
 class _Host:
-    """A host's part of a pass: the tasks that the cluster has of it, and the bundles that it asks for.
+    """A host's part of a pass: the bundles that it asks for."""
 
-    The tasks of the cluster follow each other: one begins, some last as long as it works at groups of layers,
-    one ends. The scheduler hears of the end of each and has the next one begin.
-    """
-
-    def __init__(self, cast: _Pass, order: LocalOrder, step: Step, shown: Sequence[Groups]) -> None:
-        self.cast, self.step, self.left, self.shown = cast, step, list(order.calls_of_group), shown
-        self.heard = 0
-        """Number of its tasks of whose end the scheduler has heard."""
-        self.going = False
-        """Whether the task that follows has begun."""
+    def __init__(self, order: LocalOrder) -> None:
+        self.left = list(order.calls_of_group)
+        """Calls of each group of layers that are not over."""
         self.ready: deque[Bundle] = deque()
         """Large bundles that are made: they come one at a time."""
         self.coming = False
@@ -90,36 +79,6 @@ class _Host:
         self.asked = 0
         self.direct: dict[TaskKey, int] = {}
         """Bytes of bundles that will come as soon as they are made."""
-
-    def called(self, group: int) -> None:
-        """A call of a group is over."""
-        self.left[group] -= 1
-        if not self.left[group]:
-            self.cast.ask(self)
-
-    def begin(self) -> None:
-        """The host is told to go on."""
-        if self.step.process.cores is not None:
-            self.step.process.cores.spend(self.cast.run.cluster.task_seconds)
-        self.going = True
-        self.look()
-
-    def look(self) -> None:
-        """End the task that has begun, if what it lasts for is over."""
-        if self.going and self._is_over():
-            self.going = False
-            self.cast.tell(self._hear)
-
-    def _is_over(self) -> bool:
-        """Whether what the task lasts for is over: nothing, some groups, or all."""
-        if self.heard > len(self.shown):
-            return self.step.order.over
-        return not self.heard or not any(self.left[group] for group in self.shown[self.heard - 1])
-
-    def _hear(self) -> None:
-        self.heard += 1
-        if self.heard < len(self.shown) + 2:
-            self.cast.answer(self.begin)
 
 
 class _Pass:
@@ -136,42 +95,24 @@ class _Pass:
                 zip(run.processes, run.tasks, held, run.wanted, strict=True)
             )
         ]
-        self.hosts = [
-            _Host(self, order, step, shown)
-            for order, step, shown in zip(run.orders, self.steps, run.shown, strict=True)
-        ]
+        self.hosts = list(map(_Host, run.orders))
 
     def _finished(self, number: int, entry: Entry) -> None:
-        host = self.hosts[number]
         if isinstance(entry, UnitCall | CombineCall | PickCall):
-            host.called(self.run.orders[number].group_of[entry.key])
-        host.look()
-
-    def tell(self, call: Callable[[], None]) -> None:
-        """A host tells the scheduler that a task is over: ``call`` follows when that has been handled."""
-        run = self.run
-
-        def heard() -> None:
-            run.clock.at(run.scheduler.handle(run.clock.now), call)
-
-        run.clock.at(run.clock.now + run.cluster.notice_seconds, heard)
-
-    def answer(self, call: Callable[[], None]) -> None:
-        """The scheduler tells a host to do something."""
-        self.run.clock.at(self.run.clock.now + self.run.cluster.notice_seconds, call)
+            host, group = self.hosts[number], self.run.orders[number].group_of[entry.key]
+            host.left[group] -= 1
+            if not host.left[group]:
+                self.ask(host)
 
     def begin(self) -> None:
-        """Hand the tasks in; each host starts as soon as it is told to."""
+        """Have each host start; the tasks of the cluster take of its cores."""
         run = self.run
-        alone = run.cluster.hosts == 1  # there is no scheduler between a process and itself
-        tasks = run.task_count * run.cluster.submit_seconds + run.cluster.notice_seconds
-        submitted = 0.0 if alone else run.cluster.pass_seconds / 2 + tasks
-        for step, host in zip(self.steps, self.hosts, strict=True):
+        for step, host, tasks in zip(self.steps, self.hosts, run.tasks_of_cluster, strict=True):
             step.process.step = step
-            run.clock.at(run.clock.now + submitted, step.start)
-            if not alone:
-                run.clock.at(run.clock.now + submitted, host.begin)
-                run.clock.at(run.clock.now + submitted, partial(self.ask, host))
+            if run.cluster.hosts > 1 and step.process.cores is not None:
+                step.process.cores.spend(tasks * run.cluster.task_seconds)
+            step.start()
+            self.ask(host)
 
     def ask(self, host: _Host) -> None:
         """Ask for the bundles that are read next: some groups of layers ahead, and not too many at once."""
@@ -240,7 +181,7 @@ class _Pass:
         step = self.steps[bundle.receiver]
         for key in bundle.items:
             item = self.run.items[key]
-            step.arrive(key, Chunk(item.region, item.nbytes, uses[key]))
+            step.wait_for_room(step.tasks.number[key], Chunk(item.region, item.nbytes, uses[key]))
         host.asked -= 1
         if host.direct.pop(bundle.key, None) is None:
             host.coming = False
@@ -255,26 +196,21 @@ class _Run:
     def __init__(self, pass_: Exchange, cluster: Cluster, keeps_old: bool, processes: list[Process]) -> None:
         self.exchange, self.cluster, self.processes = pass_, cluster, processes
         self.clock = processes[0].clock
-        self.network, self.scheduler = Network(cluster), Scheduler(cluster)
-        self.shown = shown_groups(pass_, cluster.hosts, processes[0].slots)
+        self.network = Network(cluster)
+        self.tasks_of_cluster = shown_tasks(pass_, cluster.hosts, processes[0].slots)
         found = local_orders(pass_, range(cluster.hosts))
         self.orders = [found[host] for host in range(cluster.hosts)]
         self.items = items_of(pass_)
         self.tasks = [
             Tasks(entries_of(order), order.uses.keys() - set(order.stored)) for order in self.orders
         ]
-        renewed, outputs = pass_.renewed, set(pass_.graph.outputs)
+        renewed, outputs = pass_.graph.replaced, set(pass_.graph.outputs)
         self.wanted = [
             {key for key in order.stored if keeps_old or key not in renewed}
             | {key for key in outputs & order.group_of.keys() if key not in renewed.values()}
             | {renewed[key] for key in order.stored if key in renewed}
             for order in self.orders
         ]
-
-    @property
-    def task_count(self) -> int:
-        """Tasks of the cluster: of each host one that begins, some that show its layers, one that ends."""
-        return sum(2 + len(shown) for shown in self.shown)
 
     def first(self) -> list[dict[TaskKey, Chunk]]:
         """Weights and state as they are before any step."""
@@ -296,9 +232,9 @@ class _Run:
 
     def between(self, steps: list[Step]) -> list[dict[TaskKey, Chunk]]:
         """Return what the next pass starts from; counts begin anew."""
-        self.network, self.scheduler = Network(self.cluster), Scheduler(self.cluster)
+        self.network = Network(self.cluster)
         return [
-            after(step, order.stored, self.exchange.renewed, order.uses)
+            after(step, order.stored, self.exchange.graph.replaced, order.uses)
             for step, order in zip(steps, self.orders, strict=True)
         ]
 
@@ -309,7 +245,6 @@ def simulate_hosts(
     tier_bytes: int,
     slots: int,
     rates: Rates,
-    rules: Rules,
     keeps_old: bool = True,
 ) -> SimulatedHosts:
     """Simulate a pass over ``cluster.hosts`` hosts that follows another.
@@ -318,11 +253,10 @@ def simulate_hosts(
     One host is simulated as ``one_process`` simulates it, but that its cores are shared.
     """
     placed = place(compiled.graph, cluster.hosts, slots)
-    homes = homes_of({"": compiled}, {"": placed})
-    going = exchange(compiled, placed, homes, cluster.hosts)
+    going = exchange(placed, homes_of([placed]), cluster.hosts)
     factors = compiled.plan.factored.factors
     feeds = {name: len(factors[name][0]) for name in compiled.feeds}
-    return simulate_exchange(going, cluster, tier_bytes, slots, rates, rules, keeps_old, feeds)
+    return simulate_exchange(going, cluster, tier_bytes, slots, rates, keeps_old, feeds)
 
 
 def simulate_exchange(
@@ -331,7 +265,6 @@ def simulate_exchange(
     tier_bytes: int,
     slots: int,
     rates: Rates,
-    rules: Rules,
     keeps_old: bool = True,
     feeds: Mapping[str, int] | None = None,
 ) -> SimulatedHosts:
@@ -339,7 +272,7 @@ def simulate_exchange(
 
     ``feeds``, as ``Costs`` has them: each sample that is read takes its time.
     """
-    clock, costs = Clock(), Costs(rates, rules, feeds or {})
+    clock, costs = Clock(), Costs(rates, feeds)
     processes = [
         Process(clock, tier_bytes, slots, slots + 1, costs, timeline=False, cores=cores)
         for cores in [Cores(clock, slots) if cluster.shares_cores else None for _ in range(cluster.hosts)]
@@ -347,18 +280,16 @@ def simulate_exchange(
     run = _Run(going, cluster, keeps_old, processes)
     held = run.between(run.pass_over(run.first()))
     begun = clock.now
-    steps = run.pass_over(held)
-    # On a cluster a pass is over when the scheduler has heard of all its tasks, and has told the driver.
-    told = clock.now + cluster.notice_seconds + cluster.pass_seconds / 2
-    ended = max(step.ended for step in steps) if cluster.hosts == 1 else told
-    found = _told(run, ended - begun, slots)
+    ended = max(step.ended for step in run.pass_over(held))
+    found = _told(run, cluster.seconds(ended - begun, run.tasks_of_cluster), slots)
     for process in processes:
         del process.books  # which write by the process: this would be a circle
     return found
 
 
 def _told(run: _Run, seconds: float, slots: int) -> SimulatedHosts:
-    processes, network = run.processes, run.network
+    processes, network, tasks = run.processes, run.network, sum(run.tasks_of_cluster)
+    scheduling_seconds = tasks * run.cluster.scheduler_seconds if run.cluster.hosts > 1 else 0.0
     busy = tuple(process.compute_seconds / slots / seconds for process in processes)
     most = max(*network.sent_bytes, *network.received_bytes) / run.cluster.bytes_per_second
     return SimulatedHosts(
@@ -368,14 +299,13 @@ def _told(run: _Run, seconds: float, slots: int) -> SimulatedHosts:
         sent_bytes=tuple(network.sent_bytes),
         received_bytes=tuple(network.received_bytes),
         peak_tier_bytes=tuple(process.books.peak_bytes for process in processes),
-        peak_spill_bytes=tuple(process.peak_spilled for process in processes),
         spilled_bytes=tuple(p.books.read_bytes + p.books.written_bytes for p in processes),
-        tasks=run.task_count,
+        tasks=tasks,
         shares={
             "compute": max(busy),
             "network": most / seconds,
             "disk": max(process.disk_seconds for process in processes) / seconds,
             "messages": max(network.loop_seconds) / seconds,
-            "scheduler": run.scheduler.busy_seconds / seconds,
+            "scheduler": scheduling_seconds / seconds,
         },
     )

@@ -1,9 +1,9 @@
-"""The parts of a simulation: a clock, cores of a host, a network between hosts, and a scheduler of tasks."""
+"""The parts of a simulation: a clock, cores of a host, and a network between hosts."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -108,6 +108,19 @@ class Cluster:
     shares_cores: bool = True
     """Whether what a host copies, and puts together for units, takes its cores from what computes."""
 
+    def seconds(self, done_seconds: float, tasks: Sequence[int]) -> float:
+        """Return the seconds of a pass whose work is done so long after it has begun.
+
+        ``tasks``: number of each host's tasks. They follow each other, and one scheduler handles those of all
+        hosts in turn; a host alone has none.
+        """
+        if self.hosts == 1:
+            return done_seconds
+        hop_seconds = self.scheduler_seconds + 2 * self.notice_seconds
+        handled_seconds = max(max(tasks) * hop_seconds, sum(tasks) * self.scheduler_seconds)
+        begun_seconds = self.pass_seconds + sum(tasks) * self.submit_seconds + self.notice_seconds
+        return begun_seconds + max(done_seconds + hop_seconds, handled_seconds)
+
 
 class Network:
     """Messages queue at the interface of the host that sends them, and at that of the one that takes them.
@@ -118,12 +131,17 @@ class Network:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._out_free, self._in_free = ([[0.0, 0.0] for _ in range(cluster.hosts)] for _ in range(2))
-        """Host -> when its interface has passed all small messages, and when all."""
-        self._loop_free = [0.0] * cluster.hosts
         self.loop_seconds = [0.0] * cluster.hosts
         self.sent_bytes = [0] * cluster.hosts
         self.received_bytes = [0] * cluster.hosts
+        self.clear()
+
+    def clear(self) -> None:
+        """Empty all queues; counts stay."""
+        hosts = range(self.cluster.hosts)
+        self._out_free, self._in_free = ([[0.0, 0.0] for _ in hosts] for _ in range(2))
+        """Host -> when its interface has passed all small messages, and when all."""
+        self._loop_free = [0.0 for _ in hosts]
 
     def loop_takes(self, nbytes: int) -> float:
         """Seconds that an event loop takes for a message."""
@@ -154,18 +172,3 @@ def _pass(free: list[float], when: float, takes: float, is_large: bool) -> float
     free[0] = small if is_large else done
     free[1] = max(done, every + takes) if every > when else done
     return done
-
-
-class Scheduler:
-    """Takes its time for one task after another."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.free_at = self.busy_seconds = 0.0
-
-    def handle(self, when: float, tasks: int = 1) -> float:
-        """Return when the scheduler has handled ``tasks`` of which it hears at ``when``."""
-        takes = tasks * self.cluster.scheduler_seconds
-        self.free_at = max(self.free_at, when) + takes
-        self.busy_seconds += takes
-        return self.free_at

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from oocdl.graph.ir.array_layout import footprint
-from oocdl.graph.ir.op_rule import Rules
 from oocdl.planning.calls import PickCall, UnitCall, made_of
-from oocdl.planning.cost_model import Rates
-from oocdl.planning.simulation.costs import Costs
+from oocdl.planning.cost_model import Costs, Rates
 from oocdl.planning.simulation.network import Clock
 from oocdl.planning.simulation.process import Process, Step
 from oocdl.planning.simulation.tasks import Chunk, Tasks
@@ -27,7 +25,6 @@ def simulate(
     slots: int,
     workers: int,
     rates: Rates,
-    rules: Rules,
     keeps_old: bool = True,
     timeline: bool = True,
 ) -> Simulated:
@@ -36,7 +33,7 @@ def simulate(
     ``slots``: programs that run at once; ``workers``: units that are under way. ``keeps_old``: weights and
     state of before the step are there until its end. ``timeline``: whether each unit and moment is told.
     """
-    process = Process(Clock(), tier_bytes, slots, workers, Costs(rates, rules), timeline)
+    process = Process(Clock(), tier_bytes, slots, workers, Costs(rates), timeline)
     tasks = Tasks([*((key, None) for key in graph.inputs), *((call.key, call) for call in graph.calls)])
     regions = {key: region for pieces in graph.pieces.values() for region, key in pieces}
     kept = {key for key in graph.inputs if keeps_old or key not in graph.replaced} | set(graph.outputs)
@@ -47,7 +44,8 @@ def simulate(
     process.spilled = sum(chunk.nbytes for chunk in held.values())
     for turn in range(2):
         step = Step(process, tasks, held, kept)
-        process.start(step)
+        process.step = step
+        step.start()
         process.clock.run()
         process.end()
         if turn == 0:

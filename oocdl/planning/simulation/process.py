@@ -23,10 +23,10 @@ from oocdl.planning.calls import (
     made_of,
     parts_of,
 )
+from oocdl.planning.cost_model import BEGIN_SECONDS, Costs
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.machine import BATCH_CACHE_BYTES
-from oocdl.planning.simulation.costs import BEGIN_SECONDS, Costs
 from oocdl.planning.simulation.network import Clock, Cores
 from oocdl.planning.simulation.tasks import Arrival, Chunk, Entry, Tasks, Unit
 from oocdl.planning.simulation.timeline import Moment, Ran, Transfer
@@ -40,13 +40,9 @@ REQUEST_SECONDS = 1.2e-3
 """Time for each chunk, or part of one, that is read or written, beside its bytes: whoever waits for the
 disk waits for a core again."""
 
-GATHER_SECONDS, PART_SECONDS = 1.3e-4, 2.9e-5
-"""Time of Python to put together what a unit reads: once, and for each part that is copied. Measured."""
 SOURCE_BYTES_PER_SECOND, SAMPLE_SECONDS = 8e8, 5e-5
 """Rate of reading and decoding a dataset, where chunks are not larger than what is read of them; and time
 of a core for each sample, whose chunk is looked at before it is read and after. Measured."""
-STRIDED_FACTOR = 1.3
-"""Parts that lie apart take so much longer to copy than as many bytes side by side."""
 
 
 class Step:
@@ -135,10 +131,6 @@ class Step:
                 assert isinstance(claim, Unit)
                 self._read(claim, absent)
 
-    def arrive(self, key: TaskKey, chunk: Chunk) -> None:
-        """Take a chunk that another process has sent, once there is room."""
-        self._wait_for_room(self.tasks.number[key], chunk)
-
     def _cut(self, number: int, strip: Strip) -> None:
         """Copy a strip from its chunk."""
         chunk = self.chunks[self.tasks.number[strip.source]]
@@ -147,10 +139,11 @@ class Step:
         self.process.copy(self.process.now, 1, made.nbytes, lambda: self._cut_out(number, made))
 
     def _cut_out(self, number: int, made: Chunk) -> None:
-        self._wait_for_room(number, made)
+        self.wait_for_room(number, made)
         self.acquire()
 
-    def _wait_for_room(self, number: int, chunk: Chunk) -> None:
+    def wait_for_room(self, number: int, chunk: Chunk) -> None:
+        """Take a chunk that was cut, or sent by another process, once there is room."""
         arrival = Arrival(pins=(), left_bytes=chunk.footprint_bytes, number=number, chunk=chunk)
         self.process.books.line.append(arrival)
 
@@ -158,7 +151,7 @@ class Step:
         self.chunks[arrival.number] = arrival.chunk
         self.process.books.put(arrival, arrival.chunk)
         self._finish(arrival.number)
-        self.process.at(self.process.now, self._go_on)
+        self.process.clock.at(self.process.now, self._go_on)
 
     def _read(self, unit: Unit, absent: Sequence[Chunk]) -> None:
         books, loads = self.process.books, 0
@@ -292,14 +285,10 @@ class Process:
         """Return the seconds of one core that a call takes."""
         return self.costs.seconds(call) if self.cores is None else self.costs.shared_seconds(call)
 
-    def at(self, when: float, call: Callable[[], None]) -> None:
-        """Have ``call`` made at a time."""
-        self.clock.at(when, call)
-
     def compute(self, seconds: float, then: Callable[[], None]) -> None:
         """Have ``then`` called when so many seconds of a core have been spent."""
         if self.cores is None:
-            self.at(self.now + seconds, then)
+            self.clock.at(self.now + seconds, then)
         else:
             self.cores.spend(seconds, then)
 
@@ -310,18 +299,11 @@ class Process:
 
         ``more_seconds``: of a core that is shared, beside that.
         """
-        seconds = 2 * nbytes / self.rates.copy_bytes_per_second
         if self.cores is None:
-            self.at(begins + seconds, then)
+            self.clock.at(begins + 2 * nbytes / self.rates.copy_bytes_per_second, then)
         else:
-            seconds = GATHER_SECONDS + parts * PART_SECONDS + STRIDED_FACTOR * seconds
-            seconds += more_seconds
-            self.at(begins, partial(self.cores.spend, seconds, then))
-
-    def start(self, step: Step) -> None:
-        """Begin a step; it goes on as the clock does."""
-        self.step = step
-        step.start()
+            seconds = self.costs.gathering_seconds(parts, nbytes) + more_seconds
+            self.clock.at(begins, partial(self.cores.spend, seconds, then))
 
     def end(self) -> None:
         """Note that the step is over."""
@@ -345,7 +327,7 @@ class Process:
 
     def write(self, chunk: Chunk) -> None:
         """Write a chunk to the spill; then it leaves."""
-        self.at(self.disk(0, chunk.nbytes, 1), lambda: self._written(chunk))
+        self.clock.at(self.disk(0, chunk.nbytes, 1), lambda: self._written(chunk))
 
     def _written(self, chunk: Chunk) -> None:
         chunk.spilled = True

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
+from oocdl.planning.calls import Call, CombineCall, Made, PickCall, UnitCall, made_of
 from oocdl.planning.hosts.exchange import Bundle, Exchange
 from oocdl.planning.hosts.local_order import LocalOrder
 from oocdl.planning.hosts.placement import Strip
-from oocdl.planning.task_key import TaskKey, result_key
+from oocdl.planning.task_key import TaskKey, result_keys
 from oocdl.storage.cache.ledger import Claim
 
 
@@ -71,62 +71,42 @@ class Tasks:
         self.calls: Sequence[Entry] = [call for _, call in listed]
         keys = [key for key, _ in listed]
         self.number = number = {key: place for place, key in enumerate(keys)}
-        self.results: list[Sequence[int]] = [(place,) for place in range(len(keys))]
-        """The tasks whose chunks are what a call makes: itself, or those that pick one of several."""
-        picks: dict[int, list[int]] = {}
-        self.arguments: list[tuple[int, ...]] = []
+        self.arguments = [tuple([number[key] for key in _read_by(call)]) for call in self.calls]
         """Tasks whose results a task takes; what is given takes none."""
+        self.results: list[list[int]] = [[] for _ in keys]
+        """The tasks whose chunks are what a call makes: itself, or those that pick one of several."""
         for place, call in enumerate(self.calls):
-            if isinstance(call, PickCall):
-                picks.setdefault(number[call.source], []).append(place)
-                self.arguments.append((number[call.source],))
-            else:
-                self.arguments.append(tuple([number[key] for key in _read_by(call)]))
-        for source, places in picks.items():
-            self.results[source] = sorted(places, key=self._picked)
+            source = number[call.source] if isinstance(call, PickCall) else place
+            self.results[source].append(place)
+        for places in self.results:
+            if len(places) > 1:
+                del places[0]
         self.sources = [tuple(dict.fromkeys(arguments)) for arguments in self.arguments]
         self.arriving = [number[key] for key in arriving]
         self.bundles = [place for place, call in enumerate(self.calls) if isinstance(call, Bundle)]
 
-    def _picked(self, place: int) -> int:
-        call = self.calls[place]
-        assert isinstance(call, PickCall)
-        return call.number
 
-
-def _read_by(entry: UnitCall | CombineCall | Strip | Bundle | None) -> tuple[TaskKey, ...]:
+def _read_by(entry: Entry) -> tuple[TaskKey, ...]:
     """The keys of what a task reads."""
-    if isinstance(entry, Strip):
+    if isinstance(entry, Strip | PickCall):
         return (entry.source,)
     if isinstance(entry, Bundle):
         return entry.items
     return () if entry is None else entry.arguments
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A chunk that may travel."""
-
-    region: Region
-    nbytes: int
-
-
-def items_of(exchange: Exchange) -> dict[TaskKey, Item]:
+def items_of(exchange: Exchange) -> dict[TaskKey, Made]:
     """All that bundles may hold, and all that is stored, by key."""
     graph = exchange.graph
     regions = {key: region for pieces in graph.pieces.values() for region, key in pieces}
-    found = {key: Item(regions[key], graph.input_bytes[key]) for key in graph.inputs}
+    found = {key: Made(regions[key], graph.input_bytes[key], ()) for key in graph.inputs}
     for call in graph.calls:
-        if isinstance(call, PickCall):
-            continue
-        made = made_of(call)
-        names = call.values if isinstance(call, CombineCall) else [name for name, _ in call.unit.makes]
-        for name, one in zip(names, made, strict=True):
-            found[result_key(call.key, name, len(names))] = Item(one.region, one.nbytes)
+        if not isinstance(call, PickCall):
+            found |= zip(result_keys(call.key, call.values), made_of(call), strict=True)
     for strip in exchange.placed.strips:
         whole = found[strip.source]
         share = region_size(strip.region) / region_size(whole.region)
-        found[strip.key] = Item(strip.region, round(share * whole.nbytes))
+        found[strip.key] = Made(strip.region, round(share * whole.nbytes), ())
     return found
 
 

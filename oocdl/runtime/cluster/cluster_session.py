@@ -188,8 +188,8 @@ class ClusterSession(Held):
         """Place the calls of all kinds of passes on the members."""
         count_ = len(self.addresses)
         placed = {name: place(one.graph, count_, self.threads) for name, one in kinds.items()}
-        self.homes = homes_of(kinds, placed)
-        return {name: exchange(one, placed[name], self.homes, count_) for name, one in kinds.items()}
+        self.homes = homes_of(placed.values())
+        return {name: exchange(one, self.homes, count_) for name, one in placed.items()}
 
     def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> crew.Refusals:
         """Set up all members; return the refusals of those that cannot take part."""
@@ -392,7 +392,7 @@ def _facts(compiled: CompiledPass, going: Exchange) -> PassSetup:
         versioned_bytes=compiled.plan.versioned_bytes,
         crossing_bytes=going.crossing_bytes,
         homes=going.homes,
-        renewed=going.renewed,
+        renewed=going.graph.replaced,
         feeds=dict(compiled.feeds),
         labels=dict(compiled.labels),
         pieces=compiled.pieces,

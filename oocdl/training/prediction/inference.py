@@ -20,7 +20,6 @@ from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
-from oocdl.ops import RULES
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.choice.pass_kinds import draft_alike
 from oocdl.planning.compiler import CompiledPass, draft_pass
@@ -114,7 +113,6 @@ class Inference:
             binding=self.binding,
             settings=self.settings,
             batch=1,
-            rules=RULES,
             kind=PassKind.FORWARD,
         )
         self.compiled: dict[str, CompiledPass] = {}

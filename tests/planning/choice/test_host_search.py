@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from oocdl.ops import RULES
 from oocdl.planning.choice import budget, host_search
 from oocdl.planning.choice.budget import compile_within, predict_pass
 from oocdl.planning.compiler import CompiledPass, Draft
@@ -34,17 +33,17 @@ def machine_of(workers: int, threads: int = THREADS, room: int = ROOM) -> Machin
 def found_for(draft: Draft, machine: Machine, **parallel: object) -> CompiledPass:
     """The plan that is chosen; ``parallel``: the cuts that are asked for."""
     settings = replace(draft.request.settings, parallel=parallel or "auto")
-    return compile_within(draft, settings, machine)
+    return compile_within(replace(draft, request=replace(draft.request, settings=settings)), machine)
 
 
 def cut_for_all(draft: Draft, machine: Machine) -> CompiledPass:
     """The plan for all workers, as if nothing had to travel."""
-    return compile_within(draft, draft.request.settings, machine, hosts=machine.workers)
+    return compile_within(draft, machine, hosts=machine.workers)
 
 
 def over(compiled: CompiledPass, machine: Machine) -> Exchange:
     placed = place(compiled.graph, machine.workers, machine.threads)
-    return exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), machine.workers)
+    return exchange(placed, homes_of([placed]), machine.workers)
 
 
 def cluster_of(machine: Machine) -> Cluster:
@@ -54,7 +53,7 @@ def cluster_of(machine: Machine) -> Cluster:
 def simulated_seconds(compiled: CompiledPass, machine: Machine) -> float:
     going = over(compiled, machine)
     return simulate_exchange(
-        going, cluster_of(machine), machine.capacity_bytes, machine.threads, NOMINAL, RULES
+        going, cluster_of(machine), machine.capacity_bytes, machine.threads, NOMINAL
     ).seconds
 
 
@@ -105,7 +104,7 @@ def test_a_stored_plan_is_for_as_many_workers_again(volume: Draft) -> None:
     machine = machine_of(8)
     first = found_for(volume, machine)
     frozen = frozen_cuts(first.plan)
-    again = compile_within(volume, volume.request.settings, machine, frozen)
+    again = compile_within(volume, machine, frozen)
     assert again.plan.hosts == again.graph.hosts == first.plan.hosts
     assert again.plan.numerics() == first.plan.numerics()
     fewer = place(again.graph, 2, THREADS)
@@ -147,7 +146,7 @@ def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: D
         draft, machine = mlp_draft(tmp_path, [2048] * 3, 2048), machine_of(workers)
     compiled = cut_for_all(draft, machine)
     going = over(compiled, machine)
-    work = work_seconds(going, NOMINAL, RULES)
+    work = work_seconds(going)
     found = estimated_seconds(going, cluster_of(machine), machine.threads, work)
     assert 0.6 < found / simulated_seconds(compiled, machine) < 1.5
 

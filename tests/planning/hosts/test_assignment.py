@@ -35,7 +35,7 @@ WORKERS = (2, 3, 4, 8)
 def exchanged(compiled: CompiledPass, workers: int) -> Exchange:
     """A placed pass, and what travels."""
     placed = place(compiled.graph, workers)
-    return exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), workers)
+    return exchange(placed, homes_of([placed]), workers)
 
 
 def maker_of(placed: Placed, key: TaskKey) -> int:
@@ -129,8 +129,7 @@ def test_backward_of_a_pipeline_is_where_its_weights_are(
     """
     compiled = mlp_draft(tmp_path, [1024] * 9, 16).cut(Limits(24 << 20))
     placed = place(compiled.graph, workers, threads)
-    homes = homes_of({"main": compiled}, {"main": placed})
-    made = exchange(compiled, placed, homes, workers)
+    made = exchange(placed, homes_of([placed]), workers)
     assert sum(bundle.nbytes for bundle in made.bundles) < most << 20
     gradients = [item for bundle in made.bundles for item in bundle.items if item.value.startswith("grad/w")]
     assert threads == 1 or not gradients

@@ -18,7 +18,7 @@ from tests.kit.plans import cut_for, unet_draft
 
 def exchanged(compiled: CompiledPass, workers: int) -> Exchange:
     placed = place(compiled.graph, workers)
-    return exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), workers)
+    return exchange(placed, homes_of([placed]), workers)
 
 
 @pytest.fixture(scope="module")

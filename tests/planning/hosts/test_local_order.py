@@ -110,7 +110,7 @@ def test_nobody_waits_in_a_circle(
         workers = 16
         compiled = cut_for(unet_draft(tmp_path, 16, 4), 1, workers, space=(4, 4))
     placed = place(compiled.graph, workers)
-    made = exchange.exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), workers)
+    made = exchange.exchange(placed, homes_of([placed]), workers)
     orders = [*local_orders(made, range(workers)).values()]
     for seed, window in enumerate(windows):
         assert not stands_still(orders, most_asked, window, seed)

@@ -36,7 +36,7 @@ def test_placement_is_what_it_was(tmp_path: Path, network: str, workers: int, cu
     draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
     compiled = cut_for(draft, 2, workers, **CUTS[cut])
     placed = place(compiled.graph, workers)
-    made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), workers)
+    made = exchange(placed, homes_of([placed]), workers)
     assert placement_digest(made) == CASES[network, workers, cut]
 
 
@@ -81,7 +81,7 @@ def test_equal_reads_of_a_worker_are_looked_at_once(
     assert len(fresh) < 0.9 * len(every) and set(first.tolist()) == set(fresh.tolist())
     for known in (fresh, first), (every, every):
         monkeypatch.setattr(module, "alike", lambda _, known=known: known)
-        made.append(exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 3))
+        made.append(exchange(placed, homes_of([placed]), 3))
     assert placement_digest(made[0]) == placement_digest(made[1])
 
 
@@ -94,7 +94,7 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str,
     draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
     compiled = cut_for(draft, 2, 8, **CUTS[cut])
     placed = place(compiled.graph, 8)
-    made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 8)
+    made = exchange(placed, homes_of([placed]), 8)
     packed = packed_shares({"main": made}, 8)
     shares: list[Share] = [pickle.loads(one)["main"] for one in packed]
     assert sum(map(len, packed)) < 4 * len(pickle.dumps(compiled.graph))
@@ -117,7 +117,7 @@ def test_reads_of_a_unit_are_objects_that_others_have(tmp_path: Path) -> None:
     """A member has as few as the pass: they are most of what it keeps."""
     compiled = cut_for(unet_draft(tmp_path, 16, 8), 2, 2)
     placed = place(compiled.graph, 2)
-    made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 2)
+    made = exchange(placed, homes_of([placed]), 2)
     for packed, share in zip(packed_shares({"main": made}, 2), shares_of(made, range(2)), strict=True):
         known: Share = pickle.loads(packed)["main"]
         of_each = []

@@ -99,7 +99,7 @@ def test_a_bundle_waits_for_nothing_that_comes_after_it(tmp_path: Path) -> None:
     """Of a network over many workers: bundles can be handed out one after another until all are."""
     compiled = cut_for(unet_draft(tmp_path, 16, 16), 2, 16)
     placed = place(compiled.graph, 16)
-    made = exchange(compiled, placed, homes_of({"main": compiled}, {"main": placed}), 16)
+    made = exchange(placed, homes_of([placed]), 16)
     where = {**made.homes, **placed.worker_of}
     passed_on = [(one, item) for one in made.bundles for item in one.items if where[item] != one.sender]
     assert passed_on
@@ -123,10 +123,10 @@ def test_many_hear_of_few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     """The busiest worker of sixteen has fewer bundles than where each tells all others."""
     compiled = cut_for(unet_draft(tmp_path, 16, 16), 2, 16)
     placed = place(compiled.graph, 16)
-    homes = homes_of({"main": compiled}, {"main": placed})
+    homes = homes_of([placed])
     busiest = []
     for fan in (FAN, 16):
         monkeypatch.setattr(relays, "FAN", fan)
-        columns = exchange(compiled, placed, homes, 16).columns
+        columns = exchange(placed, homes, 16).columns
         busiest.append(int(np.bincount(columns[:2].ravel()).max()))
     assert busiest[0] < 0.9 * busiest[1]

@@ -15,7 +15,7 @@ from tests.kit.plans import cut_for, unet_draft
 def unet(tmp_path_factory: pytest.TempPathFactory) -> Exchange:
     compiled = cut_for(unet_draft(tmp_path_factory.mktemp("unet"), 16, 8), 2, 4, space=(4,))
     placed = place(compiled.graph, 2)
-    return exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), 2)
+    return exchange(placed, homes_of([placed]), 2)
 
 
 def worked_at(unet: Exchange, member: int) -> list[int]:

@@ -29,8 +29,7 @@ def cut_of_layers(compiled: CompiledPass) -> dict[str, frozenset[str]]:
 def costs_on(compiled: CompiledPass, workers: int, threads: int) -> tuple[HostCost, ...]:
     """What each worker holds, moves and computes."""
     placed = place(compiled.graph, workers, threads)
-    homes = homes_of({"main": compiled}, {"main": placed})
-    return host_costs(exchange(compiled, placed, homes, workers), workers)
+    return host_costs(exchange(placed, homes_of([placed]), workers), workers)
 
 
 def heaviest(compiled: CompiledPass) -> frozenset[str]:

@@ -5,40 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import zarr
 
 import oocdl
 from oocdl.graph.ir.index import Region, whole
 from oocdl.graph.ir.program import Operand, make_program
 from oocdl.graph.ir.region_index import RegionIndex
 from oocdl.graph.partition.unit import Unit
-from oocdl.ops import RULES
 from oocdl.planning.calls import Read, UnitCall
-from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, Rates
+from oocdl.planning.cost_model import (
+    BEGIN_SECONDS,
+    GATHER_SECONDS,
+    NOMINAL,
+    SCHEDULING_SECONDS,
+    SLOWDOWN_FACTOR,
+    TASK_SECONDS,
+    UNIT_SECONDS,
+    Rates,
+)
 from oocdl.planning.hosts import copies
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_orders
 from oocdl.planning.hosts.placement import place, placed_on
-from oocdl.planning.simulation.costs import (
-    BEGIN_SECONDS,
-    SCHEDULING_SECONDS,
-    SLOWDOWN_FACTOR,
-    UNIT_SECONDS,
-)
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
 from oocdl.planning.simulation.network import EVENT_LOOP_SHARE, Cluster
 from oocdl.planning.simulation.one_process import simulate
-from oocdl.planning.simulation.process import GATHER_SECONDS, SAMPLE_SECONDS
+from oocdl.planning.simulation.process import SAMPLE_SECONDS
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
-from tests.kit.models import ResNet, UNet3d, export
+from tests.kit.models import ResNet, UNet3d
+from tests.kit.plans import plan_of
 
 SHAPE = (256,)
 BYTES = 4 * SHAPE[0]
@@ -104,31 +104,18 @@ def step(calls: Sequence[tuple[TaskKey, Sequence[TaskKey]]], updates: Mapping[Ta
 
 def over(graph: TaskGraph, hosts: Mapping[TaskKey, int], cluster: Cluster = CLUSTER) -> SimulatedHosts:
     placed = placed_on(flatten(graph), np.array([hosts[call.key] for call in graph.calls]))
-    value = {"w": SimpleNamespace(dtype="float32")} if graph.inputs else {}
-    made = {"w": next(iter(graph.replaced.values())).layer} if graph.inputs else {}
-    factored = SimpleNamespace(
-        graph=SimpleNamespace(updates=made, values=value), stored=lambda name: f"of {name}"
-    )
-    pieces = {f"of {layer}": ((whole(SHAPE), unit(layer, 0)),) for layer in made.values()}
-    compiled: Any = SimpleNamespace(
-        graph=replace(graph, pieces={**graph.pieces, **pieces}),
-        plan=SimpleNamespace(factored=factored),
-        pieces={name: (whole(SHAPE),) for name in made},
-        sums={},
-    )
-    homes = homes_of({"": compiled}, {"": placed})
-    going = exchange(compiled, placed, homes, cluster.hosts)
-    return simulate_exchange(going, cluster, 1 << 20, 1, RATES, RULES)
+    going = exchange(placed, homes_of([placed]), cluster.hosts)
+    return simulate_exchange(going, cluster, 1 << 20, 1, RATES)
 
 
 def test_what_is_made_elsewhere_is_sent_as_soon_as_it_is_made() -> None:
     a, b = unit("a", 0), unit("b", 0)
     found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1})
-    # Both begin at 10, and the second asks at once. The scheduler hears at 21 and 22 that they have begun,
-    # has them go on at 31 and 32, hears that both are through, and tells the driver.
+    # Both begin at 10, and the second asks at once. The scheduler hears at 20 that they have begun,
+    # has them go on at 31, hears that both are through, and tells the driver.
     done = 10 + UNIT + 0.5 + 10 + UNIT
-    assert done < 32
-    assert found.seconds == pytest.approx(32 + 10 + 1 + 10)
+    assert done < 31
+    assert found.seconds == pytest.approx(31 + 10 + 1 + 10)
     slow = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(CLUSTER, bytes_per_second=BYTES / 50))
     assert slow.seconds == pytest.approx(10 + UNIT + 0.5 + 50 + UNIT + 10 + 1 + 10)
     assert (found.sent_bytes, found.received_bytes) == ((BYTES, 0), (0, BYTES))
@@ -188,7 +175,6 @@ def test_tasks_of_the_cluster_take_of_a_core() -> None:
     graph, hosts = step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}
     shared = replace(QUIET, shares_cores=True)
     one, other = (over(graph, hosts, replace(shared, task_seconds=task)).seconds for task in (0.0, 0.1))
-    # One begins the pass beside the unit; one ends it when that is done.
     assert other - one == pytest.approx(2 * 0.1 / (1 - EVENT_LOOP_SHARE))
 
 
@@ -240,33 +226,18 @@ def test_what_is_slow_is_named() -> None:
 @pytest.fixture(scope="module", params=["resnet", "unet"])
 def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
     folder, random = tmp_path_factory.mktemp(request.param), np.random.default_rng(0)
-    torch.manual_seed(0)
-    shape = (4, 3, 13, 11) if request.param == "resnet" else (1, 1, 16, 16, 16)
-    net = ResNet() if request.param == "resnet" else UNet3d(base=4, depth=2)
-    x = random.normal(size=shape).astype("float32")
-    model = export(net, (torch.as_tensor(x[:1]),), folder / "net.onnx", dynamic=(0,))
-    group = zarr.open_group(folder / "data.zarr", mode="w")
-    group.create_array("x", data=x)
-    labels = random.integers(10, size=4) if x.ndim == 4 else (x[:, 0] > 0).astype("uint8")
-    group.create_array("y", data=labels)
-    cuts = {"batch": 4} if x.ndim == 4 else {"space": (4,)}
-    return oocdl.plan(
-        model,
-        folder / "data.zarr",
-        batch_size=shape[0],
-        memory="6GiB",
-        threads=2,
-        parallel=cuts,
-        engine="torch",
-        loss="cross_entropy",
-    )
+    if request.param == "resnet":
+        x = random.normal(size=(4, 3, 13, 11)).astype("float32")
+        return plan_of(ResNet(), x, random.integers(10, size=4), {"batch": 4}, folder)
+    x = random.normal(size=(1, 1, 16, 16, 16)).astype("float32")
+    return plan_of(UNet3d(base=4, depth=2), x, (x[:, 0] > 0).astype("uint8"), {"space": (4,)}, folder)
 
 
 @pytest.mark.parametrize("times", [1.2, 1000.0])
 def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
     room = int(times * plan.compiled.plan.peak_unit_bytes)
-    one = simulate(plan.compiled.graph, room, 2, 3, NOMINAL, RULES)
-    found = simulate_hosts(plan.compiled, replace(CLUSTER, hosts=1), room, 2, NOMINAL, RULES)
+    one = simulate(plan.compiled.graph, room, 2, 3, NOMINAL)
+    found = simulate_hosts(plan.compiled, replace(CLUSTER, hosts=1), room, 2, NOMINAL)
     assert found.seconds == pytest.approx(one.seconds, rel=1e-12)
     assert found.peak_tier_bytes == (one.peak_tier_bytes,)
     assert found.spilled_bytes == (one.moved_bytes,)
@@ -275,7 +246,7 @@ def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
 def test_each_sample_that_is_read_takes_its_time_once(plan: oocdl.Plan) -> None:
     def seconds(compiled: Any) -> float:
         cluster = Cluster(hosts=1, bytes_per_second=1e9)
-        return simulate_hosts(compiled, cluster, 1 << 40, 1, NOMINAL, RULES).seconds
+        return simulate_hosts(compiled, cluster, 1 << 40, 1, NOMINAL).seconds
 
     more = seconds(plan.compiled) - seconds(replace(plan.compiled, feeds={}))
     # Four samples, or four pieces of one, of input and labels; halos make more regions of these.
@@ -286,7 +257,7 @@ def test_each_sample_that_is_read_takes_its_time_once(plan: oocdl.Plan) -> None:
 def test_every_host_comes_to_its_end_within_its_room(plan: oocdl.Plan, hosts: int, times: float) -> None:
     room = int(times * plan.compiled.plan.peak_unit_bytes)
     cluster = Cluster(hosts=hosts, bytes_per_second=1e9)
-    found = simulate_hosts(plan.compiled, cluster, room, 2, NOMINAL, RULES)
+    found = simulate_hosts(plan.compiled, cluster, room, 2, NOMINAL)
     assert 0 < found.seconds < inf and max(found.peak_tier_bytes) <= room
     assert sum(found.sent_bytes) == sum(found.received_bytes) > 0
 
@@ -296,7 +267,7 @@ def test_every_call_is_done_by_one_host(plan: oocdl.Plan, monkeypatch: pytest.Mo
     monkeypatch.setattr(copies, "MOST_WORKERS", 0)
     compiled = plan.compiled
     placed = place(compiled.graph, 3)
-    going = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), 3)
+    going = exchange(placed, homes_of([placed]), 3)
     orders = local_orders(going, range(3))
     done = [
         one[1].key

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from oocdl.planning.hosts.exchange import SMALL_BYTES
-from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network, Scheduler
+from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
 
 CLUSTER = Cluster(hosts=3, bytes_per_second=100.0, latency_seconds=0.5, scheduler_seconds=2.0)
 
@@ -39,9 +39,12 @@ def test_a_host_sends_and_receives_at_once() -> None:
 
 
 def test_the_scheduler_handles_tasks_in_turn() -> None:
-    scheduler = Scheduler(CLUSTER)
-    assert [scheduler.handle(0.0), scheduler.handle(1.0, 2), scheduler.handle(10.0)] == [2.0, 6.0, 12.0]
-    assert scheduler.busy_seconds == 8.0
+    cluster = replace(CLUSTER, notice_seconds=1.0, pass_seconds=0.5, submit_seconds=0.25)
+    around = 0.5 + 1.0 + 3 * 0.25
+    assert cluster.seconds(3.0, [2, 1]) == around + 2.0 * 4  # two tasks after each other, with notices
+    assert cluster.seconds(9.0, [2, 1]) == around + 9.0 + 4
+    assert cluster.seconds(1.0, [1, 1, 1]) == around + 3 * 2.0
+    assert replace(cluster, hosts=1).seconds(5.0, [2]) == 5.0
 
 
 def test_a_host_handles_messages_in_turn() -> None:

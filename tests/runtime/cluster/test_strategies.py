@@ -81,7 +81,7 @@ def test_weights_that_are_cut_make_the_bits_of_one(
     assert nets.files_of(there) == nets.files_of(here)
     assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
     compiled = there.plan.compiled
-    homes = homes_of({"": compiled}, {"": place(compiled.graph, 2, 1)})
+    homes = homes_of([place(compiled.graph, 2, 1)])
     for name in ("w1", "w2"):
         assert {home for key, home in homes.items() if key.value == name} == {0, 1}
     plans = [one.plan for one in there.plan.kinds.values()]
@@ -118,7 +118,7 @@ def test_what_goes_by_way_of_others_makes_the_bits_of_one(
     assert nets.files_of(there) == nets.files_of(here)
     compiled = there.plan.compiled
     placed = place(compiled.graph, 4)
-    made = exchange(compiled, placed, homes_of({"": compiled}, {"": placed}), 4)
+    made = exchange(placed, homes_of([placed]), 4)
     where = {**made.homes, **placed.worker_of}
     passed_on = [item for one in made.bundles for item in one.items if where[item] != one.sender]
     assert {item in made.homes for item in passed_on} == {True, False}
