@@ -19,20 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
-from oocdl.engines.checked_indices import check_indices
-from oocdl.engines.convolution import groups_of
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, numpy_recurrent
+from oocdl.engines.convolution import groups_of, slide_of
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
+from oocdl.engines.numpy_moves import Run, boxed, padded, places_of
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of, pads_of
 from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.ir.score_tiles import tiling
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import AUXILIARY, compute
 from oocdl.ops.pointwise import Row
 
-Run = Callable[[Sequence[Array], Instruction], Sequence[Array]]
-"""A kernel: operands and an instruction to results."""
 Scratch = Callable[[Instruction], int]
 """Upper bound of the elements of float64 that a kernel holds at once beside operands and results."""
 Index = tuple[Any, ...]
@@ -100,56 +97,17 @@ def _moments(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 
 def _concat(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    axis, pieces = concat_axis(item), []
-    for index in concat_pieces(item):
-        pads = item.operands[index].pads or ((0, 0),) * args[index].ndim
-        other = [(0, 0) if i == axis else pair for i, pair in enumerate(pads)]
-        pieces.append(np.pad(args[index], other, constant_values=item.fill))
-    return [np.concatenate(pieces, axis)]
-
-
-def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    # The operand holds just what is wanted, from the first element to the last.
-    axis = int(item.attrs["axis"]) % args[0].ndim
-    return [args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)]]
-
-
-def _places(ids: Array, item: Instruction) -> tuple[Array, Array]:
-    """The index of each place: its table, of those one below the other, and its row there, also from the end.
-
-    Rows are not counted through all tables: that would be an array more, as large as the ids.
-    """
-    check_indices(item, ids)
-    batch = int(item.attrs.get("batch", 0))
-    tables = prod(ids.shape[:batch])
-    return np.arange(tables)[:, None], ids.reshape(tables, prod(ids.shape[batch:]))
-
-
-def _gather(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    table, batch = args[0], int(item.attrs.get("batch", 0))
-    tables = table.reshape(prod(table.shape[:batch]), *table.shape[batch:])
-    return [tables[_places(args[1], item)].reshape(item.kernel_shapes[0])]
+    found = np.empty(item.kernel_shapes[0], args[0].dtype)
+    numpy_moves.concat(args, item, found)
+    return [found]
 
 
 def _gather_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     (ids, dy), shape, batch = args, item.kernel_shapes[0], int(item.attrs.get("batch", 0))
-    places = _places(ids, item)
+    places = places_of(ids, item)
     tables = np.zeros((prod(shape[:batch]), *shape[batch:]), dy.dtype)
     np.add.at(tables, places, dy.reshape(*places[1].shape, *tables.shape[2:]))
     return [tables.reshape(shape)]
-
-
-def _last_at(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    shape, places = item.kernel_shapes[0], _places(args[0], item)
-    found = np.full((prod(shape[:-1]), shape[-1]), -1, np.int64)
-    np.maximum.at(found, places, np.broadcast_to(np.arange(places[1].shape[1]), places[1].shape))
-    return [found.reshape(shape)]
-
-
-def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    axis, k = int(item.attrs["axis"]), int(item.attrs["k"])
-    signed = -args[0] if item.attrs["largest"] else args[0]
-    return [np.argsort(signed, axis, kind="stable").take(range(k), axis)]
 
 
 def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -159,14 +117,9 @@ def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [np.moveaxis(np.asarray(total), -1, item.attrs["axis"])]
 
 
-def _steps(item: Instruction, name: str, rank: int) -> Sequence[int]:
-    """Strides or dilations; ones where they are left out."""
-    return item.attrs.get(name) or (1,) * rank
-
-
 def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[tuple[Index, Index]]:
     """Each tap of the window: where its weights are, and the box that it sees from ``places``."""
-    strides, dilations = (_steps(item, name, len(kernel)) for name in ("strides", "dilations"))
+    strides, dilations, _ = slide_of(item)
     outer = (slice(None), slice(None))
     for tap in product(*map(range, kernel)):
         starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
@@ -176,20 +129,10 @@ def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[t
 
 
 def _box(whole: Array, item: Instruction) -> Array:
-    """The wanted box of a result, zeros where that reaches beyond ``whole``."""
-    found = np.zeros(item.kernel_shapes[0], whole.dtype)
-    source, target = [], []
-    for start, extent, have in zip(crop_of(item), found.shape, whole.shape, strict=True):
-        first, last = max(start, 0), min(start + extent, have)
-        source.append(slice(first, max(last, first)))
-        target.append(slice(first - start, first - start + max(last - first, 0)))
-    found[tuple(target)] = whole[tuple(source)]
+    """The wanted box of a result."""
+    found = np.empty(item.kernel_shapes[0], whole.dtype)
+    boxed(whole, item, found)
     return found
-
-
-def _padded(args: Sequence[Array], item: Instruction, index: int, fill: float) -> Array:
-    pads = pads_of(item.operands[index])
-    return args[index] if pads is None else np.pad(args[index], pads, constant_values=fill)
 
 
 def _conv(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -221,11 +164,11 @@ def _conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]
 def _spread_shape(item: Instruction) -> Shape:
     """Return the shape of a transposed convolution before the wanted box is cut out."""
     x, w = (padded_shape(operand) for operand in item.operands)
-    rank = len(x) - 2
-    sizes = zip(x[2:], w[2:], _steps(item, "strides", rank), _steps(item, "dilations", rank), strict=True)
+    strides, dilations, groups = slide_of(item)
+    sizes = zip(x[2:], w[2:], strides, dilations, strict=True)
     return (
         x[0],
-        groups_of(item) * w[1],
+        groups * w[1],
         *(stride * (n - 1) + dilation * (k - 1) + 1 for n, k, stride, dilation in sizes),
     )
 
@@ -255,8 +198,8 @@ def _max_pool(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 def _max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     """The gradient goes to the first of the largest elements of each window."""
-    x = _padded(args, item, 0, item.fill)
-    dy = _padded(args, item, 1, 0.0)  # a window that does not exist has no gradient
+    x = padded(args[0], item.operands[0], item.fill)
+    dy = padded(args[1], item.operands[1], 0.0)  # a window that does not exist has no gradient
     largest = np.full(dy.shape, -np.inf, x.dtype)
     for _, box in _taps(item, item.attrs["kernel_shape"], dy.shape[2:]):
         np.maximum(largest, x[box], out=largest)
@@ -329,18 +272,9 @@ _RUNS: Mapping[str, Run] = {
     "MaxPool": _max_pool,
     "MaxPoolGrad": _max_pool_grad,
     "Cast": _elementwise(lambda x, item: x),  # to the dtype of the result, as all are
-    "Identity": lambda args, item: args,
-    "Pad": lambda args, item: args,  # the operand comes padded
-    "Transpose": lambda args, item: [args[0].transpose(item.attrs["perm"])],
-    "Reshape": lambda args, item: [args[0].reshape(item.kernel_shapes[0])],
-    "Expand": lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])],
+    **numpy_moves.KERNELS,
     "Concat": _concat,
-    "Slice": _slice,
-    "Reverse": lambda args, item: [np.flip(args[0], item.attrs["axis"])],
-    "Gather": _gather,
     "GatherGrad": _gather_grad,
-    "LastAt": _last_at,
-    "Top": _top,
     "ReduceSum": lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)],
     "ReduceMax": lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)],
     "LogSumExp": _log_sum_exp,
