@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, numpy_recurrent
+from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.numpy_moves import places_of
 from oocdl.engines.ort import ort_channels_last, ort_pointwise, ort_windows
@@ -61,7 +62,7 @@ def _take(args: Sequence[Array], item: Instruction, out: Array) -> None:
     if item.attrs.get("batch"):
         out[...] = numpy_moves.KERNELS["Gather"](args, item)[0]
     else:
-        numpy_moves.check_indices(item, args[1])
+        check_indices(item, args[1])
         np.take(args[0], args[1], 0, out, mode="wrap")
 
 

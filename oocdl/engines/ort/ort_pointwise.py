@@ -38,30 +38,14 @@ def _into(function: Callable[[Attrs, Sequence[Array], Array], Any]) -> Bind:
     return bind
 
 
-def _out(function: Callable[..., Any], *constants: float) -> Bind:
-    """Bind a function of the operands and constants with an ``out`` argument."""
-    return _into(lambda attrs, args, out: function(*args, *constants, out=out))
-
-
-def _relu_grad(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
-    dy, x = args
-    np.greater(x, 0, out=out)
-    np.multiply(out, dy, out=out)
+def _out(function: Callable[..., Any]) -> Bind:
+    """Bind a function of the operands with an ``out`` argument."""
+    return _into(lambda attrs, args, out: function(*args, out=out))
 
 
 def _mod(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
-    (np.fmod if attrs.get("fmod", 0) else np.mod)(*args, out=out)
-
-
-def _dropout(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
-    x, u = args
-    ratio = float(attrs["ratio"])
-    if ratio >= 1.0:
-        out[...] = 0
-        return
-    np.greater_equal(u, ratio, out=out)
-    np.multiply(out, 1.0 / (1.0 - ratio), out=out)
-    np.multiply(out, x, out=out)
+    x, divisor = args
+    (np.fmod if attrs.get("fmod", 0) else np.mod)(x, divisor, out=out)
 
 
 def _normalize(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
@@ -199,10 +183,6 @@ KERNELS: Mapping[str, Kernel] = {
     "Mod": _in_blocks(_into(_mod), in_place=0),
     "Cast": _in_blocks(_into(lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe")), in_place=0),
     "Normalize": _in_blocks(_into(_normalize), in_place=1),
-    # Faster than their formulas, with zeros of another sign in places.
-    "Relu": _in_blocks(_out(np.maximum, 0), in_place=1),
-    "ReluGrad": _in_blocks(_into(_relu_grad), in_place=0),
-    "Dropout": _in_blocks(_into(_dropout), in_place=0),
     "ReduceSum": _in_blocks(_reduction(partial(reduced, np.add)), in_place=0, finish=_finish_sum),
     "ReduceMax": _in_blocks(
         _reduction(partial(reduced, np.maximum)),

@@ -32,9 +32,11 @@ class Kernel:
     """Whether kernels get operands without their padding, because they can do without a padded copy."""
 
 
-def kernel_of(run: Callable[[list[Array], Instruction, Array], None], **facts: bool) -> Kernel:
+def kernel_of(run: Callable[[list[Array], Instruction, Array], None], takes_unpadded: bool = False) -> Kernel:
     """Return the record of a function of operands, an instruction, and the array of its one result."""
-    return Kernel(bind=lambda item, orders: lambda args, outs: run(args, item, outs[0]), **facts)
+    return Kernel(
+        bind=lambda item, orders: lambda args, outs: run(args, item, outs[0]), takes_unpadded=takes_unpadded
+    )
 
 
 def copied(run: numpy_moves.Run) -> Kernel:

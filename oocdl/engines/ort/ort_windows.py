@@ -43,12 +43,16 @@ def _turned(x: Array, perm: Sequence[int]) -> Array:
 
 
 def _convolve(x: Array, w: Array, pads: Pads, slide: Slide, out: Array | None = None) -> Array:
-    """An ONNX Conv without bias."""
+    """An ONNX Conv without bias; of one tap a product of matrices, which takes the weights as they lie."""
     if out is None:
         rows = zip(x.shape[2:], pads, w.shape[2:], slide.strides, slide.dilations, strict=True)
         space = [(n + b + a - dilation * (k - 1) - 1) // step + 1 for n, (b, a), k, step, dilation in rows]
         out = np.empty((x.shape[0], w.shape[0], *space), x.dtype)
-    _slide("Conv", [x, w], [out], w.shape[2:], pads, slide, group=slide.groups)
+    if {*slide.strides, slide.groups, prod(w.shape[2:])} == {1} and not any(map(any, pads)):
+        places = np.reshape(out, (*out.shape[:2], -1), copy=False)
+        np.matmul(w.reshape(w.shape[:2]), x.reshape(*x.shape[:2], -1), out=places)
+    else:
+        _slide("Conv", [x, w], [out], w.shape[2:], pads, slide, group=slide.groups)
     return out
 
 
@@ -63,8 +67,8 @@ def _slide(
 ) -> None:
     """An operator with sliding windows; its pads are all begins, then all ends."""
     sides = (*(before for before, _ in pads), *(after for _, after in pads))
-    moves = {"strides": slide.strides, "dilations": slide.dilations}
-    run(op, args, results, kernel_shape=tuple(kernel), pads=sides, **moves, **attrs)
+    attrs |= {"strides": slide.strides, "dilations": slide.dilations}
+    run(op, args, results, kernel_shape=tuple(kernel), pads=sides, **attrs)
 
 
 def conv(args: Sequence[Array], item: Instruction, out: Array) -> None:
@@ -89,7 +93,8 @@ def conv_transpose(args: Sequence[Array], item: Instruction, out: Array) -> None
 def seen_by_transposed(x: Array, item: Instruction) -> tuple[Array, Pads]:
     """What a ConvTranspose at stride one sees of its operand, and the padding of that."""
     box, pads = clipped(x.shape[2:], flipped_pads(item))
-    return x[(..., *(slice(start, max(stop, 0)) for start, stop in box))], pads
+    inside: tuple[Any, ...] = (..., *(slice(start, max(stop, 0)) for start, stop in box))
+    return x[inside], pads
 
 
 def _transposed_by_conv(x: Array, w: Array, item: Instruction, out: Array) -> None:
@@ -99,7 +104,7 @@ def _transposed_by_conv(x: Array, w: Array, item: Instruction, out: Array) -> No
         out[...] = 0
         return
     split = w.reshape(slide.groups, -1, *w.shape[1:]).swapaxes(1, 2)
-    flipped = np.flip(split.reshape(-1, split.shape[2], *w.shape[2:]), range(2, w.ndim))
+    flipped = np.flip(split.reshape(-1, split.shape[2], *w.shape[2:]), tuple(range(2, w.ndim)))
     _convolve(x, flipped, pads, slide, out)
 
 
@@ -162,7 +167,7 @@ def conv_weight_grad(args: Sequence[Array], item: Instruction, out: Array) -> No
         out[...] = _pointwise_weight_grad(x, dy, pads, slide.strides).reshape(out.shape)
     elif x.shape[1] > dy.shape[1] and within and set(slide.strides) <= {1}:
         # The wider operand serves as the kernel: positions come out in reverse.
-        out[...] = np.flip(_fold(dy, x, other, slide).swapaxes(0, 1), range(2, out.ndim))
+        out[...] = np.flip(_fold(dy, x, other, slide).swapaxes(0, 1), tuple(range(2, out.ndim)))
     else:
         out[...] = _fold(x, dy, pads, slide)
 
@@ -180,7 +185,8 @@ def _by_group(x: Array, dy: Array, pads: Pads, slide: Slide) -> Array:
 def _pointwise_weight_grad(x: Array, dy: Array, pads: Pads, strides: Sequence[int]) -> Array:
     """A kernel of one element: a matrix product of each sample."""
     x = np.pad(x, [(0, 0), (0, 0), *pads]) if any(map(any, pads)) else x
-    x = x[(..., *(slice(None, None, stride) for stride in strides))]
+    steps: tuple[Any, ...] = (..., *(slice(None, None, stride) for stride in strides))
+    x = x[steps]
     columns, rows = x.reshape(*x.shape[:2], -1), dy.reshape(*dy.shape[:2], -1)
     product: Array = np.matmul(rows, columns.swapaxes(1, 2)).sum(0)
     return product
