@@ -28,8 +28,6 @@ from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import is_thin
 
-_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-
 
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
     """Whether oneDNN has to be called by hand for a large convolution.
@@ -194,12 +192,11 @@ def conv_transpose(
         paddings.append(padding)
         extras.append(extra)
         crop[axis + 2] = start - padding
-    kernel: Callable[..., Tensor] = _CONV_TRANSPOSE[rank - 1]
     # oneDNN does not know output paddings as large as the stride.
     thin = tuned and groups == 1 and _is_thin(x, w.shape[2:])
     thin = thin and all(e < s for e, s in zip(extras, strides, strict=True))
     x = x.to_mkldnn() if thin else x
-    full_result = kernel(x, w, None, strides, paddings, extras, groups, dilations)
+    full_result = torch.convolution(x, w, None, strides, paddings, dilations, True, extras, groups)
     return [take(full_result.to_dense() if thin else full_result, crop, shape)]
 
 
