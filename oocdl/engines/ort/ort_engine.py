@@ -6,7 +6,6 @@ Chains of elementwise instructions run block by block (``ort_chain``), all else 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -16,12 +15,13 @@ from oocdl.engines.numpy_moves import crop, operand_of
 from oocdl.engines.ort.ort_chain import ChainStep
 from oocdl.engines.ort.ort_kernels import BLOCKWISE, KERNELS
 from oocdl.engines.ort.ort_record import Orders
+from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
@@ -44,34 +44,26 @@ def _check_dtypes(program: Program) -> None:
         raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
 
 
-@dataclass(frozen=True)
-class _Slots:
-    """Shape, dtype and order of every slot of a program."""
-
-    shapes: Mapping[int, Shape]
-    dtypes: Mapping[int, str]
-    orders: Orders
-
-
 class _Step:
     """A step of one instruction by a kernel on whole arrays."""
 
-    def __init__(self, item: Instruction, known: _Slots) -> None:
-        self._item, self._known = item, known
-        self._kernel = KERNELS[item.op].bind(item, known.orders)
+    def __init__(self, item: Instruction, orders: Orders) -> None:
+        self._item, self._orders = item, orders
+        self._kernel = KERNELS[item.op].bind(item, orders)
         self.full: Collection[int] = item.outputs
         """Slots that are made where they belong."""
 
     def run(self, slots: Arrays, places: Mapping[int, Array]) -> None:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
-        item, orders, unpadded = self._item, self._known.orders, KERNELS[self._item.op].takes_unpadded
+        item, orders, unpadded = self._item, self._orders, KERNELS[self._item.op].takes_unpadded
         args = [operand_of(slots[operand.slot], item, operand, unpadded) for operand in item.operands]
         outs = []
-        for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
+        kinds = zip(item.outputs, item.shapes, item.kernel_shapes, item.dtypes, strict=True)
+        for slot, stored, shape, dtype in kinds:
             if slot in places:
                 slots[slot] = places[slot]
             else:
-                slots[slot] = ordered(np.empty, self._known.shapes[slot], dtype, orders.get(slot, ()))
+                slots[slot] = ordered(np.empty, stored, dtype, orders.get(slot, ()))
             outs.append(slots[slot].reshape(shape))
             if not np.shares_memory(outs[-1], slots[slot]):  # axes were split or joined, and lie apart
                 last = (0, *range(2, len(shape)), 1) if slot in orders else ()
@@ -86,10 +78,10 @@ Stage = tuple[ChainStep | _Step, list[int]]
 """A step, and the slots that nothing reads after it."""
 
 
-def _stages(program: Program, known: _Slots, elements: int) -> list[Stage]:
+def _stages(program: Program, elements: int) -> list[Stage]:
     """The steps of a program, in the order in which they run."""
     groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program, is_loop)
-    last: dict[int, int] = {}
+    last, orders = dict[int, int](), dict(program.orders)
     for index, group in enumerate(groups):
         last |= dict.fromkeys(reads_of(group) | makes_of(group), index)
     last |= dict.fromkeys((operand.slot for operand in program.outputs), len(groups))
@@ -99,16 +91,16 @@ def _stages(program: Program, known: _Slots, elements: int) -> list[Stage]:
         if isinstance(group, Chain):
             stages.append((ChainStep(group, makes_of(group) - {*ending}, dtypes), ending))
         else:
-            stages.append((_Step(group, known), ending))
+            stages.append((_Step(group, orders), ending))
     return stages
 
 
-def _direct(program: Program, stages: Sequence[Stage], known: _Slots) -> dict[int, int]:
+def _direct(program: Program, stages: Sequence[Stage]) -> dict[int, int]:
     """Slot -> number of the output that it is, uncropped: steps make it where it belongs."""
-    whole = {slot for step, _ in stages for slot in step.full}
+    whole, shapes = {slot for step, _ in stages for slot in step.full}, slot_shapes(program)
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):
-        if item.slot in whole and item.crop is None and item.shape == known.shapes[item.slot]:
+        if item.slot in whole and item.crop is None and item.shape == shapes[item.slot]:
             found.setdefault(item.slot, number)
     return found
 
@@ -131,11 +123,15 @@ class OnnxRuntimeEngine(Engine):
         """See ``Engine.scratch_of``."""
         return most_scratch(program, rules)
 
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        super().forget()
+        forget_sessions()
+
     def _make(self, program: Program) -> Run:
         _check_dtypes(program)
-        known = _Slots(slot_shapes(program), slot_dtypes(program), dict(program.orders))
-        stages = _stages(program, known, self.block_elements)
-        direct = _direct(program, stages, known)
+        stages = _stages(program, self.block_elements)
+        direct = _direct(program, stages)
 
         def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
             slots: Arrays = dict(zip(program.inputs, arrays, strict=True))

@@ -23,7 +23,7 @@ REFUSALS = (state.Fail, state.InvalidGraph, state.NotImplemented)
 """Errors that onnxruntime raises for an operator that it cannot run."""
 OPSET = 18
 IR_VERSION = 8
-MOST_SESSIONS = 1024
+MOST_SESSIONS = 256
 """Sessions that are kept."""
 Kind = tuple[str, int]
 """dtype (as NumPy abbreviates it) and rank of an array, which may have any extents."""
@@ -94,3 +94,8 @@ def run(
     for out, result in zip(made, results, strict=True):
         if out is not result:
             result[...] = out
+
+
+def forget_sessions() -> None:
+    """Drop all sessions."""
+    _session.cache_clear()

@@ -16,7 +16,7 @@ from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
 from oocdl.engines.numpy_moves import boxed, padded
 from oocdl.engines.ort.ort_session import run
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.operands import Pads, crop_of, is_empty, spatial_pads
+from oocdl.graph.ir.operands import Pads, aligned, crop_of, is_empty, spatial_pads
 from oocdl.graph.ir.program import Instruction
 
 _LOWEST = np.nextafter(np.finfo(np.float32).min, np.float32(0))
@@ -50,7 +50,7 @@ def _convolve(x: Array, w: Array, pads: Pads, slide: Slide, out: Array | None = 
         out = np.empty((x.shape[0], w.shape[0], *space), x.dtype)
     if {*slide.strides, slide.groups, prod(w.shape[2:])} == {1} and not any(map(any, pads)):
         places = np.reshape(out, (*out.shape[:2], -1), copy=False)
-        np.matmul(w.reshape(w.shape[:2]), x.reshape(*x.shape[:2], -1), out=places)
+        np.matmul(aligned(w.reshape(w.shape[:2])), aligned(x.reshape(*x.shape[:2], -1)), out=places)
     else:
         _slide("Conv", [x, w], [out], w.shape[2:], pads, slide, group=slide.groups)
     return out
@@ -187,7 +187,7 @@ def _pointwise_weight_grad(x: Array, dy: Array, pads: Pads, strides: Sequence[in
     x = np.pad(x, [(0, 0), (0, 0), *pads]) if any(map(any, pads)) else x
     steps: tuple[Any, ...] = (..., *(slice(None, None, stride) for stride in strides))
     x = x[steps]
-    columns, rows = x.reshape(*x.shape[:2], -1), dy.reshape(*dy.shape[:2], -1)
+    columns, rows = (aligned(array.reshape(*array.shape[:2], -1)) for array in (x, dy))
     product: Array = np.matmul(rows, columns.swapaxes(1, 2)).sum(0)
     return product
 
