@@ -1,7 +1,7 @@
 """NumPy's functions for primitive elementwise operators.
 
 All take operands that broadcast. Those of ``FUNCTIONS`` also take ``out``, an array for the result, in
-whose memory an operand may lie.
+whose memory an operand may lie, but not with Where.
 """
 
 from __future__ import annotations
@@ -37,11 +37,7 @@ def _sigmoid(x: Array, out: Array | None = None) -> Array:
 def _where(condition: Array, a: Array | float, b: Array | float, out: Array | None = None) -> Array:
     if out is None:
         return np.where(condition, a, b)
-    if out is a:
-        np.copyto(out, b, where=np.logical_not(condition))
-        return out
-    if out is not b:
-        np.copyto(out, b)
+    np.copyto(out, b)
     np.copyto(out, a, where=condition)
     return out
 

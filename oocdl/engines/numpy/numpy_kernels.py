@@ -41,7 +41,7 @@ class Kernel:
 
     run: Run
     scratch: Scratch
-    takes_unpadded: bool
+    takes_unpadded: bool = False
     """Whether operands come without their padding."""
 
 
@@ -71,16 +71,6 @@ def _tanh_inside(x: Array) -> Array:
 
 
 _FUNCTIONS = {**FUNCTIONS, **SLOW}
-_OF_INSTRUCTIONS: Mapping[str, Callable[..., Array]] = {
-    "Mod": lambda x, y, item: (np.fmod if item.attrs.get("fmod", 0) else np.mod)(x, y),
-    "Dropout": _dropout,
-    "Normalize": lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"]),
-    # In another order than in their formulas: runs that were begun before end with the same bits.
-    "Gelu": _gelu,
-    "GeluGrad": _gelu_grad,
-    "SigmoidGrad": lambda dy, y, item: dy * y * (1 - y),
-}
-"""Elementwise operators whose function takes the instruction, too."""
 
 
 def _log_sum_exp(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -241,67 +231,63 @@ def _score_tiles(item: Instruction) -> int:
     return 6 * scores + _times(2)(item)
 
 
-def _sequential(run: numpy_recurrent.Run) -> Run:
-    """A kernel that engines share."""
-    return lambda args, item: run(args, item.attrs)
+def _elementwise(function: Callable[..., Any]) -> Kernel:
+    """An operator by a function of its operands and the instruction.
+
+    It takes four times, for values between the steps of a formula (objects in the error function).
+    """
+    return Kernel(
+        lambda args, item: [np.broadcast_to(function(*args, item), item.kernel_shapes[0])], _times(4)
+    )
 
 
-def _elementwise(function: Callable[..., Any]) -> Run:
-    """An operator by a function of its operands and the instruction."""
-    return lambda args, item: [np.broadcast_to(function(*args, item), item.kernel_shapes[0])]
-
-
-def _primitive(op: str) -> Run:
+def _primitive(op: str) -> Kernel:
     return _elementwise(lambda *args: _FUNCTIONS[op](*args[:-1]))
 
 
-def _by_formula(row: Row) -> Run:
+def _by_formula(row: Row) -> Kernel:
     def function(*args: Any) -> Array:
         return compute(row.steps(args[-1].attrs), args[:-1], lambda op, given: _FUNCTIONS[op](*given))
 
     return _elementwise(function)
 
 
-_RUNS: Mapping[str, Run] = {
-    **{op: _primitive(op) for op in _FUNCTIONS.keys() - AUXILIARY.keys()},
-    **{op: _by_formula(row) for op, row in FORMULAS.items()},
-    **{op: _elementwise(function) for op, function in _OF_INSTRUCTIONS.items()},
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "ConvWeightGrad": _conv_weight_grad,
-    "MaxPool": _max_pool,
-    "MaxPoolGrad": _max_pool_grad,
-    "Cast": _elementwise(lambda x, item: x),  # to the dtype of the result, as all are
-    **numpy_moves.KERNELS,
-    "Concat": _concat,
-    "GatherGrad": _gather_grad,
-    "ReduceSum": lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)],
-    "ReduceMax": lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)],
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
-    **{op: _sequential(run) for op, run in numpy_recurrent.KERNELS.items()},
-    **{op: _sequential(run) for op, run in numpy_ctc.KERNELS.items()},
-    **{op: _sequential(run) for op, run in numpy_attention.KERNELS.items()},
-    "Einsum": lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)],
-    "Resample": _resample,
-}
-_MOVES = ("Identity", "Pad", "Transpose", "Reshape", "Expand", "Slice", "Reverse")
-_LOOKUPS = ("Gather", "GatherGrad", "LastAt")
-_SCRATCH: Mapping[str, Scratch] = {
-    **dict.fromkeys((*_MOVES, *_LOOKUPS, "ReduceSum", "ReduceMax", "MaxPool"), _times(0)),
-    "Concat": _times(1),
-    **dict.fromkeys(("LogSumExp", "Moments", "Einsum", "Resample", *numpy_recurrent.KERNELS), _times(2)),
-    "Top": _times(3),
-    **dict.fromkeys(("Conv", "ConvWeightGrad"), _product),
-    "ConvTranspose": lambda item: 2 * prod(_spread_shape(item)) + _product(item),
-    "MaxPoolGrad": _pool_grad,
-    **dict.fromkeys(numpy_ctc.KERNELS, _lattice),
-    **dict.fromkeys(numpy_attention.KERNELS, _score_tiles),
-}
-"""Operator -> scratch, but for elementwise ones: they take four times, for values between the steps of a
-formula (objects in the error function)."""
-_TAKE_UNPADDED = ("Concat", "MaxPoolGrad")
+def _sequential(run: numpy_recurrent.Run, scratch: Scratch) -> Kernel:
+    """A kernel that engines share."""
+    return Kernel(lambda args, item: run(args, item.attrs), scratch)
+
 
 KERNELS: Mapping[str, Kernel] = {
-    op: Kernel(run, _SCRATCH.get(op, _times(4)), op in _TAKE_UNPADDED) for op, run in _RUNS.items()
+    **{op: _primitive(op) for op in _FUNCTIONS.keys() - AUXILIARY.keys()},
+    **{op: _by_formula(row) for op, row in FORMULAS.items()},
+    "Mod": _elementwise(lambda x, y, item: (np.fmod if item.attrs.get("fmod", 0) else np.mod)(x, y)),
+    "Dropout": _elementwise(_dropout),
+    "Normalize": _elementwise(lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"])),
+    # In another order than in their formulas: runs that were begun before end with the same bits.
+    "Gelu": _elementwise(_gelu),
+    "GeluGrad": _elementwise(_gelu_grad),
+    "SigmoidGrad": _elementwise(lambda dy, y, item: dy * y * (1 - y)),
+    "Cast": _elementwise(lambda x, item: x),  # to the dtype of the result, as all are
+    "Conv": Kernel(_conv, _product),
+    "ConvTranspose": Kernel(_conv_transpose, lambda item: 2 * prod(_spread_shape(item)) + _product(item)),
+    "ConvWeightGrad": Kernel(_conv_weight_grad, _product),
+    "MaxPool": Kernel(_max_pool, _times(0)),
+    "MaxPoolGrad": Kernel(_max_pool_grad, _pool_grad, takes_unpadded=True),
+    **{op: Kernel(run, _times(0)) for op, run in numpy_moves.KERNELS.items()},
+    "Top": Kernel(numpy_moves.KERNELS["Top"], _times(3)),
+    "Concat": Kernel(_concat, _times(1), takes_unpadded=True),
+    "GatherGrad": Kernel(_gather_grad, _times(0)),
+    "ReduceSum": Kernel(
+        lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)], _times(0)
+    ),
+    "ReduceMax": Kernel(
+        lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)], _times(0)
+    ),
+    "LogSumExp": Kernel(_log_sum_exp, _times(2)),
+    "Moments": Kernel(_moments, _times(2)),
+    **{op: _sequential(run, _times(2)) for op, run in numpy_recurrent.KERNELS.items()},
+    **{op: _sequential(run, _lattice) for op, run in numpy_ctc.KERNELS.items()},
+    **{op: _sequential(run, _score_tiles) for op, run in numpy_attention.KERNELS.items()},
+    "Einsum": Kernel(lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)], _times(2)),
+    "Resample": Kernel(_resample, _times(2)),
 }

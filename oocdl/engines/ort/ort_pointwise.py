@@ -20,6 +20,7 @@ from oocdl.engines.ort.ort_session import run
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
 from oocdl.ops.activation import FORMULAS
+from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import POINTWISE, Row
 
 Bind = blockwise.Bind[Array]
@@ -58,7 +59,7 @@ def _normalize(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
 def _erf(x: Array, out: Array | None = None) -> Array:
     """The error function, for which NumPy has no loop."""
     out = np.empty_like(x) if out is None else out
-    run("Erf", [x.copy() if np.may_share_memory(x, out) else x], [out])
+    run("Erf", [x], [out])
     return out
 
 
@@ -77,32 +78,17 @@ def _in_blocks(bind: Bind, *, in_place: int, finish: blockwise.Finish[Array] | N
 
 
 def _by_formula(row: Row) -> Kernel:
-    """An operator by its formula, which is computed in the memory of the result as far as that goes."""
+    """An operator by its formula."""
 
     def bind(attrs: Attrs) -> Into:
         steps = row.steps(attrs)
 
         def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-            out = outs[0]
-            free: list[Array] = [out]
-            values, buffers = dict(enumerate(args)), dict[int, Array]()
-            for place, step in enumerate(steps, row.arity):
-                given = [values[arg] if isinstance(arg, int) else arg for arg in step.args]
-                free += [buffers.pop(value) for value in step.dying if value in buffers]
-                size = max(array.size for array in given if isinstance(array, np.ndarray))
-                if step.op in TESTS or size != out.size:
-                    values[place] = _FUNCTIONS[step.op](*given)
-                    continue
-                target = free.pop(0) if free else np.empty_like(out)
-                values[place] = buffers[place] = _FUNCTIONS[step.op](*given, out=target)
-            if values[place] is not out:
-                np.copyto(out, values[place])
+            np.copyto(outs[0], compute(steps, args, lambda op, given: _FUNCTIONS[op](*given)))
 
         return kernel
 
-    first = row.steps(row.sample)[0]
-    # A result may lie in the memory of operand 0 if only the first step reads that.
-    return _in_blocks(bind, in_place=int(first.op not in TESTS and 0 in first.dying))
+    return _in_blocks(bind, in_place=row.arity)
 
 
 _SEQUENTIAL_ELEMENTS = 512
@@ -171,12 +157,14 @@ def _finish_moments(parts: list[Array], counts: Array, axes: tuple[int, ...]) ->
     return [mean.astype(dtype), variance.astype(dtype)]
 
 
+_APART = (*TESTS, "Where", "Erf")
+"""Primitives whose result lies in no operand's memory."""
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {**FUNCTIONS, "Erf": _erf, "Softplus": _softplus}
 
 KERNELS: Mapping[str, Kernel] = {
     **{op: _by_formula(row) for op, row in FORMULAS.items()},
     **{
-        row.op: _in_blocks(_out(_FUNCTIONS[row.op]), in_place=0 if row.op in (*TESTS, "Where") else row.arity)
+        row.op: _in_blocks(_out(_FUNCTIONS[row.op]), in_place=0 if row.op in _APART else row.arity)
         for row in POINTWISE
         if row.op in _FUNCTIONS
     },
