@@ -76,13 +76,8 @@ def interleave(x: Array, made: Array) -> None:
     That is what sorting does to ``j`` blocks of channels.
     """
     n, i, j, b = x.shape
-    run(
-        "ReorderInput",
-        [x.reshape(n, i, 1, j * b)],
-        [made.reshape(n, j * b, i, 1)],
-        DOMAIN,
-        channels_last=1,
-    )
+    rows, columns = x.reshape(n, i, 1, j * b), made.reshape(n, j * b, i, 1)
+    run("ReorderInput", [rows], [columns], DOMAIN, channels_last=1)
 
 
 def convolve(
