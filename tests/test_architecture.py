@@ -65,6 +65,7 @@ INNER = {
         "engine",
         "checked_indices",
         "numpy_functions",
+        "numpy_moves",
         "numpy_recurrent",
         "numpy_ctc",
         "numpy_attention",
@@ -96,7 +97,7 @@ APART = {"engines.torch", "engines.ort", "engines.numpy"}
 """Packages that know nothing of each other: a further engine touches none of them."""
 
 GATES = {
-    "onnx": ("graph.onnx.*", "engines.ort.*", "pytorch.annotate", "presets.unets"),
+    "onnx": ("graph.onnx.*", "engines.ort.ort_session", "pytorch.annotate", "presets.unets"),
     "onnxruntime": ("engines.ort.ort_session",),
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*", "pytorch.*"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.operands import Pads, crop_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
 
 T = TypeVar("T")
@@ -52,13 +53,37 @@ class Slide(NamedTuple):
 
 
 def slide_of(item: Instruction) -> Slide:
-    """Return how the windows of a convolution move, of a program without axes of groups."""
-    return Slide(tuple(item.attrs["strides"]), tuple(item.attrs["dilations"]), groups_of(item))
+    """Return how windows move, by steps of one where none are given, of a program without axes of groups."""
+    ones = (1,) * (len(item.kernel_shapes[0]) - 2)
+    strides, dilations = (tuple(item.attrs.get(name) or ones) for name in ("strides", "dilations"))
+    return Slide(strides, dilations, groups_of(item))
 
 
 def groups_of(item: Instruction) -> int:
     """Return the number of groups of a convolution of a program without axes of groups."""
     return int(item.attrs.get("group", 1))
+
+
+def clipped(extents: Sequence[int], pads: Pads) -> tuple[Pads, Pads]:
+    """The (start, stop) of what negative padding leaves of each axis, and the rest of ``pads``."""
+    box = tuple((max(-b, 0), n + min(a, 0)) for n, (b, a) in zip(extents, pads, strict=True))
+    return box, tuple((max(b, 0), max(a, 0)) for b, a in pads)
+
+
+def flipped_pads(item: Instruction) -> Pads:
+    """Paddings of the convolution that a transposed one of stride one is.
+
+    They are the zeros that the wanted box needs on both sides of each axis of space; negative: elements of
+    the operand that it does not see.
+    """
+    x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
+    taps = padded_shape(item.operands[1])[2:]
+    found = []
+    for axis, (before, _) in enumerate(spatial_pads(x)):
+        start = crop[axis] - before
+        left = slide_of(item).dilations[axis] * (taps[axis] - 1) - start
+        found.append((left, start + shape[axis] - x.shape[axis + 2]))
+    return tuple(found)
 
 
 def without_group_axes(program: Program) -> Program:

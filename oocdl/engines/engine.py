@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine_registry import ENGINES, DeviceEntry
+from oocdl.engines.engine_registry import ENGINES
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
@@ -171,18 +172,14 @@ def resolve(name: str) -> str:
     """
     if name == "auto":
         return "torch" if installed("torch") else "onnxruntime"
-    if name not in ENGINES and _device_entry(name) is None:
-        examples = [example for one in ENGINES.values() if one.devices for example in one.devices.examples]
+    runtime, _, device = name.partition(":")
+    entry = ENGINES.get(runtime)
+    on_device = entry is not None and entry.device_module and re.fullmatch(entry.device_names, device)
+    if name not in ENGINES and not on_device:
+        examples = (example for one in ENGINES.values() for example in one.device_examples)
         known = ", ".join(["auto", *ENGINES, *examples])
         raise InputError(f"there is no engine '{name}'; choose one of: {known}")
     return name
-
-
-def _device_entry(name: str) -> DeviceEntry | None:
-    """The entry for the device that ``name`` asks for; None if it asks for none, or for an unknown one."""
-    runtime, _, device = name.partition(":")
-    entry = ENGINES[runtime].devices if runtime in ENGINES else None
-    return entry if entry is not None and entry.names.fullmatch(device) else None
 
 
 def get_engine(name: str = "auto") -> Engine:
@@ -195,10 +192,10 @@ def get_engine(name: str = "auto") -> Engine:
         if name not in _engines:
             if not installed(name):
                 raise InputError(f"engine '{name}' needs {ENGINES[runtime_of(name)].install}")
-            entry, on_device = ENGINES[runtime_of(name)], _device_entry(name)
+            runtime, _, device = name.partition(":")
+            entry = ENGINES[runtime]
             for variable, value in entry.environment.items():
                 os.environ.setdefault(variable, value)
-            module = importlib.import_module(on_device.module if on_device else entry.module)
-            engine: Engine = module.make_engine(*([name.partition(":")[2]] if on_device else []))
-            _engines[name] = engine
+            module = importlib.import_module(entry.device_module if device else entry.module)
+            _engines[name] = module.make_engine(*([device] if device else []))
         return _engines[name]

@@ -5,21 +5,8 @@ A further engine is one package and one entry here (``docs/how-to/adding-an-engi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceEntry:
-    """The entry of a runtime that has engines on devices, named "runtime:device"."""
-
-    module: str
-    """The module with ``make_engine(device)``."""
-    names: re.Pattern[str]
-    """Names of devices that can be asked for."""
-    examples: tuple[str, ...]
-    """Names of engines, for the error message about an unknown one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +23,12 @@ class Entry:
     """Precision -> ranks of values: convolutions are faster where these have their channels last."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the runtime reads when it is first used; the user's own stay."""
-    devices: DeviceEntry | None = None
+    device_module: str = ""
+    """The module with ``make_engine(device)`` of engines named "runtime:device"; "": there are none."""
+    device_names: str = ""
+    """Names of devices that can be asked for, as a regular expression."""
+    device_examples: tuple[str, ...] = ()
+    """Names of such engines, for the error message about an unknown one."""
     unsupported: frozenset[str] = frozenset()
     """Operators without a kernel: a program with one of them is refused before it runs."""
 
@@ -49,11 +41,9 @@ ENGINES: Mapping[str, Entry] = {
         channels_last={"float32": (4, 5), "bfloat16": (4, 5)},
         # Large pages for large tensors, as NumPy has them: half of a copy's time is page faults.
         environment={"THP_MEM_ALLOC_ENABLE": "1"},
-        devices=DeviceEntry(
-            module="oocdl.engines.torch.device",
-            names=re.compile(r"cpu|cuda(:(0|[1-9]\d?))?"),
-            examples=("torch:cuda", "torch:cuda:1 (and so on)"),
-        ),
+        device_module="oocdl.engines.torch.device",
+        device_names=r"cpu|cuda(:(0|[1-9]\d?))?",
+        device_examples=("torch:cuda", "torch:cuda:1 (and so on)"),
     ),
     "onnxruntime": Entry(
         module="oocdl.engines.ort.ort_engine",

@@ -6,16 +6,15 @@ in ``oocdl.ops.sequences.attention``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from oocdl.engines.numpy_recurrent import Run
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.score_tiles import Band, drops, pairs, parts, seen_keys, tiling
 
-Run = Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]
-"""(operands, attributes) -> results"""
 Place = tuple[slice, slice, slice, slice, slice]
 """Batches, groups, heads, queries and keys."""
 

@@ -5,15 +5,13 @@ For engines that have no kernel of their own for it. Formulas are in ``oocdl.ops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from oocdl.engines.numpy_recurrent import Run
 from oocdl.graph.ir.graph import Array
-
-Run = Callable[[Sequence[Array], Mapping[str, Any]], list[Array]]
-"""(operands, attributes) -> results"""
 
 
 class _Lattice(NamedTuple):

@@ -1,19 +1,18 @@
-"""NumPy's functions for primitive elementwise operators, and kernels of formulas made of them.
+"""NumPy's functions for primitive elementwise operators.
 
 All take operands that broadcast. Those of ``FUNCTIONS`` also take ``out``, an array for the result, in
-whose memory an operand may lie.
+whose memory an operand may lie, but not with Where.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from oocdl.graph.ir.graph import Array
-from oocdl.ops.expression import Steps
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -38,11 +37,7 @@ def _sigmoid(x: Array, out: Array | None = None) -> Array:
 def _where(condition: Array, a: Array | float, b: Array | float, out: Array | None = None) -> Array:
     if out is None:
         return np.where(condition, a, b)
-    if out is a:
-        np.copyto(out, b, where=np.logical_not(condition))
-        return out
-    if out is not b:
-        np.copyto(out, b)
+    np.copyto(out, b)
     np.copyto(out, a, where=condition)
     return out
 
@@ -79,30 +74,3 @@ SLOW: Mapping[str, Callable[..., Any]] = {
     "Softplus": lambda x: np.logaddexp(x, 0),
 }
 """Functions that NumPy has no loops for, or slow ones, and that take no ``out``."""
-
-
-def reads_first_operand_once(steps: Steps) -> bool:
-    """Whether the result of ``by_steps`` may lie in the memory of operand 0: only the first step reads it."""
-    return steps[0].op not in TESTS and 0 in steps[0].dying
-
-
-def by_steps(steps: Steps, arity: int) -> Callable[[Sequence[Array], Sequence[Array]], None]:
-    """Return a kernel of a formula, which computes in the memory of its result as far as that goes."""
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        out = outs[0]
-        free: list[Array] = [out]
-        values, buffers = dict(enumerate(args)), dict[int, Array]()
-        for place, step in enumerate(steps, arity):
-            given = [values[arg] if isinstance(arg, int) else arg for arg in step.args]
-            free += [buffers.pop(value) for value in step.dying if value in buffers]
-            size = max(array.size for array in given if isinstance(array, np.ndarray))
-            if step.op in TESTS or size != out.size:
-                values[place] = FUNCTIONS[step.op](*given)
-                continue
-            target = free.pop(0) if free else np.empty_like(out)
-            values[place] = buffers[place] = FUNCTIONS[step.op](*given, out=target)
-        if values[place] is not out:
-            np.copyto(out, values[place])
-
-    return kernel

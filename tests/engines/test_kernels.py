@@ -6,7 +6,7 @@ import pytest
 
 from oocdl.engines import engine_registry
 from oocdl.engines.engine import get_engine
-from oocdl.engines.ort import lowerings
+from oocdl.engines.ort import ort_kernels
 from oocdl.engines.torch import torch_kernels, torch_pointwise
 from oocdl.fusion import loop_ops
 from oocdl.ops.registry import RULES
@@ -16,7 +16,7 @@ OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
 LOOPS = [loop_ops.FLOATS, loop_ops.COMPARE, loop_ops.LOGIC, {"Cast", "Where"}, loop_ops.NO_LOOP]
 
 
-@pytest.mark.parametrize("table", [torch_kernels.KERNELS, lowerings.KERNELS])
+@pytest.mark.parametrize("table", [torch_kernels.KERNELS, ort_kernels.KERNELS])
 def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, torch_kernels.Kernel]) -> None:
     blocks = {op: kernel.blocks for op, kernel in table.items() if kernel.blocks is not None}
     for op, one in blocks.items():

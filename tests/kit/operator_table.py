@@ -14,7 +14,7 @@ import numpy as np
 import onnx.defs
 
 from oocdl.engines.numpy.numpy_kernels import KERNELS as NUMPY
-from oocdl.engines.ort.lowerings import KERNELS as ORT
+from oocdl.engines.ort.ort_kernels import KERNELS as ORT
 from oocdl.engines.torch.torch_kernels import KERNELS as TORCH
 from oocdl.graph.ir.index import AxisRule, Whole
 from oocdl.graph.ir.op_rule import OpRule, no_gradient

@@ -46,11 +46,8 @@ def test_what_runs_has_a_speed_and_scratch_space(op: str) -> None:
     assert rule.speed.like in NOMINAL.memory and 0 < NOMINAL.bytes_per_second(op, RULES) < float("inf")
 
 
-@pytest.mark.parametrize("engine", ["torch", "ort"])
-def test_engines_know_convolutions_as_rules_do(engine: str) -> None:
-    pytest.importorskip({"ort": "onnxruntime"}.get(engine, engine))
-    table = {"torch": "torch_kernels", "ort": "lowerings"}[engine]
-    kernels = importlib.import_module(f"oocdl.engines.{engine}.{table}").KERNELS
+def test_engines_know_convolutions_as_rules_do() -> None:
+    kernels = importlib.import_module("oocdl.engines.torch.torch_kernels").KERNELS
     known = {op: kernel.convolution for op, kernel in kernels.items() if kernel.convolution}
     products = {op: rule.product for op, rule in RULES.items() if rule.product}
     data = {op: product.data for op, product in products.items() if product.data}

@@ -10,37 +10,26 @@ import numpy as np
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Engine, Run
 from oocdl.engines.numpy.numpy_kernels import KERNELS
+from oocdl.engines.numpy_moves import crop, operand_of
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import endings, pads_of, slot_dtypes
+from oocdl.graph.ir.operands import endings, slot_dtypes
 from oocdl.graph.ir.program import Instruction, Operand, Program, padded_shape
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS, ProgramScratch
 
 
-def _seen(array: Array, operand: Operand) -> Array:
-    """Crop and reshape the array of a slot as an operand or output says, without padding."""
-    box = () if operand.crop is None else tuple(slice(start, stop) for start, stop in operand.crop)
-    return array[box].reshape(operand.shape)
-
-
-def _operand(slots: dict[int, Array], item: Instruction, index: int) -> Array:
+def _operand(slots: dict[int, Array], item: Instruction, operand: Operand) -> Array:
     """A new array of an operand as its kernel takes it; floating-point operands are in float64."""
-    operand = item.operands[index]
-    array, pads = _seen(slots[operand.slot], operand), pads_of(operand)
-    if pads is not None and not KERNELS[item.op].takes_unpadded:
-        fill = array.dtype.type(item.fill)
-        # All of an operand that is wholly outside is padding, of which one side may be negative.
-        outside = not array.size
-        array = np.full(padded_shape(operand), fill) if outside else np.pad(array, pads, constant_values=fill)
+    array = operand_of(slots[operand.slot], item, operand, KERNELS[item.op].takes_unpadded)
     return array.astype(np.float64 if array.dtype.kind == "f" else array.dtype)
 
 
 def _run(program: Program, ends: list[list[int]], arrays: Sequence[Array], outs: Sequence[Array]) -> None:
     slots = dict(zip(program.inputs, arrays, strict=True))
     for item, ending in zip(program.instructions, ends, strict=True):
-        args = [_operand(slots, item, index) for index in range(len(item.operands))]
+        args = [_operand(slots, item, operand) for operand in item.operands]
         results = KERNELS[item.op].run(args, item)
         made = zip(item.outputs, results, item.kernel_shapes, item.shapes, item.dtypes, strict=True)
         for slot, result, kernel_shape, shape, dtype in made:
@@ -50,7 +39,7 @@ def _run(program: Program, ends: list[list[int]], arrays: Sequence[Array], outs:
         for slot in ending:
             del slots[slot]
     for operand, out in zip(program.outputs, outs, strict=True):
-        out[...] = _seen(slots[operand.slot], operand)
+        out[...] = crop(slots[operand.slot], operand.crop).reshape(operand.shape)
 
 
 def _scratch_bytes(program: Program) -> int:

@@ -19,20 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
-from oocdl.engines.checked_indices import check_indices
-from oocdl.engines.convolution import groups_of
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, numpy_recurrent
+from oocdl.engines.convolution import groups_of, slide_of
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
+from oocdl.engines.numpy_moves import Run, boxed, padded, places_of
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of, pads_of
 from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.ir.score_tiles import tiling
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import AUXILIARY, compute
 from oocdl.ops.pointwise import Row
 
-Run = Callable[[Sequence[Array], Instruction], Sequence[Array]]
-"""A kernel: operands and an instruction to results."""
 Scratch = Callable[[Instruction], int]
 """Upper bound of the elements of float64 that a kernel holds at once beside operands and results."""
 Index = tuple[Any, ...]
@@ -44,7 +41,7 @@ class Kernel:
 
     run: Run
     scratch: Scratch
-    takes_unpadded: bool
+    takes_unpadded: bool = False
     """Whether operands come without their padding."""
 
 
@@ -74,16 +71,6 @@ def _tanh_inside(x: Array) -> Array:
 
 
 _FUNCTIONS = {**FUNCTIONS, **SLOW}
-_OF_INSTRUCTIONS: Mapping[str, Callable[..., Array]] = {
-    "Mod": lambda x, y, item: (np.fmod if item.attrs.get("fmod", 0) else np.mod)(x, y),
-    "Dropout": _dropout,
-    "Normalize": lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"]),
-    # In another order than in their formulas: runs that were begun before end with the same bits.
-    "Gelu": _gelu,
-    "GeluGrad": _gelu_grad,
-    "SigmoidGrad": lambda dy, y, item: dy * y * (1 - y),
-}
-"""Elementwise operators whose function takes the instruction, too."""
 
 
 def _log_sum_exp(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -100,56 +87,17 @@ def _moments(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 
 def _concat(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    axis, pieces = concat_axis(item), []
-    for index in concat_pieces(item):
-        pads = item.operands[index].pads or ((0, 0),) * args[index].ndim
-        other = [(0, 0) if i == axis else pair for i, pair in enumerate(pads)]
-        pieces.append(np.pad(args[index], other, constant_values=item.fill))
-    return [np.concatenate(pieces, axis)]
-
-
-def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    # The operand holds just what is wanted, from the first element to the last.
-    axis = int(item.attrs["axis"]) % args[0].ndim
-    return [args[0][(slice(None),) * axis + (slice(None, None, int(item.attrs.get("step", 1))),)]]
-
-
-def _places(ids: Array, item: Instruction) -> tuple[Array, Array]:
-    """The index of each place: its table, of those one below the other, and its row there, also from the end.
-
-    Rows are not counted through all tables: that would be an array more, as large as the ids.
-    """
-    check_indices(item, ids)
-    batch = int(item.attrs.get("batch", 0))
-    tables = prod(ids.shape[:batch])
-    return np.arange(tables)[:, None], ids.reshape(tables, prod(ids.shape[batch:]))
-
-
-def _gather(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    table, batch = args[0], int(item.attrs.get("batch", 0))
-    tables = table.reshape(prod(table.shape[:batch]), *table.shape[batch:])
-    return [tables[_places(args[1], item)].reshape(item.kernel_shapes[0])]
+    found = np.empty(item.kernel_shapes[0], args[0].dtype)
+    numpy_moves.concat(args, item, found)
+    return [found]
 
 
 def _gather_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     (ids, dy), shape, batch = args, item.kernel_shapes[0], int(item.attrs.get("batch", 0))
-    places = _places(ids, item)
+    places = places_of(ids, item)
     tables = np.zeros((prod(shape[:batch]), *shape[batch:]), dy.dtype)
     np.add.at(tables, places, dy.reshape(*places[1].shape, *tables.shape[2:]))
     return [tables.reshape(shape)]
-
-
-def _last_at(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    shape, places = item.kernel_shapes[0], _places(args[0], item)
-    found = np.full((prod(shape[:-1]), shape[-1]), -1, np.int64)
-    np.maximum.at(found, places, np.broadcast_to(np.arange(places[1].shape[1]), places[1].shape))
-    return [found.reshape(shape)]
-
-
-def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
-    axis, k = int(item.attrs["axis"]), int(item.attrs["k"])
-    signed = -args[0] if item.attrs["largest"] else args[0]
-    return [np.argsort(signed, axis, kind="stable").take(range(k), axis)]
 
 
 def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -159,14 +107,9 @@ def _resample(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     return [np.moveaxis(np.asarray(total), -1, item.attrs["axis"])]
 
 
-def _steps(item: Instruction, name: str, rank: int) -> Sequence[int]:
-    """Strides or dilations; ones where they are left out."""
-    return item.attrs.get(name) or (1,) * rank
-
-
 def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[tuple[Index, Index]]:
     """Each tap of the window: where its weights are, and the box that it sees from ``places``."""
-    strides, dilations = (_steps(item, name, len(kernel)) for name in ("strides", "dilations"))
+    strides, dilations, _ = slide_of(item)
     outer = (slice(None), slice(None))
     for tap in product(*map(range, kernel)):
         starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
@@ -176,20 +119,10 @@ def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[t
 
 
 def _box(whole: Array, item: Instruction) -> Array:
-    """The wanted box of a result, zeros where that reaches beyond ``whole``."""
-    found = np.zeros(item.kernel_shapes[0], whole.dtype)
-    source, target = [], []
-    for start, extent, have in zip(crop_of(item), found.shape, whole.shape, strict=True):
-        first, last = max(start, 0), min(start + extent, have)
-        source.append(slice(first, max(last, first)))
-        target.append(slice(first - start, first - start + max(last - first, 0)))
-    found[tuple(target)] = whole[tuple(source)]
+    """The wanted box of a result."""
+    found = np.empty(item.kernel_shapes[0], whole.dtype)
+    boxed(whole, item, found)
     return found
-
-
-def _padded(args: Sequence[Array], item: Instruction, index: int, fill: float) -> Array:
-    pads = pads_of(item.operands[index])
-    return args[index] if pads is None else np.pad(args[index], pads, constant_values=fill)
 
 
 def _conv(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -221,11 +154,11 @@ def _conv_transpose(args: Sequence[Array], item: Instruction) -> Sequence[Array]
 def _spread_shape(item: Instruction) -> Shape:
     """Return the shape of a transposed convolution before the wanted box is cut out."""
     x, w = (padded_shape(operand) for operand in item.operands)
-    rank = len(x) - 2
-    sizes = zip(x[2:], w[2:], _steps(item, "strides", rank), _steps(item, "dilations", rank), strict=True)
+    strides, dilations, groups = slide_of(item)
+    sizes = zip(x[2:], w[2:], strides, dilations, strict=True)
     return (
         x[0],
-        groups_of(item) * w[1],
+        groups * w[1],
         *(stride * (n - 1) + dilation * (k - 1) + 1 for n, k, stride, dilation in sizes),
     )
 
@@ -255,8 +188,8 @@ def _max_pool(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 def _max_pool_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     """The gradient goes to the first of the largest elements of each window."""
-    x = _padded(args, item, 0, item.fill)
-    dy = _padded(args, item, 1, 0.0)  # a window that does not exist has no gradient
+    x = padded(args[0], item.operands[0], item.fill)
+    dy = padded(args[1], item.operands[1], 0.0)  # a window that does not exist has no gradient
     largest = np.full(dy.shape, -np.inf, x.dtype)
     for _, box in _taps(item, item.attrs["kernel_shape"], dy.shape[2:]):
         np.maximum(largest, x[box], out=largest)
@@ -298,76 +231,63 @@ def _score_tiles(item: Instruction) -> int:
     return 6 * scores + _times(2)(item)
 
 
-def _sequential(run: numpy_recurrent.Run) -> Run:
-    """A kernel that engines share."""
-    return lambda args, item: run(args, item.attrs)
+def _elementwise(function: Callable[..., Any]) -> Kernel:
+    """An operator by a function of its operands and the instruction.
+
+    It takes four times, for values between the steps of a formula (objects in the error function).
+    """
+    return Kernel(
+        lambda args, item: [np.broadcast_to(function(*args, item), item.kernel_shapes[0])], _times(4)
+    )
 
 
-def _elementwise(function: Callable[..., Any]) -> Run:
-    """An operator by a function of its operands and the instruction."""
-    return lambda args, item: [np.broadcast_to(function(*args, item), item.kernel_shapes[0])]
-
-
-def _primitive(op: str) -> Run:
+def _primitive(op: str) -> Kernel:
     return _elementwise(lambda *args: _FUNCTIONS[op](*args[:-1]))
 
 
-def _by_formula(row: Row) -> Run:
+def _by_formula(row: Row) -> Kernel:
     def function(*args: Any) -> Array:
         return compute(row.steps(args[-1].attrs), args[:-1], lambda op, given: _FUNCTIONS[op](*given))
 
     return _elementwise(function)
 
 
-_RUNS: Mapping[str, Run] = {
-    **{op: _primitive(op) for op in _FUNCTIONS.keys() - AUXILIARY.keys()},
-    **{op: _by_formula(row) for op, row in FORMULAS.items()},
-    **{op: _elementwise(function) for op, function in _OF_INSTRUCTIONS.items()},
-    "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "ConvWeightGrad": _conv_weight_grad,
-    "MaxPool": _max_pool,
-    "MaxPoolGrad": _max_pool_grad,
-    "Cast": _elementwise(lambda x, item: x),  # to the dtype of the result, as all are
-    "Identity": lambda args, item: args,
-    "Pad": lambda args, item: args,  # the operand comes padded
-    "Transpose": lambda args, item: [args[0].transpose(item.attrs["perm"])],
-    "Reshape": lambda args, item: [args[0].reshape(item.kernel_shapes[0])],
-    "Expand": lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])],
-    "Concat": _concat,
-    "Slice": _slice,
-    "Reverse": lambda args, item: [np.flip(args[0], item.attrs["axis"])],
-    "Gather": _gather,
-    "GatherGrad": _gather_grad,
-    "LastAt": _last_at,
-    "Top": _top,
-    "ReduceSum": lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)],
-    "ReduceMax": lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)],
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
-    **{op: _sequential(run) for op, run in numpy_recurrent.KERNELS.items()},
-    **{op: _sequential(run) for op, run in numpy_ctc.KERNELS.items()},
-    **{op: _sequential(run) for op, run in numpy_attention.KERNELS.items()},
-    "Einsum": lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)],
-    "Resample": _resample,
-}
-_MOVES = ("Identity", "Pad", "Transpose", "Reshape", "Expand", "Slice", "Reverse")
-_LOOKUPS = ("Gather", "GatherGrad", "LastAt")
-_SCRATCH: Mapping[str, Scratch] = {
-    **dict.fromkeys((*_MOVES, *_LOOKUPS, "ReduceSum", "ReduceMax", "MaxPool"), _times(0)),
-    "Concat": _times(1),
-    **dict.fromkeys(("LogSumExp", "Moments", "Einsum", "Resample", *numpy_recurrent.KERNELS), _times(2)),
-    "Top": _times(3),
-    **dict.fromkeys(("Conv", "ConvWeightGrad"), _product),
-    "ConvTranspose": lambda item: 2 * prod(_spread_shape(item)) + _product(item),
-    "MaxPoolGrad": _pool_grad,
-    **dict.fromkeys(numpy_ctc.KERNELS, _lattice),
-    **dict.fromkeys(numpy_attention.KERNELS, _score_tiles),
-}
-"""Operator -> scratch, but for elementwise ones: they take four times, for values between the steps of a
-formula (objects in the error function)."""
-_TAKE_UNPADDED = ("Concat", "MaxPoolGrad")
+def _sequential(run: numpy_recurrent.Run, scratch: Scratch) -> Kernel:
+    """A kernel that engines share."""
+    return Kernel(lambda args, item: run(args, item.attrs), scratch)
+
 
 KERNELS: Mapping[str, Kernel] = {
-    op: Kernel(run, _SCRATCH.get(op, _times(4)), op in _TAKE_UNPADDED) for op, run in _RUNS.items()
+    **{op: _primitive(op) for op in _FUNCTIONS.keys() - AUXILIARY.keys()},
+    **{op: _by_formula(row) for op, row in FORMULAS.items()},
+    "Mod": _elementwise(lambda x, y, item: (np.fmod if item.attrs.get("fmod", 0) else np.mod)(x, y)),
+    "Dropout": _elementwise(_dropout),
+    "Normalize": _elementwise(lambda x, mean, var, item: (x - mean) / np.sqrt(var + item.attrs["eps"])),
+    # In another order than in their formulas: runs that were begun before end with the same bits.
+    "Gelu": _elementwise(_gelu),
+    "GeluGrad": _elementwise(_gelu_grad),
+    "SigmoidGrad": _elementwise(lambda dy, y, item: dy * y * (1 - y)),
+    "Cast": _elementwise(lambda x, item: x),  # to the dtype of the result, as all are
+    "Conv": Kernel(_conv, _product),
+    "ConvTranspose": Kernel(_conv_transpose, lambda item: 2 * prod(_spread_shape(item)) + _product(item)),
+    "ConvWeightGrad": Kernel(_conv_weight_grad, _product),
+    "MaxPool": Kernel(_max_pool, _times(0)),
+    "MaxPoolGrad": Kernel(_max_pool_grad, _pool_grad, takes_unpadded=True),
+    **{op: Kernel(run, _times(0)) for op, run in numpy_moves.KERNELS.items()},
+    "Top": Kernel(numpy_moves.KERNELS["Top"], _times(3)),
+    "Concat": Kernel(_concat, _times(1), takes_unpadded=True),
+    "GatherGrad": Kernel(_gather_grad, _times(0)),
+    "ReduceSum": Kernel(
+        lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)], _times(0)
+    ),
+    "ReduceMax": Kernel(
+        lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)], _times(0)
+    ),
+    "LogSumExp": Kernel(_log_sum_exp, _times(2)),
+    "Moments": Kernel(_moments, _times(2)),
+    **{op: _sequential(run, _times(2)) for op, run in numpy_recurrent.KERNELS.items()},
+    **{op: _sequential(run, _lattice) for op, run in numpy_ctc.KERNELS.items()},
+    **{op: _sequential(run, _score_tiles) for op, run in numpy_attention.KERNELS.items()},
+    "Einsum": Kernel(lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)], _times(2)),
+    "Resample": Kernel(_resample, _times(2)),
 }

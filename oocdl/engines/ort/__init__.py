@@ -1,5 +1,4 @@
-"""The onnxruntime engine: programs as small ONNX models of standard operators.
+"""The onnxruntime engine: operators of onnxruntime and of NumPy on arrays.
 
-``lowerings`` has one record an operator; chains of elementwise instructions run on NumPy beside the
-sessions.
+``ort_kernels`` has one record an operator; chains of elementwise instructions run on NumPy.
 """

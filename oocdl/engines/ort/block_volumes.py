@@ -11,10 +11,10 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines.convolution import Convolution, groups_of
+from oocdl.engines.convolution import Convolution, slide_of
+from oocdl.engines.numpy_moves import copy
 from oocdl.engines.ort import blocks
 from oocdl.engines.ort.blocks import block, blocks_of
-from oocdl.engines.ort.ort_channels_last import copy
 from oocdl.engines.ort.ort_record import Into, Orders
 from oocdl.engines.ort.ort_windows import seen_by_transposed
 from oocdl.graph.ir.graph import Array, Shape
@@ -41,12 +41,17 @@ def in_blocks(kind: Convolution, item: Instruction, orders: Orders) -> Into | No
 
 def _is_plain(item: Instruction) -> bool:
     """Whether a convolution of a volume has strides and dilations of one, and pads only axes of space."""
-    steps = (*(item.attrs.get("strides") or ()), *(item.attrs.get("dilations") or ()))
-    first, second = item.operands
+    slide, (first, second) = slide_of(item), item.operands
     outer = first.pads is not None and any(any(pair) for pair in first.pads[:2])
     sizes = [prod(shape) for shape in (first.shape, second.shape, *item.kernel_shapes)]
-    whole = len(item.kernel_shapes[0]) == 5 and groups_of(item) == 1 and item.dtypes[0] == "float32"
-    return whole and set(steps) <= {1} and not outer and pads_of(second) is None and min(sizes) > 0
+    whole = len(item.kernel_shapes[0]) == 5 and slide.groups == 1 and item.dtypes[0] == "float32"
+    return (
+        whole
+        and {*slide.strides, *slide.dilations} <= {1}
+        and not outer
+        and pads_of(second) is None
+        and min(sizes) > 0
+    )
 
 
 def _pays(kind: Convolution, item: Instruction, orders: Orders) -> bool:
@@ -74,9 +79,7 @@ def _convolutions(
     """A convolution of samples one after the other; ``channels_last``: whether the operand lies so."""
     (x, w), pads = args, spatial_pads(item.operands[0])
     if kind.transposed:
-        ranges, pads = seen_by_transposed(item)
-        depth, height, width = (slice(*pair) for pair in ranges)
-        x = x[..., depth, height, width]
+        x, pads = seen_by_transposed(x, item)
         w = w.swapaxes(0, 1)[:, :, ::-1, ::-1, ::-1]
     if x.size == 0:
         outs[0][...] = 0

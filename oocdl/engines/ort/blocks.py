@@ -3,8 +3,8 @@
 onnxruntime's optimizer gives images (not volumes, and never where weights are inputs) a layout
 in which a block of channels, as many as a vector register holds, lies side by side: ``[n, c / b, h, w, b]``.
 Its kernel for that is at the speed of the processor: 200 to 270 GFLOP/s of a core, where Conv of
-volumes has 90 to 130. The operators are written down here directly. Channels that lie channels_last are
-already such blocks where there is one block of them, else they are sorted, which is cheap.
+volumes has 90 to 130. The operators are called here directly. Channels that lie last are already such blocks
+where there is one block of them, else they are sorted, which is cheap.
 """
 
 from __future__ import annotations
@@ -15,38 +15,11 @@ from functools import cache
 
 import numpy as np
 
-from oocdl.engines.ort.ort_session import REFUSALS, Session, session_of
+from oocdl.engines.ort.ort_session import REFUSALS, run
 from oocdl.graph.ir.graph import Array
 
 DOMAIN = "com.microsoft.nchwc"
 """The domain of operators that onnxruntime's optimizer puts in."""
-
-
-@cache
-def _sorter(channels_last: bool) -> Session:
-    return session_of("ReorderInput", ["x"], 4, DOMAIN, channels_last=int(channels_last))
-
-
-@cache
-def _unsorter(channels: int, channels_last: bool) -> Session:
-    return session_of("ReorderOutput", ["x"], 4, DOMAIN, channels=channels, channels_last=int(channels_last))
-
-
-@cache
-def _convolver(
-    kernel: tuple[int, ...], pads: tuple[int, ...], dilations: tuple[int, ...], adds: bool
-) -> Session:
-    return session_of(
-        "Conv",
-        ["x", "w", "", "sum"] if adds else ["x", "w"],
-        4,
-        DOMAIN,
-        kernel_shape=kernel,
-        pads=pads,
-        dilations=dilations,
-        strides=[1, 1],
-        group=1,
-    )
 
 
 @cache
@@ -56,8 +29,10 @@ def block() -> int:
     Two places of many channels are sorted: the second one comes after a block of the first.
     """
     channels = 64
+    given = np.arange(2 * channels, dtype=np.float32).reshape(1, 1, 2, channels)
+    made = np.empty((1, channels, 1, 2), np.float32)
     try:
-        session = _sorter(True)
+        run("ReorderInput", [given], [made], DOMAIN, channels_last=1)
     except REFUSALS:
         warnings.warn(
             "onnxruntime has no kernels for channels in blocks on this processor: convolutions of volumes "
@@ -65,9 +40,6 @@ def block() -> int:
             stacklevel=2,
         )
         return 1
-    given = np.arange(2 * channels, dtype=np.float32).reshape(1, 1, 2, channels)
-    made = np.empty((1, channels, 1, 2), np.float32)
-    session.run([given], [made])
     return int(np.flatnonzero(made.ravel() == channels)[0])
 
 
@@ -83,18 +55,19 @@ def sort_channels_last(x: Array) -> Array:
     if c == block():
         return x.reshape(shape)
     made = np.empty(shape, np.float32)
-    _sorter(True).run([x], [made])
+    run("ReorderInput", [x], [made], DOMAIN, channels_last=1)
     return made
 
 
 def sort_planes(x: Array, made: Array) -> None:
     """Sort ``x[n, c, h, w]`` into blocks."""
-    _sorter(False).run([x], [made])
+    run("ReorderInput", [x], [made], DOMAIN, channels_last=0)
 
 
 def unsort(x: Array, made: Array, channels_last: bool) -> None:
     """Blocks as ``[n, h, w, c]`` (``channels_last``) or ``[n, c, h, w]``; what is there of ``made``."""
-    _unsorter(made.shape[-1 if channels_last else 1], channels_last).run([x], [made])
+    channels = made.shape[-1 if channels_last else 1]
+    run("ReorderOutput", [x], [made], DOMAIN, channels=channels, channels_last=int(channels_last))
 
 
 def interleave(x: Array, made: Array) -> None:
@@ -103,7 +76,8 @@ def interleave(x: Array, made: Array) -> None:
     That is what sorting does to ``j`` blocks of channels.
     """
     n, i, j, b = x.shape
-    _sorter(True).run([x.reshape(n, i, 1, j * b)], [made.reshape(n, j * b, i, 1)])
+    rows, columns = x.reshape(n, i, 1, j * b), made.reshape(n, j * b, i, 1)
+    run("ReorderInput", [rows], [columns], DOMAIN, channels_last=1)
 
 
 def convolve(
@@ -119,5 +93,14 @@ def convolve(
 
     ``adds``: to what is in ``made``.
     """
-    session = _convolver(tuple(kernel), tuple(pads), tuple(dilations), adds)
-    session.run([x, w, made] if adds else [x, w], [made])
+    run(
+        "Conv",
+        [x, w, None, made] if adds else [x, w],
+        [made],
+        DOMAIN,
+        kernel_shape=tuple(kernel),
+        pads=tuple(pads),
+        dilations=tuple(dilations),
+        strides=(1, 1),
+        group=1,
+    )

@@ -9,16 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from oocdl.engines.ort.lowerings import BLOCKWISE
+from oocdl.engines.numpy_moves import crop
+from oocdl.engines.ort.ort_kernels import BLOCKWISE
 from oocdl.fusion.executor import AnyChainStep
 from oocdl.fusion.grouping import Chain, Crop, Kind
 from oocdl.fusion.loop_nest import View
 from oocdl.graph.ir.graph import Array, Shape
-
-
-def crop(array: Array, box: Crop | None) -> Array:
-    """The box of ``array``; all of it where there is none."""
-    return array if box is None else array[tuple(slice(start, stop) for start, stop in box)]
 
 
 def _split(array: Array, size: int, axis: int) -> Sequence[Array]:

@@ -1,23 +1,22 @@
 """Kernels of volumes with their channels last, for which onnxruntime has none: its own want planes.
 
-They concatenate and slice, and pool and convolve where windows lie side by side: then a window sees rows of
-the kernel's width times the channels, and convolutions are matrix products. Arrays are ``[n, d, h, w, c]``
-here. Channels that lie side by side are copied as one long element.
+They pool and convolve where windows lie side by side: then a window sees rows of the kernel's width times the
+channels, and convolutions are matrix products. Arrays are ``[n, d, h, w, c]`` here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from math import prod
 
 import numpy as np
 
-from oocdl.engines.convolution import Convolution, groups_of
+from oocdl.engines.convolution import Convolution, slide_of
+from oocdl.engines.numpy_moves import copy
 from oocdl.engines.ort.ort_record import Into, Orders
-from oocdl.engines.ort.ort_session import Session, session_of
+from oocdl.engines.ort.ort_session import run
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of, pads_of
+from oocdl.graph.ir.operands import crop_of, pads_of
 from oocdl.graph.ir.program import Instruction
 
 Kernel = Callable[[Sequence[Array], Array, Instruction], None]
@@ -41,54 +40,23 @@ def with_channels_last(
     if any(map(pads_of, item.operands)) or not orders.keys() >= {*(slots[place] for place in places), *made}:
         return None
 
-    def run(args: list[Array], outs: list[Array]) -> None:
+    def into(args: list[Array], outs: list[Array]) -> None:
         seen = [np.moveaxis(array, 1, -1) if place in places else array for place, array in enumerate(args)]
         kernel(seen, np.moveaxis(outs[0], 1, -1) if made else outs[0], item)
 
-    return run
+    return into
 
 
 def is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
     """Whether the windows of ``kernel`` lie side by side, all of them whole, and cover ``large``, the shape
     of what they see; ``small`` has one place for each window."""
-    ones = (1,) * len(kernel)
     return (
         item.dtypes[0] == "float32"
-        and groups_of(item) == 1
-        and tuple(item.attrs.get("strides") or ones) == tuple(kernel)
-        and tuple(item.attrs.get("dilations") or ones) == ones
+        and slide_of(item) == (tuple(kernel), (1,) * len(kernel), 1)
         and tuple(large[2:]) == tuple(n * k for n, k in zip(small[2:], kernel, strict=True))
         and not any(crop_of(item))
         and prod(large) > 0
     )
-
-
-def copy(source: Array, target: Array) -> None:
-    """``target[...] = source``, runs of channels as one element each."""
-    run = source.shape[-1] * source.itemsize
-    if source.strides[-1] == target.strides[-1] == source.itemsize and source.shape == target.shape:
-        source, target = (array.view(f"V{run}") for array in (source, target))
-    target[...] = source
-
-
-def _axis(axis: int) -> tuple[slice, ...]:
-    """The slices of axes before one of ``[n, c, d, h, w]``, where the channels lie last."""
-    return (slice(None),) * (0, 4, 1, 2, 3)[axis]
-
-
-def concat(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """A Concat along any axis."""
-    before, start = _axis(concat_axis(item)), 0
-    for index in concat_pieces(item):
-        stop = start + args[index].shape[len(before)]
-        copy(args[index], out[(*before, slice(start, stop))])
-        start = stop
-
-
-def cut(args: Sequence[Array], out: Array, item: Instruction) -> None:
-    """A Slice, whose operand begins and ends with a wanted element."""
-    step = slice(None, None, int(item.attrs.get("step", 1)))
-    copy(args[0][(*_axis(int(item.attrs["axis"]) % 5), step)], out)
 
 
 def _parts(small: Array, window: int, most: int) -> Iterator[tuple[int, int, slice]]:
@@ -142,12 +110,6 @@ def max_pool_grad(args: Sequence[Array], out: Array, item: Instruction) -> None:
             copy(np.multiply(dy, is_it), dx[window])
 
 
-@cache
-def _product(transposed: bool, adds: bool) -> Session:
-    """``a @ b``, or ``a.T @ b``, or that added to a third matrix."""
-    return session_of("Gemm", ["a", "b", "sum"] if adds else ["a", "b"], 2, transA=int(transposed))
-
-
 def _tiles(x: Array, kernel: Sequence[int], part: tuple[int, int, slice]) -> Array:
     """The windows of a part, ``[h, w, kd, kh, kw * c]``, a view."""
     x = _seen(x, kernel, part)
@@ -171,7 +133,7 @@ def convolve(args: Sequence[Array], out: Array, item: Instruction) -> None:
     matrix = np.ascontiguousarray(w.transpose(2, 3, 4, 1, 0)).reshape(-1, len(w))
     for part in _parts(out, len(matrix), PRODUCT_ELEMENTS):
         seen = _gathered(_tiles(x, w.shape[2:], part))
-        _product(False, False).run([seen, matrix], [np.reshape(out[part], (len(seen), -1), copy=False)])
+        run("Gemm", [seen, matrix], [np.reshape(out[part], (len(seen), -1), copy=False)])
 
 
 def spread(args: Sequence[Array], out: Array, item: Instruction) -> None:
@@ -181,7 +143,7 @@ def spread(args: Sequence[Array], out: Array, item: Instruction) -> None:
     for part in _parts(x, matrix.shape[1], PRODUCT_ELEMENTS):
         seen = x[part].reshape(-1, len(w))
         made = np.empty((len(seen), matrix.shape[1]), np.float32)
-        _product(False, False).run([seen, matrix], [made])
+        run("Gemm", [seen, matrix], [made])
         target = _tiles(out, w.shape[2:], part)
         copy(made.reshape(target.shape), target)
 
@@ -193,5 +155,5 @@ def weight_gradient(args: Sequence[Array], out: Array, item: Instruction) -> Non
     total = np.zeros((c * prod(kernel), o), np.float32)
     for part in _parts(dy, len(total), PRODUCT_ELEMENTS):
         seen = _gathered(_tiles(x, kernel, part))
-        _product(True, True).run([seen, dy[part].reshape(-1, o), total], [total])
+        run("Gemm", [seen, dy[part].reshape(-1, o), total], [total], transA=1)
     out[...] = total.reshape(*kernel, c, o).transpose(4, 3, 0, 1, 2)

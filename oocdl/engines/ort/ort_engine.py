@@ -1,28 +1,29 @@
-"""The onnxruntime engine: small models of standard operators, and NumPy on what lies between.
+"""The onnxruntime engine: single operators of onnxruntime, and NumPy for what lies between.
 
-Chains of elementwise instructions run block by block (``ort_chain``): onnxruntime would make an array
-of every one of them. What is left between them becomes sessions.
+Chains of elementwise instructions run block by block (``ort_chain``), all else an instruction at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from oocdl.engines.engine import Engine, Run
-from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
-from oocdl.engines.ort.ort_chain import ChainStep, crop
-from oocdl.engines.ort.ort_record import Into
-from oocdl.engines.ort.steps import ArrayStep, Kinds, SessionStep, Slots, indices_of
+from oocdl.engines.numpy_moves import crop, operand_of
+from oocdl.engines.ort.ort_chain import ChainStep
+from oocdl.engines.ort.ort_kernels import BLOCKWISE, KERNELS
+from oocdl.engines.ort.ort_record import Orders
+from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
+from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import slot_dtypes
+from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import ProgramScratch, most_scratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
@@ -31,11 +32,8 @@ BLOCK_ELEMENTS = 1 << 17
 """Elements of a block of a chain: half a MiB of float32. With 64 Ki, chains took 10 %
 longer for their calls."""
 
-Step = ChainStep | ArrayStep | SessionStep
-Part = Chain | tuple[Instruction, Into] | list[Instruction]
-"""Content of a step: a chain, an instruction for a kernel on arrays, or instructions for a session."""
-Stage = tuple[Step, list[int]]
-"""A step, and the slots that nothing reads after it."""
+Arrays = dict[int, Array]
+"""Slot -> its array."""
 
 
 def _check_dtypes(program: Program) -> None:
@@ -46,48 +44,63 @@ def _check_dtypes(program: Program) -> None:
         raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
 
 
-def _looks_up(item: Instruction, before: Sequence[Instruction]) -> bool:
-    """Whether an instruction looks up indices that instructions ``before`` it make."""
-    indices = indices_of(item)
-    return indices is not None and any(indices.slot in one.outputs for one in before)
+class _Step:
+    """A step of one instruction by a kernel on whole arrays."""
+
+    def __init__(self, item: Instruction, orders: Orders) -> None:
+        self._item, self._orders = item, orders
+        self._kernel = KERNELS[item.op].bind(item, orders)
+        self.full: Collection[int] = item.outputs
+        """Slots that are made where they belong."""
+
+    def run(self, slots: Arrays, places: Mapping[int, Array]) -> None:
+        """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
+        item, orders, unpadded = self._item, self._orders, KERNELS[self._item.op].takes_unpadded
+        args = [operand_of(slots[operand.slot], item, operand, unpadded) for operand in item.operands]
+        outs = []
+        kinds = zip(item.outputs, item.shapes, item.kernel_shapes, item.dtypes, strict=True)
+        for slot, stored, shape, dtype in kinds:
+            if slot in places:
+                slots[slot] = places[slot]
+            else:
+                slots[slot] = ordered(np.empty, stored, dtype, orders.get(slot, ()))
+            outs.append(slots[slot].reshape(shape))
+            if not np.shares_memory(outs[-1], slots[slot]):  # axes were split or joined, and lie apart
+                last = (0, *range(2, len(shape)), 1) if slot in orders else ()
+                outs[-1] = ordered(np.empty, shape, dtype, last)
+        self._kernel(args, outs)
+        for slot, out in zip(item.outputs, outs, strict=True):
+            if not np.shares_memory(out, slots[slot]):
+                slots[slot][...] = out.reshape(slots[slot].shape)
 
 
-def _stages(program: Program, kinds: Kinds, elements: int) -> list[Stage]:
+Stage = tuple[ChainStep | _Step, list[int]]
+"""A step, and the slots that nothing reads after it."""
+
+
+def _stages(program: Program, elements: int) -> list[Stage]:
     """The steps of a program, in the order in which they run."""
     groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program, is_loop)
-    parts: list[Part] = []
-    last: dict[int, int] = {}
-    for group in groups:
+    last, orders = dict[int, int](), dict(program.orders)
+    for index, group in enumerate(groups):
+        last |= dict.fromkeys(reads_of(group) | makes_of(group), index)
+    last |= dict.fromkeys((operand.slot for operand in program.outputs), len(groups))
+    stages: list[Stage] = []
+    for index, group in enumerate(groups):
+        ending = [slot for slot, at in last.items() if at == index]
         if isinstance(group, Chain):
-            parts.append(group)
-        elif (kernel := KERNELS[group.op].on_arrays(group, kinds.orders)) is not None:
-            parts.append((group, kernel))
-        elif parts and isinstance(parts[-1], list) and not _looks_up(group, parts[-1]):
-            parts[-1].append(group)
+            stages.append((ChainStep(group, makes_of(group) - {*ending}, dtypes), ending))
         else:
-            parts.append([group])
-        last |= dict.fromkeys(reads_of(group) | makes_of(group), len(parts) - 1)
-    last |= dict.fromkeys((operand.slot for operand in program.outputs), len(parts))
-    stages = []
-    for index, part in enumerate(parts):
-        later = frozenset(slot for slot, at in last.items() if at > index)
-        step: Step
-        if isinstance(part, Chain):
-            step = ChainStep(part, later & makes_of(part), dtypes)
-        elif isinstance(part, tuple):
-            step = ArrayStep(part[0], kinds, part[1])
-        else:
-            step = SessionStep(part, kinds, later)
-        stages.append((step, [slot for slot, at in last.items() if at == index]))
+            stages.append((_Step(group, orders), ending))
     return stages
 
 
-def _direct(program: Program, stages: Sequence[Stage], kinds: Kinds) -> dict[int, int]:
+def _direct(program: Program, stages: Sequence[Stage]) -> dict[int, int]:
     """Slot -> number of the output that it is, uncropped: steps make it where it belongs."""
-    whole = {slot for step, _ in stages for slot in step.full}
+    whole, shapes = {slot for step, _ in stages for slot in step.full}, slot_shapes(program)
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):
-        if item.slot in whole and item.crop is None and item.shape == kinds.shapes[item.slot]:
+        if item.slot in whole and item.crop is None and item.shape == shapes[item.slot]:
             found.setdefault(item.slot, number)
     return found
 
@@ -110,14 +123,18 @@ class OnnxRuntimeEngine(Engine):
         """See ``Engine.scratch_of``."""
         return most_scratch(program, rules)
 
+    def forget(self) -> None:
+        """See ``Engine.forget``."""
+        super().forget()
+        forget_sessions()
+
     def _make(self, program: Program) -> Run:
         _check_dtypes(program)
-        kinds = Kinds.of(program)
-        stages = _stages(program, kinds, self.block_elements)
-        direct = _direct(program, stages, kinds)
+        stages = _stages(program, self.block_elements)
+        direct = _direct(program, stages)
 
         def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
-            slots: Slots = dict(zip(program.inputs, arrays, strict=True))
+            slots: Arrays = dict(zip(program.inputs, arrays, strict=True))
             places = {slot: outs[number] for slot, number in direct.items()}
 
             # Infinities and what is not a number are values like others here.

@@ -1,32 +1,29 @@
 """Records of the elementwise operators and reductions of the onnxruntime engine.
 
-NumPy computes those that it has vector loops for, by their formulas where no faster kernel stands here. A
-chain runs on blocks of a few hundred KiB, for which a session's call is too slow and too hungry. So its
-members are kernels that write into memory they are given; they take operands, unpadded and broadcastable,
-and the arrays their results go to. All else is left to sessions. Closed forms of the ONNX operators and
-their measured costs: `docs/explanation/kernel-measurements.md`, section 4.
+NumPy computes them, by their formulas where no faster kernel stands here; all can be members of chains. They
+take operands, unpadded and broadcastable, and the arrays their results go to. The costs of onnxruntime's own
+operators: `docs/explanation/kernel-measurements.md`, section 4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from oocdl.engines.numpy_functions import FUNCTIONS, SLOW, TESTS, by_steps, reads_first_operand_once
-from oocdl.engines.ort.emit import Emitter, Lowering, Val
-from oocdl.engines.ort.ort_record import Bind, Into, Kernel, by_numpy, left_to_sessions
+from oocdl.engines.numpy_functions import FUNCTIONS, TESTS
+from oocdl.engines.ort.ort_record import Into, Kernel
+from oocdl.engines.ort.ort_session import run
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.program import Instruction
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import POINTWISE, Row
 
+Bind = blockwise.Bind[Array]
 Attrs = Mapping[str, Any]
 
 
@@ -42,26 +39,14 @@ def _into(function: Callable[[Attrs, Sequence[Array], Array], Any]) -> Bind:
     return bind
 
 
-def _out(function: Callable[..., Any], *constants: float) -> Bind:
-    """Bind a function of the operands and constants with an ``out`` argument."""
-    return _into(lambda attrs, args, out: function(*args, *constants, out=out))
+def _out(function: Callable[..., Any]) -> Bind:
+    """Bind a function of the operands with an ``out`` argument."""
+    return _into(lambda attrs, args, out: function(*args, out=out))
 
 
-def _relu_grad(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
-    dy, x = args
-    np.greater(x, 0, out=out)
-    np.multiply(out, dy, out=out)
-
-
-def _dropout(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
-    x, u = args
-    ratio = float(attrs["ratio"])
-    if ratio >= 1.0:
-        out[...] = 0
-        return
-    np.greater_equal(u, ratio, out=out)
-    np.multiply(out, 1.0 / (1.0 - ratio), out=out)
-    np.multiply(out, x, out=out)
+def _mod(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
+    x, divisor = args
+    (np.fmod if attrs.get("fmod", 0) else np.mod)(x, divisor, out=out)
 
 
 def _normalize(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
@@ -71,57 +56,46 @@ def _normalize(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
     np.multiply(out, scale, out=out)
 
 
-def _same(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    """Lower to the ONNX operator of the same name."""
-    return [emit(instruction.op, *args)]
+def _erf(x: Array, out: Array | None = None) -> Array:
+    """The error function, for which NumPy has no loop."""
+    out = np.empty_like(x) if out is None else out
+    run("Erf", [x], [out])
+    return out
 
 
-def _by_formula(row: Row) -> Lowering:
-    """Lower to the primitives of the operator's formula."""
-
-    def lower(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-        def apply(op: str, given: list[Val | float]) -> Val:
-            values = [g if isinstance(g, Val) else emit.scalar(g, args[0]) for g in given]
-            return emit(op, *values, dtype="bool" if op in TESTS else args[0].dtype)
-
-        return [compute(row.steps(instruction.attrs), args, apply)]
-
-    return lower
+def _softplus(x: Array, out: Array | None = None) -> Array:
+    """``max(x, 0) + log(1 + exp(-|x|))``: NumPy's ``logaddexp`` has no vectors."""
+    rest = np.abs(x)
+    np.log1p(np.exp(np.negative(rest, out=rest), out=rest), out=rest)
+    return np.asarray(np.add(np.maximum(x, 0, out=out), rest, out=out))
 
 
-def _emit_mod(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
-    x, divisor = args
-    like_dividend = int(instruction.attrs.get("fmod", 0))
-    if like_dividend or not x.dtype.startswith("float"):
-        return [emit("Mod", x, divisor, fmod=like_dividend)]
-    rest = emit("Mod", x, divisor, fmod=1)  # all that there is for floating-point numbers
-    wrong = emit("Less", emit("Mul", emit("Sign", rest), emit("Sign", divisor)), 0.0, dtype="bool")
-    return [emit("Where", wrong, emit("Add", rest, divisor), rest, dtype=x.dtype)]
-
-
-def in_blocks(bind: Bind, *, in_place: int, finish: blockwise.Finish[Array] | None = None) -> Kernel:
+def _in_blocks(bind: Bind, *, in_place: int, finish: blockwise.Finish[Array] | None = None) -> Kernel:
     """An operator by NumPy, also as a member of chains: what the arguments are, see ``Blockwise``."""
-    kernel = by_numpy(lambda item: bind(item.attrs))
-    return replace(kernel, blocks=blockwise.Blockwise(bind, in_place, finish))
+    return Kernel(
+        bind=lambda item, orders: bind(item.attrs), blocks=blockwise.Blockwise(bind, in_place, finish)
+    )
 
 
-def _derived(row: Row) -> Kernel:
-    """An operator by its formula: by NumPy where that has a loop for each primitive, else by a session."""
-    steps = row.steps(row.sample)
-    if any(step.op not in VECTOR_LOOPS for step in steps):
-        return left_to_sessions(_by_formula(row))
+def _by_formula(row: Row) -> Kernel:
+    """An operator by its formula."""
 
     def bind(attrs: Attrs) -> Into:
-        return by_steps(row.steps(attrs), row.arity)
+        steps = row.steps(attrs)
 
-    return in_blocks(bind, in_place=int(reads_first_operand_once(steps)))
+        def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
+            np.copyto(outs[0], compute(steps, args, lambda op, given: _FUNCTIONS[op](*given)))
+
+        return kernel
+
+    return _in_blocks(bind, in_place=row.arity)
 
 
 _SEQUENTIAL_ELEMENTS = 512
 """Elements that are added up one by one; longer sums are made of several parts, whose errors differ."""
 
 
-def _reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
+def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
     """``function`` over ``axes``, which are kept, one after the other.
 
     Outer axes first: rows are added up whole, which is as fast as memory, and only a row is left
@@ -144,12 +118,12 @@ def _reduction(function: Callable[[Array, Sequence[int]], Array]) -> Bind:
 
 def _log_sum_exp(x: Array, axes: Sequence[int]) -> Array:
     """``log(sum(exp(x)))`` over ``axes``."""
-    largest = _reduced(np.maximum, x, axes)
+    largest = reduced(np.maximum, x, axes)
     # Kept finite: infinity minus itself is not a number.
     bound = np.finfo(x.dtype).max
     largest = np.clip(largest, -bound, bound)
     powers = np.subtract(x, largest)
-    total = _reduced(np.add, np.exp(powers, out=powers), axes)
+    total = reduced(np.add, np.exp(powers, out=powers), axes)
     np.log(total, out=total)
     return np.add(total, largest, out=total)
 
@@ -160,9 +134,9 @@ def _moments(attrs: Attrs) -> Into:
     def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
         x = args[0]
         share = float(np.divide(1.0, prod(x.shape[axis] for axis in axes)))
-        np.multiply(_reduced(np.add, x, axes), share, out=outs[0])
+        np.multiply(reduced(np.add, x, axes), share, out=outs[0])
         centred = np.subtract(x, outs[0])
-        np.multiply(_reduced(np.add, np.multiply(centred, centred, out=centred), axes), share, out=outs[1])
+        np.multiply(reduced(np.add, np.multiply(centred, centred, out=centred), axes), share, out=outs[1])
 
     return kernel
 
@@ -183,35 +157,30 @@ def _finish_moments(parts: list[Array], counts: Array, axes: tuple[int, ...]) ->
     return [mean.astype(dtype), variance.astype(dtype)]
 
 
-_WITHOUT_LOOPS = ("Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "Pow")
-VECTOR_LOOPS = FUNCTIONS.keys() - set(_WITHOUT_LOOPS)
-"""Primitives that NumPy has fast loops for."""
+_APART = (*TESTS, "Where", "Erf")
+"""Primitives whose result lies in no operand's memory."""
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {**FUNCTIONS, "Erf": _erf, "Softplus": _softplus}
 
 KERNELS: Mapping[str, Kernel] = {
-    **{op: _derived(row) for op, row in FORMULAS.items()},
-    **{op: left_to_sessions(_same) for op in (*_WITHOUT_LOOPS, *SLOW)},
+    **{op: _by_formula(row) for op, row in FORMULAS.items()},
     **{
-        row.op: in_blocks(_out(FUNCTIONS[row.op]), in_place=0 if row.op in (*TESTS, "Where") else row.arity)
+        row.op: _in_blocks(_out(_FUNCTIONS[row.op]), in_place=0 if row.op in _APART else row.arity)
         for row in POINTWISE
-        if row.op in VECTOR_LOOPS
+        if row.op in _FUNCTIONS
     },
-    "Mod": left_to_sessions(_emit_mod),
-    "Cast": in_blocks(_into(lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe")), in_place=0),
-    "Normalize": in_blocks(_into(_normalize), in_place=1),
-    # Faster than their formulas, with zeros of another sign in places.
-    "Relu": in_blocks(_out(np.maximum, 0), in_place=1),
-    "ReluGrad": in_blocks(_into(_relu_grad), in_place=0),
-    "Dropout": in_blocks(_into(_dropout), in_place=0),
-    "ReduceSum": in_blocks(_reduction(partial(_reduced, np.add)), in_place=0, finish=_finish_sum),
-    "ReduceMax": in_blocks(
-        _reduction(partial(_reduced, np.maximum)),
+    "Mod": _in_blocks(_into(_mod), in_place=0),
+    "Cast": _in_blocks(_into(lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe")), in_place=0),
+    "Normalize": _in_blocks(_into(_normalize), in_place=1),
+    "ReduceSum": _in_blocks(_reduction(partial(reduced, np.add)), in_place=0, finish=_finish_sum),
+    "ReduceMax": _in_blocks(
+        _reduction(partial(reduced, np.maximum)),
         in_place=0,
         finish=lambda parts, counts, axes: [parts[0].max(axes, keepdims=True)],
     ),
-    "LogSumExp": in_blocks(
+    "LogSumExp": _in_blocks(
         _reduction(_log_sum_exp),
         in_place=0,
         finish=lambda parts, counts, axes: [_log_sum_exp(parts[0], axes)],
     ),
-    "Moments": in_blocks(_moments, in_place=0, finish=_finish_moments),
+    "Moments": _in_blocks(_moments, in_place=0, finish=_finish_moments),
 }

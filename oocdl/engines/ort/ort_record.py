@@ -1,6 +1,6 @@
-"""The record of all that the onnxruntime engine knows of one operator. No field has a default.
+"""The record of all that the onnxruntime engine knows of one operator.
 
-The records stand in ``lowerings.KERNELS``. An operator without one is refused before a run. What a kernel
+The records stand in ``ort_kernels.KERNELS``. An operator without one is refused before a run. What a kernel
 takes while it runs is what the operator's rule says (``OpRule.scratch_elements``), which is measured here.
 """
 
@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from oocdl.engines.convolution import Convolution
-from oocdl.engines.ort.emit import Lowering
+from oocdl.engines import numpy_moves
 from oocdl.fusion import blockwise
 from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 
 Into = blockwise.Into[Array]
-Bind = blockwise.Bind[Array]
 Orders = Mapping[int, Order]
 """Slot -> the order of its axes in memory, of those that are not in C order."""
 
@@ -26,39 +24,29 @@ Orders = Mapping[int, Order]
 class Kernel:
     """The kernels of one operator, and the facts that the engine tells operators apart by."""
 
-    lowering: Lowering | None
-    """Writes the operator as standard ONNX operators, for a session; None: ``on_arrays`` never is."""
-    on_arrays: Callable[[Instruction, Orders], Into | None]
-    """Returns the kernel on whole arrays of an instruction; None where it is left to a session."""
-    blocks: blockwise.Blockwise[Array] | None
-    """The operator as a member of chains, where NumPy has vector loops for it."""
-    takes_unpadded: bool
+    bind: Callable[[Instruction, Orders], Into]
+    """Returns the kernel of an instruction on whole arrays."""
+    blocks: blockwise.Blockwise[Array] | None = None
+    """The operator as a member of chains; None: it is a member of none."""
+    takes_unpadded: bool = False
     """Whether kernels get operands without their padding, because they can do without a padded copy."""
-    convolution: Convolution | None
-    """Given for convolutions and their gradients."""
-    indices: int | None
-    """Number of the operand of indices that the lowering does not check; None: there is none."""
 
 
-def left_to_sessions(lowering: Lowering) -> Kernel:
-    """Return the record of an operator that NumPy has no fast loop for."""
+def kernel_of(run: Callable[[list[Array], Instruction, Array], None], takes_unpadded: bool = False) -> Kernel:
+    """Return the record of a function of operands, an instruction, and the array of its one result."""
     return Kernel(
-        lowering=lowering,
-        on_arrays=lambda item, orders: None,
-        blocks=None,
-        takes_unpadded=False,
-        convolution=None,
-        indices=None,
+        bind=lambda item, orders: lambda args, outs: run(args, item, outs[0]), takes_unpadded=takes_unpadded
     )
 
 
-def by_numpy(bind: Callable[[Instruction], Into]) -> Kernel:
-    """Return the record of an operator that no session computes, or not as fast as NumPy does."""
-    return Kernel(
-        lowering=None,
-        on_arrays=lambda item, orders: bind(item),
-        blocks=None,
-        takes_unpadded=False,
-        convolution=None,
-        indices=None,
-    )
+def copied(run: numpy_moves.Run) -> Kernel:
+    """Return the record of a function of operands and an instruction that returns results."""
+
+    def bind(item: Instruction, orders: Orders) -> Into:
+        def kernel(args: list[Array], outs: list[Array]) -> None:
+            for out, result in zip(outs, run(args, item), strict=True):
+                numpy_moves.copy(result, out)
+
+        return kernel
+
+    return Kernel(bind=bind)

@@ -1,16 +1,17 @@
-"""Sessions of onnxruntime that read and write NumPy arrays in place.
+"""Operators of onnxruntime on NumPy arrays, in place.
 
-Sessions use one thread and no arena: worker threads run beside each other, and an
-arena would keep its peak for ever (`docs/explanation/kernel-measurements.md`, sections 5 and 6).
+There is one session for each operator, its attributes, and the ranks and dtypes of its arrays. Sessions use
+one thread and no arena: worker threads run beside each other, and an arena would keep its peak for ever
+(`docs/explanation/kernel-measurements.md`, sections 5 and 7).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime as ort  # type: ignore[import-untyped]
 from onnx import helper
 from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
@@ -19,11 +20,13 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import aligned
 
 REFUSALS = (state.Fail, state.InvalidGraph, state.NotImplemented)
-"""Errors that onnxruntime raises for a model that it cannot run."""
-FAILURES = (RuntimeError, state.Fail, state.InvalidArgument, state.RuntimeException)
-"""Errors that onnxruntime raises for numbers that a kernel cannot take, such as an index out of range."""
+"""Errors that onnxruntime raises for an operator that it cannot run."""
 OPSET = 18
 IR_VERSION = 8
+MOST_SESSIONS = 256
+"""Sessions that are kept."""
+Kind = tuple[str, int]
+"""dtype (as NumPy abbreviates it) and rank of an array, which may have any extents."""
 
 
 def _options() -> Any:
@@ -38,51 +41,61 @@ def _options() -> Any:
     return options
 
 
-def model_of(graph: onnx.GraphProto, *domains: str) -> onnx.ModelProto:
-    """Return a graph as a model; ``domains`` are those of its operators beside the standard one."""
-    opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in domains)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+@lru_cache(MOST_SESSIONS)
+def _session(
+    op: str,
+    domain: str,
+    given: tuple[Kind | None, ...],
+    made: tuple[Kind, ...],
+    attrs: tuple[tuple[str, Any], ...],
+) -> Any:
+    """Return a session of one operator, with inputs x0, x1, .. and outputs y0, y1, .."""
+
+    def infos(letter: str, kinds: Sequence[Kind | None]) -> list[Any]:
+        return [
+            helper.make_tensor_value_info(
+                f"{letter}{number}",
+                helper.np_dtype_to_tensor_dtype(np.dtype(kind[0])),
+                [f"{letter}{number}_{axis}" for axis in range(kind[1])],
+            )
+            for number, kind in enumerate(kinds)
+            if kind is not None
+        ]
+
+    inputs = ["" if kind is None else f"x{number}" for number, kind in enumerate(given)]
+    outputs = [f"y{number}" for number in range(len(made))]
+    node = helper.make_node(op, inputs, outputs, domain=domain, **dict(attrs))
+    graph = helper.make_graph([node], op, infos("x", given), infos("y", made))
+    opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    return ort.InferenceSession(model.SerializeToString(), _options(), providers=["CPUExecutionProvider"])
 
 
-class Session:
-    """A model that reads arrays and writes into arrays, by position. Threads may share it."""
+def run(
+    op: str, arrays: Sequence[Array | None], results: Sequence[Array], domain: str = "", **attrs: Any
+) -> None:
+    """Run an operator, whose attributes are hashable; an array of None is left out.
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        # Constants are small as emitted; folded, a tensor of zeros would stay in memory.
-        self._session = ort.InferenceSession(
-            model.SerializeToString(),
-            _options(),
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=["ConstantFolding"],
-        )
-        # An input that no output depends on is not one of the session's.
-        known = {item.name for item in self._session.get_inputs()}
-        self._inputs = [(index, one.name) for index, one in enumerate(model.graph.input) if one.name in known]
-        self._outputs = [one.name for one in model.graph.output]
-
-    def run(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """``results`` are C-contiguous; ``arrays`` are copied if they are not."""
-        binding = self._session.io_binding()
-        held = []
-        for index, name in self._inputs:
-            array = aligned(np.asarray(arrays[index], order="C"))
-            held.append(array)
-            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        for name, result in zip(self._outputs, results, strict=True):
-            assert result.flags.c_contiguous, "onnxruntime would write over the gaps of a result"
-            binding.bind_output(name, "cpu", 0, result.dtype, result.shape, result.ctypes.data)
-        self._session.run_with_iobinding(binding)
-
-
-def session_of(kind: str, inputs: Sequence[str], rank: int, domain: str = "", **attrs: Any) -> Session:
-    """Return a session of one operator on float32 arrays of ``rank`` and any extents.
-
-    An input named "" is left out.
+    ``arrays`` with gaps are copied, and ``results`` that have some are made elsewhere.
     """
-    node = helper.make_node(kind, inputs, ["y"], domain=domain, **attrs)
-    infos = [
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [f"{name}{axis}" for axis in range(rank)])
-        for name in (*filter(None, inputs), "y")
-    ]
-    graph = helper.make_graph([node], kind, infos[:-1], infos[-1:])
-    return Session(model_of(graph, *([domain] if domain else [])))
+    given = [None if array is None else aligned(np.asarray(array, order="C")) for array in arrays]
+    made = [out if out.flags.c_contiguous else np.empty(out.shape, out.dtype) for out in results]
+    kinds = tuple(None if array is None else (array.dtype.str, array.ndim) for array in given)
+    session = _session(
+        op, domain, kinds, tuple((out.dtype.str, out.ndim) for out in made), tuple(attrs.items())
+    )
+    binding = session.io_binding()
+    for number, array in enumerate(given):
+        if array is not None:
+            binding.bind_input(f"x{number}", "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    for number, out in enumerate(made):
+        binding.bind_output(f"y{number}", "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+    session.run_with_iobinding(binding)
+    for out, result in zip(made, results, strict=True):
+        if out is not result:
+            result[...] = out
+
+
+def forget_sessions() -> None:
+    """Drop all sessions."""
+    _session.cache_clear()

@@ -1,4 +1,4 @@
-"""Convolutions, their gradients and pooling as standard ONNX operators.
+"""Convolutions, their gradients and pooling by standard operators of onnxruntime.
 
 The measurements behind each choice are in `docs/explanation/kernel-measurements.md`, sections 2 to 4:
 never im2col, never ConvTranspose at stride one (which makes an im2col inside).
@@ -7,266 +7,214 @@ never im2col, never ConvTranspose at stride one (which makes an im2col inside).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from oocdl.engines.convolution import groups_of
-from oocdl.engines.ort.emit import Emitter, Val
-from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.operands import Pads, crop_of, is_empty, pads_of, spatial_pads
-from oocdl.graph.ir.program import Instruction, padded_shape
+from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
+from oocdl.engines.numpy_moves import boxed, padded
+from oocdl.engines.ort.ort_session import run
+from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.operands import Pads, aligned, crop_of, is_empty, spatial_pads
+from oocdl.graph.ir.program import Instruction
 
-_LOWEST = float(np.nextafter(np.finfo(np.float32).min, np.float32(0)))
+_LOWEST = np.nextafter(np.finfo(np.float32).min, np.float32(0))
 """Just above the number from which onnxruntime's MaxPool starts to look for a larger one."""
 
 
-def _padded(emit: Emitter, args: list[Val], instruction: Instruction, index: int, fill: float) -> Val:
-    pads = pads_of(instruction.operands[index])
-    return args[index] if pads is None else emit.pad(args[index], pads, fill)
-
-
-def _first(emit: Emitter, args: list[Val], instruction: Instruction) -> tuple[Val, Pads]:
+def _first(args: Sequence[Array], item: Instruction) -> tuple[Array, Pads]:
     """Operand 0, and its spatial padding where that may be left to the operator."""
-    operand = instruction.operands[0]
+    operand = item.operands[0]
     outer = operand.pads is not None and any(any(pair) for pair in operand.pads[:2])
     if outer or is_empty(operand):
-        return _padded(emit, args, instruction, 0, instruction.fill), ((0, 0),) * (len(operand.shape) - 2)
+        return padded(args[0], operand, item.fill), ((0, 0),) * (len(operand.shape) - 2)
     return args[0], spatial_pads(operand)
 
 
-def _flat(pads: Sequence[tuple[int, int]]) -> list[int]:
-    """Begins, then ends."""
-    return [before for before, _ in pads] + [after for _, after in pads]
+def _turned(x: Array, perm: Sequence[int]) -> Array:
+    """``x`` with its axes in another order, without gaps."""
+    view = x.transpose(perm)
+    if view.flags.c_contiguous:
+        return view
+    made = np.empty(view.shape, x.dtype)
+    run("Transpose", [x], [made], perm=tuple(perm))
+    return made
 
 
-@dataclass(frozen=True)
-class _Windows:
-    """Pads, strides and dilations of windows for each spatial axis, and the number of channel groups."""
-
-    pads: Sequence[tuple[int, int]]
-    strides: Sequence[int]
-    dilations: Sequence[int]
-    groups: int = 1
-
-
-def _windows(item: Instruction, pads: Sequence[tuple[int, int]]) -> _Windows:
-    """The windows of an instruction; strides and dilations are ones where they are left out."""
-    strides, dilations = (item.attrs.get(name) or (1,) * len(pads) for name in ("strides", "dilations"))
-    return _Windows(pads, list(strides), list(dilations), groups_of(item))
+def _convolve(x: Array, w: Array, pads: Pads, slide: Slide, out: Array | None = None) -> Array:
+    """An ONNX Conv without bias; of one tap a product of matrices, which takes the weights as they lie."""
+    if out is None:
+        rows = zip(x.shape[2:], pads, w.shape[2:], slide.strides, slide.dilations, strict=True)
+        space = [(n + b + a - dilation * (k - 1) - 1) // step + 1 for n, (b, a), k, step, dilation in rows]
+        out = np.empty((x.shape[0], w.shape[0], *space), x.dtype)
+    if {*slide.strides, slide.groups, prod(w.shape[2:])} == {1} and not any(map(any, pads)):
+        places = np.reshape(out, (*out.shape[:2], -1), copy=False)
+        np.matmul(aligned(w.reshape(w.shape[:2])), aligned(x.reshape(*x.shape[:2], -1)), out=places)
+    else:
+        _slide("Conv", [x, w], [out], w.shape[2:], pads, slide, group=slide.groups)
+    return out
 
 
-def _convolve(emit: Emitter, x: Val, w: Val, windows: _Windows) -> Val:
-    """An ONNX Conv without bias."""
-    rows = zip(x.shape[2:], windows.pads, w.shape[2:], windows.strides, windows.dilations, strict=True)
-    spatial = [(n + b + a - dilation * (k - 1) - 1) // stride + 1 for n, (b, a), k, stride, dilation in rows]
-    shape = (x.shape[0], w.shape[0], *spatial)
-    return emit.node(
-        "Conv",
-        [x, w],
-        shape,
-        kernel_shape=list(w.shape[2:]),
-        pads=_flat(windows.pads),
-        strides=list(windows.strides),
-        dilations=list(windows.dilations),
-        group=windows.groups,
-    )
+def _slide(
+    op: str,
+    args: Sequence[Array],
+    results: Sequence[Array],
+    kernel: Sequence[int],
+    pads: Pads,
+    slide: Slide,
+    **attrs: Any,
+) -> None:
+    """An operator with sliding windows; its pads are all begins, then all ends."""
+    sides = (*(before for before, _ in pads), *(after for _, after in pads))
+    attrs |= {"strides": slide.strides, "dilations": slide.dilations}
+    run(op, args, results, kernel_shape=tuple(kernel), pads=sides, **attrs)
 
 
-def conv(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def conv(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """Conv, whose operand it pads as ONNX can."""
-    x, pads = _first(emit, args, instruction)
-    w = _padded(emit, args, instruction, 1, instruction.fill)
-    if prod(x.shape) == 0:
-        return [emit.full(instruction.kernel_shapes[0], 0.0, x.dtype)]
-    return [_convolve(emit, x, w, _windows(instruction, pads))]
+    (x, pads), w = _first(args, item), padded(args[1], item.operands[1], item.fill)
+    if x.size == 0:
+        out[...] = 0
+    else:
+        _convolve(x, w, pads, slide_of(item), out)
 
 
-def conv_transpose(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def conv_transpose(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """The wanted box of a transposed convolution."""
-    x, w = args[0], _padded(emit, args, instruction, 1, instruction.fill)
-    if prod(x.shape) == 0:
-        return [emit.full(instruction.kernel_shapes[0], 0.0, x.dtype)]
-    windows = _windows(instruction, spatial_pads(instruction.operands[0]))
-    build = _transposed_by_conv if set(windows.strides) <= {1} else _transposed_by_op
-    return [build(emit, x, w, windows, instruction)]
+    x, w = args[0], padded(args[1], item.operands[1], item.fill)
+    if x.size == 0:
+        out[...] = 0
+        return
+    make = _transposed_by_conv if set(slide_of(item).strides) <= {1} else _transposed_by_op
+    make(x, w, item, out)
 
 
-def seen_by_transposed(item: Instruction) -> tuple[list[tuple[int, int]], Pads]:
-    """The box of its operand that a ConvTranspose at stride one sees, and the padding of that.
-
-    The box is empty along an axis where nothing is seen.
-
-    Output i sees inputs i + crop - reach to i + crop: that is what pads must supply, or a
-    slice drop where they would be negative.
-    """
-    box, pads = [], []
-    windows, (data, weights) = _windows(item, spatial_pads(item.operands[0])), item.operands
-    taps = zip(padded_shape(weights)[2:], windows.dilations, strict=True)
-    wanted = zip(crop_of(item)[2:], item.kernel_shapes[0][2:], strict=True)
-    rows = zip(wanted, windows.pads, data.shape[2:], taps, strict=True)
-    for (start, extent), (before, _), have, (count, dilation) in rows:
-        # Zeros before the operand only move the result.
-        low, high = start - before - dilation * (count - 1), start - before + extent
-        first = max(low, 0)
-        last = max(min(high, have), first)
-        box.append((first, last))
-        pads.append((first - low, high - last))
-    return box, tuple(pads)
+def seen_by_transposed(x: Array, item: Instruction) -> tuple[Array, Pads]:
+    """What a ConvTranspose at stride one sees of its operand, and the padding of that."""
+    box, pads = clipped(x.shape[2:], flipped_pads(item))
+    inside: tuple[Any, ...] = (..., *(slice(start, max(stop, 0)) for start, stop in box))
+    return x[inside], pads
 
 
-def _transposed_by_conv(emit: Emitter, x: Val, w: Val, windows: _Windows, item: Instruction) -> Val:
+def _transposed_by_conv(x: Array, w: Array, item: Instruction, out: Array) -> None:
     """Stride one: a Conv with the weights flipped and their channels exchanged, group by group."""
-    box, pads = seen_by_transposed(item)
-    if any(first == last for first, last in box):
-        return emit.full(item.kernel_shapes[0], 0.0, x.dtype)
-    groups, axes, taps = windows.groups, range(2, len(w.shape)), w.shape[2:]
-    split = emit.reshape(w, (groups, w.shape[0] // groups, *w.shape[1:]))
-    exchanged = emit.transpose(split, [0, 2, 1, *range(3, len(split.shape))])
-    flipped = emit.flip(emit.reshape(exchanged, (groups * w.shape[1], split.shape[1], *taps)), axes)
-    seen = emit.slice(x, [*((0, n) for n in x.shape[:2]), *box])
-    return _convolve(emit, seen, flipped, replace(windows, pads=pads))
+    (x, pads), slide = seen_by_transposed(x, item), slide_of(item)
+    if x.size == 0:
+        out[...] = 0
+        return
+    split = w.reshape(slide.groups, -1, *w.shape[1:]).swapaxes(1, 2)
+    flipped = np.flip(split.reshape(-1, split.shape[2], *w.shape[2:]), tuple(range(2, w.ndim)))
+    _convolve(x, flipped, pads, slide, out)
 
 
-def _transposed_by_op(emit: Emitter, x: Val, w: Val, windows: _Windows, item: Instruction) -> Val:
+def _transposed_by_op(x: Array, w: Array, item: Instruction, out: Array) -> None:
     """ConvTranspose, whose pads cut its result; zeros around what it does not reach."""
-    shape = item.kernel_shapes[0]
-    pads, extra, outer = [], [], [(0, 0), (0, 0)]
-    for axis, stride in enumerate(windows.strides, start=2):
-        reach = windows.dilations[axis - 2] * (w.shape[axis] - 1)
-        full = (x.shape[axis] - 1) * stride + reach + 1
+    slide, (_, _, *crop) = slide_of(item), crop_of(item)
+    pads, extra, inside = [], [], [slice(None), slice(None)]
+    rows = zip(spatial_pads(item.operands[0]), crop, x.shape[2:], w.shape[2:], out.shape[2:], strict=True)
+    for ((before, _), place, have, taps, extent), stride, dilation in zip(rows, *slide[:2], strict=True):
+        full = (have - 1) * stride + dilation * (taps - 1) + 1
         # Zeros before the operand only move the result.
-        start = crop_of(item)[axis] - windows.pads[axis - 2][0] * stride
-        stop = start + shape[axis]
+        start = place - before * stride
+        stop = start + extent
         if stop <= 0 or start >= full:
-            return emit.full(shape, 0.0, x.dtype)
+            out[...] = 0
+            return
         pads.append((max(start, 0), max(full - stop, 0)))
         short = max(stop - full, 0)
         extra.append(min(short, stride - 1))
-        outer.append((max(-start, 0), short - extra[-1]))
-    result = emit.node(
-        "ConvTranspose",
-        [x, w],
-        tuple(n - sum(around) for n, around in zip(shape, outer, strict=True)),
-        kernel_shape=list(w.shape[2:]),
-        pads=_flat(pads),
-        strides=windows.strides,
-        dilations=windows.dilations,
-        output_padding=extra,
-        group=windows.groups,
-    )
-    return emit.pad(result, outer)
+        inside.append(slice(max(-start, 0), extent - short + extra[-1]))
+    made = out[tuple(inside)]
+    if made.shape != out.shape:
+        out[...] = 0
+    more = {"output_padding": tuple(extra), "group": slide.groups}
+    _slide("ConvTranspose", [x, w], [made], w.shape[2:], tuple(pads), slide, **more)
 
 
-def _fold(emit: Emitter, image: Val, kernel: Val, windows: _Windows) -> Val:
+def _fold(image: Array, kernel: Array, pads: Pads, slide: Slide) -> Array:
     """``sum over n, d of image[n, c, stride d + dilation z] kernel[n, o, d]``, by one Conv.
 
     The batch is the Conv's channel axis, the channels of the image are folded into its
     last axis: with a dilation of that many, one Conv makes all kernel positions of
     all channels as columns of one matrix product, without an im2col. Axes o, c, z.
     """
-    pads, strides, dilations = windows.pads, windows.strides, windows.dilations
-    rank, channels = len(pads), image.shape[1]
+    rank, channels, (strides, dilations, _) = len(pads), image.shape[1], slide
     spatial = range(2, rank + 2)
-    folded = emit.transpose(image, [0, *spatial, 1])
-    folded = emit.reshape(folded, [1, *folded.shape[:-2], image.shape[-1] * channels])
-    wide = [*pads[:-1], (pads[-1][0] * channels, pads[-1][1] * channels)]
-    filters = emit.transpose(kernel, [1, 0, *spatial])
+    folded = _turned(image, [0, *spatial, 1])
+    folded = folded.reshape(1, *folded.shape[:-2], image.shape[-1] * channels)
+    wide = (*pads[:-1], (pads[-1][0] * channels, pads[-1][1] * channels))
+    filters = _turned(kernel, [1, 0, *spatial])
     # The last axis cannot step over positions, only over channels: it is thinned out after.
-    steps, spread = [*dilations[:-1], 1], [*strides[:-1], strides[-1] * channels]
-    out = _convolve(emit, folded, filters, _Windows(wide, steps, spread))
-    shape = (*out.shape[1:-1], out.shape[-1] // channels, channels)
-    out = emit.reshape(out, shape)
-    out = emit.slice(out, [(0, n) for n in shape], [1] * rank + [dilations[-1], 1])
-    return emit.transpose(out, [0, rank + 1, *range(1, rank + 1)])
+    exchanged = Slide((*dilations[:-1], 1), (*strides[:-1], strides[-1] * channels))
+    out = _convolve(folded, filters, wide, exchanged)
+    out = out.reshape(*out.shape[1:-1], out.shape[-1] // channels, channels)
+    return np.moveaxis(out[..., :: dilations[-1], :], -1, 1)
 
 
-def conv_weight_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def conv_weight_grad(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """The gradient of a convolution's weights."""
-    x, pads = _first(emit, args, instruction)
-    dy = _padded(emit, args, instruction, 1, instruction.fill)
-    if 0 in (*x.shape, *dy.shape):
-        return [emit.full(instruction.kernel_shapes[0], 0.0, x.dtype)]
-    kernel, windows = instruction.kernel_shapes[0][2:], _windows(instruction, pads)
-    if windows.groups > 1:
-        return [_by_group(emit, x, dy, windows)]
-    if prod(kernel) == 1:
-        return [_pointwise_weight_grad(emit, x, dy, windows)]
-    reach = [dilation * (k - 1) for dilation, k in zip(windows.dilations, kernel, strict=True)]
-    other = [(r - b, r - a) for r, (b, a) in zip(reach, pads, strict=True)]
+    (x, pads), dy = _first(args, item), padded(args[1], item.operands[1], item.fill)
+    kernel, slide = out.shape[2:], slide_of(item)
+    reach = [dilation * (k - 1) for dilation, k in zip(slide.dilations, kernel, strict=True)]
+    other = tuple((r - b, r - a) for r, (b, a) in zip(reach, pads, strict=True))
     within = all(min(pair) >= 0 for pair in other)
-    if x.shape[1] > dy.shape[1] and within and set(windows.strides) <= {1}:
+    if 0 in (*x.shape, *dy.shape):
+        out[...] = 0
+    elif slide.groups > 1:
+        out[...] = _by_group(x, dy, pads, slide)
+    elif prod(kernel) == 1:
+        out[...] = _pointwise_weight_grad(x, dy, pads, slide.strides).reshape(out.shape)
+    elif x.shape[1] > dy.shape[1] and within and set(slide.strides) <= {1}:
         # The wider operand serves as the kernel: positions come out in reverse.
-        swapped = _fold(emit, dy, x, replace(windows, pads=other))
-        axes = range(2, len(x.shape))
-        return [emit.flip(emit.transpose(swapped, [1, 0, *axes]), axes)]
-    return [_fold(emit, x, dy, windows)]
+        out[...] = np.flip(_fold(dy, x, other, slide).swapaxes(0, 1), tuple(range(2, out.ndim)))
+    else:
+        out[...] = _fold(x, dy, pads, slide)
 
 
-def _by_group(emit: Emitter, x: Val, dy: Val, windows: _Windows) -> Val:
+def _by_group(x: Array, dy: Array, pads: Pads, slide: Slide) -> Array:
     """The gradient of weights by one Conv, whose batch is the channels of a group, and whose windows are all
     places of ``dy``."""
-    batch, channels, spatial = x.shape[0], x.shape[1] // windows.groups, x.shape[2:]
-    axes = range(2, len(x.shape))
-    x = emit.reshape(x, (batch, windows.groups, channels, *spatial))
-    x = emit.transpose(x, [2, 1, 0, *range(3, len(x.shape))])
-    x = emit.reshape(x, (channels, windows.groups * batch, *spatial))
-    filters = emit.transpose(dy, [1, 0, *axes])
-    exchanged = replace(windows, strides=windows.dilations, dilations=windows.strides)
-    return emit.transpose(_convolve(emit, x, filters, exchanged), [1, 0, *axes])
+    batch, channels, spatial = x.shape[0], x.shape[1] // slide.groups, x.shape[2:]
+    x = x.reshape(batch, slide.groups, channels, *spatial)
+    x = _turned(x, [2, 1, 0, *range(3, x.ndim)]).reshape(channels, slide.groups * batch, *spatial)
+    exchanged = Slide(slide.dilations, slide.strides, slide.groups)
+    return _convolve(x, dy.swapaxes(0, 1), pads, exchanged).swapaxes(0, 1)
 
 
-def _pointwise_weight_grad(emit: Emitter, x: Val, dy: Val, windows: _Windows) -> Val:
-    """A kernel of one element: one matrix product."""
-    x = emit.pad(x, [(0, 0), (0, 0), *windows.pads])
-    x = emit.slice(x, [(0, n) for n in x.shape], [1, 1, *windows.strides])
-    batch, channels, filters, size = *x.shape[:2], dy.shape[1], prod(dy.shape[2:])
-    columns = emit.transpose(emit.reshape(x, (batch, channels, size)), [0, 2, 1])
-    product = emit.matmul(emit.reshape(dy, (batch, filters, size)), columns)
-    return emit.reshape(emit.sum(product, [0]), (filters, channels, *[1] * len(windows.pads)))
+def _pointwise_weight_grad(x: Array, dy: Array, pads: Pads, strides: Sequence[int]) -> Array:
+    """A kernel of one element: a matrix product of each sample."""
+    x = np.pad(x, [(0, 0), (0, 0), *pads]) if any(map(any, pads)) else x
+    steps: tuple[Any, ...] = (..., *(slice(None, None, stride) for stride in strides))
+    x = x[steps]
+    columns, rows = (aligned(array.reshape(*array.shape[:2], -1)) for array in (x, dy))
+    product: Array = np.matmul(rows, columns.swapaxes(1, 2)).sum(0)
+    return product
 
 
-def _max_pool(
-    emit: Emitter, x: Val, item: Instruction, windows: _Windows, *made: tuple[Shape, str]
-) -> list[Val]:
-    return emit.many(
-        "MaxPool",
-        [x],
-        made,
-        kernel_shape=list(item.attrs["kernel_shape"]),
-        pads=_flat(windows.pads),
-        strides=windows.strides,
-        dilations=windows.dilations,
-    )
-
-
-def max_pool(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def max_pool(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """MaxPool."""
-    x, pads = _first(emit, args, instruction)
-    kernel = instruction.attrs["kernel_shape"]
+    x, pads = _first(args, item)
+    kernel, slide = item.attrs["kernel_shape"], slide_of(item)
     if any(max(pair) >= k for pair, k in zip(pads, kernel, strict=True)):
         # onnxruntime refuses windows that see nothing but padding.
-        x, pads = _padded(emit, args, instruction, 0, instruction.fill), ((0, 0),) * len(pads)
-    return _max_pool(
-        emit, x, instruction, _windows(instruction, pads), (instruction.kernel_shapes[0], x.dtype)
-    )
+        x, pads = padded(args[0], item.operands[0], item.fill), ((0, 0),) * len(pads)
+    _slide("MaxPool", [x], [out], kernel, pads, slide)
 
 
-def max_pool_grad(emit: Emitter, args: list[Val], instruction: Instruction) -> list[Val]:
+def max_pool_grad(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """The gradient of MaxPool, by the indices that it finds."""
-    dy = _padded(emit, args, instruction, 1, 0.0)  # a window that does not exist has no gradient
+    dy = padded(args[1], item.operands[1], 0.0)  # a window that does not exist has no gradient
+    x = padded(args[0], item.operands[0], _LOWEST)
     # MaxPool finds no index in a window of minus infinities, so there are none.
-    x = emit("Max", args[0], _LOWEST)
-    pads = pads_of(instruction.operands[0])
-    x = x if pads is None else emit.pad(x, pads, _LOWEST)
-    windows = _windows(instruction, ((0, 0),) * (len(dy.shape) - 2))
-    found = _max_pool(emit, x, instruction, windows, (dy.shape, x.dtype), (dy.shape, "int64"))[1]
+    x = np.maximum(x, _LOWEST, out=None if x is args[0] else x)
+    places, shape = np.empty(dy.shape, np.int64), x.shape
+    results, pads = [np.empty(dy.shape, x.dtype), places], ((0, 0),) * (dy.ndim - 2)
+    _slide("MaxPool", [x], results, item.attrs["kernel_shape"], pads, slide_of(item))
+    del results
     # Nor in a window of NaNs; what becomes of those does not matter, as long as it is inside.
-    found = emit("Max", found, 0)
-    count, total = prod(dy.shape), prod(x.shape)
-    zeros = emit.full((total,), 0.0, x.dtype)
-    flat = [emit.reshape(found, (count,)), emit.reshape(dy, (count,))]
-    dx = emit.node("ScatterElements", [zeros, *flat], (total,), axis=0, reduction="add")
-    dx = emit.reshape(dx, x.shape)
-    return [emit.take(dx, crop_of(instruction), instruction.kernel_shapes[0])]
+    np.maximum(places, 0, out=places)
+    del x
+    dx = np.zeros(prod(shape), dy.dtype)
+    np.add.at(dx, places.ravel(), dy.ravel())
+    boxed(dx.reshape(shape), item, out)

@@ -20,12 +20,12 @@ ALIGNMENT = 16
 
 
 def aligned(array: Array) -> Array:
-    """Return ``array``, copied if its address is not aligned as allocators align.
+    """Return ``array``, copied if its address is not aligned as allocators align; its axes keep their order.
 
     Some kernels (MKL's matrix by vector) add in another order elsewhere, and equal
     inputs must give equal bits.
     """
-    return array if array.ctypes.data % ALIGNMENT == 0 else array.copy()
+    return array if array.ctypes.data % ALIGNMENT == 0 else array.copy(order="K")
 
 
 def pads_of(operand: Operand) -> Pads | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.convolution import Slide
 
 aten = torch.ops.aten
-_CONV: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def has_onednn() -> bool:
@@ -22,7 +20,9 @@ def has_onednn() -> bool:
 
 def convolve(x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
     """A convolution by the kernel that PyTorch chooses."""
-    return _CONV[w.dim() - 3](x, w, None, slide.strides, padding, slide.dilations, slide.groups)
+    return torch.convolution(
+        x, w, None, slide.strides, padding, slide.dilations, False, [0] * len(padding), slide.groups
+    )
 
 
 def by_onednn(x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:

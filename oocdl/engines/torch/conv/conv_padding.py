@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from oocdl.engines.convolution import Slide, slide_of
-from oocdl.graph.ir.operands import crop_of, spatial_pads
-from oocdl.graph.ir.program import Instruction, padded_shape
-
-Pads = Sequence[tuple[int, int]]
-"""Padding (before, after) of each axis of space."""
+from oocdl.engines.convolution import Slide
+from oocdl.graph.ir.operands import Pads
 
 
 def shared(pads: Pads) -> tuple[list[int], Pads]:
     """The padding that both sides of each axis have in common, and what is left."""
     common = [min(pair) for pair in pads]
-    return common, [(b - c, a - c) for (b, a), c in zip(pads, common, strict=True)]
-
-
-def clipped(extents: Sequence[int], pads: Pads) -> tuple[Pads, Pads]:
-    """The (start, stop) of what negative padding leaves of each axis, and the rest of ``pads``."""
-    box = [(max(-b, 0), n + min(a, 0)) for n, (b, a) in zip(extents, pads, strict=True)]
-    return box, [(max(b, 0), max(a, 0)) for b, a in pads]
+    return common, tuple((b - c, a - c) for (b, a), c in zip(pads, common, strict=True))
 
 
 def evened(pads: Pads, extents: Sequence[int], taps: Sequence[int], slide: Slide) -> Pads:
@@ -36,7 +26,7 @@ def evened(pads: Pads, extents: Sequence[int], taps: Sequence[int], slide: Slide
         free = extent + before + after - dilation * (kernel - 1) - 1
         more = max(before - after, 0)
         found.append((before, after + more if free % stride + more < stride else after))
-    return found
+    return tuple(found)
 
 
 def rows_alone(shape: Sequence[int], taps: int, pads: Pads, slide: Slide) -> bool:
@@ -84,19 +74,3 @@ def surplus(pads: Pads, extents: Sequence[int], taps: Sequence[int], slide: Slid
     more = abs(before - after)
     wanted = extents[0] + before + after - slide.dilations[0] * (taps[0] - 1)
     return more if slide.strides[0] == 1 and more <= wanted // 8 else 0
-
-
-def flipped_pads(item: Instruction) -> Pads:
-    """Paddings of the convolution that a transposed one of stride one is.
-
-    They are the zeros that the wanted box needs on both sides of each axis of space; negative: elements of
-    the operand that it does not see.
-    """
-    x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
-    taps = padded_shape(item.operands[1])[2:]
-    found = []
-    for axis, (before, _) in enumerate(spatial_pads(x)):
-        start = crop[axis] - before
-        left = slide_of(item).dilations[axis] * (taps[axis] - 1) - start
-        found.append((left, start + shape[axis] - x.shape[axis + 2]))
-    return found

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from math import prod
 
-from oocdl.engines.convolution import Convolution, groups_of, slide_of
+from oocdl.engines.convolution import Convolution, clipped, flipped_pads, groups_of, slide_of
 from oocdl.engines.torch.conv.conv_calls import has_onednn
-from oocdl.engines.torch.conv.conv_padding import Pads, clipped, evened, flipped_pads, rows_alone
+from oocdl.engines.torch.conv.conv_padding import evened, rows_alone
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS, is_point
 from oocdl.engines.torch.kernel_scratch import Slots, by_rule, nbytes
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import spatial_pads
+from oocdl.graph.ir.operands import Pads, spatial_pads
 from oocdl.graph.ir.program import Instruction, padded_shape
 from oocdl.graph.ir.slabs import is_thin
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
@@ -35,7 +35,7 @@ def lands(kind: Convolution, item: Instruction) -> bool:
     if kind.transposed:
         if set(slide.strides) != {1}:
             return False
-        pads, weights = tuple(flipped_pads(item)), (weights[1], weights[0], *weights[2:])
+        pads, weights = flipped_pads(item), (weights[1], weights[0], *weights[2:])
     if is_point(weights, slide, () if kind.transposed else pads):
         return not any(map(any, pads)) and min(weights[:2]) >= REGISTER_CHANNELS
     if not kind.transposed and has_few_taps(weights, slide, item.dtypes[0]) and made[1] >= REGISTER_CHANNELS:

@@ -14,30 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines.convolution import Slide, slide_of
+from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
 from oocdl.engines.torch.conv import im2col as columns
 from oocdl.engines.torch.conv import one_by_one as points
 from oocdl.engines.torch.conv import thin_slab
 from oocdl.engines.torch.conv.conv_calls import by_onednn, convolve, has_onednn, into, weight_gradient
-from oocdl.engines.torch.conv.conv_padding import (
-    Pads,
-    clipped,
-    end_rows,
-    evened,
-    flipped_pads,
-    rows_alone,
-    shared,
-    surplus,
-)
+from oocdl.engines.torch.conv.conv_padding import end_rows, evened, rows_alone, shared, surplus
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last, like
 from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, Window, max_pool, max_pool_grad
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.operands import crop_of, pads_of, spatial_pads
+from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import is_thin
-
-_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
@@ -117,7 +106,7 @@ def _slide(x: Tensor, w: Tensor, pads: Pads, slide: Slide, out: Tensor | None) -
     pads = evened(pads, x.shape[2:], w.shape[2:], slide)
     before, most = pads[0][0], max(pads[0])
     more = surplus(pads, x.shape[2:], w.shape[2:], slide)
-    x, padding = _halves(x, w.shape[2:], [(most, most), *pads[1:]] if more else pads, slide)
+    x, padding = _halves(x, w.shape[2:], ((most, most), *pads[1:]) if more else pads, slide)
     made = _convolve(x, w, padding, slide, out)
     return made.narrow(2, most - before, made.shape[2] - more) if more else made
 
@@ -203,12 +192,11 @@ def conv_transpose(
         paddings.append(padding)
         extras.append(extra)
         crop[axis + 2] = start - padding
-    kernel: Callable[..., Tensor] = _CONV_TRANSPOSE[rank - 1]
     # oneDNN does not know output paddings as large as the stride.
     thin = tuned and groups == 1 and _is_thin(x, w.shape[2:])
     thin = thin and all(e < s for e, s in zip(extras, strides, strict=True))
     x = x.to_mkldnn() if thin else x
-    full_result = kernel(x, w, None, strides, paddings, extras, groups, dilations)
+    full_result = torch.convolution(x, w, None, strides, paddings, dilations, True, extras, groups)
     return [take(full_result.to_dense() if thin else full_result, crop, shape)]
 
 
@@ -264,9 +252,8 @@ def _padded(args: list[Tensor], item: Instruction, index: int, fill: float) -> T
 
 
 def _windows(item: Instruction) -> list[Window]:
-    kernel, ones = item.attrs["kernel_shape"], (1,) * len(item.attrs["kernel_shape"])
-    moves = (item.attrs.get(name) or ones for name in ("strides", "dilations"))
-    return list(zip(kernel, *moves, strict=True))
+    strides, dilations, _ = slide_of(item)
+    return list(zip(item.attrs["kernel_shape"], strides, dilations, strict=True))
 
 
 def pool(args: list[Tensor], item: Instruction, chunk: int = CHUNK_ELEMENTS) -> list[Tensor]:
