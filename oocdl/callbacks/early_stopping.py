@@ -48,15 +48,18 @@ class EarlyStopping(Monitored):
 
     def decide(self) -> None:
         """Raise Stop after too many results that were no better."""
-        best, best_step, waited = float("-inf"), None, 0
+        best, best_step, waited, lost = float("-inf"), None, 0, ""
         for step, value in self.seen.items():
             waited += 1
-            if self.is_better(self.sign * value, best):
-                best, best_step, waited = self.sign * value, step, 0
+            if self.is_better(self.score(value), best):
+                best, best_step, waited = self.score(value), step, 0
         if self.restore_best_weights:
+            if best_step is not None and not self.has_version(best_step):
+                lost = f"; earlier calls had no EarlyStopping, and did not keep the best version, {best_step}"
+                best_step = None
             self.kept = () if best_step is None else (best_step,)
         if waited >= self.patience:
             raise Stop(
-                f"{self.monitor} was no better than {self.sign * best:.4g} for {waited} validations",
+                f"{self.monitor} was no better than {self.sign * best:.4g} for {waited} validations{lost}",
                 best_step if self.restore_best_weights else None,
             )

@@ -14,7 +14,7 @@ from oocdl.config.settings import make_settings
 from oocdl.dashboard import page_process
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
-from oocdl.events import Listener, Notice
+from oocdl.events import Acting, Listener, Notice
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
@@ -38,6 +38,7 @@ from oocdl.training.prediction.predictions import warn_of_predictions
 from oocdl.training.preparing import prepared
 from oocdl.training.run import Run
 from oocdl.training.signature import public
+from oocdl.training.validation import result_names
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -169,7 +170,10 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
     """Do what ``fit`` does once it knows the job; tests give theirs another ``machine``."""
     if workers is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
-    folder = _run_folder(job, call.workdir)
+    folder, results = _run_folder(job, call.workdir), result_names(job)
+    for listener in call.callbacks:
+        if isinstance(listener, Acting):
+            listener.check(results)
     with ExitStack() as stack:
         say = _notices(call.callbacks) if workers is None else None
         machine = as_one([machine_facts(job.machine.engine)] if workers is None else workers.machines())
