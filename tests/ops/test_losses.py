@@ -301,6 +301,7 @@ def test_the_class_axis_is_one_where_it_can_be() -> None:
     assert class_axis((2, 5, 5), (2, 5)) == 1
     assert class_axis((2, 3, 4, 4), (2, 1, 4, 4)) == 1
     assert class_axis((2, 3), (2, 4)) is None
+    assert class_axis((1, 3, 4), (1, 3, 4)) is None and class_axis((1,), (1,)) is None  # never the samples
 
 
 @pytest.mark.parametrize(

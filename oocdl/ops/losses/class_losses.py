@@ -73,8 +73,8 @@ def has_one_class(logits: Shape) -> bool:
 
 
 def class_axis(logits: Shape, target: Shape) -> int | None:
-    """Return the axis of the logits that the labels lack, or have with extent one; 1 where possible."""
-    for axis in (1, *reversed(range(len(logits)))):
+    """Return the axis of the logits that the labels lack, or have with extent one; 1 where it can be."""
+    for axis in (1, *reversed(range(2, len(logits)))):
         if axis < len(logits):
             without = logits[:axis] + logits[axis + 1 :]
             if target == without or target == (*logits[:axis], 1, *logits[axis + 1 :]):
