@@ -283,6 +283,8 @@ def _differentiate(network: Network, request: Request) -> Network:
     found = differentiate(build, loss, weights)
     gradients = {weight: found.get(weight) or build.zeros_like(weight) for weight in weights}
     idle = frozenset(weights) - sources(build, network.loss)
+    if len(idle) == len(weights):
+        raise InputError("nothing to train: the loss depends on no weight that is not frozen")
     return replace(network, graph=build.graph(), gradients=gradients, idle=idle)
 
 
