@@ -309,14 +309,18 @@ def with_fields(record: Any) -> Any:
     return replace(record, **{name: _field(f"{name} of {what}", *held) for name, held in given.items()})
 
 
+def _numbers(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def _field(name: str, kind: str, value: Any) -> Any:
-    value = value.tolist() if hasattr(value, "tolist") else value
+    value = _numbers(value)
     if kind == "Any" or (kind == "Rate" and callable(value)) or (value is None and "None" in kind):
         return value
     if is_dataclass(value) and type(value).__name__ == kind:
         return with_fields(value)
     if isinstance(value, tuple | list) and "tuple" in kind:
-        return tuple(finite(name, number) for number in value)
+        return tuple(finite(name, _numbers(item)) for item in value)
     checks: dict[str, Check] = {"float": finite, "Rate": finite, "bool": flag, "str": text}
     checks["int"] = lambda name, value: whole(name, value, least=None)
     check = checks.get(kind.partition(" ")[0])

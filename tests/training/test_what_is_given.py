@@ -76,7 +76,7 @@ def test_options(files: tuple[Path, Path], verb: Any, given: dict[str, Any], mes
 
 
 def test_fields_of_a_loss_may_be_tensors(files: tuple[Path, Path], tmp_path: Path) -> None:
-    loss = CrossEntropy(class_weights=torch.tensor([1.0, 2.0, 0.5]), label_smoothing=torch.tensor(0.25))  # type: ignore[arg-type]
+    loss = CrossEntropy(class_weights=list(torch.tensor([1.0, 2.0, 0.5])), label_smoothing=torch.tensor(0.25))  # type: ignore[arg-type]
     run = oocdl.fit(*files, loss=loss, steps=1, workdir=tmp_path / "run", **QUICK)
     assert run.settings.loss == CrossEntropy(class_weights=(1.0, 2.0, 0.5), label_smoothing=0.25)
     assert oocdl.open(run.path).evaluate(files[1]) == run.evaluate(files[1])
