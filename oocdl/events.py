@@ -44,6 +44,10 @@ class Acting:
         Results of a single class, which stand behind those as "/1", are not among them.
         """
 
+    def versions(self, validations: int) -> int:
+        """Return how many versions it keeps at most in a run of so many validations."""
+        return 0
+
     def __call__(self, event: Event) -> None:
         """Take one event."""
 

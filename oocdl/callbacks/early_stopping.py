@@ -36,6 +36,10 @@ class EarlyStopping(Monitored):
         if self.patience < 1:
             raise InputError(f"patience is at least 1, got {self.patience}")
 
+    def versions(self, validations: int) -> int:
+        """Return one, the best, if it is restored."""
+        return int(self.restore_best_weights)
+
     def started(self, event: RunStarted) -> None:
         """Warn of a schedule that a run that ends early does not get to the end of."""
         if rate := event.plan.course.falling_rate:

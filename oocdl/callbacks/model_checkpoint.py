@@ -42,6 +42,10 @@ class ModelCheckpoint(Monitored):
         if not self.save_last:
             raise InputError("a run always keeps its last version; leave save_last out")
 
+    def versions(self, validations: int) -> int:
+        """Return ``save_top_k``, or the number of validations."""
+        return validations if self.save_top_k < 0 else min(self.save_top_k, validations)
+
     def started(self, event: RunStarted) -> None:
         """Take the length of an epoch."""
         self._steps_per_epoch, self.kept = event.plan.course.steps_per_epoch, ()

@@ -226,6 +226,8 @@ def _open_store(
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
         raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
+    acting = [one for one in call.callbacks if isinstance(one, Acting)]
+    kept = max((one.versions(job.course.validations) for one in acting), default=0)
     identity = resuming.identity(job.model, job.binding, job.settings, job.validation_binding, job.sized)
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
@@ -233,7 +235,7 @@ def _open_store(
         made = _planned_by(job, given)
         if given is None and say is not None and measured_before(made, folder, say):
             made = job.plan()
-        check_start(made, folder, say is not None)
+        check_start(made, folder, say is not None, kept)
         meta = {
             "format": resuming.RUN_FORMAT,
             "model": str(name_in_run(job.model.path, folder)),
@@ -249,7 +251,7 @@ def _open_store(
             if frozen is not None:
                 resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
             made = job.plan(given if frozen is None else frozen)
-        check_start(made, folder, say is not None)
+        check_start(made, folder, say is not None, kept)
     if frozen is None:
         resuming.write_plan(store, facts, machine, resuming.freeze(made.kinds))
     elif frozen.get("numerics") != resuming.numerics_of(made.kinds):

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import oocdl
 from oocdl.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from oocdl.cli.app import run_command
-from oocdl.errors import InputError, ModelWarning
+from oocdl.errors import InputError, ModelWarning, ResourceError
 from oocdl.events import StepDone
 from tests.kit import nets, settings
 
@@ -275,6 +275,11 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
         more = {"validation": None, "metrics": ()} if isinstance(callback, ModelCheckpoint) else {}
         with pytest.raises(InputError, match=text):
             fit(job, tmp_path / "run", callback, **more)
+        assert not (tmp_path / "run").exists()
+    plan = oocdl.plan(*job, **{name: held for name, held in OPTIONS.items() if name != "progress"})
+    for callback in (ModelCheckpoint(save_top_k=4), ModelCheckpoint(save_top_k=-1)):
+        with pytest.raises(ResourceError, match="of weights and state"):
+            fit(job, tmp_path / "run", callback, disk=plan.disk_bytes + 3 * plan.version_bytes)
         assert not (tmp_path / "run").exists()
     run = fit(job, tmp_path / "run")
     for which, text in [
