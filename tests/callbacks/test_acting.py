@@ -306,6 +306,9 @@ def test_the_command_line_keeps_and_stops(job: Job, tmp_path: Path, capsys: Any)
     assert run_command(["export", str(folder), str(out), "--which", "best"], False) == 0
     assert out.read_bytes() == oocdl.open(folder).export(tmp_path / "same.safetensors", "best").read_bytes()
     assert run_command(["export", str(folder), str(out), "--which", "7"], False) == 2
+    capsys.readouterr()
+    assert run_command(["fit", *map(str, job), "--monitor", "val_accuracy"], False) == 2
+    assert "--monitor goes with --patience" in capsys.readouterr().err
 
 
 def test_averages_are_a_version(job: Job, tmp_path: Path) -> None:
