@@ -35,6 +35,7 @@ from oocdl.ops.loss_functions import (
     Labels,
     Loss,
     add_losses,
+    check_dropped,
     labels_of_head,
     reads_labels,
     takes_as_it_is,
@@ -257,7 +258,9 @@ def _logits(network: Network, output: str, spec: Loss, settings: Settings) -> st
             f"output '{output}' ends in {end}, but the loss takes logits; pass logits='auto' to train "
             "on what comes before it, or export the model without it"
         )
-    return network.imported.logits[output]
+    logits = network.imported.logits[output]
+    check_dropped(spec, end, output, network.graph.values[logits].shape)
+    return logits
 
 
 def _attention(network: Network, request: Request) -> Network:
