@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,16 @@ class Acting:
 
     kept: tuple[int, ...] | None = None
     """Steps whose versions the run keeps, the best first; None: it leaves that to others."""
+
+    def check(self, results: Collection[str]) -> None:
+        """Raise InputError before a run begins whose validations have no such ``results`` as it looks at.
+
+        Results of a single class, which stand behind those as "/1", are not among them.
+        """
+
+    def versions(self, validations: int) -> int:
+        """Return how many versions it keeps at most in a run of so many validations."""
+        return 0
 
     def __call__(self, event: Event) -> None:
         """Take one event."""

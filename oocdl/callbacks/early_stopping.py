@@ -36,6 +36,10 @@ class EarlyStopping(Monitored):
         if self.patience < 1:
             raise InputError(f"patience is at least 1, got {self.patience}")
 
+    def versions(self, validations: int) -> int:
+        """Return one, the best, if it is restored."""
+        return int(self.restore_best_weights)
+
     def started(self, event: RunStarted) -> None:
         """Warn of a schedule that a run that ends early does not get to the end of."""
         if rate := event.plan.course.falling_rate:
@@ -48,15 +52,18 @@ class EarlyStopping(Monitored):
 
     def decide(self) -> None:
         """Raise Stop after too many results that were no better."""
-        best, best_step, waited = float("-inf"), None, 0
+        best, best_step, waited, lost = float("-inf"), None, 0, ""
         for step, value in self.seen.items():
             waited += 1
-            if self.is_better(self.sign * value, best):
-                best, best_step, waited = self.sign * value, step, 0
+            if self.is_better(self.score(value), best):
+                best, best_step, waited = self.score(value), step, 0
         if self.restore_best_weights:
+            if best_step is not None and not self.has_version(best_step):
+                lost = f"; earlier calls had no EarlyStopping, and did not keep the best version, {best_step}"
+                best_step = None
             self.kept = () if best_step is None else (best_step,)
         if waited >= self.patience:
             raise Stop(
-                f"{self.monitor} was no better than {self.sign * best:.4g} for {waited} validations",
+                f"{self.monitor} was no better than {self.sign * best:.4g} for {waited} validations{lost}",
                 best_step if self.restore_best_weights else None,
             )

@@ -13,11 +13,12 @@ from oocdl.events import RunStarted
 class ModelCheckpoint(Monitored):
     """Keeps the ``save_top_k`` best versions of a run beside its last one; -1 keeps that of each validation.
 
-    Among equal results the earlier is the better one. Only validations after each ``every_n_epochs``-th epoch
-    count. A kept version has weights and state, and takes as much disk space as the run without it.
-    ``Run.checkpoints`` lists them, ``Run.best`` is the best; ``predict``, ``evaluate``, ``export`` and
-    ``load_into`` take ``which="best"`` or a step. The names are Lightning's. A run always keeps its last
-    version, so ``save_last`` is True.
+    Among equal results the earlier is the better one, and NaN is the worst. Only validations after each
+    ``every_n_epochs``-th epoch count, and of those before a call the ones whose versions the run has. A kept
+    version has weights and state, and takes as much disk space as the run without it. ``Run.checkpoints``
+    lists them, ``Run.best`` is the best; ``predict``, ``evaluate``, ``export`` and ``load_into`` take
+    ``which="best"`` or a step. The names are Lightning's. A run always keeps its last version, so
+    ``save_last`` is True.
 
     Raises InputError if ``monitor`` is no result of a validation, such as "val_loss" or "val_dice".
 
@@ -41,6 +42,10 @@ class ModelCheckpoint(Monitored):
         if not self.save_last:
             raise InputError("a run always keeps its last version; leave save_last out")
 
+    def versions(self, validations: int) -> int:
+        """Return ``save_top_k``, or the number of validations."""
+        return validations if self.save_top_k < 0 else min(self.save_top_k, validations)
+
     def started(self, event: RunStarted) -> None:
         """Take the length of an epoch."""
         self._steps_per_epoch, self.kept = event.plan.course.steps_per_epoch, ()
@@ -49,5 +54,6 @@ class ModelCheckpoint(Monitored):
         """Choose the steps whose versions are kept."""
         every = self._steps_per_epoch * self.every_n_epochs
         counted = [step for step in self.seen if step % every == 0 or self.every_n_epochs == 1]
-        ranked = sorted(counted, key=lambda step: (-self.sign * self.seen[step], step))
+        counted = [step for step in counted if self.has_version(step)]
+        ranked = sorted(counted, key=lambda step: (-self.score(self.seen[step]), step))
         self.kept = tuple(ranked if self.save_top_k < 0 else ranked[: self.save_top_k])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +29,9 @@ class Monitored(Acting):
     min_delta: float = 0.0
     seen: dict[int, float] = field(default_factory=dict, init=False, repr=False)
     """Step -> the result after it."""
+    _done: int = field(default=0, init=False, repr=False)
+    _kept_before: frozenset[int] = field(default=frozenset(), init=False, repr=False)
+    """Steps before ``_done`` whose versions the run has."""
 
     def __post_init__(self) -> None:
         if not self.monitor.startswith(VALIDATION_PREFIX):
@@ -47,16 +51,23 @@ class Monitored(Acting):
         is_less = not LESS_IS_BETTER.isdisjoint(parts) if self.mode == "auto" else self.mode == "min"
         return -1.0 if is_less else 1.0
 
+    def check(self, results: Collection[str]) -> None:
+        """Raise InputError unless ``monitor`` is one of these, or that of a class of one of them."""
+        if not results:
+            raise InputError(f"{type(self).__name__} looks at validations; pass validation=")
+        if {self.monitor, re.sub(r"/\d+$", "", self.monitor)}.isdisjoint(results):
+            raise InputError(f"there is no '{self.monitor}' to monitor, but {', '.join(results)}")
+
     def __call__(self, event: Event) -> None:
         """Take one event."""
         match event:
-            case RunStarted():
-                if not event.plan.course.validated:
-                    raise InputError(f"{type(self).__name__} looks at validations; pass validation=")
+            case RunStarted(done=done):
+                store = RunStore.open(event.workdir) if done else None
+                manifest = None if store is None else store.current()
+                self._kept_before = frozenset(manifest.meta.get("checkpoints", ()) if manifest else ())
+                self.seen, self.kept, self._done = {}, None, done
                 self.started(event)
-                self.seen = {}
-                rows = RunStore.open(event.workdir).history() if event.done else []
-                self._look(row for row in rows if row["step"] <= event.done)
+                self._look(row for row in (store.history() if store else ()) if row["step"] <= done)
             case StepDone(row):
                 self._look([row])
             case WorkersChanged(done=done):
@@ -68,8 +79,16 @@ class Monitored(Acting):
     def decide(self) -> None:
         """Act upon a new result."""
 
+    def has_version(self, step: int) -> bool:
+        """Whether the run has the version of a step, or may keep it: earlier calls may not have kept it."""
+        return step >= self._done or step in self._kept_before
+
+    def score(self, value: float) -> float:
+        """Return a result as a number that is larger where it is better; NaN is the worst."""
+        return float("-inf") if value != value else self.sign * value
+
     def is_better(self, value: float, best: float) -> bool:
-        """Whether a result, times ``sign``, is better than the best before it."""
+        """Whether a score is better than the best before it."""
         return value > best + self.min_delta
 
     def _look(self, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -48,8 +48,8 @@ class ReduceLROnPlateau(Monitored):
         for value in self.seen.values():
             if cooling:
                 cooling, waited = cooling - 1, 0
-            if self.is_better(self.sign * value, best):
-                best, waited = self.sign * value, 0
+            if self.is_better(self.score(value), best):
+                best, waited = self.score(value), 0
             elif not cooling:
                 waited += 1
                 if waited >= self.patience:

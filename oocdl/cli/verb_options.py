@@ -259,6 +259,8 @@ ACTING: Records = {
 def acting(given: Mapping[str, Any]) -> list[Listener]:
     """Make the callbacks of ``ACTING``."""
     best = given["keep_best"] or given["patience"] is not None
+    if not best and given["monitor"] != ACTING["monitor"].default:
+        raise InputError("--monitor goes with --patience or --keep-best; without them nothing looks at it")
     found: list[Listener] = [ModelCheckpoint(given["monitor"])] if best else []
     if given["patience"] is not None:
         found.append(EarlyStopping(given["monitor"], patience=given["patience"]))

@@ -8,7 +8,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,18 @@ def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
                 f"choose one of: {', '.join(OPTIMIZERS)}, or register your own with oocdl.optim.register"
             )
         rate = lr if lr is not None else 0.01 if kind is SGD else kind().lr
-        optimizer = kind(lr=rate if callable(rate) else finite("lr", rate))
+        made: Optimizer = kind(lr=rate if callable(rate) else finite("lr", rate))
     elif not isinstance(optimizer, Optimizer):
         raise InputError(
             f"optimizer {shown(optimizer)} is neither a name ({', '.join(OPTIMIZERS)}) nor of oocdl.optim"
         )
     elif lr is not None:
         raise InputError("lr goes with an optimizer given by name; this one has its own")
-    if not callable(optimizer.lr) and finite("lr", optimizer.lr) < 0:
-        raise InputError(f"lr must not be negative, got {optimizer.lr}")
-    return optimizer
+    else:
+        made = with_fields(optimizer)
+    if not callable(made.lr) and finite("lr", made.lr) < 0:
+        raise InputError(f"lr must not be negative, got {made.lr}")
+    return made
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -158,7 +160,7 @@ def metrics(name: str, value: Any) -> tuple[Metric, ...]:
             raise InputError(f"there is no metric {shown(repr(item))}{known}")
         if metric.name in found:
             raise InputError(f"{name} has '{metric.name}' twice")
-        found[metric.name] = metric
+        found[metric.name] = with_fields(metric)
     return tuple(found.values())
 
 
@@ -295,7 +297,37 @@ def _loss(value: Any) -> Loss:
             f"there is no loss {word}{nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
             "an ONNX file, or an object of oocdl.losses"
         )
-    return replace(value, loss=_loss(value.loss)) if isinstance(value, DeepSupervision) else value
+    value = replace(value, loss=_loss(value.loss)) if isinstance(value, DeepSupervision) else value
+    found: Loss = with_fields(value)
+    return found
+
+
+def with_fields(record: Any) -> Any:
+    """Check the fields of a loss, metric or optimizer by their types; numbers may be NumPy's or PyTorch's."""
+    given = {one.name: (str(one.type), getattr(record, one.name)) for one in fields(record) if one.init}
+    what = type(record).__name__
+    return replace(record, **{name: _field(f"{name} of {what}", *held) for name, held in given.items()})
+
+
+def _numbers(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _field(name: str, kind: str, value: Any) -> Any:
+    value = _numbers(value)
+    if kind == "Any" or (kind == "Rate" and callable(value)) or (value is None and "None" in kind):
+        return value
+    if is_dataclass(value) and type(value).__name__ == kind:
+        return with_fields(value)
+    if isinstance(value, tuple | list) and "tuple" in kind:
+        return tuple(finite(name, _numbers(item)) for item in value)
+    checks: dict[str, Check] = {"float": finite, "Rate": finite, "bool": flag, "str": text}
+    checks["int"] = lambda name, value: whole(name, value, least=None)
+    check = checks.get(kind.partition(" ")[0])
+    if check is None:
+        wanted = "several numbers" if "tuple" in kind else f"an object of oocdl.losses.{kind}"
+        raise InputError(f"{name} takes {wanted}, got {shown(value)}")
+    return check(name, value)
 
 
 def decay(name: str, value: Any) -> float:

@@ -114,6 +114,17 @@ def takes_as_it_is(spec: Loss, final: str) -> bool:
     return isinstance(spec, MSE | L1 | Huber | FileLoss) or (isinstance(spec, CTC) and final == "LogSoftmax")
 
 
+def check_dropped(spec: Loss, final: str, output: str, logits: Shape) -> None:
+    """Raise InputError where a loss does not contain the final activation that is dropped of an output."""
+    one = not isinstance(spec, CrossEntropy | CTC) and has_one_class(logits)
+    contained = "Sigmoid" if one or isinstance(spec, BCE) or not reads_labels(spec) else "Softmax"
+    if contained not in final and not isinstance(spec, OwnLoss):  # LogSoftmax is a Softmax to it
+        raise InputError(
+            f"output '{output}' ends in {final}, but the loss contains a {contained}: predictions would not "
+            "be what is trained; choose another loss, or export the model without it"
+        )
+
+
 @dataclass(frozen=True)
 class Labels:
     """The whole numbers that may stand in the labels of a loss."""

@@ -53,7 +53,8 @@ class Metric(ABC):
 
     def of_sample(self, sums: Sums) -> dict[str, Any]:
         """Return the same of a single sample, NaN where it has nothing to tell."""
-        return self.numbers(sums)
+        found = self.numbers(sums)
+        return found if np.any(sums.get("counted", 1)) else dict.fromkeys(found, float("nan"))
 
 
 @dataclass(frozen=True)

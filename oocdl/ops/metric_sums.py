@@ -82,6 +82,8 @@ def _check_places(build: Builder, head: Head, name: str) -> None:
 def _class_sum(build: Builder, head: Head, name: str) -> str | float:
     """Add a count of each sample and class; equal nodes of several are merged later."""
     logits, shape = head.logits, build.shape(head.logits)
+    if len(shape) == 1:  # one number a sample is of one class
+        logits, shape = build("Reshape", logits, shape=(*shape, 1)), (*shape, 1)
     known = labels_of(head.spec, shape, build.shape(head.target))
     is_exclusive = isinstance(head.spec, CrossEntropy) or (known is not None and shape[1] > 1)
     if not is_exclusive:

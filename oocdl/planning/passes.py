@@ -195,6 +195,16 @@ class Course:
         freq = settings.validation_freq
         return left == 0 and (epochs % freq == 0 if isinstance(freq, int) else epochs in freq)
 
+    @property
+    def validations(self) -> int:
+        """The most validations that the run may have."""
+        freq, every = self.settings.validation_freq, self.settings.validation_steps
+        if every is None:
+            if not isinstance(freq, int):
+                return len(set(freq)) + 1
+            every = self.steps_per_epoch * freq
+        return -(-self.total_steps // every)
+
     def passes_until(self, step: int) -> int:
         """Passes of all steps before ``step``."""
         epoch, done = divmod(step, self.steps_per_epoch)

@@ -36,6 +36,7 @@ from oocdl.ops.loss_functions import (
     Labels,
     Loss,
     add_losses,
+    check_dropped,
     labels_of_head,
     reads_labels,
     takes_as_it_is,
@@ -257,7 +258,9 @@ def _logits(network: Network, output: str, spec: Loss, settings: Settings) -> st
             f"output '{output}' ends in {end}, but the loss takes logits; pass logits='auto' to train "
             "on what comes before it, or export the model without it"
         )
-    return network.imported.logits[output]
+    logits = network.imported.logits[output]
+    check_dropped(spec, end, output, network.graph.values[logits].shape)
+    return logits
 
 
 def _attention(network: Network, request: Request) -> Network:
@@ -283,6 +286,8 @@ def _differentiate(network: Network, request: Request) -> Network:
     found = differentiate(build, loss, weights)
     gradients = {weight: found.get(weight) or build.zeros_like(weight) for weight in weights}
     idle = frozenset(weights) - sources(build, network.loss)
+    if len(idle) == len(weights):
+        raise InputError("nothing to train: the loss depends on no weight that is not frozen")
     return replace(network, graph=build.graph(), gradients=gradients, idle=idle)
 
 

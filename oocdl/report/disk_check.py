@@ -25,20 +25,20 @@ class Need:
     nbytes: int
 
 
-def check_start(plan: Plan, run: Path, spills: bool = True) -> None:
+def check_start(plan: Plan, run: Path, spills: bool = True, kept: int = 0) -> None:
     """Refuse a run that the disk has no room for, after deleting what killed runs have left.
 
     The plan's need is compared with ``disk=``, and with what is free on the file system of the run
     directory and on that of the spill. ``spills`` is False where workers of a client spill: their disks
-    cannot be seen from here.
+    cannot be seen from here. ``kept`` is the number of versions that callbacks may keep.
 
     Raises ResourceError, in one line (what is needed, what is free where, and the ways out); StoreError
     if the spill would be in memory.
     """
     spill = plan.settings.spill_folder(run / "spill").absolute()
     remove_dead(run / "spill")
-    needs = [Need("weights and state", run.absolute(), max(0, plan.store_bytes - _versions_bytes(run)))]
-    total = plan.store_bytes
+    stored = total = plan.store_bytes + kept * plan.version_bytes
+    needs = [Need("weights and state", run.absolute(), max(0, stored - _versions_bytes(run)))]
     if spills:
         refuse_memory(spill)
         remove_dead(spill)
@@ -47,8 +47,8 @@ def check_start(plan: Plan, run: Path, spills: bool = True) -> None:
     limit = plan.settings.disk_bytes
     if limit is not None and total > limit:
         raise ResourceError(
-            f"the run may need {_mib(total)} of disk ({_mib(total - plan.store_bytes)} of spill, "
-            f"{_mib(plan.store_bytes)} of weights and state), disk= allows {_held(limit)}; "
+            f"the run may need {_mib(total)} of disk ({_mib(total - stored)} of spill, "
+            f"{_mib(stored)} of weights and state), disk= allows {_held(limit)}; "
             f"raise it, or {_ways_out(needs)}"
         )
     disks: dict[int, list[Need]] = {}

@@ -131,7 +131,10 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that have to be equal."""
     optimizer = facts.get("optimizer")
     without = {**optimizer, "lr": None} if isinstance(optimizer, Mapping) else optimizer
-    groups = [one if isinstance(one, str) else {**one, "lr": None} for one in facts.get("param_groups") or ()]
+    groups = [
+        one if isinstance(one, str) else {**one, **dict.fromkeys(one.keys() & {"lr"})}
+        for one in facts.get("param_groups") or ()
+    ]
     return {**facts, "dataset": None, "optimizer": without, "param_groups": groups}
 
 

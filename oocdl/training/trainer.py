@@ -14,7 +14,7 @@ from oocdl.config.settings import make_settings
 from oocdl.dashboard import page_process
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
-from oocdl.events import Listener, Notice
+from oocdl.events import Acting, Listener, Notice
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
@@ -38,6 +38,7 @@ from oocdl.training.prediction.predictions import warn_of_predictions
 from oocdl.training.preparing import prepared
 from oocdl.training.run import Run
 from oocdl.training.signature import public
+from oocdl.training.validation import result_names
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -169,7 +170,10 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
     """Do what ``fit`` does once it knows the job; tests give theirs another ``machine``."""
     if workers is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
-    folder = _run_folder(job, call.workdir)
+    folder, results = _run_folder(job, call.workdir), result_names(job)
+    for listener in call.callbacks:
+        if isinstance(listener, Acting):
+            listener.check(results)
     with ExitStack() as stack:
         say = _notices(call.callbacks) if workers is None else None
         machine = as_one([machine_facts(job.machine.engine)] if workers is None else workers.machines())
@@ -222,6 +226,8 @@ def _open_store(
     exists = (folder / "run.json").is_file()
     if exists and resume is False:
         raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
+    acting = [one for one in call.callbacks if isinstance(one, Acting)]
+    kept = max((one.versions(job.course.validations) for one in acting), default=0)
     identity = resuming.identity(job.model, job.binding, job.settings, job.validation_binding, job.sized)
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
@@ -229,7 +235,7 @@ def _open_store(
         made = _planned_by(job, given)
         if given is None and say is not None and measured_before(made, folder, say):
             made = job.plan()
-        check_start(made, folder, say is not None)
+        check_start(made, folder, say is not None, kept)
         meta = {
             "format": resuming.RUN_FORMAT,
             "model": str(name_in_run(job.model.path, folder)),
@@ -245,7 +251,7 @@ def _open_store(
             if frozen is not None:
                 resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
             made = job.plan(given if frozen is None else frozen)
-        check_start(made, folder, say is not None)
+        check_start(made, folder, say is not None, kept)
     if frozen is None:
         resuming.write_plan(store, facts, machine, resuming.freeze(made.kinds))
     elif frozen.get("numerics") != resuming.numerics_of(made.kinds):

@@ -13,9 +13,11 @@ from typing import Any
 
 from oocdl.events import VALIDATION_PREFIX
 from oocdl.ops.metric_functions import Metric
+from oocdl.ops.metric_sums import suits
 from oocdl.planning.passes import PassInfo
 from oocdl.storage.files import read_bytes, regular, reporting, write_bytes
 from oocdl.storage.run.history import line_of, row_of
+from oocdl.training.job import Job
 from oocdl.training.metric_values import PassSums, metric_values
 
 FILE = "history/validation.jsonl"
@@ -50,6 +52,22 @@ class Validation:
         """Note what the next pass has found."""
         with reporting(self.path), open(self.path, "ab", opener=regular) as stream:
             stream.write(line_of({"state": self.state, **vars(found)}))
+
+
+def result_names(job: Job) -> list[str]:
+    """Return the names of ``results`` without those of single classes; none without a validation."""
+    if not job.course.validated:
+        return []
+    heads = job.binding.targets
+    several = len(heads) > 1
+    parts = [f"loss/{head.output}" for head in heads if several]
+    scores = [
+        f"{head.output}/{metric.name}" if several else metric.name
+        for head in heads
+        for metric in job.settings.metrics
+        if suits(metric, head.spec)
+    ]
+    return [f"{VALIDATION_PREFIX}{name}" for name in ("loss", *parts, *scores)]
 
 
 def results(

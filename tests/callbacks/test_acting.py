@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import oocdl
 from oocdl.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from oocdl.cli.app import run_command
-from oocdl.errors import InputError, ModelWarning
+from oocdl.errors import InputError, ModelWarning, ResourceError
 from oocdl.events import StepDone
 from tests.kit import nets, settings
 
@@ -173,6 +173,45 @@ def test_the_rate_is_reduced_as_keras_does(job: Job, tmp_path: Path, how: dict[s
     assert weights_of(same) == weights_of(run)
 
 
+def test_a_callback_of_a_later_call_names_only_versions_that_are_there(job: Job, tmp_path: Path) -> None:
+    """The best validations, those of steps 6 and 9, are over when the callbacks come."""
+    for name, first, later in [
+        ("new", [], [ModelCheckpoint()]),
+        ("more", [ModelCheckpoint()], [ModelCheckpoint(save_top_k=3)]),
+    ]:
+        fit(job, tmp_path / name, *first)
+        run = fit(job, tmp_path / name, *later, epochs=7)
+        found = validations(run, "val_loss")
+        assert min(found, key=lambda step: found[step]) == 6
+        assert run.checkpoints == ((6, 21, 18) if first else (21,))
+        for step in run.checkpoints:
+            assert run.evaluate(job[1], which=step)
+    heard: list[Any] = []
+    fit(job, tmp_path / "stop")
+    run = fit(job, tmp_path / "stop", EarlyStopping(patience=2), heard.append, epochs=30)
+    assert any("did not keep the best version, 6" in getattr(event, "text", "") for event in heard)
+    assert run.checkpoints == () and run.evaluate(job[1]) == run.evaluate(job[1], which="last")
+
+
+def test_a_callback_may_serve_another_run(job: Job, tmp_path: Path) -> None:
+    def ended(event: Any) -> None:
+        if isinstance(event, StepDone):
+            raise RuntimeError
+
+    stop = EarlyStopping(patience=30)
+    assert fit(job, tmp_path / "one", stop, epochs=4).checkpoints == (6,)
+    with pytest.raises(RuntimeError):
+        fit(job, tmp_path / "two", stop, ended)
+    assert oocdl.open(tmp_path / "two").checkpoints == ()
+
+
+def test_no_number_is_the_worst_result() -> None:
+    best = ModelCheckpoint(save_top_k=2)
+    best.seen = {3: float("nan"), 6: 0.5, 9: float("nan"), 12: 0.1, 15: 0.3}
+    best.decide()
+    assert best.kept == (12, 15)
+
+
 def test_a_kept_version_that_is_damaged_is_found(job: Job, tmp_path: Path) -> None:
     run = fit(job, tmp_path / "run", ModelCheckpoint())
     manifest = run._store.at(run.checkpoints[0]).current()
@@ -186,6 +225,26 @@ def test_a_kept_version_that_is_damaged_is_found(job: Job, tmp_path: Path) -> No
     with pytest.raises(oocdl.errors.CorruptError):
         run.export(tmp_path / "x.onnx", "best")
     run.export(tmp_path / "x.onnx", "last")
+    assert f"the kept version of step {run.checkpoints[0]} is left out: array" in str(oocdl.repair(run.path))
+    assert oocdl.verify(run.path).sound and run.checkpoints == () and run.steps == 18
+    more = fit(job, run.path, ModelCheckpoint(), epochs=7)
+    assert more.checkpoints == (21,) and more.evaluate(job[1], which="best")
+
+
+def test_the_version_that_was_restored_is_lost(job: Job, tmp_path: Path) -> None:
+    run = fit(job, tmp_path / "run", EarlyStopping(patience=2), epochs=30)
+    manifest = run._store.current()
+    assert manifest is not None
+    older = run._store.at(6).current()
+    assert older is not None
+    (run.path / next(iter(older.tensors.values())).folder / "zarr.json").write_text("{}")
+    assert not oocdl.verify(run.path).sound
+    assert "zarr.json was written anew" in str(oocdl.repair(run.path)) and run.checkpoints == (6,)
+    assert oocdl.verify(run.path).sound
+    (run.path / manifest.checkpoints["6"]).unlink()
+    assert not oocdl.verify(run.path).sound
+    assert "predicts with the weights of step 12, its last" in str(oocdl.repair(run.path))
+    assert oocdl.verify(run.path).sound and run.evaluate(job[1]) == run.evaluate(job[1], which="last")
 
 
 def test_a_module_gets_the_best_weights(tmp_path: Path, job: Job) -> None:
@@ -208,6 +267,20 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
     ]:  # fmt: skip
         with pytest.raises(InputError):
             kind(**how)
+    for callback, text in [
+        (EarlyStopping("val_dise"), "no 'val_dise' to monitor, but val_loss, val_accuracy"),
+        (EarlyStopping("val_y/accuracy"), "no 'val_y/accuracy'"),
+        (ModelCheckpoint(), "pass validation="),
+    ]:
+        more = {"validation": None, "metrics": ()} if isinstance(callback, ModelCheckpoint) else {}
+        with pytest.raises(InputError, match=text):
+            fit(job, tmp_path / "run", callback, **more)
+        assert not (tmp_path / "run").exists()
+    plan = oocdl.plan(*job, **{name: held for name, held in OPTIONS.items() if name != "progress"})
+    for callback in (ModelCheckpoint(save_top_k=4), ModelCheckpoint(save_top_k=-1)):
+        with pytest.raises(ResourceError, match="of weights and state"):
+            fit(job, tmp_path / "run", callback, disk=plan.disk_bytes + 3 * plan.version_bytes)
+        assert not (tmp_path / "run").exists()
     run = fit(job, tmp_path / "run")
     for which, text in [
         ("best", "ModelCheckpoint"),
@@ -233,6 +306,9 @@ def test_the_command_line_keeps_and_stops(job: Job, tmp_path: Path, capsys: Any)
     assert run_command(["export", str(folder), str(out), "--which", "best"], False) == 0
     assert out.read_bytes() == oocdl.open(folder).export(tmp_path / "same.safetensors", "best").read_bytes()
     assert run_command(["export", str(folder), str(out), "--which", "7"], False) == 2
+    capsys.readouterr()
+    assert run_command(["fit", *map(str, job), "--monitor", "val_accuracy"], False) == 2
+    assert "--monitor goes with --patience" in capsys.readouterr().err
 
 
 def test_averages_are_a_version(job: Job, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import oocdl
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
@@ -21,6 +23,7 @@ from oocdl.ops.loss_functions import LOSSES, Head, Loss, add_loss, add_losses, r
 from oocdl.ops.losses.class_losses import class_axis
 from oocdl.ops.own_loss import OwnLoss, aligned, mean
 from oocdl.testing import run_graph
+from tests.kit import nets
 from tests.kit.interpret import evaluate
 
 Truth = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -301,6 +304,7 @@ def test_the_class_axis_is_one_where_it_can_be() -> None:
     assert class_axis((2, 5, 5), (2, 5)) == 1
     assert class_axis((2, 3, 4, 4), (2, 1, 4, 4)) == 1
     assert class_axis((2, 3), (2, 4)) is None
+    assert class_axis((1, 3, 4), (1, 3, 4)) is None and class_axis((1,), (1,)) is None  # never the samples
 
 
 @pytest.mark.parametrize(
@@ -354,3 +358,16 @@ def test_a_name_that_is_taken_and_a_loss_that_is_no_number_are_refused(own: Loss
     x, y = (build.value(name, (2, 3), "float64", Role.INPUT) for name in "xy")
     with pytest.raises(InputError, match=r"'wide' gave a value of shape \[2, 3\]"):
         add_loss(build, loss_functions.LOSSES["wide"], x, y)
+
+
+@pytest.mark.parametrize("of", ["target", "constant"])
+def test_a_loss_that_no_weight_changes_is_refused(own: Loss, tmp_path: Path, of: str) -> None:
+    def formula(build: Builder, prediction: str, target: str) -> str:
+        return mean(build, target) if of == "target" else build("Identity", build.constant(1.0, "float32"))
+
+    register(of)(formula)
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors() | {"y": nets.vectors()["x"][:, :3]})
+    with pytest.raises(InputError, match="the loss depends on no weight"):
+        oocdl.plan(
+            nets.write_mlp(tmp_path / "net.onnx"), data, inputs={"x": "x"}, loss=loss_functions.LOSSES[of]
+        )

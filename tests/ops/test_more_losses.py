@@ -287,6 +287,13 @@ def test_a_label_outside_the_classes_makes_focal_nan() -> None:
     assert np.isnan(ran.outputs[graph.outputs[0]])
 
 
+def test_focal_of_certain_places_has_slope_zero() -> None:
+    """MONAI's is NaN there, of a gamma below 1."""
+    x = torch.zeros(2, 3, 4, dtype=torch.float64)
+    x[:, 0] = 1000.0
+    check(Focal(0.5), x, torch.zeros(2, 4, dtype=torch.int64), lambda x, y: x.sum() * 0)
+
+
 def test_weights_of_outputs_are_nnunets_and_monais() -> None:
     assert DeepSupervision().of_outputs(1) == (1.0,)
     halves = np.array([1, 0.5, 0.25, 0.125, 0])

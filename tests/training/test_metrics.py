@@ -160,6 +160,26 @@ def test_one_channel_is_one_class(tmp_path: Path) -> None:
     assert math.isclose(found["accuracy"], float((predicted == arrays["y"]).mean()), rel_tol=1e-12)
 
 
+def test_a_number_a_sample_is_one_class(tmp_path: Path) -> None:
+    arrays = nets.vectors(8)
+    arrays["y"] = (arrays["y"] == 0).astype(np.uint8)
+    data = nets.write_data(tmp_path / "data.zarr", arrays)
+    torch.manual_seed(2)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0)).double()
+    found, _ = validated(tmp_path, module, data, loss="bce", metrics=("f1", "accuracy"))
+    with torch.no_grad():
+        predicted = module(torch.as_tensor(arrays["x"]).double()).numpy() > 0
+    both, there = (predicted & (arrays["y"] > 0)).sum(), predicted.sum() + arrays["y"].sum()
+    assert math.isclose(found["f1"], 2 * both / there, rel_tol=1e-12) and both
+    assert math.isclose(found["accuracy"], (predicted == arrays["y"]).mean(), rel_tol=1e-12)
+
+
+def test_a_sample_all_of_whose_labels_are_ignored_has_no_number() -> None:
+    none = sums(np.zeros((1, CLASSES, 4)), np.full((1, 4), -100)) | {"ranked": np.zeros((1, CLASSES))}
+    for name in (*OF_CLASSES, "topk"):
+        assert math.isnan(METRICS[name].of_sample(none)[name]), name
+
+
 def test_each_output_has_the_metrics_that_suit_its_loss(tmp_path: Path) -> None:
     arrays = nets.vectors(8) | {"size": np.arange(8, dtype=np.float32)[:, None]}
     data = nets.write_data(

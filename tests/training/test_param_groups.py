@@ -253,6 +253,8 @@ def test_a_run_goes_on_with_the_same_groups_only(tmp_path: Path) -> None:
         go(3, lr=0.02)
     with pytest.raises(InputError, match="param_groups was"):
         go(3, weight_decay=0.2)
+    with pytest.raises(InputError, match="param_groups was"):  # it would have the optimizer's rate
+        fit(tmp_path, optimizer=Adam(lr=0.01), param_groups=[{"params": "w?", "weight_decay": 0.1}], steps=3)
     with pytest.raises(InputError, match="param_groups was"):
         fit(tmp_path, optimizer=Adam(lr=0.1), steps=3)
     run = go(4, Then(0.1, 2, 0.05))  # the group's rate is halved with the other

@@ -31,7 +31,9 @@ SAMPLES = 10
 def run(tmp_path: Path) -> oocdl.Run:
     model = nets.write_mlp(tmp_path / "mlp.onnx")
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
-    return oocdl.fit(model, data, workdir=tmp_path / "run", **{**QUICK, "batch_size": 2, "steps": 1})
+    return oocdl.fit(
+        model, data, workdir=tmp_path / "run", **{**QUICK, "batch_size": 2, "steps": 1, "ema": 0.9}
+    )
 
 
 class Killed(BaseException):
@@ -111,7 +113,7 @@ def test_only_what_is_there_as_it_was_written_is_left_out(
     assert np.array_equal(found["y"][...], whole)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("other", ["run", "dataset", "batch", "metadata"])
+@pytest.mark.parametrize("other", ["run", "dataset", "batch", "metadata", "averages"])
 def test_another_question_starts_anew(
     run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
@@ -119,19 +121,24 @@ def test_another_question_starts_anew(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         killed_after(3, patch)
         run.predict(data, out, batch_size=2)
-    batch = 5 if other == "batch" else 2
+    batch, which = 5 if other == "batch" else 2, "last"
     if other == "run":
         run = oocdl.fit(
-            tmp_path / "mlp.onnx", data, workdir=run.path, **{**QUICK, "batch_size": 2, "steps": 2}
+            tmp_path / "mlp.onnx",
+            data,
+            workdir=run.path,
+            **{**QUICK, "batch_size": 2, "steps": 2, "ema": 0.9},
         )
     elif other == "dataset":
         arrays = nets.vectors()
         data = nets.write_data(tmp_path / "other.zarr", {**arrays, "x": arrays["x"] + 1})
+    elif other == "averages":  # of the same commit
+        which = "ema"
     elif other == "metadata":
         (out / "y/zarr.json").write_text("{}")
     with monkeypatch.context() as patch:
         seen = killed_after(99, patch)
-        run.predict(data, out, batch_size=batch)
+        run.predict(data, out, batch_size=batch, which=which)
         assert len(seen) == SAMPLES // batch
 
 

@@ -275,6 +275,19 @@ def test_a_final_softmax(data: Path, tmp_path: Path) -> None:
     assert oocdl.open(run.path).evaluate(data)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("final", "loss"), [("Softmax", "bce"), ("Sigmoid", "cross_entropy"), ("Sigmoid", "dice")]
+)
+def test_a_final_activation_that_the_loss_does_not_contain(
+    data: Path, tmp_path: Path, final: str, loss: str
+) -> None:
+    model = nets.write_mlp(tmp_path / "net.onnx", final=final)
+    y = np.eye(3, dtype="f4")[nets.vectors()["y"]]
+    data = nets.write_data(tmp_path / "hot.zarr", nets.vectors() | {"y": y}) if loss == "bce" else data
+    with pytest.raises(InputError, match=f"ends in {final}, but the loss contains a S"):
+        oocdl.fit(model, data, inputs={"x": "x"}, loss=loss, logits="auto", steps=1, **QUICK)
+
+
 def test_freeze_patterns(mlp: Path, data: Path) -> None:
     run = oocdl.fit(mlp, data, steps=2, freeze="?1", **QUICK)
     before = nets.mlp_weights()

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import oocdl
 from oocdl.errors import OocdlError
+from oocdl.losses import CrossEntropy, DiceCE
+from oocdl.optim import Adam
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -25,6 +28,11 @@ OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 10**30}, "seed must be at most"),
     ({"spill": 5}, "spill takes a path, got 5"),
     ({"spill": "a\0b"}, "spill takes a path"),
+    ({"loss": CrossEntropy(class_weights=2.0)}, "class_weights of CrossEntropy takes several numbers, got 2"),  # type: ignore[arg-type]
+    ({"loss": CrossEntropy(class_weights="123")}, "takes several numbers, got 123"),  # type: ignore[arg-type]
+    ({"loss": CrossEntropy(ignore_index=None)}, "ignore_index of CrossEntropy must be a whole number"),  # type: ignore[arg-type]
+    ({"loss": DiceCE(cross_entropy="x")}, "takes an object of oocdl.losses.CrossEntropy, got x"),  # type: ignore[arg-type]
+    ({"optimizer": Adam(weight_decay=float("nan"))}, "weight_decay of Adam must be a finite number"),
 ]
 CALLS: list[tuple[dict[str, Any], str]] = [
     ({"workdir": 3}, "workdir takes a path, got 3"),
@@ -65,6 +73,13 @@ def _short(value: object) -> str:
 @pytest.mark.parametrize("verb", [oocdl.fit, oocdl.plan], ids=["fit", "plan"])
 def test_options(files: tuple[Path, Path], verb: Any, given: dict[str, Any], message: str) -> None:
     refused(message, lambda: verb(*files, **{**QUICK, **given}))
+
+
+def test_fields_of_a_loss_may_be_tensors(files: tuple[Path, Path], tmp_path: Path) -> None:
+    loss = CrossEntropy(class_weights=list(torch.tensor([1.0, 2.0, 0.5])), label_smoothing=torch.tensor(0.25))  # type: ignore[arg-type]
+    run = oocdl.fit(*files, loss=loss, steps=1, workdir=tmp_path / "run", **QUICK)
+    assert run.settings.loss == CrossEntropy(class_weights=(1.0, 2.0, 0.5), label_smoothing=0.25)
+    assert oocdl.open(run.path).evaluate(files[1]) == run.evaluate(files[1])
 
 
 @pytest.mark.parametrize(("given", "message"), CALLS, ids=_short)

@@ -73,8 +73,8 @@ def has_one_class(logits: Shape) -> bool:
 
 
 def class_axis(logits: Shape, target: Shape) -> int | None:
-    """Return the axis of the logits that the labels lack, or have with extent one; 1 where possible."""
-    for axis in (1, *reversed(range(len(logits)))):
+    """Return the axis of the logits that the labels lack, or have with extent one; 1 where it can be."""
+    for axis in (1, *reversed(range(2, len(logits)))):
         if axis < len(logits):
             without = logits[:axis] + logits[axis + 1 :]
             if target == without or target == (*logits[:axis], 1, *logits[axis + 1 :]):
@@ -206,6 +206,8 @@ def add_focal(build: Builder, spec: Focal, logits: str, target: str, weights: st
     each, count = places.surprise, shape[places.axis]
     if spec.gamma:
         missed = build("Sub", build.like(1.0, each), build("Exp", build("Neg", each)))
+        if spec.gamma < 1:  # the slope of the power at 0 is infinite, and that of the loss is 0
+            missed = build("Max", missed, build.like(1e-30, each))
         each = build("Mul", each, build("Pow", missed, build.like(spec.gamma, each)))
     factors = (1.0,) * count if spec.class_weights is None else spec.class_weights
     if spec.alpha is not None:

@@ -16,7 +16,7 @@ from oocdl.storage.run.garbage import refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import Manifest
-from oocdl.storage.run.pointer import load_current, load_manifest, next_epoch, publish
+from oocdl.storage.run.pointer import load_current, load_manifest, load_spares, next_epoch, publish
 from oocdl.storage.run.run_verification import damages_in, holds, metadata_files
 from oocdl.storage.run.sealed_files import COPY, read_sealed
 
@@ -41,9 +41,10 @@ class Repaired:
 def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
     """Go back to the newest version of a run whose every chunk is sound, and leave out what is damaged.
 
-    A run keeps its current version and the one before. Damaged rows of the history and damaged kept values
-    are left out; metadata of Zarr arrays is written anew. With ``take_over`` an owner on another host is
-    evicted, which cannot be seen from here and has to be dead; if it lives, its next commit is refused.
+    A run keeps its current version and the one before. Damaged rows of the history, damaged kept values and
+    versions that callbacks have kept are left out; metadata of Zarr arrays is written anew. With
+    ``take_over`` an owner on another host is evicted, which cannot be seen from here and has to be dead; if
+    it lives, its next commit is refused.
 
     ``run.json`` and its copy are written anew from each other.
 
@@ -88,8 +89,9 @@ def _repaired(root: Path) -> Repaired:
     if reasons:
         last = "an unknown step" if newest is None else newest.step
         changes.append(f"steps {chosen.step + 1} to {last} are lost: {'; '.join(reasons)}")
-    changes += _metadata(root, chosen)
     mended, lost = _mended(root, chosen, newest)
+    changes += lost
+    mended, lost = _with_sound_checkpoints(root, mended, ours)
     changes += lost
     try:
         known = chosen.seals.get("plan.json")
@@ -108,8 +110,11 @@ def _repaired(root: Path) -> Repaired:
         if spare is None:
             parent = None
             changes.append(f"the version before step {chosen.step} is left out: {'; '.join(wrong)}")
-    if mended != chosen or chosen != newest or parent != chosen.parent:
-        made = replace(mended, epoch=epoch, parent=parent)
+    made = replace(mended, parent=parent)
+    for version in (made, *load_spares(root, made)):
+        changes += _metadata(root, version)
+    if made != newest:
+        made = replace(made, epoch=epoch)
         publish(root, made, pointer)
         remove_unnamed(root, made)
     return Repaired(root, chosen.step, tuple(changes))
@@ -207,3 +212,21 @@ def _mended(root: Path, chosen: Manifest, newest: Manifest | None) -> tuple[Mani
             lost.append(f"{damage}; this kept value is left out")
             kept.pop(name, None)
     return replace(chosen, history=history.seal, kept=kept), lost
+
+
+def _with_sound_checkpoints(root: Path, chosen: Manifest, ours: str) -> tuple[Manifest, list[str]]:
+    """Return a version without those of its checkpoints that are damaged, and what that leaves out."""
+    lost: list[str] = []
+    kept, meta = dict(chosen.checkpoints), dict(chosen.meta)
+    for step, name in chosen.checkpoints.items():
+        found, wrong = _first_sound(root, [name], ours)
+        if found is None:
+            lost.append(f"the kept version of step {step} is left out: {'; '.join(wrong)}")
+            kept.pop(step)
+    if lost:
+        there = {*kept, str(chosen.step)}
+        meta["checkpoints"] = [step for step in meta.get("checkpoints", ()) if str(step) in there]
+        if str(meta.get("restored", chosen.step)) not in there:
+            lost.append(f"the run predicts with the weights of step {chosen.step}, its last")
+            del meta["restored"]
+    return replace(chosen, checkpoints=kept, meta=meta), lost

@@ -64,7 +64,7 @@ class RunStore:
         self._seals: dict[str, str] = {}
         self._pinned = False
         """Whether it stays at the version that it was opened at."""
-        self._instead: Mapping[str, str] = {}
+        self.instead: Mapping[str, str] = {}
         """Array -> the one that is read in its place."""
         self.epoch = 0 if lock is None else next_epoch(path)
         """The number of writers that the run has had; 0 for a reader."""
@@ -214,7 +214,7 @@ class RunStore:
     def reading(self, instead: Mapping[str, str]) -> RunStore:
         """Open the current version for reading, with some arrays in the place of others."""
         found = RunStore(self.path, None)
-        found._instead = instead
+        found.instead = instead
         return found
 
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
@@ -272,7 +272,7 @@ class RunStore:
         lost or is not what was written.
         """
         tensor = self._tensor(name)
-        if tensor.spec.kind != kind and name not in self._instead:
+        if tensor.spec.kind != kind and name not in self.instead:
             raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
         what = f"array {name!r} of version {tensor.version}"
         records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.files}
@@ -352,7 +352,7 @@ class RunStore:
     def _tensor(self, name: str) -> Tensor:
         if self._manifest is None:
             raise StoreError(f"run {self.path} has no committed version yet")
-        name = self._instead.get(name, name)
+        name = self.instead.get(name, name)
         if name not in self._manifest.tensors:
             raise StoreError(f"run {self.path} has no array {name!r}")
         return self._manifest.tensors[name]

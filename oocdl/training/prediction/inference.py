@@ -158,6 +158,7 @@ class Inference:
         plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
         return {
             "version": version,
+            **({"instead": dict(self.trained.store.instead)} if self.trained.store.instead else {}),
             "numerics": plans,
             "scale": self.preparation.scale,
             **identity(self.model, self.binding, self.settings),
