@@ -5,10 +5,7 @@ Their memory is the caller's: a budget counts it as what the process has before 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any, NoReturn
 
@@ -16,11 +13,14 @@ import numpy as np
 from isal import isal_zlib
 
 from oocdl.errors import DatasetError
-from oocdl.graph.ir.index import Region, as_slices, intersect, region_shape, within
-from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
+from oocdl.graph.ir.index import Region, as_slices
+from oocdl.storage.dataset.chunk_list import ChunkKeys
+from oocdl.storage.dataset.chunk_store import WHOLE, Chunks, Mark, Reading
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type
+from oocdl.storage.dataset.decoding import Decoder
+from oocdl.storage.dataset.zarr_source import LastChunk, ZarrSource
 from oocdl.storage.files import as_bytes
-from oocdl.storage.zarr_json import chunk_region, grid, touched
+from oocdl.storage.zarr_json import chunk_region, grid
 
 BLOCK_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10
@@ -42,62 +42,35 @@ class GivenArrays(dict[str, Array]):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class ArraySource:
-    """Reads an array in memory, each block of which has to be as it was when it was listed."""
+class GivenBlocks(Chunks):
+    """Blocks of an array in memory, by checksum."""
 
-    label: str
-    data: Array
-    blocks: Shape
+    tells = "checksum"
 
-    @cached_property
-    def known(self) -> ChunkList:
-        """All blocks, each with the checksum that it has now."""
-        extents, found = grid(self.data.shape, self.blocks), array("q")
-        for number in range(prod(extents)):
-            index = tuple(int(at) for at in np.unravel_index(number, extents))
-            found.extend((number, *_mark(self._block(index))))
-        return listed(extents, found)
+    def __init__(self, data: Array, blocks: Shape) -> None:
+        self.data, self.blocks = data, blocks
+        self.keys = ChunkKeys(grid(data.shape, blocks), "", ".")
 
-    @property
-    def tells(self) -> str:
-        """What tells blocks apart, beside their sizes."""
-        return "checksum"
+    def names(self) -> Iterator[str]:
+        return map(self.keys.key, range(prod(self.keys.grid)))
 
-    @property
-    def file_mark(self) -> tuple[int, int, int]:
-        """Zeros: there is no file."""
-        return 0, 0, 0
+    def _region(self, block: str) -> Region:
+        return chunk_region(tuple(map(int, block.split("."))), self.data.shape, self.blocks)
 
-    def place(self, number: int) -> str:
-        """Return the place of a block, for messages."""
-        return str(chunk_region(self.known.index(number), self.data.shape, self.blocks))
+    def place(self, chunk: str) -> str:
+        return f"at {self._region(chunk)}"
 
-    def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """Nothing: checksums tell all that there is."""
-        yield from ()
+    def mark(self, chunk: str) -> Mark | None:
+        return self.read(chunk)[0]
 
-    def read(self, region: Region) -> Array:
-        """Read a region, block by block. Raises DatasetError for a block that was changed."""
-        out = np.empty(region_shape(region), self.data.dtype)
-        for index in touched(region, self.blocks):
-            covered, block = chunk_region(index, self.data.shape, self.blocks), self._block(index)
-            if _mark(block) != self.known.find(number_of(index, self.known.grid)):
-                raise DatasetError(
-                    f"{self.label} was changed at {covered} since it was given; none of that was used. "
-                    "A run goes on from its last commit with the array as it was"
-                )
-            part = intersect(covered, region)
-            out[within(part, region)] = block[within(part, covered)]
-        return out
-
-    def _block(self, index: Shape) -> Array:
-        """Return a copy: what is compared is what is used, whatever the caller does meanwhile."""
-        return self.data[as_slices(chunk_region(index, self.data.shape, self.blocks))].copy(order="C")
-
-
-def _mark(block: Array) -> tuple[int, int]:
-    return block.nbytes, int(isal_zlib.crc32(as_bytes(block)))
+    def read(self, chunk: str, part: slice = WHOLE) -> Reading:
+        # A copy: what is compared is what is used, whatever the caller does meanwhile.
+        block = self.data[as_slices(self._region(chunk))].copy(order="C")
+        mark = block.nbytes, int(isal_zlib.crc32(as_bytes(block)))
+        if block.shape != self.blocks:
+            lacking = (most - its for most, its in zip(self.blocks, block.shape, strict=True))
+            block = np.pad(block, [(0, extent) for extent in lacking])
+        return mark, as_bytes(block).data, mark
 
 
 def open_arrays(given: Mapping[Any, Any], names: Collection[str] | None) -> list[DataArray]:
@@ -116,14 +89,16 @@ def open_arrays(given: Mapping[Any, Any], names: Collection[str] | None) -> list
     lost = sorted(set(names or ()) - set(given))
     if lost:
         raise DatasetError(f"{WHERE} have no array {lost[0]!r}; they are {sorted(given)}")
-    return [_opened(name, given[name]) for name in (sorted(given) if names is None else names)]
+    last = LastChunk()
+    return [_opened(name, given[name], last) for name in (sorted(given) if names is None else names)]
 
 
-def _opened(name: str, data: Array) -> DataArray:
+def _opened(name: str, data: Array, last: LastChunk) -> DataArray:
     label = f"array {name!r} of {WHERE}"
     check_type(label, data.dtype, data.ndim)
     blocks = _blocks(data.shape, data.dtype.itemsize)
     check_chunks(label, data.shape, blocks, blocks)
+    decoder = Decoder(data.dtype, blocks, tuple(range(data.ndim)), (), prod(blocks) * data.itemsize)
     return DataArray(
         name=name,
         where=WHERE,
@@ -132,7 +107,7 @@ def _opened(name: str, data: Array) -> DataArray:
         chunks=blocks,
         stored_chunks=blocks,
         fill_value=0,
-        source=ArraySource(label, data, blocks),
+        source=ZarrSource(label, data.shape, blocks, 0, GivenBlocks(data, blocks), decoder, None, last),
     )
 
 

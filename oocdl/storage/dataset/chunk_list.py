@@ -8,8 +8,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -32,11 +30,8 @@ class ChunkList:
     """Bytes as they are stored."""
     marks: Integers
     """Times of change in nanoseconds, or checksums, as the source has them."""
-
-    @cached_property
-    def missing(self) -> int:
-        """Chunks that are not stored."""
-        return prod(self.grid) - len(self.numbers)
+    missing: int
+    """Chunks that are not stored."""
 
     @property
     def first_missing(self) -> int:
@@ -63,7 +58,8 @@ def listed(grid: tuple[int, ...], entries: array[int]) -> ChunkList:
     """Make a list of entries in any order: number, size and mark of one chunk after the other, as int64."""
     table = np.frombuffer(entries, np.int64).reshape(-1, 3)
     table = table[np.argsort(table[:, 0], kind="stable")]
-    return ChunkList(grid, *(np.ascontiguousarray(column) for column in table.T))
+    columns = (np.ascontiguousarray(column) for column in table.T)
+    return ChunkList(grid, *columns, prod(grid) - len(table))
 
 
 @dataclass(frozen=True)
@@ -120,8 +116,7 @@ def number_of(index: tuple[int, ...], grid: tuple[int, ...]) -> int:
     >>> number_of((1, 2), (2, 3))
     5
     """
-    *_, number = accumulate(zip(index, grid, strict=True), lambda n, axis: n * axis[1] + axis[0], initial=0)
-    return int(number)
+    return int(np.ravel_multi_index(index, grid))
 
 
 def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:

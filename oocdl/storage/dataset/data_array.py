@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,38 +27,38 @@ INNER_BYTES = 128
 """Maximum bytes of a shard for each chunk in it beside its content: in its index, and for headers."""
 
 
-class Source(Protocol):
-    """The source of an array's chunks: a Zarr store, or an HDF5 file behind a lock."""
+class Source(ABC):
+    """The source of an array's chunks: a Zarr store, an HDF5 file, arrays in memory, samples side by side."""
 
     @property
+    @abstractmethod
     def known(self) -> ChunkList:
         """The chunks that were stored when they were listed, which happens once."""
-        ...
 
     @property
     def tells(self) -> str:
         """What tells stored chunks apart, beside their sizes: "time", "checksum", "place" or "none"."""
-        ...
+        return "checksum"
 
     @property
     def file_mark(self) -> tuple[int, int, int]:
-        """Inode, size and time of the one file that holds the array; zeros where there is none."""
-        ...
+        """Inode, size and time of the one file that holds the array; zeros where chunks have marks."""
+        return 0, 0, 0
 
+    @abstractmethod
     def place(self, number: int) -> str:
         """Return the place of a chunk, for messages."""
-        ...
 
+    @abstractmethod
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
+        """Yield the stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
 
         Nothing where marks tell all that there is.
         """
-        ...
 
+    @abstractmethod
     def read(self, region: Region) -> Array:
         """Read a region. Raises DatasetError for a chunk that is not as listed, any error for a bad one."""
-        ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
