@@ -8,7 +8,6 @@ harms nobody.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import threading
@@ -23,9 +22,9 @@ import numpy.typing as npt
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
-from oocdl.storage.checksums import Record, crc32c
-from oocdl.storage.files import as_bytes, io_error, part_of, regular, reporting, sync_path, write_parts
-from oocdl.storage.run.manifest import Index, Manifest, Tensor, TensorSpec
+from oocdl.storage.checksums import Record, crc32c, read_verified
+from oocdl.storage.files import io_error, part_of, reporting, sync_path, write_parts
+from oocdl.storage.run.manifest import WAY_OUT, Index, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]
@@ -71,18 +70,17 @@ class Commit:
         root: Path,
         draft: Manifest,
         publish: Callable[[Manifest, Sequence[Path]], Manifest],
-        done: Callable[[], None],
     ) -> None:
         self._root = root
         self._draft = draft
         self._publish = publish
-        self._done = done
         # What this version writes; the rest is carried over from the one before.
         mine = (draft.version, draft.epoch)
         self._fresh = tuple(n for n, t in draft.tensors.items() if (t.version, t.epoch) == mine)
         self._lock = threading.Condition()
         self._records: dict[str, dict[Index, Record]] = {name: {} for name in self._fresh}
-        self._open = True
+        self.is_open = True
+        """Whether it is neither finished nor aborted."""
         self._running = 0  # writes under way: finish() waits for late ones
         self._writer = replace(self.writer(), sync=False)  # synced all together by finish()
         for name in self._fresh:
@@ -134,43 +132,36 @@ class Commit:
         with self._lock:
             self._lock.wait_for(lambda: not self._running)
             self._check_open()
-            self._check_complete()
-            self._open = False
+            for name, records in self._records.items():
+                wanted = prod(self._draft.tensors[name].spec.grid)
+                if len(records) != wanted:
+                    raise StoreError(
+                        f"version {self.version} is incomplete: array {name!r} has "
+                        f"{len(records)} of {wanted} chunks"
+                    )
+            self.is_open = False
         tensors = dict(self._draft.tensors)
         for name in self._fresh:
             records = dict(sorted(self._records[name].items()))
             tensors[name] = replace(tensors[name], records=records)
         manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
-        try:
-            with reporting(self._root):
-                return self._publish(manifest, [self._root / tensors[name].folder for name in self._fresh])
-        finally:
-            # If it failed, nothing is deleted: CURRENT may name it already. The next writer clears up.
-            self._done()
+        # If this fails, nothing is deleted: CURRENT may name it already. The next writer clears up.
+        with reporting(self._root):
+            return self._publish(manifest, [self._root / tensors[name].folder for name in self._fresh])
 
     def abort(self) -> None:
         """Delete the chunks that were written. Does nothing after ``finish``."""
         with self._lock:
-            if not self._open:
+            if not self.is_open:
                 return
-            self._open = False
+            self.is_open = False
             self._lock.wait_for(lambda: not self._running)
         for name in self._fresh:
             shutil.rmtree(self._root / self._draft.tensors[name].folder, ignore_errors=True)
-        self._done()
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self.is_open:
             raise StoreError(f"version {self.version} is finished; begin the next one")
-
-    def _check_complete(self) -> None:
-        for name, records in self._records.items():
-            wanted = prod(self._draft.tensors[name].spec.grid)
-            if len(records) != wanted:
-                raise StoreError(
-                    f"version {self.version} is incomplete: array {name!r} has "
-                    f"{len(records)} of {wanted} chunks"
-                )
 
 
 def _make(root: Path, tensor: Tensor) -> None:
@@ -238,30 +229,18 @@ def read_chunk(root: Path, tensor: Tensor, index: Index, part: Region, target: A
 
     Takes memory for a block of ``BLOCK_BYTES``. Raises CorruptError, which names array, chunk and version.
     """
-    record, spec, crc = tensor.records[index], tensor.spec, 0
+    spec = tensor.spec
     stored = tuple((at * size, (at + 1) * size) for at, size in zip(index, spec.chunks, strict=True))
     where = f"array {spec.name!r} chunk {index} of version {tensor.version} in {root}"
-    way_out = "'oocdl repair' goes back to the newest sound version"
+    blocks = list(contiguous_blocks(stored, np.dtype(spec.dtype).itemsize))
+    buffers = (np.empty(region_shape(block), spec.dtype) for block in blocks)
+    path = root / tensor.folder / chunk_key(index)
     try:
-        with open(root / tensor.folder / chunk_key(index), "rb", buffering=0, opener=regular) as file:
-            length = os.fstat(file.fileno()).st_size
-            if length != record.nbytes:
-                raise CorruptError(f"{where} has {length} bytes, not {record.nbytes}; {way_out}")
-            for block in contiguous_blocks(stored, np.dtype(spec.dtype).itemsize):
-                read = np.empty(region_shape(block), spec.dtype)
-                _read_exactly(file, read)
-                crc = crc32c(read, crc)
-                wanted = intersect(block, part)
-                if not is_empty(wanted):
-                    part_of(target, wanted, part)[...] = part_of(read, wanted, block)
-    except OSError as error:
-        raise CorruptError(f"{where} is lost: {error.strerror or error}; {way_out}") from error
-    if crc != record.crc:
-        raise CorruptError(f"{where} is not what was written; {way_out}")
-
-
-def _read_exactly(file: io.FileIO, array: Array) -> None:
-    """Fill an array; what a file that was cut off lacks stays as it is, and is found by its checksum."""
-    view, done = as_bytes(array).data, 0
-    while done < array.nbytes and (count := file.readinto(view[done:])):
-        done += count
+        for block, read in zip(
+            blocks, read_verified(where, path, tensor.records[index], buffers), strict=True
+        ):
+            wanted = intersect(block, part)
+            if not is_empty(wanted):
+                part_of(target, wanted, part)[...] = part_of(read, wanted, block)
+    except CorruptError as error:
+        raise CorruptError(f"{error}; {WAY_OUT}") from error

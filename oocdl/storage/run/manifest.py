@@ -25,6 +25,7 @@ from oocdl.storage.zarr_json import chunk_key, grid
 
 Kind = Literal["weights", "state"]
 Index = tuple[int, ...]
+WAY_OUT = "'oocdl repair' goes back to the newest sound version"
 GROUPS = ("", "weights", "state", "kept")
 """Folders of a run that are Zarr groups."""
 
@@ -168,14 +169,11 @@ class Manifest:
                 "id": tensor.id,
                 "epoch": tensor.epoch,
                 "version": tensor.version,
-                "records": {file: [r.nbytes, r.crc] for file, r in tensor.files.items()},
+                "records": tensor.files,
             }
             for tensor in self.tensors.values()
         ]
-        kept = {
-            name: {**vars(value), "records": {k: [r.nbytes, r.crc] for k, r in value.records.items()}}
-            for name, value in self.kept.items()
-        }
+        kept = {name: {**vars(value), "records": dict(value.records)} for name, value in self.kept.items()}
         plain = {"meta": dict(self.meta), "seals": dict(self.seals), "history": asdict(self.history)}
         return sealed("manifest", {**vars(self), **plain, "tensors": tensors, "kept": kept}, _plain)
 

@@ -17,9 +17,7 @@ from typing import Any
 from oocdl.errors import CorruptError, StoreError
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import io_error, read_text, remove, reporting, sync_path, write_text
-from oocdl.storage.run.manifest import MANIFEST_NAME, Manifest
-
-WAY_OUT = "'oocdl repair' goes back to the newest sound version"
+from oocdl.storage.run.manifest import MANIFEST_NAME, WAY_OUT, Manifest
 
 
 def publish(root: Path, manifest: Manifest, before: str | None) -> str:

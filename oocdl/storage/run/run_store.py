@@ -198,7 +198,7 @@ class RunStore:
     @property
     def is_writing(self) -> bool:
         """Whether a version was begun, and is neither finished nor aborted."""
-        return self._writing is not None
+        return self._writing is not None and self._writing.is_open
 
     def version_of(self, meta: Mapping[str, object]) -> int:
         """Return the number of the next version: its step, or more where this step was committed before."""
@@ -225,7 +225,7 @@ class RunStore:
         """
         self._check_writable()
         old = self._manifest
-        if self._writing is not None:
+        if self._writing is not None and self._writing.is_open:
             raise StoreError(f"version {self._writing.version} is still being written")
         if old is not None and version <= old.version:
             raise StoreError(f"version {version} is not after the current {old.version}")
@@ -244,7 +244,7 @@ class RunStore:
             made[spec.name] = Tensor(spec, ident, self.epoch, version, {})
         parent = None if old is None else old.file
         draft = Manifest(version, self.epoch, parent, {}, made, next_id)
-        self._writing = Commit(self.path, draft, self._publish, self._finished)
+        self._writing = Commit(self.path, draft, self._publish)
         return self._writing
 
     def read(self, name: str, region: Region, out: Array | None = None) -> Array:
@@ -380,9 +380,6 @@ class RunStore:
         self._kept.committed()
         remove_unnamed(self.path, made)
         return made
-
-    def _finished(self) -> None:
-        self._writing = None
 
 
 def _check_free(root: Path) -> None:
