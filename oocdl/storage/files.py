@@ -51,6 +51,14 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def content_of(path: Path) -> bytes | None:
+    """Return what a regular file holds; None if it is lost or cannot be read."""
+    try:
+        return read_bytes(path)
+    except OSError:
+        return None
+
+
 def read_text(path: Path) -> str:
     """Return the text of a regular file. Raises OSError as ``read_bytes``, ValueError if it is no UTF-8."""
     return read_bytes(path).decode()

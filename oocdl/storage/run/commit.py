@@ -36,7 +36,7 @@ class Writer:
 
     root: Path
     tensors: Mapping[str, Tensor]
-    sync: bool = True
+    sync: bool
     """Whether each chunk is fsynced by its writer: on a network disk only the host that wrote it can."""
 
     def write(self, name: str, region: Region, array: Array) -> dict[Index, Record]:
@@ -60,104 +60,85 @@ class Writer:
 
 
 class Commit:
-    """A version that is being written. Made by ``RunStore.begin``; thread-safe.
+    """A version that is being written, by one thread. Made by ``RunStore.begin``.
 
     Write or record every chunk of its tensors, then call ``finish`` once; ``abort`` deletes what is there.
     """
 
     def __init__(
-        self,
-        root: Path,
-        draft: Manifest,
-        publish: Callable[[Manifest, Sequence[Path]], Manifest],
+        self, root: Path, draft: Manifest, publish: Callable[[Manifest, Sequence[Path]], Manifest]
     ) -> None:
-        self._root = root
-        self._draft = draft
-        self._publish = publish
+        self._root, self._draft, self._publish = root, draft, publish
         # What this version writes; the rest is carried over from the one before.
         mine = (draft.version, draft.epoch)
-        self._fresh = tuple(n for n, t in draft.tensors.items() if (t.version, t.epoch) == mine)
-        self._lock = threading.Condition()
+        self._fresh = {n: t for n, t in draft.tensors.items() if (t.version, t.epoch) == mine}
         self._records: dict[str, dict[Index, Record]] = {name: {} for name in self._fresh}
         self.is_open = True
         """Whether it is neither finished nor aborted."""
-        self._running = 0  # writes under way: finish() waits for late ones
-        self._writer = replace(self.writer(), sync=False)  # synced all together by finish()
-        for name in self._fresh:
-            _make(root, draft.tensors[name])
+        for tensor in self._fresh.values():
+            _make(root, tensor)
 
     @property
     def version(self) -> int:
         """The number of the version that this becomes."""
         return self._draft.version
 
-    def writer(self) -> Writer:
+    def writer(self, sync: bool = True) -> Writer:
         """Return a writer for workers; give what its ``write`` returns to ``record``."""
-        return Writer(self._root, {name: self._draft.tensors[name] for name in self._fresh})
+        return Writer(self._root, self._fresh, sync)
 
     def write(self, name: str, region: Region, array: Array) -> None:
         """Write and record chunks, as ``Writer.write``. Writing the same bytes twice changes nothing."""
-        if name not in self._records:
+        self._check_open()
+        if name not in self._fresh:
             raise StoreError(f"array {name!r} is not written by version {self.version}")
-        with self._lock:
-            self._check_open()
-            self._running += 1
-        try:
-            self.record(name, self._writer.write(name, region, array))
-        finally:
-            with self._lock:
-                self._running -= 1
-                self._lock.notify_all()
+        # Synced all together by ``finish``.
+        self.record(name, self.writer(sync=False).write(name, region, array))
 
     def record(self, name: str, records: Mapping[Index, Record]) -> None:
         """Take the records of chunks that a ``Writer`` wrote.
 
         Raises StoreError if a chunk was recorded before with other bytes.
         """
-        with self._lock:
-            self._check_open()
-            known = self._records[name]
-            for index, record in records.items():
-                if known.setdefault(index, record) != record:
-                    raise StoreError(
-                        f"array {name!r} chunk {index} of version {self.version} was computed "
-                        "twice with different results; the engine is not deterministic"
-                    )
+        self._check_open()
+        for index, record in records.items():
+            if self._records[name].setdefault(index, record) != record:
+                raise StoreError(
+                    f"array {name!r} chunk {index} of version {self.version} was computed "
+                    "twice with different results; the engine is not deterministic"
+                )
 
     def finish(self, meta: Mapping[str, Any]) -> Manifest:
         """Make the version durable and current, with plain data ``meta``: no crash can lose it any more.
 
         Raises StoreError if chunks are missing; the version before stays current.
         """
-        with self._lock:
-            self._lock.wait_for(lambda: not self._running)
-            self._check_open()
-            for name, records in self._records.items():
-                wanted = prod(self._draft.tensors[name].spec.grid)
-                if len(records) != wanted:
-                    raise StoreError(
-                        f"version {self.version} is incomplete: array {name!r} has "
-                        f"{len(records)} of {wanted} chunks"
-                    )
-            self.is_open = False
+        self._check_open()
+        for name, records in self._records.items():
+            wanted = prod(self._fresh[name].spec.grid)
+            if len(records) != wanted:
+                raise StoreError(
+                    f"version {self.version} is incomplete: array {name!r} has "
+                    f"{len(records)} of {wanted} chunks"
+                )
+        self.is_open = False
         tensors = dict(self._draft.tensors)
-        for name in self._fresh:
-            records = dict(sorted(self._records[name].items()))
-            tensors[name] = replace(tensors[name], records=records)
+        for name, records in self._records.items():
+            tensors[name] = replace(tensors[name], records=dict(sorted(records.items())))
         manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
         # If this fails, nothing is deleted: CURRENT may name it already. The next writer clears up.
         with reporting(self._root):
-            return self._publish(manifest, [self._root / tensors[name].folder for name in self._fresh])
+            return self._publish(manifest, self._folders())
 
     def abort(self) -> None:
         """Delete the chunks that were written. Does nothing after ``finish``."""
-        with self._lock:
-            if not self.is_open:
-                return
+        if self.is_open:
             self.is_open = False
-            self._lock.wait_for(lambda: not self._running)
-        for name in self._fresh:
-            shutil.rmtree(self._root / self._draft.tensors[name].folder, ignore_errors=True)
+            for folder in self._folders():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        return [self._root / tensor.folder for tensor in self._fresh.values()]
 
     def _check_open(self) -> None:
         if not self.is_open:

@@ -14,7 +14,7 @@ from typing import Any
 import google_crc32c
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.storage.files import io_error, read_bytes, regular, reporting, write_bytes
+from oocdl.storage.files import content_of, regular, reporting, write_bytes
 from oocdl.storage.run.manifest import HistorySeal
 
 Row = dict[str, Any]
@@ -37,13 +37,11 @@ class History:
             raise StoreError("a row of the history needs a step")
         new = [row for row in rows if row["step"] > self._last_step]
         data = b"".join(line_of(row) for row in new)
-        try:
-            with open(self.path, "r+b" if self.path.exists() else "w+b", opener=regular) as stream:
-                stream.seek(self.seal.nbytes)
-                stream.write(data)
-                stream.truncate()
-        except OSError as error:
-            raise io_error(error, self.path, len(data)) from error
+        mode = "r+b" if self.path.exists() else "w+b"
+        with reporting(self.path), open(self.path, mode, opener=regular) as stream:
+            stream.seek(self.seal.nbytes)
+            stream.write(data)
+            stream.truncate()
         if new:
             self._last_step = new[-1]["step"]
         crc = int(google_crc32c.extend(self.seal.crc, data))
@@ -57,10 +55,7 @@ class History:
                 f"{self.path} is damaged: {self.recovered()[1]}; going on with the run, or 'oocdl repair', "
                 "leaves that out"
             )
-        rows: list[Row] = [json.loads(line) for line in data.splitlines()]
-        for row in rows:
-            del row["crc"]
-        return rows
+        return [{k: v for k, v in json.loads(line).items() if k != "crc"} for line in data.splitlines()]
 
     def start(self) -> str:
         """Cut what was not committed, for a writer; returns what is damaged, and left out from now on."""
@@ -81,7 +76,7 @@ class History:
 
     def recovered(self) -> tuple[list[Row], str]:
         """Return the sound rows of a damaged history, and in words what is lost."""
-        lines = self._data().split(b"\n")[: self.seal.rows]
+        lines = (content_of(self.path) or b"").split(b"\n")[: self.seal.rows]
         rows: list[Row] = []
         wrong: list[int] = []
         for number, line in enumerate(lines, 1):
@@ -95,15 +90,9 @@ class History:
             lost += f" (line {', '.join(map(str, wrong[:8]))}{', ..' if len(wrong) > 8 else ''})"
         return rows, lost
 
-    def _data(self) -> bytes:
-        try:
-            return read_bytes(self.path)
-        except OSError:
-            return b""  # lost: the seal tells
-
     def _sealed(self) -> bytes | None:
         """Return the lines that the seal covers; None if they are not what was written."""
-        data = self._data()[: self.seal.nbytes]
+        data = (content_of(self.path) or b"")[: self.seal.nbytes]
         sound = len(data) == self.seal.nbytes and google_crc32c.value(data) == self.seal.crc
         return data if sound else None
 

@@ -1,5 +1,7 @@
 """``CURRENT``, which names the committed version: reads it, and replaces it for the one writer that may.
 
+What neither it nor the spares of its version name is deleted.
+
 Writers have numbers, so that one that was given up on can do no harm where locks do not hold. The file
 ``epoch-N`` belongs to writer N, and holds the last version that it has acknowledged. A writer makes its own
 before it reads anything, and deletes those of its predecessors.
@@ -10,7 +12,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,11 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import io_error, read_text, remove, reporting, sync_path, write_text
 from oocdl.storage.run.manifest import MANIFEST_NAME, WAY_OUT, Manifest
+from oocdl.storage.run.sealed_files import SEALED_FILES
+
+DELETE_THREADS = 16
+FOLDERS = ("weights", "state", "kept", "history", "spill", "live")
+"""Folders of a run."""
 
 
 def publish(root: Path, manifest: Manifest, before: str | None) -> str:
@@ -183,3 +193,67 @@ def acknowledged_version(root: Path) -> int:
         except (OSError, ValueError, TypeError):
             continue  # none yet, or cut short by a crash: it only ever adds to what CURRENT says
     return max(versions)
+
+
+def remove_unnamed(root: Path, current: Manifest | None) -> None:
+    """Delete every version and manifest but ``current``, its parent and its checkpoints."""
+    named = [] if current is None else [current, *load_spares(root, current)]
+    files = {manifest.file for manifest in named}
+    values = set() if current is None else {value.id for value in current.kept.values()}
+    folders = {root / tensor.folder for m in named for tensor in m.tensors.values()}
+    arrays = {folder.parent for folder in folders}
+    for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
+        if path.name not in files:
+            remove(path)
+    dead: list[Path] = []
+    for array in [*root.glob("weights/t*"), *root.glob("state/t*")]:
+        if array not in arrays:
+            dead.append(array)
+            continue
+        for folder in array.glob("e*-v*"):
+            if folder not in folders:
+                dead.append(folder)
+            else:
+                for unfinished in folder.glob("*.partial"):
+                    unfinished.unlink(missing_ok=True)
+    dead += [path for path in root.glob("kept/k*") if path.name not in values]
+    # Side by side: deleting what has just been synced takes milliseconds a file.
+    with ThreadPoolExecutor(DELETE_THREADS) as pool:
+        list(pool.map(partial(shutil.rmtree, ignore_errors=True), dead))
+
+
+def refuse_links(root: Path) -> None:
+    """Raise StoreError if a link stands where a run has folders and files: writing would leave the run."""
+    inner = (f"{name}/*" for name in FOLDERS)
+    for pattern in (*FOLDERS, "LOCK", "epoch-*", *inner, "weights/*/*", "state/*/*"):
+        for path in root.glob(pattern):
+            if path.is_symlink():
+                raise StoreError(
+                    f"{path} is a link, which a run does not follow when it writes; put what it names in its "
+                    "place, or copy the run"
+                )
+
+
+def clear(root: Path) -> None:
+    """Delete a run of which the caller holds the lock; other files in its folder stay.
+
+    A crash at any point leaves a run without a version, or none. The epoch stays: a late write of an old
+    writer must not find a folder of the new one.
+    """
+    for path in root.glob("epoch-*"):
+        os.truncate(path, 0)
+    manifests = sorted(root.glob("manifest-*.json"))
+    named = ""
+    with suppress(OSError, ValueError, KeyError, TypeError):  # it names none
+        named = str(unsealed("current", read_text(root / "CURRENT"))["manifest"])
+    for path in [path for path in manifests if path.name != named]:
+        path.unlink(missing_ok=True)
+    (root / "CURRENT").unlink(missing_ok=True)
+    facts = (root / name for name in (*SEALED_FILES, "zarr.json") if name != "run.json")
+    for path in [*manifests, *root.glob("*.partial"), *facts]:
+        path.unlink(missing_ok=True)
+    for name in FOLDERS:
+        if (root / name).is_dir() and not (root / name).is_symlink():
+            shutil.rmtree(root / name)
+    sync_path(root)
+    (root / "run.json").unlink()

@@ -24,12 +24,20 @@ from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, record_of, sealed
 from oocdl.storage.files import io_error, part_of, reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.commit import Commit, metadata_of, read_chunk
-from oocdl.storage.run.garbage import clear, refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec, kept_versions
-from oocdl.storage.run.pointer import check_owner, load_current, load_manifest, next_epoch, publish
+from oocdl.storage.run.pointer import (
+    check_owner,
+    clear,
+    load_current,
+    load_manifest,
+    next_epoch,
+    publish,
+    refuse_links,
+    remove_unnamed,
+)
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched

@@ -13,9 +13,8 @@ import pytest
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import whole
-from oocdl.storage.run.repair import repair
+from oocdl.storage.run.repair import repair, verify
 from oocdl.storage.run.run_store import RunStore
-from oocdl.storage.run.run_verification import verify
 from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content
 
 OBJECTS = {
