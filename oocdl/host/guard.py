@@ -10,6 +10,7 @@ starts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -29,7 +30,7 @@ class MemoryGuard:
     unit that runs alone may use up: the kernel can read them again.
 
     >>> guard = MemoryGuard(100, measure=lambda: 90, clock=lambda: 0.0)
-    >>> guard.is_due(), guard.is_due(), guard.has_bytes(), guard.excess_bytes(30)
+    >>> guard.is_time("measure"), guard.is_time("measure"), guard.has_bytes(), guard.excess_bytes(30)
     (True, False, 90, 20)
     >>> guard.withhold(20, over_bytes=20)
     >>> guard.withheld_bytes, guard.notice is None
@@ -55,22 +56,14 @@ class MemoryGuard:
         self.seen_bytes = 0
         """Maximum of the process's own memory over all measurements."""
         self._measure, self._clock = measure, clock
-        self._measured_at = self._relieved_at = self._seen_at = float("-inf")
+        self._last: dict[str, float] = {}
 
-    def is_due(self) -> bool:
-        """Whether it is time to measure again; if so, the next time is counted from now."""
+    def is_time(self, action: str, seconds: float = PERIOD_SECONDS) -> bool:
+        """Whether an action was not taken for so long; if so, the next time is counted from now."""
         now = self._clock()
-        if now - self._measured_at < PERIOD_SECONDS:
+        if now - self._last.get(action, -math.inf) < seconds:
             return False
-        self._measured_at = now
-        return True
-
-    def may_relieve(self) -> bool:
-        """Whether it is time to trim or withhold again; if so, the next time is counted from now."""
-        now = self._clock()
-        if now - self._relieved_at < RELIEF_SECONDS:
-            return False
-        self._relieved_at = now
+        self._last[action] = now
         return True
 
     def has_bytes(self) -> int:
@@ -78,13 +71,6 @@ class MemoryGuard:
         found = self._measure()
         self.seen_bytes = max(self.seen_bytes, found)
         return found
-
-    def see(self) -> None:
-        """Measure the process if that was not done here for a while, for ``seen_bytes`` alone."""
-        now = self._clock()
-        if now - self._seen_at >= PERIOD_SECONDS:
-            self._seen_at = now
-            self.has_bytes()
 
     def withhold(self, nbytes: int, over_bytes: int) -> None:
         """Withhold so much from the tier: the process was about to have ``over_bytes`` more than it may."""

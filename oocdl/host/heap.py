@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from oocdl.host.guard import MemoryGuard
+from oocdl.host.guard import RELIEF_SECONDS, MemoryGuard
 from oocdl.host.limits import anonymous_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
@@ -148,7 +148,8 @@ class Heap:
                 yield
             finally:
                 with self._lock:
-                    self._guard.see()  # what it has freed is still there
+                    if self._guard.is_time("see"):
+                        self._guard.has_bytes()  # what it has freed is still there
                     self._running -= scratch_bytes
                     self._computing -= 1
                     self._ended.notify_all()
@@ -189,24 +190,19 @@ class Heap:
         If so, enough is withheld from the tier to prevent it once its chunks have left.
         """
         guard = self._guard
-        if guard.is_due():
+        if guard.is_time("measure"):
             most_own_bytes = guard.has_bytes() - self._arrays().touched_bytes
-            if most_own_bytes + promised_bytes > guard.most_bytes and guard.may_relieve():
-                self._own = self._own_bytes()
+            is_short = most_own_bytes + promised_bytes > guard.most_bytes
+            if is_short and guard.is_time("relieve", RELIEF_SECONDS):
+                # In this order, what other threads take and touch meanwhile is not taken for its own.
+                taken_bytes = self._taken_bytes()
+                trim()
+                has_bytes = guard.has_bytes()
+                self._own = has_bytes - self._arrays().touched_bytes - taken_bytes
         over_bytes = self._own + promised_bytes - guard.most_bytes
         if over_bytes > 0:
             guard.withhold(min(self._own + self._limit - guard.most_bytes, self._limit), over_bytes)
         return over_bytes > 0
-
-    def _own_bytes(self) -> int:
-        """Trim the heap; return what the process has beside touched arrays and scratch of running programs.
-
-        Other threads take and touch memory meanwhile; in this order, it is not taken for the process's own.
-        """
-        taken = self._taken_bytes()
-        trim()
-        has = self._guard.has_bytes()
-        return has - self._arrays().touched_bytes - taken
 
     def _taken_bytes(self) -> int:
         """Return the bytes of the heap that running programs hold.

@@ -64,13 +64,17 @@ def outermost(stored: Array, order: Order, axis: int) -> int:
 class Home(Protocol):
     """The calls that a chunk makes to the tier it is in."""
 
-    def read(self, slot: Slot, box: Region, out: Array) -> None: ...
+    def read(self, slot: Slot, box: Region, out: Array) -> None:
+        """Copy ``box`` (relative to the chunk) into ``out``, from RAM or from the spill."""
 
-    def view(self, slot: Slot) -> Array: ...
+    def view(self, slot: Slot) -> Array:
+        """Return the array of a pinned chunk; ValueError if no reservation pins it."""
 
-    def drop(self, slot: Slot) -> None: ...
+    def drop(self, slot: Slot) -> None:
+        """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
 
-    def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk: ...
+    def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk:
+        """Take a copy of an array that has arrived."""
 
 
 class Plain:
@@ -96,11 +100,11 @@ _home: Home = Plain()
 
 
 def home() -> Home:
-    """The home that takes chunks which arrive in this process."""
+    """The home that takes chunks which arrive in this process: plain memory, or its tier."""
     return _home
 
 
-def set_home(new: Home | None) -> None:
+def use(new: Home | None) -> None:
     """Choose the home of chunks that arrive in this process; None: they stay in plain memory."""
     global _home
     _home = new or Plain()

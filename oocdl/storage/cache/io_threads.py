@@ -13,7 +13,7 @@ from oocdl.graph.ir.index import whole
 from oocdl.storage.cache.chunk import Slot
 from oocdl.storage.cache.ledger import Ledger
 from oocdl.storage.cache.page_pool import Pool
-from oocdl.storage.cache.spill_store import SpillFile, SpillStore
+from oocdl.storage.cache.spill_store import SpillStore
 
 
 class Mover:
@@ -29,7 +29,7 @@ class Mover:
         # SimpleQueue.put may be called from a finalizer, wherever that interrupts us. Slots are taken out
         # under the lock only: a claim sees all that is dropped before it evicts anything.
         self._dead: SimpleQueue[Slot] = SimpleQueue()
-        self._rest: SimpleQueue[SpillFile | bool | None] = SimpleQueue()
+        self._wakes: SimpleQueue[bool] = SimpleQueue()  # False: the last
         self._closed = False
         names = ["tier-drop"] + [f"tier-io-{index}" for index in range(io_threads)]
         work = [self._serve_dead] + [self._serve_writes] * io_threads
@@ -48,7 +48,7 @@ class Mover:
             self._closed = True
             self.error = self.error or StoreError("the memory tier is closed")
             self.changed.notify_all()
-        self._rest.put(None)
+        self._wakes.put(False)
         for _ in self._threads[1:]:
             self._writes.put(None)
         for thread in self._threads:
@@ -69,36 +69,28 @@ class Mover:
         self.check()
 
     def bury(self) -> None:
-        """Count all dropped chunks as gone at once; their files are left to the thread."""
+        """Count all dropped chunks as gone at once; their files may be written over."""
         for _ in range(self._dead.qsize()):
-            file = self._forget(self._dead.get())
-            if file is not None:
-                self._rest.put(file)
-
-    def _forget(self, slot: Slot) -> SpillFile | None:
-        """Count a dropped chunk as gone; returns the file to delete."""
-        if not self.ledger.drop(slot):
-            return None
-        file, slot.file = slot.file, None
-        self.changed.notify_all()
-        return file
+            slot = self._dead.get()
+            if self.ledger.drop(slot):
+                file, slot.file = slot.file, None
+                if file is not None:
+                    self.spill.remove(file)
+                self.changed.notify_all()
 
     # --- anywhere ------------------------------------------------------------------------
 
     def drop(self, slot: Slot) -> None:
         """Queue a chunk whose handle is gone."""
         self._dead.put(slot)
-        self._rest.put(True)  # wakes the thread; the slot itself would keep its memory
+        self._wakes.put(True)  # the slot itself would keep its memory
 
     # --- threads -------------------------------------------------------------------------
 
     def _serve_dead(self) -> None:
-        while (item := self._rest.get()) is not None:
-            if isinstance(item, bool):
-                with self.changed:
-                    self.bury()
-            else:
-                self.spill.remove(item)
+        while self._wakes.get():
+            with self.changed:
+                self.bury()
 
     def _serve_writes(self) -> None:
         while (slot := self._writes.get()) is not None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from oocdl.errors import BudgetError, ResourceError, StoreError
 from oocdl.graph.ir.index import whole
-from oocdl.storage.cache import memory_tier as tiers
+from oocdl.storage.cache import chunk as chunks
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Reservation, Tier
 from oocdl.storage.cache.spill_store import SpillStore
@@ -42,7 +42,7 @@ def join_all(threads: list[threading.Thread], seconds: float = 20.0) -> None:
 def tier(tmp_path: Path) -> Iterator[Tier]:
     with Tier(8000, SpillStore(tmp_path)) as made:
         yield made
-    tiers.use(None)
+    chunks.use(None)
 
 
 def put(tier: Tier, value: float, size: int = 250, uses: tuple[int, ...] = ()) -> Chunk:
@@ -221,15 +221,15 @@ def test_pickle_ships_bytes_into_the_tier_of_the_process(tier: Tier, tmp_path: P
     data = pickle.dumps(chunk, protocol=5, buffer_callback=buffers.append)
     assert len(data) < 1000
     with Tier(4000, SpillStore(tmp_path / "other")) as other:
-        tiers.use(other)
-        assert tiers.current() is other
+        chunks.use(other)
+        assert chunks.home() is other
         copy = pickle.loads(data, buffers=buffers)
         del chunk, buffers
         assert other.stats.resident_bytes == 2000
         with other.reserve(10, [copy]):
             assert (copy.array() == 5.0).all()
         assert (copy.region, copy.uses) == (((0, 250),), (1, 4))
-        tiers.use(None)
+        chunks.use(None)
     plain = pickle.loads(pickle.dumps(put(tier, 6.0)))
     assert (plain.array() == 6.0).all()
     assert (plain.copy() == 6.0).all()
@@ -244,7 +244,7 @@ VOLUME = np.random.default_rng(0).random((2, 8, 4, 8, 16)).astype(np.float32)
 def last(tier: Tier) -> Iterator[Chunk]:
     """A chunk with its channels last, of whole pages a row of depth."""
     big = Tier(1 << 20, tier._spill)
-    tiers.use(big)
+    chunks.use(big)
     with big.reserve(VOLUME.nbytes) as unit:
         made = unit.empty(VOLUME.shape, VOLUME.dtype, LAST)
         made[...] = VOLUME
@@ -303,7 +303,7 @@ def test_a_pickled_chunk_keeps_its_order(last: Chunk, tmp_path: Path, spilled: b
     data = pickle.dumps(last, protocol=5, buffer_callback=buffers.append)
     assert len(data) < 1000, "the array goes beside it, without a copy"
     with Tier(1 << 20, SpillStore(tmp_path / "other")) as other:
-        tiers.use(other)
+        chunks.use(other)
         copy = pickle.loads(data, buffers=buffers)
         assert copy.home is other and copy.uses == (1, 4)
         check_volume(copy)
@@ -321,7 +321,7 @@ def test_a_chunk_with_an_axis_of_one_element(tier: Tier, order: tuple[int, ...])
         chunk = unit.put(made, ((0, 2), (0, 4), (7, 8), (0, 5)))
         del made
     assert np.array_equal(chunk.copy(), wanted)
-    tiers.use(tier)
+    chunks.use(tier)
     for _ in range(2):
         copy = pickle.loads(pickle.dumps(chunk))
         assert copy.slot.shape == chunk.slot.shape == tuple(wanted.shape[axis] for axis in chunk.order)
