@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from oocdl.data.nifti import ENDINGS
 from oocdl.errors import DatasetError, InputError
 from oocdl.storage.files import read_text
 
+T = TypeVar("T")
 SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 """Folders of nnU-Net's raw format."""
 
@@ -25,21 +26,26 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}"
 """Names of samples, which are names of files and folders."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """The files of one sample."""
+@dataclass(frozen=True, eq=False)
+class Case(Generic[T]):
+    """One sample: its files as ``Case[Path]``, or what their headers say as ``Case[Volume]``."""
 
     name: str
-    images: tuple[Path, ...]
+    images: tuple[T, ...]
     """One for each channel."""
-    label: Path | None = None
+    label: T | None = None
+
+    @property
+    def volumes(self) -> tuple[T, ...]:
+        """All of them; the image's first comes first."""
+        return self.images if self.label is None else (*self.images, self.label)
 
 
 @dataclass(frozen=True)
 class Cases:
     """All samples of a source, and what it says of them."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[Case[Path], ...]
     channels: tuple[str, ...] = ()
     """Names of the channels; empty if nothing says them."""
     classes: Mapping[str, Any] | None = None
@@ -144,7 +150,7 @@ def _classes(path: Path, labels: Any) -> Mapping[str, Any]:
         raise DatasetError(f"{path} has no labels, such as {{'background': 0, 'tumour': 1}}") from None
 
 
-def _table(path: Path) -> tuple[Case, ...]:
+def _table(path: Path) -> tuple[Case[Path], ...]:
     """A CSV file with a head line, or a JSON list of objects (of MONAI: under "training")."""
     if path.suffix.lower() == ".csv":
         rows = _parsed(path, _csv_rows)
@@ -169,7 +175,7 @@ def _csv_rows(text: str) -> list[dict[str, str]]:
     return [dict(zip(head, line, strict=False)) for line in lines if line]
 
 
-def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case:
+def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case[Path]:
     given = {str(key).strip(): held for key, held in row.items() if held not in (None, "")}
     images = given.pop("image", [])
     images = list(images) if isinstance(images, list) else [images]
@@ -185,13 +191,13 @@ def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case:
     return Case(str(name).strip(), tuple(files[: len(images)]), None if label is None else files[-1])
 
 
-def _named(cases: Sequence[Case], source: Path) -> tuple[Case, ...]:
+def _named(cases: Sequence[Case[Path]], source: Path) -> tuple[Case[Path], ...]:
     """Give every case a name that is a folder's: its own, else its file's, else with that of its folder.
 
     Raises DatasetError if two have one name, or one has fewer files than others.
     """
     stems = [case.images[0].name.removesuffix(".gz").removesuffix(".nii") for case in cases]
-    counts, made = Counter(stems), list[Case]()
+    counts, made = Counter(stems), list[Case[Path]]()
     for case, stem in zip(cases, stems, strict=True):
         own = stem if counts[stem] == 1 else f"{case.images[0].parent.name}_{stem}"
         made.append(replace(case, name=case.name or own))

@@ -17,11 +17,11 @@ import zarr
 
 from oocdl.config import parse_bytes
 from oocdl.data import stacked
-from oocdl.data.cases import Cases, find_cases
+from oocdl.data.cases import Case, Cases, find_cases
 from oocdl.data.new_group import chunk_shape, new_array, new_group, write_region
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
-from oocdl.data.volume_samples import Sample, Samples, read_samples, values
+from oocdl.data.volume_samples import Samples, read_samples, values
 from oocdl.errors import BudgetError, InputError
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
 from oocdl.host.paths import path_of
@@ -122,13 +122,15 @@ def _spacing(given: Sequence[float]) -> tuple[float, ...]:
 class _Plan:
     """How a sample is written."""
 
-    sample: Sample
+    sample: Case[Volume]
     shape: tuple[int, ...]
     depth: int
     """The most planes that a chunk may have, as many as fit the budget."""
 
 
-def _planned(sample: Sample, samples: Samples, spacing: Sequence[float] | None, budget_bytes: int) -> _Plan:
+def _planned(
+    sample: Case[Volume], samples: Samples, spacing: Sequence[float] | None, budget_bytes: int
+) -> _Plan:
     first = sample.images[0]
     shape = first.shape if spacing is None else resampled_shape(first.shape, first.spacing, spacing)
     room = budget_bytes - anonymous_bytes() - CODING_BYTES

@@ -180,8 +180,14 @@ def stacked_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     >>> stacked_chunks((1000, 1, 28, 28), 4), stacked_chunks((3, 2, 128, 128, 128), 4)
     ((40, 1, 28, 28), (1, 1, 64, 64, 128))
     """
-    sample = shape[1:]
-    nbytes = prod(sample) * itemsize
-    if nbytes > CHUNK_BYTES:
-        return (1, *chunk_shape(sample, itemsize))
-    return (even(shape[0], SMALL_BYTES // max(nbytes, 1)), *(max(extent, 1) for extent in sample))
+    return (
+        even(shape[0], SMALL_BYTES // max(prod(shape[1:]) * itemsize, 1)),
+        *sample_chunks(shape[1:], itemsize),
+    )
+
+
+def sample_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return chunks of one sample: parts of a large one."""
+    if prod(shape) * itemsize > CHUNK_BYTES:
+        return chunk_shape(shape, itemsize)
+    return tuple(max(extent, 1) for extent in shape)

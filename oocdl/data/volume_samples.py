@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,31 +19,17 @@ FLOAT = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """The volumes of one case, of one shape and place."""
-
-    name: str
-    images: tuple[Volume, ...]
-    label: Volume | None
-
-    @property
-    def volumes(self) -> tuple[Volume, ...]:
-        """All volumes; the image's first comes first."""
-        return self.images if self.label is None else (*self.images, self.label)
-
-
-@dataclass(frozen=True, eq=False)
 class Samples:
     """All samples, and the types that their arrays have in common."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[Case[Volume], ...]
     image: np.dtype[Any]
     label: np.dtype[Any] | None
 
 
 def read_samples(cases: Cases, is_resampled: bool) -> Samples:
     """Read and compare all headers. Raises DatasetError, which lists what does not go together."""
-    found, problems = list[Sample](), list[str]()
+    found, problems = list[Case[Volume]](), list[str]()
     for case in cases.cases:
         try:
             found.append(_sample(case))
@@ -60,10 +47,10 @@ def read_samples(cases: Cases, is_resampled: bool) -> Samples:
     )
 
 
-def _sample(case: Case) -> Sample:
+def _sample(case: Case[Path]) -> Case[Volume]:
     images = tuple(read_header(path) for path in case.images)
     label = None if case.label is None else read_header(case.label)
-    sample, first = Sample(case.name, images, label), images[0]
+    sample, first = Case(case.name, images, label), images[0]
     for volume in sample.volumes[1:]:
         if volume.shape != first.shape:
             raise DatasetError(

@@ -122,15 +122,26 @@ def free_bytes(path: Path) -> int:
 
 
 @contextmanager
-def reporting(path: Path, verb: str = "write") -> Iterator[None]:
+def reporting(path: Path, verb: str = "write", need: int = 0) -> Iterator[None]:
     """Turn every OSError of this block, which writes (or ``verb``) below ``path``, into an error of oocdl.
 
-    Raises ResourceError if the disk is full, StoreError for any other failure.
+    ``need``: how many bytes it writes. Raises ResourceError if the disk is full, StoreError for any other
+    failure.
     """
     try:
         yield
     except OSError as error:
-        raise io_error(error, path, 0, verb) from error
+        raise io_error(error, path, need, verb) from error
+
+
+@contextmanager
+def handle_of(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
+    """Hold a file or a folder open as a handle of the system."""
+    handle = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
@@ -140,8 +151,7 @@ def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
     """
     nbytes = 0
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
+        with handle_of(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:
             for part in parts:
                 nbytes += part.nbytes
                 view, done = as_bytes(part).data, 0
@@ -149,8 +159,6 @@ def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
                     done += os.write(handle, view[done:])
             if sync:
                 os.fsync(handle)
-        finally:
-            os.close(handle)
     except OSError as error:
         raise io_error(error, path, nbytes) from error
 
@@ -175,15 +183,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def sync_path(path: Path) -> None:
     """Call fsync for a file or a folder that exists."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        # After a failed fsync the kernel may have dropped the dirty pages: never try again.
-        raise io_error(error, path, 0) from error
+    # After a failed fsync the kernel may have dropped the dirty pages: never try again.
+    with reporting(path), handle_of(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+        os.fsync(handle)
 
 
 def sync_all(paths: Sequence[Path]) -> None:

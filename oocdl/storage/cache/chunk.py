@@ -47,11 +47,9 @@ class Slot:
 
     @property
     def spilled(self) -> bool:
-        """Whether the spill has the bytes."""
         return self.file is not None
 
     def leave_ram(self) -> None:
-        """Let go of the array."""
         self.array = None
 
 
@@ -136,17 +134,14 @@ class Chunk:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents of ``region``."""
         return region_shape(self.region)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type."""
         return self.slot.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
         return self.slot.nbytes
 
     @property

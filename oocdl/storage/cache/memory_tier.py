@@ -41,11 +41,6 @@ class Reservation:
         self._pins = pins  # holding the handles keeps the chunks alive
         self._lent: list[Chunk] = []
 
-    @property
-    def left(self) -> int:
-        """Reserved bytes that ``put`` has not turned into chunks yet."""
-        return self._claim.left_bytes
-
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order = ()) -> Array:
         """Return an array of arbitrary contents, to compute in or to ``put``; page-aligned where it is large.
 

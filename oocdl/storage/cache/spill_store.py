@@ -35,7 +35,7 @@ from oocdl.errors import OocdlError, ResourceError, StoreError
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.direct_io import can_be_outer, direct_flag, in_file_order, read_box, write_array
 from oocdl.storage.checksums import BlockSums, block_bytes_for, block_sums
-from oocdl.storage.files import existing, filesystem, io_error, is_full
+from oocdl.storage.files import existing, filesystem, handle_of, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
 Array = npt.NDArray[Any]
@@ -282,13 +282,10 @@ def own_folders(root: Path) -> list[Path]:
 @contextmanager
 def _gate(root: Path) -> Iterator[None]:
     """Admit one process of a user at a time: a folder without a lock yet must not be taken for a dead one."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    gate = os.open(root / f"LOCK-{os.geteuid()}", flags, 0o600)
-    try:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with handle_of(root / f"LOCK-{os.geteuid()}", flags, 0o600) as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(gate)
 
 
 def _unusable(root: Path, error: OSError) -> OocdlError:

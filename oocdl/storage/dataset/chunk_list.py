@@ -5,9 +5,11 @@ Chunks have numbers, in C order of the grid. The list is as long as what is stor
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -90,24 +92,16 @@ class ChunkKeys:
         >>> keys.number("1.2"), keys.number("2.0"), keys.number("01.2"), keys.number(".zarray")
         (5, None, None, None)
         """
-        parts = key[len(self.lead) :].split(self.separator)
-        if not key.startswith(self.lead) or len(parts) != len(self.grid):
+        match = self._pattern.fullmatch(key)
+        index = tuple(map(int, match.groups())) if match else ()
+        if match is None or any(at >= extent for at, extent in zip(index, self.grid, strict=True)):
             return None
-        number = 0
-        for part, extent in zip(parts, self.grid, strict=True):
-            at = index_of(part, extent)
-            if at is None:
-                return None
-            number = number * extent + at
-        return number
+        return number_of(index, self.grid)
 
-
-def index_of(text: str, extent: int) -> int | None:
-    """The index below ``extent`` that a text writes without sign or leading zeros; None if it writes none."""
-    if not (text.isascii() and text.isdigit()) or (text[0] == "0" and text != "0") or len(text) > 19:
-        return None
-    at = int(text)
-    return at if at < extent else None
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        numbers = [r"(0|[1-9][0-9]{0,18})"] * len(self.grid)  # without sign or leading zeros
+        return re.compile(re.escape(self.lead) + re.escape(self.separator).join(numbers))
 
 
 def number_of(index: tuple[int, ...], grid: tuple[int, ...]) -> int:

@@ -87,12 +87,10 @@ class DataArray:
 
     @property
     def label(self) -> str:
-        """The name of the array in messages."""
         return f"array {self.name!r} of {self.where}"
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
         return self.dtype.itemsize
 
     def offset(self, row: int) -> Shape:
@@ -145,18 +143,15 @@ class DataArray:
 
     def notes(self) -> list[str]:
         """Say how many chunks are not stored, and whether changes would go unnoticed."""
-        found = []
-        if self.known.missing:
-            found.append(
-                f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
-                f"and read as their fill value {self.fill_value}"
-            )
-        if self.source.tells == "none":
-            found.append(
-                f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
-                "chunk is gone, or on resume in the values of three samples"
-            )
-        return found
+        absent = (
+            f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
+            f"and read as their fill value {self.fill_value}"
+        )
+        untold = (
+            f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
+            "chunk is gone, or on resume in the values of three samples"
+        )
+        return [absent] * bool(self.known.missing) + [untold] * (self.source.tells == "none")
 
     def read(self, region: Region) -> Array:
         """Read ``region`` in native byte order, to be read only; only chunks that it touches are decoded.

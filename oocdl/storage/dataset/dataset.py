@@ -19,16 +19,8 @@ from zarr.storage import ZipStore
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset import array_source, hdf5_source, zarr_source
 from oocdl.storage.dataset.array_source import GivenArrays
-from oocdl.storage.dataset.data_array import DataArray
+from oocdl.storage.dataset.data_array import DataArray as DataArray
 from oocdl.storage.dataset.sample_stack import viewed
-
-__all__ = [
-    "DataArray",
-    "Dataset",
-    "DatasetSpec",
-    "apart",
-    "open_dataset",
-]
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")
@@ -119,8 +111,8 @@ def attributes_of(spec: DatasetSpec) -> dict[str, Any]:
     source = spec.source
     if isinstance(source, GivenArrays):
         return {}
-    if isinstance(source, str) and Path(source).suffix.lower() in HDF5_ENDINGS:
-        return hdf5_source.attributes_of(source)
+    if _is_hdf5(source):
+        return hdf5_source.attributes_of(str(source))
     if isinstance(source, str) and source.lower().endswith(".zip"):
         source = ZipStore(source)
     return dict(zarr.open_group(source, path=spec.group, mode="r").attrs)
@@ -170,16 +162,17 @@ def open_dataset(
         source = GivenArrays(source)
     if not isinstance(source, str | Path | Store | GivenArrays):
         raise DatasetError(
-            f"a dataset is a path, a Zarr store or group, or NumPy arrays by name, not {_kind(source)}; "
-            f"{_way_out(None)}"
+            f"a dataset is a path, a Zarr store or group, or NumPy arrays by name, not one "
+            f"{type(source).__name__}; give arrays names: {{'image': images, 'label': labels}}, with the "
+            "sample axis first"
         )
-    where = array_source.WHERE if isinstance(source, GivenArrays) else _label(source, group)
-    place = _existing(source) if isinstance(source, (str, Path)) else source
+    place = _existing(source) if isinstance(source, str | Path) else source
     if isinstance(place, GivenArrays):
-        opened = array_source.open_arrays(place, names)
-    elif isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS:
-        opened = hdf5_source.open_arrays(place, names)
+        where, opened = array_source.WHERE, array_source.open_arrays(place, names)
+    elif _is_hdf5(place):
+        where, opened = str(source), hdf5_source.open_arrays(str(place), names)
     else:
+        where = f"{source}/{group}" if group else str(source)
         opened = zarr_source.open_arrays(place, group, where, names)
     if not opened:
         raise DatasetError(f"{where} has no arrays; a dataset is a group with at least one")
@@ -188,8 +181,8 @@ def open_dataset(
     return made if names is None else made.only(names)
 
 
-def _label(source: str | Path | Store, group: str) -> str:
-    return f"{source}/{group}" if group else str(source)
+def _is_hdf5(place: object) -> bool:
+    return isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS
 
 
 def _existing(source: str | Path) -> str:
@@ -202,24 +195,12 @@ def _existing(source: str | Path) -> str:
     if not path.is_dir() and not path.is_file():
         raise DatasetError(f"{source} is neither a folder nor a file; give a Zarr group or an HDF5 file")
     if path.is_file() and path.suffix.lower() not in (*HDF5_ENDINGS, ".zip"):
-        raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; {_way_out(path)}")
+        way_out = (
+            "write one, sample by sample: g = zarr.open_group('data.zarr', mode='w'); "
+            "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
+            "x[0] = ..."
+        )
+        if path.name.lower().endswith(CONVERTED_ENDINGS):
+            way_out = f"convert it: oocdl.data.convert('{path.name}', 'data.zarr'), or oocdl convert"
+        raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; {way_out}")
     return str(path)
-
-
-def _kind(source: object) -> str:
-    """Say what a value is that is no dataset, without its content."""
-    kind = type(source).__name__
-    return f"a{'n' if kind[0] in 'aeiou' else ''} {kind}"
-
-
-def _way_out(path: Path | None) -> str:
-    """What to do with a file of another format, or with an array that has no name."""
-    if path is None:
-        return "give arrays names: {'image': images, 'label': labels}, with the sample axis first"
-    if path.name.lower().endswith(CONVERTED_ENDINGS):
-        return f"convert it: oocdl.data.convert('{path.name}', 'data.zarr'), or oocdl convert"
-    return (
-        "write one, sample by sample: g = zarr.open_group('data.zarr', mode='w'); "
-        "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
-        "x[0] = ..."
-    )

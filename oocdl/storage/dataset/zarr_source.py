@@ -157,10 +157,11 @@ class ZarrSource(Source):
     def _chunk(self, index: Shape, tables: dict[str, Array | None]) -> Array:
         """Decode a chunk; ``tables`` keeps the index of one shard, None if that is not stored."""
         key, inside = self._key(index)
+        part: slice | None = WHOLE
         try:
-            stored = (
-                self._bytes(key) if self.shards is None else self._inner(key, inside, self.shards, tables)
-            )
+            if self.shards is not None:
+                part = self._place(key, inside, self.shards, tables)
+            stored = None if part is None else self._bytes(key, part)
             if stored is not None:
                 return self.decoder(stored)
         except DatasetError:
@@ -169,10 +170,10 @@ class ZarrSource(Source):
             raise ValueError(f"chunk {key}: {one_line(error)}") from error
         return np.broadcast_to(np.asarray(self.fill_value, self.decoder.dtype), self.chunks)
 
-    def _inner(
+    def _place(
         self, key: str, inside: Shape, shards: Shards, tables: dict[str, Array | None]
-    ) -> bytes | None:
-        """The bytes of a chunk in a shard; None if it is not stored."""
+    ) -> slice | None:
+        """Return where a chunk lies in its shard; None if it is not stored."""
         if key not in tables:
             tables.clear()
             stored = self._bytes(key, shards.part)
@@ -183,16 +184,19 @@ class ZarrSource(Source):
             return None
         if nbytes > most_bytes(prod(self.chunks) * self.decoder.dtype.itemsize):
             raise ValueError(f"its index says that chunk {inside} has {nbytes:,} bytes, which none can have")
-        found = self._bytes(key, slice(offset, offset + nbytes))
-        if found is None or len(found) != nbytes:
-            raise ValueError(f"its index says that chunk {inside} lies outside of it")
-        return found
+        return slice(offset, offset + nbytes)
 
-    def _bytes(self, key: str, part: slice = WHOLE) -> bytes | None:
-        """Return the bytes under a name, or a part of them; None if none are. Raises what ``_check`` does."""
-        before, found, after = self.stored.read(key, part)
+    def _bytes(self, key: str, part: slice) -> bytes | None:
+        """Return a part of what is stored under a name; None if nothing is. Raises what ``_check`` does."""
+        before, content, after = self.stored.read(key, part)
         self._check(key, before, after)
-        return None if before is None else found
+        if (
+            before is not None
+            and part.start is not None
+            and len(content) != abs((part.stop or 0) - part.start)
+        ):
+            raise ValueError("an index says that bytes of it lie outside of it")
+        return None if before is None else content
 
     def _check(self, key: str, *marks: Mark | None) -> None:
         """Raise DatasetError if a chunk is gone, was changed, or is new, by its marks, as around a read."""

@@ -39,8 +39,8 @@ class Writer:
     sync: bool
     """Whether each chunk is fsynced by its writer: on a network disk only the host that wrote it can."""
 
-    def write(self, name: str, region: Region, array: Array) -> dict[Index, Record]:
-        """Write ``array``, which is ``region`` of the tensor ``name``; returns a record of each chunk.
+    def write(self, name: str, region: Region, array: Array) -> dict[str, Record]:
+        """Write ``array``, which is ``region`` of the tensor ``name``; returns a record of each file.
 
         ``region`` starts and ends on chunk borders or at the tensor's end. Takes memory for a block of
         ``BLOCK_BYTES``. Raises StoreError for a region that cuts a chunk, another shape or dtype, or a
@@ -53,7 +53,7 @@ class Writer:
             path = self.root / tensor.folder / chunk_key(index)
             # A second run of the same task may come late: replace whole files only.
             partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-            records[index] = _write(partial, _in_file_order(tensor.spec, index, region, array), self.sync)
+            records[path.name] = _write(partial, _in_file_order(tensor.spec, index, region, array), self.sync)
             with reporting(path):
                 partial.replace(path)
         return records
@@ -72,7 +72,7 @@ class Commit:
         # What this version writes; the rest is carried over from the one before.
         mine = (draft.version, draft.epoch)
         self._fresh = {n: t for n, t in draft.tensors.items() if (t.version, t.epoch) == mine}
-        self._records: dict[str, dict[Index, Record]] = {name: {} for name in self._fresh}
+        self._records: dict[str, dict[str, Record]] = {name: {} for name in self._fresh}
         self.is_open = True
         """Whether it is neither finished nor aborted."""
         for tensor in self._fresh.values():
@@ -95,16 +95,16 @@ class Commit:
         # Synced all together by ``finish``.
         self.record(name, self.writer(sync=False).write(name, region, array))
 
-    def record(self, name: str, records: Mapping[Index, Record]) -> None:
+    def record(self, name: str, records: Mapping[str, Record]) -> None:
         """Take the records of chunks that a ``Writer`` wrote.
 
         Raises StoreError if a chunk was recorded before with other bytes.
         """
         self._check_open()
-        for index, record in records.items():
-            if self._records[name].setdefault(index, record) != record:
+        for file, record in records.items():
+            if self._records[name].setdefault(file, record) != record:
                 raise StoreError(
-                    f"array {name!r} chunk {index} of version {self.version} was computed "
+                    f"array {name!r} chunk {file} of version {self.version} was computed "
                     "twice with different results; the engine is not deterministic"
                 )
 
@@ -216,10 +216,9 @@ def read_chunk(root: Path, tensor: Tensor, index: Index, part: Region, target: A
     blocks = list(contiguous_blocks(stored, np.dtype(spec.dtype).itemsize))
     buffers = (np.empty(region_shape(block), spec.dtype) for block in blocks)
     path = root / tensor.folder / chunk_key(index)
+    verified = read_verified(where, path, tensor.records[path.name], buffers)
     try:
-        for block, read in zip(
-            blocks, read_verified(where, path, tensor.records[index], buffers), strict=True
-        ):
+        for block, read in zip(blocks, verified, strict=True):  # to its end, where the sum is compared
             wanted = intersect(block, part)
             if not is_empty(wanted):
                 part_of(target, wanted, part)[...] = part_of(read, wanted, block)

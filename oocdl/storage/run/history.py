@@ -37,8 +37,10 @@ class History:
             raise StoreError("a row of the history needs a step")
         new = [row for row in rows if row["step"] > self._last_step]
         data = b"".join(line_of(row) for row in new)
-        mode = "r+b" if self.path.exists() else "w+b"
-        with reporting(self.path), open(self.path, mode, opener=regular) as stream:
+        with (
+            reporting(self.path),
+            open(self.path, "r+b" if self.path.exists() else "w+b", opener=regular) as stream,
+        ):
             stream.seek(self.seal.nbytes)
             stream.write(data)
             stream.truncate()

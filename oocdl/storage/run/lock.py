@@ -73,12 +73,10 @@ def _opened(path: Path) -> int:
 def _evict(path: Path) -> None:
     """Remove the lock of an owner on another host: a new file is a new lock."""
     handle = _opened(path)
-    try:
-        owner = _owner(handle)
-        if owner and owner.get("host") != socket.gethostname():
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
+    owner = _owner(handle)
+    os.close(handle)
+    if owner and owner.get("host") != socket.gethostname():
+        path.unlink(missing_ok=True)
 
 
 def _in_use(path: Path, owner: dict[str, object]) -> InUseError:

@@ -21,7 +21,7 @@ from typing import Any
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.storage.checksums import sealed, unsealed
-from oocdl.storage.files import io_error, read_text, remove, reporting, sync_path, write_text
+from oocdl.storage.files import handle_of, read_text, remove, reporting, sync_path, write_text
 from oocdl.storage.run.manifest import MANIFEST_NAME, WAY_OUT, Manifest
 from oocdl.storage.run.sealed_files import SEALED_FILES
 
@@ -138,18 +138,16 @@ def next_epoch(root: Path) -> int:
     names = (re.fullmatch(r"manifest-\d{1,18}-e(\d{1,18})\.json", p.name) for p in root.glob("manifest-*"))
     epoch = max([0, *known, *(int(match[1]) for match in names if match)]) + 1
     acknowledged = acknowledged_version(root)
-    try:
-        handle = os.open(root / f"epoch-{epoch}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        os.close(handle)
+    with reporting(root):
+        try:
+            (root / f"epoch-{epoch}").touch(0o644, exist_ok=False)
+        except FileExistsError as error:
+            raise StoreError(f"run {root} was opened by another process just now") from error
         if acknowledged >= 0:
             acknowledge(root, epoch, acknowledged)
         sync_path(root)
         for path in known.values():
             remove(path)
-    except FileExistsError as error:
-        raise StoreError(f"run {root} was opened by another process just now") from error
-    except OSError as error:
-        raise io_error(error, root, 0) from error
     return epoch
 
 
@@ -173,15 +171,10 @@ def check_owner(root: Path, epoch: int) -> None:
 def acknowledge(root: Path, epoch: int, version: int) -> None:
     """Note that ``version`` is durable, so that an older CURRENT can be told from the newest."""
     # Never made anew: a successor may have deleted it.
-    try:
-        handle = os.open(root / f"epoch-{epoch}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.write(handle, sealed("acknowledged", version).encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise io_error(error, root / f"epoch-{epoch}", 0) from error
+    path = root / f"epoch-{epoch}"
+    with reporting(path), handle_of(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW) as handle:
+        os.write(handle, sealed("acknowledged", version).encode())
+        os.fsync(handle)
 
 
 def acknowledged_version(root: Path) -> int:

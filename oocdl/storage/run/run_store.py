@@ -10,7 +10,7 @@ CURRENT names the committed manifest; what neither it nor its parent names is de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import zarr
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, record_of, sealed
-from oocdl.storage.files import io_error, part_of, reporting, sync_all, sync_path, write_text
+from oocdl.storage.files import part_of, reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.commit import Commit, metadata_of, read_chunk
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
@@ -65,7 +65,6 @@ class RunStore:
     """
 
     def __init__(self, path: Path, lock: RunLock | None) -> None:
-        """Use ``create`` or ``open``."""
         self.path = path
         self._lock = lock
         self._writing: Commit | None = None
@@ -114,32 +113,27 @@ class RunStore:
         """
         root = Path(path).absolute()
         text = sealed("run", dict(meta))
-        try:
+
+        def prepare() -> None:
+            if is_again:
+                clear(root)
+            elif (root / "run.json").exists():
+                raise StoreError(f"a run was made in {root} just now; open it, or choose another folder")
+            (root / "history").mkdir(exist_ok=True)
+            for name in GROUPS:
+                (root / name).mkdir(exist_ok=True)
+                write_text(root / name / "zarr.json", group_json())
+            write_text(root / COPY, text)
+            write_text(root / "run.json", text)
+            sync_path(root)
+            sync_path(root.parent)
+
+        with reporting(root):
             root.mkdir(parents=True, exist_ok=True)
-            restart = restart and (root / "run.json").is_file()
-            if not restart:
+            is_again = restart and (root / "run.json").is_file()
+            if not is_again:
                 _check_free(root)
-            refuse_links(root)
-            lock = RunLock(root / "LOCK")
-            try:
-                if restart:
-                    clear(root)
-                elif (root / "run.json").exists():
-                    raise StoreError(f"a run was made in {root} just now; open it, or choose another folder")
-                (root / "history").mkdir(exist_ok=True)
-                for name in GROUPS:
-                    (root / name).mkdir(exist_ok=True)
-                    write_text(root / name / "zarr.json", group_json())
-                write_text(root / COPY, text)
-                write_text(root / "run.json", text)
-                sync_path(root)
-                sync_path(root.parent)
-                return cls(root, lock)
-            except BaseException:
-                lock.release()
-                raise
-        except OSError as error:
-            raise io_error(error, root, 0) from error
+            return cls._locked(root, prepare)
 
     @classmethod
     def open(cls, path: str | Path, writable: bool = False) -> RunStore:
@@ -154,10 +148,16 @@ class RunStore:
                 raise StoreError(f"{root} is not a run: no run.json in it")
             if not writable:
                 return cls(root, None)
-            refuse_links(root)
+            return cls._locked(root)
+
+    @classmethod
+    def _locked(cls, root: Path, prepare: Callable[[], None] = lambda: None) -> RunStore:
+        """Lock a run, prepare it and open it for writing."""
+        refuse_links(root)
         lock = RunLock(root / "LOCK")
         try:
             with reporting(root):
+                prepare()
                 return cls(root, lock)
         except BaseException:
             lock.release()
@@ -237,17 +237,17 @@ class RunStore:
             raise StoreError(f"version {self._writing.version} is still being written")
         if old is not None and version <= old.version:
             raise StoreError(f"version {version} is not after the current {old.version}")
-        found = {} if old is None else dict(old.tensors)
-        lost = [name for name in carry if name not in found]
+        known = {} if old is None else old.tensors
+        lost = [name for name in carry if name not in known]
         if lost:
             raise StoreError(f"cannot carry over {lost[0]!r}: no version has it")
-        made: dict[str, Tensor] = {name: found[name] for name in carry}
+        made = {name: known[name] for name in carry}
         next_id = 0 if old is None else old.next_id
         for spec in tensors:
             if spec.name in made:
                 raise StoreError(f"array {spec.name!r} is named twice in version {version}")
-            same = spec.name in found and found[spec.name].spec.kind == spec.kind
-            ident = found[spec.name].id if same else f"t{next_id:05d}"
+            same = spec.name in known and known[spec.name].spec.kind == spec.kind
+            ident = known[spec.name].id if same else f"t{next_id:05d}"
             next_id += not same
             made[spec.name] = Tensor(spec, ident, self.epoch, version, {})
         parent = None if old is None else old.file
@@ -283,7 +283,7 @@ class RunStore:
         if tensor.spec.kind != kind and name not in self._instead:
             raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
         what = f"array {name!r} of version {tensor.version}"
-        records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.files}
+        records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.records}
         return zarr.open_array(store=SealedStore(self.path / tensor.folder, what, records), mode="r")
 
     # --- history, kept values, other files -----------------------------------------------
@@ -336,10 +336,9 @@ class RunStore:
         Raises CorruptError if it is damaged, or is not the one that the current version was made with.
         """
         known = None if self._manifest is None else self._manifest.seals.get(file)
-        found = read_sealed(self.path / file, known)
-        if found is None:
-            return None
-        body, self._seals[file] = found
+        body, digest = read_sealed(self.path / file, known) or (None, "")
+        if body is not None:
+            self._seals[file] = digest
         return body
 
     def write_sealed(self, file: str, body: Mapping[str, Any]) -> None:
@@ -370,7 +369,7 @@ class RunStore:
         return History(path, HistorySeal() if manifest is None else manifest.history)
 
     def _publish(self, manifest: Manifest, folders: Sequence[Path]) -> Manifest:
-        """Make a version current whose chunks are in ``folders``; history and kept values go with it."""
+        """Make a version current whose chunks are in ``folders``, with history and kept values."""
         check_owner(self.path, self.epoch)  # another that has taken over deletes what is about to be synced
         history = self._history.path
         paths = [path for path in (history, history.parent) if path.exists()] + self._kept.files()
