@@ -103,15 +103,11 @@ def _cgroup_limits(lines: list[str], mount: Path) -> Iterator[Limit]:
             root = mount / "memory"
         else:
             continue
-        folder = root / place.lstrip("/")
-        while True:
-            for file in (folder / name for name in names):
-                text = file.read_text().strip() if file.is_file() else "max"
-                if text.isdigit():
-                    yield Limit(int(text), f"memory cgroup {file}")
-            if folder == root or root not in folder.parents:
-                break
-            folder = folder.parent
+        inner = Path(place.lstrip("/"))
+        for file in (root / folder / name for folder in (inner, *inner.parents) for name in names):
+            text = file.read_text().strip() if file.is_file() else "max"
+            if text.isdigit():
+                yield Limit(int(text), f"memory cgroup {file}")
 
 
 def _proc(name: str) -> list[str]:

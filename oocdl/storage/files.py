@@ -204,16 +204,14 @@ def part_of(array: Array, inner: Region, outer: Region) -> Array:
 
 def filesystem(path: Path) -> str:
     """Return the type of the file system that ``path`` is on, such as ``ext4``; empty if unknown."""
-    place = str(path.resolve())
-    best, kind = "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:  # not Linux: nothing to tell, and nothing to refuse
         return ""
-    for line in lines:
-        _, mount, name = line.split(" ")[:3]
+    place, found = path.resolve(), [(0, 0, "")]
+    for number, line in enumerate(lines):
+        _, mount, kind = line.split(" ")[:3]
         mount = mount.encode().decode("unicode_escape")  # a space is written \040
-        inside = mount == "/" or place == mount or place.startswith(mount + "/")
-        if inside and len(mount) >= len(best):  # later mounts hide earlier ones
-            best, kind = mount, name
-    return kind
+        if place.is_relative_to(mount):
+            found.append((len(mount), number, kind))  # later mounts hide earlier ones
+    return max(found)[-1]
