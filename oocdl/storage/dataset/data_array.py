@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region
-from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkList
+from oocdl.storage.dataset.chunk_store import MOST_CHUNKS, ChunkList
 from oocdl.storage.dataset.decoding import most_bytes
 from oocdl.storage.zarr_json import grid
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices
-from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
-from oocdl.storage.dataset.chunk_store import file_mark, parts_of
+from oocdl.storage.dataset.chunk_store import ChunkList, file_mark, listed, number_of, parts_of
 from oocdl.storage.dataset.data_array import DataArray, Shape, Source, check_chunks, check_type, one_line
 from oocdl.storage.dataset.decoding import DecodedSizeError, inflate
 from oocdl.storage.zarr_json import grid, touched

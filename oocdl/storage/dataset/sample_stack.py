@@ -18,7 +18,7 @@ import zarr
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, intersect, is_empty, moved, region_shape, within
-from oocdl.storage.dataset.chunk_list import ChunkList
+from oocdl.storage.dataset.chunk_store import ChunkList
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, Source
 
 MARK, KIND = "oocdl", "kind"

@@ -22,9 +22,10 @@ from zarr.storage import LocalStore, ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, intersect, region_shape, within
-from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList
 from oocdl.storage.dataset.chunk_store import (
     WHOLE,
+    ChunkKeys,
+    ChunkList,
     Chunks,
     Mark,
     RegularStore,
@@ -186,7 +187,7 @@ class ZarrSource(Source):
             raise ValueError(f"its index says that chunk {inside} has {nbytes:,} bytes, which none can have")
         return slice(offset, offset + nbytes)
 
-    def _bytes(self, key: str, part: slice) -> bytes | None:
+    def _bytes(self, key: str, part: slice) -> bytes | memoryview | None:
         """Return a part of what is stored under a name; None if nothing is. Raises what ``_check`` does."""
         before, content, after = self.stored.read(key, part)
         self._check(key, before, after)
