@@ -21,13 +21,13 @@ Row = dict[str, Any]
 
 
 class History:
-    """Reads and appends to ``history/steps.jsonl``. Rows have a ``step``, which only grows.
+    """Reads and appends to ``history/steps.jsonl`` of a run. Rows have a ``step``, which only grows.
 
     ``seal`` says what the file's sound part is: that of the committed version at first.
     """
 
-    def __init__(self, path: Path, seal: HistorySeal) -> None:
-        self.path = path
+    def __init__(self, root: Path, seal: HistorySeal) -> None:
+        self.path = root / "history" / "steps.jsonl"
         self.seal = seal
         self._last_step = -1
 

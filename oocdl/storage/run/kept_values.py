@@ -40,9 +40,9 @@ class Kept:
         made = self._made.setdefault(name, [])
         while len(made) > 1:
             shutil.rmtree(self._folder / made.pop(0).id)
-        taken = {int(path.name[1:].partition("-")[0]) for path in self._folder.glob("k*-s*")}
-        taken |= {int(value.id[1:].partition("-")[0]) for value in committed.values()}
-        ident = f"k{max(taken, default=-1) + 1:05d}-s{step}"
+        taken = [path.name for path in self._folder.glob("k*-s*")] + [seal.id for seal in committed.values()]
+        number = max((int(ident[1:].partition("-")[0]) for ident in taken), default=-1) + 1
+        ident = f"k{number:05d}-s{step}"
         store = SealedStore(self._folder / ident, what(name, step), {}, read_only=False)
         array = zarr.create_array(
             store=store,
@@ -58,13 +58,11 @@ class Kept:
 
     def arrays(self, committed: Mapping[str, KeptSeal]) -> Mapping[str, zarr.Array[Any]]:
         """Open kept arrays, by name, read-only; what is read from them is verified."""
-        return {
-            name: zarr.open_array(
-                store=SealedStore(self._folder / value.id, what(name, value.step), dict(value.records)),
-                mode="r",
-            )
-            for name, value in committed.items()
+        stores = {
+            name: SealedStore(self._folder / seal.id, what(name, seal.step), dict(seal.records))
+            for name, seal in committed.items()
         }
+        return {name: zarr.open_array(store=store, mode="r") for name, store in stores.items()}
 
     def seals(self, step: int) -> dict[str, KeptSeal]:
         """Return the last of what was made up to ``step``, by name, for the manifest of that step."""

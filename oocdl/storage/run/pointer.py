@@ -192,24 +192,18 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
     """Delete every version and manifest but ``current``, its parent and its checkpoints."""
     named = [] if current is None else [current, *load_spares(root, current)]
     files = {manifest.file for manifest in named}
-    values = set() if current is None else {value.id for value in current.kept.values()}
     folders = {root / tensor.folder for m in named for tensor in m.tensors.values()}
-    arrays = {folder.parent for folder in folders}
+    kept = () if current is None else current.kept.values()
+    living = folders | {folder.parent for folder in folders} | {root / "kept" / value.id for value in kept}
     for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
         if path.name not in files:
             remove(path)
-    dead: list[Path] = []
-    for array in [*root.glob("weights/t*"), *root.glob("state/t*")]:
-        if array not in arrays:
-            dead.append(array)
-            continue
-        for folder in array.glob("e*-v*"):
-            if folder not in folders:
-                dead.append(folder)
-            else:
-                for unfinished in folder.glob("*.partial"):
-                    unfinished.unlink(missing_ok=True)
-    dead += [path for path in root.glob("kept/k*") if path.name not in values]
+    for folder in folders:
+        for unfinished in folder.glob("*.partial"):
+            unfinished.unlink(missing_ok=True)
+    places = [path for pattern in ("weights/t*", "state/t*", "kept/k*") for path in root.glob(pattern)]
+    places += [folder for place in places if place in living for folder in place.glob("e*-v*")]
+    dead = [place for place in places if place not in living]
     # Side by side: deleting what has just been synced takes milliseconds a file.
     with ThreadPoolExecutor(DELETE_THREADS) as pool:
         list(pool.map(partial(shutil.rmtree, ignore_errors=True), dead))

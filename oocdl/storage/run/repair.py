@@ -105,7 +105,12 @@ def _verification(root: Path) -> Verification:
     spares: list[Manifest] = []
     with _noted(damages, "CURRENT"):
         manifest, _ = load_current(root)
-    damages += _files(root, manifest)
+    seals = {} if manifest is None else manifest.seals
+    for file in SEALED_FILES:
+        with _noted(damages, file):
+            known = seals.get("run.json" if file == COPY else file)
+            if read_sealed(root / file, known) is None and file in ("run.json", COPY, *seals):
+                damages.append(Damage(file, f"{root / file} is lost"))
     for name in () if manifest is None else manifest.spares:
         with _noted(damages, name):
             spares.append(load_manifest(root, name))
@@ -119,7 +124,7 @@ def _verification(root: Path) -> Verification:
             parts.setdefault(part.folder, part)
     if manifest is not None:
         with _noted(damages, "history", step=manifest.step):
-            History(root / "history" / "steps.jsonl", manifest.history).rows()
+            History(root, manifest.history).rows()
         parts |= {value.id: value.sealed(name) for name, value in manifest.kept.items()}
     for part in parts.values():
         damages += damages_in(root, part)
@@ -143,30 +148,13 @@ def damages_in(root: Path, part: Sealed) -> list[Damage]:
     return [Damage(part.what, reason, key, part.step) for key, reason in checked if reason]
 
 
-def _files(root: Path, manifest: Manifest | None) -> list[Damage]:
-    """Return what is wrong with files that hold their own digest."""
-    seals, damages = {} if manifest is None else manifest.seals, list[Damage]()
-    for file in SEALED_FILES:
-        with _noted(damages, file):
-            known = seals.get("run.json" if file == COPY else file)
-            if read_sealed(root / file, known) is None and file in ("run.json", COPY, *seals):
-                damages.append(Damage(file, f"{root / file} is lost"))
-    return damages
-
-
-def metadata_files(manifest: Manifest) -> dict[Path, str]:
-    """Return the metadata of the Zarr groups and arrays of a run, by file in the run: they follow from it."""
+def _wrong_metadata(root: Path, manifest: Manifest) -> dict[Path, str]:
+    """Return what the metadata of Zarr groups and arrays ought to be, by file, where they are not that."""
     wanted = {Path(name) / "zarr.json": group_json() for name in GROUPS}
     for tensor in manifest.tensors.values():
         folder = Path(tensor.folder)
         wanted[folder.parent / "zarr.json"] = group_json({"name": tensor.spec.name})
         wanted[folder / "zarr.json"] = metadata_of(tensor)
-    return wanted
-
-
-def _wrong_metadata(root: Path, manifest: Manifest) -> dict[Path, str]:
-    """Return what metadata ought to be where it is lost, or is not what was written."""
-    wanted = metadata_files(manifest)
     return {file: text for file, text in wanted.items() if content_of(root / file) != text.encode()}
 
 
@@ -339,7 +327,7 @@ def _first_sound(root: Path, names: list[str], ours: str) -> tuple[Manifest | No
 def _mended(root: Path, chosen: Manifest) -> tuple[Manifest, list[str]]:
     """Return a version without damaged rows of the history and kept values, and what that leaves out."""
     lost: list[str] = []
-    history = History(root / "history" / "steps.jsonl", chosen.history)
+    history = History(root, chosen.history)
     if wrong := history.start():
         lost.append(f"history: {wrong}; what it was is in steps-damaged.jsonl")
     kept = dict(chosen.kept)

@@ -27,7 +27,7 @@ from oocdl.storage.run.commit import Commit, metadata_of, read_chunk
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
-from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec, kept_versions
+from oocdl.storage.run.manifest import GROUPS, HistorySeal, Manifest, Tensor, TensorSpec, kept_versions
 from oocdl.storage.run.pointer import (
     check_owner,
     clear,
@@ -273,15 +273,13 @@ class RunStore:
             read_chunk(self.path, tensor, index, part, part_of(out, part, region))
         return out
 
-    def array(self, kind: Kind, name: str) -> zarr.Array[Any]:
-        """Open a weight or state array of the current version as a read-only Zarr array.
+    def array(self, name: str) -> zarr.Array[Any]:
+        """Open an array of the current version as a read-only Zarr array.
 
         Everything that is read from it is verified: raises CorruptError for a chunk, or metadata, that is
         lost or is not what was written.
         """
         tensor = self._tensor(name)
-        if tensor.spec.kind != kind and name not in self._instead:
-            raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
         what = f"array {name!r} of version {tensor.version}"
         records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.records}
         return zarr.open_array(store=SealedStore(self.path / tensor.folder, what, records), mode="r")
@@ -365,14 +363,13 @@ class RunStore:
         return self._manifest.tensors[name]
 
     def _history_of(self, manifest: Manifest | None) -> History:
-        path = self.path / "history" / "steps.jsonl"
-        return History(path, HistorySeal() if manifest is None else manifest.history)
+        return History(self.path, HistorySeal() if manifest is None else manifest.history)
 
     def _publish(self, manifest: Manifest, folders: Sequence[Path]) -> Manifest:
         """Make a version current whose chunks are in ``folders``, with history and kept values."""
         check_owner(self.path, self.epoch)  # another that has taken over deletes what is about to be synced
-        history = self._history.path
-        paths = [path for path in (history, history.parent) if path.exists()] + self._kept.files()
+        history = (self._history.path, self._history.path.parent)
+        paths = [path for path in history if path.exists()] + self._kept.files()
         paths += {place for folder in folders for place in (folder, folder.parent, folder.parent.parent)}
         sync_all(paths + [path for folder in folders for path in folder.iterdir()])
         made = replace(

@@ -107,7 +107,7 @@ def numbers(root: Path) -> dict[str, object]:
             raise StoreError("plan.json is lost")  # as resume says it
         for spec in SPECS:
             found[spec.name] = store.read(spec.name, whole(spec.shape)).tolist()
-            found[f"{spec.name} by zarr"] = np.asarray(store.array(spec.kind, spec.name)[...]).tolist()
+            found[f"{spec.name} by zarr"] = np.asarray(store.array(spec.name)[...]).tolist()
         found |= {name: np.asarray(array[...]).tolist() for name, array in store.kept().items()}
         return found
 
