@@ -7,10 +7,10 @@ What can be known by headers is checked before anything is written; a failure le
 from __future__ import annotations
 
 import math
+import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,12 @@ from oocdl.data.new_group import CHUNK_BYTES, chunk_shape, new_array, new_group,
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
 from oocdl.errors import BudgetError, DatasetError, InputError
-from oocdl.graph.ir.index import Region
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
 from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
 from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, attributes_of, open_dataset
 from oocdl.storage.dataset.sample_stack import MARK
+from oocdl.storage.zarr_json import chunk_region, grid
 
 Array = npt.NDArray[Any]
 CODING_BYTES = 24 << 20
@@ -247,7 +247,9 @@ def copy_arrays(
         bar.text = name
         chunks = stacked_chunks(array.shape, array.itemsize)
         made = new_array(group, name, array.shape, array.dtype, chunks)
-        for region in _blocks(array.shape, chunks):
+        steps = (*chunks[:-1], chunks[-1] * BLOCK_CHUNKS)
+        for index in np.ndindex(grid(array.shape, steps)):
+            region = chunk_region(index, array.shape, steps)
             block = array.read(region)
             if block.dtype.kind == "f" and not np.isfinite(block).all():
                 raise DatasetError(f"{array.label} has NaN or an infinite number within {region}; replace it")
@@ -271,21 +273,10 @@ def _opened(source: Path, beside: Path) -> Dataset:
                 files = {name[:-4]: beside / f"{number}.npy" for number, name in enumerate(names)}
                 for name, path in zip(names, files.values(), strict=True):
                     with packed.open(name) as member, path.open("wb") as file:
-                        while block := member.read(1 << 20):
-                            file.write(block)
+                        shutil.copyfileobj(member, file, 1 << 20)
         return open_dataset({name: np.load(path, "r", allow_pickle=False) for name, path in files.items()})
     except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
         reason = " ".join(f"{error}".split())
         raise DatasetError(
             f"{source} cannot be read: {reason}; arrays are of numbers, whole and uncut"
         ) from error
-
-
-def _blocks(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Any:
-    """Yield regions of whole chunks, a few side by side along the last axis."""
-    steps = (*chunks[:-1], chunks[-1] * BLOCK_CHUNKS)
-    for corner in product(*(range(0, extent, step) for extent, step in zip(shape, steps, strict=True))):
-        region: Region = tuple(
-            (at, min(at + step, extent)) for at, step, extent in zip(corner, steps, shape, strict=True)
-        )
-        yield region

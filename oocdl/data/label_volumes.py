@@ -38,11 +38,11 @@ def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str,
         raise DatasetError(
             f"{dataset.where} has {samples} samples, {len(names)} names and affines {list(affines.shape)}"
         )
-    facts: list[dict[str, Any]] = [{"affine": affine.tolist()} for affine in affines]
+    facts = [{"affine": affine.tolist()} for affine in affines]
     if "spacing" in told:
         spacings = np.asarray(told["spacing"], np.float64)
-        for one, spacing in zip(facts, np.broadcast_to(spacings, (samples, spacings.shape[-1])), strict=True):
-            one["spacing"] = spacing.tolist()
+        for row, spacing in enumerate(np.broadcast_to(spacings, (samples, spacings.shape[-1]))):
+            facts[row]["spacing"] = spacing.tolist()
     return list(zip(names, facts, strict=True))
 
 
