@@ -151,7 +151,8 @@ class DataArray:
             f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
             "chunk is gone, or on resume in the values of three samples"
         )
-        return [absent] * bool(self.known.missing) + [untold] * (self.source.tells == "none")
+        notes = {absent: self.known.missing, untold: self.source.tells == "none"}
+        return [note for note, is_due in notes.items() if is_due]
 
     def read(self, region: Region) -> Array:
         """Read ``region`` in native byte order, to be read only; only chunks that it touches are decoded.

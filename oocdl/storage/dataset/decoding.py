@@ -64,8 +64,9 @@ class Codec(NamedTuple):
 
 def _undone(data: Any, name: str, codec: Any, nbytes: int | None) -> Any:
     """Return what a codec was given. What it raises says what is wrong with the data."""
-    if name not in COMPRESSORS or nbytes is None:
+    if name not in COMPRESSORS:
         return codec.decode(data)
+    assert nbytes is not None
     if name in DEFLATED:
         return inflate(name, data, nbytes)
     target = np.empty(nbytes, np.uint8)
