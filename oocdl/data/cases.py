@@ -21,6 +21,7 @@ from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Volume, apart_by, read_header
 from oocdl.errors import DatasetError, InputError
 from oocdl.storage.files import read_text
 
+Array = npt.NDArray[Any]
 T = TypeVar("T")
 SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 """Folders of nnU-Net's raw format."""
@@ -226,10 +227,6 @@ def refuse(problems: Sequence[str]) -> None:
         raise DatasetError("; ".join(problems[:5]) + more)
 
 
-Array = npt.NDArray[Any]
-FLOAT = np.dtype(np.float32)
-
-
 @dataclass(frozen=True, eq=False)
 class Samples:
     """All samples, and the types that their arrays have in common."""
@@ -254,7 +251,7 @@ def read_samples(cases: Cases, is_resampled: bool) -> Samples:
     image = np.result_type(*{volume.stored.newbyteorder("=") for volume in images})
     return Samples(
         tuple(found),
-        image if exact and image.kind in "iu" else FLOAT,
+        image if exact and image.kind in "iu" else np.dtype(np.float32),
         _label_type(labels, cases.numbers) if labels else None,
     )
 
@@ -300,21 +297,15 @@ def values(volume: Volume, dtype: np.dtype[Any], numbers: Sequence[int] | None =
             found = piece * np.float64(volume.slope) + volume.intercept
         with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found below
             made = found.astype(dtype, copy=False)
-        bad, why = _bad(found, made, numbers)
+        bad, why = found != made, f"labels are whole numbers that {made.dtype} holds"
+        if made.dtype.kind == "f":
+            bad, why = ~np.isfinite(made), "it is no finite number of float32: replace it"
+        elif numbers is not None:
+            classes = ", ".join(map(str, numbers[:20]))
+            bad, why = ~np.isin(found, numbers), f"its classes are {classes}, by dataset.json"
         if bad.any():
             at = np.unravel_index(int(np.argmax(bad)), bad.shape)
             place = [int(at[2]), int(at[1]), start + int(at[0])]
-            raise DatasetError(f"{volume.path} has {found[at]} at voxel {place}{why}")
+            raise DatasetError(f"{volume.path} has {found[at]} at voxel {place}; {why}")
         yield made
         start += len(piece)
-
-
-def _bad(found: Array, made: Array, numbers: Sequence[int] | None) -> tuple[Array, str]:
-    """Which voxels are refused, and why."""
-    if made.dtype.kind == "f":
-        return ~np.isfinite(made), ", which is no finite number of float32; replace it"
-    if numbers is not None:
-        return ~np.isin(
-            found, numbers
-        ), f"; its classes are {', '.join(map(str, numbers[:20]))}, by dataset.json"
-    return found != made, f"; labels are whole numbers that {made.dtype} holds"

@@ -37,6 +37,10 @@ CODING_BYTES = 24 << 20
 """What encoding chunks, and a stream that is decompressed, take at most."""
 PIECE_COPIES = 6
 """Copies of a piece, as float64, that are made on its way."""
+CHUNK_COPIES = 3
+"""Copies of a chunk on its way: stored, decoded and converted."""
+BLOCK_CHUNKS = 4
+"""Chunks that are copied together: encoders take them side by side."""
 
 
 def convert(
@@ -208,12 +212,6 @@ def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable
                 slab = buffer[:filled].reshape((*[1] * len(lead), filled, height, width))
                 write_region(array, (*lead, start, 0, 0), slab)
                 start, filled = start + filled, 0
-
-
-CHUNK_COPIES = 3
-"""Copies of a chunk on its way: stored, decoded and converted."""
-BLOCK_CHUNKS = 4
-"""Chunks that are copied together: encoders take them side by side."""
 
 
 def is_stacked(source: Path) -> bool:

@@ -32,6 +32,19 @@ PERIOD_SECONDS = 0.005
 """The process is measured no more often than this; to ask the kernel takes 8 µs."""
 RELIEF_SECONDS = 0.02
 """Nor is the heap trimmed, or more withheld, more often than this: chunks take as long to leave."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""Parameters of glibc's ``mallopt``."""
+HEAP_KEPT_BYTES = 1 << 30
+"""Free memory that the C library keeps before it gives any back by itself."""
+MOST_UNCHECKED_BYTES = 256 << 20
+"""Bytes that may be taken before the system is asked again: not everything that grows is announced."""
+WAIT_SECONDS = 0.01
+"""Seconds between two looks of a program that waits for memory; it also looks when another ends."""
+REST_RATIO = 50
+"""Rest after a look at the heap between programs, as a multiple of the time that the look took: tens of
+milliseconds in a process that has freed much in small pieces."""
+GLIBC_THRESHOLD_BYTES = 128 << 10
+"""Both of glibc's thresholds at the start of a process."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +63,6 @@ class MemoryGuard:
     def most_bytes(self) -> int:
         """Limit of the process's own memory, beside the kernel's share and pages of files."""
         return self.budget_bytes - self.kernel_bytes - self.file_bytes
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""Parameters of glibc's ``mallopt``."""
-HEAP_KEPT_BYTES = 1 << 30
-"""Free memory that the C library keeps before it gives any back by itself."""
-MOST_UNCHECKED_BYTES = 256 << 20
-"""Bytes that may be taken before the system is asked again: not everything that grows is announced."""
-WAIT_SECONDS = 0.01
-"""Seconds between two looks of a program that waits for memory; it also looks when another ends."""
-REST_RATIO = 50
-"""Rest after a look at the heap between programs, as a multiple of the time that the look took: tens of
-milliseconds in a process that has freed much in small pieces."""
-GLIBC_THRESHOLD_BYTES = 128 << 10
-"""Both of glibc's thresholds at the start of a process."""
 
 
 class _MallInfo(ctypes.Structure):

@@ -36,6 +36,13 @@ Integers = npt.NDArray[np.int64]
 
 MOST_CHUNKS = 2**62
 """A grid of more chunks than this is a damaged one: their numbers would not be int64."""
+Mark = tuple[int, int]
+"""Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
+Reading = tuple[Mark | None, bytes | memoryview, Mark | None]
+"""Bytes of a chunk between its marks before and after; None: it is not there."""
+WHOLE = slice(None)
+PIECE_BYTES = 64 << 10
+"""How much is read of a file at a time to compare its content."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,15 +146,6 @@ def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:
     count = min(rows, most)
     edges = [rows * part // count for part in range(count + 1)] if count else []
     yield from zip(edges, edges[1:], strict=False)
-
-
-Mark = tuple[int, int]
-"""Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
-Reading = tuple[Mark | None, bytes | memoryview, Mark | None]
-"""Bytes of a chunk between its marks before and after; None: it is not there."""
-WHOLE = slice(None)
-PIECE_BYTES = 64 << 10
-"""How much is read of a file at a time to compare its content."""
 
 
 class Chunks:

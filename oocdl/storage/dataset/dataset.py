@@ -37,6 +37,10 @@ from oocdl.storage.zarr_json import chunk_region, grid
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")
 """Files that ``oocdl.data.convert`` makes a dataset of."""
+BLOCK_BYTES = 1 << 20
+SMALL_BYTES = 64 << 10
+"""Samples of fewer bytes share a block."""
+WHERE = "the arrays given"
 
 
 class View(NamedTuple):
@@ -216,12 +220,6 @@ def _existing(source: str | Path) -> str:
             way_out = f"convert it: oocdl.data.convert('{path.name}', 'data.zarr'), or oocdl convert"
         raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; {way_out}")
     return str(path)
-
-
-BLOCK_BYTES = 1 << 20
-SMALL_BYTES = 64 << 10
-"""Samples of fewer bytes share a block."""
-WHERE = "the arrays given"
 
 
 class GivenArrays(dict[str, Array]):
