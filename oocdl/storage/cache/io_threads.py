@@ -6,6 +6,7 @@ Methods below "under the lock" are called with ``changed`` held; no I/O is done 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
@@ -20,8 +21,8 @@ class Mover:
     """Runs the I/O threads of a tier; holds its ledger and lock, their queues, the error that stops all."""
 
     def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, io_threads: int) -> None:
-        self._writes: SimpleQueue[Slot | None] = SimpleQueue()
-        self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._writes.put)
+        self._writers = ThreadPoolExecutor(io_threads, thread_name_prefix="tier-io")
+        self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._write_soon)
         self.pool = pool
         self.spill = spill
         self.changed = threading.Condition(threading.Lock())
@@ -31,14 +32,8 @@ class Mover:
         self._dead: SimpleQueue[Slot] = SimpleQueue()
         self._wakes: SimpleQueue[bool] = SimpleQueue()  # False: the last
         self._closed = False
-        names = ["tier-drop"] + [f"tier-io-{index}" for index in range(io_threads)]
-        work = [self._serve_dead] + [self._serve_writes] * io_threads
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in zip(work, names, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._burier = threading.Thread(target=self._serve_dead, name="tier-drop", daemon=True)
+        self._burier.start()
 
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
@@ -49,10 +44,8 @@ class Mover:
             self.error = self.error or StoreError("the memory tier is closed")
             self.changed.notify_all()
         self._wakes.put(False)
-        for _ in self._threads[1:]:
-            self._writes.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._burier.join()
+        self._writers.shutdown()
         self.spill.close()
 
     # --- under the lock ------------------------------------------------------------------
@@ -78,6 +71,10 @@ class Mover:
                     self.spill.remove(file)
                 self.changed.notify_all()
 
+    def _write_soon(self, slot: Slot) -> None:
+        if not self._closed:
+            self._writers.submit(self.write, slot)
+
     # --- anywhere ------------------------------------------------------------------------
 
     def drop(self, slot: Slot) -> None:
@@ -91,11 +88,6 @@ class Mover:
         while self._wakes.get():
             with self.changed:
                 self.bury()
-
-    def _serve_writes(self) -> None:
-        while (slot := self._writes.get()) is not None:
-            self.write(slot)
-            del slot
 
     def write(self, slot: Slot) -> None:
         """Write a chunk to the spill; the ledger then evicts it if claims still wait."""
