@@ -220,7 +220,7 @@ class Files(Chunks):
         with os.scandir(f"{self.folder}/{below}") as entries:
             for entry in entries:
                 name = below + entry.name
-                is_part = entry.name.isdigit() or entry.name == "c"
+                is_part = entry.name.isdigit() if below or not self.keys.lead else entry.name == "c"
                 if is_part and name.count("/") < self.depth:
                     yield from self.names(f"{name}/")  # raises OSError for what is no folder
                 else:
