@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -115,13 +116,13 @@ def load_manifest(root: Path, name: str, digest: str | None = None) -> Manifest:
     return manifest
 
 
-def load_spares(root: Path, manifest: Manifest) -> list[Manifest]:
-    """Read the version before ``manifest`` and its checkpoints, but for those that are gone or damaged."""
-    found = []
-    for name in manifest.spares:
-        with suppress(CorruptError):  # they are spares
-            found.append(load_manifest(root, name))
-    return found
+def load_readable(root: Path, names: Iterable[str]) -> list[Manifest]:
+    """Read manifests by their file names, but for those that are gone or damaged."""
+    manifests = []
+    for name in names:
+        with suppress(CorruptError):
+            manifests.append(load_manifest(root, name))
+    return manifests
 
 
 def _epochs(root: Path) -> dict[int, Path]:
@@ -190,7 +191,7 @@ def acknowledged_version(root: Path) -> int:
 
 def remove_unnamed(root: Path, current: Manifest | None) -> None:
     """Delete every version and manifest but ``current``, its parent and its checkpoints."""
-    named = [] if current is None else [current, *load_spares(root, current)]
+    named = [] if current is None else [current, *load_readable(root, current.spares)]
     files = {manifest.file for manifest in named}
     folders = {root / tensor.folder for m in named for tensor in m.tensors.values()}
     kept = () if current is None else current.kept.values()

@@ -22,6 +22,7 @@ from oocdl.storage.run.manifest import GROUPS, Manifest, Sealed
 from oocdl.storage.run.pointer import (
     load_current,
     load_manifest,
+    load_readable,
     next_epoch,
     publish,
     refuse_links,
@@ -178,9 +179,10 @@ class Repaired:
 def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
     """Go back to the newest version of a run whose every chunk is sound, and leave out what is damaged.
 
-    A run keeps its current version and the one before. Damaged rows of the history and damaged kept values
-    are left out; metadata of Zarr arrays is written anew. With ``take_over`` an owner on another host is
-    evicted, which cannot be seen from here and has to be dead; if it lives, its next commit is refused.
+    A run keeps its current version, the one before and checkpoints. Damaged checkpoints, rows of the history
+    and kept values are left out; metadata of Zarr arrays is written anew. With ``take_over`` an owner on
+    another host is evicted, which cannot be seen from here and has to be dead; if it lives, its next commit
+    is refused.
 
     ``run.json`` and its copy are written anew from each other.
 
@@ -240,14 +242,17 @@ def _repaired(root: Path) -> Repaired:
     except CorruptError:
         _set_aside(root / "report.json")
         changes.append(f"{root / 'report.json'} is damaged; the next commit writes it")
-    parent = chosen.parent if chosen == newest else None
-    if parent is not None:
-        spare, wrong = _first_sound(root, [parent], ours)
+    mended = replace(mended, parent=chosen.parent if chosen == newest else None)
+    for name in mended.spares:
+        spare, wrong = _first_sound(root, [name], ours)
         if spare is None:
-            parent = None
-            changes.append(f"the version before step {chosen.step} is left out: {'; '.join(wrong)}")
-    if mended != chosen or chosen != newest or parent != chosen.parent:
-        made = replace(mended, epoch=epoch, parent=parent)
+            what = f"the version before step {chosen.step}" if name == mended.parent else f"checkpoint {name}"
+            changes.append(f"{what} is left out: {'; '.join(wrong)}")
+            kept = {step: file for step, file in mended.checkpoints.items() if file != name}
+            parent = None if name == mended.parent else mended.parent
+            mended = replace(mended, parent=parent, checkpoints=kept)
+    if mended != chosen or chosen != newest:
+        made = replace(mended, epoch=epoch)
         publish(root, made, pointer)
         remove_unnamed(root, made)
     return Repaired(root, chosen.step, tuple(changes))
@@ -259,10 +264,7 @@ def _settings(root: Path) -> Iterator[str]:
         newest, _ = load_current(root)
         versions = [] if newest is None else [newest]
     except CorruptError:
-        versions = []
-        for name in _all_manifests(root):
-            with suppress(CorruptError):  # one that cannot be read says nothing of settings
-                versions.append(load_manifest(root, name))
+        versions = load_readable(root, _all_manifests(root))
     # One of the manifests may be another run's: settings that any of them was made with are this run's.
     names, texts = ("run.json", COPY), dict[str, str]()
     for known in dict.fromkeys([version.seals.get("run.json") for version in versions] or [None]):
