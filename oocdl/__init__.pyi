@@ -16,8 +16,7 @@ from .events import Stop
 from .pytorch.door import from_torch
 from .report.plan_view import Plan
 from .report.scaling import Scaling
-from .storage.run.repair import repair
-from .storage.run.run_verification import verify
+from .storage.run.repair import repair, verify
 from .training.call import Options
 from .training.run import Run
 from .training.simulation import simulate

@@ -23,8 +23,7 @@ from oocdl.graph.transforms import channels_last as layout
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
-from oocdl.host.guard import MemoryGuard
-from oocdl.host.heap import Heap
+from oocdl.host.heap import Heap, MemoryGuard
 from oocdl.planning.pass_plan import PassPlan, plan_pass
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import expand_pass, versioned_pieces

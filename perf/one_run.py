@@ -26,7 +26,7 @@ import oocdl
 from oocdl.engines.engine import get_engine
 from oocdl.errors import OocdlError
 from oocdl.events import Event, Listener, RunStarted, StepDone
-from oocdl.host.guard import MemoryGuard
+from oocdl.host.heap import MemoryGuard
 from oocdl.host.limits import anonymous_bytes
 from oocdl.planning.machine import Machine
 

@@ -1,6 +1,6 @@
-"""Which files belong together: the cases of an nnU-Net folder, of a table, of a folder of NIfTI, of one file.
+"""Samples: which files belong together (nnU-Net's folders, tables, folders of NIfTI), and their values.
 
-Nothing of a volume is read here but whether its file is there.
+What headers tell is compared before a voxel is read.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from oocdl.data.nifti import ENDINGS
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Volume, apart_by, read_header, read_planes
 from oocdl.errors import DatasetError, InputError
 from oocdl.storage.files import read_text
 
+Array = npt.NDArray[Any]
+T = TypeVar("T")
 SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 """Folders of nnU-Net's raw format."""
 
@@ -25,21 +30,26 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}"
 """Names of samples, which are names of files and folders."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """The files of one sample."""
+@dataclass(frozen=True, eq=False)
+class Case(Generic[T]):
+    """One sample: its files as ``Case[Path]``, or what their headers say as ``Case[Volume]``."""
 
     name: str
-    images: tuple[Path, ...]
+    images: tuple[T, ...]
     """One for each channel."""
-    label: Path | None = None
+    label: T | None = None
+
+    @property
+    def volumes(self) -> tuple[T, ...]:
+        """All of them; the image's first comes first."""
+        return self.images if self.label is None else (*self.images, self.label)
 
 
 @dataclass(frozen=True)
 class Cases:
     """All samples of a source, and what it says of them."""
 
-    cases: tuple[Case, ...]
+    cases: tuple[Case[Path], ...]
     channels: tuple[str, ...] = ()
     """Names of the channels; empty if nothing says them."""
     classes: Mapping[str, Any] | None = None
@@ -144,7 +154,7 @@ def _classes(path: Path, labels: Any) -> Mapping[str, Any]:
         raise DatasetError(f"{path} has no labels, such as {{'background': 0, 'tumour': 1}}") from None
 
 
-def _table(path: Path) -> tuple[Case, ...]:
+def _table(path: Path) -> tuple[Case[Path], ...]:
     """A CSV file with a head line, or a JSON list of objects (of MONAI: under "training")."""
     if path.suffix.lower() == ".csv":
         rows = _parsed(path, _csv_rows)
@@ -169,7 +179,7 @@ def _csv_rows(text: str) -> list[dict[str, str]]:
     return [dict(zip(head, line, strict=False)) for line in lines if line]
 
 
-def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case:
+def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case[Path]:
     given = {str(key).strip(): held for key, held in row.items() if held not in (None, "")}
     images = given.pop("image", [])
     images = list(images) if isinstance(images, list) else [images]
@@ -185,13 +195,13 @@ def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case:
     return Case(str(name).strip(), tuple(files[: len(images)]), None if label is None else files[-1])
 
 
-def _named(cases: Sequence[Case], source: Path) -> tuple[Case, ...]:
+def _named(cases: Sequence[Case[Path]], source: Path) -> tuple[Case[Path], ...]:
     """Give every case a name that is a folder's: its own, else its file's, else with that of its folder.
 
     Raises DatasetError if two have one name, or one has fewer files than others.
     """
     stems = [case.images[0].name.removesuffix(".gz").removesuffix(".nii") for case in cases]
-    counts, made = Counter(stems), list[Case]()
+    counts, made = Counter(stems), list[Case[Path]]()
     for case, stem in zip(cases, stems, strict=True):
         own = stem if counts[stem] == 1 else f"{case.images[0].parent.name}_{stem}"
         made.append(replace(case, name=case.name or own))
@@ -215,3 +225,87 @@ def refuse(problems: Sequence[str]) -> None:
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise DatasetError("; ".join(problems[:5]) + more)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """All samples, and the types that their arrays have in common."""
+
+    samples: tuple[Case[Volume], ...]
+    image: np.dtype[Any]
+    label: np.dtype[Any] | None
+
+
+def read_samples(cases: Cases, is_resampled: bool) -> Samples:
+    """Read and compare all headers. Raises DatasetError, which lists what does not go together."""
+    found, problems = list[Case[Volume]](), list[str]()
+    for case in cases.cases:
+        try:
+            found.append(_sample(case))
+        except DatasetError as error:
+            problems.append(str(error))
+    refuse(problems)
+    images = [volume for sample in found for volume in sample.images]
+    labels = [sample.label for sample in found if sample.label is not None]
+    exact = not is_resampled and all(volume.is_integer for volume in images)
+    image = np.result_type(*{volume.stored.newbyteorder("=") for volume in images})
+    return Samples(
+        tuple(found),
+        image if exact and image.kind in "iu" else np.dtype(np.float32),
+        _label_type(labels, cases.numbers) if labels else None,
+    )
+
+
+def _sample(case: Case[Path]) -> Case[Volume]:
+    images = tuple(read_header(path) for path in case.images)
+    label = None if case.label is None else read_header(case.label)
+    sample, first = Case(case.name, images, label), images[0]
+    for volume in sample.volumes[1:]:
+        if volume.shape != first.shape:
+            raise DatasetError(
+                f"{volume.path} has {list(volume.shape[::-1])} voxels, {first.path} {list(first.shape[::-1])}"
+            )
+        apart = apart_by(first, volume)
+        if apart > SAME_VOXELS:
+            raise DatasetError(
+                f"{volume.path} lies elsewhere than {first.path}: their affines differ by {apart:.3g} "
+                "voxels; resample it, or correct its header"
+            )
+    return sample
+
+
+def _label_type(labels: Sequence[Volume], numbers: Sequence[int] | None) -> np.dtype[Any]:
+    """The smallest type for the classes, where they are known; else that of the files."""
+    if numbers:
+        low, high = numbers[0], numbers[-1]
+        return np.min_scalar_type(high if low >= 0 else min(low, -high - 1))
+    if not all(volume.is_integer for volume in labels):
+        return np.dtype(np.int32)
+    found = np.result_type(*{volume.stored.newbyteorder("=") for volume in labels})
+    return found if found.kind in "iu" else np.dtype(np.int64)
+
+
+def values(volume: Volume, dtype: np.dtype[Any], numbers: Sequence[int] | None = None) -> Iterator[Array]:
+    """Yield the planes of a volume, [planes, y, x], as values of a type; those of a label are ``numbers``.
+
+    Raises DatasetError for a voxel that the type, or the list of classes, does not have.
+    """
+    start = 0
+    for piece in read_planes(volume):
+        found = piece
+        if (volume.slope, volume.intercept) != (1.0, 0.0):
+            found = piece * np.float64(volume.slope) + volume.intercept
+        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is found below
+            made = found.astype(dtype, copy=False)
+        bad, why = found != made, f"labels are whole numbers that {made.dtype} holds"
+        if made.dtype.kind == "f":
+            bad, why = ~np.isfinite(made), "it is no finite number of float32: replace it"
+        elif numbers is not None:
+            classes = ", ".join(map(str, numbers[:20]))
+            bad, why = ~np.isin(found, numbers), f"its classes are {classes}, by dataset.json"
+        if bad.any():
+            at = np.unravel_index(int(np.argmax(bad)), bad.shape)
+            place = [int(at[2]), int(at[1]), start + int(at[0])]
+            raise DatasetError(f"{volume.path} has {found[at]} at voxel {place}; {why}")
+        yield made
+        start += len(piece)

@@ -1,13 +1,17 @@
 """``convert``: writes files of other formats as a dataset, part by part within a memory budget.
 
+Volumes become a group a sample; arrays that have the sample axis first already are copied block by block.
 What can be known by headers is checked before anything is written; a failure leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +20,27 @@ import numpy.typing as npt
 import zarr
 
 from oocdl.config import parse_bytes
-from oocdl.data import stacked
-from oocdl.data.cases import Cases, find_cases
-from oocdl.data.new_group import chunk_shape, new_array, new_group, write_region
+from oocdl.data.cases import Case, Cases, Samples, find_cases, read_samples, values
+from oocdl.data.new_group import CHUNK_BYTES, chunk_shape, new_array, new_group, stacked_chunks, write_region
 from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
-from oocdl.data.volume_samples import Sample, Samples, read_samples, values
-from oocdl.errors import BudgetError, InputError
+from oocdl.errors import BudgetError, DatasetError, InputError
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
 from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
+from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, attributes_of, open_dataset
 from oocdl.storage.dataset.sample_stack import MARK
+from oocdl.storage.zarr_json import chunk_region, grid
 
 Array = npt.NDArray[Any]
 CODING_BYTES = 24 << 20
 """What encoding chunks, and a stream that is decompressed, take at most."""
 PIECE_COPIES = 6
 """Copies of a piece, as float64, that are made on its way."""
+CHUNK_COPIES = 3
+"""Copies of a chunk on its way: stored, decoded and converted."""
+BLOCK_CHUNKS = 4
+"""Chunks that are copied together: encoders take them side by side."""
 
 
 def convert(
@@ -86,14 +94,14 @@ def convert(
     place, target = path_of("source", source).expanduser(), path_of("out", out).expanduser()
     budget_bytes = default_budget_bytes() if memory is None else parse_bytes(memory)
     check_budget(budget_bytes)
-    if stacked.is_stacked(place):
+    if is_stacked(place):
         if spacing is not None or split != "train":
             raise InputError(
                 f"{place} holds arrays, which have neither a spacing nor a split: leave them out"
             )
         with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
             beside = target.with_name(f"{target.name}.partial")
-            told |= stacked.copy(place, group, beside, budget_bytes, bar)
+            told |= copy_arrays(place, group, beside, budget_bytes, bar)
     else:
         cases = find_cases(place, split)
         steps = None if spacing is None else _spacing(spacing)
@@ -122,13 +130,15 @@ def _spacing(given: Sequence[float]) -> tuple[float, ...]:
 class _Plan:
     """How a sample is written."""
 
-    sample: Sample
+    sample: Case[Volume]
     shape: tuple[int, ...]
     depth: int
     """The most planes that a chunk may have, as many as fit the budget."""
 
 
-def _planned(sample: Sample, samples: Samples, spacing: Sequence[float] | None, budget_bytes: int) -> _Plan:
+def _planned(
+    sample: Case[Volume], samples: Samples, spacing: Sequence[float] | None, budget_bytes: int
+) -> _Plan:
     first = sample.images[0]
     shape = first.shape if spacing is None else resampled_shape(first.shape, first.spacing, spacing)
     room = budget_bytes - anonymous_bytes() - CODING_BYTES
@@ -202,3 +212,69 @@ def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable
                 slab = buffer[:filled].reshape((*[1] * len(lead), filled, height, width))
                 write_region(array, (*lead, start, 0, 0), slab)
                 start, filled = start + filled, 0
+
+
+def is_stacked(source: Path) -> bool:
+    """Whether a path is of a format whose arrays have the sample axis first."""
+    is_group = any((source / name).is_file() for name in ("zarr.json", ".zgroup"))
+    return is_group or source.suffix.lower() in (".npy", ".npz", ".zip", *HDF5_ENDINGS)
+
+
+def copy_arrays(
+    source: Path, group: zarr.Group, beside: Path, budget_bytes: int, bar: BytesBar
+) -> Mapping[str, Any]:
+    """Copy all arrays of a source to a group; returns the attributes of a group or file.
+
+    Members of an .npz file are unpacked below ``beside``. Raises DatasetError for arrays that are no
+    numbers, of no samples, or with a number that is not finite, and for a group with a group a sample;
+    BudgetError if a chunk of the source does not fit.
+    """
+    opened = _opened(source, beside)
+    told = attributes_of(opened.spec())
+    mark = told.get(MARK)
+    if isinstance(mark, Mapping) and "samples" in mark:
+        raise DatasetError(f"{source} has a group a sample: convert the files that it was made of")
+    bar.total = sum(prod(array.shape) * array.itemsize for array in opened.arrays.values())
+    for name, array in opened.arrays.items():
+        need_bytes = anonymous_bytes() + CHUNK_COPIES * (array.chunk_bytes + BLOCK_CHUNKS * CHUNK_BYTES)
+        if need_bytes > budget_bytes:
+            raise BudgetError(
+                f"a chunk of {array.label} does not fit; pass memory='{-(-need_bytes >> 20)}MiB'"
+            )
+        _ = array.known
+        bar.text = name
+        chunks = stacked_chunks(array.shape, array.itemsize)
+        made = new_array(group, name, array.shape, array.dtype, chunks)
+        steps = (*chunks[:-1], chunks[-1] * BLOCK_CHUNKS)
+        for index in np.ndindex(grid(array.shape, steps)):
+            region = chunk_region(index, array.shape, steps)
+            block = array.read(region)
+            if block.dtype.kind == "f" and not np.isfinite(block).all():
+                raise DatasetError(f"{array.label} has NaN or an infinite number within {region}; replace it")
+            write_region(made, [start for start, _ in region], block)
+            bar.add(block.nbytes)
+    for path in beside.glob("*.npy"):
+        path.unlink()
+    return told if isinstance(mark, Mapping) else {**told, MARK: {}}
+
+
+def _opened(source: Path, beside: Path) -> Dataset:
+    suffix = source.suffix.lower()
+    if suffix not in (".npy", ".npz"):
+        return open_dataset(source)
+    files: Mapping[str, Path] = {source.stem: source}
+    try:
+        if suffix == ".npz":
+            with zipfile.ZipFile(source) as packed:
+                names = [name for name in packed.namelist() if name.endswith(".npy")]
+                # A member is unpacked under a number: its name is never a path.
+                files = {name[:-4]: beside / f"{number}.npy" for number, name in enumerate(names)}
+                for name, path in zip(names, files.values(), strict=True):
+                    with packed.open(name) as member, path.open("wb") as file:
+                        shutil.copyfileobj(member, file, 1 << 20)
+        return open_dataset({name: np.load(path, "r", allow_pickle=False) for name, path in files.items()})
+    except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+        reason = " ".join(f"{error}".split())
+        raise DatasetError(
+            f"{source} cannot be read: {reason}; arrays are of numbers, whole and uncut"
+        ) from error

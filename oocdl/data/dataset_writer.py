@@ -7,7 +7,6 @@ shape, those that are written become a group each: their chunks are renamed, not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from oocdl.data.new_group import CHUNK_BYTES, chunk_shape, new_array, new_group, write_region
+from oocdl.data.new_group import new_array, new_group, sample_chunks, write_region
 from oocdl.errors import DatasetError, InputError
 from oocdl.host.paths import path_of
 from oocdl.report.bytes_bar import BytesBar
@@ -64,42 +63,36 @@ def write(
     --------
     >>> oocdl.data.write(torch_dataset, "data.zarr")  # doctest: +SKIP
     """
-    with new_group(path_of("out", out).expanduser(), overwrite) as (group, told), BytesBar(progress) as bar:
+    target = path_of("out", out).expanduser()
+    with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
         writer = _Writer(group, len(dataset) if hasattr(dataset, "__len__") else 0)
         for number, item in enumerate(_items(dataset, names)):
             bar.text = f"item {number}"
-            arrays = {name: _array(number, name, value) for name, value in _named(item, names).items()}
+            arrays = {name: _array(number, name, value) for name, value in item.items()}
             writer.add(arrays)
             bar.add(sum(array.nbytes for array in arrays.values()))
         if not writer.done:
             raise DatasetError("the dataset has no items")
         told[MARK] = writer.finish()
-    return zarr.open_group(str(path_of("out", out).expanduser()), mode="r")
+    return zarr.open_group(str(target), mode="r")
 
 
-def _items(dataset: Any, names: Sequence[str] | None) -> Iterator[Any]:
-    """Yield samples; those of a loader that makes batches are taken apart."""
+def _items(dataset: Any, names: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
+    """Yield samples by name; those of a loader that makes batches are taken apart."""
     if isinstance(dataset, Mapping):
         raise InputError("write takes a series of items, not arrays by name, which fit takes as they are")
-    if getattr(dataset, "batch_sampler", None) is not None:
-        for batch in dataset:
-            members = batch.items() if isinstance(batch, Mapping) else enumerate(_tuple(batch))
-            is_named = isinstance(batch, Mapping) and names is not None
-            columns = {key: held for key, held in members if not is_named or key in (names or ())}
-            lengths = {len(held) for held in columns.values()}
-            if len(lengths) > 1:
-                raise DatasetError(f"members of a batch have different lengths {sorted(lengths)}")
-            for row in range(min(lengths, default=0)):
-                item = {key: held[row] for key, held in columns.items()}
-                yield item if isinstance(batch, Mapping) else tuple(item.values())
-    elif hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
-        yield from (dataset[number] for number in range(len(dataset)))
-    else:
-        yield from dataset
-
-
-def _tuple(item: Any) -> tuple[Any, ...]:
-    return tuple(item) if isinstance(item, tuple | list) else (item,)
+    if getattr(dataset, "batch_sampler", None) is None:
+        has_numbers = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        items = map(dataset.__getitem__, range(len(dataset))) if has_numbers else dataset
+        yield from (_named(item, names) for item in items)
+        return
+    for batch in dataset:
+        columns = _named(batch, names)
+        lengths = {len(held) for held in columns.values()}
+        if len(lengths) > 1:
+            raise DatasetError(f"members of a batch have different lengths {sorted(lengths)}")
+        for row in range(min(lengths, default=0)):
+            yield {name: held[row] for name, held in columns.items()}
 
 
 def _named(item: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
@@ -108,7 +101,8 @@ def _named(item: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
         if lost:
             raise InputError(f"items have no '{lost[0]}', only {', '.join(map(str, item))}")
         return {str(name): item[name] for name in (item if names is None else names)}
-    members, given = _tuple(item), NAMES if names is None else tuple(names)
+    members = tuple(item) if isinstance(item, tuple | list) else (item,)
+    given = NAMES if names is None else tuple(names)
     if len(members) > len(given) or (names is not None and len(members) < len(given)):
         raise InputError(f"items have {len(members)} members; pass as many names= as that, got {list(given)}")
     return dict(zip(given, members, strict=False))
@@ -152,7 +146,9 @@ class _Writer:
         if self.stacked is None:
             made = self.group.create_group(_sample(self.done))
             for name, array in arrays.items():
-                single = new_array(made, name, array.shape, array.dtype, _chunks(array))
+                single = new_array(
+                    made, name, array.shape, array.dtype, sample_chunks(array.shape, array.itemsize)
+                )
                 write_region(single, [0] * array.ndim, array)
         else:
             for name, array in arrays.items():
@@ -162,7 +158,9 @@ class _Writer:
     def _stack(self, stacked: dict[str, zarr.Array[Any]], name: str, array: Array) -> None:
         if name not in stacked:
             shape = (max(self.expected, 1), *array.shape)
-            stacked[name] = new_array(self.group, name, shape, array.dtype, (1, *_chunks(array)))
+            stacked[name] = new_array(
+                self.group, name, shape, array.dtype, (1, *sample_chunks(array.shape, array.itemsize))
+            )
         if self.done == stacked[name].shape[0]:
             stacked[name].resize((2 * self.done, *array.shape))
         write_region(stacked[name], [self.done, *[0] * array.ndim], array[None])
@@ -187,12 +185,6 @@ class _Writer:
             if array.shape[0] != self.done:
                 array.resize((self.done, *array.shape[1:]))
         return {}
-
-
-def _chunks(array: Array) -> tuple[int, ...]:
-    if prod(array.shape) * array.itemsize > CHUNK_BYTES:
-        return chunk_shape(array.shape, array.itemsize)
-    return tuple(max(extent, 1) for extent in array.shape)
 
 
 def _sample(number: int) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.data.cases import NAME
-from oocdl.data.nifti import PIECE_BYTES, VolumeWriter
+from oocdl.data.nifti import PIECE_BYTES, volume_writer
 from oocdl.data.resampling import nearest
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import Dataset, attributes_of
@@ -38,11 +38,11 @@ def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str,
         raise DatasetError(
             f"{dataset.where} has {samples} samples, {len(names)} names and affines {list(affines.shape)}"
         )
-    facts: list[dict[str, Any]] = [{"affine": affine.tolist()} for affine in affines]
+    facts = [{"affine": affine.tolist()} for affine in affines]
     if "spacing" in told:
         spacings = np.asarray(told["spacing"], np.float64)
-        for one, spacing in zip(facts, np.broadcast_to(spacings, (samples, spacings.shape[-1])), strict=True):
-            one["spacing"] = spacing.tolist()
+        for row, spacing in enumerate(np.broadcast_to(spacings, (samples, spacings.shape[-1]))):
+            facts[row]["spacing"] = spacing.tolist()
     return list(zip(names, facts, strict=True))
 
 
@@ -77,11 +77,11 @@ def write_labels(
     low, rows, columns = (nearest(n, m) for n, m in zip(shape, after, strict=True))
     depth = max(1, PIECE_BYTES // max(1, int(shape[1]) * int(shape[2]) * dtype.itemsize))
     path, start, kept = folder / f"{name}.nii.gz", 0, planes(0, min(depth, shape[0]))
-    with reporting(path), VolumeWriter(path, after, dtype, affine, (codes[0], codes[1]), qform) as writer:
+    with reporting(path), volume_writer(path, after, dtype, affine, (codes[0], codes[1]), qform) as write:
         for source in low:
             while source >= start + len(kept):
                 start += len(kept)
                 kept = planes(start, min(start + depth, shape[0]))
             plane = kept[source - start]
-            writer.write(plane if after == tuple(shape) else plane.take(rows, 0).take(columns, 1))
+            write(plane if after == tuple(shape) else plane.take(rows, 0).take(columns, 1))
     return path

@@ -48,9 +48,16 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
     Raises StoreError if something is at ``out``, unless it was written here and ``overwrite`` is set;
     InUseError if another process writes there.
     """
-    _check(out, overwrite)
+    is_there = out.exists() or out.is_symlink()
     out = out.resolve() if out.exists() else out  # what a link leads to
-    partial, told = out.with_name(f"{out.name}.partial"), dict[str, Any]()
+    partial, replaced = (out.with_name(f"{out.name}.{word}") for word in ("partial", "replaced"))
+    if is_there and not overwrite:
+        raise StoreError(f"{out} is there already; choose another place, or overwrite=True (--overwrite)")
+    if is_there and not _is_ours(out):
+        raise StoreError(f"{out} was not written by convert or write, so it is not overwritten; move it away")
+    if is_there and replaced.exists():
+        raise StoreError(f"{replaced} is what {out} was before a call that was killed; move it away")
+    told: dict[str, Any] = {}
     with reporting(partial):
         partial.mkdir(parents=True, exist_ok=True)
         ours = UNFINISHED in _attributes(partial) or _is_ours(partial)
@@ -70,10 +77,10 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
             sync_all([partial, *partial.rglob("*")])
             with unstoppable():
                 if out.exists():
-                    out.rename(_replaced(out))
+                    out.rename(replaced)
                 partial.rename(out)
                 sync_path(out.absolute().parent)
-            remove(_replaced(out))
+            remove(replaced)
     except BaseException:
         remove(partial)
         raise
@@ -81,24 +88,9 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
         lock.release()
 
 
-def _check(out: Path, overwrite: bool) -> None:
-    if not out.exists() and not out.is_symlink():
-        return
-    if not overwrite:
-        raise StoreError(f"{out} is there already; choose another place, or overwrite=True (--overwrite)")
-    if not _is_ours(out):
-        raise StoreError(f"{out} was not written by convert or write, so it is not overwritten; move it away")
-    if _replaced(out).exists():
-        raise StoreError(f"{_replaced(out)} is what {out} was before a call that was killed; move it away")
-
-
 def _is_ours(path: Path) -> bool:
     mark = _attributes(path).get(MARK)
     return isinstance(mark, Mapping) and mark.get(KIND) == DATASET
-
-
-def _replaced(out: Path) -> Path:
-    return out.with_name(f"{out.name}.replaced")
 
 
 def _attributes(path: Path) -> Mapping[str, Any]:
@@ -180,8 +172,14 @@ def stacked_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     >>> stacked_chunks((1000, 1, 28, 28), 4), stacked_chunks((3, 2, 128, 128, 128), 4)
     ((40, 1, 28, 28), (1, 1, 64, 64, 128))
     """
-    sample = shape[1:]
-    nbytes = prod(sample) * itemsize
-    if nbytes > CHUNK_BYTES:
-        return (1, *chunk_shape(sample, itemsize))
-    return (even(shape[0], SMALL_BYTES // max(nbytes, 1)), *(max(extent, 1) for extent in sample))
+    return (
+        even(shape[0], SMALL_BYTES // max(prod(shape[1:]) * itemsize, 1)),
+        *sample_chunks(shape[1:], itemsize),
+    )
+
+
+def sample_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Return chunks of one sample: parts of a large one."""
+    if prod(shape) * itemsize > CHUNK_BYTES:
+        return chunk_shape(shape, itemsize)
+    return tuple(max(extent, 1) for extent in shape)

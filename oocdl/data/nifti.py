@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -113,9 +113,9 @@ def read_header(path: Path) -> Volume:
         codes=codes,
         offset=int(data.offset),
     )
-    nbytes = path.stat().st_size
-    if path.name.endswith(".nii") and nbytes < found.offset + found.nbytes:
-        raise DatasetError(f"{path} is cut off: {nbytes:,} bytes of {found.offset + found.nbytes:,}")
+    nbytes, wanted = path.stat().st_size, found.offset + found.nbytes
+    if path.name.endswith(".nii") and nbytes < wanted:
+        raise DatasetError(f"{path} is cut off: {nbytes:,} bytes of {wanted:,}")
     return found
 
 
@@ -140,17 +140,6 @@ def apart_by(one: Volume, other: Volume) -> float:
     return float(np.abs(moved - corners).max())
 
 
-@contextmanager
-def _opened(volume: Volume) -> Iterator[Any]:
-    opener: Any = igzip.IGzipFile if volume.path.name.endswith(".gz") else io.FileIO
-    try:
-        with opener(volume.path) as stream:
-            yield stream
-    except GZIP_ERRORS as error:
-        reason = " ".join(f"{error}".split())
-        raise DatasetError(f"{volume.path} is damaged or cut off ({reason}); restore it") from error
-
-
 def read_planes(volume: Volume) -> Iterator[Array]:
     """Yield the planes of a volume as they are stored, [planes, y, x], some at a time; at least one.
 
@@ -158,15 +147,20 @@ def read_planes(volume: Volume) -> Iterator[Array]:
     """
     depth, *plane = volume.shape
     rows = max(1, PIECE_BYTES // (prod(plane) * volume.stored.itemsize))
-    with _opened(volume) as stream:
-        for start in range(0, volume.offset, PIECE_BYTES):
-            _read(stream, np.empty(min(PIECE_BYTES, volume.offset - start), np.uint8))
-        for start in range(0, depth, rows):
-            piece = np.empty((min(rows, depth - start), *plane), volume.stored)
-            _read(stream, piece.reshape(-1).view(np.uint8))
-            yield piece
-        while stream.read(PIECE_BYTES):  # to the checksum, which stands behind all
-            pass
+    opener: Any = igzip.IGzipFile if volume.path.name.endswith(".gz") else io.FileIO
+    try:
+        with opener(volume.path) as stream:
+            for start in range(0, volume.offset, PIECE_BYTES):
+                _read(stream, np.empty(min(PIECE_BYTES, volume.offset - start), np.uint8))
+            for start in range(0, depth, rows):
+                piece = np.empty((min(rows, depth - start), *plane), volume.stored)
+                _read(stream, piece.reshape(-1).view(np.uint8))
+                yield piece
+            while stream.read(PIECE_BYTES):  # to the checksum, which stands behind all
+                pass
+    except GZIP_ERRORS as error:
+        reason = " ".join(f"{error}".split())
+        raise DatasetError(f"{volume.path} is damaged or cut off ({reason}); restore it") from error
 
 
 def _read(stream: Any, target: npt.NDArray[np.uint8]) -> None:
@@ -178,52 +172,41 @@ def _read(stream: Any, target: npt.NDArray[np.uint8]) -> None:
         done += count
 
 
-class VolumeWriter:
-    """Writes a volume of integers [z, y, x] as .nii.gz, plane by plane; a context manager.
+@contextmanager
+def volume_writer(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    affine: Affine,
+    codes: tuple[int, int] = (0, 2),
+    qform: Affine | None = None,
+) -> Iterator[Callable[[Array], None]]:
+    """Yield what writes the next planes of a volume of integers [z, y, x] to a .nii.gz file.
 
     The file appears when all planes are written. Raises ValueError if there are fewer or more.
     """
+    nibabel = needed("nibabel", "writing NIfTI", "mri")
+    kind = nibabel.Nifti1Image if max(shape) < 2**15 else nibabel.Nifti2Image
+    image = kind(np.broadcast_to(np.zeros((), dtype), shape[::-1]), affine, dtype=dtype)
+    image.set_qform(affine if qform is None else qform, codes[0], strip_shears=True)
+    image.set_sform(affine, codes[1])
+    image.header.set_xyzt_units("mm")
+    image.header["vox_offset"] = image.header.single_vox_offset
+    head, left = image.header.binaryblock, prod(shape)
+    partial = path.with_name(f".{path.name}.partial")
 
-    def __init__(
-        self,
-        path: Path,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        affine: Affine,
-        codes: tuple[int, int] = (0, 2),
-        qform: Affine | None = None,
-    ) -> None:
-        nibabel = needed("nibabel", "writing NIfTI", "mri")
-        kind = nibabel.Nifti1Image if max(shape) < 2**15 else nibabel.Nifti2Image
-        image = kind(np.broadcast_to(np.zeros((), dtype), shape[::-1]), affine, dtype=dtype)
-        image.set_qform(affine if qform is None else qform, codes[0], strip_shears=True)
-        image.set_sform(affine, codes[1])
-        self.header, self.path = image.header, path
-        self.header.set_xyzt_units("mm")
-        self.header["vox_offset"] = self.header.single_vox_offset
-        self.left, self.dtype = prod(shape), dtype
-        self.partial = path.with_name(f".{path.name}.partial")
+    def write(planes: Array) -> None:
+        nonlocal left
+        left -= planes.size
+        stream.write(np.ascontiguousarray(planes, dtype.newbyteorder("<")).data)
 
-    def __enter__(self) -> VolumeWriter:
+    try:
         # Without name and time, equal volumes are equal files.
-        self.file = open(self.partial, "wb")
-        self.stream = gzip.GzipFile("", "wb", 6, self.file, mtime=0)
-        head = self.header.binaryblock
-        self.stream.write(head + bytes(int(self.header["vox_offset"]) - len(head)))
-        return self
-
-    def write(self, planes: Array) -> None:
-        """Write the next planes."""
-        self.left -= planes.size
-        self.stream.write(np.ascontiguousarray(planes, self.dtype.newbyteorder("<")).data)
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        try:
-            self.stream.close()
-            self.file.close()
-            if kind is None and self.left:
-                raise ValueError(f"{self.path}: {self.left} voxels were not written")
-            if kind is None:
-                self.partial.replace(self.path)
-        finally:
-            self.partial.unlink(missing_ok=True)
+        with open(partial, "wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as stream:
+            stream.write(head.ljust(int(image.header["vox_offset"]), b"\0"))
+            yield write
+        if left:
+            raise ValueError(f"{path}: {left} voxels were not written")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -4,21 +4,34 @@ Engines take scratch from the C library's heap. If it is given back to the syste
 pages is faulted in anew (a U-Net's step took 1.5 times as long); if it is kept, the heap grows far beyond
 what is in use, as blocks of many sizes leave holes. So the heap keeps what is freed as long as that fits
 the budget, and is trimmed before a program that would not fit beside it.
+
+A budget is kept by counting: arrays exactly, scratch of programs and growth of the process as predicted. The
+guard looks at what the process *has*. Where that, and what units have reserved and not written yet, is more
+than it may have, the heap is trimmed; if that is not enough, so much is *withheld* from the memory tier,
+which then keeps fewer chunks in RAM, and programs wait for others to end. Results stay as they are: no order
+of sums changes. Where even one unit that runs alone finds no room, the run ends with an error before it
+starts.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
-from oocdl.host.guard import MemoryGuard
+from oocdl.errors import ResourceError
 from oocdl.host.limits import anonymous_bytes
 
+PERIOD_SECONDS = 0.005
+"""The process is measured no more often than this; to ask the kernel takes 8 µs."""
+RELIEF_SECONDS = 0.02
+"""Nor is the heap trimmed, or more withheld, more often than this: chunks take as long to leave."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's ``mallopt``."""
 HEAP_KEPT_BYTES = 1 << 30
@@ -32,6 +45,24 @@ REST_RATIO = 50
 milliseconds in a process that has freed much in small pieces."""
 GLIBC_THRESHOLD_BYTES = 128 << 10
 """Both of glibc's thresholds at the start of a process."""
+
+
+@dataclass(frozen=True)
+class MemoryGuard:
+    """A budget, and how the process is measured that is to keep it."""
+
+    budget_bytes: int
+    kernel_bytes: int = 0
+    """The kernel's share of it."""
+    file_bytes: int = 0
+    """For pages of mapped files, which one unit that runs alone may use up: they can be read again."""
+    measure: Callable[[], int] = anonymous_bytes
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def most_bytes(self) -> int:
+        """Limit of the process's own memory, beside the kernel's share and pages of files."""
+        return self.budget_bytes - self.kernel_bytes - self.file_bytes
 
 
 class _MallInfo(ctypes.Structure):
@@ -126,6 +157,13 @@ class Heap:
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
         self._due_seconds = 0.0
         """The monotonic time from which on the heap is looked at between programs again."""
+        self._withheld = 0
+        """Bytes withheld from the tier, for good: what was not predicted once may come again."""
+        self.notice: str | None = None
+        """Warning that a run gives its user, once; None: nothing had to be withheld."""
+        self._seen = 0
+        """Maximum of the process's own memory over all measurements."""
+        self._last: dict[str, float] = {}
 
     @contextmanager
     def program(self, scratch_bytes: int) -> Iterator[None]:
@@ -148,21 +186,17 @@ class Heap:
                 yield
             finally:
                 with self._lock:
-                    self._guard.see()  # what it has freed is still there
+                    if self._is_time("see"):
+                        self._has_bytes()  # what it has freed is still there
                     self._running -= scratch_bytes
                     self._computing -= 1
                     self._ended.notify_all()
 
-    @property
-    def notice(self) -> str | None:
-        """The guard's warning for the user; None: it had to withhold nothing."""
-        return self._guard.notice
-
     def process_bytes(self) -> int:
         """Return the maximum of the process's own memory over all measurements."""
         with self._lock:
-            self._guard.has_bytes()
-            return self._guard.seen_bytes
+            self._has_bytes()
+            return self._seen
 
     def withheld_bytes(self, need_bytes: int = 0) -> int:
         """Measure the process, if it is time to, and return what the memory tier is to do without.
@@ -171,42 +205,70 @@ class Heap:
         """
         with self._lock:
             # Where the tier has no more to lend, chunks leave first.
-            lendable = self._limit - self._guard.withheld_bytes
+            lendable = self._limit - self._withheld
             self._is_over(min(self._arrays().promised_bytes + need_bytes, lendable))
-            return self._guard.withheld_bytes
+            return self._withheld
 
     def check_alone(self) -> None:
         """Raise ResourceError if the process has no room for all that the only unit has reserved."""
+        guard = self._guard
         with self._lock:
             to_come = max(self._arrays().promised_bytes - self._arrays().touched_bytes, 0)
-            if self._guard.excess_bytes(to_come) > 0:
-                trim()
-                self._guard.check_alone(to_come)
+            room_bytes = guard.budget_bytes - guard.kernel_bytes - to_come  # pages of files may go
+            if self._has_bytes() <= room_bytes:
+                return
+            trim()
+            has_bytes = self._has_bytes()
+        if has_bytes > room_bytes:
+            enough_bytes = has_bytes + to_come + guard.kernel_bytes + guard.file_bytes
+            raise ResourceError(
+                f"this process has {has_bytes / 2**20:.0f} MiB, with no chunk in memory but those of one "
+                f"unit, which needs {to_come / 2**20:.0f} MiB more; the budget is "
+                f"{guard.budget_bytes / 2**20:.0f} MiB, of which {guard.kernel_bytes / 2**20:.0f} MiB are "
+                "the kernel's: a library, a callback or another thread takes more than was predicted; the "
+                "run stays at its last commit; free what holds it, or go on with "
+                f"memory='{-(-enough_bytes >> 20)}MiB'"
+            )
+
+    def _is_time(self, action: str, seconds: float = PERIOD_SECONDS) -> bool:
+        """Whether an action was not taken for so long; if so, the next time is counted from now."""
+        now = self._guard.clock()
+        if now - self._last.get(action, -math.inf) < seconds:
+            return False
+        self._last[action] = now
+        return True
+
+    def _has_bytes(self) -> int:
+        """Measure what the process has of memory of its own."""
+        has_bytes = self._guard.measure()
+        self._seen = max(self._seen, has_bytes)
+        return has_bytes
 
     def _is_over(self, promised_bytes: int) -> bool:
         """Whether the process will have more than it may, once arrays and programs have what is promised.
 
         If so, enough is withheld from the tier to prevent it once its chunks have left.
         """
-        guard = self._guard
-        if guard.is_due():
-            most_own_bytes = guard.has_bytes() - self._arrays().touched_bytes
-            if most_own_bytes + promised_bytes > guard.most_bytes and guard.may_relieve():
-                self._own = self._own_bytes()
-        over_bytes = self._own + promised_bytes - guard.most_bytes
-        if over_bytes > 0:
-            guard.withhold(min(self._own + self._limit - guard.most_bytes, self._limit), over_bytes)
-        return over_bytes > 0
-
-    def _own_bytes(self) -> int:
-        """Trim the heap; return what the process has beside touched arrays and scratch of running programs.
-
-        Other threads take and touch memory meanwhile; in this order, it is not taken for the process's own.
-        """
-        taken = self._taken_bytes()
-        trim()
-        has = self._guard.has_bytes()
-        return has - self._arrays().touched_bytes - taken
+        most_bytes = self._guard.most_bytes
+        if self._is_time("measure"):
+            most_own_bytes = self._has_bytes() - self._arrays().touched_bytes
+            if most_own_bytes + promised_bytes > most_bytes and self._is_time("relieve", RELIEF_SECONDS):
+                # In this order, what other threads take and touch meanwhile is not taken for its own.
+                taken_bytes = self._taken_bytes()
+                trim()
+                has_bytes = self._has_bytes()
+                self._own = has_bytes - self._arrays().touched_bytes - taken_bytes
+        over_bytes = self._own + promised_bytes - most_bytes
+        if over_bytes <= 0:
+            return False
+        self._withheld = max(self._withheld, min(self._own + self._limit - most_bytes, self._limit))
+        self.notice = self.notice or (
+            f"this process was about to take {(most_bytes + over_bytes) >> 20} MiB of the "
+            f"{most_bytes >> 20} MiB that it may have: programs or libraries take more than was "
+            "predicted; units wait and chunks leave memory earlier from now on (equal results, slower "
+            "steps); more memory= avoids it"
+        )
+        return True
 
     def _taken_bytes(self) -> int:
         """Return the bytes of the heap that running programs hold.

@@ -1,7 +1,8 @@
-"""Reads what this process may use (memory by every limit that applies, cores), and its own size."""
+"""Reads what this process may use (memory by every limit, cores), its own size, and which code it runs."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import resource
@@ -103,15 +104,11 @@ def _cgroup_limits(lines: list[str], mount: Path) -> Iterator[Limit]:
             root = mount / "memory"
         else:
             continue
-        folder = root / place.lstrip("/")
-        while True:
-            for file in (folder / name for name in names):
-                text = file.read_text().strip() if file.is_file() else "max"
-                if text.isdigit():
-                    yield Limit(int(text), f"memory cgroup {file}")
-            if folder == root or root not in folder.parents:
-                break
-            folder = folder.parent
+        inner = Path(place.lstrip("/"))
+        for file in (root / folder / name for folder in (inner, *inner.parents) for name in names):
+            text = file.read_text().strip() if file.is_file() else "max"
+            if text.isdigit():
+                yield Limit(int(text), f"memory cgroup {file}")
 
 
 def _proc(name: str) -> list[str]:
@@ -204,3 +201,13 @@ def installed_version(package: str) -> str:
         except metadata.PackageNotFoundError:
             continue
     return "?"
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of all modules of oocdl, as they are on this process's disk."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

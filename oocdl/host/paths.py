@@ -44,15 +44,18 @@ def home_folder() -> Path:
 
 def cache_folder() -> Path:
     """Return oocdl's folder in the user's cache (``$XDG_CACHE_HOME`` or ``~/.cache``); it need not exist."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path there is to be ignored, as the standard says.
-    return (Path(root) if Path(root).is_absolute() else home_folder() / ".cache") / "oocdl"
+    return _folder("XDG_CACHE_HOME", ".cache")
 
 
 def state_folder() -> Path:
     """Return oocdl's folder for what outlives a process (``$XDG_STATE_HOME`` or ``~/.local/state``)."""
-    root = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(root) if Path(root).is_absolute() else home_folder() / ".local" / "state") / "oocdl"
+    return _folder("XDG_STATE_HOME", ".local/state")
+
+
+def _folder(variable: str, default: str) -> Path:
+    root = Path(os.environ.get(variable, ""))
+    # A relative path there is to be ignored, as the standard says.
+    return (root if root.is_absolute() else home_folder() / default) / "oocdl"
 
 
 def _short(text: str) -> str:

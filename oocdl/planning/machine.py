@@ -15,8 +15,7 @@ from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, model_of, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
 from oocdl.graph.onnx.model_file import size_text
-from oocdl.host.guard import MemoryGuard
-from oocdl.host.heap import give_back_freed_memory
+from oocdl.host.heap import MemoryGuard, give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, available, cores, installed_version, processor
 from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan, PassSize

@@ -36,8 +36,8 @@ from oocdl.runtime.inputs import Kept, Sources, feeds_of
 from oocdl.runtime.measured import Measured, Moved
 from oocdl.runtime.scheduler import get
 from oocdl.runtime.trace import Recording
-from oocdl.storage.cache.chunk import Chunk
-from oocdl.storage.cache.memory_tier import Tier, current, use
+from oocdl.storage.cache.chunk import Chunk, home, use
+from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.run.run_store import RunStore
@@ -147,7 +147,7 @@ class Session(Held):
             withheld_bytes=heap.withheld_bytes,
             check_alone=heap.check_alone,
         )
-        self.before, kept = current(), Kept()
+        self.before, kept = home(), Kept()
         use(self.tier)
         self.context = execute.Context(
             {name: compiled.graph for name, compiled in self.compiled.items()},

@@ -11,16 +11,19 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from oocdl.errors import CorruptError
 from oocdl.graph.ir.array_layout import PAGE_BYTES
 from oocdl.storage.files import as_bytes, regular
 
@@ -31,8 +34,7 @@ LEAST_BLOCK_BYTES = 64 << 10
 MOST_BLOCK_BYTES = 256 << 10
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(NamedTuple):
     """Length in bytes and crc32c that a stored file must have."""
 
     nbytes: int
@@ -44,19 +46,36 @@ def record_of(data: bytes) -> Record:
     return Record(len(data), int(google_crc32c.value(data)))
 
 
-def why_wrong(path: Path, record: Record) -> str | None:
-    """Read a file, and return why it is not what was written; None if it is. Takes memory for a block."""
+def read_verified(what: str, path: Path, record: Record, buffers: Iterable[Array]) -> Iterator[Array]:
+    """Read a file into arrays, one after the other, and yield each; the last may be filled in part.
+
+    Raises CorruptError, which begins with ``what``, if the file is lost or, at its end, is not what was
+    written.
+    """
     crc = 0
     try:
-        with open(path, "rb", buffering=0, opener=regular) as file:
+        with open(path, "rb", opener=regular) as file:
             nbytes = os.fstat(file.fileno()).st_size
             if nbytes != record.nbytes:
-                return f"{path} has {nbytes} bytes, not {record.nbytes}"
-            while block := file.read(MOST_BLOCK_BYTES):
-                crc = int(google_crc32c.extend(crc, block))
+                raise CorruptError(f"{what} has {nbytes} bytes, not {record.nbytes}")
+            for buffer in buffers:
+                count = file.readinto(as_bytes(buffer).data)
+                crc = crc32c(as_bytes(buffer)[:count], crc)
+                yield buffer
     except OSError as error:
-        return f"{path} is lost: {error.strerror or error}"
-    return None if crc == record.crc else f"{path} is not what was written"
+        raise CorruptError(f"{what} is lost: {error.strerror or error}") from error
+    if crc != record.crc:
+        raise CorruptError(f"{what} is not what was written")
+
+
+def why_wrong(path: Path, record: Record) -> str | None:
+    """Read a file, and return why it is not what was written; None if it is. Takes memory for a block."""
+    blocks = repeat(np.empty(MOST_BLOCK_BYTES, np.uint8), -(-record.nbytes // MOST_BLOCK_BYTES))
+    try:
+        deque(read_verified(str(path), path, record, blocks), maxlen=0)
+    except CorruptError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,14 @@ def read_bytes(path: Path) -> bytes:
         return file.read()
 
 
+def content_of(path: Path) -> bytes | None:
+    """Return what a regular file holds; None if it is lost or cannot be read."""
+    try:
+        return read_bytes(path)
+    except OSError:
+        return None
+
+
 def read_text(path: Path) -> str:
     """Return the text of a regular file. Raises OSError as ``read_bytes``, ValueError if it is no UTF-8."""
     return read_bytes(path).decode()
@@ -114,15 +122,26 @@ def free_bytes(path: Path) -> int:
 
 
 @contextmanager
-def reporting(path: Path, verb: str = "write") -> Iterator[None]:
+def reporting(path: Path, verb: str = "write", need: int = 0) -> Iterator[None]:
     """Turn every OSError of this block, which writes (or ``verb``) below ``path``, into an error of oocdl.
 
-    Raises ResourceError if the disk is full, StoreError for any other failure.
+    ``need``: how many bytes it writes. Raises ResourceError if the disk is full, StoreError for any other
+    failure.
     """
     try:
         yield
     except OSError as error:
-        raise io_error(error, path, 0, verb) from error
+        raise io_error(error, path, need, verb) from error
+
+
+@contextmanager
+def handle_of(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
+    """Hold a file or a folder open as a handle of the system."""
+    handle = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
@@ -132,8 +151,7 @@ def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
     """
     nbytes = 0
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
+        with handle_of(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:
             for part in parts:
                 nbytes += part.nbytes
                 view, done = as_bytes(part).data, 0
@@ -141,8 +159,6 @@ def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
                     done += os.write(handle, view[done:])
             if sync:
                 os.fsync(handle)
-        finally:
-            os.close(handle)
     except OSError as error:
         raise io_error(error, path, nbytes) from error
 
@@ -167,15 +183,9 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def sync_path(path: Path) -> None:
     """Call fsync for a file or a folder that exists."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        # After a failed fsync the kernel may have dropped the dirty pages: never try again.
-        raise io_error(error, path, 0) from error
+    # After a failed fsync the kernel may have dropped the dirty pages: never try again.
+    with reporting(path), handle_of(path, os.O_RDONLY | os.O_NONBLOCK) as handle:
+        os.fsync(handle)
 
 
 def sync_all(paths: Sequence[Path]) -> None:
@@ -194,16 +204,14 @@ def part_of(array: Array, inner: Region, outer: Region) -> Array:
 
 def filesystem(path: Path) -> str:
     """Return the type of the file system that ``path`` is on, such as ``ext4``; empty if unknown."""
-    place = str(path.resolve())
-    best, kind = "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:  # not Linux: nothing to tell, and nothing to refuse
         return ""
-    for line in lines:
-        _, mount, name = line.split(" ")[:3]
+    place, found = path.resolve(), [(0, 0, "")]
+    for number, line in enumerate(lines):
+        _, mount, kind = line.split(" ")[:3]
         mount = mount.encode().decode("unicode_escape")  # a space is written \040
-        inside = mount == "/" or place == mount or place.startswith(mount + "/")
-        if inside and len(mount) >= len(best):  # later mounts hide earlier ones
-            best, kind = mount, name
-    return kind
+        if place.is_relative_to(mount):
+            found.append((len(mount), number, kind))  # later mounts hide earlier ones
+    return max(found)[-1]

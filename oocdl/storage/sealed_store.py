@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from zarr.abc.buffer import Buffer, BufferPrototype
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    Store,
-    SuffixByteRequest,
-)
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from oocdl.errors import CorruptError
-from oocdl.storage.checksums import Record, record_of
-from oocdl.storage.files import read_bytes, reporting
+from oocdl.storage.checksums import Record, read_verified, record_of
+from oocdl.storage.files import reporting
 
 
 class SealedStore(Store):
@@ -52,32 +49,27 @@ class SealedStore(Store):
                 data = data[offset:]
             case SuffixByteRequest(suffix):
                 data = data[max(0, len(data) - suffix) :]
-        return prototype.buffer.from_bytes(data)
+        return prototype.buffer.from_bytes(data.data)
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str) -> npt.NDArray[Any] | None:
         """Return the verified bytes of a key; None if the array has no such key."""
         record = self.records.get(key)
         if record is None:
             if self.read_only and key.split("/")[0].split(".")[0] == "c":
                 raise CorruptError(f"{self.what} has no chunk {key} in {self.root}")
             return None
-        try:
-            data = read_bytes(self.root / key)
-        except OSError as error:
-            reason = error.strerror or error
-            raise CorruptError(f"{key} of {self.what} in {self.root} is lost: {reason}") from error
-        if record_of(data) != record:
-            raise CorruptError(f"{key} of {self.what} in {self.root} is not what was written")
+        what = f"{key} of {self.what} in {self.root}"
+        # Made only once the file is known to have as many bytes.
+        buffers = (np.empty(size, np.uint8) for size in (record.nbytes,))
+        (data,) = read_verified(what, self.root / key, record, buffers)
         return data
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """Return parts of several keys."""
         return [await self.get(key, prototype, part) for key, part in key_ranges]
 
     async def exists(self, key: str) -> bool:
-        """Whether something was written under a key."""
         return key in self.records
 
     async def set(self, key: str, value: Buffer) -> None:
@@ -93,25 +85,19 @@ class SealedStore(Store):
         self.records[key] = record_of(data)
 
     async def delete(self, key: str) -> None:
-        """Delete a key."""
         self._check_writable()
         self.records.pop(key, None)
         (self.root / key).unlink(missing_ok=True)
 
-    async def list(self) -> AsyncIterator[str]:
-        """Yield all keys."""
-        for key in sorted(self.records):
-            yield key
+    def list(self) -> AsyncIterator[str]:
+        return self.list_prefix("")
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """Yield the keys that begin with a prefix."""
         for key in sorted(self.records):
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """Yield what stands directly below a folder."""
         start = f"{prefix.rstrip('/')}/" if prefix else ""
-        below = {key[len(start) :].split("/")[0] for key in self.records if key.startswith(start)}
-        for name in sorted(below):
+        for name in sorted({key[len(start) :].split("/")[0] async for key in self.list_prefix(start)}):
             yield name

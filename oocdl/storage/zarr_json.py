@@ -1,23 +1,18 @@
 """The few Zarr v3 files that are written by hand: array and group metadata, chunk names.
 
-The array metadata is what the zarr library itself makes, once for each dtype, with
-only the shapes put in. Arrays are uncompressed little-endian bytes, so a chunk file
-is the array's memory. Chunk names use the separator ``.`` (``c.0.1``), which the
-specification allows: one folder for each array, so one folder to make and to sync.
+The metadata are what the zarr library makes, letter by letter: a run verifies them. Arrays are uncompressed
+little-endian bytes, so a chunk file is the array's memory. Chunk names use the separator ``.`` (``c.0.1``),
+which the specification allows: one folder for each array, so one folder to make and to sync.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Mapping
-from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
-import zarr
-from zarr.storage import MemoryStore
 
 from oocdl.graph.ir.index import Region
 
@@ -36,37 +31,29 @@ def array_json(
     order: tuple[int, ...] | None = None,
 ) -> str:
     """Return the ``zarr.json`` of an array; ``order`` lists the axes of a chunk's file, outermost first."""
-    document = copy.deepcopy(_template(dtype))
-    document["shape"] = list(shape)
-    document["chunk_grid"]["configuration"]["chunk_shape"] = list(chunks)
-    if order is not None:
-        document["codecs"].insert(0, {"name": "transpose", "configuration": {"order": list(order)}})
-    document["attributes"] = {**document["attributes"], **(attributes or {})}
+    stored = dtype if dtype.kind in "biufc" else np.dtype(f"u{dtype.itemsize}")
+    # Zarr has no name for bfloat16: its bits are kept as integers.
+    named = {} if stored == dtype else {"dtype": dtype.name}
+    endian = {"configuration": {"endian": "little"}} if stored.itemsize > 1 else {}
+    moved = [] if order is None else [{"name": "transpose", "configuration": {"order": list(order)}}]
+    document = {
+        "shape": list(shape),
+        "data_type": stored.name,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunks)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": np.zeros((), stored).item(),
+        "codecs": [*moved, {"name": "bytes", **endian}],
+        "attributes": {**named, **(attributes or {})},
+        "zarr_format": 3,
+        "node_type": "array",
+        "storage_transformers": [],
+    }
     return json.dumps(document)
 
 
 def group_json(attributes: Attributes | None = None) -> str:
     """Return the ``zarr.json`` of a group."""
     return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": dict(attributes or {})})
-
-
-@cache
-def _template(dtype: np.dtype[Any]) -> dict[str, Any]:
-    files: dict[str, Any] = {}
-    known = dtype if dtype.kind in "biufc" else np.dtype(f"u{dtype.itemsize}")
-    zarr.create_array(
-        store=MemoryStore(files),
-        shape=(1,),
-        chunks=(1,),
-        dtype=known,
-        compressors=None,
-        filters=None,
-        chunk_key_encoding={"name": "default", "separator": "."},
-    )
-    document: dict[str, Any] = json.loads(files["zarr.json"].to_bytes())
-    if known != dtype:  # bfloat16: Zarr has no name for it, its bits are kept as integers
-        document["attributes"]["dtype"] = dtype.name
-    return document
 
 
 def chunk_key(index: tuple[int, ...]) -> str:

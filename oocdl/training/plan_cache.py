@@ -23,7 +23,7 @@ from oocdl.config import Settings, plain
 from oocdl.errors import OocdlError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
-from oocdl.host.code import code_digest
+from oocdl.host.limits import code_digest
 from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates

@@ -38,7 +38,7 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
             if found not in names:
                 raise KeyError(name)
             name = found
-        return self.store.array("weights", name)
+        return self.store.array(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs())

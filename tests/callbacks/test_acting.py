@@ -318,7 +318,7 @@ def test_averages_are_a_version(job: Job, tmp_path: Path) -> None:
     assert averages.keys() == last.keys()
     state = run._store
     for name, array in averages.items():
-        expected = np.asarray(state.array("state", oocdl.optim.average_of(name)))
+        expected = np.asarray(state.array(oocdl.optim.average_of(name)))
         np.testing.assert_array_equal(array, expected)
         assert not np.array_equal(array, last[name])
     assert run.evaluate(job[1], which="ema") != run.evaluate(job[1])

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from oocdl.errors import ResourceError
-from oocdl.host.guard import MemoryGuard
-from oocdl.host.heap import IS_SUPPORTED, Heap
+from oocdl.host.heap import IS_SUPPORTED, Heap, MemoryGuard
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
@@ -72,7 +71,7 @@ def test_what_the_process_grew_by_is_no_scratch_of_the_next_program() -> None:
     heap = Heap(2, 10 * MIB, lambda: Arrays(promised_bytes=10 * MIB), guard)
     grown = ctypes.create_string_buffer(20 * MIB)
     with heap.program(10 * MIB):
-        assert guard.withheld_bytes == 5 * MIB
+        assert heap.withheld_bytes() == 5 * MIB
     del grown
 
 
@@ -118,7 +117,7 @@ def test_what_a_unit_has_reserved_and_not_written_yet_leaves_no_room_for_the_nex
         thread.join(10)
         assert second.is_set()
     assert 10 * MIB + own_bytes <= peak[0] <= most_bytes
-    assert guard.withheld_bytes == 4 * MIB
+    assert heap.withheld_bytes() == 4 * MIB
 
 
 def test_many_units_stay_within_what_the_process_may_have_and_end(tmp_path: Path) -> None:

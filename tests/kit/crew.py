@@ -27,7 +27,7 @@ from oocdl.runtime.cluster import cluster_session, worker_tasks
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.member import Member, Setup, members
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out
-from oocdl.storage.cache.memory_tier import use
+from oocdl.storage.cache.chunk import use
 from oocdl.storage.dataset.identity import identity
 from oocdl.training.job import Job
 

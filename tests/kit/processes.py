@@ -150,11 +150,11 @@ def left_behind(dask_worker: Any) -> list[str]:
     """What a worker still has of a run, in words; runs there."""
     from oocdl.runtime import execute
     from oocdl.runtime.cluster import dask_limits, member
-    from oocdl.storage.cache import memory_tier
+    from oocdl.storage.cache import chunk
 
     found = [f"member of {name}" for name in member.members]
     found += [f"context {name}" for name in execute._contexts]
-    found += ["a memory tier"] if memory_tier.current() is not None else []
+    found += [] if isinstance(chunk.home(), chunk.Plain) else ["a memory tier"]
     found += [f"plugin {name}" for name in dask_worker.plugins if name.startswith("oocdl-")]
     found += [f"{path}" for path in Path(dask_worker.local_directory).rglob("spill-*")]
     if dask_worker.state.nthreads > 1000:

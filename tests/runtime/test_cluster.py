@@ -31,7 +31,8 @@ from oocdl.planning.task_key import TaskKey
 from oocdl.presets.unets import write_unet3d
 from oocdl.runtime import execute
 from oocdl.runtime.cluster import dask_records, member
-from oocdl.storage.cache import memory_tier
+from oocdl.storage.cache import chunk
+from oocdl.storage.cache.memory_tier import Tier
 from tests.kit import nets
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -174,9 +175,9 @@ def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) ->
 def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
     def left() -> tuple[int, int]:
         from oocdl.runtime import execute
-        from oocdl.storage.cache import memory_tier
+        from oocdl.storage.cache import chunk
 
-        return len(execute._contexts), int(memory_tier.current() is not None)
+        return len(execute._contexts), int(not isinstance(chunk.home(), chunk.Plain))
 
     oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **{**QUICK, "steps": 1})
     assert set(client.run(left).values()) == {(0, 0)}
@@ -188,8 +189,8 @@ def test_what_a_pass_made_leaves_with_it_not_with_the_collector(
     found: list[dict[str, int]] = []
 
     def resident_bytes() -> int:
-        tier = memory_tier.current()
-        assert tier is not None
+        tier = chunk.home()
+        assert isinstance(tier, Tier)
         return tier.stats.resident_bytes
 
     def listen(event: Event) -> None:

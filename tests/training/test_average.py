@@ -28,7 +28,7 @@ def averages(run: oocdl.Run) -> dict[str, np.ndarray]:
         manifest = store.current()
         assert manifest is not None
         names = {name for name in run.weights if average_of(name) in manifest.tensors}
-        return {name: store.array("state", average_of(name))[...] for name in names}
+        return {name: store.array(average_of(name))[...] for name in names}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

@@ -84,10 +84,8 @@ def test_is_exact_whole_and_cut(
     jobs.check(run, *jobs.train(job, own), 1e-10)
     with RunStore.open(run.path) as store:
         for weight in dict(job.module.named_parameters()):
-            np.testing.assert_array_equal(
-                store.array("state", f"{weight}/now")[...], run.weights[weight][...]
-            )
-            assert (store.array("state", f"{weight}/same")[...] == 0.25).all()
+            np.testing.assert_array_equal(store.array(f"{weight}/now")[...], run.weights[weight][...])
+            assert (store.array(f"{weight}/same")[...] == 0.25).all()
 
 
 def fit(folder: Path, **options: Any) -> oocdl.Run:

@@ -170,7 +170,7 @@ def test_the_spill_has_tracks_of_its_own(tmp_path: Path) -> None:
     nest(path)
     names = {e["tid"]: e["args"]["name"] for e in read(path)["traceEvents"] if e["name"] == "thread_name"}
     written = [event for event in spans(path, "spill") if event["name"] == "spill write"]
-    assert {names[event["tid"]] for event in written} <= {"tier-io-0", "tier-io-1"}
+    assert {names[event["tid"]] for event in written} <= {"tier-io_0", "tier-io_1"}
     assert sum(event["args"]["bytes"] for event in written) > 0
     # Tasks read what they need themselves, while they wait or gather.
     found = [event for event in spans(path, "spill") if event["name"] == "spill read"]

@@ -18,9 +18,8 @@ from distributed.comm.addressing import get_address_host
 
 from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError, OocdlError, ResourceError
-from oocdl.host.code import code_digest
 from oocdl.host.heap import give_back_freed_memory, use_one_heap
-from oocdl.host.limits import Limit, anonymous_bytes, available, installed_version
+from oocdl.host.limits import Limit, anonymous_bytes, available, code_digest, installed_version
 from oocdl.planning.machine import machine_facts
 from oocdl.runtime.cluster.cluster_progress import METRIC, Report, told
 from oocdl.runtime.cluster.growth import Wanted

@@ -39,8 +39,8 @@ from oocdl.runtime.cluster.cluster_progress import Report, Work
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
 from oocdl.runtime.measured import Moved
-from oocdl.storage.cache.chunk import Chunk
-from oocdl.storage.cache.memory_tier import Tier, current, use
+from oocdl.storage.cache.chunk import Chunk, home, use
+from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import DatasetSpec, open_dataset
 from oocdl.storage.dataset.identity import check_same
@@ -228,7 +228,7 @@ class Member:
         self.before.clear()
         self.delivered.clear()
         execute.forget(self.setup.run_id)
-        if hasattr(self, "tier") and current() is self.tier:
+        if hasattr(self, "tier") and home() is self.tier:
             use(None)
         if hasattr(self, "tier"):
             self.tier.close()

@@ -47,11 +47,9 @@ class Slot:
 
     @property
     def spilled(self) -> bool:
-        """Whether the spill has the bytes."""
         return self.file is not None
 
     def leave_ram(self) -> None:
-        """Let go of the array."""
         self.array = None
 
 
@@ -64,13 +62,17 @@ def outermost(stored: Array, order: Order, axis: int) -> int:
 class Home(Protocol):
     """The calls that a chunk makes to the tier it is in."""
 
-    def read(self, slot: Slot, box: Region, out: Array) -> None: ...
+    def read(self, slot: Slot, box: Region, out: Array) -> None:
+        """Copy ``box`` (relative to the chunk) into ``out``, from RAM or from the spill."""
 
-    def view(self, slot: Slot) -> Array: ...
+    def view(self, slot: Slot) -> Array:
+        """Return the array of a pinned chunk; ValueError if no reservation pins it."""
 
-    def drop(self, slot: Slot) -> None: ...
+    def drop(self, slot: Slot) -> None:
+        """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
 
-    def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk: ...
+    def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk:
+        """Take a copy of an array that has arrived."""
 
 
 class Plain:
@@ -96,11 +98,11 @@ _home: Home = Plain()
 
 
 def home() -> Home:
-    """The home that takes chunks which arrive in this process."""
+    """The home that takes chunks which arrive in this process: plain memory, or its tier."""
     return _home
 
 
-def set_home(new: Home | None) -> None:
+def use(new: Home | None) -> None:
     """Choose the home of chunks that arrive in this process; None: they stay in plain memory."""
     global _home
     _home = new or Plain()
@@ -132,17 +134,14 @@ class Chunk:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents of ``region``."""
         return region_shape(self.region)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type."""
         return self.slot.dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
         return self.slot.nbytes
 
     @property

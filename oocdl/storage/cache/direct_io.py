@@ -26,7 +26,7 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.array_layout import PAGE_BYTES
 from oocdl.graph.ir.index import Region
 from oocdl.storage.checksums import BlockSums
-from oocdl.storage.files import as_bytes, io_error
+from oocdl.storage.files import as_bytes, handle_of, io_error, reporting
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -45,11 +45,8 @@ def direct_flag(folder: Path) -> int:
     flag = getattr(os, "O_DIRECT", 0)
     probe = folder / "probe"
     try:
-        handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o600)
-        try:
+        with handle_of(probe, os.O_WRONLY | os.O_CREAT | flag, 0o600) as handle:
             os.pwrite(handle, _bounce()[:PAGE_BYTES].data, 0)
-        finally:
-            os.close(handle)
         return flag
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
@@ -78,24 +75,19 @@ def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
     """
     view = as_bytes(array)
     whole = view.size // PAGE_BYTES * PAGE_BYTES if _aligned(view) or not flag else 0
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flag, 0o644)
-        try:
-            if outer:
-                _move(os.pwritev, _write, handle, 0, in_file_order(array, outer))
-                return
-            _write(handle, 0, view[:whole])
-            bounce = _bounce()
-            for start in range(whole, view.size, BOUNCE_BYTES):
-                part = view[start : start + BOUNCE_BYTES]
-                bounce[: part.size] = part
-                _write(handle, start, bounce[: -(-part.size // PAGE_BYTES) * PAGE_BYTES])
-            if view.size % PAGE_BYTES:
-                os.ftruncate(handle, view.size)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise io_error(error, path, array.nbytes) from error
+    flags = os.O_WRONLY | os.O_CREAT | flag
+    with reporting(path, need=array.nbytes), handle_of(path, flags) as handle:
+        if outer:
+            _move(os.pwritev, _write, handle, 0, in_file_order(array, outer))
+            return
+        _write(handle, 0, view[:whole])
+        bounce = _bounce()
+        for start in range(whole, view.size, BOUNCE_BYTES):
+            part = view[start : start + BOUNCE_BYTES]
+            bounce[: part.size] = part
+            _write(handle, start, bounce[: -(-part.size // PAGE_BYTES) * PAGE_BYTES])
+        if view.size % PAGE_BYTES:
+            os.ftruncate(handle, view.size)
 
 
 def _write(handle: int, start: int, view: Bytes) -> None:
@@ -200,11 +192,8 @@ def read_box(
     strides = tuple(out.dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
     start = sum(low * step for (low, _), step in zip(box, strides, strict=True))
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
-        try:
+        with handle_of(path, os.O_RDONLY | flag) as handle:
             return _read(_File(path, handle, sums), start, strides, out)
-        finally:
-            os.close(handle)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}; check the disk") from error
 

@@ -6,6 +6,7 @@ Methods below "under the lock" are called with ``changed`` held; no I/O is done 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
 from oocdl.errors import OocdlError, StoreError
@@ -13,15 +14,15 @@ from oocdl.graph.ir.index import whole
 from oocdl.storage.cache.chunk import Slot
 from oocdl.storage.cache.ledger import Ledger
 from oocdl.storage.cache.page_pool import Pool
-from oocdl.storage.cache.spill_store import SpillFile, SpillStore
+from oocdl.storage.cache.spill_store import SpillStore
 
 
 class Mover:
     """Runs the I/O threads of a tier; holds its ledger and lock, their queues, the error that stops all."""
 
     def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, io_threads: int) -> None:
-        self._writes: SimpleQueue[Slot | None] = SimpleQueue()
-        self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._writes.put)
+        self._writers = ThreadPoolExecutor(io_threads, thread_name_prefix="tier-io")
+        self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._write_soon)
         self.pool = pool
         self.spill = spill
         self.changed = threading.Condition(threading.Lock())
@@ -29,16 +30,10 @@ class Mover:
         # SimpleQueue.put may be called from a finalizer, wherever that interrupts us. Slots are taken out
         # under the lock only: a claim sees all that is dropped before it evicts anything.
         self._dead: SimpleQueue[Slot] = SimpleQueue()
-        self._rest: SimpleQueue[SpillFile | bool | None] = SimpleQueue()
+        self._wakes: SimpleQueue[bool] = SimpleQueue()  # False: the last
         self._closed = False
-        names = ["tier-drop"] + [f"tier-io-{index}" for index in range(io_threads)]
-        work = [self._serve_dead] + [self._serve_writes] * io_threads
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for target, name in zip(work, names, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._burier = threading.Thread(target=self._serve_dead, name="tier-drop", daemon=True)
+        self._burier.start()
 
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
@@ -48,11 +43,9 @@ class Mover:
             self._closed = True
             self.error = self.error or StoreError("the memory tier is closed")
             self.changed.notify_all()
-        self._rest.put(None)
-        for _ in self._threads[1:]:
-            self._writes.put(None)
-        for thread in self._threads:
-            thread.join()
+        self._wakes.put(False)
+        self._burier.join()
+        self._writers.shutdown()
         self.spill.close()
 
     # --- under the lock ------------------------------------------------------------------
@@ -69,41 +62,32 @@ class Mover:
         self.check()
 
     def bury(self) -> None:
-        """Count all dropped chunks as gone at once; their files are left to the thread."""
+        """Count all dropped chunks as gone at once; their files may be written over."""
         for _ in range(self._dead.qsize()):
-            file = self._forget(self._dead.get())
-            if file is not None:
-                self._rest.put(file)
+            slot = self._dead.get()
+            if self.ledger.drop(slot):
+                file, slot.file = slot.file, None
+                if file is not None:
+                    self.spill.remove(file)
+                self.changed.notify_all()
 
-    def _forget(self, slot: Slot) -> SpillFile | None:
-        """Count a dropped chunk as gone; returns the file to delete."""
-        if not self.ledger.drop(slot):
-            return None
-        file, slot.file = slot.file, None
-        self.changed.notify_all()
-        return file
+    def _write_soon(self, slot: Slot) -> None:
+        if not self._closed:
+            self._writers.submit(self.write, slot)
 
     # --- anywhere ------------------------------------------------------------------------
 
     def drop(self, slot: Slot) -> None:
         """Queue a chunk whose handle is gone."""
         self._dead.put(slot)
-        self._rest.put(True)  # wakes the thread; the slot itself would keep its memory
+        self._wakes.put(True)  # the slot itself would keep its memory
 
     # --- threads -------------------------------------------------------------------------
 
     def _serve_dead(self) -> None:
-        while (item := self._rest.get()) is not None:
-            if isinstance(item, bool):
-                with self.changed:
-                    self.bury()
-            else:
-                self.spill.remove(item)
-
-    def _serve_writes(self) -> None:
-        while (slot := self._writes.get()) is not None:
-            self.write(slot)
-            del slot
+        while self._wakes.get():
+            with self.changed:
+                self.bury()
 
     def write(self, slot: Slot) -> None:
         """Write a chunk to the spill; the ledger then evicts it if claims still wait."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES
@@ -120,8 +120,7 @@ class Claim(Generic[E]):
     """Whether the chunks know of these pins."""
 
 
-@dataclass(frozen=True)
-class TierStats:
+class TierStats(NamedTuple):
     """Counts of a tier: what is there now, and what was moved so far; bytes, except ``evictions``."""
 
     resident_bytes: int
@@ -172,10 +171,7 @@ class Ledger(Generic[E]):
 
     def stats(self) -> TierStats:
         """A snapshot of the counts."""
-        return TierStats(
-            self.resident_bytes, self.reserved_bytes, self.peak_bytes,
-            self.read_bytes, self.written_bytes, self.evictions,
-        )  # fmt: skip
+        return TierStats(*(getattr(self, name) for name in TierStats._fields))
 
     def _count(self, resident: int = 0, reserved: int = 0) -> None:
         """Add to the counts, and check the invariant."""

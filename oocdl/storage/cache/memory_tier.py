@@ -20,7 +20,7 @@ import numpy.typing as npt
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
-from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, home, outermost, set_home
+from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost
 from oocdl.storage.cache.io_threads import Mover
 from oocdl.storage.cache.ledger import Claim, TierStats
 from oocdl.storage.cache.page_pool import Pool
@@ -41,11 +41,6 @@ class Reservation:
         self._pins = pins  # holding the handles keeps the chunks alive
         self._lent: list[Chunk] = []
 
-    @property
-    def left(self) -> int:
-        """Reserved bytes that ``put`` has not turned into chunks yet."""
-        return self._claim.left_bytes
-
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order = ()) -> Array:
         """Return an array of arbitrary contents, to compute in or to ``put``; page-aligned where it is large.
 
@@ -59,11 +54,16 @@ class Reservation:
 
         None if absent, or about to be evicted because others wait for memory.
         """
-        found = self._tier._lend(chunk.slot) if chunk.home is self._tier else None
-        if found is None:
+        tier, slot = self._tier, chunk.slot
+        if chunk.home is not tier:
             return None
+        with tier._changed:
+            array = slot.array
+            if array is None or tier._ledger.line:
+                return None
+            tier._ledger.hold(slot)
         self._lent.append(chunk)
-        return chunk.seen(found)
+        return chunk.seen(array)
 
     def put(self, array: Array, region: Region, uses: Uses = (), outer: int = 0) -> Chunk:
         """Turn ``footprint(array.nbytes)`` bytes of the reservation into a chunk that the tier owns.
@@ -74,12 +74,22 @@ class Reservation:
         are left.
         """
         stored, order = in_memory_order(array)
-        slot = Slot(stored, uses, outermost(stored, order, outer))
-        return self._tier._put(self._claim, slot, region, order)
+        made = Chunk(self._tier, Slot(stored, uses, outermost(stored, order, outer)), region, order)
+        with self._tier._changed:
+            self._tier._ledger.put(self._claim, made.slot)
+            self._tier._changed.notify_all()
+        return made
 
     def release(self) -> None:
         """Unpin the chunks and give back the bytes that are left. May be called twice."""
-        self._tier._release(self._claim, [chunk.slot for chunk in self._lent])
+        tier = self._tier
+        with tier._changed:
+            for chunk in self._lent:
+                tier._ledger.let_go(chunk.slot)
+            tier._scratch_bytes -= self._claim.scratch_bytes
+            tier._pool.capacity_bytes = tier._paged_bytes()
+            tier._ledger.release(self._claim)
+            tier._changed.notify_all()
         self._pins, self._lent = (), []
 
     def __enter__(self) -> Reservation:
@@ -117,6 +127,8 @@ class Tier:
         withheld_bytes: Callable[[int], int] | None = None,
         check_alone: Callable[[], None] | None = None,
     ) -> None:
+        self.capacity_bytes = capacity_bytes
+        """Bytes that chunks and reservations may take together."""
         self._spill = spill
         self._pool = Pool(capacity_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
@@ -124,11 +136,6 @@ class Tier:
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
         self._check_alone = check_alone or (lambda: None)
         self._scratch_bytes = 0  # of the reserved bytes, those that are not for arrays
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes that chunks and reservations may take together."""
-        return self._ledger.capacity_bytes
 
     @property
     def waiting(self) -> int:
@@ -191,13 +198,16 @@ class Tier:
         reservation = Reservation(self, claim, unique)
         try:
             if alone:
-                self._check_room(loads)
-            for slot in loads:
-                self._mover.load(slot)
+                self._check_alone()
+            while loads:
+                self._mover.load(loads.pop(0))
             with self._changed:  # another unit may be loading the others
                 while any(pin.slot.array is None for pin in unique):
                     self._mover.wait()
         except BaseException:
+            with self._changed:
+                for slot in loads:  # they do not come
+                    self._ledger.loaded(slot, done=False)
             reservation.release()
             raise
         return reservation
@@ -273,7 +283,6 @@ class Tier:
     # --- what chunks and reservations call -----------------------------------------------
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
-        """Copy ``box`` (relative to the chunk) into ``out``, from RAM or from the spill."""
         with self._changed:
             if slot.array is not None and slot.nbytes < LEAST_PAGED_BYTES:
                 out[...] = slot.array[tuple(slice(*axis) for axis in box)]
@@ -300,48 +309,13 @@ class Tier:
             self._ledger.read_bytes += count
 
     def view(self, slot: Slot) -> Array:
-        """The array of a pinned chunk; ValueError if no reservation pins it."""
         with self._changed:
             if not slot.pins or slot.array is None:
                 raise ValueError("array() needs a reservation that pins the chunk")
             return slot.array
 
     def drop(self, slot: Slot) -> None:
-        """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
         self._mover.drop(slot)
-
-    def _check_room(self, loads: Sequence[Slot]) -> None:
-        """Ask whether the process has room for the only unit; if not, the chunks it needs do not come."""
-        try:
-            self._check_alone()
-        except BaseException:
-            with self._changed:
-                for slot in loads:
-                    self._ledger.loaded(slot, done=False)
-            raise
-
-    def _put(self, claim: Claim[Slot], slot: Slot, region: Region, order: Order) -> Chunk:
-        made = Chunk(self, slot, region, order)
-        with self._changed:
-            self._ledger.put(claim, slot)
-            self._changed.notify_all()
-        return made
-
-    def _lend(self, slot: Slot) -> Array | None:
-        with self._changed:
-            if slot.array is None or self._ledger.line:
-                return None
-            self._ledger.hold(slot)
-            return slot.array
-
-    def _release(self, claim: Claim[Slot], lent: Iterable[Slot]) -> None:
-        with self._changed:
-            for slot in lent:
-                self._ledger.let_go(slot)
-            self._scratch_bytes -= claim.scratch_bytes
-            self._pool.capacity_bytes = self._paged_bytes()
-            self._ledger.release(claim)
-            self._changed.notify_all()
 
     # --- under the lock ------------------------------------------------------------------
 
@@ -368,14 +342,3 @@ class Tier:
             raise
         finally:
             self._changed.notify_all()
-
-
-def use(tier: Tier | None) -> None:
-    """Make ``tier`` take the chunks that are unpickled in this process; None: they stay in plain memory."""
-    set_home(tier)
-
-
-def current() -> Tier | None:
-    """The tier that takes chunks unpickled in this process."""
-    found = home()
-    return found if isinstance(found, Tier) else None

@@ -13,14 +13,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +44,7 @@ def _absent_bytes(address: int, size: int) -> int:
     return int(np.count_nonzero(pages & 1 == 0)) * mmap.PAGESIZE
 
 
-@dataclass(frozen=True)
-class _Hole:
+class _Hole(NamedTuple):
     """A part of a segment in which no array lies."""
 
     start: int
@@ -72,21 +70,12 @@ class _Segment:
         self.longest = size
         """Bytes of the longest run of holes: nothing larger finds a place."""
 
-    @property
-    def is_unused(self) -> bool:
-        """Whether no array lies in it and it has no pages."""
-        return self.holes == [_Hole(0, self.size, warm=False)]
-
     def _advise(self, advice: str, start: int, stop: int) -> None:
         """Give ``madvise`` for the whole large pages between ``start`` and ``stop``."""
         first = -(-(self.address + start) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES - self.address
         last = (self.address + stop) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES - self.address
         if last > first and hasattr(mmap, advice):
             self.mapping.madvise(getattr(mmap, advice), first, last - first)
-
-    def _set(self, holes: list[_Hole]) -> None:
-        self.holes = holes
-        self.longest = max((run[-1].stop - run[0].start for run in self.runs()), default=0)
 
     def runs(self) -> Iterator[list[_Hole]]:
         """Yield the holes in groups that touch each other."""
@@ -105,40 +94,37 @@ class _Segment:
         Pages that it takes anew may be large ones where no other array lies in them: they cost fewer
         faults, and direct I/O costs less.
         """
-        stop = start + size
-        left = []
         for hole in self.holes:
             if not hole.warm:
-                self._advise("MADV_HUGEPAGE", max(hole.start, start), min(hole.stop, stop))
-        for hole in self.holes:
-            if hole.stop <= start or hole.start >= stop:
-                left.append(hole)
-                continue
-            if hole.start < start:
-                left.append(_Hole(hole.start, start, hole.warm))
-            if hole.stop > stop:
-                left.append(_Hole(stop, hole.stop, hole.warm))
-        self._set(left)
+                self._advise("MADV_HUGEPAGE", max(hole.start, start), min(hole.stop, start + size))
+        self._set(start, start + size, None)
 
-    def leave(self, start: int, size: int, warm: bool = True) -> None:
-        """Make a hole where an array was, joined with those of its kind that it touches."""
-        holes = sorted([*self.holes, _Hole(start, start + size, warm)], key=lambda hole: hole.start)
-        joined = holes[:1]
-        for hole in holes[1:]:
-            last = joined[-1]
-            if last.stop == hole.start and last.warm == hole.warm:
-                joined[-1] = _Hole(last.start, hole.stop, hole.warm)
-            else:
-                joined.append(hole)
-        self._set(joined)
+    def leave(self, start: int, size: int) -> None:
+        """Make a hole where an array was."""
+        self._set(start, start + size, warm=True)
+
+    def _set(self, start: int, stop: int, warm: bool | None) -> None:
+        """Make a hole, joined with those of its kind that it touches; ``warm`` is None for no hole."""
+        first = bisect_left(self.holes, start, key=attrgetter("stop"))
+        last = bisect_right(self.holes, stop, key=attrgetter("start"))
+        parts = [] if warm is None else [_Hole(start, stop, warm)]
+        for hole in self.holes[first:last]:
+            parts += [] if hole.start >= start else [_Hole(hole.start, min(hole.stop, start), hole.warm)]
+            parts += [] if hole.stop <= stop else [_Hole(max(hole.start, stop), hole.stop, hole.warm)]
+        joined: list[_Hole] = []
+        for part in sorted(parts):
+            if joined and (joined[-1].stop, joined[-1].warm) == (part.start, part.warm):
+                part = _Hole(joined.pop().start, part.stop, part.warm)
+            joined.append(part)
+        self.holes[first:last] = joined
+        self.longest = max((run[-1].stop - run[0].start for run in self.runs()), default=0)
 
     def cool(self, hole: _Hole, size: int) -> None:
         """Give the pages of the last ``size`` bytes of a hole back to the system."""
         start = hole.stop - size
         self.mapping.madvise(mmap.MADV_DONTNEED, start, size)
         self._advise("MADV_NOHUGEPAGE", start, hole.stop)
-        self.take(start, size)
-        self.leave(start, size, warm=False)
+        self._set(start, hole.stop, warm=False)
 
 
 _Place = tuple[int, int, int]
@@ -294,4 +280,4 @@ class Pool:
             segment.cool(hole, size)
             self.mapped_bytes -= size
             nbytes -= size
-        self._segments = [segment for segment in self._segments if not segment.is_unused]
+        self._segments = [s for s in self._segments if s.holes != [_Hole(0, s.size, warm=False)]]

@@ -31,11 +31,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import OocdlError, ResourceError, StoreError
+from oocdl.errors import ResourceError, StoreError
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.direct_io import can_be_outer, direct_flag, in_file_order, read_box, write_array
 from oocdl.storage.checksums import BlockSums, block_bytes_for, block_sums
-from oocdl.storage.files import existing, filesystem, io_error, is_full
+from oocdl.storage.files import existing, filesystem, handle_of, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
 Array = npt.NDArray[Any]
@@ -81,17 +81,13 @@ class SpillStore:
     def __init__(self, path: str | Path) -> None:
         root = Path(path).absolute()
         refuse_memory(root)
-        try:
-            _make_shared(root)
-            with _gate(root):
-                _remove_dead(root)
-                self.folder = root / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
-                self.folder.mkdir(0o700)
-                self._lock: IO[str] | None = (self.folder / "lock").open("w")
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _gate(root):
+            _remove_dead(root)
+            self.folder = root / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
+            self.folder.mkdir(0o700)
+            self._lock: IO[str] | None = (self.folder / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._flag = direct_flag(self.folder)
-        except OSError as error:
-            raise _unusable(root, error) from error
         self._checks = ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="spill-check")
         self._numbers = count()
         self._folders: dict[_Kind, Path] = {}
@@ -252,26 +248,14 @@ def refuse_memory(root: Path) -> None:
         raise StoreError(f"cannot spill to {root}: it is {kind}, which is memory; choose a folder on a disk")
 
 
-def _make_shared(root: Path) -> None:
-    """Make a spill folder that is not there: whoever may write where it is made may spill there."""
-    if not root.is_dir():
-        rights = stat.S_IMODE(existing(root).stat().st_mode)
-        root.mkdir(parents=True, exist_ok=True)
-        root.chmod(rights | stat.S_ISVTX)
-
-
 def remove_dead(root: Path) -> None:
     """Delete what dead processes of this user and host have left in a spill folder.
 
     Raises StoreError if that cannot be done.
     """
-    if not _mine(root):
-        return
-    try:
+    if _mine(root):
         with _gate(root):
             _remove_dead(root)
-    except OSError as error:
-        raise _unusable(root, error) from error
 
 
 def own_folders(root: Path) -> list[Path]:
@@ -281,20 +265,24 @@ def own_folders(root: Path) -> list[Path]:
 
 @contextmanager
 def _gate(root: Path) -> Iterator[None]:
-    """Admit one process of a user at a time: a folder without a lock yet must not be taken for a dead one."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    gate = os.open(root / f"LOCK-{os.geteuid()}", flags, 0o600)
+    """Admit one process of a user at a time: a folder without a lock yet must not be taken for a dead one.
+
+    A spill folder that is not there is made: whoever may write where it is made may spill there.
+    """
     try:
-        fcntl.flock(gate, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(gate)
-
-
-def _unusable(root: Path, error: OSError) -> OocdlError:
-    if is_full(error):
-        return io_error(error, root, 0)
-    return StoreError(f"cannot use {root} for spilling: {error.strerror or error}; choose another folder")
+        if not root.is_dir():
+            rights = stat.S_IMODE(existing(root).stat().st_mode)
+            root.mkdir(parents=True, exist_ok=True)
+            root.chmod(rights | stat.S_ISVTX)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with handle_of(root / f"LOCK-{os.geteuid()}", flags, 0o600) as gate:
+            fcntl.flock(gate, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        if is_full(error):
+            raise io_error(error, root, 0) from error
+        reason = error.strerror or error
+        raise StoreError(f"cannot use {root} for spilling: {reason}; choose another folder") from error
 
 
 def _mine(root: Path) -> list[Path]:

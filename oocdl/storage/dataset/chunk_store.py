@@ -1,20 +1,27 @@
-"""The chunks of a Zarr array in its store: lists them, and reads one between two looks at what it is.
+"""The chunks of an array: which are stored, with what tells each from another, and how their store is read.
 
 What tells a chunk from another depends on the store: size and time of its file, checksum in a zip file or
-in memory; of other stores only the presence of a chunk is known.
+in memory; of other stores only the presence of a chunk is known. Chunks have numbers, in C order of the grid;
+a list is as long as what is stored, never as what is declared.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import zipfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
@@ -23,15 +30,122 @@ from zarr.storage import LocalStore, MemoryStore, ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.storage.checksums import record_of
-from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList, index_of, listed
 from oocdl.storage.files import NO_FILE, regular
 
+Integers = npt.NDArray[np.int64]
+
+MOST_CHUNKS = 2**62
+"""A grid of more chunks than this is a damaged one: their numbers would not be int64."""
 Mark = tuple[int, int]
 """Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
-Part = tuple[int, int] | int | None
-"""What is read of a chunk: from one byte to another, so many at its end, or all."""
+Reading = tuple[Mark | None, bytes | memoryview, Mark | None]
+"""Bytes of a chunk between its marks before and after; None: it is not there."""
+WHOLE = slice(None)
 PIECE_BYTES = 64 << 10
 """How much is read of a file at a time to compare its content."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkList:
+    """The stored chunks of one array, ordered by number."""
+
+    grid: tuple[int, ...]
+    """Chunks along each axis, stored or not."""
+    numbers: Integers
+    sizes: Integers
+    """Bytes as they are stored."""
+    marks: Integers
+    """Times of change in nanoseconds, or checksums, as the source has them."""
+    missing: int
+    """Chunks that are not stored."""
+
+    @property
+    def first_missing(self) -> int:
+        """The number of the first chunk that is not stored; the number of all chunks if there is none."""
+        gaps = self.numbers != np.arange(len(self.numbers))
+        return int(np.argmax(gaps)) if gaps.any() else len(self.numbers)
+
+    def index(self, number: int) -> tuple[int, ...]:
+        """The index in the grid of the chunk of a number."""
+        return tuple(int(at) for at in np.unravel_index(number, self.grid))
+
+    def place(self, number: int) -> int | None:
+        """Return the place of a chunk in the list; None if it was not stored."""
+        place = number if not self.missing else int(np.searchsorted(self.numbers, number))
+        return place if place < len(self.numbers) and self.numbers[place] == number else None
+
+    def find(self, number: int) -> tuple[int, int] | None:
+        """Size and mark of a chunk; None if it was not stored."""
+        place = self.place(number)
+        return None if place is None else (int(self.sizes[place]), int(self.marks[place]))
+
+
+def listed(grid: tuple[int, ...], entries: array[int]) -> ChunkList:
+    """Make a list of entries in any order: number, size and mark of one chunk after the other, as int64."""
+    table = np.frombuffer(entries, np.int64).reshape(-1, 3)
+    table = table[np.argsort(table[:, 0], kind="stable")]
+    numbers, sizes, marks = (np.ascontiguousarray(column) for column in table.T)
+    return ChunkList(grid, numbers, sizes, marks, prod(grid) - len(table))
+
+
+@dataclass(frozen=True)
+class ChunkKeys:
+    """How the chunks of a Zarr array are called: ``c/0/1`` or ``0.1``, below the array's own path."""
+
+    grid: tuple[int, ...]
+    lead: str
+    """What stands before the first index: ``c/``, ``c.`` or nothing."""
+    separator: str
+
+    def key(self, number: int) -> str:
+        """The name of a chunk.
+
+        >>> ChunkKeys((2, 3), "c/", "/").key(5)
+        'c/1/2'
+        """
+        return self.key_at(tuple(int(at) for at in np.unravel_index(number, self.grid)))
+
+    def key_at(self, index: tuple[int, ...]) -> str:
+        """The name of the chunk at an index of the grid."""
+        return self.lead + self.separator.join(map(str, index))
+
+    def number(self, key: str) -> int | None:
+        """The number of the chunk that has this name; None if no chunk has it.
+
+        >>> keys = ChunkKeys((2, 3), "", ".")
+        >>> keys.number("1.2"), keys.number("2.0"), keys.number("01.2"), keys.number(".zarray")
+        (5, None, None, None)
+        """
+        match = self._pattern.fullmatch(key)
+        index = tuple(map(int, match.groups())) if match else ()
+        if match is None or any(at >= extent for at, extent in zip(index, self.grid, strict=True)):
+            return None
+        return number_of(index, self.grid)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        numbers = [r"(0|[1-9][0-9]{0,18})"] * len(self.grid)  # without sign or leading zeros
+        return re.compile(re.escape(self.lead) + re.escape(self.separator).join(numbers))
+
+
+def number_of(index: tuple[int, ...], grid: tuple[int, ...]) -> int:
+    """The number of a chunk.
+
+    >>> number_of((1, 2), (2, 3))
+    5
+    """
+    return int(np.ravel_multi_index(index, grid))
+
+
+def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Cut ``rows`` into at most so many ranges of about equal length, half open.
+
+    >>> list(row_ranges(5, 2))
+    [(0, 2), (2, 5)]
+    """
+    count = min(rows, most)
+    edges = [rows * part // count for part in range(count + 1)] if count else []
+    yield from zip(edges, edges[1:], strict=False)
 
 
 class Chunks:
@@ -44,17 +158,13 @@ class Chunks:
         self.store, self.keys = store, keys
         self.prefix = f"{path}/" if path else ""
 
-    def entries(self) -> array[int]:
-        """Number, size and mark of each chunk that is stored, one after the other."""
-        found = array("q")
-        for key in sync(self._listed()):
-            number = self.keys.number(key[len(self.prefix) :])
-            if number is not None:
-                found.extend((number, *(self.mark(key[len(self.prefix) :]) or (0, 0))))
-        return found
+    def names(self) -> Iterable[str]:
+        """Yield the names of chunks, and of whatever else stands among them."""
 
-    async def _listed(self) -> list[str]:
-        return [key async for key in self.store.list_prefix(self.prefix)]
+        async def listed() -> list[str]:
+            return [key.removeprefix(self.prefix) async for key in self.store.list_prefix(self.prefix)]
+
+        return sync(listed())
 
     def place(self, chunk: str) -> str:
         """Return the place of a chunk, for messages."""
@@ -64,14 +174,20 @@ class Chunks:
         """Return the mark that tells the chunk from others; None if the chunk is absent."""
         return (0, 0) if sync(self.store.exists(self.prefix + chunk)) else None
 
-    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
-        """Some bytes of a chunk between its marks before and after; None: it is not there."""
+    def read(self, chunk: str, part: slice = WHOLE) -> Reading:
+        """Read a part of a chunk, by its first and last byte, or by how many bytes are left of its end."""
+        content = self.content(chunk, part)
+        mark = None if content is None else (0, 0)
+        return mark, content or b"", mark
+
+    def content(self, chunk: str, part: slice) -> bytes | None:
+        """Return what the store holds of a part of a chunk; None if it has no such chunk."""
         wanted: ByteRequest | None = None
-        if part is not None:
-            wanted = SuffixByteRequest(part) if isinstance(part, int) else RangeByteRequest(*part)
+        if part != WHOLE:
+            is_end = part.stop is None
+            wanted = SuffixByteRequest(-part.start) if is_end else RangeByteRequest(part.start, part.stop)
         found = sync(self.store.get(self.prefix + chunk, default_buffer_prototype(), wanted))
-        mark = None if found is None else (0, 0)
-        return mark, b"" if found is None else found.to_bytes(), mark
+        return None if found is None else found.to_bytes()
 
 
 class Memory(Chunks):
@@ -82,11 +198,12 @@ class Memory(Chunks):
     def mark(self, chunk: str) -> Mark | None:
         return self.read(chunk)[0]
 
-    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
-        there, content, _ = super().read(chunk)
+    def read(self, chunk: str, part: slice = WHOLE) -> Reading:
+        content = self.content(chunk, WHOLE)
+        if content is None:
+            return None, b"", None
         record = record_of(content)
-        mark = None if there is None else (record.nbytes, record.crc)
-        return mark, content[slice(*_range(part, len(content)))], mark
+        return (record.nbytes, record.crc), content[part], (record.nbytes, record.crc)
 
 
 class Files(Chunks):
@@ -97,33 +214,17 @@ class Files(Chunks):
     def __init__(self, store: LocalStore, path: str, keys: ChunkKeys) -> None:
         super().__init__(store, path, keys)
         self.folder = os.path.join(store.root, path)
+        self.depth = keys.key_at((0,) * len(keys.grid)).count("/")
 
-    def entries(self) -> array[int]:
-        found = array("q")
-        if self.keys.separator == "/":
-            self._walk(os.path.join(self.folder, self.keys.lead), 0, 0, found)
-            return found
-        with os.scandir(self.folder) as entries:
+    def names(self, below: str = "") -> Iterator[str]:
+        with os.scandir(f"{self.folder}/{below}") as entries:
             for entry in entries:
-                number = self.keys.number(entry.name)
-                if number is not None:
-                    found.extend((number, *_entry_mark(entry)))
-        return found
-
-    def _walk(self, folder: str, axis: int, before: int, found: array[int]) -> None:
-        extent, last = self.keys.grid[axis], axis == len(self.keys.grid) - 1
-        if not os.path.lexists(folder):
-            return  # nothing is stored there
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                at = index_of(entry.name, extent)
-                if at is None:
-                    continue
-                number = before * extent + at
-                if last:
-                    found.extend((number, *_entry_mark(entry)))
+                name = below + entry.name
+                is_part = entry.name.isdigit() if below or not self.keys.lead else entry.name == "c"
+                if is_part and name.count("/") < self.depth:
+                    yield from self.names(f"{name}/")  # raises OSError for what is no folder
                 else:
-                    self._walk(entry.path, axis + 1, number, found)
+                    yield name
 
     def place(self, chunk: str) -> str:
         return f"{self.folder}/{chunk}"
@@ -135,13 +236,13 @@ class Files(Chunks):
             return None
         return _mark(known) if stat.S_ISREG(known.st_mode) else None
 
-    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
+    def read(self, chunk: str, part: slice = WHOLE) -> Reading:
         try:
             with open(self.place(chunk), "rb", opener=regular) as file:
                 before = _mark(os.fstat(file.fileno()))
-                start, stop = _range(part, before[0])
+                start, stop, _ = part.indices(before[0])
                 file.seek(start)
-                content = file.read(stop - start)
+                content = file.read(max(stop - start, 0))
                 return before, content, _mark(os.fstat(file.fileno()))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
@@ -151,14 +252,6 @@ class Files(Chunks):
 
 def _mark(known: os.stat_result) -> Mark:
     return known.st_size, known.st_mtime_ns
-
-
-def _entry_mark(entry: os.DirEntry[str]) -> Mark:
-    """Raises OSError for what is no file: a chunk that is there must not read as one that is not."""
-    known = entry.stat()
-    if not stat.S_ISREG(known.st_mode):
-        raise OSError(errno.EINVAL, NO_FILE, entry.path)
-    return _mark(known)
 
 
 class RegularStore(LocalStore):
@@ -185,16 +278,15 @@ class Zipped(Chunks):
     def __init__(self, store: ZipStore, path: str, keys: ChunkKeys) -> None:
         super().__init__(store, path, keys)
         self.path, self.file_mark = store.path, file_mark(store.path)
-        self.file = zipfile.ZipFile(self.path)
-        self.members = {info.filename: info for info in self.file.infolist()}
+        with zipfile.ZipFile(self.path) as file:
+            self.members = {
+                info.filename.removeprefix(self.prefix): (info.file_size, info.CRC)
+                for info in file.infolist()
+                if info.filename.startswith(self.prefix)
+            }
 
-    def entries(self) -> array[int]:
-        found = array("q")
-        for name in self.members:
-            number = self.keys.number(name[len(self.prefix) :]) if name.startswith(self.prefix) else None
-            if number is not None:
-                found.extend((number, *(self.mark(name[len(self.prefix) :]) or (0, 0))))
-        return found
+    def names(self) -> Iterable[str]:
+        return self.members
 
     def place(self, chunk: str) -> str:
         return f"{self.path}: {self.prefix}{chunk}"
@@ -202,24 +294,13 @@ class Zipped(Chunks):
     def mark(self, chunk: str) -> Mark | None:
         if file_mark(self.path) != self.file_mark:
             return -1, -1  # of no chunk
-        info = self.members.get(self.prefix + chunk)
-        return None if info is None else (info.file_size, info.CRC)
+        return self.members.get(chunk)
 
-    def read(self, chunk: str, part: Part = None) -> tuple[Mark | None, bytes, Mark | None]:
+    def read(self, chunk: str, part: slice = WHOLE) -> Reading:
         before = self.mark(chunk)
         if before is None or before[0] < 0:
             return before, b"", before
-        start, stop = _range(part, before[0])
-        with self.file.open(self.prefix + chunk) as member:
-            member.seek(start)
-            content = member.read(stop - start)
-        return before, content, self.mark(chunk)
-
-
-def _range(part: Part, nbytes: int) -> tuple[int, int]:
-    if isinstance(part, int):
-        return max(0, nbytes - part), nbytes
-    return (0, nbytes) if part is None else (part[0], min(part[1], nbytes))
+        return before, self.content(chunk, part) or b"", self.mark(chunk)
 
 
 def file_mark(path: str | Path) -> tuple[int, int, int]:
@@ -260,11 +341,20 @@ def chunks_of(store: Store, path: str, keys: ChunkKeys) -> Chunks:
 
 def list_chunks(label: str, chunks: Chunks) -> ChunkList:
     """List the chunks that are stored. Raises DatasetError if what stands in the place of one is no file."""
+    found = array("q")
     try:
-        return listed(chunks.keys.grid, chunks.entries())
+        for name in chunks.names():
+            number = chunks.keys.number(name)
+            if number is None:
+                continue
+            mark = chunks.mark(name)
+            if mark is None:  # a chunk that is there must not read as one that is not
+                raise OSError(errno.EINVAL, NO_FILE, chunks.place(name))
+            found.extend((number, *mark))
     except OSError as error:
         raise DatasetError(
             f"{label}: {error.filename or chunks.prefix} cannot be read "
             f"({error.strerror or error}); it would read as the fill value: restore or fetch it "
             "(git annex get, datalad get)"
         ) from error
+    return listed(chunks.keys.grid, found)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region
-from oocdl.storage.dataset.chunk_list import MOST_CHUNKS, ChunkList
+from oocdl.storage.dataset.chunk_store import MOST_CHUNKS, ChunkList
 from oocdl.storage.dataset.decoding import most_bytes
 from oocdl.storage.zarr_json import grid
 
@@ -26,38 +27,38 @@ INNER_BYTES = 128
 """Maximum bytes of a shard for each chunk in it beside its content: in its index, and for headers."""
 
 
-class Source(Protocol):
-    """The source of an array's chunks: a Zarr store, or an HDF5 file behind a lock."""
+class Source(ABC):
+    """The source of an array's chunks: a Zarr store, an HDF5 file, arrays in memory, samples side by side."""
 
     @property
+    @abstractmethod
     def known(self) -> ChunkList:
         """The chunks that were stored when they were listed, which happens once."""
-        ...
 
     @property
     def tells(self) -> str:
         """What tells stored chunks apart, beside their sizes: "time", "checksum", "place" or "none"."""
-        ...
+        return "checksum"
 
     @property
     def file_mark(self) -> tuple[int, int, int]:
-        """Inode, size and time of the one file that holds the array; zeros where there is none."""
-        ...
+        """Inode, size and time of the one file that holds the array; zeros where chunks have marks."""
+        return 0, 0, 0
 
+    @abstractmethod
     def place(self, number: int) -> str:
         """Return the place of a chunk, for messages."""
-        ...
 
+    @abstractmethod
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
+        """Yield the stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
 
         Nothing where marks tell all that there is.
         """
-        ...
 
+    @abstractmethod
     def read(self, region: Region) -> Array:
         """Read a region. Raises DatasetError for a chunk that is not as listed, any error for a bad one."""
-        ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,12 +87,10 @@ class DataArray:
 
     @property
     def label(self) -> str:
-        """The name of the array in messages."""
         return f"array {self.name!r} of {self.where}"
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element."""
         return self.dtype.itemsize
 
     def offset(self, row: int) -> Shape:
@@ -144,18 +143,16 @@ class DataArray:
 
     def notes(self) -> list[str]:
         """Say how many chunks are not stored, and whether changes would go unnoticed."""
-        found = []
-        if self.known.missing:
-            found.append(
-                f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
-                f"and read as their fill value {self.fill_value}"
-            )
-        if self.source.tells == "none":
-            found.append(
-                f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
-                "chunk is gone, or on resume in the values of three samples"
-            )
-        return found
+        absent = (
+            f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
+            f"and read as their fill value {self.fill_value}"
+        )
+        untold = (
+            f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
+            "chunk is gone, or on resume in the values of three samples"
+        )
+        notes = {absent: self.known.missing, untold: self.source.tells == "none"}
+        return [note for note, is_due in notes.items() if is_due]
 
     def read(self, region: Region) -> Array:
         """Read ``region`` in native byte order, to be read only; only chunks that it touches are decoded.

@@ -3,36 +3,44 @@
 Whatever could go wrong later is refused at opening, before a chunk is read: types that can run code when
 decoded, and codecs that are not plain compression. The chunks that are stored are listed then, and each read
 is of a chunk as it was: one that is gone or was changed since is an error, never the fill value.
+
+Arrays in memory are read in place, by blocks with checksums. Their memory is the caller's: a budget counts it
+as what the process has before it begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import zarr
+from isal import isal_zlib
 from zarr.abc.store import Store
 from zarr.storage import ZipStore
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset import array_source, hdf5_source, zarr_source
-from oocdl.storage.dataset.array_source import GivenArrays
-from oocdl.storage.dataset.data_array import DataArray
+from oocdl.graph.ir.index import Region, as_slices
+from oocdl.storage.dataset import hdf5_source, zarr_source
+from oocdl.storage.dataset.chunk_store import WHOLE, ChunkKeys, Chunks, Mark, Reading
+from oocdl.storage.dataset.data_array import Array, Shape, check_chunks, check_type
+from oocdl.storage.dataset.data_array import DataArray as DataArray
+from oocdl.storage.dataset.decoding import Decoder
 from oocdl.storage.dataset.sample_stack import viewed
-
-__all__ = [
-    "DataArray",
-    "Dataset",
-    "DatasetSpec",
-    "apart",
-    "open_dataset",
-]
+from oocdl.storage.dataset.zarr_source import LastChunk, ZarrSource
+from oocdl.storage.files import as_bytes
+from oocdl.storage.zarr_json import chunk_region, grid
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")
 """Files that ``oocdl.data.convert`` makes a dataset of."""
+BLOCK_BYTES = 1 << 20
+SMALL_BYTES = 64 << 10
+"""Samples of fewer bytes share a block."""
+WHERE = "the arrays given"
 
 
 class View(NamedTuple):
@@ -119,8 +127,8 @@ def attributes_of(spec: DatasetSpec) -> dict[str, Any]:
     source = spec.source
     if isinstance(source, GivenArrays):
         return {}
-    if isinstance(source, str) and Path(source).suffix.lower() in HDF5_ENDINGS:
-        return hdf5_source.attributes_of(source)
+    if _is_hdf5(source):
+        return hdf5_source.attributes_of(str(source))
     if isinstance(source, str) and source.lower().endswith(".zip"):
         source = ZipStore(source)
     return dict(zarr.open_group(source, path=spec.group, mode="r").attrs)
@@ -170,16 +178,17 @@ def open_dataset(
         source = GivenArrays(source)
     if not isinstance(source, str | Path | Store | GivenArrays):
         raise DatasetError(
-            f"a dataset is a path, a Zarr store or group, or NumPy arrays by name, not {_kind(source)}; "
-            f"{_way_out(None)}"
+            "a dataset is a path, a Zarr store or group, or NumPy arrays by name, not of type "
+            f"{type(source).__name__}; give arrays names: {{'image': images, 'label': labels}}, with the "
+            "sample axis first"
         )
-    where = array_source.WHERE if isinstance(source, GivenArrays) else _label(source, group)
-    place = _existing(source) if isinstance(source, (str, Path)) else source
+    place = _existing(source) if isinstance(source, str | Path) else source
     if isinstance(place, GivenArrays):
-        opened = array_source.open_arrays(place, names)
-    elif isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS:
-        opened = hdf5_source.open_arrays(place, names)
+        where, opened = WHERE, open_given(place, names)
+    elif _is_hdf5(place):
+        where, opened = str(source), hdf5_source.open_arrays(str(place), names)
     else:
+        where = f"{source}/{group}" if group else str(source)
         opened = zarr_source.open_arrays(place, group, where, names)
     if not opened:
         raise DatasetError(f"{where} has no arrays; a dataset is a group with at least one")
@@ -188,8 +197,8 @@ def open_dataset(
     return made if names is None else made.only(names)
 
 
-def _label(source: str | Path | Store, group: str) -> str:
-    return f"{source}/{group}" if group else str(source)
+def _is_hdf5(place: object) -> bool:
+    return isinstance(place, str) and Path(place).suffix.lower() in HDF5_ENDINGS
 
 
 def _existing(source: str | Path) -> str:
@@ -202,24 +211,109 @@ def _existing(source: str | Path) -> str:
     if not path.is_dir() and not path.is_file():
         raise DatasetError(f"{source} is neither a folder nor a file; give a Zarr group or an HDF5 file")
     if path.is_file() and path.suffix.lower() not in (*HDF5_ENDINGS, ".zip"):
-        raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; {_way_out(path)}")
+        way_out = (
+            "write one, sample by sample: g = zarr.open_group('data.zarr', mode='w'); "
+            "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
+            "x[0] = ..."
+        )
+        if path.name.lower().endswith(CONVERTED_ENDINGS):
+            way_out = f"convert it: oocdl.data.convert('{path.name}', 'data.zarr'), or oocdl convert"
+        raise DatasetError(f"{source} is neither a Zarr group nor an HDF5 file; {way_out}")
     return str(path)
 
 
-def _kind(source: object) -> str:
-    """Say what a value is that is no dataset, without its content."""
-    kind = type(source).__name__
-    return f"a{'n' if kind[0] in 'aeiou' else ''} {kind}"
+class GivenArrays(dict[str, Array]):
+    """Arrays by name, that no other process is sent."""
+
+    def __repr__(self) -> str:
+        return f"arrays {sorted(self)}"
+
+    def __reduce__(self) -> NoReturn:
+        """Raise DatasetError: who is about to send them calls it first."""
+        raise DatasetError(
+            "arrays in memory are read by this process alone; for a client, write them to Zarr: "
+            "oocdl.data.convert('arrays.npz', 'data.zarr')"
+        )
 
 
-def _way_out(path: Path | None) -> str:
-    """What to do with a file of another format, or with an array that has no name."""
-    if path is None:
-        return "give arrays names: {'image': images, 'label': labels}, with the sample axis first"
-    if path.name.lower().endswith(CONVERTED_ENDINGS):
-        return f"convert it: oocdl.data.convert('{path.name}', 'data.zarr'), or oocdl convert"
-    return (
-        "write one, sample by sample: g = zarr.open_group('data.zarr', mode='w'); "
-        "x = g.create_array('image', shape=(samples, *volume), chunks=(1, *volume), dtype='float32'); "
-        "x[0] = ..."
+class GivenBlocks(Chunks):
+    """Blocks of an array in memory, by checksum."""
+
+    tells = "checksum"
+
+    def __init__(self, data: Array, blocks: Shape) -> None:
+        self.data, self.blocks = data, blocks
+        self.keys = ChunkKeys(grid(data.shape, blocks), "", ".")
+
+    def names(self) -> Iterator[str]:
+        return map(self.keys.key, range(prod(self.keys.grid)))
+
+    def _region(self, block: str) -> Region:
+        return chunk_region(tuple(map(int, block.split("."))), self.data.shape, self.blocks)
+
+    def place(self, chunk: str) -> str:
+        return f"at {self._region(chunk)}"
+
+    def mark(self, chunk: str) -> Mark | None:
+        return self.read(chunk)[0]
+
+    def read(self, chunk: str, part: slice = WHOLE) -> Reading:
+        # A copy: what is compared is what is used, whatever the caller does meanwhile.
+        block = self.data[as_slices(self._region(chunk))].copy(order="C")
+        mark = block.nbytes, int(isal_zlib.crc32(as_bytes(block)))
+        if block.shape != self.blocks:
+            lacking = (most - its for most, its in zip(self.blocks, block.shape, strict=True))
+            block = np.pad(block, [(0, extent) for extent in lacking])
+        return mark, as_bytes(block).data, mark
+
+
+def open_given(given: Mapping[Any, Any], names: Collection[str] | None) -> list[DataArray]:
+    """Open arrays by name (those of ``names``, or all). Raises DatasetError for what is no such array."""
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, np.ndarray):
+            kind = type(value).__name__
+            raise DatasetError(
+                f"a dataset in memory maps names to NumPy arrays, and {name!r} is of type {kind}; pass "
+                "numpy.asarray(it), with the sample axis first, or write one sample at a time to Zarr"
+            )
+        if isinstance(value, np.ma.MaskedArray):
+            raise DatasetError(
+                f"{name!r} is a masked array; say what is there instead: pass {name}.filled(..)"
+            )
+    lost = sorted(set(names or ()) - set(given))
+    if lost:
+        raise DatasetError(f"{WHERE} have no array {lost[0]!r}; they are {sorted(given)}")
+    last = LastChunk()
+    return [_given(name, given[name], last) for name in (sorted(given) if names is None else names)]
+
+
+def _given(name: str, data: Array, last: LastChunk) -> DataArray:
+    label = f"array {name!r} of {WHERE}"
+    check_type(label, data.dtype, data.ndim)
+    blocks = _blocks(data.shape, data.dtype.itemsize)
+    check_chunks(label, data.shape, blocks, blocks)
+    decoder = Decoder(data.dtype, blocks, tuple(range(data.ndim)), (), prod(blocks) * data.itemsize)
+    return DataArray(
+        name=name,
+        where=WHERE,
+        shape=data.shape,
+        dtype=data.dtype.newbyteorder("="),
+        chunks=blocks,
+        stored_chunks=blocks,
+        fill_value=0,
+        source=ZarrSource(label, data.shape, blocks, 0, GivenBlocks(data, blocks), decoder, None, last),
     )
+
+
+def _blocks(shape: Shape, itemsize: int) -> Shape:
+    """Blocks of a part of one sample, or of a few small ones, that are contiguous in C order.
+
+    >>> _blocks((10, 1, 256, 256, 256), 4), _blocks((10_000, 4), 8)
+    ((1, 1, 4, 256, 256), (2048, 4))
+    """
+    left, found = BLOCK_BYTES // itemsize, list[int]()
+    for extent in reversed(shape[1:]):
+        found.append(max(1, min(extent, left)))
+        left //= max(extent, 1)
+    rows = SMALL_BYTES // (max(prod(shape[1:]), 1) * itemsize)
+    return (max(1, min(rows, shape[0])), *reversed(found))

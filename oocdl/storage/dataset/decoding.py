@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numcodecs
 import numpy as np
@@ -54,28 +54,27 @@ def inflate(name: str, data: Any, most: int) -> bytes:
     return found[0] if len(found) == 1 else b"".join(found)
 
 
-@dataclass(frozen=True)
-class Undone:
-    """A codec, and how many bytes it was given; None behind a compressor, where that varies."""
+class Codec(NamedTuple):
+    """A codec of ``numcodecs``; the bytes that it was given vary behind a compressor."""
 
     name: str
     codec: Any
-    """A codec of ``numcodecs``."""
     nbytes: int | None
 
-    def __call__(self, data: Any) -> Any:
-        """Return what the codec was given. What it raises says what is wrong with the data."""
-        if self.name not in COMPRESSORS:
-            return self.codec.decode(data)
-        assert self.nbytes is not None
-        if self.name in DEFLATED:
-            return inflate(self.name, data, self.nbytes)
-        target = np.empty(self.nbytes, np.uint8)
-        try:  # of a buffer that is too large, decoders do not tell: one of a byte less has to be too small
-            self.codec.decode(data, target[:-1])
-        except (ValueError, RuntimeError):
-            return self.codec.decode(data, target)
-        raise DecodedSizeError(f"{self.name} data decode to fewer than the {self.nbytes:,} bytes of a chunk")
+
+def _undone(data: Any, name: str, codec: Any, nbytes: int | None) -> Any:
+    """Return what a codec was given. What it raises says what is wrong with the data."""
+    if name not in COMPRESSORS:
+        return codec.decode(data)
+    assert nbytes is not None
+    if name in DEFLATED:
+        return inflate(name, data, nbytes)
+    target = np.empty(nbytes, np.uint8)
+    try:  # of a buffer that is too large, decoders do not tell: one of a byte less has to be too small
+        codec.decode(data, target[:-1])
+    except (ValueError, RuntimeError):
+        return codec.decode(data, target)
+    raise DecodedSizeError(f"{name} data decode to fewer than the {nbytes:,} bytes of a chunk")
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Decoder:
     """Extents of a chunk in the order in which it is stored."""
     axes: Shape
     """Axes of the array among those of ``shape``."""
-    codecs: tuple[Undone, ...]
+    codecs: tuple[Codec, ...]
     """The last that was applied comes first."""
     nbytes: int | None
     """Stored bytes; None where they vary, as a compressor is among the codecs."""
@@ -99,7 +98,7 @@ class Decoder:
         Raises whatever codecs raise; ValueError for another number of bytes than the array declares.
         """
         for codec in self.codecs:
-            stored = codec(stored)
+            stored = _undone(stored, *codec)
         made = np.frombuffer(stored, self.dtype).reshape(self.shape).transpose(self.axes)
         made.flags.writeable = False
         return made
@@ -122,21 +121,20 @@ def decoder_v3(shape: Shape, dtype: np.dtype[Any], entries: Sequence[Mapping[str
             raise ValueError(f"codec {name!r}")
         order = tuple(order[axis] for axis in entry["configuration"]["order"])
     endian = entries[serializer].get("configuration", {}).get("endian")
-    row = [
-        (name, numcodecs.get_codec({"id": name}) if name in V3 else None) for name in names[serializer + 1 :]
-    ]
+    after = names[serializer + 1 :]
+    row = [(name, numcodecs.get_codec({"id": name}) if name in V3 else None) for name in after]
     return _decoder(shape, dtype.newbyteorder(endian or "="), order, row)
 
 
 def _decoder(shape: Shape, dtype: np.dtype[Any], order: Shape, row: Sequence[tuple[str, Any]]) -> Decoder:
     nbytes: int | None = prod(shape) * dtype.itemsize
-    codecs: list[Undone] = []
+    codecs: list[Codec] = []
     for name, codec in row:
         if codec is None or name not in COMPRESSORS | ADDED_BYTES.keys():
             raise ValueError(f"codec {name!r}")
         if name in COMPRESSORS and nbytes is None:
             raise ValueError("two compressors")
-        codecs.insert(0, Undone(name, codec, nbytes))
+        codecs.insert(0, Codec(name, codec, nbytes))
         nbytes = None if name in COMPRESSORS or nbytes is None else nbytes + ADDED_BYTES[name]
     axes = tuple(order.index(axis) for axis in range(len(order)))
     return Decoder(dtype, tuple(shape[axis] for axis in order), axes, tuple(codecs), nbytes)

@@ -1,6 +1,8 @@
 """Opens arrays of an HDF5 file; refuses those whose reading would not be safe and complete.
 
-A file is one thing: as long as its size and time are what they were, so are all chunks in it.
+A file is one thing: as long as its size and time are what they were, so are all chunks in it. The library
+trusts a chunk: one that decodes to more than it should fills memory, and one that decodes to less is read
+past its end. So each has to decode to just its size here, once, before the library decodes it.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import threading
 import zlib
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -19,11 +21,15 @@ import numpy as np
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices
-from oocdl.storage.dataset.chunk_list import ChunkList, listed, number_of
-from oocdl.storage.dataset.chunk_store import file_mark, parts_of
-from oocdl.storage.dataset.data_array import DataArray, Shape, check_chunks, check_type, one_line
-from oocdl.storage.dataset.hdf5_filters import check_chunk, refused
+from oocdl.storage.dataset.chunk_store import ChunkList, file_mark, listed, number_of, parts_of
+from oocdl.storage.dataset.data_array import DataArray, Shape, Source, check_chunks, check_type, one_line
+from oocdl.storage.dataset.decoding import DecodedSizeError, inflate
 from oocdl.storage.zarr_json import grid, touched
+
+DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
+"""Filters by their registered numbers."""
+FILTERS = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", LZF: "lzf"}
+CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Hdf5File:
 
 
 @dataclass(frozen=True, eq=False)
-class Hdf5Source:
+class Hdf5Source(Source):
     """Reads an HDF5 dataset under a lock."""
 
     data: h5py.Dataset
@@ -76,20 +82,16 @@ class Hdf5Source:
 
     @property
     def tells(self) -> str:
-        """Chunks are told apart by size and place; the file has the time."""
-        return "place"
+        return "place"  # the file has the time
 
     @property
     def file_mark(self) -> tuple[int, int, int]:
-        """Inode, size and time of the file."""
         return self.file.mark
 
     def place(self, number: int) -> str:
-        """Return the place of a chunk, for messages."""
         return f"chunk {'/'.join(map(str, self.known.index(number)))}"
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of a chunk, or parts of them."""
         start, nbytes = int(self.known.marks[place]), int(self.known.sizes[place])
         if start:
             yield from parts_of(self.file.path, start, nbytes, pieces)
@@ -104,10 +106,6 @@ class Hdf5Source:
             return found
 
     @cached_property
-    def _filters(self) -> list[int]:
-        return filters_of(self.data)
-
-    @cached_property
     def _unchecked(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """For each stored chunk whether it is yet to be looked at: the file stays as it is."""
         return np.full(len(self.known.numbers), self.data.chunks is not None)
@@ -116,7 +114,7 @@ class Hdf5Source:
         """Raise ValueError for a chunk that does not decode to its size. Call it under the lock."""
         if not self._unchecked.any():
             return
-        nbytes = prod(self.stored_chunks) * int(self.data.dtype.itemsize)
+        nbytes, filters = prod(self.stored_chunks) * int(self.data.dtype.itemsize), filters_of(self.data)
         for index in touched(region, self.stored_chunks):
             place = self.known.place(number_of(index, self.known.grid))
             if place is None or not self._unchecked[place]:
@@ -124,7 +122,7 @@ class Hdf5Source:
             corner = tuple(at * extent for at, extent in zip(index, self.stored_chunks, strict=True))
             skipped, data = self.data.id.read_direct_chunk(corner)
             try:
-                check_chunk(self._filters, skipped, data, nbytes)
+                check_chunk(filters, skipped, data, nbytes)
             except (ValueError, zlib.error) as error:
                 raise ValueError(f"{self.place(int(self.known.numbers[place]))}: {error}") from error
             self._unchecked[place] = False
@@ -203,3 +201,67 @@ def filters_of(data: h5py.Dataset) -> list[int]:
     """The filters of a dataset's chunks by number, in the order in which they were applied."""
     settings = data.id.get_create_plist()
     return [int(settings.get_filter(place)[0]) for place in range(settings.get_nfilters())]
+
+
+def refused(filters: Sequence[int]) -> str | None:
+    """Why a row of filters is not read, as the end of a sentence; None if it is.
+
+    >>> refused([2, 1, 3]) is None, refused([1, 1])
+    (True, 'compresses twice')
+    """
+    unknown = [code for code in filters if code not in FILTERS]
+    if unknown:
+        return f"uses HDF5 filter {unknown[0]}; allowed are {', '.join(FILTERS.values())}"
+    compressors = [place for place, code in enumerate(filters) if code in (DEFLATE, LZF)]
+    if len(compressors) > 1:
+        return "compresses twice"
+    if compressors and SHUFFLE in filters[compressors[0] :]:
+        return "shuffles what is compressed"
+    return None
+
+
+def check_chunk(filters: Sequence[int], skipped: int, data: bytes, chunk_bytes: int) -> None:
+    """Raise ValueError unless stored ``data`` decode to ``chunk_bytes``.
+
+    ``skipped`` has a bit for each of ``filters`` that was not applied, from the lowest on.
+    """
+    most, left = chunk_bytes + CHECKSUM_BYTES * len(filters), data
+    for place, code in reversed(list(enumerate(filters))):
+        if skipped >> place & 1:
+            continue
+        if code == FLETCHER32:
+            left = left[:-CHECKSUM_BYTES]
+        elif code == DEFLATE:
+            left = inflate("zlib", left, most)
+        elif code == LZF:
+            left = bytes(lzf_bytes(left, most))
+    if len(left) != chunk_bytes:
+        raise ValueError(f"it decodes to {len(left):,} bytes, not the {chunk_bytes:,} that were declared")
+
+
+def lzf_bytes(data: bytes, most: int) -> int:
+    """Return how many bytes LZF data decode to. Raises DecodedSizeError for more than ``most``.
+
+    A byte below 32 begins a run of literals, another one a reference to what came before, whose length has
+    three bits, or those and a byte.
+
+    >>> lzf_bytes(bytes([1, 7, 8, 0x40, 1, 0xE0, 20, 0]), 64)
+    35
+    """
+    at = total = 0
+    while at < len(data):
+        control = data[at]
+        if control < 32:
+            total += control + 1
+            at += control + 2
+        elif control < 224:
+            total += (control >> 5) + 2
+            at += 2
+        else:
+            total += (data[at + 1] if at + 1 < len(data) else 0) + 9
+            at += 3
+        if total > most:
+            raise DecodedSizeError(f"lzf would decode to more than the {most:,} bytes of a chunk")
+    if at != len(data):
+        raise ValueError("lzf data ends too early")
+    return total

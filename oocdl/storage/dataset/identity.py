@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.chunk_list import ChunkList, row_ranges
+from oocdl.storage.dataset.chunk_store import ChunkList, row_ranges
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.sample_stack import StackedSource

@@ -18,29 +18,16 @@ import zarr
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, intersect, is_empty, moved, region_shape, within
-from oocdl.storage.dataset.chunk_list import ChunkList
-from oocdl.storage.dataset.data_array import Array, DataArray, Shape
+from oocdl.storage.dataset.chunk_store import ChunkList
+from oocdl.storage.dataset.data_array import Array, DataArray, Shape, Source
 
 MARK, KIND = "oocdl", "kind"
 """Attribute of a group whose samples are groups: a mapping whose ``samples`` names them, in order, and whose
 ``kind`` says who wrote it."""
 
 
-@dataclass(frozen=True)
-class StackedChunks(ChunkList):
-    """The chunks of all samples. A chunk's index is (sample, number in its array)."""
-
-    absent: int = 0
-    """Chunks that are not stored."""
-
-    @cached_property
-    def missing(self) -> int:
-        """Chunks that are not stored."""
-        return self.absent
-
-
 @dataclass(frozen=True, eq=False)
-class StackedSource:
+class StackedSource(Source):
     """Reads samples that have an array each as one array, cropped or padded to ``shape``."""
 
     members: Sequence[DataArray]
@@ -53,11 +40,11 @@ class StackedSource:
     pad: int = 0
 
     @cached_property
-    def known(self) -> StackedChunks:
-        """The chunks of all samples that are stored."""
+    def known(self) -> ChunkList:
+        """The chunks of all samples that are stored. A chunk's index is (sample, number in its array)."""
         lists = [member.known for member in self.members]
         most = max(prod(one.grid) for one in lists)
-        return StackedChunks(
+        return ChunkList(
             (len(lists), most),
             np.concatenate([one.numbers + row * most for row, one in enumerate(lists)]),
             np.concatenate([one.sizes for one in lists]),
@@ -67,13 +54,7 @@ class StackedSource:
 
     @property
     def tells(self) -> str:
-        """What tells stored chunks apart, beside their sizes."""
         return self.members[0].source.tells
-
-    @property
-    def file_mark(self) -> tuple[int, int, int]:
-        """Zeros: chunks have marks of their own."""
-        return 0, 0, 0
 
     @property
     def digest(self) -> str:
@@ -82,12 +63,10 @@ class StackedSource:
         return hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
 
     def place(self, number: int) -> str:
-        """Return the place of a chunk, for messages."""
         row, chunk = divmod(number, self.known.grid[1])
         return self.members[row].source.place(chunk)
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of a chunk that is a file, or parts of them."""
         row, chunk = divmod(int(self.known.numbers[place]), self.known.grid[1])
         member = self.members[row]
         inner = member.known.place(chunk)

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,26 @@ from zarr.storage import LocalStore, ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, intersect, region_shape, within
-from oocdl.storage.dataset.chunk_list import ChunkKeys, ChunkList
 from oocdl.storage.dataset.chunk_store import (
+    WHOLE,
+    ChunkKeys,
+    ChunkList,
     Chunks,
     Mark,
-    Part,
     RegularStore,
     chunks_of,
     list_chunks,
     parts_of,
 )
-from oocdl.storage.dataset.data_array import Array, DataArray, Shape, check_chunks, check_type, one_line
+from oocdl.storage.dataset.data_array import (
+    Array,
+    DataArray,
+    Shape,
+    Source,
+    check_chunks,
+    check_type,
+    one_line,
+)
 from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
 from oocdl.storage.dataset.sample_stack import named_samples, stacked
 from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, grid, touched
@@ -83,15 +92,15 @@ class Shards:
     """Whether the index stands at the end of a shard, or at its beginning."""
 
     @property
-    def part(self) -> Part:
+    def part(self) -> slice:
         """Return the part of a shard that holds its index."""
         assert self.index.nbytes is not None
-        return self.index.nbytes if self.at_end else (0, self.index.nbytes)
+        return slice(-self.index.nbytes, None) if self.at_end else slice(0, self.index.nbytes)
 
 
 @dataclass(frozen=True, eq=False)
-class ZarrSource:
-    """Reads a Zarr array, each chunk of which has to be as it was when they were listed."""
+class ZarrSource(Source):
+    """Reads an array chunk by chunk, each of which has to be as it was when they were listed."""
 
     label: str
     shape: Shape
@@ -103,26 +112,17 @@ class ZarrSource:
     last: LastChunk
 
     @cached_property
-    def known(self) -> ChunkList:
-        """The chunks (shards, if there are any) that are stored, listed once."""
+    def known(self) -> ChunkList:  # of shards, if there are any
         return list_chunks(self.label, self.stored)
 
     @property
     def tells(self) -> str:
-        """What tells stored chunks apart, beside their sizes."""
         return self.stored.tells
 
-    @property
-    def file_mark(self) -> tuple[int, int, int]:
-        """Zeros: chunks have marks of their own, in a zip file too."""
-        return 0, 0, 0
-
     def place(self, number: int) -> str:
-        """Return the place of a chunk, for messages."""
         return self.stored.place(self.stored.keys.key(number))
 
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """The stored bytes of a chunk that is a file, or parts of them."""
         if self.tells == "time":
             path = self.place(int(self.known.numbers[place]))
             yield from parts_of(path, 0, int(self.known.sizes[place]), pieces)
@@ -133,8 +133,12 @@ class ZarrSource:
         if len(indices) == 1:
             (index,) = indices
             corner = tuple((at * size, (at + 1) * size) for at, size in zip(index, self.chunks, strict=True))
-            check = partial(self._check_mark, self._key(index)[0])
-            found = self.last.get((self.label, index), check, partial(self._chunk, index, tables))
+            key, _ = self._key(index)
+            found = self.last.get(
+                (self.label, index),
+                check=lambda: self._check(key, self.stored.mark(key)),
+                decode=lambda: self._chunk(index, tables),
+            )
             return found[within(region, corner)]
         self.last.leave()
         out = np.empty(region_shape(region), self.decoder.dtype)
@@ -154,10 +158,11 @@ class ZarrSource:
     def _chunk(self, index: Shape, tables: dict[str, Array | None]) -> Array:
         """Decode a chunk; ``tables`` keeps the index of one shard, None if that is not stored."""
         key, inside = self._key(index)
+        part: slice | None = WHOLE
         try:
-            stored = (
-                self._bytes(key) if self.shards is None else self._inner(key, inside, self.shards, tables)
-            )
+            if self.shards is not None:
+                part = self._place(key, inside, self.shards, tables)
+            stored = None if part is None else self._bytes(key, part)
             if stored is not None:
                 return self.decoder(stored)
         except DatasetError:
@@ -166,10 +171,10 @@ class ZarrSource:
             raise ValueError(f"chunk {key}: {one_line(error)}") from error
         return np.broadcast_to(np.asarray(self.fill_value, self.decoder.dtype), self.chunks)
 
-    def _inner(
+    def _place(
         self, key: str, inside: Shape, shards: Shards, tables: dict[str, Array | None]
-    ) -> bytes | None:
-        """The bytes of a chunk in a shard; None if it is not stored."""
+    ) -> slice | None:
+        """Return where a chunk lies in its shard; None if it is not stored."""
         if key not in tables:
             tables.clear()
             stored = self._bytes(key, shards.part)
@@ -180,29 +185,28 @@ class ZarrSource:
             return None
         if nbytes > most_bytes(prod(self.chunks) * self.decoder.dtype.itemsize):
             raise ValueError(f"its index says that chunk {inside} has {nbytes:,} bytes, which none can have")
-        found = self._bytes(key, (offset, offset + nbytes))
-        if found is None or len(found) != nbytes:
-            raise ValueError(f"its index says that chunk {inside} lies outside of it")
-        return found
+        return slice(offset, offset + nbytes)
 
-    def _bytes(self, key: str, part: Part = None) -> bytes | None:
-        """Return the bytes under a name, or a part of them; None if none are. Raises what ``_check`` does."""
-        before, found, after = self.stored.read(key, part)
+    def _bytes(self, key: str, part: slice) -> bytes | memoryview | None:
+        """Return a part of what is stored under a name; None if nothing is. Raises what ``_check`` does."""
+        before, content, after = self.stored.read(key, part)
         self._check(key, before, after)
-        return None if before is None else found
+        if (
+            before is not None
+            and part.start is not None
+            and len(content) != abs((part.stop or 0) - part.start)
+        ):
+            raise ValueError("an index says that bytes of it lie outside of it")
+        return None if before is None else content
 
-    def _check_mark(self, key: str) -> None:
-        mark = self.stored.mark(key)
-        self._check(key, mark, mark)
-
-    def _check(self, key: str, before: Mark | None, after: Mark | None) -> None:
-        """Raise DatasetError if a chunk is gone, was changed, or is new, by its marks around a read."""
+    def _check(self, key: str, *marks: Mark | None) -> None:
+        """Raise DatasetError if a chunk is gone, was changed, or is new, by its marks, as around a read."""
         number = self.stored.keys.number(key)
         assert number is not None, key
         wanted = self.known.find(number)
-        if before == wanted == after:
+        if all(mark == wanted for mark in marks):
             return
-        happened = "was changed" if before and wanted else "is gone" if before is None else "is new"
+        happened = "was changed" if marks[0] and wanted else "is gone" if marks[0] is None else "is new"
         raise DatasetError(
             f"{self.label}: chunk {key} {happened} since the dataset was opened "
             f"({self.stored.place(key)}); nothing was computed from it. Restore it, and start again: "

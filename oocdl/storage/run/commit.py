@@ -8,7 +8,6 @@ harms nobody.
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import threading
@@ -23,9 +22,9 @@ import numpy.typing as npt
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
-from oocdl.storage.checksums import Record, crc32c
-from oocdl.storage.files import as_bytes, io_error, part_of, regular, reporting, sync_path, write_parts
-from oocdl.storage.run.manifest import Index, Manifest, Tensor, TensorSpec
+from oocdl.storage.checksums import Record, crc32c, read_verified
+from oocdl.storage.files import io_error, part_of, reporting, sync_path, write_parts
+from oocdl.storage.run.manifest import WAY_OUT, Index, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
 
 Array = npt.NDArray[Any]
@@ -37,11 +36,11 @@ class Writer:
 
     root: Path
     tensors: Mapping[str, Tensor]
-    sync: bool = True
+    sync: bool
     """Whether each chunk is fsynced by its writer: on a network disk only the host that wrote it can."""
 
-    def write(self, name: str, region: Region, array: Array) -> dict[Index, Record]:
-        """Write ``array``, which is ``region`` of the tensor ``name``; returns a record of each chunk.
+    def write(self, name: str, region: Region, array: Array) -> dict[str, Record]:
+        """Write ``array``, which is ``region`` of the tensor ``name``; returns a record of each file.
 
         ``region`` starts and ends on chunk borders or at the tensor's end. Takes memory for a block of
         ``BLOCK_BYTES``. Raises StoreError for a region that cuts a chunk, another shape or dtype, or a
@@ -54,123 +53,96 @@ class Writer:
             path = self.root / tensor.folder / chunk_key(index)
             # A second run of the same task may come late: replace whole files only.
             partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-            records[index] = _write(partial, _in_file_order(tensor.spec, index, region, array), self.sync)
+            records[path.name] = _write(partial, _in_file_order(tensor.spec, index, region, array), self.sync)
             with reporting(path):
                 partial.replace(path)
         return records
 
 
 class Commit:
-    """A version that is being written. Made by ``RunStore.begin``; thread-safe.
+    """A version that is being written, by one thread. Made by ``RunStore.begin``.
 
     Write or record every chunk of its tensors, then call ``finish`` once; ``abort`` deletes what is there.
     """
 
     def __init__(
-        self,
-        root: Path,
-        draft: Manifest,
-        publish: Callable[[Manifest, Sequence[Path]], Manifest],
-        done: Callable[[], None],
+        self, root: Path, draft: Manifest, publish: Callable[[Manifest, Sequence[Path]], Manifest]
     ) -> None:
-        self._root = root
-        self._draft = draft
-        self._publish = publish
-        self._done = done
+        self._root, self._draft, self._publish = root, draft, publish
         # What this version writes; the rest is carried over from the one before.
         mine = (draft.version, draft.epoch)
-        self._fresh = tuple(n for n, t in draft.tensors.items() if (t.version, t.epoch) == mine)
-        self._lock = threading.Condition()
-        self._records: dict[str, dict[Index, Record]] = {name: {} for name in self._fresh}
-        self._open = True
-        self._running = 0  # writes under way: finish() waits for late ones
-        self._writer = replace(self.writer(), sync=False)  # synced all together by finish()
-        for name in self._fresh:
-            _make(root, draft.tensors[name])
+        self._fresh = {n: t for n, t in draft.tensors.items() if (t.version, t.epoch) == mine}
+        self._records: dict[str, dict[str, Record]] = {name: {} for name in self._fresh}
+        self.is_open = True
+        """Whether it is neither finished nor aborted."""
+        for tensor in self._fresh.values():
+            _make(root, tensor)
 
     @property
     def version(self) -> int:
         """The number of the version that this becomes."""
         return self._draft.version
 
-    def writer(self) -> Writer:
+    def writer(self, sync: bool = True) -> Writer:
         """Return a writer for workers; give what its ``write`` returns to ``record``."""
-        return Writer(self._root, {name: self._draft.tensors[name] for name in self._fresh})
+        return Writer(self._root, self._fresh, sync)
 
     def write(self, name: str, region: Region, array: Array) -> None:
         """Write and record chunks, as ``Writer.write``. Writing the same bytes twice changes nothing."""
-        if name not in self._records:
+        self._check_open()
+        if name not in self._fresh:
             raise StoreError(f"array {name!r} is not written by version {self.version}")
-        with self._lock:
-            self._check_open()
-            self._running += 1
-        try:
-            self.record(name, self._writer.write(name, region, array))
-        finally:
-            with self._lock:
-                self._running -= 1
-                self._lock.notify_all()
+        # Synced all together by ``finish``.
+        self.record(name, self.writer(sync=False).write(name, region, array))
 
-    def record(self, name: str, records: Mapping[Index, Record]) -> None:
+    def record(self, name: str, records: Mapping[str, Record]) -> None:
         """Take the records of chunks that a ``Writer`` wrote.
 
         Raises StoreError if a chunk was recorded before with other bytes.
         """
-        with self._lock:
-            self._check_open()
-            known = self._records[name]
-            for index, record in records.items():
-                if known.setdefault(index, record) != record:
-                    raise StoreError(
-                        f"array {name!r} chunk {index} of version {self.version} was computed "
-                        "twice with different results; the engine is not deterministic"
-                    )
+        self._check_open()
+        for file, record in records.items():
+            if self._records[name].setdefault(file, record) != record:
+                raise StoreError(
+                    f"array {name!r} chunk {file} of version {self.version} was computed "
+                    "twice with different results; the engine is not deterministic"
+                )
 
     def finish(self, meta: Mapping[str, Any]) -> Manifest:
         """Make the version durable and current, with plain data ``meta``: no crash can lose it any more.
 
         Raises StoreError if chunks are missing; the version before stays current.
         """
-        with self._lock:
-            self._lock.wait_for(lambda: not self._running)
-            self._check_open()
-            self._check_complete()
-            self._open = False
-        tensors = dict(self._draft.tensors)
-        for name in self._fresh:
-            records = dict(sorted(self._records[name].items()))
-            tensors[name] = replace(tensors[name], records=records)
-        manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
-        try:
-            with reporting(self._root):
-                return self._publish(manifest, [self._root / tensors[name].folder for name in self._fresh])
-        finally:
-            # If it failed, nothing is deleted: CURRENT may name it already. The next writer clears up.
-            self._done()
-
-    def abort(self) -> None:
-        """Delete the chunks that were written. Does nothing after ``finish``."""
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-            self._lock.wait_for(lambda: not self._running)
-        for name in self._fresh:
-            shutil.rmtree(self._root / self._draft.tensors[name].folder, ignore_errors=True)
-        self._done()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise StoreError(f"version {self.version} is finished; begin the next one")
-
-    def _check_complete(self) -> None:
+        self._check_open()
         for name, records in self._records.items():
-            wanted = prod(self._draft.tensors[name].spec.grid)
+            wanted = prod(self._fresh[name].spec.grid)
             if len(records) != wanted:
                 raise StoreError(
                     f"version {self.version} is incomplete: array {name!r} has "
                     f"{len(records)} of {wanted} chunks"
                 )
+        self.is_open = False
+        tensors = dict(self._draft.tensors)
+        for name, records in self._records.items():
+            tensors[name] = replace(tensors[name], records=dict(sorted(records.items())))
+        manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
+        # If this fails, nothing is deleted: CURRENT may name it already. The next writer clears up.
+        with reporting(self._root):
+            return self._publish(manifest, self._folders())
+
+    def abort(self) -> None:
+        """Delete the chunks that were written. Does nothing after ``finish``."""
+        if self.is_open:
+            self.is_open = False
+            for folder in self._folders():
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        return [self._root / tensor.folder for tensor in self._fresh.values()]
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise StoreError(f"version {self.version} is finished; begin the next one")
 
 
 def _make(root: Path, tensor: Tensor) -> None:
@@ -238,30 +210,17 @@ def read_chunk(root: Path, tensor: Tensor, index: Index, part: Region, target: A
 
     Takes memory for a block of ``BLOCK_BYTES``. Raises CorruptError, which names array, chunk and version.
     """
-    record, spec, crc = tensor.records[index], tensor.spec, 0
+    spec = tensor.spec
     stored = tuple((at * size, (at + 1) * size) for at, size in zip(index, spec.chunks, strict=True))
     where = f"array {spec.name!r} chunk {index} of version {tensor.version} in {root}"
-    way_out = "'oocdl repair' goes back to the newest sound version"
+    blocks = list(contiguous_blocks(stored, np.dtype(spec.dtype).itemsize))
+    buffers = (np.empty(region_shape(block), spec.dtype) for block in blocks)
+    path = root / tensor.folder / chunk_key(index)
+    verified = read_verified(where, path, tensor.records[path.name], buffers)
     try:
-        with open(root / tensor.folder / chunk_key(index), "rb", buffering=0, opener=regular) as file:
-            length = os.fstat(file.fileno()).st_size
-            if length != record.nbytes:
-                raise CorruptError(f"{where} has {length} bytes, not {record.nbytes}; {way_out}")
-            for block in contiguous_blocks(stored, np.dtype(spec.dtype).itemsize):
-                read = np.empty(region_shape(block), spec.dtype)
-                _read_exactly(file, read)
-                crc = crc32c(read, crc)
-                wanted = intersect(block, part)
-                if not is_empty(wanted):
-                    part_of(target, wanted, part)[...] = part_of(read, wanted, block)
-    except OSError as error:
-        raise CorruptError(f"{where} is lost: {error.strerror or error}; {way_out}") from error
-    if crc != record.crc:
-        raise CorruptError(f"{where} is not what was written; {way_out}")
-
-
-def _read_exactly(file: io.FileIO, array: Array) -> None:
-    """Fill an array; what a file that was cut off lacks stays as it is, and is found by its checksum."""
-    view, done = as_bytes(array).data, 0
-    while done < array.nbytes and (count := file.readinto(view[done:])):
-        done += count
+        for block, read in zip(blocks, verified, strict=True):  # to its end, where the sum is compared
+            wanted = intersect(block, part)
+            if not is_empty(wanted):
+                part_of(target, wanted, part)[...] = part_of(read, wanted, block)
+    except CorruptError as error:
+        raise CorruptError(f"{error}; {WAY_OUT}") from error

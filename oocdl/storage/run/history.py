@@ -7,6 +7,7 @@ of a version has the length and the crc32c of all lines that were committed with
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,20 @@ from typing import Any
 import google_crc32c
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.storage.files import io_error, read_bytes, regular, reporting, write_bytes
+from oocdl.storage.files import content_of, regular, reporting, write_bytes
 from oocdl.storage.run.manifest import HistorySeal
 
 Row = dict[str, Any]
 
 
 class History:
-    """Reads and appends to ``history/steps.jsonl``. Rows have a ``step``, which only grows.
+    """Reads and appends to ``history/steps.jsonl`` of a run. Rows have a ``step``, which only grows.
 
     ``seal`` says what the file's sound part is: that of the committed version at first.
     """
 
-    def __init__(self, path: Path, seal: HistorySeal) -> None:
-        self.path = path
+    def __init__(self, root: Path, seal: HistorySeal) -> None:
+        self.path = root / "history" / "steps.jsonl"
         self.seal = seal
         self._last_step = -1
 
@@ -37,13 +38,13 @@ class History:
             raise StoreError("a row of the history needs a step")
         new = [row for row in rows if row["step"] > self._last_step]
         data = b"".join(line_of(row) for row in new)
-        try:
-            with open(self.path, "r+b" if self.path.exists() else "w+b", opener=regular) as stream:
-                stream.seek(self.seal.nbytes)
-                stream.write(data)
-                stream.truncate()
-        except OSError as error:
-            raise io_error(error, self.path, len(data)) from error
+        with (
+            reporting(self.path),
+            open(self.path, "r+b" if self.path.exists() else "w+b", opener=regular) as stream,
+        ):
+            stream.seek(self.seal.nbytes)
+            stream.write(data)
+            stream.truncate()
         if new:
             self._last_step = new[-1]["step"]
         crc = int(google_crc32c.extend(self.seal.crc, data))
@@ -51,61 +52,45 @@ class History:
 
     def rows(self) -> list[Row]:
         """Return all rows that the seal covers. Raises CorruptError, which names what is damaged."""
-        data = self._sealed()
-        if data is None:
+        lines, lost = self._lines()
+        if lost:
             raise CorruptError(
-                f"{self.path} is damaged: {self.recovered()[1]}; going on with the run, or 'oocdl repair', "
-                "leaves that out"
+                f"{self.path} is damaged: {lost}; going on with the run, or 'oocdl repair', leaves that out"
             )
-        rows: list[Row] = [json.loads(line) for line in data.splitlines()]
-        for row in rows:
-            del row["crc"]
-        return rows
+        return [{k: v for k, v in json.loads(line).items() if k != "crc"} for line in lines]
 
     def start(self) -> str:
         """Cut what was not committed, for a writer; returns what is damaged, and left out from now on."""
-        data, lost = self._sealed(), ""
-        if data is None:
-            rows, lost = self.recovered()
-            data = b"".join(map(line_of, rows))
+        lines, lost = self._lines()
+        data = b"".join(line + b"\n" for line in lines)
+        if lost:
             if self.path.exists():
                 with reporting(self.path):
                     self.path.replace(self.path.with_name("steps-damaged.jsonl"))
+            self.seal = HistorySeal(len(lines), len(data), int(google_crc32c.value(data)))
+        if lost or (self.path.exists() and self.path.stat().st_size != len(data)):
             write_bytes(self.path, data)
-            self.seal = HistorySeal(len(rows), len(data), int(google_crc32c.value(data)))
-        elif self.path.exists() and self.path.stat().st_size != len(data):
-            write_bytes(self.path, data)
-        lines = data.splitlines()
         self._last_step = json.loads(lines[-1])["step"] if lines else -1
         return lost
 
-    def recovered(self) -> tuple[list[Row], str]:
-        """Return the sound rows of a damaged history, and in words what is lost."""
-        lines = self._data().split(b"\n")[: self.seal.rows]
-        rows: list[Row] = []
-        wrong: list[int] = []
-        for number, line in enumerate(lines, 1):
+    def _lines(self) -> tuple[list[bytes], str]:
+        """Return the lines that the seal covers and that are sound, and in words what is lost."""
+        content = content_of(self.path) or b""
+        data = content[: self.seal.nbytes]
+        if len(data) == self.seal.nbytes and google_crc32c.value(data) == self.seal.crc:
+            return data.splitlines(), ""
+        lines, wrong, last_step = list[bytes](), list[int](), -math.inf
+        for number, line in enumerate(content.split(b"\n")[: self.seal.rows], 1):
             row = row_of(line)
-            if row is None or (rows and row["step"] <= rows[-1]["step"]):
+            if row is None or row["step"] <= last_step:
                 wrong.append(number)
             else:
-                rows.append(row)
-        lost = f"{self.seal.rows - len(rows)} of {self.seal.rows} rows are lost"
+                lines.append(line)
+                last_step = row["step"]
+        lost = f"{self.seal.rows - len(lines)} of {self.seal.rows} rows are lost"
         if wrong:
             lost += f" (line {', '.join(map(str, wrong[:8]))}{', ..' if len(wrong) > 8 else ''})"
-        return rows, lost
-
-    def _data(self) -> bytes:
-        try:
-            return read_bytes(self.path)
-        except OSError:
-            return b""  # lost: the seal tells
-
-    def _sealed(self) -> bytes | None:
-        """Return the lines that the seal covers; None if they are not what was written."""
-        data = self._data()[: self.seal.nbytes]
-        sound = len(data) == self.seal.nbytes and google_crc32c.value(data) == self.seal.crc
-        return data if sound else None
+        return lines, lost
 
 
 def line_of(row: Mapping[str, Any]) -> bytes:

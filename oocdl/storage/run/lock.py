@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from oocdl.errors import InUseError, StoreError
-from oocdl.storage.files import io_error
+from oocdl.storage.files import reporting
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -31,34 +31,16 @@ class RunLock:
         if take_over:
             _evict(path)
         self._handle: int | None = _opened(path)
-        owner = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "start": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        start = datetime.now(UTC).isoformat(timespec="seconds")
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "start": start}
         try:
-            self._take(path)
-            os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, json.dumps(owner).encode(), 0)
-        except OSError as error:
-            os.close(self._handle)
-            raise io_error(error, path, 0) from error
+            _take(self._handle, path)
+            with reporting(path):
+                os.ftruncate(self._handle, 0)
+                os.pwrite(self._handle, json.dumps(owner).encode(), 0)
         except BaseException:
             os.close(self._handle)
             raise
-
-    def _take(self, path: Path) -> None:
-        assert self._handle is not None
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _in_use(path, _owner(self._handle)) from error
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
-            owner = _owner(self._handle)
-            if owner and not _is_dead(owner):
-                raise _in_use(path, owner) from error
 
     def release(self) -> None:
         """Release the lock. May be called twice."""
@@ -67,6 +49,17 @@ class RunLock:
                 os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
+
+
+def _take(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        owner, is_held = _owner(handle), isinstance(error, BlockingIOError)
+        if not is_held and error.errno not in _NO_LOCKS:
+            raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+        if is_held or (owner and not _is_dead(owner)):
+            raise _in_use(path, owner) from error
 
 
 def _opened(path: Path) -> int:
@@ -80,12 +73,10 @@ def _opened(path: Path) -> int:
 def _evict(path: Path) -> None:
     """Remove the lock of an owner on another host: a new file is a new lock."""
     handle = _opened(path)
-    try:
-        owner = _owner(handle)
-        if owner and owner.get("host") != socket.gethostname():
-            path.unlink(missing_ok=True)
-    finally:
-        os.close(handle)
+    owner = _owner(handle)
+    os.close(handle)
+    if owner and owner.get("host") != socket.gethostname():
+        path.unlink(missing_ok=True)
 
 
 def _in_use(path: Path, owner: dict[str, object]) -> InUseError:
@@ -109,8 +100,6 @@ def _is_dead(owner: dict[str, object]) -> bool:
         return False  # cannot be seen from here
     try:
         os.kill(int(str(owner.get("pid"))), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, ValueError):
-        return False
+    except (OSError, ValueError) as error:
+        return isinstance(error, ProcessLookupError)
     return False

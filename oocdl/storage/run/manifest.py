@@ -25,6 +25,7 @@ from oocdl.storage.zarr_json import chunk_key, grid
 
 Kind = Literal["weights", "state"]
 Index = tuple[int, ...]
+WAY_OUT = "'oocdl repair' goes back to the newest sound version"
 GROUPS = ("", "weights", "state", "kept")
 """Folders of a run that are Zarr groups."""
 
@@ -37,7 +38,6 @@ class TensorSpec:
     kind: Kind
     shape: tuple[int, ...]
     dtype: str
-    """A NumPy dtype name."""
     chunks: tuple[int, ...]
     """Extents of a chunk; those at the border are padded with zeros."""
 
@@ -49,12 +49,10 @@ class TensorSpec:
 
     @property
     def grid(self) -> Index:
-        """Number of chunks along each axis."""
         return grid(self.shape, self.chunks)
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of every stored chunk."""
         return prod(self.chunks) * np.dtype(self.dtype).itemsize
 
 
@@ -68,17 +66,13 @@ class Tensor:
     epoch: int
     version: int
     """Epoch and version that wrote it: older than the manifest's for an array that was carried over."""
-    records: Mapping[Index, Record]
+    records: Mapping[str, Record]
+    """File of a chunk -> its record; that of the metadata follows from the rest."""
 
     @property
     def folder(self) -> str:
         """Path of the Zarr array, relative to the run."""
         return f"{self.spec.kind}/{self.id}/e{self.epoch}-v{self.version}"
-
-    @property
-    def files(self) -> dict[str, Record]:
-        """File -> record, without that of the metadata, which follows from the rest."""
-        return {chunk_key(index): record for index, record in self.records.items()}
 
 
 @dataclass(frozen=True)
@@ -127,20 +121,17 @@ class Manifest:
     meta: Mapping[str, Any]
     """Plain data that the caller stored with it; ``step`` is the last step it contains."""
     tensors: Mapping[str, Tensor]
-    """Name -> array."""
     next_id: int
     """Number of the next new array."""
     seals: Mapping[str, str] = field(default_factory=dict)
     """Digests of the run's other files, by file name."""
     history: HistorySeal = HistorySeal()
     kept: Mapping[str, KeptSeal] = field(default_factory=dict)
-    """Name of a value -> its seal."""
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     """Step of an older version that is kept -> the file name of its manifest."""
 
     @property
     def file(self) -> str:
-        """Name of its file."""
         return f"manifest-{self.version}-e{self.epoch}.json"
 
     @property
@@ -156,26 +147,16 @@ class Manifest:
     def arrays(self) -> list[Sealed]:
         """Return the chunks of all arrays, by file."""
         return [
-            Sealed(f"array {name!r}", self.step, tensor.folder, tensor.files)
+            Sealed(f"array {name!r}", self.step, tensor.folder, tensor.records)
             for name, tensor in self.tensors.items()
         ]
 
     def dumps(self) -> str:
         """Write the manifest as JSON, with its digest."""
-        tensors = [
-            {
-                **vars(tensor.spec),
-                "id": tensor.id,
-                "epoch": tensor.epoch,
-                "version": tensor.version,
-                "records": {file: [r.nbytes, r.crc] for file, r in tensor.files.items()},
-            }
-            for tensor in self.tensors.values()
-        ]
-        kept = {
-            name: {**vars(value), "records": {k: [r.nbytes, r.crc] for k, r in value.records.items()}}
-            for name, value in self.kept.items()
-        }
+        tensors = [{**vars(tensor.spec), **vars(tensor)} for tensor in self.tensors.values()]
+        for item in tensors:
+            del item["spec"]
+        kept = {name: {**vars(value), "records": dict(value.records)} for name, value in self.kept.items()}
         plain = {"meta": dict(self.meta), "seals": dict(self.seals), "history": asdict(self.history)}
         return sealed("manifest", {**vars(self), **plain, "tensors": tensors, "kept": kept}, _plain)
 
@@ -236,8 +217,8 @@ def _tensor(item: Mapping[str, Any]) -> Tensor:
     records = {key: Record(*record) for key, record in item["records"].items()}
     _match(len(records) == prod(spec.grid), "number of chunks", len(records))
     _match(all(record.nbytes == spec.chunk_bytes for record in records.values()), "chunk", spec.name)
-    at = {index: records[chunk_key(index)] for index in product(*map(range, spec.grid))}
-    return Tensor(spec=spec, id=item["id"], epoch=item["epoch"], version=item["version"], records=at)
+    _match(all(chunk_key(index) in records for index in product(*map(range, spec.grid))), "chunk", spec.name)
+    return Tensor(spec=spec, id=item["id"], epoch=item["epoch"], version=item["version"], records=records)
 
 
 def _kept(item: Mapping[str, Any]) -> KeptSeal:

@@ -1,5 +1,7 @@
 """``CURRENT``, which names the committed version: reads it, and replaces it for the one writer that may.
 
+What neither it nor the spares of its version name is deleted.
+
 Writers have numbers, so that one that was given up on can do no harm where locks do not hold. The file
 ``epoch-N`` belongs to writer N, and holds the last version that it has acknowledged. A writer makes its own
 before it reads anything, and deletes those of its predecessors.
@@ -10,16 +12,23 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.storage.checksums import sealed, unsealed
-from oocdl.storage.files import io_error, read_text, remove, reporting, sync_path, write_text
-from oocdl.storage.run.manifest import MANIFEST_NAME, Manifest
+from oocdl.storage.files import handle_of, read_text, remove, reporting, sync_path, write_text
+from oocdl.storage.run.manifest import MANIFEST_NAME, WAY_OUT, Manifest
+from oocdl.storage.run.sealed_files import SEALED_FILES
 
-WAY_OUT = "'oocdl repair' goes back to the newest sound version"
+DELETE_THREADS = 16
+FOLDERS = ("weights", "state", "kept", "history", "spill", "live")
+"""Folders of a run."""
 
 
 def publish(root: Path, manifest: Manifest, before: str | None) -> str:
@@ -107,13 +116,13 @@ def load_manifest(root: Path, name: str, digest: str | None = None) -> Manifest:
     return manifest
 
 
-def load_spares(root: Path, manifest: Manifest) -> list[Manifest]:
-    """Read the version before ``manifest`` and its checkpoints, but for those that are gone or damaged."""
-    found = []
-    for name in manifest.spares:
-        with suppress(CorruptError):  # they are spares
-            found.append(load_manifest(root, name))
-    return found
+def load_readable(root: Path, names: Iterable[str]) -> list[Manifest]:
+    """Read manifests by their file names, but for those that are gone or damaged."""
+    manifests = []
+    for name in names:
+        with suppress(CorruptError):
+            manifests.append(load_manifest(root, name))
+    return manifests
 
 
 def _epochs(root: Path) -> dict[int, Path]:
@@ -130,18 +139,16 @@ def next_epoch(root: Path) -> int:
     names = (re.fullmatch(r"manifest-\d{1,18}-e(\d{1,18})\.json", p.name) for p in root.glob("manifest-*"))
     epoch = max([0, *known, *(int(match[1]) for match in names if match)]) + 1
     acknowledged = acknowledged_version(root)
-    try:
-        handle = os.open(root / f"epoch-{epoch}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        os.close(handle)
+    with reporting(root):
+        try:
+            (root / f"epoch-{epoch}").touch(0o644, exist_ok=False)
+        except FileExistsError as error:
+            raise StoreError(f"run {root} was opened by another process just now") from error
         if acknowledged >= 0:
             acknowledge(root, epoch, acknowledged)
         sync_path(root)
         for path in known.values():
             remove(path)
-    except FileExistsError as error:
-        raise StoreError(f"run {root} was opened by another process just now") from error
-    except OSError as error:
-        raise io_error(error, root, 0) from error
     return epoch
 
 
@@ -165,15 +172,10 @@ def check_owner(root: Path, epoch: int) -> None:
 def acknowledge(root: Path, epoch: int, version: int) -> None:
     """Note that ``version`` is durable, so that an older CURRENT can be told from the newest."""
     # Never made anew: a successor may have deleted it.
-    try:
-        handle = os.open(root / f"epoch-{epoch}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            os.write(handle, sealed("acknowledged", version).encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        raise io_error(error, root / f"epoch-{epoch}", 0) from error
+    path = root / f"epoch-{epoch}"
+    with reporting(path), handle_of(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW) as handle:
+        os.write(handle, sealed("acknowledged", version).encode())
+        os.fsync(handle)
 
 
 def acknowledged_version(root: Path) -> int:
@@ -185,3 +187,61 @@ def acknowledged_version(root: Path) -> int:
         except (OSError, ValueError, TypeError):
             continue  # none yet, or cut short by a crash: it only ever adds to what CURRENT says
     return max(versions)
+
+
+def remove_unnamed(root: Path, current: Manifest | None) -> None:
+    """Delete every version and manifest but ``current``, its parent and its checkpoints."""
+    named = [] if current is None else [current, *load_readable(root, current.spares)]
+    files = {manifest.file for manifest in named}
+    folders = {root / tensor.folder for m in named for tensor in m.tensors.values()}
+    kept = () if current is None else current.kept.values()
+    living = folders | {folder.parent for folder in folders} | {root / "kept" / value.id for value in kept}
+    for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
+        if path.name not in files:
+            remove(path)
+    for folder in folders:
+        for unfinished in folder.glob("*.partial"):
+            unfinished.unlink(missing_ok=True)
+    places = [path for pattern in ("weights/t*", "state/t*", "kept/k*") for path in root.glob(pattern)]
+    places += [folder for place in places if place in living for folder in place.glob("e*-v*")]
+    dead = [place for place in places if place not in living]
+    # Side by side: deleting what has just been synced takes milliseconds a file.
+    with ThreadPoolExecutor(DELETE_THREADS) as pool:
+        list(pool.map(partial(shutil.rmtree, ignore_errors=True), dead))
+
+
+def refuse_links(root: Path) -> None:
+    """Raise StoreError if a link stands where a run has folders and files: writing would leave the run."""
+    inner = (f"{name}/*" for name in FOLDERS)
+    for pattern in (*FOLDERS, "LOCK", "epoch-*", *inner, "weights/*/*", "state/*/*"):
+        for path in root.glob(pattern):
+            if path.is_symlink():
+                raise StoreError(
+                    f"{path} is a link, which a run does not follow when it writes; put what it names in its "
+                    "place, or copy the run"
+                )
+
+
+def clear(root: Path) -> None:
+    """Delete a run of which the caller holds the lock; other files in its folder stay.
+
+    A crash at any point leaves a run without a version, or none. The epoch stays: a late write of an old
+    writer must not find a folder of the new one.
+    """
+    for path in root.glob("epoch-*"):
+        os.truncate(path, 0)
+    manifests = sorted(root.glob("manifest-*.json"))
+    named = ""
+    with suppress(OSError, ValueError, KeyError, TypeError):  # it names none
+        named = str(unsealed("current", read_text(root / "CURRENT"))["manifest"])
+    for path in [path for path in manifests if path.name != named]:
+        path.unlink(missing_ok=True)
+    (root / "CURRENT").unlink(missing_ok=True)
+    facts = (root / name for name in (*SEALED_FILES, "zarr.json") if name != "run.json")
+    for path in [*manifests, *root.glob("*.partial"), *facts]:
+        path.unlink(missing_ok=True)
+    for name in FOLDERS:
+        if (root / name).is_dir() and not (root / name).is_symlink():
+            shutil.rmtree(root / name)
+    sync_path(root)
+    (root / "run.json").unlink()

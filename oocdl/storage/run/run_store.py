@@ -10,7 +10,7 @@ CURRENT names the committed manifest; what neither it nor its parent names is de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,22 @@ import zarr
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, record_of, sealed
-from oocdl.storage.files import io_error, part_of, reporting, sync_all, sync_path, write_text
+from oocdl.storage.files import part_of, reporting, sync_all, sync_path, write_text
 from oocdl.storage.run.commit import Commit, metadata_of, read_chunk
-from oocdl.storage.run.garbage import clear, refuse_links, remove_unnamed
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
-from oocdl.storage.run.manifest import GROUPS, HistorySeal, Kind, Manifest, Tensor, TensorSpec, kept_versions
-from oocdl.storage.run.pointer import check_owner, load_current, load_manifest, next_epoch, publish
+from oocdl.storage.run.manifest import GROUPS, HistorySeal, Manifest, Tensor, TensorSpec, kept_versions
+from oocdl.storage.run.pointer import (
+    check_owner,
+    clear,
+    load_current,
+    load_manifest,
+    next_epoch,
+    publish,
+    refuse_links,
+    remove_unnamed,
+)
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched
@@ -57,7 +65,6 @@ class RunStore:
     """
 
     def __init__(self, path: Path, lock: RunLock | None) -> None:
-        """Use ``create`` or ``open``."""
         self.path = path
         self._lock = lock
         self._writing: Commit | None = None
@@ -106,32 +113,27 @@ class RunStore:
         """
         root = Path(path).absolute()
         text = sealed("run", dict(meta))
-        try:
+
+        def prepare() -> None:
+            if is_again:
+                clear(root)
+            elif (root / "run.json").exists():
+                raise StoreError(f"a run was made in {root} just now; open it, or choose another folder")
+            (root / "history").mkdir(exist_ok=True)
+            for name in GROUPS:
+                (root / name).mkdir(exist_ok=True)
+                write_text(root / name / "zarr.json", group_json())
+            write_text(root / COPY, text)
+            write_text(root / "run.json", text)
+            sync_path(root)
+            sync_path(root.parent)
+
+        with reporting(root):
             root.mkdir(parents=True, exist_ok=True)
-            restart = restart and (root / "run.json").is_file()
-            if not restart:
+            is_again = restart and (root / "run.json").is_file()
+            if not is_again:
                 _check_free(root)
-            refuse_links(root)
-            lock = RunLock(root / "LOCK")
-            try:
-                if restart:
-                    clear(root)
-                elif (root / "run.json").exists():
-                    raise StoreError(f"a run was made in {root} just now; open it, or choose another folder")
-                (root / "history").mkdir(exist_ok=True)
-                for name in GROUPS:
-                    (root / name).mkdir(exist_ok=True)
-                    write_text(root / name / "zarr.json", group_json())
-                write_text(root / COPY, text)
-                write_text(root / "run.json", text)
-                sync_path(root)
-                sync_path(root.parent)
-                return cls(root, lock)
-            except BaseException:
-                lock.release()
-                raise
-        except OSError as error:
-            raise io_error(error, root, 0) from error
+            return cls._locked(root, prepare)
 
     @classmethod
     def open(cls, path: str | Path, writable: bool = False) -> RunStore:
@@ -146,10 +148,16 @@ class RunStore:
                 raise StoreError(f"{root} is not a run: no run.json in it")
             if not writable:
                 return cls(root, None)
-            refuse_links(root)
+            return cls._locked(root)
+
+    @classmethod
+    def _locked(cls, root: Path, prepare: Callable[[], None] = lambda: None) -> RunStore:
+        """Lock a run, prepare it and open it for writing."""
+        refuse_links(root)
         lock = RunLock(root / "LOCK")
         try:
             with reporting(root):
+                prepare()
                 return cls(root, lock)
         except BaseException:
             lock.release()
@@ -198,7 +206,7 @@ class RunStore:
     @property
     def is_writing(self) -> bool:
         """Whether a version was begun, and is neither finished nor aborted."""
-        return self._writing is not None
+        return self._writing is not None and self._writing.is_open
 
     def version_of(self, meta: Mapping[str, object]) -> int:
         """Return the number of the next version: its step, or more where this step was committed before."""
@@ -225,26 +233,26 @@ class RunStore:
         """
         self._check_writable()
         old = self._manifest
-        if self._writing is not None:
+        if self._writing is not None and self._writing.is_open:
             raise StoreError(f"version {self._writing.version} is still being written")
         if old is not None and version <= old.version:
             raise StoreError(f"version {version} is not after the current {old.version}")
-        found = {} if old is None else dict(old.tensors)
-        lost = [name for name in carry if name not in found]
+        known = {} if old is None else old.tensors
+        lost = [name for name in carry if name not in known]
         if lost:
             raise StoreError(f"cannot carry over {lost[0]!r}: no version has it")
-        made: dict[str, Tensor] = {name: found[name] for name in carry}
+        made = {name: known[name] for name in carry}
         next_id = 0 if old is None else old.next_id
         for spec in tensors:
             if spec.name in made:
                 raise StoreError(f"array {spec.name!r} is named twice in version {version}")
-            same = spec.name in found and found[spec.name].spec.kind == spec.kind
-            ident = found[spec.name].id if same else f"t{next_id:05d}"
+            same = spec.name in known and known[spec.name].spec.kind == spec.kind
+            ident = known[spec.name].id if same else f"t{next_id:05d}"
             next_id += not same
             made[spec.name] = Tensor(spec, ident, self.epoch, version, {})
         parent = None if old is None else old.file
         draft = Manifest(version, self.epoch, parent, {}, made, next_id)
-        self._writing = Commit(self.path, draft, self._publish, self._finished)
+        self._writing = Commit(self.path, draft, self._publish)
         return self._writing
 
     def read(self, name: str, region: Region, out: Array | None = None) -> Array:
@@ -265,17 +273,15 @@ class RunStore:
             read_chunk(self.path, tensor, index, part, part_of(out, part, region))
         return out
 
-    def array(self, kind: Kind, name: str) -> zarr.Array[Any]:
-        """Open a weight or state array of the current version as a read-only Zarr array.
+    def array(self, name: str) -> zarr.Array[Any]:
+        """Open an array of the current version as a read-only Zarr array.
 
         Everything that is read from it is verified: raises CorruptError for a chunk, or metadata, that is
         lost or is not what was written.
         """
         tensor = self._tensor(name)
-        if tensor.spec.kind != kind and name not in self.instead:
-            raise StoreError(f"array {name!r} is one of {tensor.spec.kind}, not {kind}")
         what = f"array {name!r} of version {tensor.version}"
-        records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.files}
+        records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.records}
         return zarr.open_array(store=SealedStore(self.path / tensor.folder, what, records), mode="r")
 
     # --- history, kept values, other files -----------------------------------------------
@@ -328,10 +334,9 @@ class RunStore:
         Raises CorruptError if it is damaged, or is not the one that the current version was made with.
         """
         known = None if self._manifest is None else self._manifest.seals.get(file)
-        found = read_sealed(self.path / file, known)
-        if found is None:
-            return None
-        body, self._seals[file] = found
+        body, digest = read_sealed(self.path / file, known) or (None, "")
+        if body is not None:
+            self._seals[file] = digest
         return body
 
     def write_sealed(self, file: str, body: Mapping[str, Any]) -> None:
@@ -358,14 +363,13 @@ class RunStore:
         return self._manifest.tensors[name]
 
     def _history_of(self, manifest: Manifest | None) -> History:
-        path = self.path / "history" / "steps.jsonl"
-        return History(path, HistorySeal() if manifest is None else manifest.history)
+        return History(self.path, HistorySeal() if manifest is None else manifest.history)
 
     def _publish(self, manifest: Manifest, folders: Sequence[Path]) -> Manifest:
-        """Make a version current whose chunks are in ``folders``; history and kept values go with it."""
+        """Make a version current whose chunks are in ``folders``, with history and kept values."""
         check_owner(self.path, self.epoch)  # another that has taken over deletes what is about to be synced
-        history = self._history.path
-        paths = [path for path in (history, history.parent) if path.exists()] + self._kept.files()
+        history = (self._history.path, self._history.path.parent)
+        paths = [path for path in history if path.exists()] + self._kept.files()
         paths += {place for folder in folders for place in (folder, folder.parent, folder.parent.parent)}
         sync_all(paths + [path for folder in folders for path in folder.iterdir()])
         made = replace(
@@ -380,9 +384,6 @@ class RunStore:
         self._kept.committed()
         remove_unnamed(self.path, made)
         return made
-
-    def _finished(self) -> None:
-        self._writing = None
 
 
 def _check_free(root: Path) -> None:

@@ -189,7 +189,7 @@ class Predictions:
                 attributes={"name": output.name},
                 config={"write_empty_chunks": True},
             )
-        metadata = {name: vars(store.records["zarr.json"]) for name, store in self._stores.items()}
+        metadata = {name: store.records["zarr.json"]._asdict() for name, store in self._stores.items()}
         (self.path / PROGRESS).write_bytes(line_of({"step": -1, "metadata": metadata}))
 
     def _go_on(self) -> None:

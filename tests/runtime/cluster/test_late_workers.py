@@ -56,7 +56,7 @@ class Nobody:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Nobody())
 """,
-    "older": "import oocdl.host.code as code\ncode.code_digest = lambda: 'of another version'",
+    "older": "import oocdl.host.limits as limits\nlimits.code_digest = lambda: 'of another version'",
     "oldest": "import oocdl.runtime.cluster.crew as crew\nvars(crew).pop('_present', None)",
     "blind": """
 from dataclasses import replace

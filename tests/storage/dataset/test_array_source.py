@@ -13,7 +13,7 @@ import pytest
 import oocdl
 from oocdl.config import make_settings
 from oocdl.errors import DatasetError, InputError
-from oocdl.storage.dataset import array_source
+from oocdl.storage.dataset import dataset
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.job import job_of
 from tests.kit import nets
@@ -21,8 +21,8 @@ from tests.kit.settings import QUICK
 
 
 def test_regions_of_any_array_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(array_source, "BLOCK_BYTES", 96)
-    monkeypatch.setattr(array_source, "SMALL_BYTES", 96)
+    monkeypatch.setattr(dataset, "BLOCK_BYTES", 96)
+    monkeypatch.setattr(dataset, "SMALL_BYTES", 96)
     x = np.random.default_rng(0).normal(size=(3, 4, 5, 6))
     np.save(tmp_path / "x.npy", x)
     mapped = np.load(tmp_path / "x.npy", "r")
@@ -62,14 +62,13 @@ def test_a_run_goes_on_with_equal_arrays_only(tmp_path: Path) -> None:
 
 
 def test_an_array_that_is_changed_meanwhile_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_source, "SMALL_BYTES", 24)
+    monkeypatch.setattr(dataset, "SMALL_BYTES", 24)
     x = np.zeros((4, 3))
     array = open_dataset({"x": x}, names=["x"]).arrays["x"]
     x[2, 1] = 1
     assert (array.read(((0, 2), (0, 3))) == 0).all()
-    with pytest.raises(
-        DatasetError, match=r"array 'x' of the arrays given was changed at \(\(2, 3\), \(0, 3\)\)"
-    ):
+    message = r"array 'x' of the arrays given: chunk 2.0 was changed .* \(at \(\(2, 3\), \(0, 3\)\)\)"
+    with pytest.raises(DatasetError, match=message):
         array.read(((1, 4), (0, 1)))
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from oocdl.errors import OocdlError
-from oocdl.storage.run.repair import repair
+from oocdl.storage.run.repair import repair, verify
 from oocdl.storage.run.run_store import RunStore
-from oocdl.storage.run.run_verification import verify
 from tests.kit.run_dirs import check, commit
 
 CALLS = (

@@ -13,9 +13,8 @@ import pytest
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import whole
-from oocdl.storage.run.repair import repair
+from oocdl.storage.run.repair import repair, verify
 from oocdl.storage.run.run_store import RunStore
-from oocdl.storage.run.run_verification import verify
 from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content
 
 OBJECTS = {
@@ -108,7 +107,7 @@ def numbers(root: Path) -> dict[str, object]:
             raise StoreError("plan.json is lost")  # as resume says it
         for spec in SPECS:
             found[spec.name] = store.read(spec.name, whole(spec.shape)).tolist()
-            found[f"{spec.name} by zarr"] = np.asarray(store.array(spec.kind, spec.name)[...]).tolist()
+            found[f"{spec.name} by zarr"] = np.asarray(store.array(spec.name)[...]).tolist()
         found |= {name: np.asarray(array[...]).tolist() for name, array in store.kept().items()}
         return found
 
@@ -288,3 +287,15 @@ def test_a_damaged_history_never_keeps_a_writer_from_going_on(runs: Path, tmp_pa
     with RunStore.open(root) as store:
         assert len(store.history()) == 19 and store.history()[-1].keys() == {"step", "loss"}
         assert np.array_equal(store.read(W.name, whole(W.shape)), content(W, 2)) and B in SPECS
+
+
+def test_a_damaged_checkpoint_is_left_out(tmp_path: Path) -> None:
+    with RunStore.create(tmp_path / "run", {"seed": 7}) as store:
+        for version in (1, 2, 3, 4):
+            commit(store, version).finish({"step": version, "checkpoints": [1, 2]})
+    next((tmp_path / "run").glob("weights/t*/e*-v1/c.*")).write_bytes(b"")
+    assert str(repair(tmp_path / "run")).startswith("checkpoint manifest-1-e1.json is left out: array ")
+    assert verify(tmp_path / "run").sound
+    with RunStore.open(tmp_path / "run") as store:
+        check(store, 4)
+        check(store.at(2), 2)

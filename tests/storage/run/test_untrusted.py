@@ -15,9 +15,8 @@ import pytest
 from oocdl.errors import CorruptError, StoreError
 from oocdl.storage.run import lock
 from oocdl.storage.run.manifest import KeptSeal, Manifest, TensorSpec
-from oocdl.storage.run.repair import repair
+from oocdl.storage.run.repair import repair, verify
 from oocdl.storage.run.run_store import RunStore
-from oocdl.storage.run.run_verification import verify
 from tests.kit.run_dirs import W, check, commit, rewrite
 
 
