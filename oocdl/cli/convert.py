@@ -21,7 +21,8 @@ app = typer.Typer()
 @app.command()
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="nnU-Net folder, CSV or JSON table, NIfTI, .npy, .npz, HDF5 or Zarr.")
+        Path,
+        typer.Argument(help="nnU-Net folder, CSV or JSON table, NIfTI, DICOM, NumPy, HDF5, Zarr."),
     ],
     out: Out,
     config: ConfigFile = None,

@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Volume, apart_by, read_header, read_planes
+from oocdl.data.dicom import planes_of, read_volume, series_in
+from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Volume, apart_by
 from oocdl.errors import DatasetError, InputError
 from oocdl.storage.files import read_text
 
@@ -85,7 +86,9 @@ def find_cases(source: Path, split: str = "train") -> Cases:
         odd = [path for path in there if path not in files and path.name.lower().endswith(kinds)]
         refuse([f"{path} is not read: give it as .nii or .nii.gz" for path in odd])
         if not files:
-            raise DatasetError(f"{source} has no dataset.json and no NIfTI file (.nii or .nii.gz)")
+            files = series_in(source)
+        if not files:
+            raise DatasetError(f"{source} has no dataset.json, NIfTI file (.nii or .nii.gz) or DICOM series")
         return Cases(_named([Case("", (path,)) for path in files], source))
     if source.name.endswith(ENDINGS):
         return Cases(_named([Case("", (source,))], source))
@@ -257,8 +260,8 @@ def read_samples(cases: Cases, is_resampled: bool) -> Samples:
 
 
 def _sample(case: Case[Path]) -> Case[Volume]:
-    images = tuple(read_header(path) for path in case.images)
-    label = None if case.label is None else read_header(case.label)
+    images = tuple(read_volume(path) for path in case.images)
+    label = None if case.label is None else read_volume(case.label)
     sample, first = Case(case.name, images, label), images[0]
     for volume in sample.volumes[1:]:
         if volume.shape != first.shape:
@@ -291,7 +294,7 @@ def values(volume: Volume, dtype: np.dtype[Any], numbers: Sequence[int] | None =
     Raises DatasetError for a voxel that the type, or the list of classes, does not have.
     """
     start = 0
-    for piece in read_planes(volume):
+    for piece in planes_of(volume):
         found = piece
         if (volume.slope, volume.intercept) != (1.0, 0.0):
             found = piece * np.float64(volume.slope) + volume.intercept

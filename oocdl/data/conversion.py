@@ -53,7 +53,7 @@ def convert(
     overwrite: bool = False,
     progress: bool = True,
 ) -> zarr.Group:
-    """Write NIfTI, NumPy, HDF5 or Zarr files as a dataset that ``fit`` reads; returns its group.
+    """Write NIfTI, DICOM, NumPy, HDF5 or Zarr files as a dataset that ``fit`` reads; returns its group.
 
     Volumes become a group a sample, with arrays "image" [channels, z, y, x] and "label" [z, y, x], and in its
     attributes affine (voxel (x, y, z) to mm), spacing ([z, y, x] in mm) and file names. Images keep the
@@ -65,7 +65,8 @@ def convert(
     ----------
     source
         An nnU-Net raw folder, a CSV or JSON table with columns image, image2, .., label and perhaps name,
-        a NIfTI file (.nii, .nii.gz) or a folder of them; .npy, .npz, an HDF5 file or a Zarr group.
+        a NIfTI file (.nii, .nii.gz), a DICOM series or a folder of either; .npy, .npz, an HDF5 file or a
+        Zarr group.
     out
         Path of the Zarr group to write.
     spacing

@@ -36,7 +36,7 @@ GZIP_ERRORS: Any = (EOFError, OSError, zlib.error, isal_zlib.IsalError)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Volume:
-    """What the header of a NIfTI file says."""
+    """What the header of a NIfTI file says, or those of a DICOM series."""
 
     path: Path
     shape: tuple[int, ...]
@@ -54,6 +54,8 @@ class Volume:
     """qform and sform codes: which space the affine leads to."""
     offset: int
     """Bytes before the first voxel."""
+    slices: tuple[Path, ...] = ()
+    """Files of the planes of a DICOM series, whose folder ``path`` is; none of NIfTI."""
 
     @property
     def spacing(self) -> tuple[float, ...]:
@@ -83,7 +85,7 @@ def spacing_of(affine: Affine) -> tuple[float, ...]:
 def read_header(path: Path) -> Volume:
     """Read the header of a NIfTI file of three axes. Raises DatasetError, in one line, for any other."""
     if not path.name.endswith(ENDINGS):
-        raise DatasetError(f"{path} is no NIfTI file (.nii or .nii.gz); convert it to one first")
+        raise DatasetError(f"{path} is no NIfTI file (.nii or .nii.gz); and no folder of a DICOM series")
     if not path.is_file():
         raise DatasetError(f"{path} is missing")
     nibabel = needed("nibabel", "reading NIfTI", "mri")

@@ -164,7 +164,7 @@ CASES: list[tuple[str, Make, str]] = [
     ("beyond float32", put(A, with_voxel(1e39, "float64")), r"a_0000.nii.gz has 1e\+39 at voxel \[3, 2, 1\]"),
     ("nothing there", lambda folder: folder / "nowhere.csv", "no such file or folder: .*nowhere.csv"),
     ("a picture", text("x.png", "x"), "x.png is not converted; give an nnU-Net folder"),
-    ("an empty folder", lambda f: (f / "none").mkdir() or f / "none", "none has no dataset.json and"),
+    ("an empty folder", lambda f: (f / "none").mkdir() or f / "none", "none has no dataset.json, NIfTI"),
     ("an empty table", text("t.csv", "image,label\n"), "t.csv has no rows"),
     ("no image column", text("t.csv", f"img,label\n{A},{L}\n"), "t.csv, row 1: its columns are image"),
     ("a gap of columns", text("t.csv", f"image,image3\n{A},{A}\n"), "t.csv, row 1: its columns are image"),

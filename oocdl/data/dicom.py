@@ -1,0 +1,153 @@
+"""DICOM series as volumes: a folder with a file for each slice, which is read when its plane is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oocdl.data.nifti import Array, Volume, read_header, read_planes
+from oocdl.errors import DatasetError
+from oocdl.host.optional import needed
+
+PREAMBLE_BYTES, MARK = 128, b"DICM"
+ALIKE = ("SeriesInstanceUID", "Rows", "Columns", "ImageOrientationPatient", "PixelSpacing", "BitsAllocated")
+"""Attributes that all slices of a volume share."""
+NEEDED = (*ALIKE, "PixelRepresentation", "ImagePositionPatient")
+TAGS = (*NEEDED, "NumberOfFrames", "SamplesPerPixel", "RescaleSlope", "RescaleIntercept", "SliceThickness")
+ROUNDING = 1e-2
+"""Share of the distance of slices by which one may lie elsewhere: headers have rounded numbers."""
+SCANNER_CODES = (0, 1)
+"""NIfTI's codes of an affine that leads to the space of the scanner."""
+
+
+def read_volume(path: Path) -> Volume:
+    """Read what the header of a NIfTI file says, or those of a DICOM series. Raises DatasetError."""
+    return read_series(path) if path.is_dir() else read_header(path)
+
+
+def planes_of(volume: Volume) -> Iterator[Array]:
+    """Yield the planes of a volume as they are stored, [planes, y, x]. Raises DatasetError."""
+    return _slices(volume) if volume.slices else read_planes(volume)
+
+
+def series_in(folder: Path) -> list[Path]:
+    """Return the folder, if DICOM files are in it; else those of its folders with such files, by name."""
+    if _files(folder):
+        return [folder]
+    return [place for place in sorted(folder.iterdir()) if place.is_dir() and _files(place)]
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a folder that are DICOM by their mark, which has no certain ending."""
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != "DICOMDIR" and not path.name.startswith("."):
+            with path.open("rb") as stream:
+                found += [path] if stream.read(PREAMBLE_BYTES + len(MARK)).endswith(MARK) else []
+    return found
+
+
+def read_series(folder: Path) -> Volume:
+    """Read the headers of a series: slices in the order of their places, along the normal of their planes.
+
+    The affine leads from voxel (x, y, z) to millimetres in NIfTI's axes (right, anterior, superior), where
+    DICOM's are left, posterior, superior: DICOM PS3.3, C.7.6.2.1.1. Raises DatasetError, in one line that
+    names the file, for colours, several frames in a file, several series, and a slice that is missing.
+    """
+    heads = [(path, _head(path)) for path in _files(folder)]
+    if not heads:
+        raise DatasetError(f"{folder} has no DICOM file")
+    first_path, first = heads[0]
+    for path, head in heads:
+        for name in ALIKE:
+            if head[name].value != first[name].value:
+                cure = "; give each series a folder" if name == ALIKE[0] else ""
+                raise DatasetError(f"{path} has another {name} than {first_path.name}{cure}")
+    along, down = np.reshape(np.array(first.ImageOrientationPatient, np.float64), (2, 3))
+    normal = np.cross(along, down)
+    heads.sort(key=lambda one: float(normal @ np.array(one[1].ImagePositionPatient, np.float64)))
+    places = np.array([head.ImagePositionPatient for _, head in heads], np.float64)
+    step = _step(places, [path for path, _ in heads], normal * float(first.get("SliceThickness") or 1))
+    row_step, column_step = (float(number) for number in first.PixelSpacing)
+    affine = np.eye(4)
+    affine[:3] = np.stack([along * column_step, down * row_step, step, places[0]], axis=1)
+    affine[:2] *= -1
+    factors = {_factors(head) for _, head in heads}
+    stored = np.dtype(f"{'i' if first.PixelRepresentation else 'u'}{first.BitsAllocated // 8}")
+    slope, intercept = next(iter(factors)) if len(factors) == 1 else (1.0, 0.0)
+    return Volume(
+        path=folder,
+        shape=(len(heads), int(first.Rows), int(first.Columns)),
+        stored=stored if len(factors) == 1 else np.dtype(np.float32),
+        slope=slope,
+        intercept=intercept,
+        affine=affine,
+        qform=affine,
+        codes=SCANNER_CODES,
+        offset=0,
+        slices=tuple(path for path, _ in heads),
+    )
+
+
+def _head(path: Path) -> Any:
+    """Read the header of a slice."""
+    pydicom = needed("pydicom", "reading DICOM", "dicom")
+    try:
+        head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
+    except Exception as error:  # pydicom raises what its parsers raise
+        raise DatasetError(f"{path} is not a readable DICOM file ({_reason(error)})") from error
+    missing = [name for name in NEEDED if head.get(name) in (None, "")]
+    if missing:
+        raise DatasetError(f"{path} has no {missing[0]}, and so no place in a volume; move it away")
+    if head.BitsAllocated not in (8, 16, 32):
+        raise DatasetError(f"{path} has pixels of {head.BitsAllocated} bits; 8, 16 and 32 are read")
+    if int(head.get("NumberOfFrames") or 1) > 1 or int(head.get("SamplesPerPixel") or 1) > 1:
+        raise DatasetError(f"{path} has several frames or colours; only one grey slice a file is read")
+    return head
+
+
+def _factors(head: Any) -> tuple[float, float]:
+    """Return slope and intercept of the pixels of a slice."""
+    return float(head.get("RescaleSlope", 1)), float(head.get("RescaleIntercept", 0))
+
+
+def _step(places: Array, paths: list[Path], alone: Array) -> Array:
+    """Return the way from a slice to the next [3], in millimetres; ``alone`` is that of a single one."""
+    if len(places) == 1:
+        return alone
+    step: Array = (places[-1] - places[0]) / (len(places) - 1)
+    ways = np.diff(places, axis=0)
+    far = np.abs(ways - step).max(axis=1)
+    if not step.any() or far.max() > ROUNDING * np.abs(step).max():
+        odd = int(np.argmax(np.linalg.norm(ways, axis=1)))
+        one, next_one = [*pairwise(paths)][odd]
+        raise DatasetError(
+            f"slices are not evenly spaced: from {one} to {next_one.name} there are "
+            f"{np.linalg.norm(ways[odd]):.4g} mm, on the average {np.linalg.norm(step):.4g}; is one missing, "
+            "or are there several volumes?"
+        )
+    return step
+
+
+def _slices(volume: Volume) -> Iterator[Array]:
+    pydicom = needed("pydicom", "reading DICOM", "dicom")
+    for path in volume.slices:
+        try:
+            head = pydicom.dcmread(path)
+            pixels: Array = head.pixel_array
+        except Exception as error:  # as above, and decoders that are not installed
+            raise DatasetError(f"{path}: its pixels cannot be read ({_reason(error)})") from error
+        if pixels.shape != volume.shape[1:]:
+            raise DatasetError(f"{path} has {pixels.shape} pixels; its header says {volume.shape[1:]}")
+        if volume.stored.kind == "f":  # each slice has factors of its own
+            slope, intercept = _factors(head)
+            pixels = pixels * slope + intercept
+        yield pixels.astype(volume.stored)[None]
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
