@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from oocdl.data.cases import values
 from oocdl.data.nifti import read_header
-from oocdl.data.volume_samples import values
 
 Counts = npt.NDArray[np.int64]
 """Voxels by true and predicted class."""

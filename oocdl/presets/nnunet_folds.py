@@ -16,8 +16,7 @@ import zarr
 from oocdl.callbacks import ModelCheckpoint
 from oocdl.config.options import Size
 from oocdl.data import convert
-from oocdl.data.cases import Cases, find_cases
-from oocdl.data.volume_samples import read_samples
+from oocdl.data.cases import Cases, find_cases, read_samples
 from oocdl.errors import BudgetError, InputError, StoreError
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
