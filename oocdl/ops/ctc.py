@@ -24,10 +24,11 @@ from typing import Any
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Whole
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
+from oocdl.graph.ir.op_rule import OpRule, Spec
 from oocdl.graph.ir.speed import Given, Probe
 from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, size
 from oocdl.ops._speed import EXPONENTIAL, streaming
+from oocdl.ops.expression import Lifted, apply
 
 PLACE_FLOPS = 60
 """Operations for each frame and place of a label or blank: three exponentials and a logarithm."""
@@ -71,40 +72,39 @@ LENGTHS = ("target_lengths", "input_lengths")
 """The further arrays of a CTC loss, by the names of its fields."""
 
 
-def add_ctc(build: Builder, spec: CTC, logits: str, target: str, lengths: Mapping[str, str]) -> str:
+def add_ctc(x: Lifted, spec: CTC, target: str, lengths: Mapping[str, str]) -> Lifted:
     """Append a CTC loss; returns its value, of shape (). ``lengths``: by the names in ``LENGTHS``.
 
     Raises InputError if shapes do not fit.
     """
-    shape, labels = build.shape(logits), build.shape(target)
-    if not spec.batch_first and len(shape) == 3:
-        logits = build("Transpose", logits, perm=(1, 0, 2))
-        shape = build.shape(logits)
-    if len(shape) != 3 or len(labels) != 2 or shape[0] != labels[0]:
+    labels = x.to(target)
+    if not spec.batch_first and len(x.shape) == 3:
+        x = apply("Transpose", x, perm=(1, 0, 2))
+    if len(x.shape) != 3 or len(labels.shape) != 2 or x.shape[0] != labels.shape[0]:
         wanted = "[N, T, C]" if spec.batch_first else "[T, N, C]"
         raise InputError(
             f"ctc takes an output {wanted} and labels [N, S]; output and labels '{target}' have "
-            f"{list(build.shape(logits))} and {list(labels)} (see CTC(batch_first=...))"
+            f"{list(x.shape)} and {list(labels.shape)} (see CTC(batch_first=...))"
         )
-    samples, steps, classes = shape
+    samples, steps, classes = x.shape
     if spec.blank >= classes:
         raise InputError(f"the blank of ctc is class {spec.blank}, but the output has {classes} classes")
     for name, value in lengths.items():
-        if build.shape(value) != (samples,):
-            raise InputError(f"{name} of ctc must be [N], not {list(build.shape(value))}")
+        if x.to(value).shape != (samples,):
+            raise InputError(f"{name} of ctc must be [N], not {list(x.to(value).shape)}")
     if "target_lengths" in lengths:
-        counts = lengths["target_lengths"]
+        counts = x.to(lengths["target_lengths"])
     else:
-        inside = build("Not", build("Less", target, build.constant(0, "int64")))
-        counts = build("ReduceSum", build("Cast", inside, to="int64"), axes=(1,))
-        counts = build("Reshape", counts, shape=(samples,))
-    frames = lengths.get("input_lengths") or build("Expand", build.constant(steps, "int64"), shape=(samples,))
-    attrs = {"blank": spec.blank, "zero_infinity": spec.zero_infinity}
-    losses = build("Ctc", logits, target, counts, frames, **attrs)
+        counts = apply("ReduceSum", apply("Not", labels < 0).cast("int64"), axes=(1,))
+        counts = apply("Reshape", counts, shape=(samples,))
+    if "input_lengths" in lengths:
+        frames = x.to(lengths["input_lengths"])
+    else:
+        frames = apply("Expand", counts.number(steps), shape=(samples,))
+    losses = apply("Ctc", x, labels, counts, frames, blank=spec.blank, zero_infinity=spec.zero_infinity)
     if spec.reduction == "mean":
-        number = build("Max", build("Cast", counts, to=build.dtype(losses)), build.like(1.0, losses))
-        losses = build("Div", losses, build("Mul", number, build.like(float(samples), number)))
-    return build("Reshape", build("ReduceSum", losses, axes=(0,)), shape=())
+        losses = losses / (apply("Max", counts.cast(losses.dtype), 1.0) * float(samples))
+    return losses.total()
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
