@@ -205,9 +205,7 @@ RULES: tuple[OpRule, ...] = (
         gradient=no_gradient,
         axes=_axes_last,
         speed=streaming(
-            MOVING,
-            None,
-            lambda shape: [Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})],
+            MOVING, None, lambda shape: [Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})]
         ),
         flops=lambda node, inputs, outputs: max(size(inputs[0]), size(outputs[0])),
         scratch_elements=operand_size(3),

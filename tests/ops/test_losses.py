@@ -94,10 +94,7 @@ def test_cross_entropy_takes_a_kept_axis_and_small_integers() -> None:
 
 def test_cross_entropy_of_a_language_model() -> None:
     check(
-        CrossEntropy(),
-        normal(2, 5, 7),
-        labels(7, 2, 5),
-        lambda x, y: F.cross_entropy(x.transpose(1, 2), y),
+        CrossEntropy(), normal(2, 5, 7), labels(7, 2, 5), lambda x, y: F.cross_entropy(x.transpose(1, 2), y)
     )
 
 
@@ -109,10 +106,7 @@ def test_cross_entropy_of_a_masked_class_is_finite() -> None:
 
 def test_a_label_outside_the_classes_gives_nan() -> None:
     build = Builder(RULES)
-    x, y = (
-        build.value("x", (2, 3), "float64", Role.INPUT),
-        build.value("y", (2,), "int64", Role.TARGET),
-    )
+    x, y = (build.value("x", (2, 3), "float64", Role.INPUT), build.value("y", (2,), "int64", Role.TARGET))
     loss = add_loss(build, CrossEntropy(), x, y)
     assert evaluate(build.graph(), {"x": normal(2, 3), "y": torch.tensor([0, 3])})[loss].isnan()
 
@@ -141,12 +135,7 @@ def test_dice() -> None:
 
 
 def test_dice_ce() -> None:
-    check(
-        DiceCE(),
-        normal(2, 4, 3, 5),
-        labels(4, 2, 3, 5),
-        lambda x, y: dice(x, y) + F.cross_entropy(x, y),
-    )
+    check(DiceCE(), normal(2, 4, 3, 5), labels(4, 2, 3, 5), lambda x, y: dice(x, y) + F.cross_entropy(x, y))
     check(DiceCE(), normal(2, 1, 9), labels(2, 2, 9), lambda x, y: binary_dice(x, y) + bce(x, y))
 
 

@@ -243,10 +243,7 @@ def test_sample_weights_of_dice_ce_weigh_cross_entropy(classes: int) -> None:
         (lambda: DeepSupervision(weights=(0.0, 1.0)), "the first not 0"),
         (lambda: DeepSupervision(weights=(1.0, 1.0)).of_outputs(3), "has 2 weights for 3 outputs"),
         (lambda: DeepSupervision(DeepSupervision()), "not another deep supervision"),
-        (
-            lambda: check(DeepSupervision(), normal(2, 3), labels(3, 2), F.mse_loss),
-            "all outputs together",
-        ),
+        (lambda: check(DeepSupervision(), normal(2, 3), labels(3, 2), F.mse_loss), "all outputs together"),
         (lambda: check(BCE((1.0, 2.0)), normal(2, 3), normal(2, 3), F.mse_loss), "pos_weight has 2 numbers"),
         (lambda: check(BCE(-1.0), normal(2, 3), normal(2, 3), F.mse_loss), "not negative, got -1.0"),
         (

@@ -17,7 +17,7 @@ from oocdl.engines.ort.block_volumes import in_blocks
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.ort_channels_last import is_tiled, with_channels_last
 from oocdl.engines.ort.ort_record import Into, Kernel, Orders, by_numpy, left_to_sessions
-from oocdl.fusion.blockwise import Blockwise
+from oocdl.fusion.grouping import Blockwise
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import aligned, classify, concat_axis, concat_pieces

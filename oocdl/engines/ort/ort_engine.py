@@ -13,10 +13,11 @@ from threadpoolctl import threadpool_limits
 
 from oocdl.engines.engine import Engine, Run
 from oocdl.engines.ort.lowerings import BLOCKWISE, KERNELS
-from oocdl.engines.ort.ort_chain import ChainStep, crop
+from oocdl.engines.ort.ort_chain import ChainStep
 from oocdl.engines.ort.ort_record import Into
 from oocdl.engines.ort.steps import ArrayStep, Kinds, SessionStep, Slots, indices_of
 from oocdl.errors import UnsupportedError
+from oocdl.fusion.executor import crop
 from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed

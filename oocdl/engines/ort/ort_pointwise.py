@@ -20,7 +20,7 @@ import numpy as np
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW, TESTS, by_steps, reads_first_operand_once
 from oocdl.engines.ort.emit import Emitter, Lowering, Val
 from oocdl.engines.ort.ort_record import Bind, Into, Kernel, by_numpy, left_to_sessions
-from oocdl.fusion import blockwise
+from oocdl.fusion import grouping
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 from oocdl.ops.activation import FORMULAS
@@ -99,10 +99,10 @@ def _emit_mod(emit: Emitter, args: list[Val], instruction: Instruction) -> list[
     return [emit("Where", wrong, emit("Add", rest, divisor), rest, dtype=x.dtype)]
 
 
-def in_blocks(bind: Bind, *, in_place: int, finish: blockwise.Finish[Array] | None = None) -> Kernel:
+def in_blocks(bind: Bind, *, in_place: int, finish: grouping.Finish[Array] | None = None) -> Kernel:
     """An operator by NumPy, also as a member of chains: what the arguments are, see ``Blockwise``."""
     kernel = by_numpy(lambda item: bind(item.attrs))
-    return replace(kernel, blocks=blockwise.Blockwise(bind, in_place, finish))
+    return replace(kernel, blocks=grouping.Blockwise(bind, in_place, finish))
 
 
 def _derived(row: Row) -> Kernel:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from oocdl.engines.convolution import Convolution
 from oocdl.engines.ort.emit import Lowering
-from oocdl.fusion import blockwise
+from oocdl.fusion import grouping
 from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 
-Into = blockwise.Into[Array]
-Bind = blockwise.Bind[Array]
+Into = grouping.Into[Array]
+Bind = grouping.Bind[Array]
 Orders = Mapping[int, Order]
 """Slot -> the order of its axes in memory, of those that are not in C order."""
 
@@ -30,7 +30,7 @@ class Kernel:
     """Writes the operator as standard ONNX operators, for a session; None: ``on_arrays`` never is."""
     on_arrays: Callable[[Instruction, Orders], Into | None]
     """Returns the kernel on whole arrays of an instruction; None where it is left to a session."""
-    blocks: blockwise.Blockwise[Array] | None
+    blocks: grouping.Blockwise[Array] | None
     """The operator as a member of chains, where NumPy has vector loops for it."""
     takes_unpadded: bool
     """Whether kernels get operands without their padding, because they can do without a padded copy."""

@@ -12,9 +12,9 @@ from onnx import helper
 from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.ort.emit import Emitter, Val
 from oocdl.engines.ort.lowerings import KERNELS
-from oocdl.engines.ort.ort_chain import crop
 from oocdl.engines.ort.ort_record import Into, Orders
 from oocdl.engines.ort.ort_session import FAILURES, Session, model_of
+from oocdl.fusion.executor import crop
 from oocdl.graph.ir.array_layout import as_stored, ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import is_empty, pads_of, slot_dtypes, slot_shapes

@@ -15,11 +15,12 @@ from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
-from oocdl.engines.torch.torch_chain import ChainStep, crop
+from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.transfer import shared, to_torch
+from oocdl.fusion.executor import crop
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
 from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed

@@ -73,10 +73,7 @@ DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
 
 Q, K, V, SCORES, STATS, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrqs", "bgrq1"
 """The axes of operands and results; 1 is an axis of extent one."""
-OPERANDS: Mapping[str, tuple[str, ...]] = {
-    "Attend": (Q, K, V),
-    "AttendGrad": (Q, K, V, STATS, ROW, "bgrqv"),
-}
+OPERANDS: Mapping[str, tuple[str, ...]] = {"Attend": (Q, K, V), "AttendGrad": (Q, K, V, STATS, ROW, "bgrqv")}
 """Operator -> the axes of its operands before the masks."""
 EXACT: Mapping[str, tuple[int, ...]] = {"Attend": (3, 4, 5, 6), "AttendGrad": (3, 4, 6, 7, 8, 9)}
 """Operator -> the numbers of operands that are never rounded to bfloat16: masks, statistics of rows."""

@@ -116,10 +116,7 @@ def _in_order(build: Builder, value: str, term: str, wanted: str) -> tuple[str, 
 
 
 def _attend(
-    build: Builder,
-    finder: Finder,
-    found: Found,
-    operands: tuple[tuple[str, bool], ...],
+    build: Builder, finder: Finder, found: Found, operands: tuple[tuple[str, bool], ...]
 ) -> str | None:
     """Add the node; returns its result [batch, groups, heads, queries, size], None if a mask does not fit."""
     for past_repeats in (True, False):

@@ -138,10 +138,7 @@ def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | N
         if excess:
             stop = build.shape(dy)[axis] - excess * slide.stride
             dy = build("Slice", dy, axis=axis, start=0, stop=stop, step=1)
-    return [
-        build("Conv", dy, w, **attrs),
-        build("ConvWeightGrad", dy, x, kernel_shape=kernel, **attrs),
-    ]
+    return [build("Conv", dy, w, **attrs), build("ConvWeightGrad", dy, x, kernel_shape=kernel, **attrs)]
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:

@@ -129,10 +129,7 @@ def _taps(attrs: tuple[tuple[str, Any], ...], in_extent: int) -> Taps:
 
 
 def local_taps(
-    attrs: Mapping[str, Any],
-    in_extent: int,
-    rows: Range | None = None,
-    columns: Range | None = None,
+    attrs: Mapping[str, Any], in_extent: int, rows: Range | None = None, columns: Range | None = None
 ) -> tuple[npt.NDArray[np.int32], Matrix]:
     """Return columns and weights ``[taps, size]`` of the map, R or R^T when ``transposed``.
 
