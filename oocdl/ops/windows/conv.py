@@ -30,8 +30,8 @@ from oocdl.graph.ir.index import AxisRule, Inverse, Plain, Whole, Window
 from oocdl.graph.ir.op_rule import Builder, Cost, Gradient, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS, is_thin
-from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
-from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
+from oocdl.graph.ir.speed import Computing, Heavy, Scale
+from oocdl.ops._broadcast import fail, no_second_derivative, plain, same_float, size, summed_dtype
 from oocdl.ops._speed import READING, probe
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
@@ -58,10 +58,8 @@ def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tup
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    dtype, grouped = same_dtype(node, [value.dtype for value in inputs]), bool(node.attrs.get("grouped"))
+    dtype, grouped = same_float(node, inputs), bool(node.attrs.get("grouped"))
     first, second = (value.shape for value in inputs)
-    if not is_float(dtype):
-        fail(node, f"its operands must be floating point, not {dtype}")
     if len(first) != len(second) or not 3 + grouped <= len(first) <= 5 + grouped:
         fail(node, f"{list(first)} and {list(second)} are not of one to three spatial axes")
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
@@ -210,25 +208,29 @@ def _weights(step: Instruction, shapes: Sequence[Shape]) -> Shape:
     return step.kernel_shapes[0] if step.op == "ConvWeightGrad" else shapes[1]
 
 
+def _named(op: str, axes: int, strided: bool, what: str) -> str:
+    return f"{op} {axes}d {'strided ' * strided}{what}"
+
+
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
     """Return kind and size of a convolution (see ``Computing.kind``)."""
-    weight = _weights(step, shapes)
-    grouped = bool(step.attrs.get("grouped"))
+    weight, grouped = _weights(step, shapes), bool(step.attrs.get("grouped"))
     weight = weight[1:] if grouped else weight
-    taps, seen = prod(weight[2:]), step.operands[0].shape
-    what = "window" if taps > 1 else "point"
+    taps, channels = prod(weight[2:]), min(weight[:2])
     strided = any(stride != 1 for stride in step.attrs.get("strides") or ())
-    axes = 3 if len(weight) > 4 else 2
+    what = "window" if taps > 1 else "point"
     if grouped:
-        what = "grouped" if min(weight[:2]) > 1 else "depthwise"
-        return f"{step.op} {axes}d {'strided ' * strided}{what}", taps * min(weight[:2])
-    if taps > 1 and not strided and step.op == "ConvWeightGrad" and is_thin(seen, thin_slab_elements):
-        what = "thin window"
-    return f"{step.op} {axes}d {'strided ' * strided}{what}", max(taps * min(weight[:2]), 1)
+        what = "grouped" if channels > 1 else "depthwise"
+    elif taps > 1 and not strided and step.op == "ConvWeightGrad":
+        what = "thin window" if is_thin(step.operands[0].shape, thin_slab_elements) else what
+    return _named(step.op, 3 if len(weight) > 4 else 2, strided, what), max(taps * channels, 1 - grouped)
 
 
 def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
-    """Yield probes of every kind of one convolution, with several numbers of channels."""
+    """Yield probes of every kind of one convolution, with several numbers of channels.
+
+    Those with groups have the channels that networks have, as many a group as they have, and one (depthwise).
+    """
     for axes in (2, 3):
         for channels in FEW_CHANNELS if scale.few else CHANNELS:
             # As networks have them: the more channels, the fewer places; volumes have more than images.
@@ -236,51 +238,36 @@ def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
             places = max(most / (4 if channels > 64 else 1), 64)
             edge = max(int(places ** (1 / axes)) // 2 * 2, 2)
             for kernel, stride in ((1, 1), (3, 1), (1, 2), (3, 2)):
-                what = f"{axes}d {'strided ' * (stride > 1)}{'window' if kernel > 1 else 'point'}"
-                size = channels * kernel**axes
-                depends_on_slab = op == "ConvWeightGrad" and what == "3d window"
+                depends_on_slab = (op, axes, kernel, stride) == ("ConvWeightGrad", 3, 3, 1)
                 if depends_on_slab and scale.thin_slab_elements:
                     yield from _slab_gradients(channels, places, scale.thin_slab_elements)
                 else:
-                    spaces = (edge,) * axes
-                    yield f"{op} {what}", size, _probe(op, channels, spaces, kernel, stride)
-        yield from _grouped_probes(scale, op, axes)
+                    yield _heavy(op, channels, (edge,) * axes, kernel, stride)
+        for channels, kernel, stride in (*_GROUPED, *(() if scale.few else _GROUPED_MORE[axes])):
+            edge = max(int((scale.share * (1 << 15)) ** (1 / axes)) // 2 * 2, kernel)
+            groups = 32 // channels if scale.share == 1 else 2
+            yield _heavy(op, channels, (edge,) * axes, kernel, stride, groups)
 
 
-def _grouped_probes(scale: Scale, op: str, axes: int) -> Iterator[Heavy]:
-    """Yield probes of convolutions with groups: of the channels that networks have, as many a group as they
-    have, and one (depthwise)."""
-    for channels, kernel, stride in (*_GROUPED, *(() if scale.few else _GROUPED_MORE[axes])):
-        edge = max(int((scale.share * (1 << 15)) ** (1 / axes)) // 2 * 2, kernel)
-        what = f"{axes}d {'strided ' * (stride > 1)}{'grouped' if channels > 1 else 'depthwise'}"
-        groups = 32 // channels if scale.share == 1 else 2
-        spaces = (edge,) * axes
-        yield f"{op} {what}", channels * kernel**axes, _probe(op, channels, spaces, kernel, stride, groups)
-
-
-def _probe(op: str, channels: int, space: Sequence[int], kernel: int, stride: int, groups: int = 0) -> Probe:
-    """Return a probe of one convolution, of ``channels`` to at least 16 channels.
+def _heavy(
+    op: str, channels: int, space: Shape, kernel: int, stride: int, groups: int = 0, what: str = ""
+) -> Heavy:
+    """Return a probe of one convolution, of ``channels`` to at least 16 channels, and its kind and size.
 
     With ``groups``, if they are not 0, each of them is of ``channels`` to as many.
     """
-    axes, others = len(space), max(channels, 16)
-    slides: dict[str, Any] = {
-        "strides": (stride,) * axes,
-        "dilations": (1,) * axes,
-        "pads": (kernel // 2,) * (2 * axes),
-    }
-    group: Shape = ()
-    if groups:
-        group, others, slides["grouped"] = (groups,), channels, True
-    x, w = (1, *group, channels, *space), (*group, others, channels, *(kernel,) * axes)
+    axes, others = len(space), channels if groups else max(channels, 16)
+    taps, group, grouped = (kernel,) * axes, (groups,) * (groups > 0), {"grouped": True} if groups else {}
+    slides = {"strides": (stride,) * axes, "dilations": (1,) * axes, "pads": (kernel // 2,) * (2 * axes)}
+    attrs: dict[str, Any] = {**slides, **grouped}
+    x, w = (1, *group, channels, *space), (*group, others, channels, *taps)
     y = (1, *group, others, *((extent + stride - 1) // stride for extent in space))
-    if op == "ConvWeightGrad":
-        return probe(op, x, y, **slides, kernel_shape=(kernel,) * axes)
-    return (
-        probe(op, y, w, **slides, spatial=tuple(space))
-        if op == "ConvTranspose"
-        else probe(op, x, w, **slides)
-    )
+    operands = {"Conv": (x, w), "ConvTranspose": (y, w), "ConvWeightGrad": (x, y)}[op]
+    if op != "Conv":
+        attrs |= {"spatial": space} if op == "ConvTranspose" else {"kernel_shape": taps}
+    kinds = ("depthwise", "grouped") if groups else ("point", "window")
+    what = what or kinds[(channels if groups else kernel) > 1]
+    return _named(op, axes, stride > 1, what), channels * prod(taps), probe(op, *operands, **attrs)
 
 
 def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
@@ -289,7 +276,7 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
     for what, depth, height in (("thin window", 4, min(edge * edge // 8, 128)), ("window", edge, edge)):
         rows = depth * height
         space = (depth, height, max(int(places / rows), thin // (channels * rows) + 1, 4))
-        yield f"ConvWeightGrad 3d {what}", channels * 27, _probe("ConvWeightGrad", channels, space, 3, 1)
+        yield _heavy("ConvWeightGrad", channels, space, 3, 1, what=what)
 
 
 def _rule(op: str, scratch: Cost, data: tuple[int, ...], gradient: Gradient) -> OpRule:
