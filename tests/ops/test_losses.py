@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,43 +11,13 @@ import torch.nn.functional as F
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.canonicalize import canonicalize
-from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.losses import BCE, L1, MSE, CrossEntropy, Dice, DiceCE
 from oocdl.ops import RULES, loss_functions
 from oocdl.ops.loss_functions import LOSSES, Head, Loss, add_loss, add_losses, register
 from oocdl.ops.losses.class_losses import class_axis
 from oocdl.ops.own_loss import OwnLoss, aligned, mean
-from oocdl.testing import run_graph
 from tests.kit.interpret import evaluate
-
-Truth = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def check(spec: Loss, x: torch.Tensor, y: torch.Tensor, truth: Truth) -> None:
-    """Value and gradient in float64, before and after ``canonicalize``."""
-    build = Builder(RULES)
-    logits = build.value("x", tuple(x.shape), "float64", Role.INPUT)
-    target = build.value("y", tuple(y.shape), str(y.dtype).removeprefix("torch."), Role.TARGET)
-    loss = add_loss(build, spec, logits, target)
-    grad = differentiate(build, loss, [logits])[logits]
-    build.outputs = [loss, grad]
-    assert build.values[loss].shape == ()
-    x = x.clone().requires_grad_()
-    expected = truth(x, y)
-    (slope,) = torch.autograd.grad(expected, x)
-    for graph in (build.graph(), canonicalize(build.graph(), RULES)):
-        found = evaluate(graph, {"x": x.detach(), "y": y})
-        torch.testing.assert_close(found[graph.outputs[0]], expected.detach(), rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(found[graph.outputs[1]], slope, rtol=1e-11, atol=1e-14)
-
-
-def normal(*shape: int) -> torch.Tensor:
-    return torch.as_tensor(np.random.default_rng(3).normal(size=shape) * 3)
-
-
-def labels(classes: int, *shape: int) -> torch.Tensor:
-    return torch.as_tensor(np.random.default_rng(4).integers(classes, size=shape))
+from tests.kit.loss_check import Truth, check, labels, normal
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 5), (2, 3, 4, 5)])
@@ -230,24 +198,10 @@ def test_settings_that_do_not_apply_are_refused(spec: Loss, classes: int, words:
 
 
 @pytest.mark.parametrize(("classes", "truth"), [(3, nnunet), (1, masked_binary)])
-@pytest.mark.parametrize("pieces", [2, 3])
-def test_dice_ce_is_the_same_however_it_is_cut(classes: int, truth: Any, pieces: int) -> None:
-    build = Builder(RULES)
-    x = build.value("x", (2, classes, 6, 5), "float64", Role.INPUT)
-    y = build.value("y", (2, 6, 5), "int64", Role.TARGET)
-    loss = add_loss(build, DiceCE(cross_entropy=CrossEntropy(255)), x, y)
-    build.outputs = [loss, differentiate(build, loss, [x])[x]]
-    data = normal(2, classes, 6, 5).requires_grad_()
-    target = some_ignored(labels(max(classes, 2), 2, 6, 5), 255)
-    wanted = truth(data, target, 255)
-    wanted.backward()
-    assert data.grad is not None
-    graph = canonicalize(build.graph(), RULES)
-    arrays = {"x": data.detach().numpy(), "y": target.numpy()}
-    ran = run_graph(graph, RULES, arrays, cuts=dict.fromkeys(range(9), pieces))
-    assert ran.plan.tasks > 3
-    np.testing.assert_allclose(ran.outputs[graph.outputs[0]], wanted.item(), rtol=1e-12)
-    np.testing.assert_allclose(ran.outputs[graph.outputs[1]], data.grad.numpy(), rtol=1e-10, atol=1e-14)
+def test_dice_ce_is_the_same_however_it_is_cut(classes: int, truth: Any) -> None:
+    y = some_ignored(labels(max(classes, 2), 2, 6, 5), 255)
+    spec = DiceCE(cross_entropy=CrossEntropy(255))
+    check(spec, normal(2, classes, 6, 5), y, lambda x, y: truth(x, y, 255), pieces=(2, 3))
 
 
 def test_bce() -> None:
