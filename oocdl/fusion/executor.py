@@ -286,13 +286,11 @@ class AnyChainStep(ABC, Generic[A]):
             self._keep(item, results, slots)
 
     def _keep(self, item: Instruction, results: dict[int, A], slots: dict[int, A]) -> None:
-        """Put a member's results into ``slots``."""
         for slot, shape in zip(item.outputs, item.shapes, strict=True):
             if slot in results:
                 slots[slot] = self._result(results[slot], shape)
 
     def _operand(self, array: A, box: Crop | None, shape: Shape) -> A:
-        """View the array of a slot as an operand: cropped, and in the shape that the chain gives it."""
         return self._seen(crop(array, box), shape)
 
     def _seen(self, array: Any, shape: Shape) -> A:
@@ -303,7 +301,6 @@ class AnyChainStep(ABC, Generic[A]):
         return moved
 
     def _result(self, array: Any, shape: Shape) -> A:
-        """View a result in the shape that its slot has."""
         if self.chain.channels_last:
             array = self._library.moveaxis(array, -1, 1)
         seen: A = array.reshape(shape)

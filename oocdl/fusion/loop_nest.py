@@ -196,7 +196,6 @@ class Fused:
 
     @cached_property
     def _axes(self) -> tuple[_Group, ...]:
-        """The axes of the loop, outermost first."""
         rows = () if self.nest.rows is None else (self.nest.rows,)
         return (*self.nest.outer, *rows, self.nest.lanes)
 

@@ -31,7 +31,6 @@ def _inner(outer: Crop | None, box: Crop | None) -> Crop | None:
 
 
 def _extents(operand: Operand, shape: Shape) -> Shape:
-    """Return the extents of the part of a slot of ``shape`` that an operand reads."""
     return shape if operand.crop is None else tuple(stop - start for start, stop in operand.crop)
 
 

@@ -97,7 +97,6 @@ def _add(b: Builder, first: str, second: str) -> str:
 
 
 def _element(b: Builder, address: str, kind: str, number: str) -> str:
-    """Return the address of an element of an array."""
     return b.new(f"getelementptr {kind}, ptr {address}, i64 {number}")
 
 

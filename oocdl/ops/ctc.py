@@ -139,7 +139,6 @@ def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> i
 
 
 def _rule(op: str, gigabytes: float, gradient: Gradient) -> OpRule:
-    """Make the rule of the loss or of its gradient."""
 
     def probes(shape: Shape) -> Sequence[Probe]:
         samples, classes, whole = 4, 32, ((4,), "int64")

@@ -81,7 +81,6 @@ def _node(step: Instruction) -> Node:
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    """Return the kind of matrix product, and the smallest of its extents."""
     left, right, out = map(set, parse(_node(step)))
     extents = _extents(_node(step), shapes)
     inner, rows, columns = (
@@ -102,7 +101,6 @@ def _transposed(step: Instruction) -> Sequence[str]:
 
 
 def _probes(scale: Scale) -> Iterator[Heavy]:
-    """Yield probes of every kind of matrix product."""
     for small in FEW_EXTENTS if scale.few else EXTENTS:
         # A matrix that meets few rows comes from memory, not from the caches. No powers of two: rows of
         # whole pages fall into the same few sets of a cache, and take up to twice as long.

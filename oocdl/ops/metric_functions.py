@@ -308,7 +308,6 @@ METRICS: Mapping[str, Metric] = {
 
 
 def _ratio(above: Numbers, below: Numbers, empty: float) -> Numbers:
-    """Divide; ``empty`` where there is nothing to divide by."""
     there = np.asarray(below) != 0
     return np.where(there, np.asarray(above) / np.where(there, below, 1), empty)
 

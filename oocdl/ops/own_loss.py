@@ -16,7 +16,7 @@ from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.own_operators import digests
-from oocdl.graph.onnx.reader import Imported, OnnxModel, inspect_onnx
+from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops._broadcast import cure, is_float
 from oocdl.ops.expression import Lifted, apply, lift
 
@@ -113,8 +113,14 @@ def add_file(x: Lifted, spec: FileLoss, target: str, further: Mapping[str, str])
     if not Path(spec.path).is_file() or file_loss(spec.path) != spec:
         raise InputError(f"the loss '{spec.path}' is gone, or another than the run's; bring that file back")
     build, prediction, model = x.build, x.name, inspect_onnx(spec.path)
+    given = dict(zip((port.name for port in model.inputs), (prediction, target), strict=True))
+    shapes = {name: build.shape(value) for name, value in given.items()}
     try:
-        imported = _bound(build, model, prediction, target)
+        imported = model.bind(build.rules, shapes, precision=x.dtype)
+        for name, value in given.items():
+            wanted = imported.graph.values[name].dtype
+            if wanted != build.dtype(value):
+                raise InputError(f"the loss takes {wanted} as '{name}', which is {build.dtype(value)}")
     except ModelError as error:
         raise type(error)(f"in the loss '{spec.path}': {error}") from error
     graph, ((_, loss),) = imported.graph, imported.outputs
@@ -138,18 +144,3 @@ def add_file(x: Lifted, spec: FileLoss, target: str, further: Mapping[str, str])
         inputs = [names[name] for name in node.inputs]
         build.node(node.op, inputs, node.attrs, [names[name] for name in node.outputs], f"loss/{node.name}")
     return x.to(names[loss])
-
-
-def _bound(build: Builder, model: OnnxModel, prediction: str, target: str) -> Imported:
-    """Read the file for a prediction and a target of these shapes."""
-    given = dict(zip((port.name for port in model.inputs), (prediction, target), strict=True))
-    imported = model.bind(
-        build.rules,
-        {name: build.shape(value) for name, value in given.items()},
-        precision=build.dtype(prediction),
-    )
-    for name, value in given.items():
-        wanted = imported.graph.values[name].dtype
-        if wanted != build.dtype(value):
-            raise InputError(f"the loss takes {wanted} as '{name}', which is {build.dtype(value)}")
-    return imported

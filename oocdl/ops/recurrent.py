@@ -90,7 +90,6 @@ class Kind:
 
 
 def _late(node: Node) -> bool:
-    """Whether a GRU has the product before the reset gate."""
     return bool(node.attrs.get("linear_before_reset"))
 
 
@@ -246,7 +245,6 @@ def _speed(kind: Kind, back: bool, op: str) -> Computing:
 
 
 def _rule(kind: Kind, back: bool) -> OpRule:
-    """Return the operator, or its gradient."""
     op, weight = (f"{kind.op}Grad", 0) if back else (kind.op, 1)
     return OpRule(
         op=op,

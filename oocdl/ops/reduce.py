@@ -37,7 +37,6 @@ from oocdl.ops.expression import Lifted, apply, equal, exp, lift, sqrt
 
 
 def _reduced(node: Node, shape: Shape) -> Shape:
-    """Return the operand's shape with extent one on the attribute ``axes``."""
     axes = tuple(node.attrs["axes"])
     if list(axes) != sorted(set(axes)) or any(not 0 <= axis < len(shape) for axis in axes):
         fail(node, f"axes {list(axes)} are not sorted axes of a value of rank {len(shape)}")
@@ -101,7 +100,6 @@ def _infer_normalize(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _normalize_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """The gradient of the whole norm, to x alone."""
     x, mean, var = node.inputs
     axes = node.attrs["axes"]
     maker = next((other for other in reversed(build.nodes) if other.outputs == (mean, var)), None)

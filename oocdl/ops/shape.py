@@ -27,16 +27,15 @@ from oocdl.ops._speed import MOVING, probe, rows_of, streaming
 
 
 def _with(shape: Shape, axis: int, extent: int) -> Shape:
-    """Return ``shape`` with another extent on one axis."""
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def _along(node: Node, outputs: Sequence[Shape], *moved: tuple[int, int]) -> AxisRule:
     """Return the axis rule with all axes plain but one, on which operands are shifted by (offset, step)."""
     axis, axes = node.attrs["axis"], letters(outputs[0])
-    seen: list[Index] = [Shifted(f"a{axis}", *one) for one in moved]
-    *inputs, made = ((*axes[:axis], index, *axes[axis + 1 :]) for index in (*seen, Plain(f"a{axis}")))
-    return AxisRule(tuple(inputs), (made,), extents_of(outputs[0]))
+    before, letter, after = axes[:axis], f"a{axis}", axes[axis + 1 :]
+    inputs = tuple((*before, Shifted(letter, *one), *after) for one in moved)
+    return AxisRule(inputs, ((*before, Plain(letter), *after),), extents_of(outputs[0]))
 
 
 # Transpose -----------------------------------------------------------------------------------
@@ -103,7 +102,6 @@ def _infer_concat(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _parts(build: Builder, value: str, axis: int, sizes: Sequence[int]) -> list[str]:
-    """Add slices of these sizes, one behind the other."""
     marks = pairwise(accumulate(sizes, initial=0))
     return [build("Slice", value, axis=axis, start=start, stop=stop, step=1) for start, stop in marks]
 
@@ -194,7 +192,6 @@ def _probes_reshape(shape: Shape) -> Sequence[Probe]:
 
 
 def _moving(op: str, **facts: Any) -> OpRule:
-    """Make the rule of an operator that computes nothing."""
     return OpRule(op=op, flops=no_cost, scratch_elements=no_cost, **{"moves_only": True, **facts})
 
 

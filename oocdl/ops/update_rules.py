@@ -96,12 +96,10 @@ def _scalar(like: Lifted, name: str) -> Lifted:
 
 
 def _state(w: Lifted, kind: str) -> Lifted:
-    """Declare a value of the weight's shape that is kept between steps."""
     return w.to(w.build.value(f"{w.name}/{kind}", w.shape, w.dtype, Role.STATE))
 
 
 def _named(first: Lifted, name: str, op: str, *others: Lifted) -> Lifted:
-    """Add a node whose result has this name."""
     inputs = [value.name for value in (first, *others)]
     return first.to(first.build.node(op, inputs, names=[name], label=name)[0])
 
@@ -169,7 +167,6 @@ def _sgd(w: Lifted, grad: Lifted, rule: SGD, group: Group) -> None:
 
 
 def _adam(w: Lifted, grad: Lifted, rule: Adam, group: Group) -> None:
-    """Adam, AdamW and LAMB."""
     lr, value = _scalar(w, group.scalar("lr")), w
     if isinstance(rule, AdamW):
         value = _decayed(w, lr, rule.weight_decay)

@@ -81,7 +81,6 @@ RESULTS: Mapping[str, tuple[str, ...]] = {"Attend": ("bgrqv", STATS), "AttendGra
 
 
 def _terms(node: Node, count: int) -> tuple[str, ...]:
-    """Return the axes of ``count`` operands."""
     first = OPERANDS[node.op]
     least = len(first) + drops(node.attrs)
     if not least <= count <= len(first) + MOST_MASKS:

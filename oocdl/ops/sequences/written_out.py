@@ -216,7 +216,6 @@ def _masks(build: Builder, masks: Sequence[Mask], groups: Shape) -> list[str] | 
 
 
 def _finish(build: Builder, made: str, shape: Shape, told: _Told, name: str) -> None:
-    """Put the result in the shape and order of the product's, under its name."""
     perm = tuple(told.made.index(letter) for letter in told.wanted)
     if perm == tuple(range(len(perm))):
         build.node("Reshape", [made], {"shape": shape}, [name])

@@ -42,12 +42,10 @@ def _groups(node: Node, data: Shape) -> Shape:
 
 
 def _data(node: Node, shape: Shape) -> Shape:
-    """Return the shape of data without groups."""
     return (shape[0], *shape[2:]) if node.attrs.get("grouped") else shape
 
 
 def _filters(node: Node, shape: Shape) -> Shape:
-    """Return the shape of weights without groups."""
     return shape[1:] if node.attrs.get("grouped") else shape
 
 
@@ -112,7 +110,6 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 
 
 def _sliding(node: Node) -> dict[str, Any]:
-    """Return the attributes that all three operators share."""
     grouped = {"grouped": True} if node.attrs.get("grouped") else {}
     return {**{name: tuple(node.attrs[name]) for name in ("strides", "pads", "dilations")}, **grouped}
 
@@ -204,7 +201,6 @@ _GROUPED_MORE = {2: ((1, 7, 1), (16, 3, 1)), 3: ((1, 5, 1), (16, 3, 1))}
 
 
 def _weights(step: Instruction, shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of the weights that a convolution reads, or makes."""
     return step.kernel_shapes[0] if step.op == "ConvWeightGrad" else shapes[1]
 
 
@@ -213,7 +209,6 @@ def _named(op: str, axes: int, strided: bool, what: str) -> str:
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    """Return kind and size of a convolution (see ``Computing.kind``)."""
     weight, grouped = _weights(step, shapes), bool(step.attrs.get("grouped"))
     weight = weight[1:] if grouped else weight
     taps, channels = prod(weight[2:]), min(weight[:2])

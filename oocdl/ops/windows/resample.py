@@ -45,7 +45,6 @@ COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"
 
 
 def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
-    """Return the coordinate in the input of each output index."""
     index = np.arange(out, dtype=np.float64)
     if coordinates == "align_corners":
         return index * (extent - 1) / (out - 1) if out > 1 else index
@@ -96,7 +95,6 @@ def _filtered(attrs: Mapping[str, Any], positions: Matrix, scale: float, extent:
 
 
 def _resized(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
-    """Return the taps of a Resize."""
     scale = float(attrs.get("scale") or out / extent)
     positions = _positions(attrs["coordinates"], scale, out, extent)
     if attrs["mode"] == "nearest":
@@ -198,20 +196,18 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     axis, axes = node.attrs["axis"], letters(outputs[0])
-    band, seen = Band(f"a{axis}", *_band(node.attrs, inputs[0][axis])), Plain(f"a{axis}")
-    read, made = ((*axes[:axis], index, *axes[axis + 1 :]) for index in (band, seen))
-    return AxisRule((read,), (made,), extents_of(outputs[0]))
+    before, letter, after = axes[:axis], f"a{axis}", axes[axis + 1 :]
+    band = Band(letter, *_band(node.attrs, inputs[0][axis]))
+    return AxisRule(((*before, band, *after),), ((*before, Plain(letter), *after),), extents_of(outputs[0]))
 
 
 def _localize(node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]) -> dict[str, Any]:
-    """Return the taps that map the local input to the local output."""
     axis = node.attrs["axis"]
     columns, weights = local_taps(node.attrs, shapes[0][axis], out[axis], inputs[0][axis])
     return {"columns": columns, "weights": weights}
 
 
 def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """Apply the transposed matrix."""
     size = build.shape(node.inputs[0])[node.attrs["axis"]]
     return [build("Resample", g, **{**node.attrs, "size": size, "transposed": not node.attrs["transposed"]})]
 
