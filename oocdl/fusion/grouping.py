@@ -192,20 +192,6 @@ class _Draft:
         return [*self.before, *chain, *self.after]
 
 
-def _is_small(item: Instruction, elements: int) -> bool:
-    shapes = [*item.kernel_shapes, *(operand.shape for operand in item.operands)]
-    return all(prod(shape) * 4 <= elements for shape in shapes)
-
-
-def _fits(item: Instruction, reductions: frozenset[str]) -> bool:
-    """Whether an instruction can be a member of some chain."""
-    if item.op in reductions and not item.attrs["axes"]:
-        return False
-    if any(pads_of(operand) for operand in item.operands):
-        return False
-    return prod(domain_of(item, reductions)) > 0
-
-
 def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any]]) -> list[Group]:
     """Arrange the instructions of ``program`` in an order that may be run, in chains where possible.
 
@@ -217,10 +203,12 @@ def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any
     channels_last_slots = frozenset(slot for slot, _ in program.orders)
     draft = _Draft(elements, reductions)
     for item in program.instructions:
-        if _is_small(item, elements):
+        shapes = (*item.kernel_shapes, *(operand.shape for operand in item.operands))
+        if all(prod(shape) * 4 <= elements for shape in shapes):
             draft.add_small(item)
             continue
-        if item.op not in kernels or not _fits(item, reductions):
+        fits = item.op in kernels and (item.op not in reductions or item.attrs["axes"])
+        if not fits or any(map(pads_of, item.operands)) or not prod(domain_of(item, reductions)):
             groups += [*draft.groups(), item]
             draft = _Draft(elements, reductions)
             continue

@@ -13,6 +13,7 @@ from itertools import count
 from oocdl.fusion.grouping import Chain, Crop, Group, reads_of
 from oocdl.fusion.loop_ops import FLOATS
 from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.index import region_shape
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program
 
@@ -28,10 +29,6 @@ def _inner(outer: Crop | None, box: Crop | None) -> Crop | None:
     if outer is None or box is None:
         return outer or box
     return tuple((a + start, a + stop) for (a, _), (start, stop) in zip(outer, box, strict=True))
-
-
-def _extents(operand: Operand, shape: Shape) -> Shape:
-    return shape if operand.crop is None else tuple(stop - start for start, stop in operand.crop)
 
 
 @dataclass
@@ -63,7 +60,7 @@ class _Copy:
         made = self.slots[slot, box] = self.fresh()
         domain = self.target.domain
         seen = tuple(operand for operand in operands if operand is not None)
-        shape = item.shapes[0] if box is None else tuple(stop - start for start, stop in box)
+        shape = item.shapes[0] if box is None else region_shape(box)
         copy = replace(item, operands=seen, outputs=(made,), kernel_shapes=(domain,), shapes=(shape,))
         self.members.append(copy)
         return True
@@ -75,7 +72,8 @@ class _Copy:
             found = self.make(operand.slot, box)
             return replace(operand, slot=self.slots[operand.slot, box], shape=domain) if found else None
         if operand.shape == self.source.domain:
-            if _extents(operand, self.shapes[operand.slot]) != item.shapes[0]:
+            part = operand.crop or tuple((0, extent) for extent in self.shapes[operand.slot])
+            if region_shape(part) != item.shapes[0]:
                 return None
             crop = _inner(operand.crop, box)
             self.large.add((operand.slot, crop))

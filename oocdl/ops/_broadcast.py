@@ -14,6 +14,9 @@ from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Plain
 from oocdl.graph.ir.op_rule import Builder, Cost
 
+size = prod
+"""Number of elements of a shape."""
+
 
 def fail(node: Node, why: str) -> NoReturn:
     """Raise ModelError for a node that is being built."""
@@ -128,11 +131,6 @@ def cure(target: Shape, output: Shape) -> str:
     has, makes = pairs[0]
     even = "crop or pad samples to sizes that it halves evenly: multiples of 16"
     return f"; the network makes {makes} of {has}: {even}"
-
-
-def size(shape: Sequence[int]) -> int:
-    """Return the number of elements."""
-    return prod(shape)
 
 
 def operand_size(times: int) -> Cost:

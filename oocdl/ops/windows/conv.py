@@ -36,17 +36,11 @@ from oocdl.ops._speed import READING, probe
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
-def _groups(node: Node, data: Shape) -> Shape:
-    """Return the number of groups as the part of a shape that it is, before the channels."""
-    return data[1:2] if node.attrs.get("grouped") else ()
-
-
-def _data(node: Node, shape: Shape) -> Shape:
-    return (shape[0], *shape[2:]) if node.attrs.get("grouped") else shape
-
-
-def _filters(node: Node, shape: Shape) -> Shape:
-    return shape[1:] if node.attrs.get("grouped") else shape
+def _apart(node: Node, shape: Shape, place: int) -> tuple[Shape, Shape]:
+    """Return the groups of data (``place`` 1) or weights (0), as the part of a shape, and the rest of it."""
+    if not node.attrs.get("grouped"):
+        return (), shape
+    return shape[place : place + 1], (*shape[:place], *shape[place + 1 :])
 
 
 def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[Shape, Shape, Shape]:
@@ -63,13 +57,13 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
     if grouped and first[1] != second[1 if makes_weights else 0]:
         fail(node, f"{list(first)} and {list(second)} have different numbers of groups")
-    x, groups = _data(node, first), _groups(node, first)
+    groups, x = _apart(node, first, 1)
     if makes_weights:
-        dy, kernel = _data(node, second), tuple(node.attrs["kernel_shape"])
+        (_, dy), kernel = _apart(node, second, 1), tuple(node.attrs["kernel_shape"])
         if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
             fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
         return [((*groups, dy[1], x[1], *kernel), summed_dtype(dtype))]
-    w = _filters(node, second)
+    _, w = _apart(node, second, 0)
     read, made = w[:2] if transposes else w[1::-1]
     if x[1] != read:
         fail(node, f"{x[1]} input channels, but its weight has {read}")
@@ -83,9 +77,8 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
-    x, y, w = _sides(node, inputs, outputs)
-    groups = _groups(node, x)
-    x, y, w = _data(node, x), _data(node, y), _filters(node, w)
+    sides = zip(_sides(node, inputs, outputs), (1, 1, 0), strict=True)
+    (groups, x), (_, y), (_, w) = (_apart(node, shape, place) for shape, place in sides)
     group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
     seen = Inverse if transposes else Window
     windows = zip(letters, slides(node, w[2:]), strict=True)
@@ -116,7 +109,7 @@ def _sliding(node: Node) -> dict[str, Any]:
 
 def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
     (x, w), attrs = node.inputs, _sliding(node)
-    spatial, kernel = _data(node, build.shape(x))[2:], _filters(node, build.shape(w))[2:]
+    spatial, kernel = _apart(node, build.shape(x), 1)[1][2:], _apart(node, build.shape(w), 0)[1][2:]
     return [
         build("ConvTranspose", dy, w, spatial=spatial, **attrs),
         build("ConvWeightGrad", x, dy, kernel_shape=kernel, **attrs),
@@ -127,7 +120,7 @@ def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | N
     (x, w), attrs = node.inputs, _sliding(node)
     shape = build.shape(x)
     # An output padding of a whole stride leaves windows at the end that x does not have.
-    kernel = _filters(node, build.shape(w))[2:]
+    kernel = _apart(node, build.shape(w), 0)[1][2:]
     for axis, slide in enumerate(slides(node, kernel), start=len(shape) - len(kernel)):
         excess = slide.count(build.shape(dy)[axis]) - shape[axis]
         if excess:
@@ -139,7 +132,7 @@ def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | N
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count a multiply-add for each element of a weight's filter at each place of a window."""
     x, y, w = _sides(node, inputs, outputs)
-    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_filters(node, w)[1:])
+    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_apart(node, w, 0)[1][1:])
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
