@@ -235,7 +235,7 @@ class AnyChainStep(ABC, Generic[A]):
         if key in self._known:
             offset, steps = self._known[key]
             return Placed(view.address + offset, steps)
-        operand = self._operand(array, box, shape)
+        operand = self._seen(crop(array, box), shape)
         place = fused.place(self._view(operand))
         if place is None:
             operand = self._copy(operand)
@@ -252,7 +252,8 @@ class AnyChainStep(ABC, Generic[A]):
         columns: list[list[A]] = [[]] * len(self.columns)
         for key, column in self.columns.items():
             if isinstance(key, tuple):
-                operand = self._wide(self._operand(slots[key[0]], key[1], key[2]))
+                slot, box, shape = key
+                operand = self._wide(self._seen(crop(slots[slot], box), shape))
                 columns[column] = self.blocks.pieces(operand)
         block = self.chain.block
         buffers = [
@@ -289,9 +290,6 @@ class AnyChainStep(ABC, Generic[A]):
         for slot, shape in zip(item.outputs, item.shapes, strict=True):
             if slot in results:
                 slots[slot] = self._result(results[slot], shape)
-
-    def _operand(self, array: A, box: Crop | None, shape: Shape) -> A:
-        return self._seen(crop(array, box), shape)
 
     def _seen(self, array: Any, shape: Shape) -> A:
         """View the array of a slot in a shape of the chain."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from oocdl.fusion.grouping import Chain, Crop, Group, reads_of
+from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.loop_ops import FLOATS
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.index import region_shape
@@ -20,8 +21,6 @@ from oocdl.graph.ir.program import Instruction, Operand, Program
 RECOMPUTED_OPS = frozenset(FLOATS) | {"Cast"}
 Part = tuple[int, Crop | None]
 """A slot, and the box of it that is read; None: all of it."""
-Fits = Callable[[Chain, Mapping[int, str]], bool]
-"""(chain, slot -> dtype) -> whether the chain runs as one loop."""
 
 
 def _inner(outer: Crop | None, box: Crop | None) -> Crop | None:
@@ -111,7 +110,7 @@ def _wanted(target: Chain, slots: frozenset[int]) -> list[Part]:
     return list(dict.fromkeys((operand.slot, operand.crop) for operand in read))
 
 
-def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[list[Group], dict[int, str]]:
+def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], dict[int, str]]:
     """Return groups in which later chains recompute cheap values, and slot -> dtype, new slots included."""
     found, dtypes, shapes = list(groups), slot_dtypes(program), slot_shapes(program)
     final = {item.slot for item in program.outputs}
@@ -136,7 +135,7 @@ def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[l
             copy = _Copy(source, target, shapes, lambda: next(numbers), makers)
             made = _replaced(copy, wanted)
             kinds = {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
-            if made is not None and fits(made, dtypes | kinds):
+            if made is not None and is_loop(made, dtypes | kinds):
                 found[at] = made
                 dtypes |= kinds
                 shapes |= {item.outputs[0]: item.shapes[0] for item in copy.members}

@@ -19,7 +19,6 @@ from oocdl.engines.ort.steps import ArrayStep, Kinds, SessionStep, Slots, indice
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.executor import crop
 from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
-from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
@@ -55,7 +54,7 @@ def _looks_up(item: Instruction, before: Sequence[Instruction]) -> bool:
 
 def _stages(program: Program, kinds: Kinds, elements: int) -> list[Stage]:
     """The steps of a program, in the order in which they run."""
-    groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program, is_loop)
+    groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program)
     parts: list[Part] = []
     last: dict[int, int] = {}
     for group in groups:
