@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import ceil, cos, floor, pi, sin, sqrt
 from numbers import Real
+from operator import add
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +20,7 @@ from oocdl.graph.ir.index import Region
 Ranges = float | Sequence[float | Sequence[float]] | None
 """MONAI's: for each number a pair, or f for (-f, f); None: none is drawn."""
 Matrix = tuple[tuple[float, ...], ...]
+_RANGES = ("rotate_range", "shear_range", "translate_range", "scale_range")
 SPLINE_SQUARE = 151 / 315
 """Integral of the square of a cubic B-spline."""
 
@@ -30,12 +33,12 @@ class Affine(Warp):
     """A row for each spatial axis, with the shift in its last column."""
 
     def points(self, spans: Region) -> Sequence[Array]:
-        return [_summed(terms) for terms in self._terms(spans)]
+        return [reduce(add, terms) for terms in self._terms(spans)]
 
     def bounds(self, spans: Region) -> Sequence[tuple[float, float]]:
         return [
             # Sums in the same order of the least and the greatest terms: no rounding takes a point beyond.
-            (float(_summed([term.min() for term in terms])), float(_summed([term.max() for term in terms])))
+            (float(sum(term.min() for term in terms)), float(sum(term.max() for term in terms)))
             for terms in self._terms(spans)
         ]
 
@@ -47,13 +50,6 @@ class Affine(Warp):
                 along = (np.arange(low, high) - centre[axis]) * row[axis]
                 terms.append(along.reshape((-1,) + (1,) * (len(spans) - 1 - axis)))
             yield terms
-
-
-def _summed(terms: Sequence[Any]) -> Any:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
 
 
 @dataclass(frozen=True)
@@ -130,25 +126,25 @@ class RandAffine(Transform):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_padding(self, self.padding_mode)
-        for name in ("rotate_range", "shear_range", "translate_range", "scale_range"):
-            _ = [self._range(name, found) for found in _each(getattr(self, name))]
+        for name in _RANGES:
+            self._drawn(name, Draws())
 
     def check(self, spatial: Shape) -> None:
         super().check(spatial)
         rank = len(spatial)
         most = {"rotate_range": 2 * rank - 3, "shear_range": rank * (rank - 1)}
-        for name in ("rotate_range", "shear_range", "translate_range", "scale_range"):
+        for name in _RANGES:
             given, known = len(_each(getattr(self, name))), most.get(name, rank)
             if given > known:
                 raise self._refuse(f"takes {known} ranges for {name} at most, got {given}")
 
     def operation(self, draws: Draws, sample: Sample) -> Operation | None:
-        angles, shears, shift, scales = (
-            [draws.uniform(*self._range("a range", found)) for found in _each(ranges)]
-            for ranges in (self.rotate_range, self.shear_range, self.translate_range, self.scale_range)
-        )
+        angles, shears, shift, scales = (self._drawn(name, draws) for name in _RANGES)
         matrix = affine(len(sample.spatial), angles, shears, shift, [1 + scale for scale in scales])
         return Affine(sample.shape, self.padding_mode, matrix)
+
+    def _drawn(self, name: str, draws: Draws) -> list[float]:
+        return [draws.uniform(*self._range(name, one)) for one in _each(getattr(self, name))]
 
 
 def _check_padding(transform: Transform, mode: str) -> None:
@@ -169,14 +165,13 @@ def affine(
 ) -> Matrix:
     """Return rotation @ shear @ translation @ scaling, as MONAI multiplies them; what is left out changes
     nothing."""
-    made = np.eye(rank + 1)
+    made, shear, moved, scaled = (np.eye(rank + 1) for _ in range(4))
     planes = ((0, 1),) if rank == 2 else ((1, 2), (2, 0), (0, 1))
     for angle, (first, second) in zip(angles, planes, strict=False):
         turn = np.eye(rank + 1)
         turn[first, first] = turn[second, second] = cos(angle)
         turn[second, first], turn[first, second] = sin(angle), -sin(angle)
         made = made @ turn
-    shear, moved, scaled = np.eye(rank + 1), np.eye(rank + 1), np.eye(rank + 1)
     places = [(row, column) for row in range(rank) for column in range(rank) if row != column]
     for place, number in zip(places, shears, strict=False):
         one = np.eye(rank + 1)

@@ -60,19 +60,17 @@ class RandFlip(Transform):
     prob: float = 0.1
     spatial_axis: int | Sequence[int] | None = None
 
-    def _axes(self, rank: int) -> tuple[int, ...]:
+    def _axes(self, rank: int) -> Sequence[int]:
         asked = self.spatial_axis
-        axes = range(rank) if asked is None else (asked,) if isinstance(asked, int) else asked
-        return tuple(axis % rank for axis in axes)
+        return range(rank) if asked is None else (asked,) if isinstance(asked, int) else asked
 
     def check(self, spatial: Shape) -> None:
         super().check(spatial)
-        asked = self.spatial_axis
-        axes = () if asked is None else (asked,) if isinstance(asked, int) else asked
-        _check_axes(self, axes, spatial)
+        _check_axes(self, self._axes(len(spatial)), spatial)
 
     def operation(self, draws: Draws, sample: Sample) -> Operation | None:
-        return Mirrored(tuple(axis + 1 for axis in self._axes(len(sample.spatial))), sample.shape)
+        rank = len(sample.spatial)
+        return Mirrored(tuple(axis % rank + 1 for axis in self._axes(rank)), sample.shape)
 
 
 @dataclass(frozen=True)

@@ -75,12 +75,7 @@ class Stream:
 
 
 def evaluate(
-    operations: Sequence[Operation],
-    region: Region,
-    read: Read,
-    out: Array,
-    most_bytes: int,
-    dtype: Any,
+    operations: Sequence[Operation], region: Region, read: Read, out: Array, most_bytes: int, dtype: Any
 ) -> None:
     """Fill ``out`` with a region of what the operations make of a sample, computed in ``dtype``.
 

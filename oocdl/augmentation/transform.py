@@ -92,23 +92,19 @@ class Transform(ABC):
         return InputError(f"augment: {type(self).__name__} {why}")
 
     def _ends(self, name: str) -> tuple[float, float]:
-        """Return the ends of an argument that is a range."""
         return self._range(name, getattr(self, name), self.ranged[name])
 
     def _range(self, name: str, value: Any, least: float | None = None) -> tuple[float, float]:
         """Return the ends of a range: a pair, or one number f for (-f, f), or where there is a least for
         (least, f)."""
         pair = (-value if least is None else least, value) if isinstance(value, Real) else value
-        if not isinstance(pair, Sequence) or len(pair) != 2 or not all(map(_finite, pair)):
+        numbers = isinstance(pair, Sequence) and all(isinstance(end, Real) and isfinite(end) for end in pair)
+        if not numbers or len(pair) != 2 or any(isinstance(end, bool) for end in pair):
             raise self._refuse(f"takes a number or a pair of numbers for {name}, got {value!r}")
         low, high = sorted(map(float, pair))
         if least is not None and low < 0:
             raise self._refuse(f"takes no negative numbers for {name}, got {value!r}")
         return low, high
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
 
 
 def halves(region: Region) -> tuple[Region, Region]:

@@ -12,17 +12,13 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.checked_indices import check_indices
+from oocdl.fusion.executor import crop
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.operands import Pads, concat_axis, concat_pieces, crop_of, is_empty, pads_of
+from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of, is_empty, pads_of
 from oocdl.graph.ir.program import Instruction, Operand, padded_shape
 
 Run = Callable[[Sequence[Array], Instruction], Sequence[Array]]
 """A kernel: operands and an instruction to results."""
-
-
-def crop(array: Array, box: Pads | None) -> Array:
-    """The box of ``array``; all of it where there is none."""
-    return array if box is None else array[tuple(slice(start, stop) for start, stop in box)]
 
 
 def padded(array: Array, operand: Operand, fill: float) -> Array:

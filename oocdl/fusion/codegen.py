@@ -236,20 +236,18 @@ class _Vector:
             places = [b.at(plane, offset) for plane in planes]
             dtype = self.w.dtypes[one.column]
             found = [
-                self._double(b.new(f"load <{self.width} x {KINDS[dtype]}>, ptr {s}"), dtype) for s in slots
+                cast(b, b.new(f"load <{self.width} x {KINDS[dtype]}>, ptr {s}"), dtype, "float64")
+                for s in slots
             ]
             old = [b.load("float64", place, "next") for place in places]
             b.kind = "double"
             new = [b.new(f"fadd {b.type} {old[0]}, {found[0]}")]
             if one.moments:
-                origin = self._double(self.origins[one.column], dtype)
+                origin = cast(b, self.origins[one.column], dtype, "float64")
                 b.kind = "double"
                 new = _merged(b, old, (b.spread(count, "double"), origin, found[0], found[1]))
             for place, value in zip(places, new, strict=True):
                 b.store("float64", value, place, "next")
-
-    def _double(self, value: str, dtype: str) -> str:
-        return cast(self.b, value, dtype, "float64")
 
 
 def _merged(b: Builder, old: Sequence[str], chunk: Sequence[str]) -> list[str]:

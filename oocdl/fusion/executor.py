@@ -7,15 +7,24 @@ chain runs all members on one block, each with a kernel of the runtime, and then
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Generic
 
 import numpy as np
 
-from oocdl.fusion.blockwise import A, Blockwise, Into
-from oocdl.fusion.grouping import Chain, Crop, Kind, Member, from_channels_last, members_of
+from oocdl.fusion.grouping import (
+    A,
+    Blockwise,
+    Chain,
+    Crop,
+    Into,
+    Kind,
+    Member,
+    from_channels_last,
+    members_of,
+)
 from oocdl.fusion.loop_nest import Fused, Placed, View, fuse
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
@@ -24,12 +33,16 @@ MOST_COPIED_ELEMENTS = 1 << 14
 """An operand of at most so many elements is copied to have its channels last."""
 
 
+def crop(array: Any, box: Crop | None) -> Any:
+    """View the box of an array; all of it where there is none."""
+    return array if box is None else array[tuple(slice(start, stop) for start, stop in box)]
+
+
 class Blocks(Generic[A]):
     """The blocks of a domain in row-major order, and the pieces of arrays in them."""
 
-    def __init__(self, domain: Shape, block: Shape, split: Callable[[A, int, int], Sequence[A]]) -> None:
-        """``split(array, size, axis)`` returns views of ``size`` along an axis; the last may be smaller."""
-        self.rank, self.block, self._split = len(domain), block, split
+    def __init__(self, domain: Shape, block: Shape) -> None:
+        self.rank, self.block = len(domain), block
         self.sizes: dict[int, tuple[int, ...]] = {}
         """Cut axis -> extents of its pieces."""
         for axis, (extent, size) in enumerate(zip(domain, block, strict=True)):
@@ -50,7 +63,8 @@ class Blocks(Generic[A]):
                 found = [piece for piece in found for _ in sizes]
             else:
                 size = 1 if axis in over else self.block[axis]
-                found = [part for piece in found for part in self._split(piece, size, axis)]
+                places = [slice(at, at + size) for at in range(0, array.shape[axis], size)]
+                found = [piece[(*(slice(None),) * axis, place)] for piece in found for place in places]
         return found
 
     def of_buffer(self, buffer: Any, shape: Shape) -> list[A]:
@@ -130,17 +144,21 @@ class AnyChainStep(ABC, Generic[A]):
         chain: Chain,
         needed: frozenset[int],
         dtype_of: Mapping[int, str],
-        split: Callable[[A, int, int], Sequence[A]],
         kernels: Mapping[str, Blockwise[A]],
+        library: Any,
     ) -> None:
-        """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype. ``split``: as in
-        ``Blocks``."""
+        """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype.
+
+        ``library``: the module of the arrays, NumPy or torch.
+        """
         self.chain, self.rank = chain, len(chain.domain)
-        self.blocks, self._kernels = Blocks(chain.domain, chain.block, split), kernels
+        self.blocks, self._kernels = Blocks[A](chain.domain, chain.block), kernels
+        self._library = library
         self.members, self.columns = members_of(chain, lambda op: kernels[op].in_place)
         """The members; operand from outside, or slot made by a member -> column."""
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
-        elementwise = made - self._reduced()
+        reductions = [item for item in chain.members if kernels[item.op].finish is not None]
+        elementwise = made - {slot for item in reductions for slot in item.outputs}
         fused = fuse(chain, self.members, self.columns, elementwise, dtype_of)
         self.plan: Fused | BlockPlan[A] = fused or self._block_plan(made)
         if isinstance(self.plan, Fused):
@@ -170,15 +188,6 @@ class AnyChainStep(ABC, Generic[A]):
         bound = [self._kernels[member.item.op].bind(member.item.attrs) for member in self.members]
         kernels = [(into, member.ins, member.outs) for into, member in zip(bound, self.members, strict=True)]
         return BlockPlan(parts, kinds, register_of, registers, kernels)
-
-    def _reduced(self) -> set[int]:
-        """Return the slots that reductions make."""
-        return {
-            slot
-            for item in self.chain.members
-            for slot in item.outputs
-            if self._kernels[item.op].finish is not None
-        }
 
     def _axes(self, item: Instruction) -> tuple[int, ...]:
         """Return the axes along which partial results of a reduction are combined; none for other members."""
@@ -226,7 +235,7 @@ class AnyChainStep(ABC, Generic[A]):
         if key in self._known:
             offset, steps = self._known[key]
             return Placed(view.address + offset, steps)
-        operand = self._operand(array, box, shape)
+        operand = self._seen(crop(array, box), shape)
         place = fused.place(self._view(operand))
         if place is None:
             operand = self._copy(operand)
@@ -243,10 +252,14 @@ class AnyChainStep(ABC, Generic[A]):
         columns: list[list[A]] = [[]] * len(self.columns)
         for key, column in self.columns.items():
             if isinstance(key, tuple):
-                operand = self._wide(self._operand(slots[key[0]], key[1], key[2]))
+                slot, box, shape = key
+                operand = self._wide(self._seen(crop(slots[slot], box), shape))
                 columns[column] = self.blocks.pieces(operand)
-        extents = [self._extents(shape) for shape, _ in plan.registers]
-        buffers = [self._empty(n, dtype) for n, (_, dtype) in zip(extents, plan.registers, strict=True)]
+        block = self.chain.block
+        buffers = [
+            self._empty((prod(1 if n == 1 else size for n, size in zip(shape, block, strict=True)),), dtype)
+            for shape, dtype in plan.registers
+        ]
         for column, register in plan.register_of.items():
             columns[column] = self.blocks.of_buffer(buffers[register], plan.kinds[column][0])
         results: dict[int, A] = {}
@@ -273,32 +286,22 @@ class AnyChainStep(ABC, Generic[A]):
                 results |= dict(zip(item.outputs, made, strict=True))
             self._keep(item, results, slots)
 
-    def _extents(self, shape: Shape) -> Shape:
-        """Return the elements that a value of ``shape`` has in a block, as a shape of one axis."""
-        sizes = zip(shape, self.chain.block, strict=True)
-        return (prod(1 if n == 1 else size for n, size in sizes),)
-
     def _keep(self, item: Instruction, results: dict[int, A], slots: dict[int, A]) -> None:
-        """Put a member's results into ``slots``."""
         for slot, shape in zip(item.outputs, item.shapes, strict=True):
             if slot in results:
                 slots[slot] = self._result(results[slot], shape)
 
-    def _operand(self, array: A, box: Crop | None, shape: Shape) -> A:
-        """View the array of a slot as an operand: cropped, and in the shape that the chain gives it."""
-        return self._seen(self._crop(array, box), shape)
-
     def _seen(self, array: Any, shape: Shape) -> A:
         """View the array of a slot in a shape of the chain."""
-        if self.chain.channels_last and len(shape) == self.rank:
-            return self._moved(array.reshape(from_channels_last(shape)), 1, -1)
-        seen: A = array.reshape(shape)
-        return seen
+        last = self.chain.channels_last and len(shape) == self.rank
+        seen = array.reshape(from_channels_last(shape) if last else shape)
+        moved: A = self._library.moveaxis(seen, 1, -1) if last else seen
+        return moved
 
     def _result(self, array: Any, shape: Shape) -> A:
-        """View a result in the shape that its slot has."""
-        found: Any = self._moved(array, -1, 1) if self.chain.channels_last else array
-        seen: A = found.reshape(shape)
+        if self.chain.channels_last:
+            array = self._library.moveaxis(array, -1, 1)
+        seen: A = array.reshape(shape)
         return seen
 
     def _wide(self, array: Any) -> A:
@@ -310,21 +313,9 @@ class AnyChainStep(ABC, Generic[A]):
             *_, places, channels = self.chain.domain
             alone = array.ndim == self.rank and tuple(array.shape[-2:]) == (1, channels)
             if alone and prod(array.shape) * places <= MOST_COPIED_ELEMENTS:
-                return self._repeated(array, places)
+                return self._copy(self._library.broadcast_to(array, (*array.shape[:-2], places, channels)))
         whole: A = array
         return whole
-
-    @abstractmethod
-    def _crop(self, array: A, box: Crop | None) -> A:
-        """View the box of an array; all of it where there is none."""
-
-    @abstractmethod
-    def _moved(self, array: A, source: int, target: int) -> A:
-        """View an array with an axis at another place."""
-
-    @abstractmethod
-    def _repeated(self, array: A, count: int) -> A:
-        """Copy an array with its axis before the last repeated."""
 
     @abstractmethod
     def _view(self, array: A) -> View:

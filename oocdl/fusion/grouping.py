@@ -11,13 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from oocdl.fusion.blockwise import Blockwise
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import pads_of
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
+
+A = TypeVar("A")
+"""The type that the runtime computes with: a NumPy array or a torch tensor."""
+Into = Callable[[list[A], list[A]], None]
+"""A function of operands, unpadded and broadcastable, that writes results into memory it is given."""
+Bind = Callable[[Mapping[str, Any]], Into[A]]
+"""The function for an instruction's attributes."""
+Finish = Callable[[list[A], A, tuple[int, ...]], list[A]]
+"""(partial results, elements of each part, axes) -> results. The parts lie along ``axes``; the array of
+element counts broadcasts with the partial results."""
+
+
+@dataclass(frozen=True)
+class Blockwise(Generic[A]):
+    """A runtime's kernel of an elementwise operator or a reduction, for a block of its operands."""
+
+    bind: Bind[A]
+    in_place: int
+    """The number of leading operands in whose memory a result may lie, if shape and dtype are the same."""
+    finish: Finish[A] | None
+    """The function that combines the partial results of a reduction; None: the operator is elementwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,20 +192,6 @@ class _Draft:
         return [*self.before, *chain, *self.after]
 
 
-def _is_small(item: Instruction, elements: int) -> bool:
-    shapes = [*item.kernel_shapes, *(operand.shape for operand in item.operands)]
-    return all(prod(shape) * 4 <= elements for shape in shapes)
-
-
-def _fits(item: Instruction, reductions: frozenset[str]) -> bool:
-    """Whether an instruction can be a member of some chain."""
-    if item.op in reductions and not item.attrs["axes"]:
-        return False
-    if any(pads_of(operand) for operand in item.operands):
-        return False
-    return prod(domain_of(item, reductions)) > 0
-
-
 def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any]]) -> list[Group]:
     """Arrange the instructions of ``program`` in an order that may be run, in chains where possible.
 
@@ -197,10 +203,12 @@ def arrange(program: Program, elements: int, kernels: Mapping[str, Blockwise[Any
     channels_last_slots = frozenset(slot for slot, _ in program.orders)
     draft = _Draft(elements, reductions)
     for item in program.instructions:
-        if _is_small(item, elements):
+        shapes = (*item.kernel_shapes, *(operand.shape for operand in item.operands))
+        if all(prod(shape) * 4 <= elements for shape in shapes):
             draft.add_small(item)
             continue
-        if item.op not in kernels or not _fits(item, reductions):
+        fits = item.op in kernels and (item.op not in reductions or item.attrs["axes"])
+        if not fits or any(map(pads_of, item.operands)) or not prod(domain_of(item, reductions)):
             groups += [*draft.groups(), item]
             draft = _Draft(elements, reductions)
             continue

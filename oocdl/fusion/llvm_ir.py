@@ -88,12 +88,6 @@ class Builder:
         self.variables.append(f"  {name} = alloca {type_}")
         return name
 
-    def label(self, name: str) -> None:
-        """Begin a basic block that the one before jumps to."""
-        self.do(f"br label %{name}")
-        self.lines.append(f"{name}:")
-        self._block = name
-
     @contextmanager
     def loop(self, start: str, stop: str, step: int) -> Iterator[str]:
         """Write a loop around what is added inside; yields the index.
@@ -102,9 +96,9 @@ class Builder:
         """
         self._count += 1
         head, index, before = f"loop{self._count}", f"%i{self._count}", self._block
-        self.label(head)
-        at = len(self.lines)
-        self.lines.append("")
+        self.do(f"br label %{head}")
+        self.lines += [f"{head}:", ""]
+        self._block, at = head, len(self.lines) - 1
         yield index
         following = self.new(f"add nsw i64 {index}, {step}")
         again = self.new(f"icmp slt i64 {following}, {stop}")

@@ -79,20 +79,14 @@ class _Total:
     """Whether the result has it, for each axis of the domain."""
 
 
-def _kept(item: Instruction, rank: int) -> tuple[bool, ...]:
-    over = {axis % rank for axis in item.attrs["axes"]}
-    return tuple(axis not in over for axis in range(rank))
-
-
-def _groups(domain: Shape, alike: Sequence[tuple[bool, ...]], apart: Collection[int]) -> list[_Group]:
+def _groups(domain: Shape, alike: Sequence[tuple[bool, ...]], cropped: bool) -> list[_Group]:
     """Join neighbouring axes of the domain where each of ``alike`` has the same flag for both.
 
-    ``apart``: axes that are never joined to those before them, because an operand is cropped.
+    None are joined where an operand is ``cropped``.
     """
     groups: list[list[int]] = []
     for axis in (axis for axis, extent in enumerate(domain) if extent > 1):
-        joins = groups and axis not in apart
-        if joins and all(flags[axis] == flags[groups[-1][-1]] for flags in alike):
+        if groups and not cropped and all(flags[axis] == flags[groups[-1][-1]] for flags in alike):
             groups[-1].append(axis)
         else:
             groups.append([axis])
@@ -196,7 +190,6 @@ class Fused:
 
     @cached_property
     def _axes(self) -> tuple[_Group, ...]:
-        """The axes of the loop, outermost first."""
         rows = () if self.nest.rows is None else (self.nest.rows,)
         return (*self.nest.outer, *rows, self.nest.lanes)
 
@@ -299,7 +292,9 @@ def fuse(
         if summed & set(member.ins):
             return None
         if item.op in SUMS and dtypes[member.ins[0]] in ("float32", "float64"):
-            totals.append(_Total(item, member.ins[0], _kept(item, rank)))
+            over = {axis % rank for axis in item.attrs["axes"]}
+            kept = tuple(axis not in over for axis in range(rank))
+            totals.append(_Total(item, member.ins[0], kept))
             summed.update(member.outs)
             continue
         attrs = tuple(sorted((name, value) for name, value in item.attrs.items() if name in ATTRIBUTES))
@@ -312,8 +307,8 @@ def fuse(
     outside = {column: key for key, column in columns.items() if isinstance(key, tuple)}
     varies = (((1,) * (rank - len(key[2])) + key[2]) for key in outside.values())
     alike = [tuple(extent > 1 for extent in shape) for shape in varies] + [total.kept for total in totals]
-    apart = {axis for key in outside.values() if key[1] is not None for axis in range(rank)}
-    nest = _nest(_groups(chain.domain, alike, apart), totals)
+    cropped = any(key[1] is not None for key in outside.values())
+    nest = _nest(_groups(chain.domain, alike, cropped), totals)
     if nest is None or any(len(key[2]) > rank for key in outside.values()):
         return None
     writes = tuple(columns[slot] for item in chain.members for slot in item.outputs if slot in full)

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from oocdl.fusion.grouping import Chain, Crop, Group, reads_of
+from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.loop_ops import FLOATS
 from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.index import region_shape
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program
 
 RECOMPUTED_OPS = frozenset(FLOATS) | {"Cast"}
 Part = tuple[int, Crop | None]
 """A slot, and the box of it that is read; None: all of it."""
-Fits = Callable[[Chain, Mapping[int, str]], bool]
-"""(chain, slot -> dtype) -> whether the chain runs as one loop."""
 
 
 def _inner(outer: Crop | None, box: Crop | None) -> Crop | None:
@@ -28,11 +28,6 @@ def _inner(outer: Crop | None, box: Crop | None) -> Crop | None:
     if outer is None or box is None:
         return outer or box
     return tuple((a + start, a + stop) for (a, _), (start, stop) in zip(outer, box, strict=True))
-
-
-def _extents(operand: Operand, shape: Shape) -> Shape:
-    """Return the extents of the part of a slot of ``shape`` that an operand reads."""
-    return shape if operand.crop is None else tuple(stop - start for start, stop in operand.crop)
 
 
 @dataclass
@@ -64,7 +59,7 @@ class _Copy:
         made = self.slots[slot, box] = self.fresh()
         domain = self.target.domain
         seen = tuple(operand for operand in operands if operand is not None)
-        shape = item.shapes[0] if box is None else tuple(stop - start for start, stop in box)
+        shape = item.shapes[0] if box is None else region_shape(box)
         copy = replace(item, operands=seen, outputs=(made,), kernel_shapes=(domain,), shapes=(shape,))
         self.members.append(copy)
         return True
@@ -76,7 +71,8 @@ class _Copy:
             found = self.make(operand.slot, box)
             return replace(operand, slot=self.slots[operand.slot, box], shape=domain) if found else None
         if operand.shape == self.source.domain:
-            if _extents(operand, self.shapes[operand.slot]) != item.shapes[0]:
+            part = operand.crop or tuple((0, extent) for extent in self.shapes[operand.slot])
+            if region_shape(part) != item.shapes[0]:
                 return None
             crop = _inner(operand.crop, box)
             self.large.add((operand.slot, crop))
@@ -114,7 +110,7 @@ def _wanted(target: Chain, slots: frozenset[int]) -> list[Part]:
     return list(dict.fromkeys((operand.slot, operand.crop) for operand in read))
 
 
-def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[list[Group], dict[int, str]]:
+def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], dict[int, str]]:
     """Return groups in which later chains recompute cheap values, and slot -> dtype, new slots included."""
     found, dtypes, shapes = list(groups), slot_dtypes(program), slot_shapes(program)
     final = {item.slot for item in program.outputs}
@@ -139,7 +135,7 @@ def recomputed(groups: Sequence[Group], program: Program, fits: Fits) -> tuple[l
             copy = _Copy(source, target, shapes, lambda: next(numbers), makers)
             made = _replaced(copy, wanted)
             kinds = {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
-            if made is not None and fits(made, dtypes | kinds):
+            if made is not None and is_loop(made, dtypes | kinds):
                 found[at] = made
                 dtypes |= kinds
                 shapes |= {item.outputs[0]: item.shapes[0] for item in copy.members}

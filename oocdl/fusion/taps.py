@@ -70,7 +70,8 @@ class TapLoop:
         with b.loop("0", given["taps"], 1) as tap:
             number = _add(b, b.new(f"mul i64 {tap}, {given['results']}"), result)
             column = _element(b, given["columns"], "i32", number)
-            weight = b.load(self.dtype, _element(b, given["weights"], b.kind, number), self._step)
+            step = "next" if self.gathers else "one"
+            weight = b.load(self.dtype, _element(b, given["weights"], b.kind, number), step)
             if self.gathers:
                 columns = b.load("int32", column, "next")
                 value = "poison"
@@ -87,17 +88,12 @@ class TapLoop:
             b.do(f"store {b.type} {b.call('fma', b.type, [weight, value, before])}, ptr {total}")
         b.store(self.dtype, b.new(f"load {b.type}, ptr {total}"), y, "next")
 
-    @property
-    def _step(self) -> str:
-        return "next" if self.gathers else "one"
-
 
 def _add(b: Builder, first: str, second: str) -> str:
     return b.new(f"add i64 {first}, {second}")
 
 
 def _element(b: Builder, address: str, kind: str, number: str) -> str:
-    """Return the address of an element of an array."""
     return b.new(f"getelementptr {kind}, ptr {address}, i64 {number}")
 
 

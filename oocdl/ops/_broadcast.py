@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import NoReturn
 
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir.graph import Node, Shape
+from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Plain
 from oocdl.graph.ir.op_rule import Builder, Cost
+
+size = prod
+"""Number of elements of a shape."""
 
 
 def fail(node: Node, why: str) -> NoReturn:
@@ -47,6 +51,32 @@ def letters(shape: Shape, kind: str = "a", first: int = 0) -> tuple[Plain | None
 def extents_of(shape: Shape, kind: str = "a") -> dict[str, int]:
     """Return the extents of these letters."""
     return {f"{kind}{axis}": extent for axis, extent in enumerate(shape)}
+
+
+def extents_by(
+    node: Node,
+    terms: Sequence[str],
+    shapes: Sequence[Shape],
+    known: Mapping[str, int] = MappingProxyType({}),
+    stretched: Collection[int] = (),
+) -> dict[str, int]:
+    """Return letter -> extent of operands whose axes are ``terms``, checked; ``known`` ones are given.
+
+    Operands whose numbers are in ``stretched`` broadcast: their extents may be 1.
+    """
+    extents = dict(known)
+    for place, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        if len(term) != len(shape):
+            fail(node, f"an operand of shape {list(shape)} does not have the axes '{term}'")
+        for letter, extent in zip(term, shape, strict=True):
+            if extents.setdefault(letter, extent) != extent and not (extent == 1 and place in stretched):
+                fail(node, f"axis '{letter}' has extents {extents[letter]} and {extent}")
+    return extents
+
+
+def plain_by(terms: Iterable[str], shapes: Iterable[Shape]) -> tuple[tuple[Plain | None, ...], ...]:
+    """Return the indices of values whose axes are ``terms``."""
+    return tuple(tuple(map(plain, term, shape)) for term, shape in zip(terms, shapes, strict=False))
 
 
 def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
@@ -103,11 +133,6 @@ def cure(target: Shape, output: Shape) -> str:
     return f"; the network makes {makes} of {has}: {even}"
 
 
-def size(shape: Sequence[int]) -> int:
-    """Return the number of elements."""
-    return prod(shape)
-
-
 def operand_size(times: int) -> Cost:
     """Return a cost of so much for each element of the first operand."""
     return lambda node, inputs, outputs: times * size(inputs[0])
@@ -118,3 +143,19 @@ def same_dtype(node: Node, dtypes: Sequence[str]) -> str:
     if len(set(dtypes)) != 1:
         fail(node, f"operands have different dtypes {', '.join(dtypes)}; cast them to one")
     return dtypes[0]
+
+
+def same_float(node: Node, operands: Sequence[Value]) -> str:
+    """Return the floating-point dtype of all operands; raises ModelError if there is no such."""
+    dtype = same_dtype(node, [value.dtype for value in operands])
+    if not is_float(dtype):
+        fail(node, f"its operands must be floating point, not {dtype}")
+    return dtype
+
+
+def axis_of(node: Node, shape: Shape) -> int:
+    """Return the attribute ``axis``; raises ModelError unless it is an axis of the shape."""
+    axis = int(node.attrs["axis"])
+    if not 0 <= axis < len(shape):
+        fail(node, f"axis {axis} is not an axis of a value of rank {len(shape)}")
+    return axis

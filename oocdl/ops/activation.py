@@ -62,27 +62,23 @@ def activation(
     Its gradient is given, or derived, or ``fused``: the operator ``<op>Grad`` of the result's gradient and of
     the operand, with the same attributes.
     """
-
-    def by_slope(attrs: Attrs, g: Lifted, x: Lifted, y: Lifted) -> Gradients:
-        return (apply(f"{op}Grad", g, x, **attrs),)
-
-    return _row(op, formula, 1, by_slope if fused else gradient or _derived(formula), facts)
+    if fused:
+        gradient = lambda attrs, g, x, y: (apply(f"{op}Grad", g, x, **attrs),)  # noqa: E731
+    return _row(op, formula, 1, gradient or _derived(formula), **facts)
 
 
 def slope(op: str, formula: Formula, **facts: Any) -> Row:
     """Make the row of a fused gradient, which has none itself."""
-    return _row(op, formula, 2, None, facts)
+    return _row(op, formula, 2, None, **facts)
 
 
-def _row(op: str, formula: Formula, arity: int, gradient: Slope | None, facts: dict[str, Any]) -> Row:
+def _row(op: str, formula: Formula, arity: int, gradient: Slope | None, **facts: Any) -> Row:
     steps = steps_of(formula, {**facts.get("onnx", {}), **facts.get("attrs", {})}, arity)
     primitives = [_PRIMITIVES[step.op] for step in steps]
-    derived = {
-        "flops": sum(row.flops for row in primitives),
-        "scratch": most_alive(steps, arity) + 1,
-        "like": EXPONENTIAL if any(row.like == EXPONENTIAL for row in primitives) else ARITHMETIC,
-    }
-    return Row(op, arity, gradient, formula=formula, **{**derived, **facts})
+    heavy = any(row.like == EXPONENTIAL for row in primitives)
+    derived = {"flops": sum(row.flops for row in primitives), "scratch": most_alive(steps, arity) + 1}
+    like = EXPONENTIAL if heavy else ARITHMETIC
+    return Row(op, arity, gradient, formula=formula, like=like, **{**derived, **facts})
 
 
 def _elu_gradient(a: Attrs, g: Lifted, x: Lifted, y: Lifted) -> Gradients:
@@ -172,15 +168,15 @@ ACTIVATIONS: tuple[Row, ...] = (
     ),
     slope("SigmoidGrad", lambda a, dy, y: dy * (y * (1.0 - y)), scratch=1, gigabytes=26),
     slope("TanhGrad", lambda a, dy, y: dy * (1.0 - y * y), scratch=1, gigabytes=27),
-    Row(
+    _row(
         "Dropout",
+        _dropout,
         2,
         lambda a, g, x, u, y: (apply("Dropout", g, u, **a), None),  # linear in x
         flops=2,
         scratch=1.25,
         gigabytes=23,
         attrs={"ratio": 0.1},
-        formula=_dropout,
     ),
 )
 FORMULAS: Mapping[str, Row] = {row.op: row for row in ACTIVATIONS}

@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Whole
-from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
-from oocdl.graph.ir.speed import Given, Probe
-from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, size
+from oocdl.graph.ir.op_rule import Gradient, OpRule, Spec
+from oocdl.graph.ir.speed import Probe
+from oocdl.ops._broadcast import extents_by, fail, is_float, no_second_derivative, plain, plain_by, size
 from oocdl.ops._speed import EXPONENTIAL, streaming
+from oocdl.ops.expression import Lifted, apply
 
 PLACE_FLOPS = 60
 """Operations for each frame and place of a label or blank: three exponentials and a logarithm."""
@@ -71,55 +71,47 @@ LENGTHS = ("target_lengths", "input_lengths")
 """The further arrays of a CTC loss, by the names of its fields."""
 
 
-def add_ctc(build: Builder, spec: CTC, logits: str, target: str, lengths: Mapping[str, str]) -> str:
+def add_ctc(x: Lifted, spec: CTC, target: str, lengths: Mapping[str, str]) -> Lifted:
     """Append a CTC loss; returns its value, of shape (). ``lengths``: by the names in ``LENGTHS``.
 
     Raises InputError if shapes do not fit.
     """
-    shape, labels = build.shape(logits), build.shape(target)
-    if not spec.batch_first and len(shape) == 3:
-        logits = build("Transpose", logits, perm=(1, 0, 2))
-        shape = build.shape(logits)
-    if len(shape) != 3 or len(labels) != 2 or shape[0] != labels[0]:
+    labels = x.to(target)
+    if not spec.batch_first and len(x.shape) == 3:
+        x = apply("Transpose", x, perm=(1, 0, 2))
+    if len(x.shape) != 3 or len(labels.shape) != 2 or x.shape[0] != labels.shape[0]:
         wanted = "[N, T, C]" if spec.batch_first else "[T, N, C]"
         raise InputError(
             f"ctc takes an output {wanted} and labels [N, S]; output and labels '{target}' have "
-            f"{list(build.shape(logits))} and {list(labels)} (see CTC(batch_first=...))"
+            f"{list(x.shape)} and {list(labels.shape)} (see CTC(batch_first=...))"
         )
-    samples, steps, classes = shape
+    samples, steps, classes = x.shape
     if spec.blank >= classes:
         raise InputError(f"the blank of ctc is class {spec.blank}, but the output has {classes} classes")
     for name, value in lengths.items():
-        if build.shape(value) != (samples,):
-            raise InputError(f"{name} of ctc must be [N], not {list(build.shape(value))}")
+        if x.to(value).shape != (samples,):
+            raise InputError(f"{name} of ctc must be [N], not {list(x.to(value).shape)}")
     if "target_lengths" in lengths:
-        counts = lengths["target_lengths"]
+        counts = x.to(lengths["target_lengths"])
     else:
-        inside = build("Not", build("Less", target, build.constant(0, "int64")))
-        counts = build("ReduceSum", build("Cast", inside, to="int64"), axes=(1,))
-        counts = build("Reshape", counts, shape=(samples,))
-    frames = lengths.get("input_lengths") or build("Expand", build.constant(steps, "int64"), shape=(samples,))
-    attrs = {"blank": spec.blank, "zero_infinity": spec.zero_infinity}
-    losses = build("Ctc", logits, target, counts, frames, **attrs)
+        counts = apply("ReduceSum", apply("Not", labels < 0).cast("int64"), axes=(1,))
+        counts = apply("Reshape", counts, shape=(samples,))
+    if "input_lengths" in lengths:
+        frames = x.to(lengths["input_lengths"])
+    else:
+        frames = apply("Expand", counts.number(steps), shape=(samples,))
+    losses = apply("Ctc", x, labels, counts, frames, blank=spec.blank, zero_infinity=spec.zero_infinity)
     if spec.reduction == "mean":
-        number = build("Max", build("Cast", counts, to=build.dtype(losses)), build.like(1.0, losses))
-        losses = build("Div", losses, build("Mul", number, build.like(float(samples), number)))
-    return build("Reshape", build("ReduceSum", losses, axes=(0,)), shape=())
+        losses = losses / (apply("Max", counts.cast(losses.dtype), 1.0) * float(samples))
+    return losses.total()
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, labels, *lengths = inputs
-    if len(x.shape) != 3 or len(labels.shape) != 2 or not is_float(x.dtype):
-        fail(node, f"x {list(x.shape)} must be floating point [N, T, C], labels {list(labels.shape)} [N, S]")
-    shapes = [labels.shape[:1], *(value.shape for value in lengths)]
-    if set(shapes) != {x.shape[:1]} or {value.dtype for value in (labels, *lengths[:2])} != {"int64"}:
-        fail(node, f"labels and lengths must be int64 for {x.shape[0]} samples")
-    return [(x.shape[:1], x.dtype)]
-
-
-def _infer_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    _infer(node, inputs)
-    return [(inputs[0].shape, inputs[0].dtype)]
+    x, *whole = inputs[:4]
+    extents_by(node, ("ntc", "nl", "n", "n", "n")[: len(inputs)], [value.shape for value in inputs])
+    if len(whole) != 3 or not is_float(x.dtype) or {value.dtype for value in whole} != {"int64"}:
+        fail(node, f"its operands must be x, floating point, labels and lengths, int64, not {x.dtype}, ..")
+    return [(x.shape if node.op == "CtcGrad" else x.shape[:1], x.dtype)]
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
@@ -127,8 +119,8 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     extents = dict(zip("ntc", outputs[0], strict=False))
     cut = plain("n", extents["n"])
     return AxisRule(
-        inputs=tuple((cut, *(Whole(extent) for extent in shape[1:])) for shape in inputs),
-        outputs=(tuple(plain(letter, extent) for letter, extent in extents.items()),),
+        inputs=tuple((cut, *map(Whole, shape[1:])) for shape in inputs),
+        outputs=plain_by(["ntc"], outputs),
         extents=extents,
         uncut=frozenset(extents) - {"n"},
     )
@@ -146,35 +138,28 @@ def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> i
     return 3 * size(inputs[0]) + 4 * samples * steps * places + 12 * samples * places
 
 
-def _rule(op: str, gigabytes: float, takes_grad: bool, **facts: Any) -> OpRule:
-    """Make the rule of the loss or of its gradient."""
+def _rule(op: str, gigabytes: float, gradient: Gradient) -> OpRule:
 
     def probes(shape: Shape) -> Sequence[Probe]:
-        samples, steps, classes, labels = 4, 8 * shape[2], 32, 8
-        whole: Given = ((samples,), "int64")
-        x: Given = ((samples, steps, classes), "float32")
-        operands: tuple[Given, ...] = (x, ((samples, labels), "int64"), whole, whole)
-        operands += (((samples,), "float32"),) * takes_grad
+        samples, classes, whole = 4, 32, ((4,), "int64")
+        x = ((samples, 8 * shape[2], classes), "float32")
+        loss = (((samples,), "float32"),) * (op == "CtcGrad")
+        operands = (x, ((samples, 8), "int64"), whole, whole, *loss)
         return [Probe(op, operands, {"blank": classes - 1, "zero_infinity": True})]
 
     return OpRule(
         op=op,
+        infer=_infer,
+        gradient=gradient,
         axes=_axes,
         speed=streaming(EXPONENTIAL, gigabytes, probes),
         flops=_flops,
         scratch_elements=_scratch,
         keeps_axes=False,
-        **facts,
     )
 
 
 RULES: tuple[OpRule, ...] = (
-    _rule(
-        "Ctc",
-        0.15,
-        False,
-        infer=_infer,
-        gradient=lambda b, n, g: [b("CtcGrad", *n.inputs, g, **n.attrs), None, None, None],
-    ),
-    _rule("CtcGrad", 0.17, True, infer=_infer_grad, gradient=no_second_derivative),
+    _rule("Ctc", 0.15, lambda b, n, g: [b("CtcGrad", *n.inputs, g, **n.attrs), None, None, None]),
+    _rule("CtcGrad", 0.17, no_second_derivative),
 )

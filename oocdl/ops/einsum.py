@@ -17,7 +17,7 @@ from oocdl.graph.ir.index import AxisRule
 from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.speed import Computing, Heavy, Scale
-from oocdl.ops._broadcast import fail, is_float, plain, same_dtype, size, summed_dtype
+from oocdl.ops._broadcast import extents_by, fail, plain_by, same_float, size, summed_dtype
 from oocdl.ops._speed import MOVING, READING, probe
 
 EXTENTS, FEW_EXTENTS = (1, 4, 16, 64, 256, 1024), (16, 256, 1024)
@@ -39,32 +39,20 @@ def parse(node: Node) -> tuple[str, str, str]:
 
 
 def _extents(node: Node, shapes: Sequence[Shape]) -> dict[str, int]:
-    """Return letter -> extent, checked."""
-    found: dict[str, int] = {}
-    for term, shape in zip(parse(node)[:2], shapes, strict=True):
-        if len(term) != len(shape):
-            fail(node, f"term '{term}' does not fit an operand of shape {list(shape)}")
-        for letter, extent in zip(term, shape, strict=True):
-            if found.setdefault(letter, extent) != extent:
-                fail(node, f"letter '{letter}' has extents {found[letter]} and {extent}")
-    return found
+    return extents_by(node, parse(node)[:2], shapes)
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    dtype = same_dtype(node, [value.dtype for value in inputs])
-    if not is_float(dtype):
-        fail(node, f"its operands must be floating point, not {dtype}")
-    extents = _extents(node, [value.shape for value in inputs])
+    dtype, extents = same_float(node, inputs), _extents(node, [value.shape for value in inputs])
     return [(tuple(extents[letter] for letter in parse(node)[2]), summed_dtype(dtype))]
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     first, second, out = parse(node)
-    extents = _extents(node, inputs)
     return AxisRule(
-        inputs=tuple(tuple(plain(letter, extents[letter]) for letter in term) for term in (first, second)),
-        outputs=(tuple(plain(letter, extents[letter]) for letter in out),),
-        extents=extents,
+        inputs=plain_by((first, second), inputs),
+        outputs=plain_by((out,), outputs),
+        extents=_extents(node, inputs),
         combine="sum",
     )
 
@@ -88,34 +76,31 @@ def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
 # Speed ---------------------------------------------------------------------------------------
 
 
-def _terms(step: Instruction) -> tuple[str, str, str]:
-    return parse(Node("", step.op, (), (), step.attrs))
+def _node(step: Instruction) -> Node:
+    return Node("", step.op, (), (), step.attrs)
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    """Return the kind of matrix product, and the smallest of its extents."""
-    left, right, out = _terms(step)
-    extents = dict(zip(left + right, (*shapes[0], *shapes[1]), strict=True))
-    inner = prod(extents[x] for x in set(left) & set(right) - set(out))
-    rows = prod(extents[x] for x in set(left) - set(right) if x in out)
-    columns = prod(extents[x] for x in set(right) - set(left) if x in out)
+    left, right, out = map(set, parse(_node(step)))
+    extents = _extents(_node(step), shapes)
+    inner, rows, columns = (
+        prod(extents[x] for x in letters)
+        for letters in (left & right - out, left - right & out, right - left & out)
+    )
     smallest = max(min(inner, rows, columns), 1)
-    if any(extents[x] > 1 for x in set(left) & set(right) & set(out)):
+    if any(extents[x] > 1 for x in left & right & out):
         return "Einsum batched", smallest
     return f"Einsum {'inner' if inner == smallest else 'outer'}", smallest
 
 
 def _transposed(step: Instruction) -> Sequence[str]:
     """Return the Transpose that follows, unless the result has the rows of the left operand first."""
-    left, right, out = _terms(step)
-    both = [x for x in left if x in right and x in out]
-    rows = [x for x in left if x in out and x not in both]
-    columns = [x for x in right if x in out and x not in both]
-    return () if "".join((*both, *rows, *columns)) == out else (MOVING,)
+    left, right, out = parse(_node(step))
+    ordered = sorted(left + right, key=lambda x: (x not in left or x not in right, x not in left))
+    return () if "".join(x for x in dict.fromkeys(ordered) if x in out) == out else (MOVING,)
 
 
 def _probes(scale: Scale) -> Iterator[Heavy]:
-    """Yield probes of every kind of matrix product."""
     for small in FEW_EXTENTS if scale.few else EXTENTS:
         # A matrix that meets few rows comes from memory, not from the caches. No powers of two: rows of
         # whole pages fall into the same few sets of a cache, and take up to twice as long.

@@ -5,17 +5,18 @@ A formula is a function of attributes and operands, written as mathematics is::
     lambda attrs, x: where(x > 0.0, x, attrs["alpha"] * expm1(x))
 
 It is called with terms, which record what is computed, as ``steps``: engines and the writer of loops then
-compute these, each with primitives of their own. Called with values of a graph it adds nodes, as a gradient
-does.
+compute these, each with primitives of their own. Called with values of a graph (``lift``) it adds nodes, as
+gradients, losses and updates do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol, Self, TypeVar
 
+from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Builder
 
 T = TypeVar("T")
@@ -26,79 +27,99 @@ class Term:
     """The result of a primitive operator; an operand of the formula where ``op`` is empty."""
 
     op: str = ""
-    args: tuple[Term | float, ...] = ()
+    args: tuple[Any, ...] = ()
 
-    def made(self, op: str, args: tuple[Term | float, ...], attrs: Mapping[str, Any]) -> Term:
+    def made(self, op: str, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Return the result of an operator, of whose arguments this is one."""
         return Term(op, args)
 
-    def __add__(self, other: Term | float) -> Term:
+    def __add__(self, other: Self | float) -> Self:
         return apply("Add", self, other)
 
-    def __sub__(self, other: Term | float) -> Term:
+    def __sub__(self, other: Self | float) -> Self:
         return apply("Sub", self, other)
 
-    def __rsub__(self, other: float) -> Term:
+    def __rsub__(self, other: float) -> Self:
         return apply("Sub", other, self)
 
-    def __mul__(self, other: Term | float) -> Term:
+    def __mul__(self, other: Self | float) -> Self:
         return apply("Mul", self, other)
 
-    def __truediv__(self, other: Term | float) -> Term:
+    def __truediv__(self, other: Self | float) -> Self:
         return apply("Div", self, other)
 
-    def __neg__(self) -> Term:
+    def __neg__(self) -> Self:
         return apply("Neg", self)
 
-    def __gt__(self, other: Term | float) -> Term:
+    def __gt__(self, other: Self | float) -> Self:
         return apply("Greater", self, other)
 
-    def __lt__(self, other: Term | float) -> Term:
+    def __lt__(self, other: Self | float) -> Self:
         return apply("Less", self, other)
 
-    def __le__(self, other: Term | float) -> Term:
+    def __le__(self, other: Self | float) -> Self:
         return apply("LessOrEqual", self, other)
 
 
-def apply(op: str, *args: Term | float, **attrs: Any) -> Term:
+X = TypeVar("X", bound=Term)
+
+
+def apply(op: str, *args: X | float, **attrs: Any) -> X:
     """Return the result of an operator on operands and numbers."""
-    return next(arg for arg in args if isinstance(arg, Term)).made(op, args, attrs)
+    result: X = next(arg for arg in args if isinstance(arg, Term)).made(op, args, attrs)
+    return result
+
+
+class Primitive(Protocol):
+    """A primitive operator, as a function of operands and numbers."""
+
+    def __call__(self, *args: X | float) -> X: ...
+
+
+def _primitive(op: str) -> Primitive:
+    def primitive(*args: X | float) -> X:
+        return apply(op, *args)
+
+    return primitive
 
 
 Formula = Callable[..., Term]
 """(attributes, operands) -> result."""
-where, minimum, equal = partial(apply, "Where"), partial(apply, "Min"), partial(apply, "Equal")
-exp, expm1, log, erf = (
-    partial(apply, "Exp"),
-    partial(apply, "Expm1"),
-    partial(apply, "Log"),
-    partial(apply, "Erf"),
-)
-sqrt, tanh, sigmoid = partial(apply, "Sqrt"), partial(apply, "Tanh"), partial(apply, "Sigmoid")
+where, minimum, equal = _primitive("Where"), _primitive("Min"), _primitive("Equal")
+exp, expm1, log, sqrt = _primitive("Exp"), _primitive("Expm1"), _primitive("Log"), _primitive("Sqrt")
+erf, tanh, sigmoid, softplus = map(_primitive, ("Erf", "Tanh", "Sigmoid", "Softplus"))
 
 
-@dataclass(eq=False, kw_only=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Lifted(Term):
-    """A value of a graph, to which operators add nodes; numbers take the dtype of the gradient ``like``."""
+    """A value of a graph, to which operators add nodes."""
 
-    build: Builder
-    name: str
-    like: str
-    numbers: dict[float, str]
-    """Number -> its constant."""
+    build: Builder = field(kw_only=True)
+    name: str = field(kw_only=True)
+    like: str = field(default="", kw_only=True)
+    """The value whose dtype numbers take; none: the value itself."""
+    numbers: dict[float, str] | None = field(default=None, kw_only=True)
+    """Number -> its constant; None: a number is a new constant wherever it occurs."""
 
     @property
     def dtype(self) -> str:
         """The dtype of the value."""
         return self.build.dtype(self.name)
 
-    def made(self, op: str, args: tuple[Term | float, ...], attrs: Mapping[str, Any]) -> Lifted:
+    @property
+    def shape(self) -> Shape:
+        """The shape of the value."""
+        return self.build.shape(self.name)
+
+    def made(self, op: str, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Lifted:
         """Add a node."""
         names = [arg.name if isinstance(arg, Lifted) else self.number(arg).name for arg in args]
         return self.to(self.build(op, *names, **attrs))
 
     def number(self, number: Any) -> Lifted:
         """Return a constant."""
+        if self.numbers is None:
+            return self.to(self.build.like(number, self.like or self.name))
         if number not in self.numbers:
             self.numbers[number] = self.build.like(number, self.like)
         return self.to(self.numbers[number])
@@ -106,6 +127,24 @@ class Lifted(Term):
     def to(self, name: str) -> Lifted:
         """Return another value of the graph."""
         return Lifted(build=self.build, name=name, like=self.like, numbers=self.numbers)
+
+    def cast(self, dtype: str) -> Lifted:
+        """Return the value in a dtype, with a Cast where it has another."""
+        return self if self.dtype == dtype else self.to(self.build("Cast", self.name, to=dtype))
+
+    def total(self) -> Lifted:
+        """Add the sum of all elements, of shape ()."""
+        axes = tuple(range(len(self.shape)))
+        return apply("Reshape", apply("ReduceSum", self, axes=axes), shape=()) if axes else self
+
+    def mean(self) -> Lifted:
+        """Add the mean of all elements, of shape ()."""
+        return self.total() / float(prod(self.shape))
+
+
+def lift(build: Builder, name: str) -> Lifted:
+    """Return a value of a graph, for expressions."""
+    return Lifted(build=build, name=name)
 
 
 AUXILIARY = {"Expm1": "Exp", "LessOrEqual": "Less"}

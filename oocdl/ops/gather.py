@@ -20,7 +20,7 @@ from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Whole
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_cost, no_gradient
 from oocdl.graph.ir.speed import Given, Probe
-from oocdl.ops._broadcast import extents_of, fail, letters, operand_size, plain, size
+from oocdl.ops._broadcast import axis_of, extents_of, fail, letters, operand_size, plain, size
 from oocdl.ops._speed import MOVING, probe, streaming
 
 WIDE_ROW = 4
@@ -29,6 +29,10 @@ WIDE_ROW = 4
 
 def _batch(node: Node) -> int:
     return int(node.attrs.get("batch", 0))
+
+
+def _as_batch(batch: int) -> dict[str, int]:
+    return {"batch": batch} if batch else {}
 
 
 _MOVES = ("Reshape", "Transpose", "Cast")
@@ -81,11 +85,10 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _infer_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    (ids, dy), batch = inputs, _batch(node)
-    rank = len(ids.shape)
+    (ids, dy), rank = inputs, len(inputs[0].shape)
     if dy.shape[:rank] != ids.shape:
         fail(node, f"gradient {list(dy.shape)} does not begin with the shape {list(ids.shape)}")
-    return [((*ids.shape[:batch], node.attrs["rows"], *dy.shape[rank:]), dy.dtype)]
+    return [((*ids.shape[: _batch(node)], node.attrs["rows"], *dy.shape[rank:]), dy.dtype)]
 
 
 def _infer_last(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -95,29 +98,25 @@ def _infer_last(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _infer_top(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    shape, axis, k = inputs[0].shape, int(node.attrs["axis"]), int(node.attrs["k"])
-    if not 0 <= axis < len(shape) or not 1 <= k <= shape[axis]:
+    shape, axis, k = inputs[0].shape, axis_of(node, inputs[0].shape), int(node.attrs["k"])
+    if not 1 <= k <= shape[axis]:
         fail(node, f"there are no {k} elements along axis {axis} of a value of shape {list(shape)}")
     return [((*shape[:axis], k, *shape[axis + 1 :]), "int64")]
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    (table, ids), batch = inputs, _batch(node)
+    """The rule of Gather and, with table and result exchanged, of its gradient."""
+    grad, batch = node.op == "GatherGrad", _batch(node)
+    ids, table = (inputs[0], outputs[0]) if grad else (inputs[1], inputs[0])
     places, row = letters(ids, "i"), letters(table[batch + 1 :], "e")
-    return AxisRule(
-        inputs=((*places[:batch], Whole(table[batch]), *row), places),
-        outputs=((*places, *row),),
-        extents={**extents_of(ids, "i"), **extents_of(table[batch + 1 :], "e")},
-    )
-
-
-def _axes_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    ids, table, batch = inputs[0], outputs[0], _batch(node)
-    places, row = letters(ids, "i"), letters(table[batch + 1 :], "e")
+    extents = {**extents_of(ids, "i"), **extents_of(table[batch + 1 :], "e")}
+    if not grad:
+        looked_up = (*places[:batch], Whole(table[batch]), *row)
+        return AxisRule((looked_up, places), ((*places, *row),), extents)
     return AxisRule(
         inputs=(places, (*places, *row)),
         outputs=((*places[:batch], plain("v", table[batch]), *row),),
-        extents={"v": table[batch], **extents_of(ids, "i"), **extents_of(table[batch + 1 :], "e")},
+        extents={"v": table[batch], **extents},
         uncut=frozenset({"v"}),
         combine="sum",
     )
@@ -125,13 +124,9 @@ def _axes_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) ->
 
 def _axes_last(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     ids, rows, batch = inputs[0], outputs[0][-1], _batch(node)
-    places = letters(ids[:batch], "i")
-    return AxisRule(
-        inputs=((*places, *map(Whole, ids[batch:])),),
-        outputs=((*places, plain("v", rows)),),
-        extents={"v": rows, **extents_of(ids[:batch], "i")},
-        uncut=frozenset({"v"}),
-    )
+    places, extents = letters(ids[:batch], "i"), {"v": rows, **extents_of(ids[:batch], "i")}
+    read, made = (*places, *map(Whole, ids[batch:])), (*places, plain("v", rows))
+    return AxisRule((read,), (made,), extents, uncut=frozenset({"v"}))
 
 
 def _axes_top(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
@@ -147,27 +142,21 @@ def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
         outside = build("Cast", build("Not", build("Equal", ids, row)), to=build.dtype(g))
         ones = (1,) * (len(build.shape(table)) - 1)
         g = build("Mul", g, build("Reshape", outside, shape=(*build.shape(ids), *ones)))
-    more = {"batch": batch} if batch else {}
-    return [build("GatherGrad", ids, g, rows=build.shape(table)[batch], **more), None]
+    return [build("GatherGrad", ids, g, rows=build.shape(table)[batch], **_as_batch(batch)), None]
 
 
 def _gradient_grad(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """Gather the gradient: an element that was added at a place has the gradient of that place."""
-    more = {"batch": _batch(node)} if _batch(node) else {}
-    return [None, build("Gather", g, node.inputs[0], **more)]
+    return [None, build("Gather", g, node.inputs[0], **_as_batch(_batch(node)))]
 
 
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count ids made positive, and counted through all tables, in 64 bits."""
-    ids = inputs[1]
-    return 6 * size(ids) if _batch(node) or size(outputs[0]) < WIDE_ROW * size(ids) else 0
-
-
-def _scratch_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count a table, and what is computed of ids as for Gather."""
-    ids, dy = inputs
-    narrow = _batch(node) or size(dy) < WIDE_ROW * size(ids)
-    return size(outputs[0]) + (8 * size(ids) if narrow else 0)
+    """Count ids made positive, and counted through all tables, in 64 bits; of the gradient a table, too."""
+    ids, rows, table, each = (inputs[1], outputs[0], 0, 6)
+    if node.op == "GatherGrad":
+        ids, rows, table, each = (*inputs, size(outputs[0]), 8)
+    narrow = _batch(node) or size(rows) < WIDE_ROW * size(ids)
+    return table + (each * size(ids) if narrow else 0)
 
 
 def _looked_up(shape: Shape) -> tuple[Given, Given, Given]:
@@ -191,12 +180,12 @@ RULES: tuple[OpRule, ...] = (
         op="GatherGrad",
         infer=_infer_grad,
         gradient=_gradient_grad,
-        axes=_axes_grad,
+        axes=_axes,
         speed=streaming(
             MOVING, 19, lambda shape: [Probe("GatherGrad", _looked_up(shape)[1:], {"rows": 8192})]
         ),
         flops=lambda node, inputs, outputs: size(inputs[1]),
-        scratch_elements=_scratch_grad,
+        scratch_elements=_scratch,
         keeps_axes=False,
     ),
     OpRule(
@@ -205,9 +194,7 @@ RULES: tuple[OpRule, ...] = (
         gradient=no_gradient,
         axes=_axes_last,
         speed=streaming(
-            MOVING,
-            None,
-            lambda shape: [Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})],
+            MOVING, None, lambda shape: [Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})]
         ),
         flops=lambda node, inputs, outputs: max(size(inputs[0]), size(outputs[0])),
         scratch_elements=operand_size(3),

@@ -11,6 +11,7 @@ from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
+from oocdl.ops.expression import Lifted, lift
 from oocdl.ops.losses.class_losses import (
     CrossEntropy,
     Focal,
@@ -168,35 +169,23 @@ def labels_of_head(build: Builder, head: Head) -> dict[str, Labels]:
     return {value: labels for value, labels in found.items() if labels is not None and value in of_dataset}
 
 
+ADDED_BY: Mapping[type, Callable[..., Lifted]] = {
+    CrossEntropy: add_cross_entropy, Focal: add_focal, Dice: add_dice, Tversky: add_tversky,
+    DiceCE: add_dice_ce, BCE: add_number_loss, MSE: add_number_loss, L1: add_number_loss,
+    Huber: add_number_loss, CTC: add_ctc, FileLoss: add_file, OwnLoss: add_own,
+}  # fmt: skip
+"""Loss -> what adds it: (output, loss, target, further arrays by ``Head.further``) -> its value."""
+
+
 def add_loss(
     build: Builder, spec: Loss, logits: str, target: str, further: Mapping[str, str] | None = None
 ) -> str:
     """Append a loss of one output; returns its value, of shape (). ``further``: see ``Head``."""
     if not is_float(build.dtype(logits)):
         raise InputError(f"output '{logits}' is {build.dtype(logits)}; a loss needs floating point")
-    more = further or {}
-    weights = more.get(SAMPLE_WEIGHTS)
-    if isinstance(spec, NumberLoss):
-        return add_number_loss(build, spec, logits, target, weights)
-    match spec:
-        case CrossEntropy():
-            return add_cross_entropy(build, spec, logits, target, weights)
-        case Focal():
-            return add_focal(build, spec, logits, target, weights)
-        case Dice():
-            return add_dice(build, spec, logits, target)
-        case Tversky():
-            return add_tversky(build, spec, logits, target)
-        case DiceCE():
-            return add_dice_ce(build, spec, logits, target, weights)
-        case CTC():
-            return add_ctc(build, spec, logits, target, more)
-        case FileLoss():
-            return add_file(build, spec, logits, target)
-        case OwnLoss():
-            return add_own(build, spec, logits, target)
-        case DeepSupervision():
-            raise InputError("deep supervision is a loss of all outputs together: give it as loss= itself")
+    if type(spec) not in ADDED_BY:
+        raise InputError("deep supervision is a loss of all outputs together: give it as loss= itself")
+    return ADDED_BY[type(spec)](lift(build, logits), spec, target, further or {}).name
 
 
 def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str, str]]:
@@ -207,7 +196,5 @@ def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str
         name: add_loss(build, head.spec, head.logits, head.target, head.further)
         for name, head in heads.items()
     }
-    weighted = (
-        build("Mul", parts[name], build.like(head.weight, parts[name])) for name, head in heads.items()
-    )
-    return sum_of(build, weighted), parts
+    total = sum_of(lift(build, parts[name]) * head.weight for name, head in heads.items())
+    return total.name, parts

@@ -57,8 +57,24 @@ class Metric(ABC):
         return found if np.any(sums.get("counted", 1)) else dict.fromkeys(found, float("nan"))
 
 
+class _Scored(Metric):
+    """A score of each class, made of the counts that are needed."""
+
+    above: ClassVar[tuple[int, ...]]
+    below: ClassVar[tuple[int, ...]]
+    """Factors of the counts above and below the line of a score."""
+
+    def scores(self, counts: Sequence[Numbers], empty: float) -> Numbers:
+        """Return the scores; ``empty`` where there is nothing to divide by."""
+        above, below = (
+            sum((factor * count for factor, count in zip(factors, counts, strict=True)), np.zeros(()))
+            for factors in (self.above, self.below)
+        )
+        return _ratio(above, below, empty)
+
+
 @dataclass(frozen=True)
-class Overlap(Metric):
+class Overlap(_Scored):
     """A score of each class and sample; the metric is its mean over classes, then over samples.
 
     ``include_background``: whether class 0 counts. ``ignore_empty``: whether samples whose labels lack a
@@ -68,9 +84,6 @@ class Overlap(Metric):
     include_background: bool = True
     ignore_empty: bool = True
     needs = ("both", "predicted", "labelled")
-    above: ClassVar[tuple[int, ...]]
-    below: ClassVar[tuple[int, ...]]
-    """Factors of the counts that are needed, above and below the line of a score."""
 
     def numbers(self, sums: Sums) -> dict[str, float]:
         """Return the mean as in MONAI with ``reduction="mean"``, of classes as with "mean_batch"."""
@@ -82,11 +95,10 @@ class Overlap(Metric):
 
     def _means(self, sums: Sums, empty: float) -> dict[str, float]:
         first = 0 if self.include_background or sums["both"].shape[1] == 1 else 1
-        both, predicted, labelled = (sums[name][:, first:] for name in self.needs)
-        counts = both, predicted, labelled
-        scores = _ratio(_sum_of(counts, self.above), _sum_of(counts, self.below), 1.0)
+        counts = [sums[name][:, first:] for name in self.needs]
+        scores = self.scores(counts, 1.0)
         if self.ignore_empty:
-            scores = np.where(labelled > 0, scores, np.nan)
+            scores = np.where(counts[2] > 0, scores, np.nan)
         return _of_samples(self.name, scores, first, empty)
 
 
@@ -112,7 +124,6 @@ class Accuracy(Metric):
     needs = ("both", "predicted", "labelled", "counted", "exclusive")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the share over all samples."""
         both, predicted, labelled, counted = np.broadcast_arrays(*(sums[name] for name in self.needs[:4]))
         if sums["exclusive"].all():
             right, places = both.sum(), labelled.sum()
@@ -122,22 +133,17 @@ class Accuracy(Metric):
 
 
 @dataclass(frozen=True)
-class ByClass(Metric):
+class ByClass(_Scored):
     """A ratio of counts over all samples; the metric is its mean over classes, as torchmetrics' ``"macro"``.
 
     Classes that occur neither in labels nor in predictions are left out.
     """
 
     needs = ("both", "predicted", "labelled", "counted")
-    above: ClassVar[tuple[int, ...]]
-    below: ClassVar[tuple[int, ...]]
-    """Factors of the counts that are needed, above and below the line of a ratio."""
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the mean over classes, and each class."""
-        counts = tuple(sums[name].sum(axis=0) for name in self.needs)
-        scores = _ratio(_sum_of(counts, self.above), _sum_of(counts, self.below), 0.0)
-        scores = np.where(counts[1] + counts[2] > 0, scores, np.nan)
+        counts = [sums[name].sum(axis=0) for name in self.needs]
+        scores = np.where(counts[1] + counts[2] > 0, self.scores(counts, 0.0), np.nan)
         return {self.name: _mean(scores), **_each(self.name, list(scores), 0)}
 
 
@@ -172,7 +178,6 @@ class MAE(Metric):
     needs = ("absolute", "values")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the mean over all values."""
         return {self.name: float(sums["absolute"].sum() / sums["values"].sum())}
 
 
@@ -183,31 +188,31 @@ class RMSE(Metric):
     needs = ("squared", "values")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the root over all values."""
         return {self.name: float(np.sqrt(sums["squared"].sum() / sums["values"].sum()))}
 
 
 @dataclass(frozen=True)
 class R2(Metric):
-    """``1 - sum (x - y)^2 / sum (y - mean y)^2``, as torchmetrics' ``R2Score`` of all values together."""
+    """``1 - sum (x - y)^2 / sum (y - mean y)^2``, as torchmetrics' ``R2Score`` of all values together.
+
+    NaN where all are equal.
+    """
 
     needs = ("squared", "truth", "truth_squared", "values")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the coefficient over all values; NaN where all are equal."""
         squared, truth, truth_squared, values = (sums[name].sum() for name in self.needs)
         return {self.name: 1 - float(_ratio(squared, truth_squared - truth * truth / values, np.nan))}
 
 
 @dataclass(frozen=True)
 class PSNR(Metric):
-    """``10 log10(max_val^2 / mean (x - y)^2)`` of each sample, and their mean, as MONAI's ``PSNRMetric``."""
+    """``10 log10(max_val^2 / mean (x - y)^2)`` of each sample, in decibels, and their mean, as MONAI's."""
 
     max_val: float = 1.0
     needs = ("squared", "values")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the mean over samples, in decibels."""
         with np.errstate(divide="ignore"):
             found = 10 * np.log10(self.max_val**2 / (sums["squared"] / sums["values"]))
         return {self.name: float(found.mean())}
@@ -228,20 +233,18 @@ class TopK(Metric):
             raise InputError(f"k of topk must be a whole number from 1, not {self.k!r}")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the share over all samples."""
         places = np.broadcast_to(sums["counted"][:, :1], (len(sums["ranked"]), 1))
         return {self.name: float(_ratio(sums["ranked"][:, : self.k].sum(), places.sum(), 0.0))}
 
 
 @dataclass(frozen=True)
 class Confusion(Metric):
-    """Counts by true (rows) and predicted class (columns), as torchmetrics' ``ConfusionMatrix``."""
+    """Counts [C, C] by true (rows) and predicted class (columns), as torchmetrics' ``ConfusionMatrix``."""
 
     needs = ("joint",)
     of_runs = False
 
     def numbers(self, sums: Sums) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the matrix [C, C] over all samples, int64."""
         counts = sums["joint"].sum(axis=0).astype(np.int64)
         return {self.name: counts.reshape(2 * (round(len(counts) ** 0.5),))}
 
@@ -276,7 +279,6 @@ class HD95(Surface):
     needs = ("hd95",)
 
     def distance(self, there: Numbers, back: Numbers) -> float:
-        """Return the larger percentile; NaN unless both have the class."""
         if not len(there) or not len(back):
             return float("nan")
         return float(max(np.percentile(there, 95), np.percentile(back, 95)))
@@ -291,7 +293,6 @@ class ASD(Surface):
     needs = ("asd",)
 
     def distance(self, there: Numbers, back: Numbers) -> float:
-        """Return the mean; infinite if one lacks the class, NaN if both do."""
         if not len(there) or not len(back):
             return float("inf") if len(there) + len(back) else float("nan")
         return float((there.sum() + back.sum()) / (len(there) + len(back)))
@@ -307,13 +308,7 @@ METRICS: Mapping[str, Metric] = {
 """All metrics that there are, by the names that ``fit(metrics=...)`` and ``evaluate`` take."""
 
 
-def _sum_of(counts: Sequence[Numbers], factors: Sequence[int]) -> Numbers:
-    """Return the sum of counts, each times its factor."""
-    return sum((factor * count for factor, count in zip(factors, counts, strict=True)), np.zeros(()))
-
-
 def _ratio(above: Numbers, below: Numbers, empty: float) -> Numbers:
-    """Divide; ``empty`` where there is nothing to divide by."""
     there = np.asarray(below) != 0
     return np.where(there, np.asarray(above) / np.where(there, below, 1), empty)
 

@@ -11,11 +11,12 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.ctc import CTC
+from oocdl.ops.expression import Lifted, apply, equal, lift, where
 from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
-from oocdl.ops.losses.class_losses import CrossEntropy, along, class_axis, is_label, labels_on_axis
+from oocdl.ops.losses.class_losses import CrossEntropy, along_classes, class_axis, classes_of, labels_on_axis
 from oocdl.ops.losses.number_losses import BCE
 from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric
-from oocdl.ops.own_loss import aligned
+from oocdl.ops.own_loss import truth_of
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,15 @@ def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str
     wanted = dict.fromkeys(name for one in metrics if suits(one, head.spec) for name in one.needs)
     if not DISTANCES.isdisjoint(wanted):
         _check_places(build, head, next(name for name in wanted if name in DISTANCES))
-    wanted = {name: None for name in wanted if name not in DISTANCES}
-    found = {
-        name: _class_sum(build, head, name) if name in CLASS_SUMS else _error_sum(build, head, name, dtype)
+    x = lift(build, head.logits)
+    sums = {
+        name: _class_sum(x, head, name) if name in CLASS_SUMS else _error_sum(x, head, name, dtype)
         for name in wanted
+        if name not in DISTANCES
     }
     return HeadSums(
-        {name: value for name, value in found.items() if isinstance(value, str)},
-        {name: value for name, value in found.items() if isinstance(value, float)},
+        {name: value.name for name, value in sums.items() if isinstance(value, Lifted)},
+        {name: value for name, value in sums.items() if isinstance(value, float)},
     )
 
 
@@ -79,20 +81,20 @@ def _check_places(build: Builder, head: Head, name: str) -> None:
         )
 
 
-def _class_sum(build: Builder, head: Head, name: str) -> str | float:
+def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:
     """Add a count of each sample and class; equal nodes of several are merged later."""
-    logits, shape = head.logits, build.shape(head.logits)
-    if len(shape) == 1:  # one number a sample is of one class
-        logits, shape = build("Reshape", logits, shape=(*shape, 1)), (*shape, 1)
-    known = labels_of(head.spec, shape, build.shape(head.target))
+    if len(x.shape) == 1:  # one number a sample is of one class
+        x = apply("Reshape", x, shape=(*x.shape, 1))
+    shape, labels = x.shape, x.to(head.target)
+    known = labels_of(head.spec, shape, labels.shape)
     is_exclusive = isinstance(head.spec, CrossEntropy) or (known is not None and shape[1] > 1)
     if not is_exclusive:
-        axis, labels, zero = 1, head.target, build.like(0.0, logits)
-        predicted = build("Greater", logits, zero)
-        labelled = build("Greater", aligned(build, logits, labels), build.like(0.5, logits))
+        axis, zero = 1, x.number(0.0)
+        predicted = x > zero
+        labelled = truth_of(x, head.target) > x.number(0.5)
     else:
-        labels, axis = labels_on_axis(build, logits, head.target)
-        predicted, labelled = _is_predicted(build, logits, axis), is_label(build, labels, logits, axis)
+        labels, axis = labels_on_axis(x, head.target)
+        predicted, labelled = _is_predicted(x, axis), equal(labels, classes_of(x, axis))
     if name == "exclusive":
         return float(is_exclusive)
     if name in EXCLUSIVE_SUMS and not is_exclusive:
@@ -103,88 +105,74 @@ def _class_sum(build: Builder, head: Head, name: str) -> str | float:
         )
     there = None
     if known is not None and known.ignore_index is not None:
-        there = build("Not", build("Equal", labels, build.constant(known.ignore_index, build.dtype(labels))))
-        there = build("Reshape", there, shape=(*shape[:axis], 1, *shape[axis + 1 :]))
+        there = apply("Not", equal(labels, known.ignore_index))
+        there = apply("Reshape", there, shape=(*shape[:axis], 1, *shape[axis + 1 :]))
     if name == "counted":
-        return float(prod(shape[1:]) / shape[axis]) if there is None else _per_class(build, there, axis)
+        return float(prod(shape[1:]) / shape[axis]) if there is None else _per_class(there, axis)
     if name == "joint":
-        counted = labelled if there is None else build("And", labelled, there)
-        return _joint(build, counted, predicted, axis)
+        return _joint(labelled if there is None else apply("And", labelled, there), predicted, axis)
     if name == "ranked":
-        where = build("Equal", _rank(build, logits, labels, labelled, axis), _classes(build, logits, axis))
+        counted = equal(_rank(x, labels, labelled, axis), classes_of(x, axis))
+    elif name == "both":
+        counted = apply("And", predicted, labelled)
     else:
-        where = {"predicted": predicted, "labelled": labelled}.get(name) or build("And", predicted, labelled)
-    return _per_class(build, where if there is None else build("And", where, there), axis)
+        counted = predicted if name == "predicted" else labelled
+    return _per_class(counted if there is None else apply("And", counted, there), axis)
 
 
-def _is_predicted(build: Builder, logits: str, axis: int) -> str:
+def _is_predicted(x: Lifted, axis: int) -> Lifted:
     """Add a value that tells where the class is predicted: the first of those with the largest logit."""
-    shape = build.shape(logits)
-    marks = build.constant(along(np.arange(shape[axis], 0, -1), axis, len(shape)), "int64", stem="marks")
-    best = build("Equal", logits, build("ReduceMax", logits, axes=(axis,)))
-    found = build("Where", best, marks, build.constant(0, "int64"))
-    return build("Equal", marks, build("ReduceMax", found, axes=(axis,)))
+    marks = along_classes(x, np.arange(x.shape[axis], 0, -1), axis, "marks")
+    best = equal(x, apply("ReduceMax", x, axes=(axis,)))
+    return equal(marks, apply("ReduceMax", where(best, marks, marks.number(0)), axes=(axis,)))
 
 
-def _classes(build: Builder, logits: str, axis: int) -> str:
-    """Add the numbers of the classes, along their axis."""
-    shape = build.shape(logits)
-    return build.constant(along(np.arange(shape[axis]), axis, len(shape)), "int64", stem="classes")
-
-
-def _rank(build: Builder, logits: str, labels: str, labelled: str, axis: int) -> str:
+def _rank(x: Lifted, labels: Lifted, labelled: Lifted, axis: int) -> Lifted:
     """Add the number of classes before the label, by falling logits; the last where a logit is NaN."""
-    own = build("ReduceSum", build("Where", labelled, logits, build.like(0.0, logits)), axes=(axis,))
-    later = build("And", build("Equal", logits, own), build("Less", labels, _classes(build, logits, axis)))
-    beaten = build("Cast", build("Or", build("Less", logits, own), later), to="int64")
-    last = build.constant(build.shape(logits)[axis] - 1, "int64")
-    return build("Sub", last, build("ReduceSum", beaten, axes=(axis,)))
+    own = apply("ReduceSum", where(labelled, x, x.number(0.0)), axes=(axis,))
+    later = apply("And", equal(x, own), labels < classes_of(x, axis))
+    beaten = apply("Or", x < own, later).cast("int64")
+    last = labels.number(x.shape[axis] - 1)
+    return last - apply("ReduceSum", beaten, axes=(axis,))
 
 
-def _joint(build: Builder, labelled: str, predicted: str, axis: int) -> str:
+def _joint(labelled: Lifted, predicted: Lifted, axis: int) -> Lifted:
     """Count the places of each sample by true and predicted class, as products along the last axis."""
-    shape = build.shape(labelled)
-    rows, columns = (build("Cast", one, to="float32") for one in (labelled, predicted))
+    shape, rows, columns = labelled.shape, labelled.cast("float32"), predicted.cast("float32")
     if len(shape) == 2:
         shape = (*shape, 1)
-        rows, columns = (build("Reshape", one, shape=shape) for one in (rows, columns))
-    letters = [chr(ord("a") + place) for place in range(len(shape))]
-    outer = [letter for place, letter in enumerate(letters) if place != axis][:-1]
-    left, right = (
-        "".join(letters),
-        "".join("z" if place == axis else one for place, one in enumerate(letters)),
-    )
-    equation = f"{left},{right}->{''.join(outer)}{letters[axis]}z"
-    counts = build("Cast", build("Einsum", rows, columns, equation=equation), to="int64")
+        rows, columns = (apply("Reshape", one, shape=shape) for one in (rows, columns))
+    left = "abcdefgh"[: len(shape)]
+    outer = left.replace(left[axis], "")[:-1]
+    equation = f"{left},{left.replace(left[axis], 'z')}->{outer}{left[axis]}z"
+    counts = apply("Einsum", rows, columns, equation=equation).cast("int64")
     if outer[1:]:
-        counts = build("ReduceSum", counts, axes=tuple(range(1, len(outer))))
-    return build("Reshape", counts, shape=(shape[0], shape[axis] ** 2))
+        counts = apply("ReduceSum", counts, axes=tuple(range(1, len(outer))))
+    return apply("Reshape", counts, shape=(shape[0], shape[axis] ** 2))
 
 
-def _per_class(build: Builder, where: str, axis: int) -> str:
+def _per_class(there: Lifted, axis: int) -> Lifted:
     """Count the places of each sample and class: along the last axis in float32, then as whole numbers."""
-    shape = build.shape(where)
-    others = [place for place in range(1, len(shape)) if place != axis]
-    counts = build("Cast", where, to="float32")
+    others = tuple(place for place in range(1, len(there.shape)) if place != axis)
+    counts = there.cast("float32")
     if others:
-        counts = build("ReduceSum", counts, axes=(others[-1],))
-    counts = build("Cast", counts, to="int64")
+        counts = apply("ReduceSum", counts, axes=others[-1:])
+    counts = counts.cast("int64")
     if others[:-1]:
-        counts = build("ReduceSum", counts, axes=tuple(others[:-1]))
-    return build("Reshape", counts, shape=(shape[0], shape[axis]))
+        counts = apply("ReduceSum", counts, axes=others[:-1])
+    return apply("Reshape", counts, shape=(there.shape[0], there.shape[axis]))
 
 
-def _error_sum(build: Builder, head: Head, name: str, dtype: str) -> str | float:
+def _error_sum(x: Lifted, head: Head, name: str, dtype: str) -> Lifted | float:
     """Add a sum of each sample over its errors, or over its target."""
-    shape = build.shape(head.logits)
     if name == "values":
-        return float(prod(shape[1:]))
-    y = build("Cast", aligned(build, head.logits, head.target), to=dtype)
+        return float(prod(x.shape[1:]))
+    y = apply("Cast", truth_of(x, head.target), to=dtype)
     if name in ("absolute", "squared"):
-        y = build("Sub", build("Cast", head.logits, to=dtype), y)
+        y = apply("Cast", x, to=dtype) - y
     if name == "absolute":
-        y = build("Abs", y)
+        y = apply("Abs", y)
     elif name != "truth":
-        y = build("Mul", y, y)
-    axes = tuple(range(1, len(shape)))
-    return build("Reshape", build("ReduceSum", y, axes=axes) if axes else y, shape=(shape[0], 1))
+        y = y * y
+    axes = tuple(range(1, len(x.shape)))
+    return apply("Reshape", apply("ReduceSum", y, axes=axes) if axes else y, shape=(x.shape[0], 1))

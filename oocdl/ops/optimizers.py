@@ -36,8 +36,33 @@ Update = Callable[[Builder, str, str, Mapping[str, str], Mapping[str, str]], tup
 builder names of values. Weight, gradient and state have one shape and dtype, scalars the shape ()."""
 
 
+class _Checked:
+    """An optimizer, whose fields are checked.
+
+    ``clip_norm`` is the largest allowed norm of all gradients together, ``clip_value`` the largest absolute
+    value of an element of a gradient; only one of them goes.
+    """
+
+    def __post_init__(self) -> None:
+        given: Any = self
+        for name in ("lr", "weight_decay", "eps"):
+            number = getattr(self, name, 0.0)
+            if not callable(number) and number < 0:
+                raise InputError(f"{name} must not be negative, not {number}")
+        for name in ("clip_norm", "clip_value"):
+            limit = getattr(self, name)
+            if limit is not None and limit <= 0:
+                raise InputError(f"{name} must be positive, not {limit}")
+        if given.clip_norm is not None and given.clip_value is not None:
+            raise InputError("gradients are clipped by clip_norm or by clip_value, not by both; choose one")
+        if hasattr(given, "betas"):
+            object.__setattr__(self, "betas", tuple(given.betas))
+            if len(given.betas) != 2 or not all(0 <= beta < 1 for beta in given.betas):
+                raise InputError(f"betas must be two numbers in [0, 1), not {given.betas}")
+
+
 @dataclass(frozen=True)
-class SGD:
+class SGD(_Checked):
     """Stochastic gradient descent."""
 
     lr: Rate = 1e-3
@@ -46,12 +71,10 @@ class SGD:
     weight_decay: float = 0.0
     dampening: float = 0.0
     clip_norm: float | None = None
-    """Largest allowed norm of all gradients together."""
     clip_value: float | None = None
-    """Largest allowed absolute value of an element of a gradient; goes without ``clip_norm``."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         if self.momentum < 0:
             raise InputError(f"momentum must not be negative, not {self.momentum}")
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
@@ -59,7 +82,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Checked):
     """Adam, with L2 weight decay."""
 
     lr: Rate = 1e-3
@@ -67,12 +90,7 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    """Largest allowed norm of all gradients together."""
     clip_value: float | None = None
-    """Largest allowed absolute value of an element of a gradient; goes without ``clip_norm``."""
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True)
@@ -96,7 +114,7 @@ class LAMB(Adam):
 
 
 @dataclass(frozen=True)
-class RMSprop:
+class RMSprop(_Checked):
     """``torch.optim.RMSprop``; its ``alpha`` is the decay of the mean of squares."""
 
     lr: Rate = 1e-2
@@ -107,30 +125,23 @@ class RMSprop:
     centered: bool = False
     """Divide by the standard deviation of the gradient instead of by its root mean square."""
     clip_norm: float | None = None
-    """Largest allowed norm of all gradients together."""
     clip_value: float | None = None
-    """Largest allowed absolute value of an element of a gradient; goes without ``clip_norm``."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         if self.momentum < 0 or not 0 <= self.alpha <= 1:
             raise InputError(f"rmsprop takes momentum of at least 0 and alpha in [0, 1], not {self}")
 
 
 @dataclass(frozen=True)
-class Lion:
+class Lion(_Checked):
     """Steps by the sign of a moving average, with decoupled weight decay: one state a weight."""
 
     lr: Rate = 1e-4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = 0.0
     clip_norm: float | None = None
-    """Largest allowed norm of all gradients together."""
     clip_value: float | None = None
-    """Largest allowed absolute value of an element of a gradient; goes without ``clip_norm``."""
-
-    def __post_init__(self) -> None:
-        _check(self)
 
 
 @dataclass(frozen=True)
@@ -159,22 +170,20 @@ def known_rule(name: str) -> Known:
 
 
 @dataclass(frozen=True)
-class Own:
+class Own(_Checked):
     """An optimizer that was registered under a name (``oocdl.optim.register``)."""
 
     name: str
     lr: Rate = 1e-3
     clip_norm: float | None = None
-    """Largest allowed norm of all gradients together."""
     clip_value: float | None = None
-    """Largest allowed absolute value of an element of a gradient; goes without ``clip_norm``."""
     state: tuple[tuple[str, float], ...] = field(init=False)
     """Kind of state -> the number that it starts as, as registered."""
     digest: str = field(init=False)
     """Digest of the function's text, as registered."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        super().__post_init__()
         registered = known_rule(self.name)
         object.__setattr__(self, "state", registered.state)
         object.__setattr__(self, "digest", registered.digest)
@@ -251,24 +260,6 @@ def start_of(optimizer: Optimizer, name: str) -> float | str:
         return weight
     kinds = dict(optimizer.state) if isinstance(optimizer, Own) else {}
     return kinds.get(kind, 0.0)
-
-
-def _check(optimizer: Any) -> None:
-    """Check the fields that several optimizers have. Raises InputError."""
-    for name in ("lr", "weight_decay", "eps"):
-        number = getattr(optimizer, name, 0.0)
-        if not callable(number) and number < 0:
-            raise InputError(f"{name} must not be negative, not {number}")
-    for name in ("clip_norm", "clip_value"):
-        limit = getattr(optimizer, name)
-        if limit is not None and limit <= 0:
-            raise InputError(f"{name} must be positive, not {limit}")
-    if optimizer.clip_norm is not None and optimizer.clip_value is not None:
-        raise InputError("gradients are clipped by clip_norm or by clip_value, not by both; choose one")
-    if hasattr(optimizer, "betas"):
-        object.__setattr__(optimizer, "betas", tuple(optimizer.betas))
-        if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
-            raise InputError(f"betas must be two numbers in [0, 1), not {optimizer.betas}")
 
 
 def scalars(optimizer: Optimizer, step: int) -> dict[str, float]:

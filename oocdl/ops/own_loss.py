@@ -5,7 +5,7 @@ A file is of (prediction, target); its nodes are put into the graph of the pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -16,8 +16,9 @@ from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.own_operators import digests
-from oocdl.graph.onnx.reader import Imported, OnnxModel, inspect_onnx
-from oocdl.ops._broadcast import cure, is_float, size
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops._broadcast import cure, is_float
+from oocdl.ops.expression import Lifted, apply, lift
 
 
 @dataclass(frozen=True)
@@ -35,43 +36,34 @@ FORMULAS: dict[str, tuple[OwnLoss, Formula]] = {}
 """Name -> registered loss."""
 
 
-def total_of(build: Builder, value: str) -> str:
-    """Add the sum of all elements, of shape ()."""
-    axes = tuple(range(len(build.shape(value))))
-    return build("Reshape", build("ReduceSum", value, axes=axes), shape=()) if axes else value
-
-
-def in_dtype_of(build: Builder, like: str, value: str) -> str:
-    """Return ``value`` in the dtype of ``like``, with a Cast where it has another."""
-    same = build.dtype(value) == build.dtype(like)
-    return value if same else build("Cast", value, to=build.dtype(like))
-
-
-def sum_of(build: Builder, values: Iterable[str]) -> str:
+def sum_of(values: Iterable[Lifted]) -> Lifted:
     """Add the sum of values of one shape, in the dtype of the first."""
-    return reduce(lambda total, value: build("Add", total, in_dtype_of(build, total, value)), values)
+    return reduce(lambda total, value: total + value.cast(total.dtype), values)
 
 
 def mean(build: Builder, value: str) -> str:
     """Add the mean of all elements, of shape ()."""
-    total = total_of(build, value)
-    return build("Div", total, build.like(float(size(build.shape(value))), total))
+    return lift(build, value).mean().name
 
 
 def aligned(build: Builder, logits: str, target: str) -> str:
     """Return the target in the dtype and shape of the logits; it may lack a channel axis of extent one."""
-    shape, wanted = build.shape(target), build.shape(logits)
-    if tuple(n for n in shape if n != 1) != tuple(n for n in wanted if n != 1):
+    return truth_of(lift(build, logits), target).name
+
+
+def truth_of(x: Lifted, target: str) -> Lifted:
+    """Return the target in the dtype and shape of the logits; it may lack a channel axis of extent one."""
+    truth = x.to(target)
+    shape, wanted = truth.shape, x.shape
+    if [n for n in shape if n != 1] != [n for n in wanted if n != 1]:
         raise InputError(
-            f"target '{target}' has shape {list(shape)}, but output '{logits}' has {list(wanted)}"
+            f"target '{target}' has shape {list(shape)}, but output '{x.name}' has {list(wanted)}"
             + cure(shape, wanted)
         )
-    if shape != wanted:
-        target = build("Reshape", target, shape=wanted)
-    return in_dtype_of(build, logits, target)
+    return (truth if shape == wanted else apply("Reshape", truth, shape=wanted)).cast(x.dtype)
 
 
-def add_own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:
+def add_own(x: Lifted, spec: OwnLoss, target: str, further: Mapping[str, str]) -> Lifted:
     """Append a loss of the user's; InputError if it is not registered, is another, or gives no number."""
     known, formula = FORMULAS.get(spec.name, (None, None))
     if known != spec or formula is None:
@@ -79,11 +71,12 @@ def add_own(build: Builder, spec: OwnLoss, prediction: str, target: str) -> str:
         raise InputError(
             f"the loss '{spec.name}' {how}: import what registers it with oocdl.losses.register first"
         )
-    loss = formula(build, prediction, target)
+    build = x.build
+    loss = formula(build, x.name, target)
     if loss not in build.values or build.shape(loss) or not is_float(build.dtype(loss)):
         made = f"a value of shape {list(build.shape(loss))}" if loss in build.values else "no value"
         raise InputError(f"the loss '{spec.name}' gave {made}; it has to be a floating-point number")
-    return loss
+    return x.to(loss)
 
 
 @dataclass(frozen=True)
@@ -112,16 +105,22 @@ def file_loss(path: str | Path) -> FileLoss:
     return FileLoss(str(place), digest, np.dtype(model.inputs[1].dtype).kind in "iu")
 
 
-def add_file(build: Builder, spec: FileLoss, prediction: str, target: str) -> str:
+def add_file(x: Lifted, spec: FileLoss, target: str, further: Mapping[str, str]) -> Lifted:
     """Append the nodes of the file.
 
     InputError if the file is another than the run's, has weights, or gives no number of shape ().
     """
     if not Path(spec.path).is_file() or file_loss(spec.path) != spec:
         raise InputError(f"the loss '{spec.path}' is gone, or another than the run's; bring that file back")
-    model = inspect_onnx(spec.path)
+    build, prediction, model = x.build, x.name, inspect_onnx(spec.path)
+    given = dict(zip((port.name for port in model.inputs), (prediction, target), strict=True))
+    shapes = {name: build.shape(value) for name, value in given.items()}
     try:
-        imported = _bound(build, model, prediction, target)
+        imported = model.bind(build.rules, shapes, precision=x.dtype)
+        for name, value in given.items():
+            wanted = imported.graph.values[name].dtype
+            if wanted != build.dtype(value):
+                raise InputError(f"the loss takes {wanted} as '{name}', which is {build.dtype(value)}")
     except ModelError as error:
         raise type(error)(f"in the loss '{spec.path}': {error}") from error
     graph, ((_, loss),) = imported.graph, imported.outputs
@@ -144,19 +143,4 @@ def add_file(build: Builder, spec: FileLoss, prediction: str, target: str) -> st
     for node in graph.nodes:
         inputs = [names[name] for name in node.inputs]
         build.node(node.op, inputs, node.attrs, [names[name] for name in node.outputs], f"loss/{node.name}")
-    return names[loss]
-
-
-def _bound(build: Builder, model: OnnxModel, prediction: str, target: str) -> Imported:
-    """Read the file for a prediction and a target of these shapes."""
-    given = dict(zip((port.name for port in model.inputs), (prediction, target), strict=True))
-    imported = model.bind(
-        build.rules,
-        {name: build.shape(value) for name, value in given.items()},
-        precision=build.dtype(prediction),
-    )
-    for name, value in given.items():
-        wanted = imported.graph.values[name].dtype
-        if wanted != build.dtype(value):
-            raise InputError(f"the loss takes {wanted} as '{name}', which is {build.dtype(value)}")
-    return imported
+    return x.to(names[loss])

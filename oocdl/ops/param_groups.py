@@ -67,21 +67,16 @@ def groups_of(optimizer: Optimizer, param_groups: ParamGroups | None) -> list[Gr
                     f"param_groups has '{name}' for '{_shown(given)}'; it takes params, {', '.join(known)}"
                 )
         try:
-            if "lr" in changes and not callable(changes["lr"]):
-                changes["lr"] = _group_rate(optimizer, changes["lr"])
+            if "lr" in changes and callable(optimizer.lr) and not callable(changes["lr"]):
+                base = base_of(optimizer.lr)
+                if not base:
+                    how = "give the group a schedule"
+                    raise InputError(f"its lr is a number, but the optimizer's is a function of yours; {how}")
+                changes["lr"] = rebased(optimizer.lr, base, float(changes["lr"]))
             found.append(Group(replace(optimizer, **changes), number, frozenset(changes)))
         except (InputError, TypeError, ValueError) as error:
             raise InputError(f"param_groups for '{_shown(given)}': {error}") from error
     return found
-
-
-def _group_rate(optimizer: Optimizer, lr: float) -> Any:
-    base = base_of(optimizer.lr)
-    if base is None or (callable(optimizer.lr) and base == 0):
-        raise InputError(
-            "its lr is a number, but the optimizer's is a function of yours; give the group a schedule"
-        )
-    return rebased(optimizer.lr, base, float(lr)) if callable(optimizer.lr) else lr
 
 
 def _shown(given: Mapping[str, Any]) -> str:

@@ -173,7 +173,6 @@ def _function(
 
 
 def _says(op: str, arity: int, gigabytes: float, takes: str = "float32") -> Row:
-    """Make the row of an operator whose result is bool."""
     return Row(op, arity, apart, result="bool", scratch=0, gigabytes=gigabytes, takes=takes)
 
 
@@ -242,7 +241,6 @@ POINTWISE: tuple[Row, ...] = (
 
 
 def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    """Infer the broadcast shape; operands must have one dtype (but for the condition of Where)."""
     if len(inputs) != row.arity:
         fail(node, f"takes {row.arity} operands, got {len(inputs)}")
     dtypes = [value.dtype for value in inputs]
@@ -259,7 +257,6 @@ def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _gradient(row: Row, build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """Apply the row's gradient, summed over broadcast axes."""
     if row.gradient is None:
         return no_second_derivative(build, node, g)
     lifted = Lifted(build=build, name=g, like=g, numbers={})

@@ -37,11 +37,11 @@ from typing import Any
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Node, Shape, Value
-from oocdl.graph.ir.index import AxisRule, Index, Plain, Whole
+from oocdl.graph.ir.index import AxisRule, Whole
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
-from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
-from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype
-from oocdl.ops._speed import READING
+from oocdl.graph.ir.speed import Computing, Heavy, Scale
+from oocdl.ops._broadcast import extents_by, fail, no_second_derivative, plain, plain_by, same_float
+from oocdl.ops._speed import READING, probe
 
 ROWS = (1, 8, 64)
 """Samples at once, by which the speed of a step is measured: its product has as many rows."""
@@ -50,6 +50,13 @@ ELEMENT_FLOPS = 100
 so many that a recurrence is never computed twice to save memory."""
 BLOCK_ROWS = 256
 """Steps times samples that an engine may hold factors of a gradient for, or the samples of one step."""
+
+
+AXES: Mapping[str, str] = {
+    "x": "tng", "R": "gh", "b": "h", "mask": "tn1", "gates": "tnk", "h": "tnh", "c": "tnh",
+    **dict.fromkeys(("h0", "c0", "last h", "last c"), "1nh"),
+}  # fmt: skip
+"""Operand or result -> its axes: t time, n samples, h hidden, g gates, k those kept."""
 
 
 @dataclass(frozen=True)
@@ -65,104 +72,62 @@ class Kind:
     back: tuple[str, ...]
     """Operands of the gradient behind R and before those of the loss: ``h0`` or ``c0``, then results."""
 
-    def names(self, late: bool) -> tuple[str, ...]:
-        """Return the operands, without the mask."""
-        return ("x", "R", "h0", "c0")[: 2 + self.states] + ("b",) * late
+    def operands(self, late: bool = False, back: bool = False) -> list[str]:
+        """Return the operands of the layer or its gradient; the last one, the mask, may be left out.
 
-    def results(self) -> tuple[str, ...]:
-        """Return the results: states of all steps, gates, states of the last step."""
-        states = ("h", "c")[: self.states]
-        return (*states, *("gates",) * (self.gates > 1), *(f"last {name}" for name in states))
+        Those of the loss are named as what they are gradients of.
+        """
+        if back:
+            return ["R", *self.back, "h", *("last h", "last c")[: self.states], "mask"]
+        return ["x", "R", *("h0", "c0")[: self.states], *["b"] * late, "mask"]
 
-    def read_back(self) -> tuple[str, ...]:
-        """Return the operands of the gradient, those of the loss named as what they are gradients of."""
-        return ("R", *self.back, "h", *(f"last {name}" for name in ("h", "c")[: self.states]))
-
-    def made_back(self) -> tuple[str, ...]:
-        """Return what the gradient makes gradients of."""
-        return ("x", "h0", "c0")[: 1 + self.states]
-
-    def axes_of(self, name: str) -> tuple[str, ...]:
-        """Return the axes of an operand or result: t time, n samples, h hidden, g gates, k those kept."""
-        if name in ("h0", "c0", "last h", "last c"):
-            return ("1", "n", "h")
-        return {"R": ("g", "h"), "b": ("h",), "mask": ("t", "n", "1"), "x": ("t", "n", "g")}.get(
-            name, ("t", "n", "k" if name == "gates" else "h")
-        )
+    def results(self, back: bool = False) -> list[str]:
+        """Return the results: states of all steps, gates, states of the last step; or what has gradients."""
+        if back:
+            return ["x", *("h0", "c0")[: self.states]]
+        last = ("last h", "last c")[: self.states]
+        return [*("h", "c")[: self.states], *["gates"] * (self.gates > 1), *last]
 
 
 def _late(node: Node) -> bool:
-    """Whether a GRU has the product before the reset gate."""
     return bool(node.attrs.get("linear_before_reset"))
 
 
-def _extents(kind: Kind, node: Node, x: Shape, hidden: int) -> dict[str, int]:
-    """Return the extents of the axes."""
-    kept = (kind.gates + _late(node)) * hidden
-    return {"t": x[0], "n": x[1], "h": hidden, "g": kind.gates * hidden, "k": kept, "1": 1}
+def _shape(name: str, extents: Mapping[str, int]) -> Shape:
+    return tuple(extents[axis] for axis in AXES[name])
 
 
-def _specs(kind: Kind, names: Sequence[str], extents: Mapping[str, int], dtype: str) -> list[Spec]:
-    return [
-        (tuple(extents[axis] for axis in kind.axes_of(name)), "bool" if name == "mask" else dtype)
-        for name in names
-    ]
-
-
-def _named(operands: Sequence[str], node: Node) -> tuple[str, ...]:
-    """Return all operands but the mask, the bias of a GRU among them."""
-    return (*operands, *("b",) * (_late(node) and "x" in operands))
-
-
-def _infer(
-    kind: Kind, operands: Sequence[str], results: Sequence[str], node: Node, inputs: Sequence[Value]
-) -> Sequence[Spec]:
-    names = _named(operands, node)
-    found = [(value.shape, value.dtype) for value in inputs]
-    weight, x = (found[names.index(name)][0] for name in ("R", "x" if "x" in names else "h"))
-    if len(x) != 3 or len(weight) != 2 or len(found) not in (len(names), len(names) + 1):
-        shapes = [list(shape) for shape, _ in found]
-        fail(node, f"{len(found)} operands of shapes {shapes} are not those of it")
-    dtype = same_dtype(node, [dtype for _, dtype in found[: len(names)]])
-    if not is_float(dtype):
-        fail(node, f"its operands must be floating point, not {dtype}")
-    extents = _extents(kind, node, x, weight[1])
-    wanted = _specs(kind, (*names, "mask"), extents, dtype)
-    for name, got, want in zip((*names, "mask"), found, wanted, strict=False):
-        if got != want:
-            fail(node, f"{name} is {got[1]} {list(got[0])}, and not {want[1]} {list(want[0])}")
+def _infer(kind: Kind, back: bool, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
+    names = kind.operands(_late(node), back)
+    if len(inputs) not in (len(names) - 1, len(names)):
+        fail(node, f"it takes {', '.join(names)}, and not {len(inputs)} operands")
+    terms = [AXES[name] for name in names[: len(inputs)]]
+    extents = extents_by(node, terms, [value.shape for value in inputs], {"1": 1})
+    dtype, kept = same_float(node, inputs[: len(names) - 1]), (kind.gates + _late(node)) * extents["h"]
+    if inputs[len(names) - 1 :] and inputs[-1].dtype != "bool":
+        fail(node, f"its mask must be bool, not {inputs[-1].dtype}")
+    if extents["g"] != kind.gates * extents["h"] or extents.setdefault("k", kept) != kept:
+        fail(
+            node, f"its gates have {extents['g']} and {extents['k']} elements for {extents['h']} hidden ones"
+        )
     if len(node.attrs["activations"]) != len(kind.activations):
         fail(node, f"it has {len(kind.activations)} activations, not {node.attrs['activations']}")
-    return _specs(kind, results, extents, dtype)
+    return [(_shape(name, extents), dtype) for name in kind.results(back)]
 
 
-def _axes(
-    kind: Kind,
-    operands: Sequence[str],
-    results: Sequence[str],
-    node: Node,
-    inputs: Sequence[Shape],
-    outputs: Sequence[Shape],
-) -> AxisRule:
+def _axes(kind: Kind, back: bool, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Only ``n`` is cut; what the operands have of the hidden size is read whole."""
-    names = (*_named(operands, node), "mask")
-    extents = {
-        axis: extent
-        for some, shapes in ((names, inputs), (results, outputs))
-        for name, shape in zip(some, shapes, strict=False)
-        for axis, extent in zip(kind.axes_of(name), shape, strict=True)
-    }
-
-    def read(axis: str) -> Index | None:
-        return Whole(extents[axis]) if axis in "hgk" else made(axis)
-
-    def made(axis: str) -> Plain | None:
-        return None if axis == "1" else plain(axis, extents[axis])
-
+    read = [AXES[name] for name in kind.operands(_late(node), back)][: len(inputs)]
+    made = [AXES[name] for name in kind.results(back)]
+    extents = extents_by(node, (*read, *made), (*inputs, *outputs))
+    extents.pop("1", None)
     return AxisRule(
-        inputs=tuple(tuple(map(read, kind.axes_of(name))) for name, _ in zip(names, inputs, strict=False)),
-        outputs=tuple(tuple(map(made, kind.axes_of(name))) for name in results),
-        extents={axis: extent for axis, extent in extents.items() if axis != "1"},
+        inputs=tuple(
+            tuple(Whole(n) if axis in "hgk" else plain(axis, n) for axis, n in zip(term, shape, strict=True))
+            for term, shape in zip(read, inputs, strict=True)
+        ),
+        outputs=plain_by(made, outputs),
+        extents=extents,
         uncut=frozenset("thgk") & extents.keys(),
     )
 
@@ -175,16 +140,17 @@ def _gradient(kind: Kind, build: Builder, node: Node, *grads: str | None) -> Seq
     given = dict(zip(kind.results(), grads, strict=True))
     if given.get("c") is not None or given.get("gates") is not None:
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
-    operands = dict(zip((*kind.names(_late(node)), "mask"), node.inputs, strict=False))
+    operands = dict(zip(kind.operands(_late(node)), node.inputs, strict=False))
     known = {**operands, **made}
-    of_loss = [given[name] or build.zeros_like(made[name]) for name in kind.read_back()[1 + len(kind.back) :]]
+    of_loss = [
+        given[name] or build.zeros_like(made[name])
+        for name in kind.operands(back=True)[1 + len(kind.back) : -1]
+    ]
     mask = [operands["mask"]] if "mask" in operands else []
     back = build.node(
-        f"{kind.op}Grad",
-        [known["R"], *(known[name] for name in kind.back), *of_loss, *mask],
-        node.attrs,
+        f"{kind.op}Grad", [known["R"], *(known[name] for name in kind.back), *of_loss, *mask], node.attrs
     )
-    found: dict[str, str] = dict(zip(kind.made_back(), back, strict=True))
+    found: dict[str, str] = dict(zip(kind.results(back=True), back, strict=True))
     if kind.gates == 3:
         found |= _gru_weights(build, node, found["x"], known)
     else:
@@ -257,17 +223,19 @@ def _scratch(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence
     return 2 * width * hidden + 10 * samples * width + steps * samples * hidden + 6 * block * hidden
 
 
-def _speed(kind: Kind, op: str, operands: Sequence[str]) -> Computing:
+def _speed(kind: Kind, back: bool, op: str) -> Computing:
     attrs: dict[str, Any] = {"reverse": False, "activations": kind.activations}
     if kind.gates == 3:
         attrs["linear_before_reset"] = True
     node = Node("", op, (), (), attrs)
 
     def probes(scale: Scale) -> Iterator[Heavy]:
+        hidden = max(int(256 * scale.share), 4)
+        gates = {"g": kind.gates * hidden, "k": (kind.gates + _late(node)) * hidden}
         for samples in ROWS:
-            extents = _extents(kind, node, (32, samples, 0), max(int(256 * scale.share), 4))
-            given = _specs(kind, _named(operands, node), extents, "float32")
-            yield op, samples, Probe(op, tuple(given), attrs)
+            extents = {"t": 32, "n": samples, "h": hidden, "1": 1, **gates}
+            shapes = [_shape(name, extents) for name in kind.operands(_late(node), back)[:-1]]
+            yield op, samples, probe(op, *shapes, **attrs)
 
     return Computing(
         like=READING,
@@ -277,28 +245,23 @@ def _speed(kind: Kind, op: str, operands: Sequence[str]) -> Computing:
 
 
 def _rule(kind: Kind, back: bool) -> OpRule:
-    """Return the operator, or its gradient."""
-    op = f"{kind.op}Grad" if back else kind.op
-    operands = kind.read_back() if back else kind.names(False)
-    results = kind.made_back() if back else kind.results()
+    op, weight = (f"{kind.op}Grad", 0) if back else (kind.op, 1)
     return OpRule(
         op=op,
-        infer=partial(_infer, kind, operands, results),
+        infer=partial(_infer, kind, back),
         gradient=no_second_derivative if back else partial(_gradient, kind),
-        axes=partial(_axes, kind, operands, results),
-        speed=_speed(kind, op, operands),
-        flops=partial(_flops, operands.index("R")),
-        scratch_elements=partial(_scratch, operands.index("R")),
+        axes=partial(_axes, kind, back),
+        speed=_speed(kind, back, op),
+        flops=partial(_flops, weight),
+        scratch_elements=partial(_scratch, weight),
         keeps_axes=False,
     )
 
 
 KINDS: Mapping[str, Kind] = {
-    "RNN": Kind("RnnSteps", gates=1, states=1, activations=("Tanh",), back=("h",)),
-    "GRU": Kind("GruSteps", gates=3, states=1, activations=("Sigmoid", "Tanh"), back=("h0", "gates", "h")),
-    "LSTM": Kind(
-        "LstmSteps", gates=4, states=2, activations=("Sigmoid", "Tanh", "Tanh"), back=("c0", "gates", "c")
-    ),
+    "RNN": Kind("RnnSteps", 1, 1, ("Tanh",), ("h",)),
+    "GRU": Kind("GruSteps", 3, 1, ("Sigmoid", "Tanh"), ("h0", "gates", "h")),
+    "LSTM": Kind("LstmSteps", 4, 2, ("Sigmoid", "Tanh", "Tanh"), ("c0", "gates", "c")),
 }
 """ONNX operator -> what it is made of here."""
 RULES: tuple[OpRule, ...] = tuple(_rule(kind, back) for kind in KINDS.values() for back in (False, True))

@@ -21,6 +21,7 @@ from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule
 from oocdl.graph.ir.op_rule import Axes, Builder, Infer, OpRule, Spec, no_cost
 from oocdl.ops._broadcast import (
+    axis_of,
     broadcast_axes,
     extents_of,
     fail,
@@ -28,13 +29,14 @@ from oocdl.ops._broadcast import (
     letters,
     operand_size,
     same_dtype,
+    same_float,
     size,
 )
 from oocdl.ops._speed import ARITHMETIC, EXPONENTIAL, READING, probe, reductions, streaming
+from oocdl.ops.expression import Lifted, apply, equal, exp, lift, sqrt
 
 
 def _reduced(node: Node, shape: Shape) -> Shape:
-    """Return the operand's shape with extent one on the attribute ``axes``."""
     axes = tuple(node.attrs["axes"])
     if list(axes) != sorted(set(axes)) or any(not 0 <= axis < len(shape) for axis in axes):
         fail(node, f"axes {list(axes)} are not sorted axes of a value of rank {len(shape)}")
@@ -64,32 +66,30 @@ def _infer(results: int = 1, floats: bool = True) -> Infer:
 
 def _max_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     """Share the gradient equally between the maxima, as ``torch.amax``."""
-    x, y = node.inputs[0], node.outputs[0]
-    here = build("Cast", build("Equal", x, y), to=build.dtype(x))
-    return [build("Mul", here, build("Div", g, build("ReduceSum", here, axes=node.attrs["axes"])))]
+    x = lift(build, node.inputs[0])
+    here = equal(x, x.to(node.outputs[0])).cast(x.dtype)
+    return [(here * (x.to(g) / apply("ReduceSum", here, axes=node.attrs["axes"]))).name]
 
 
 # Norms ---------------------------------------------------------------------------------------
 
 
-def _count(build: Builder, node: Node) -> int:
-    return size([build.shape(node.inputs[0])[axis] for axis in node.attrs["axes"]])
+def _count(node: Node, x: Lifted) -> int:
+    return size([x.shape[axis] for axis in node.attrs["axes"]])
 
 
 def _moments_gradient(
     build: Builder, node: Node, of_mean: str | None, of_var: str | None
 ) -> Sequence[str | None]:
     """``dmean / P + 2 (x - mean) dvar / P``; Normalize sends nothing here."""
-    x, (mean, _) = node.inputs[0], node.outputs
-    found: str | None = None
+    x, grad = lift(build, node.inputs[0]), None
     if of_mean is not None:
-        share = build("Mul", of_mean, build.like(1 / _count(build, node), x))
-        found = build("Expand", share, shape=build.shape(x))
+        grad = apply("Expand", x.to(of_mean) * (1 / _count(node, x)), shape=x.shape)
     if of_var is not None:
-        share = build("Mul", of_var, build.like(2 / _count(build, node), x))
-        spread = build("Mul", build("Sub", x, mean), share)
-        found = spread if found is None else build("Add", found, spread)
-    return [found]
+        share = x.to(of_var) * (2 / _count(node, x))
+        spread = (x - x.to(node.outputs[0])) * share
+        grad = spread if grad is None else grad + spread
+    return [None if grad is None else grad.name]
 
 
 def _infer_normalize(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -100,50 +100,42 @@ def _infer_normalize(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _normalize_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """The gradient of the whole norm, to x alone."""
     x, mean, var = node.inputs
     axes = node.attrs["axes"]
     maker = next((other for other in reversed(build.nodes) if other.outputs == (mean, var)), None)
     if maker is None or maker.op != "Moments" or maker.inputs != (x,) or maker.attrs["axes"] != axes:
         fail(node, "normalizes by others than the moments of its own operand, of which it has no gradient")
     # Recomputed, so that what was normalized need not be stored.
-    xhat = build("Normalize", x, mean, var, **node.attrs)
-    scale = build("Reciprocal", build("Sqrt", build("Add", var, build.like(node.attrs["eps"], x))))
-    share = build.like(1 / _count(build, node), x)
-    offset = build("Mul", build("ReduceSum", g, axes=axes), share)
-    slope = build("Mul", build("ReduceSum", build("Mul", g, xhat), axes=axes), share)
-    centred = build("Sub", build("Sub", g, offset), build("Mul", xhat, slope))
-    return [build("Mul", centred, scale), None, None]
+    value, grad, variance = (lift(build, name) for name in (x, g, var))
+    xhat = apply("Normalize", value, value.to(mean), variance, **node.attrs)
+    scale = apply("Reciprocal", sqrt(variance + node.attrs["eps"]))
+    share = value.number(1 / _count(node, value))
+    offset = apply("ReduceSum", grad, axes=axes) * share
+    slope = apply("ReduceSum", grad * xhat, axes=axes) * share
+    return [((grad - offset - xhat * slope) * scale).name, None, None]
 
 
 # Softmax -------------------------------------------------------------------------------------
 
 
 def _infer_softmax(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    axis = node.attrs["axis"]
-    if not 0 <= axis < len(inputs[0].shape):
-        fail(node, f"axis {axis} is not an axis of a value of rank {len(inputs[0].shape)}")
-    if not is_float(inputs[0].dtype):
-        fail(node, f"its operand must be floating point, not {inputs[0].dtype}")
-    return [(inputs[0].shape, inputs[0].dtype)]
+    axis_of(node, inputs[0].shape)
+    return [(inputs[0].shape, same_float(node, inputs))]
 
 
 def _log_softmax(build: Builder, node: Node) -> Sequence[str]:
-    x = node.inputs[0]
-    return [build("Sub", x, build("LogSumExp", x, axes=(node.attrs["axis"],)))]
+    x = lift(build, node.inputs[0])
+    return [(x - apply("LogSumExp", x, axes=(node.attrs["axis"],))).name]
 
 
 def _softmax_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """``y (g - sum(g y))``."""
-    product = build("Mul", g, node.outputs[0])
-    total = build("ReduceSum", product, axes=(node.attrs["axis"],))
-    return [build("Sub", product, build("Mul", node.outputs[0], total))]
-
-
-def _log_softmax_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """``g - exp(y) sum(g)``."""
-    total = build("ReduceSum", g, axes=(node.attrs["axis"],))
-    return [build("Sub", g, build("Mul", build("Exp", node.outputs[0]), total))]
+    """``y (g - sum(g y))``; for LogSoftmax ``g - exp(y) sum(g)``."""
+    y, grad, axes = lift(build, node.outputs[0]), lift(build, g), (node.attrs["axis"],)
+    if node.op == "LogSoftmax":
+        total = apply("ReduceSum", grad, axes=axes)
+        return [(grad - exp(y) * total).name]
+    product = grad * y
+    return [(product - y * apply("ReduceSum", product, axes=axes)).name]
 
 
 RULES: tuple[OpRule, ...] = (
@@ -211,7 +203,7 @@ RULES: tuple[OpRule, ...] = (
     OpRule(
         op="LogSoftmax",
         infer=_infer_softmax,
-        gradient=_log_softmax_gradient,
+        gradient=_softmax_gradient,
         expand=_log_softmax,
         scratch_elements=no_cost,
     ),

@@ -20,7 +20,7 @@ class _Counting:
     """A schedule with numbers of steps, which are at least 1."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "every"):
+        for name in ("steps", "every", "times"):
             count = getattr(self, name, None)
             if count is not None and count < 1:
                 raise InputError(f"{name} of a learning-rate schedule must be at least 1, not {count}")
@@ -86,8 +86,7 @@ class Cosine(_Counting):
     minimum: float = 0.0
 
     def __call__(self, step: int) -> float:
-        part = min(step / _said(self.steps), 1.0)
-        return self.minimum + (self.lr - self.minimum) * (1 + cos(pi * part)) / 2
+        return _blend(self.lr, self.minimum, pi * min(step / _said(self.steps), 1.0))
 
 
 @dataclass(frozen=True)
@@ -102,18 +101,13 @@ class CosineRestarts(_Counting):
     times: int = 1
     minimum: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.times < 1:
-            raise InputError(f"times of a learning-rate schedule must be at least 1, not {self.times}")
-
     def __call__(self, step: int) -> float:
         length = self.steps
         if self.times == 1:
             step %= length
         while step >= length:
             step, length = step - length, length * self.times
-        return self.minimum + (self.lr - self.minimum) * (1 + cos(pi * step / length)) / 2
+        return _blend(self.lr, self.minimum, pi * step / length)
 
 
 @dataclass(frozen=True)
@@ -149,9 +143,9 @@ class OneCycle(_Counting):
         low, steps = self.lr / self.start, _said(self.steps)
         peak = self.rising * steps - 1
         if peak > 0 and step <= peak:
-            return _blend(low, self.lr, step / peak)
+            return _blend(low, self.lr, pi * (step / peak))
         part = min((step - peak) / max(steps - 1 - peak, 1e-9), 1.0)
-        return _blend(self.lr, low / self.end, part)
+        return _blend(self.lr, low / self.end, pi * part)
 
 
 @dataclass(frozen=True)
@@ -182,13 +176,19 @@ class Then(_Counting):
         return rate(self.first, step) if step < self.steps else rate(self.after, step - self.steps)
 
 
+Lasting = Cosine | Polynomial | OneCycle
+"""The schedules that last as long as a run where they say nothing else."""
+Scaling = Constant | Step | MultiStep | Exponential | CosineRestarts | Lasting
+"""The schedules that are proportional to a learning rate, but for a ``minimum``."""
+
+
 def lasting(lr: Rate, steps: int) -> Rate:
     """Return a schedule for a run of so many steps: one that says nothing else lasts as long.
 
     >>> lasting(WarmUp(Cosine(0.1), 10), 100)
     WarmUp(after=Cosine(lr=0.1, steps=100, minimum=0.0), steps=10, start=0.3333333333333333)
     """
-    if isinstance(lr, Cosine | Polynomial | OneCycle) and lr.steps is None:
+    if isinstance(lr, Lasting) and lr.steps is None:
         return replace(lr, steps=max(steps, 1))
     if isinstance(lr, WarmUp):
         return replace(lr, after=lasting(lr.after, steps))
@@ -203,18 +203,9 @@ def lasts_a_run(lr: Rate, steps: int) -> bool:
     >>> lasts_a_run(WarmUp(Cosine(0.1, 100), 10), 100), lasts_a_run(Cosine(0.1, 50), 100)
     (True, False)
     """
-    match lr:
-        case Cosine(steps=last) | Polynomial(steps=last) | OneCycle(steps=last):
-            return last is None or last >= steps
-        case WarmUp(after=after):
-            return lasts_a_run(after, steps)
-        case Then(steps=first, after=after):
-            return lasts_a_run(after, steps - first)
-    return False
-
-
-Scaling = Constant | Step | MultiStep | Exponential | Cosine | CosineRestarts | Polynomial | OneCycle
-"""The schedules that are proportional to a learning rate, but for a ``minimum``."""
+    if isinstance(lr, WarmUp | Then):
+        return lasts_a_run(lr.after, steps - lr.steps if isinstance(lr, Then) else steps)
+    return isinstance(lr, Lasting) and (lr.steps is None or lr.steps >= steps)
 
 
 def base_of(lr: Rate) -> float | None:
@@ -253,9 +244,9 @@ def _said(steps: int | None) -> int:
     return steps
 
 
-def _blend(first: float, second: float, part: float) -> float:
-    """Return half a cosine from ``first`` at 0 to ``second`` at 1."""
-    return second + (first - second) * (1 + cos(pi * part)) / 2
+def _blend(first: float, second: float, angle: float) -> float:
+    """Return a cosine from ``first`` at an angle of 0 to ``second`` at pi."""
+    return second + (first - second) * (1 + cos(angle)) / 2
 
 
 def rate(lr: Rate, step: int) -> float:

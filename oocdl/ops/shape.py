@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
+
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule, Index, Plain, Shifted, Whole
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec, no_cost
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
+    axis_of,
     broadcast,
     broadcast_axes,
     extents_of,
@@ -23,29 +26,16 @@ from oocdl.ops._broadcast import (
 from oocdl.ops._speed import MOVING, probe, rows_of, streaming
 
 
-def _axis(node: Node, shape: Shape) -> int:
-    """Return the checked attribute ``axis``."""
-    axis = int(node.attrs["axis"])
-    if not 0 <= axis < len(shape):
-        fail(node, f"axis {axis} is not an axis of a value of rank {len(shape)}")
-    return axis
-
-
 def _with(shape: Shape, axis: int, extent: int) -> Shape:
-    """Return ``shape`` with another extent on one axis."""
     return (*shape[:axis], extent, *shape[axis + 1 :])
 
 
 def _along(node: Node, outputs: Sequence[Shape], *moved: tuple[int, int]) -> AxisRule:
     """Return the axis rule with all axes plain but one, on which operands are shifted by (offset, step)."""
-    axis, (shape,) = node.attrs["axis"], outputs
-    others: tuple[Index | None, ...] = letters(shape)
-    letter = f"a{axis}"
-    return AxisRule(
-        inputs=tuple((*others[:axis], Shifted(letter, *one), *others[axis + 1 :]) for one in moved),
-        outputs=((*letters(shape)[:axis], Plain(letter), *letters(shape)[axis + 1 :]),),
-        extents=extents_of(shape),
-    )
+    axis, axes = node.attrs["axis"], letters(outputs[0])
+    before, letter, after = axes[:axis], f"a{axis}", axes[axis + 1 :]
+    inputs = tuple((*before, Shifted(letter, *one), *after) for one in moved)
+    return AxisRule(inputs, ((*before, Plain(letter), *after),), extents_of(outputs[0]))
 
 
 # Transpose -----------------------------------------------------------------------------------
@@ -62,11 +52,6 @@ def _axes_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape
     operand = letters(inputs[0])
     moved = tuple(operand[axis] for axis in node.attrs["perm"])
     return AxisRule((operand,), (moved,), extents_of(inputs[0]))
-
-
-def _gradient_transpose(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    perm = node.attrs["perm"]
-    return [build("Transpose", g, perm=tuple(perm.index(i) for i in range(len(perm))))]
 
 
 # Reshape, Expand -----------------------------------------------------------------------------
@@ -108,7 +93,7 @@ def _infer_expand(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _infer_concat(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     if not inputs:
         fail(node, "has no operands")
-    axis = _axis(node, inputs[0].shape)
+    axis = axis_of(node, inputs[0].shape)
     if len({(len(v.shape), _with(v.shape, axis, 0)) for v in inputs}) != 1:
         fail(node, f"shapes {[list(v.shape) for v in inputs]} differ outside axis {axis}")
     total = sum(value.shape[axis] for value in inputs)
@@ -117,7 +102,6 @@ def _infer_concat(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _parts(build: Builder, value: str, axis: int, sizes: Sequence[int]) -> list[str]:
-    """Add slices of these sizes, one behind the other."""
     marks = pairwise(accumulate(sizes, initial=0))
     return [build("Slice", value, axis=axis, start=start, stop=stop, step=1) for start, stop in marks]
 
@@ -134,7 +118,7 @@ def _gradient_concat(build: Builder, node: Node, g: str) -> Sequence[str | None]
 
 def _infer_split(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     x, sizes = inputs[0], node.attrs["sizes"]
-    axis = _axis(node, x.shape)
+    axis = axis_of(node, x.shape)
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 1:
         fail(node, f"sizes {list(sizes)} do not split an extent of {x.shape[axis]}")
     return [(_with(x.shape, axis, extent), x.dtype) for extent in sizes]
@@ -150,7 +134,7 @@ def _gradient_split(build: Builder, node: Node, *grads: str | None) -> Sequence[
 
 def _infer_slice(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     x, attrs = inputs[0], node.attrs
-    axis = _axis(node, x.shape)
+    axis = axis_of(node, x.shape)
     start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
     if not 0 <= start < stop <= x.shape[axis] or step < 1:
         fail(node, f"{start}:{stop}:{step} is not a non-empty part of an extent of {x.shape[axis]}")
@@ -174,13 +158,13 @@ def _gradient_slice(build: Builder, node: Node, g: str) -> Sequence[str | None]:
 
 
 def _infer_reverse(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    _axis(node, inputs[0].shape)
+    axis_of(node, inputs[0].shape)
     return [(inputs[0].shape, inputs[0].dtype)]
 
 
 def _infer_pad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     x, before, after = inputs[0], node.attrs["before"], node.attrs["after"]
-    axis = _axis(node, x.shape)
+    axis = axis_of(node, x.shape)
     if min(before, after) < 0:
         fail(node, f"pads {before} and {after} must not be negative; use Slice")
     return [(_with(x.shape, axis, before + x.shape[axis] + after), x.dtype)]
@@ -208,7 +192,6 @@ def _probes_reshape(shape: Shape) -> Sequence[Probe]:
 
 
 def _moving(op: str, **facts: Any) -> OpRule:
-    """Make the rule of an operator that computes nothing."""
     return OpRule(op=op, flops=no_cost, scratch_elements=no_cost, **{"moves_only": True, **facts})
 
 
@@ -216,7 +199,7 @@ RULES: tuple[OpRule, ...] = (
     _moving(
         "Transpose",
         infer=_infer_transpose,
-        gradient=_gradient_transpose,
+        gradient=lambda b, n, g: [b("Transpose", g, perm=tuple(np.argsort(n.attrs["perm"]).tolist()))],
         axes=_axes_transpose,
         speed=streaming(MOVING, 13, _probes_transpose),
         keeps_axes=False,

@@ -215,7 +215,7 @@ def test_a_later_chain_makes_cheap_values_again() -> None:
         step("Mul", [(7, inner), operand(3, inner, crop=box)], 8, inner, "float64"),
     ]
     made = program(arrays, steps, [(8, inner)], "fused again")
-    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made, is_loop)
+    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made)
     first, _, second = groups
     assert isinstance(first, Chain) and isinstance(second, Chain)
     assert [item.op for item in second.members[:2]] == ["Normalize", "Mul"] and len(second.members) == 4
@@ -239,7 +239,7 @@ def test_one_value_is_made_again_for_each_part_that_is_read() -> None:
         step("Add", [(6, inner), operand(4, inner, corner)], 7, inner, "float64"),
     ]
     made = program(arrays, steps, [(7, inner)], "fused twice")
-    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made, is_loop)
+    groups, dtypes = recomputed(arrange(made, 16, BLOCKWISE), made)
     second = groups[-1]
     assert isinstance(second, Chain) and is_loop(second, dtypes)
     assert not {operand.slot for item in second.members for operand in item.operands} & {2, 3}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, prod
 from typing import Any
 
-from oocdl.ops.recurrent import KINDS
+from oocdl.ops.recurrent import AXES, KINDS
 from tests.kit.random_graphs import Maker
 
 
@@ -165,7 +165,7 @@ def recurrent(m: Maker, x: str) -> str | None:
     sizes = {"t": steps, "n": samples, "h": hidden, "g": known.gates * hidden, "1": 1}
     flat = m.build("Reshape", x, shape=(steps, samples, features))
     gates = m.build("Einsum", flat, m.weight(features, sizes["g"]), equation="tnf,fg->tng")
-    others = [m.weight(*(sizes[axis] for axis in known.axes_of(name))) for name in known.names(late)[1:]]
+    others = [m.weight(*(sizes[axis] for axis in AXES[name])) for name in known.operands(late)[1:-1]]
     if m.flip():
         others.append(m.given(m.random.uniform(size=(steps, samples, 1)) < 0.7))
     attrs: dict[str, Any] = {"reverse": m.flip(), "activations": known.activations}

@@ -11,7 +11,7 @@ import torch
 
 from oocdl.engines import numpy_recurrent
 from oocdl.graph.ir.graph import Array
-from oocdl.ops.recurrent import KINDS
+from oocdl.ops.recurrent import AXES, KINDS
 
 Tensors = Sequence[torch.Tensor]
 ACTIVATIONS = {"Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Relu": torch.relu}
@@ -63,8 +63,8 @@ def forward(kind: str) -> Callable[[Tensors, Mapping[str, Any]], tuple[torch.Ten
     """The operator of a kind as ``tests.kit.interpret`` wants it."""
 
     def run(inputs: Tensors, attrs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-        names = KINDS[kind].names(bool(attrs.get("linear_before_reset")))
-        given = dict(zip((*names, "mask"), inputs, strict=False))
+        names = KINDS[kind].operands(bool(attrs.get("linear_before_reset")))
+        given = dict(zip(names, inputs, strict=False))
         state = tuple(given[name][0] for name in ("h0", "c0") if name in given)
         return tuple(
             _walk(
@@ -159,10 +159,10 @@ def instances() -> list[tuple[str, list[Array], dict[str, Any], tuple[int, ...]]
             continue
         random = np.random.default_rng(steps + 2 * reverse + 4 * late + 8 * masked)
         sizes = {"t": steps, "n": samples, "h": hidden, "g": known.gates * hidden, "1": 1}
-        names = (*known.names(late), *("mask",) * masked)
+        names = known.operands(late)[: None if masked else -1]
         operands = []
         for name in names:
-            array = random.normal(size=[sizes[axis] for axis in known.axes_of(name)])
+            array = random.normal(size=[sizes[axis] for axis in AXES[name]])
             # A sample that ends early, another that has nothing, and one whole.
             ends = np.array([steps // 2, 0, steps])[:samples]
             operands.append(np.arange(steps)[:, None, None] < ends[:, None] if name == "mask" else array)
@@ -178,7 +178,7 @@ def instances() -> list[tuple[str, list[Array], dict[str, Any], tuple[int, ...]]
             known_arrays["R"],
             *(known_arrays[name] for name in known.back),
             *loss,
-            *operands[len(known.names(late)) :],
+            *operands[len(known.operands(late)) - 1 :],
         ]
         found.append((f"{known.op}Grad", back, attrs, ()))
     relu = [0.5 + np.abs(array) if n == 0 else array for n, array in enumerate(found[0][1])]

@@ -71,9 +71,7 @@ def by_torch(spec: CTC, x: Array, labels: Array, counts: Array, frames: Array) -
 @pytest.mark.parametrize("engine", ["torch", "numpy"])
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize(
-    "spec",
-    [CTC(), CTC(blank=4, reduction="sum"), CTC(zero_infinity=True), CTC(batch_first=False)],
-    ids=str,
+    "spec", [CTC(), CTC(blank=4, reduction="sum"), CTC(zero_infinity=True), CTC(batch_first=False)], ids=str
 )
 def test_loss_and_gradient_are_torchs(spec: CTC, pieces: int, engine: str) -> None:
     random = np.random.default_rng(5)

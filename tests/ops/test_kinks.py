@@ -23,10 +23,7 @@ RUNS = (
     ("numpy", "float32", 1),
     ("onnxruntime", "float32", 2),
 )
-EXPORTERS = {
-    "torchscript": {name: kink for name, kink in KINKS.items() if kink.torchscript},
-    "dynamo": KINKS,
-}
+EXPORTERS = {"torchscript": {name: kink for name, kink in KINKS.items() if kink.torchscript}, "dynamo": KINKS}
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +40,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, onnx.ModelProto
 @pytest.mark.parametrize(("engine", "precision", "pieces"), RUNS)
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_gradients_are_pytorchs(
-    exporter: str,
-    engine: str,
-    precision: str,
-    pieces: int,
-    files: dict[str, onnx.ModelProto],
-    tmp_path: Path,
+    exporter: str, engine: str, precision: str, pieces: int, files: dict[str, onnx.ModelProto], tmp_path: Path
 ) -> None:
     kinks = EXPORTERS[exporter]
     net = Several(list(kinks.values()))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,44 +13,14 @@ import oocdl
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.transforms.canonicalize import canonicalize
-from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.losses import BCE, L1, MSE, CrossEntropy, Dice, DiceCE
 from oocdl.ops import RULES, loss_functions
 from oocdl.ops.loss_functions import LOSSES, Head, Loss, add_loss, add_losses, register
 from oocdl.ops.losses.class_losses import class_axis
 from oocdl.ops.own_loss import OwnLoss, aligned, mean
-from oocdl.testing import run_graph
 from tests.kit import nets
 from tests.kit.interpret import evaluate
-
-Truth = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def check(spec: Loss, x: torch.Tensor, y: torch.Tensor, truth: Truth) -> None:
-    """Value and gradient in float64, before and after ``canonicalize``."""
-    build = Builder(RULES)
-    logits = build.value("x", tuple(x.shape), "float64", Role.INPUT)
-    target = build.value("y", tuple(y.shape), str(y.dtype).removeprefix("torch."), Role.TARGET)
-    loss = add_loss(build, spec, logits, target)
-    grad = differentiate(build, loss, [logits])[logits]
-    build.outputs = [loss, grad]
-    assert build.values[loss].shape == ()
-    x = x.clone().requires_grad_()
-    expected = truth(x, y)
-    (slope,) = torch.autograd.grad(expected, x)
-    for graph in (build.graph(), canonicalize(build.graph(), RULES)):
-        found = evaluate(graph, {"x": x.detach(), "y": y})
-        torch.testing.assert_close(found[graph.outputs[0]], expected.detach(), rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(found[graph.outputs[1]], slope, rtol=1e-11, atol=1e-14)
-
-
-def normal(*shape: int) -> torch.Tensor:
-    return torch.as_tensor(np.random.default_rng(3).normal(size=shape) * 3)
-
-
-def labels(classes: int, *shape: int) -> torch.Tensor:
-    return torch.as_tensor(np.random.default_rng(4).integers(classes, size=shape))
+from tests.kit.loss_check import Truth, check, labels, normal
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 5), (2, 3, 4, 5)])
@@ -97,10 +65,7 @@ def test_cross_entropy_takes_a_kept_axis_and_small_integers() -> None:
 
 def test_cross_entropy_of_a_language_model() -> None:
     check(
-        CrossEntropy(),
-        normal(2, 5, 7),
-        labels(7, 2, 5),
-        lambda x, y: F.cross_entropy(x.transpose(1, 2), y),
+        CrossEntropy(), normal(2, 5, 7), labels(7, 2, 5), lambda x, y: F.cross_entropy(x.transpose(1, 2), y)
     )
 
 
@@ -112,10 +77,7 @@ def test_cross_entropy_of_a_masked_class_is_finite() -> None:
 
 def test_a_label_outside_the_classes_gives_nan() -> None:
     build = Builder(RULES)
-    x, y = (
-        build.value("x", (2, 3), "float64", Role.INPUT),
-        build.value("y", (2,), "int64", Role.TARGET),
-    )
+    x, y = (build.value("x", (2, 3), "float64", Role.INPUT), build.value("y", (2,), "int64", Role.TARGET))
     loss = add_loss(build, CrossEntropy(), x, y)
     assert evaluate(build.graph(), {"x": normal(2, 3), "y": torch.tensor([0, 3])})[loss].isnan()
 
@@ -144,12 +106,7 @@ def test_dice() -> None:
 
 
 def test_dice_ce() -> None:
-    check(
-        DiceCE(),
-        normal(2, 4, 3, 5),
-        labels(4, 2, 3, 5),
-        lambda x, y: dice(x, y) + F.cross_entropy(x, y),
-    )
+    check(DiceCE(), normal(2, 4, 3, 5), labels(4, 2, 3, 5), lambda x, y: dice(x, y) + F.cross_entropy(x, y))
     check(DiceCE(), normal(2, 1, 9), labels(2, 2, 9), lambda x, y: binary_dice(x, y) + bce(x, y))
 
 
@@ -244,24 +201,10 @@ def test_settings_that_do_not_apply_are_refused(spec: Loss, classes: int, words:
 
 
 @pytest.mark.parametrize(("classes", "truth"), [(3, nnunet), (1, masked_binary)])
-@pytest.mark.parametrize("pieces", [2, 3])
-def test_dice_ce_is_the_same_however_it_is_cut(classes: int, truth: Any, pieces: int) -> None:
-    build = Builder(RULES)
-    x = build.value("x", (2, classes, 6, 5), "float64", Role.INPUT)
-    y = build.value("y", (2, 6, 5), "int64", Role.TARGET)
-    loss = add_loss(build, DiceCE(cross_entropy=CrossEntropy(255)), x, y)
-    build.outputs = [loss, differentiate(build, loss, [x])[x]]
-    data = normal(2, classes, 6, 5).requires_grad_()
-    target = some_ignored(labels(max(classes, 2), 2, 6, 5), 255)
-    wanted = truth(data, target, 255)
-    wanted.backward()
-    assert data.grad is not None
-    graph = canonicalize(build.graph(), RULES)
-    arrays = {"x": data.detach().numpy(), "y": target.numpy()}
-    ran = run_graph(graph, RULES, arrays, cuts=dict.fromkeys(range(9), pieces))
-    assert ran.plan.tasks > 3
-    np.testing.assert_allclose(ran.outputs[graph.outputs[0]], wanted.item(), rtol=1e-12)
-    np.testing.assert_allclose(ran.outputs[graph.outputs[1]], data.grad.numpy(), rtol=1e-10, atol=1e-14)
+def test_dice_ce_is_the_same_however_it_is_cut(classes: int, truth: Any) -> None:
+    y = some_ignored(labels(max(classes, 2), 2, 6, 5), 255)
+    spec = DiceCE(cross_entropy=CrossEntropy(255))
+    check(spec, normal(2, classes, 6, 5), y, lambda x, y: truth(x, y, 255), pieces=(2, 3))
 
 
 def test_bce() -> None:

@@ -15,45 +15,15 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.canonicalize import canonicalize
-from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.losses import BCE, L1, MSE, CrossEntropy, DeepSupervision, DiceCE, Focal, Huber, Tversky
 from oocdl.ops import RULES
 from oocdl.ops.loss_functions import Loss, add_loss, further_arrays, labels_of, reads_labels
 from oocdl.ops.losses.deep_supervision import resized_target
 from oocdl.testing import run_graph
+from tests.kit import loss_check
+from tests.kit.loss_check import Tensor, Truth, labels, normal
 
-Tensor = torch.Tensor
-Truth = Callable[..., Tensor]
-
-
-def check(spec: Loss, x: Tensor, y: Tensor, truth: Truth, weights: Tensor | None = None) -> None:
-    """Value and gradient, whole and with each cut class in two and in three pieces."""
-    build = Builder(RULES)
-    logits = build.value("x", tuple(x.shape), "float64", Role.INPUT)
-    target = build.value("y", tuple(y.shape), str(y.dtype).removeprefix("torch."), Role.TARGET)
-    given, further = {"x": x.numpy(), "y": y.numpy()}, {}
-    if weights is not None:
-        further["sample_weights"] = build.value("w", tuple(weights.shape), "float64", Role.TARGET)
-        given["w"] = weights.numpy()
-    loss = add_loss(build, spec, logits, target, further)
-    build.outputs = [loss, differentiate(build, loss, [logits])[logits]]
-    graph = canonicalize(build.graph(), RULES)
-    x = x.clone().requires_grad_()
-    expected = truth(x, y) if weights is None else truth(x, y, weights)
-    (slope,) = torch.autograd.grad(expected, x)
-    for pieces in (1, 2, 3):
-        ran = run_graph(graph, RULES, given, cuts=dict.fromkeys(range(9), pieces))
-        assert pieces == 1 or ran.plan.tasks > 3
-        np.testing.assert_allclose(ran.outputs[graph.outputs[0]], expected.item(), rtol=1e-12)
-        np.testing.assert_allclose(ran.outputs[graph.outputs[1]], slope.numpy(), rtol=1e-10, atol=1e-14)
-
-
-def normal(*shape: int, seed: int = 3) -> Tensor:
-    return torch.as_tensor(np.random.default_rng(seed).normal(size=shape) * 3)
-
-
-def labels(classes: int, *shape: int) -> Tensor:
-    return torch.as_tensor(np.random.default_rng(4).integers(classes, size=shape))
+check = partial(loss_check.check, pieces=(1, 2, 3))
 
 
 def positive(*shape: int) -> Tensor:
@@ -243,10 +213,7 @@ def test_sample_weights_of_dice_ce_weigh_cross_entropy(classes: int) -> None:
         (lambda: DeepSupervision(weights=(0.0, 1.0)), "the first not 0"),
         (lambda: DeepSupervision(weights=(1.0, 1.0)).of_outputs(3), "has 2 weights for 3 outputs"),
         (lambda: DeepSupervision(DeepSupervision()), "not another deep supervision"),
-        (
-            lambda: check(DeepSupervision(), normal(2, 3), labels(3, 2), F.mse_loss),
-            "all outputs together",
-        ),
+        (lambda: check(DeepSupervision(), normal(2, 3), labels(3, 2), F.mse_loss), "all outputs together"),
         (lambda: check(BCE((1.0, 2.0)), normal(2, 3), normal(2, 3), F.mse_loss), "pos_weight has 2 numbers"),
         (lambda: check(BCE(-1.0), normal(2, 3), normal(2, 3), F.mse_loss), "not negative, got -1.0"),
         (

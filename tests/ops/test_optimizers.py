@@ -72,12 +72,7 @@ def gradient(step: int, dtype: str) -> dict[str, torch.Tensor]:
 
 
 def theirs(
-    kind: Any,
-    options: dict[str, Any],
-    lr: Any,
-    clip: dict[str, float],
-    steps: int,
-    dtype: str = "float64",
+    kind: Any, options: dict[str, Any], lr: Any, clip: dict[str, float], steps: int, dtype: str = "float64"
 ) -> dict[str, torch.Tensor]:
     """Weights after some steps of PyTorch."""
     weights = {name: torch.nn.Parameter(value) for name, value in start(dtype).items()}

@@ -10,8 +10,9 @@ import numpy as np
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Engine, Run
 from oocdl.engines.numpy.numpy_kernels import KERNELS
-from oocdl.engines.numpy_moves import crop, operand_of
+from oocdl.engines.numpy_moves import operand_of
 from oocdl.errors import UnsupportedError
+from oocdl.fusion.executor import crop
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules

@@ -5,21 +5,15 @@ A value that is read outside of the chain is written whole; any other takes one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from oocdl.engines.numpy_moves import crop
 from oocdl.engines.ort.ort_kernels import BLOCKWISE
 from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.grouping import Chain, Crop, Kind
+from oocdl.fusion.grouping import Chain, Kind
 from oocdl.fusion.loop_nest import View
 from oocdl.graph.ir.graph import Array, Shape
-
-
-def _split(array: Array, size: int, axis: int) -> Sequence[Array]:
-    before = (slice(None),) * axis
-    return [array[(*before, slice(start, start + size))] for start in range(0, array.shape[axis], size)]
 
 
 class ChainStep(AnyChainStep[Array]):
@@ -27,7 +21,7 @@ class ChainStep(AnyChainStep[Array]):
 
     def __init__(self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str]) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
-        super().__init__(chain, needed, dtype_of, _split, BLOCKWISE)
+        super().__init__(chain, needed, dtype_of, BLOCKWISE, np)
 
     def _empty(self, shape: Shape, dtype: str) -> Array:
         return np.empty(shape, dtype)
@@ -47,12 +41,3 @@ class ChainStep(AnyChainStep[Array]):
 
     def _of_numpy(self, array: Array, dtype: str) -> Array:
         return array.astype(dtype)
-
-    def _crop(self, array: Array, box: Crop | None) -> Array:
-        return crop(array, box)
-
-    def _moved(self, array: Array, source: int, target: int) -> Array:
-        return np.moveaxis(array, source, target)
-
-    def _repeated(self, array: Array, count: int) -> Array:
-        return np.repeat(array, count, axis=-2)

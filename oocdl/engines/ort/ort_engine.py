@@ -11,14 +11,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from oocdl.engines.engine import Engine, Run
-from oocdl.engines.numpy_moves import crop, operand_of
+from oocdl.engines.numpy_moves import operand_of
 from oocdl.engines.ort.ort_chain import ChainStep
 from oocdl.engines.ort.ort_kernels import BLOCKWISE, KERNELS
 from oocdl.engines.ort.ort_record import Orders
 from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
+from oocdl.fusion.executor import crop
 from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
-from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
@@ -80,7 +80,7 @@ Stage = tuple[ChainStep | _Step, list[int]]
 
 def _stages(program: Program, elements: int) -> list[Stage]:
     """The steps of a program, in the order in which they run."""
-    groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program, is_loop)
+    groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program)
     last, orders = dict[int, int](), dict(program.orders)
     for index, group in enumerate(groups):
         last |= dict.fromkeys(reads_of(group) | makes_of(group), index)

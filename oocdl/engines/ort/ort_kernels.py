@@ -21,7 +21,7 @@ from oocdl.engines.ort.block_volumes import in_blocks
 from oocdl.engines.ort.ort_channels_last import is_tiled, with_channels_last
 from oocdl.engines.ort.ort_record import Into, Kernel, Orders, copied, kernel_of
 from oocdl.engines.ort.ort_session import run
-from oocdl.fusion.blockwise import Blockwise
+from oocdl.fusion.grouping import Blockwise
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import aligned, classify

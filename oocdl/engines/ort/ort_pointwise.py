@@ -17,13 +17,13 @@ import numpy as np
 from oocdl.engines.numpy_functions import FUNCTIONS, TESTS
 from oocdl.engines.ort.ort_record import Into, Kernel
 from oocdl.engines.ort.ort_session import run
-from oocdl.fusion import blockwise
+from oocdl.fusion import grouping
 from oocdl.graph.ir.graph import Array
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import POINTWISE, Row
 
-Bind = blockwise.Bind[Array]
+Bind = grouping.Bind[Array]
 Attrs = Mapping[str, Any]
 
 
@@ -70,10 +70,10 @@ def _softplus(x: Array, out: Array | None = None) -> Array:
     return np.asarray(np.add(np.maximum(x, 0, out=out), rest, out=out))
 
 
-def _in_blocks(bind: Bind, *, in_place: int, finish: blockwise.Finish[Array] | None = None) -> Kernel:
+def _in_blocks(bind: Bind, *, in_place: int, finish: grouping.Finish[Array] | None = None) -> Kernel:
     """An operator by NumPy, also as a member of chains: what the arguments are, see ``Blockwise``."""
     return Kernel(
-        bind=lambda item, orders: bind(item.attrs), blocks=blockwise.Blockwise(bind, in_place, finish)
+        bind=lambda item, orders: bind(item.attrs), blocks=grouping.Blockwise(bind, in_place, finish)
     )
 
 

@@ -22,11 +22,11 @@ import torch
 
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine import Engine, Run
-from oocdl.engines.torch.torch_chain import crop
 from oocdl.engines.torch.torch_engine import Step, use_one_thread
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream
 from oocdl.errors import InputError, ResourceError
+from oocdl.fusion.executor import crop
 from oocdl.graph.ir.array_layout import array_bytes
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules

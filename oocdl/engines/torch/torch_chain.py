@@ -12,19 +12,9 @@ from torch import Tensor
 
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.grouping import Chain, Crop, Kind
+from oocdl.fusion.grouping import Chain, Kind
 from oocdl.fusion.loop_nest import Fused, View
 from oocdl.graph.ir.graph import Array, Shape
-
-
-def crop(tensor: Tensor, box: Crop | None) -> Tensor:
-    """The box of ``tensor``; all of it where there is none."""
-    if box is None:
-        return tensor
-    for axis, (start, stop) in enumerate(box):
-        if (start, stop) != (0, tensor.shape[axis]):
-            tensor = tensor.narrow(axis, start, stop - start)
-    return tensor
 
 
 class ChainStep(AnyChainStep[Tensor]):
@@ -41,7 +31,7 @@ class ChainStep(AnyChainStep[Tensor]):
 
         ``spare_of``: slot made whole -> slots that end here, whose memory it may take, best first.
         """
-        super().__init__(chain, needed, dtype_of, torch.split, BLOCKWISE)
+        super().__init__(chain, needed, dtype_of, BLOCKWISE, torch)
         self.reuse = self._reuse(spare_of, dtype_of)
 
     def _reuse(self, spare_of: Callable[[int], Sequence[int]], dtype_of: Mapping[int, str]) -> dict[int, int]:
@@ -98,12 +88,3 @@ class ChainStep(AnyChainStep[Tensor]):
 
     def _of_numpy(self, array: Array, dtype: str) -> Tensor:
         return torch.from_numpy(array).to(getattr(torch, dtype))
-
-    def _crop(self, array: Tensor, box: Crop | None) -> Tensor:
-        return crop(array, box)
-
-    def _moved(self, array: Tensor, source: int, target: int) -> Tensor:
-        return array.movedim(source, target)
-
-    def _repeated(self, array: Tensor, count: int) -> Tensor:
-        return array.expand(*array.shape[:-2], count, array.shape[-1]).contiguous()

@@ -15,13 +15,13 @@ from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
-from oocdl.engines.torch.torch_chain import ChainStep, crop
+from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.transfer import shared, to_torch
+from oocdl.fusion.executor import crop
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
-from oocdl.fusion.loop_nest import is_loop
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
@@ -153,7 +153,7 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
     """The program in the order it runs."""
     channels_last_slots = frozenset(slot for slot, _ in program.orders)
     arranged = arrange(program, elements, BLOCKWISE)
-    groups, dtype_of = recomputed(arranged, program, is_loop)
+    groups, dtype_of = recomputed(arranged, program)
     last_use = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):
         last_use |= dict.fromkeys(reads_of(group), index)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from oocdl.engines.torch.kernel_scratch import by_rule, elementwise
 from oocdl.engines.torch.torch_record import Blocks, Kernel, Result
-from oocdl.fusion import blockwise
+from oocdl.fusion import grouping
 from oocdl.graph.ir.program import Instruction
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute, most_alive
 from oocdl.ops.pointwise import Row
 
-Into = blockwise.Into[Tensor]
+Into = grouping.Into[Tensor]
 Attrs = Mapping[str, Any]
 Run = Callable[[Attrs, list[Tensor], list[Tensor]], Any]
 """A kernel of attributes, operands, and the tensors its results go to."""
@@ -32,7 +32,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _blocks(
-    run: Run, in_place: int, temporaries: int = 0, finish: blockwise.Finish[Tensor] | None = None
+    run: Run, in_place: int, temporaries: int = 0, finish: grouping.Finish[Tensor] | None = None
 ) -> Blocks:
     return Blocks(lambda attrs: partial(run, attrs), in_place, finish, temporaries)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from oocdl.engines.convolution import Convolution
 from oocdl.engines.torch.kernel_scratch import DeviceScratch, Scratch, by_rule
-from oocdl.fusion.blockwise import Blockwise
+from oocdl.fusion.grouping import Blockwise
 from oocdl.graph.ir.program import Instruction
 
 Run = Callable[..., list[Tensor]]

@@ -6,16 +6,17 @@ each class.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import cure, is_float, size
+from oocdl.ops.expression import Lifted, apply, equal, exp, softplus, where
 from oocdl.ops.losses.number_losses import along_channels, binary_surprise, weighted
-from oocdl.ops.own_loss import aligned, mean, total_of
+from oocdl.ops.own_loss import truth_of
 
 
 @dataclass(frozen=True)
@@ -82,35 +83,34 @@ def class_axis(logits: Shape, target: Shape) -> int | None:
     return None
 
 
-def labels_on_axis(build: Builder, logits: str, target: str) -> tuple[str, int]:
-    """Return the labels as int64 with extent one on the class axis, and that axis."""
-    shape = build.shape(logits)
-    axis = class_axis(shape, build.shape(target))
+def labels_on_axis(x: Lifted, target: str) -> tuple[Lifted, int]:
+    """Return the labels as int64 with extent one on the class axis of the logits, and that axis."""
+    shape, labels = x.shape, x.to(target)
+    axis = class_axis(shape, labels.shape)
     if axis is None:
         raise InputError(
-            f"labels '{target}' have shape {list(build.shape(target))}, but output '{logits}' has "
-            f"{list(shape)}: labels need this shape without the class axis" + cure(build.shape(target), shape)
+            f"labels '{target}' have shape {list(labels.shape)}, but output '{x.name}' has "
+            f"{list(shape)}: labels need this shape without the class axis" + cure(labels.shape, shape)
         )
-    if is_float(build.dtype(target)) or build.dtype(target) == "bool":
-        raise InputError(f"labels '{target}' are {build.dtype(target)}, not whole numbers")
+    if is_float(labels.dtype) or labels.dtype == "bool":
+        raise InputError(f"labels '{target}' are {labels.dtype}, not whole numbers")
     kept = (*shape[:axis], 1, *shape[axis + 1 :])
-    if build.shape(target) != kept:
-        target = build("Reshape", target, shape=kept)
-    if build.dtype(target) != "int64":
-        target = build("Cast", target, to="int64")
-    return target, axis
+    if labels.shape != kept:
+        labels = apply("Reshape", labels, shape=kept)
+    return labels.cast("int64"), axis
 
 
-def is_label(build: Builder, labels: str, logits: str, axis: int) -> str:
-    """Add a value of the logits' shape that tells where the class is the label."""
-    classes = along(np.arange(build.shape(logits)[axis]), axis, len(build.shape(logits)))
-    index = build.constant(classes, "int64", stem="classes")
-    return build("Equal", labels, index)
+def along_classes(
+    x: Lifted, numbers: Array, axis: int, stem: str = "classes", dtype: str = "int64"
+) -> Lifted:
+    """Add a constant of a number for each class, to broadcast with the logits."""
+    placed = numbers.reshape(tuple(-1 if place == axis else 1 for place in range(len(x.shape))))
+    return x.to(x.build.constant(placed, dtype, stem=stem))
 
 
-def along(vector: Array, axis: int, rank: int) -> Array:
-    """Reshape a vector to ``rank`` axes, so that it lies along one of them."""
-    return vector.reshape(tuple(-1 if place == axis else 1 for place in range(rank)))
+def classes_of(x: Lifted, axis: int) -> Lifted:
+    """Add the numbers of the classes, along their axis."""
+    return along_classes(x, np.arange(x.shape[axis]), axis, "classes")
 
 
 @dataclass(frozen=True)
@@ -118,138 +118,115 @@ class _Places:
     """Labels and logits of the places of a loss of classes, as values with extent one on the class axis."""
 
     axis: int
-    here: str
+    here: Lifted
     """Where the class is the label, in the logits' shape."""
-    level: str
+    level: Lifted
     """LogSumExp of the logits."""
-    ignored: str | None
+    ignored: Lifted | None
     """Where the label is ignored, if one may be."""
-    surprise: str
+    surprise: Lifted
     """Minus the logarithm of the chance of the label; NaN where that is no class."""
 
-    def of_label(self, build: Builder, numbers: str) -> str:
+    def of_label(self, numbers: Lifted) -> Lifted:
         """Add the number of each place's label, of ``numbers`` along the class axis."""
-        zero = build.like(0.0, numbers)
-        return build("ReduceSum", build("Where", self.here, numbers, zero), axes=(self.axis,))
+        return apply("ReduceSum", where(self.here, numbers, numbers.number(0.0)), axes=(self.axis,))
 
 
-def _places(build: Builder, logits: str, target: str, ignore: int | None = None) -> _Places:
+def _places(x: Lifted, target: str, ignore: int | None = None) -> _Places:
     """Add the surprise of each place; a label that is ignored is no class and has no NaN."""
-    labels, axis = labels_on_axis(build, logits, target)
-    classes, dtype = build.shape(logits)[axis], build.dtype(logits)
-    zero, nan = build.constant(0.0, dtype), build.constant(float("nan"), dtype)
-    here = is_label(build, labels, logits, axis)
+    labels, axis = labels_on_axis(x, target)
+    zero, nan = x.number(0.0), x.number(float("nan"))
+    here = equal(labels, classes_of(x, axis))
     # Where, not Mul: a class that is masked by a logit of -inf would give 0 * inf.
-    chosen = build("ReduceSum", build("Where", here, logits, zero), axes=(axis,))
-    level = build("LogSumExp", logits, axes=(axis,))
-    surprise = build("Sub", level, chosen)
-    ignored = None if ignore is None else build("Equal", labels, build.constant(ignore, "int64"))
-    below = build("Less", labels, build.constant(0, "int64"))
-    above = build("Greater", labels, build.constant(classes - 1, "int64"))
-    surprise = build("Where", build("Or", below, above), nan, surprise)
+    chosen = apply("ReduceSum", where(here, x, zero), axes=(axis,))
+    level = apply("LogSumExp", x, axes=(axis,))
+    surprise = level - chosen
+    ignored = None if ignore is None else equal(labels, ignore)
+    outside = apply("Or", labels < 0, labels > x.shape[axis] - 1)
+    surprise = where(outside, nan, surprise)
     if ignored is not None:
-        surprise = build("Where", ignored, zero, surprise)
+        surprise = where(ignored, zero, surprise)
     return _Places(axis, here, level, ignored, surprise)
 
 
 def add_cross_entropy(
-    build: Builder,
-    spec: CrossEntropy,
-    logits: str,
-    target: str,
-    weights: str | None,
-    *,
-    least: float | None = None,
-) -> str:
+    x: Lifted, spec: CrossEntropy, target: str, further: Mapping[str, str], *, least: float | None = None
+) -> Lifted:
     """Append cross entropy, whose denominator is at least ``least``; returns its value, of shape ()."""
-    places = _places(build, logits, target, spec.ignore_index)
+    places = _places(x, target, spec.ignore_index)
     assert places.ignored is not None
     each, vector = places.surprise, None
-    counts = build("Cast", build("Not", places.ignored), to=build.dtype(logits))
+    counts = apply("Not", places.ignored).cast(x.dtype)
     if spec.class_weights is not None:
-        vector = class_weights_of(build, spec.class_weights, places.axis, logits)
-        counts = build("Mul", counts, places.of_label(build, vector))
-        each = build("Mul", each, counts)
+        vector = class_weights_of(x, spec.class_weights, places.axis)
+        counts = counts * places.of_label(vector)
+        each = each * counts
     if spec.label_smoothing:
-        each = _smoothed(build, spec.label_smoothing, places, logits, each, vector)
-    total, number = total_of(build, weighted(build, each, weights)), total_of(build, counts)
-    if least is not None:
-        number = build("Max", number, build.like(least, number))
-    return build("Div", total, number)
+        each = _smoothed(spec.label_smoothing, places, x, each, vector)
+    total, number = weighted(each, further).total(), counts.total()
+    return total / (number if least is None else apply("Max", number, least))
 
 
-def _smoothed(
-    build: Builder, share: float, places: _Places, logits: str, each: str, vector: str | None
-) -> str:
+def _smoothed(share: float, places: _Places, x: Lifted, each: Lifted, vector: Lifted | None) -> Lifted:
     """Add the loss of each place with a share for all classes, which have the weights ``vector``."""
-    below = build("Sub", places.level, logits)
-    below = below if vector is None else build("Mul", below, vector)
-    spread = build("ReduceSum", below, axes=(places.axis,))
+    below = places.level - x
+    spread = apply("ReduceSum", below if vector is None else below * vector, axes=(places.axis,))
     assert places.ignored is not None
-    spread = build("Where", places.ignored, build.like(0.0, spread), spread)
-    spread = build("Mul", spread, build.like(share / build.shape(logits)[places.axis], spread))
-    return build("Add", build("Mul", each, build.like(1 - share, each)), spread)
+    spread = where(places.ignored, spread.number(0.0), spread) * (share / x.shape[places.axis])
+    return each * (1 - share) + spread
 
 
-def add_focal(build: Builder, spec: Focal, logits: str, target: str, weights: str | None) -> str:
-    """Append the focal loss; returns its value, of shape (). ``weights``: see ``weighted``."""
-    shape, vector = build.shape(logits), None
-    if has_one_class(shape) or not spec.use_softmax:
+def add_focal(x: Lifted, spec: Focal, target: str, further: Mapping[str, str]) -> Lifted:
+    """Append the focal loss; returns its value, of shape ()."""
+    vector = None
+    if has_one_class(x.shape) or not spec.use_softmax:
         if spec.class_weights is not None:
-            refuse_one_class(shape, logits)
-            numbers = along_channels(np.asarray(spec.class_weights), build, logits, "class_weights")
-            vector = build.constant(numbers, build.dtype(logits), stem="class_weights")
-        each = _binary_focal(build, spec, logits, aligned(build, logits, target))
-        each = each if vector is None else build("Mul", each, vector)
-        return mean(build, weighted(build, each, weights))
-    places = _places(build, logits, target)
-    each, count = places.surprise, shape[places.axis]
+            refuse_one_class(x)
+            numbers = along_channels(np.asarray(spec.class_weights), x, "class_weights")
+            vector = x.to(x.build.constant(numbers, x.dtype, stem="class_weights"))
+        each = _binary_focal(x, spec, truth_of(x, target))
+        return weighted(each if vector is None else each * vector, further).mean()
+    places = _places(x, target)
+    each, count = places.surprise, x.shape[places.axis]
     if spec.gamma:
-        missed = build("Sub", build.like(1.0, each), build("Exp", build("Neg", each)))
+        missed = each.number(1.0) - exp(-each)
         if spec.gamma < 1:  # the slope of the power at 0 is infinite, and that of the loss is 0
-            missed = build("Max", missed, build.like(1e-30, each))
-        each = build("Mul", each, build("Pow", missed, build.like(spec.gamma, each)))
+            missed = apply("Max", missed, 1e-30)
+        each = each * apply("Pow", missed, spec.gamma)
     factors = (1.0,) * count if spec.class_weights is None else spec.class_weights
     if spec.alpha is not None:
-        first, others = (factor for factor in (1 - spec.alpha, spec.alpha))
+        first, others = 1 - spec.alpha, spec.alpha
         factors = tuple(factor * (others if place else first) for place, factor in enumerate(factors))
     if any(factor != 1 for factor in factors) or len(factors) != count:
-        vector = class_weights_of(build, factors, places.axis, logits)
-        each = build("Mul", each, places.of_label(build, vector))
-    total = total_of(build, weighted(build, each, weights))
-    return build("Div", total, build.like(float(size(shape)), total))
+        each = each * places.of_label(class_weights_of(x, factors, places.axis))
+    return weighted(each, further).total() / float(size(x.shape))
 
 
-def _binary_focal(build: Builder, spec: Focal, logits: str, truth: str) -> str:
+def _binary_focal(x: Lifted, spec: Focal, truth: Lifted) -> Lifted:
     """Add the loss of each element: its surprise times ``sigmoid(-x)`` or, for 0, ``sigmoid(x)`` to gamma."""
-    one = build.like(1.0, logits)
-    each = binary_surprise(build, logits, truth)
-    signed = build("Mul", logits, build("Sub", build("Add", truth, truth), one))
-    slack = build("Mul", build("Softplus", signed), build.like(-spec.gamma, logits))
-    each = build("Mul", each, build("Exp", slack))
+    one = x.number(1.0)
+    each = binary_surprise(x, truth)
+    each = each * exp(softplus(x * (truth + truth - one)) * -spec.gamma)
     if spec.alpha is not None:
-        rises = build("Mul", truth, build.like(2 * spec.alpha - 1, logits))
-        each = build("Mul", each, build("Add", rises, build.like(1 - spec.alpha, logits)))
+        each = each * (truth * (2 * spec.alpha - 1) + (1 - spec.alpha))
     return each
 
 
-def refuse_one_class(shape: Shape, logits: str) -> None:
+def refuse_one_class(x: Lifted) -> None:
     """Raise InputError where logits are of one class."""
-    if has_one_class(shape):
+    if has_one_class(x.shape):
         raise InputError(
-            f"class weights and label smoothing do not apply to output '{logits}', which has one class"
+            f"class weights and label smoothing do not apply to output '{x.name}', which has one class"
         )
 
 
-def class_weights_of(build: Builder, weights: tuple[float, ...], axis: int, logits: str) -> str:
+def class_weights_of(x: Lifted, weights: tuple[float, ...], axis: int) -> Lifted:
     """Add class weights as a constant along the class axis; InputError if they do not apply."""
-    shape = build.shape(logits)
-    if len(weights) != shape[axis]:
+    if len(weights) != x.shape[axis]:
         raise InputError(
-            f"the loss has {len(weights)} class weights, but output '{logits}' has {shape[axis]} classes"
+            f"the loss has {len(weights)} class weights, but output '{x.name}' has {x.shape[axis]} classes"
         )
     vector = np.asarray(weights, np.float64)
     if not (np.isfinite(vector).all() and (vector >= 0).all() and vector.any()):
         raise InputError(f"class weights must be finite, at least 0, and not all 0, got {list(weights)}")
-    placed = along(vector, axis, len(shape))
-    return build.constant(placed, build.dtype(logits), stem="class_weights")
+    return along_classes(x, vector, axis, "class_weights", x.dtype)

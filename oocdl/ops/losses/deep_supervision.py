@@ -16,8 +16,16 @@ import numpy as np
 from oocdl.errors import InputError
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops._broadcast import is_float
+from oocdl.ops.expression import apply, lift
 
 MODES = ("exp", "two", "same")
+NEAREST = {
+    "transposed": False,
+    "mode": "nearest",
+    "coordinates": "half_pixel",
+    "nearest_mode": "round_prefer_ceil",
+}
+"""Attributes of a Resample that takes the nearest element."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +95,16 @@ def resized_target(build: Builder, target: str, output: str, widest: str) -> str
             "supervision takes outputs from the largest to the smallest, with labels of the first"
         )
     for axis, size in enumerate(sizes, first):
-        extent = shape[axis]
-        factor, rest = divmod(extent, size)
+        factor, rest = divmod(shape[axis], size)
         if rest:
-            target = _nearest(build, target, axis, size, widest)
+            # Labels are whole, so their way through a float is exact.
+            value, dtype = lift(build, target), build.dtype(target)
+            value = apply(
+                "Resample", value if is_float(dtype) else value.cast(widest), axis=axis, size=size, **NEAREST
+            )
+            target = value.cast(dtype).name
         elif factor > 1:
             start = factor // 2
             stop = start + factor * (size - 1) + 1
             target = build("Slice", target, axis=axis, start=start, stop=stop, step=factor)
     return target
-
-
-def _nearest(build: Builder, target: str, axis: int, size: int, widest: str) -> str:
-    """Add the nearest elements along an axis; labels are whole, so their way through a float is exact."""
-    dtype = build.dtype(target)
-    value = target if is_float(dtype) else build("Cast", target, to=widest)
-    nearest = {"mode": "nearest", "coordinates": "half_pixel", "nearest_mode": "round_prefer_ceil"}
-    value = build("Resample", value, axis=axis, size=size, transposed=False, **nearest)
-    return value if is_float(dtype) else build("Cast", value, to=dtype)

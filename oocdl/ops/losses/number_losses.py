@@ -8,14 +8,15 @@ They are ``torch.nn.functional``'s with mean reduction. BCE takes logits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops.own_loss import aligned, mean
+from oocdl.ops.expression import Lifted, apply, minimum, softplus
+from oocdl.ops.own_loss import truth_of
 
 SAMPLE_WEIGHTS = "sample_weights"
 """The further array of a loss that weighs samples, by the name of its field."""
@@ -68,51 +69,42 @@ class Huber:
 NumberLoss = BCE | MSE | L1 | Huber
 
 
-def add_number_loss(
-    build: Builder, spec: NumberLoss, output: str, target: str, weights: str | None = None
-) -> str:
-    """Append a loss of numbers; returns its value, of shape (). ``weights``: see ``weighted``."""
-    truth = aligned(build, output, target)
+def add_number_loss(x: Lifted, spec: NumberLoss, target: str, further: Mapping[str, str]) -> Lifted:
+    """Append a loss of numbers; returns its value, of shape ()."""
+    truth = truth_of(x, target)
     if isinstance(spec, BCE):
-        each = binary_surprise(build, output, truth, spec.pos_weight)
-    else:
-        error = build("Sub", output, truth)
-        each = build("Mul", error, error) if isinstance(spec, MSE) else build("Abs", error)
-        if isinstance(spec, Huber):
-            small = build("Min", each, build.like(spec.delta, each))
-            half = build("Mul", build("Mul", small, small), build.like(0.5, small))
-            beyond = build("Mul", build("Sub", each, small), build.like(spec.delta, each))
-            each = build("Add", half, beyond)
-    return mean(build, weighted(build, each, weights))
+        return weighted(binary_surprise(x, truth, spec.pos_weight), further).mean()
+    error = x - truth
+    each = error * error if isinstance(spec, MSE) else apply("Abs", error)
+    if isinstance(spec, Huber):
+        small = minimum(each, spec.delta)
+        each = small * small * 0.5 + (each - small) * spec.delta
+    return weighted(each, further).mean()
 
 
-def binary_surprise(
-    build: Builder, logits: str, truth: str, pos_weight: float | tuple[float, ...] | None = None
-) -> str:
+def binary_surprise(x: Lifted, truth: Lifted, pos_weight: float | tuple[float, ...] | None = None) -> Lifted:
     """Add the binary cross entropy of each element; ``truth`` has the shape and dtype of the logits."""
     # Softplus, not Abs and Max: its gradient is right also at 0, where heads start.
     if pos_weight is None:
-        return build("Sub", build("Softplus", logits), build("Mul", logits, truth))
+        return softplus(x) - x * truth
     vector = np.asarray(pos_weight, np.float64)
     if vector.ndim:
-        vector = along_channels(vector, build, logits, "pos_weight")
+        vector = along_channels(vector, x, "pos_weight")
     if not (np.isfinite(vector).all() and (vector >= 0).all()):
         raise InputError(f"pos_weight must be finite and not negative, got {pos_weight}")
-    one, more = build.like(1.0, logits), build.constant(vector - 1, build.dtype(logits), stem="pos_weight")
-    positive = build("Add", one, build("Mul", more, truth))
-    rest = build("Mul", build("Sub", one, truth), logits)
-    return build("Add", rest, build("Mul", positive, build("Softplus", build("Neg", logits))))
+    one, more = x.number(1.0), x.to(x.build.constant(vector - 1, x.dtype, stem="pos_weight"))
+    positive = one + more * truth
+    return (one - truth) * x + positive * softplus(-x)
 
 
-def along_channels(vector: Array, build: Builder, logits: str, what: str) -> Array:
+def along_channels(vector: Array, x: Lifted, what: str) -> Array:
     """Reshape numbers, one for each channel, to lie along axis 1 of the logits. Raises InputError."""
-    shape = build.shape(logits)
-    if len(shape) < 2 or len(vector) != shape[1]:
-        raise InputError(f"{what} has {len(vector)} numbers, but output '{logits}' has shape {list(shape)}")
-    return vector.reshape((-1,) + (1,) * (len(shape) - 2))
+    if len(x.shape) < 2 or len(vector) != x.shape[1]:
+        raise InputError(f"{what} has {len(vector)} numbers, but output '{x.name}' has shape {list(x.shape)}")
+    return vector.reshape((-1,) + (1,) * (len(x.shape) - 2))
 
 
-def weighted(build: Builder, each: str, weights: str | None) -> str:
+def weighted(each: Lifted, further: Mapping[str, str]) -> Lifted:
     """Add the loss of each element times its weight: [N] or [N, 1], one a sample, or of the loss's own shape.
 
     The mean still divides by what it would divide by without weights: it is Keras's ``sample_weight`` and
@@ -121,18 +113,17 @@ def weighted(build: Builder, each: str, weights: str | None) -> str:
 
     Raises InputError for weights of another shape.
     """
-    if weights is None:
+    if SAMPLE_WEIGHTS not in further:
         return each
-    shape, given = build.shape(each), build.shape(weights)
+    weights = each.to(further[SAMPLE_WEIGHTS])
+    shape, given = each.shape, weights.shape
     if given[:1] == shape[:1] and all(extent == 1 for extent in given[1:]):
         wanted = (shape[0], *(1 for _ in shape[1:]))
-    elif tuple(n for n in given if n != 1) == tuple(n for n in shape if n != 1):
+    elif [n for n in given if n != 1] == [n for n in shape if n != 1]:
         wanted = shape
     else:
         raise InputError(
-            f"weights '{weights}' have shape {list(given)}; they need [{shape[0]}], one a sample, "
+            f"weights '{weights.name}' have shape {list(given)}; they need [{shape[0]}], one a sample, "
             f"or {list(shape)}, as the loss has"
         )
-    if given != wanted:
-        weights = build("Reshape", weights, shape=wanted)
-    return build("Mul", each, weights)
+    return each * (weights if given == wanted else apply("Reshape", weights, shape=wanted))

@@ -5,21 +5,22 @@ Formulas stand with each class.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from oocdl.errors import InputError
-from oocdl.graph.ir.op_rule import Builder
+from oocdl.ops.expression import Lifted, apply, equal, sigmoid, softplus
 from oocdl.ops.losses.class_losses import (
     CrossEntropy,
     add_cross_entropy,
     class_weights_of,
+    classes_of,
     has_one_class,
-    is_label,
     labels_on_axis,
     refuse_one_class,
 )
 from oocdl.ops.losses.number_losses import weighted
-from oocdl.ops.own_loss import aligned, mean, total_of
+from oocdl.ops.own_loss import truth_of
 
 LEAST = 1e-8
 """Least denominator of a mean over labels that count, as in nnU-Net: without any, the mean is 0."""
@@ -72,83 +73,72 @@ class DiceCE:
     cross_entropy: CrossEntropy = field(default_factory=CrossEntropy)
 
 
-def _chances(
-    build: Builder, ignore: int | None, logits: str, target: str
-) -> tuple[str, str, int, tuple[int, ...]]:
+def _chances(x: Lifted, ignore: int | None, target: str) -> tuple[Lifted, Lifted, int, tuple[int, ...]]:
     """Add chances and truth of each class, 0 where the label is ignored; returns class axis and others."""
-    shape = build.shape(logits)
-    counts: str | None = None
-    if has_one_class(shape):
-        axis, truth = 1, aligned(build, logits, target)
-        chance = build("Sigmoid", logits)
+    counts: Lifted | None = None
+    if has_one_class(x.shape):
+        axis, truth = 1, truth_of(x, target)
+        chance = sigmoid(x)
         if ignore is not None:
-            counts = aligned(build, logits, _counts(build, target, ignore, logits))
+            counts = truth_of(x, _counts(x, x.to(target), ignore).name)
     else:
-        labels, axis = labels_on_axis(build, logits, target)
-        truth = build("Cast", is_label(build, labels, logits, axis), to=build.dtype(logits))
-        chance = build("Softmax", logits, axis=axis)
+        labels, axis = labels_on_axis(x, target)
+        truth = equal(labels, classes_of(x, axis)).cast(x.dtype)
+        chance = apply("Softmax", x, axis=axis)
         if ignore is not None:
-            counts = _counts(build, labels, ignore, logits)
+            counts = _counts(x, labels, ignore)
     if counts is not None:
-        chance, truth = build("Mul", chance, counts), build("Mul", truth, counts)
-    return chance, truth, axis, tuple(place for place in range(len(shape)) if place != axis)
+        chance, truth = chance * counts, truth * counts
+    return chance, truth, axis, tuple(place for place in range(len(x.shape)) if place != axis)
 
 
-def add_dice(build: Builder, spec: Dice, logits: str, target: str) -> str:
+def add_dice(x: Lifted, spec: Dice, target: str, further: Mapping[str, str]) -> Lifted:
     """Append Dice; returns its value, of shape ()."""
     if spec.class_weights is not None:
-        refuse_one_class(build.shape(logits), logits)
-    chance, truth, axis, others = _chances(build, spec.ignore_index, logits, target)
-    both = build("ReduceSum", build("Mul", chance, truth), axes=others)
-    either = build("ReduceSum", build("Add", chance, truth), axes=others)
-    smooth = build.like(spec.smooth, both)
-    above = build("Add", build("Add", both, both), smooth)
-    scores = build("Div", above, build("Add", either, smooth))
-    if spec.class_weights is not None:
-        lost = build("Sub", build.like(1.0, scores), scores)
-        return mean(build, build("Mul", lost, class_weights_of(build, spec.class_weights, axis, logits)))
-    score = mean(build, scores)
-    return build("Sub", build.like(1.0, score), score)
+        refuse_one_class(x)
+    chance, truth, axis, others = _chances(x, spec.ignore_index, target)
+    both = apply("ReduceSum", chance * truth, axes=others)
+    either = apply("ReduceSum", chance + truth, axes=others)
+    smooth = both.number(spec.smooth)
+    scores: Lifted = (both + both + smooth) / (either + smooth)
+    if spec.class_weights is None:
+        return 1.0 - scores.mean()
+    return ((1.0 - scores) * class_weights_of(x, spec.class_weights, axis)).mean()
 
 
-def add_tversky(build: Builder, spec: Tversky, logits: str, target: str) -> str:
+def add_tversky(x: Lifted, spec: Tversky, target: str, further: Mapping[str, str]) -> Lifted:
     """Append Tversky; returns its value, of shape ()."""
-    chance, truth, _, others = _chances(build, spec.ignore_index, logits, target)
-    overlap = build("Mul", chance, truth)
+    chance, truth, _, others = _chances(x, spec.ignore_index, target)
+    overlap = chance * truth
     both, wrong, missed = (
-        build("ReduceSum", value, axes=others)
-        for value in (overlap, build("Sub", chance, overlap), build("Sub", truth, overlap))
+        apply("ReduceSum", value, axes=others) for value in (overlap, chance - overlap, truth - overlap)
     )
-    wrong = build("Mul", wrong, build.like(spec.alpha, wrong))
-    missed = build("Mul", missed, build.like(spec.beta, missed))
-    above = build("Add", both, build.like(spec.smooth, both))
-    score = mean(build, build("Div", above, build("Add", above, build("Add", wrong, missed))))
-    return build("Sub", build.like(1.0, score), score)
+    wrong, missed = wrong * spec.alpha, missed * spec.beta
+    above = both + spec.smooth
+    return 1.0 - (above / (above + (wrong + missed))).mean()
 
 
-def add_dice_ce(build: Builder, spec: DiceCE, logits: str, target: str, weights: str | None) -> str:
-    """Append Dice and cross entropy; returns their sum, of shape (). ``weights``: see ``weighted``."""
+def add_dice_ce(x: Lifted, spec: DiceCE, target: str, further: Mapping[str, str]) -> Lifted:
+    """Append Dice and cross entropy; returns their sum, of shape ()."""
     ignore = spec.cross_entropy.ignore_index
     if spec.dice.ignore_index not in (None, ignore):
         raise InputError(
             f"dice_ce ignores the label {spec.dice.ignore_index} in dice, but {ignore} in cross_entropy; "
             "give cross_entropy's ignore_index, which holds for both"
         )
-    dice = add_dice(build, replace(spec.dice, ignore_index=ignore), logits, target)
-    if not has_one_class(build.shape(logits)):
-        surprise = add_cross_entropy(build, spec.cross_entropy, logits, target, weights, least=LEAST)
-        return build("Add", dice, surprise)
+    dice = add_dice(x, replace(spec.dice, ignore_index=ignore), target, further)
+    if not has_one_class(x.shape):
+        return dice + add_cross_entropy(x, spec.cross_entropy, target, further, least=LEAST)
     if spec.cross_entropy.class_weights is not None or spec.cross_entropy.label_smoothing:
-        refuse_one_class(build.shape(logits), logits)
-    counts = aligned(build, logits, _counts(build, target, ignore, logits))
-    counted = build("Mul", aligned(build, logits, target), counts)
+        refuse_one_class(x)
+    counts = truth_of(x, _counts(x, x.to(target), ignore).name)
+    counted = truth_of(x, target) * counts
     # The ignored label times a logit is not in the sum; Softplus and product as in BCE.
-    surprise = build("Sub", build("Mul", build("Softplus", logits), counts), build("Mul", logits, counted))
-    total, number = total_of(build, weighted(build, surprise, weights)), total_of(build, counts)
-    return build("Add", dice, build("Div", total, build("Max", number, build.like(LEAST, number))))
+    surprise = softplus(x) * counts - x * counted
+    total, number = weighted(surprise, further).total(), counts.total()
+    return dice + total / apply("Max", number, LEAST)
 
 
-def _counts(build: Builder, labels: str, ignore: int, logits: str) -> str:
+def _counts(x: Lifted, labels: Lifted, ignore: int) -> Lifted:
     """Add 1 where a label counts, 0 where it is ignored, in the labels' shape and the logits' dtype."""
-    ignored = build("Equal", labels, build.constant(ignore, build.dtype(labels)))
-    return build("Cast", build("Not", ignored), to=build.dtype(logits))
+    return apply("Not", equal(labels, ignore)).cast(x.dtype)

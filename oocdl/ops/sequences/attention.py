@@ -46,7 +46,16 @@ from oocdl.graph.ir.score_tiles import (
     tiling,
 )
 from oocdl.graph.ir.speed import Computing, Heavy, Scale
-from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
+from oocdl.ops._broadcast import (
+    extents_by,
+    fail,
+    is_float,
+    no_second_derivative,
+    plain_by,
+    same_float,
+    size,
+    summed_dtype,
+)
 from oocdl.ops._speed import READING, probe
 
 SIZES, FEW_SIZES = (4, 16, 64, 256), (16, 64)
@@ -64,10 +73,7 @@ DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
 
 Q, K, V, SCORES, STATS, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrqs", "bgrq1"
 """The axes of operands and results; 1 is an axis of extent one."""
-OPERANDS: Mapping[str, tuple[str, ...]] = {
-    "Attend": (Q, K, V),
-    "AttendGrad": (Q, K, V, STATS, ROW, "bgrqv"),
-}
+OPERANDS: Mapping[str, tuple[str, ...]] = {"Attend": (Q, K, V), "AttendGrad": (Q, K, V, STATS, ROW, "bgrqv")}
 """Operator -> the axes of its operands before the masks."""
 EXACT: Mapping[str, tuple[int, ...]] = {"Attend": (3, 4, 5, 6), "AttendGrad": (3, 4, 6, 7, 8, 9)}
 """Operator -> the numbers of operands that are never rounded to bfloat16: masks, statistics of rows."""
@@ -75,7 +81,6 @@ RESULTS: Mapping[str, tuple[str, ...]] = {"Attend": ("bgrqv", STATS), "AttendGra
 
 
 def _terms(node: Node, count: int) -> tuple[str, ...]:
-    """Return the axes of ``count`` operands."""
     first = OPERANDS[node.op]
     least = len(first) + drops(node.attrs)
     if not least <= count <= len(first) + MOST_MASKS:
@@ -85,27 +90,14 @@ def _terms(node: Node, count: int) -> tuple[str, ...]:
 
 def _extents(node: Node, inputs: Sequence[Shape]) -> dict[str, int]:
     """Return letter -> extent, checked; only masks broadcast."""
-    found: dict[str, int] = {"1": 1, "s": 2}
-    terms = _terms(node, len(inputs))
-    for place, (term, shape) in enumerate(zip(terms, inputs, strict=True)):
-        if len(term) != len(shape):
-            fail(node, f"an operand of shape {list(shape)} does not have the axes '{term}'")
-        is_mask = term == SCORES and not (drops(node.attrs) and place == len(inputs) - 1)
-        for letter, extent in zip(term, shape, strict=True):
-            known = found.setdefault(letter, extent)
-            if known != extent and not (is_mask and extent == 1):
-                fail(node, f"axis '{letter}' has extents {known} and {extent}")
-    return found
+    masks = range(len(OPERANDS[node.op]), len(inputs) - drops(node.attrs))
+    return extents_by(node, _terms(node, len(inputs)), inputs, {"1": 1, "s": 2}, masks)
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     extents = _extents(node, [value.shape for value in inputs])
     count = len(OPERANDS[node.op])
-    dtype = same_dtype(
-        node, [v.dtype for place, v in enumerate(inputs[:count]) if place not in EXACT[node.op]]
-    )
-    if not is_float(dtype):
-        fail(node, f"its operands must be floating point, not {dtype}")
+    dtype = same_float(node, [v for n, v in enumerate(inputs[:count]) if n not in EXACT[node.op]])
     masks = inputs[count:]
     for mask in masks:
         if mask.dtype != "bool" and not is_float(mask.dtype):
@@ -120,10 +112,9 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     extents = _extents(node, inputs)
-    made = chain(RESULTS[node.op], repeat(SCORES))
     return AxisRule(
-        inputs=tuple(tuple(map(plain, *one)) for one in zip(_terms(node, len(inputs)), inputs, strict=True)),
-        outputs=tuple(tuple(map(plain, *one)) for one in zip(made, outputs, strict=False)),
+        inputs=plain_by(_terms(node, len(inputs)), inputs),
+        outputs=plain_by(chain(RESULTS[node.op], repeat(SCORES)), outputs),
         extents={letter: extent for letter, extent in extents.items() if letter != "1"},
         uncut=frozenset("khvs"),
         unsplit=frozenset() if node.attrs["band"] == NO_BAND else frozenset("q"),
@@ -131,12 +122,9 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     )
 
 
-def _localize(
-    node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]
-) -> Mapping[str, Any]:
+def _localize(node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]) -> dict[str, Any]:
     """Count the band from the first query of the shard."""
-    first = out[3][0]
-    return {"band": tuple(None if edge is None else edge + first for edge in node.attrs["band"])}
+    return {"band": tuple(None if edge is None else edge + out[3][0] for edge in node.attrs["band"])}
 
 
 # Gradient ------------------------------------------------------------------------------------

@@ -57,14 +57,8 @@ class RowScale:
     """"Mul" or "Div"."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """The work of one node on scores, which are ``before`` when it begins."""
-
-    before: str
-    scale: float = 1.0
-    row_scales: tuple[RowScale, ...] = ()
-    masks: tuple[Mask, ...] = ()
+Step = tuple[str, "float | RowScale | Mask"]
+"""Scores before a node, and what it does to them: it multiplies by a number, or by one a query, or masks."""
 
 
 @dataclass(frozen=True)
@@ -156,41 +150,45 @@ class Finder:
         reader, value = end.softmax, end.softmax.inputs[0]
         while self.only_for(value, reader):
             node = self.maker.get(value)
-            if node is None:
-                return None
-            if node.op == "Einsum":
+            if node is not None and node.op == "Einsum":
                 return Found(node, weights, end, scale, row_scales, masks)
-            step = self._step(node)
-            if step is None or (step.masks and (scale != 1 or row_scales)):
+            step = None if node is None else self._step(node)
+            if node is None or step is None:
                 return None
-            scale, row_scales, masks = scale * step.scale, row_scales + step.row_scales, masks + step.masks
-            reader, value = node, step.before
+            (value, done), reader = step, node
+            if isinstance(done, float):
+                scale *= done
+            elif isinstance(done, RowScale):
+                row_scales += (done,)
+            elif scale != 1 or row_scales:
+                return None
+            else:
+                masks += (done,)
         return None
 
     def _step(self, node: Node) -> Step | None:
         """Return what a node does to scores, if it is one of the things that are known."""
         made = self.shape(node.outputs[0])
         if node.op == "Reshape":
-            return Step(node.inputs[0]) if self.shape(node.inputs[0])[-2:] == made[-2:] else None
+            return (node.inputs[0], 1.0) if self.shape(node.inputs[0])[-2:] == made[-2:] else None
         scaled = self.scaled(node)
         if scaled is not None:
-            return Step(scaled[0], scale=scaled[1])
+            return scaled
         if node.op in ("Mul", "Div", "Add"):
             # The operands in the orders in which the first may be scores.
             for before, other in (node.inputs, node.inputs[::-1])[: 1 if node.op == "Div" else 2]:
                 if self.shape(before) != made or not self.leads_to_product(before):
                     continue
                 if node.op == "Add":
-                    return Step(before, masks=(Mask(other, made[:-2], made[-2:]),))
+                    return before, Mask(other, made[:-2], made[-2:])
                 if self.shape(other)[-1:] in ((), (1,)):
-                    return Step(before, row_scales=(RowScale(other, made[:-2], node.op),))
+                    return before, RowScale(other, made[:-2], node.op)
         if node.op == "Where":
             mask, *sides = node.inputs
             for place, (before, other) in enumerate((sides, sides[::-1])):
                 number = self.number(other)
                 if number is not None and self.shape(before) == made:
-                    mask_of = Mask(mask, made[:-2], made[-2:], number, negated=place == 1)
-                    return Step(before, masks=(mask_of,))
+                    return before, Mask(mask, made[:-2], made[-2:], number, negated=place == 1)
         return None
 
     def scaled(self, node: Node) -> tuple[str, float] | None:
@@ -211,7 +209,7 @@ class Finder:
         node = self.maker.get(value)
         while node is not None and node.op in ("Reshape", "Mul", "Div", "Add", "Where"):
             step = self._step(node)
-            node = None if step is None else self.maker.get(step.before)
+            node = None if step is None else self.maker.get(step[0])
         return node is not None and node.op == "Einsum"
 
     def operand(self, value: str, past_repeats: bool) -> Operand:

@@ -51,8 +51,12 @@ def _rewrite(build: Builder, finder: Finder, node: Node, found: Found) -> bool:
             del build.values[name]
             build.constants.pop(name, None)
         return False
-    lead = finder.shape(found.weights)[:-2]
-    _finish(build, made, (*lead, *build.shape(made)[3:]), told, node.outputs[0])
+    shape = (*finder.shape(found.weights)[:-2], *build.shape(made)[3:])
+    perm = tuple(told.made.index(letter) for letter in told.wanted)
+    if perm == tuple(range(len(perm))):
+        build.node("Reshape", [made], {"shape": shape}, node.outputs)
+    else:
+        build.node("Transpose", [build("Reshape", made, shape=shape)], {"perm": perm}, node.outputs)
     return True
 
 
@@ -116,10 +120,7 @@ def _in_order(build: Builder, value: str, term: str, wanted: str) -> tuple[str, 
 
 
 def _attend(
-    build: Builder,
-    finder: Finder,
-    found: Found,
-    operands: tuple[tuple[str, bool], ...],
+    build: Builder, finder: Finder, found: Found, operands: tuple[tuple[str, bool], ...]
 ) -> str | None:
     """Add the node; returns its result [batch, groups, heads, queries, size], None if a mask does not fit."""
     for past_repeats in (True, False):
@@ -216,12 +217,3 @@ def _masks(build: Builder, masks: Sequence[Mask], groups: Shape) -> list[str] | 
         else:
             added[key] = build("Add", added[key], value) if key in added else value
     return [*added.values(), *seen]
-
-
-def _finish(build: Builder, made: str, shape: Shape, told: _Told, name: str) -> None:
-    """Put the result in the shape and order of the product's, under its name."""
-    perm = tuple(told.made.index(letter) for letter in told.wanted)
-    if perm == tuple(range(len(perm))):
-        build.node("Reshape", [made], {"shape": shape}, [name])
-    else:
-        build.node("Transpose", [build("Reshape", made, shape=shape)], {"perm": perm}, [name])

@@ -30,25 +30,17 @@ from oocdl.graph.ir.index import AxisRule, Inverse, Plain, Whole, Window
 from oocdl.graph.ir.op_rule import Builder, Cost, Gradient, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS, is_thin
-from oocdl.graph.ir.speed import Computing, Heavy, Probe, Scale
-from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size, summed_dtype
+from oocdl.graph.ir.speed import Computing, Heavy, Scale
+from oocdl.ops._broadcast import fail, no_second_derivative, plain, same_float, size, summed_dtype
 from oocdl.ops._speed import READING, probe
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
-def _groups(node: Node, data: Shape) -> Shape:
-    """Return the number of groups as the part of a shape that it is, before the channels."""
-    return data[1:2] if node.attrs.get("grouped") else ()
-
-
-def _data(node: Node, shape: Shape) -> Shape:
-    """Return the shape of data without groups."""
-    return (shape[0], *shape[2:]) if node.attrs.get("grouped") else shape
-
-
-def _filters(node: Node, shape: Shape) -> Shape:
-    """Return the shape of weights without groups."""
-    return shape[1:] if node.attrs.get("grouped") else shape
+def _apart(node: Node, shape: Shape, place: int) -> tuple[Shape, Shape]:
+    """Return the groups of data (``place`` 1) or weights (0), as the part of a shape, and the rest of it."""
+    if not node.attrs.get("grouped"):
+        return (), shape
+    return shape[place : place + 1], (*shape[:place], *shape[place + 1 :])
 
 
 def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[Shape, Shape, Shape]:
@@ -58,22 +50,20 @@ def _sides(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tup
 
 
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    dtype, grouped = same_dtype(node, [value.dtype for value in inputs]), bool(node.attrs.get("grouped"))
+    dtype, grouped = same_float(node, inputs), bool(node.attrs.get("grouped"))
     first, second = (value.shape for value in inputs)
-    if not is_float(dtype):
-        fail(node, f"its operands must be floating point, not {dtype}")
     if len(first) != len(second) or not 3 + grouped <= len(first) <= 5 + grouped:
         fail(node, f"{list(first)} and {list(second)} are not of one to three spatial axes")
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
     if grouped and first[1] != second[1 if makes_weights else 0]:
         fail(node, f"{list(first)} and {list(second)} have different numbers of groups")
-    x, groups = _data(node, first), _groups(node, first)
+    groups, x = _apart(node, first, 1)
     if makes_weights:
-        dy, kernel = _data(node, second), tuple(node.attrs["kernel_shape"])
+        (_, dy), kernel = _apart(node, second, 1), tuple(node.attrs["kernel_shape"])
         if x[0] != dy[0] or window_shape(node, x[2:], slides(node, kernel)) != dy[2:]:
             fail(node, f"gradient {list(dy)} is not of {list(x)} under a kernel of {list(kernel)}")
         return [((*groups, dy[1], x[1], *kernel), summed_dtype(dtype))]
-    w = _filters(node, second)
+    _, w = _apart(node, second, 0)
     read, made = w[:2] if transposes else w[1::-1]
     if x[1] != read:
         fail(node, f"{x[1]} input channels, but its weight has {read}")
@@ -87,9 +77,8 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
-    x, y, w = _sides(node, inputs, outputs)
-    groups = _groups(node, x)
-    x, y, w = _data(node, x), _data(node, y), _filters(node, w)
+    sides = zip(_sides(node, inputs, outputs), (1, 1, 0), strict=True)
+    (groups, x), (_, y), (_, w) = (_apart(node, shape, place) for shape, place in sides)
     group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
     seen = Inverse if transposes else Window
     windows = zip(letters, slides(node, w[2:]), strict=True)
@@ -114,14 +103,13 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 
 
 def _sliding(node: Node) -> dict[str, Any]:
-    """Return the attributes that all three operators share."""
     grouped = {"grouped": True} if node.attrs.get("grouped") else {}
     return {**{name: tuple(node.attrs[name]) for name in ("strides", "pads", "dilations")}, **grouped}
 
 
 def _gradient_conv(build: Builder, node: Node, dy: str) -> Sequence[str | None]:
     (x, w), attrs = node.inputs, _sliding(node)
-    spatial, kernel = _data(node, build.shape(x))[2:], _filters(node, build.shape(w))[2:]
+    spatial, kernel = _apart(node, build.shape(x), 1)[1][2:], _apart(node, build.shape(w), 0)[1][2:]
     return [
         build("ConvTranspose", dy, w, spatial=spatial, **attrs),
         build("ConvWeightGrad", x, dy, kernel_shape=kernel, **attrs),
@@ -132,22 +120,19 @@ def _gradient_transpose(build: Builder, node: Node, dy: str) -> Sequence[str | N
     (x, w), attrs = node.inputs, _sliding(node)
     shape = build.shape(x)
     # An output padding of a whole stride leaves windows at the end that x does not have.
-    kernel = _filters(node, build.shape(w))[2:]
+    kernel = _apart(node, build.shape(w), 0)[1][2:]
     for axis, slide in enumerate(slides(node, kernel), start=len(shape) - len(kernel)):
         excess = slide.count(build.shape(dy)[axis]) - shape[axis]
         if excess:
             stop = build.shape(dy)[axis] - excess * slide.stride
             dy = build("Slice", dy, axis=axis, start=0, stop=stop, step=1)
-    return [
-        build("Conv", dy, w, **attrs),
-        build("ConvWeightGrad", dy, x, kernel_shape=kernel, **attrs),
-    ]
+    return [build("Conv", dy, w, **attrs), build("ConvWeightGrad", dy, x, kernel_shape=kernel, **attrs)]
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count a multiply-add for each element of a weight's filter at each place of a window."""
     x, y, w = _sides(node, inputs, outputs)
-    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_filters(node, w)[1:])
+    return 2 * size(x if node.op == "ConvTranspose" else y) * size(_apart(node, w, 0)[1][1:])
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -209,29 +194,31 @@ _GROUPED_MORE = {2: ((1, 7, 1), (16, 3, 1)), 3: ((1, 5, 1), (16, 3, 1))}
 
 
 def _weights(step: Instruction, shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of the weights that a convolution reads, or makes."""
     return step.kernel_shapes[0] if step.op == "ConvWeightGrad" else shapes[1]
 
 
+def _named(op: str, axes: int, strided: bool, what: str) -> str:
+    return f"{op} {axes}d {'strided ' * strided}{what}"
+
+
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    """Return kind and size of a convolution (see ``Computing.kind``)."""
-    weight = _weights(step, shapes)
-    grouped = bool(step.attrs.get("grouped"))
+    weight, grouped = _weights(step, shapes), bool(step.attrs.get("grouped"))
     weight = weight[1:] if grouped else weight
-    taps, seen = prod(weight[2:]), step.operands[0].shape
-    what = "window" if taps > 1 else "point"
+    taps, channels = prod(weight[2:]), min(weight[:2])
     strided = any(stride != 1 for stride in step.attrs.get("strides") or ())
-    axes = 3 if len(weight) > 4 else 2
+    what = "window" if taps > 1 else "point"
     if grouped:
-        what = "grouped" if min(weight[:2]) > 1 else "depthwise"
-        return f"{step.op} {axes}d {'strided ' * strided}{what}", taps * min(weight[:2])
-    if taps > 1 and not strided and step.op == "ConvWeightGrad" and is_thin(seen, thin_slab_elements):
-        what = "thin window"
-    return f"{step.op} {axes}d {'strided ' * strided}{what}", max(taps * min(weight[:2]), 1)
+        what = "grouped" if channels > 1 else "depthwise"
+    elif taps > 1 and not strided and step.op == "ConvWeightGrad":
+        what = "thin window" if is_thin(step.operands[0].shape, thin_slab_elements) else what
+    return _named(step.op, 3 if len(weight) > 4 else 2, strided, what), max(taps * channels, 1 - grouped)
 
 
 def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
-    """Yield probes of every kind of one convolution, with several numbers of channels."""
+    """Yield probes of every kind of one convolution, with several numbers of channels.
+
+    Those with groups have the channels that networks have, as many a group as they have, and one (depthwise).
+    """
     for axes in (2, 3):
         for channels in FEW_CHANNELS if scale.few else CHANNELS:
             # As networks have them: the more channels, the fewer places; volumes have more than images.
@@ -239,51 +226,36 @@ def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
             places = max(most / (4 if channels > 64 else 1), 64)
             edge = max(int(places ** (1 / axes)) // 2 * 2, 2)
             for kernel, stride in ((1, 1), (3, 1), (1, 2), (3, 2)):
-                what = f"{axes}d {'strided ' * (stride > 1)}{'window' if kernel > 1 else 'point'}"
-                size = channels * kernel**axes
-                depends_on_slab = op == "ConvWeightGrad" and what == "3d window"
+                depends_on_slab = (op, axes, kernel, stride) == ("ConvWeightGrad", 3, 3, 1)
                 if depends_on_slab and scale.thin_slab_elements:
                     yield from _slab_gradients(channels, places, scale.thin_slab_elements)
                 else:
-                    spaces = (edge,) * axes
-                    yield f"{op} {what}", size, _probe(op, channels, spaces, kernel, stride)
-        yield from _grouped_probes(scale, op, axes)
+                    yield _heavy(op, channels, (edge,) * axes, kernel, stride)
+        for channels, kernel, stride in (*_GROUPED, *(() if scale.few else _GROUPED_MORE[axes])):
+            edge = max(int((scale.share * (1 << 15)) ** (1 / axes)) // 2 * 2, kernel)
+            groups = 32 // channels if scale.share == 1 else 2
+            yield _heavy(op, channels, (edge,) * axes, kernel, stride, groups)
 
 
-def _grouped_probes(scale: Scale, op: str, axes: int) -> Iterator[Heavy]:
-    """Yield probes of convolutions with groups: of the channels that networks have, as many a group as they
-    have, and one (depthwise)."""
-    for channels, kernel, stride in (*_GROUPED, *(() if scale.few else _GROUPED_MORE[axes])):
-        edge = max(int((scale.share * (1 << 15)) ** (1 / axes)) // 2 * 2, kernel)
-        what = f"{axes}d {'strided ' * (stride > 1)}{'grouped' if channels > 1 else 'depthwise'}"
-        groups = 32 // channels if scale.share == 1 else 2
-        spaces = (edge,) * axes
-        yield f"{op} {what}", channels * kernel**axes, _probe(op, channels, spaces, kernel, stride, groups)
-
-
-def _probe(op: str, channels: int, space: Sequence[int], kernel: int, stride: int, groups: int = 0) -> Probe:
-    """Return a probe of one convolution, of ``channels`` to at least 16 channels.
+def _heavy(
+    op: str, channels: int, space: Shape, kernel: int, stride: int, groups: int = 0, what: str = ""
+) -> Heavy:
+    """Return a probe of one convolution, of ``channels`` to at least 16 channels, and its kind and size.
 
     With ``groups``, if they are not 0, each of them is of ``channels`` to as many.
     """
-    axes, others = len(space), max(channels, 16)
-    slides: dict[str, Any] = {
-        "strides": (stride,) * axes,
-        "dilations": (1,) * axes,
-        "pads": (kernel // 2,) * (2 * axes),
-    }
-    group: Shape = ()
-    if groups:
-        group, others, slides["grouped"] = (groups,), channels, True
-    x, w = (1, *group, channels, *space), (*group, others, channels, *(kernel,) * axes)
+    axes, others = len(space), channels if groups else max(channels, 16)
+    taps, group, grouped = (kernel,) * axes, (groups,) * (groups > 0), {"grouped": True} if groups else {}
+    slides = {"strides": (stride,) * axes, "dilations": (1,) * axes, "pads": (kernel // 2,) * (2 * axes)}
+    attrs: dict[str, Any] = {**slides, **grouped}
+    x, w = (1, *group, channels, *space), (*group, others, channels, *taps)
     y = (1, *group, others, *((extent + stride - 1) // stride for extent in space))
-    if op == "ConvWeightGrad":
-        return probe(op, x, y, **slides, kernel_shape=(kernel,) * axes)
-    return (
-        probe(op, y, w, **slides, spatial=tuple(space))
-        if op == "ConvTranspose"
-        else probe(op, x, w, **slides)
-    )
+    operands = {"Conv": (x, w), "ConvTranspose": (y, w), "ConvWeightGrad": (x, y)}[op]
+    if op != "Conv":
+        attrs |= {"spatial": space} if op == "ConvTranspose" else {"kernel_shape": taps}
+    kinds = ("depthwise", "grouped") if groups else ("point", "window")
+    what = what or kinds[(channels if groups else kernel) > 1]
+    return _named(op, axes, stride > 1, what), channels * prod(taps), probe(op, *operands, **attrs)
 
 
 def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
@@ -292,7 +264,7 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
     for what, depth, height in (("thin window", 4, min(edge * edge // 8, 128)), ("window", edge, edge)):
         rows = depth * height
         space = (depth, height, max(int(places / rows), thin // (channels * rows) + 1, 4))
-        yield f"ConvWeightGrad 3d {what}", channels * 27, _probe("ConvWeightGrad", channels, space, 3, 1)
+        yield _heavy("ConvWeightGrad", channels, space, 3, 1, what=what)
 
 
 def _rule(op: str, scratch: Cost, data: tuple[int, ...], gradient: Gradient) -> OpRule:

@@ -21,7 +21,6 @@ from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 
 
 def _pooled(node: Node, x: Value) -> Shape:
-    """Return the shape of the pooled value."""
     kernel = node.attrs["kernel_shape"]
     if len(x.shape) != len(kernel) + 2 or not is_float(x.dtype):
         fail(node, f"kernel {list(kernel)} does not fit a {x.dtype} value of shape {list(x.shape)}")
@@ -39,7 +38,6 @@ def _infer_grad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    """Return the axis rule of both: what is seen of the value, and for the gradient which windows touch."""
     (x, *windows), y = inputs, outputs[0]
     letters, outer = spatial_letters(len(x) - 2), (plain("n", x[0]), plain("c", x[1]))
     fields = [slide.fields() for slide in slides(node, node.attrs["kernel_shape"])]
@@ -52,14 +50,12 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count a comparison for each element of each window, and for the gradient an addition."""
     gradient = node.op == "MaxPoolGrad"
     windows = inputs[1] if gradient else outputs[0]
     return size(windows) * size(node.attrs["kernel_shape"]) + size(outputs[0]) * gradient
 
 
 def _speed(op: str) -> Computing:
-    """Return the speed of the operator or its gradient, by the number of elements of the window."""
 
     def kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
         return op, max(prod(step.attrs["kernel_shape"]), 1)

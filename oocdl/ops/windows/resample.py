@@ -21,7 +21,7 @@ what hangs over that, in the last window of ``ceil_mode``, never counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -42,11 +42,9 @@ Taps = tuple[npt.NDArray[np.int64], Matrix]
 POOLED = ("sum", "average")
 MODES = ("nearest", "linear", "cubic")
 COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
-NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
-    """Return the coordinate in the input of each output index."""
     index = np.arange(out, dtype=np.float64)
     if coordinates == "align_corners":
         return index * (extent - 1) / (out - 1) if out > 1 else index
@@ -62,22 +60,17 @@ def _positions(coordinates: str, scale: float, out: int, extent: int) -> Matrix:
     return offset + (2 * index + 1) * numerator / (2 * denominator) - 0.5
 
 
-def _nearest(positions: Matrix, rounding: str) -> Matrix:
-    """Return the nearest input index, with ties as ONNX's ``nearest_mode`` says."""
-    if rounding == "round_prefer_floor":
-        return np.asarray(np.ceil(positions - 0.5))
-    if rounding == "round_prefer_ceil":
-        return np.asarray(np.floor(positions + 0.5))
-    return np.asarray(np.floor(positions) if rounding == "floor" else np.ceil(positions))
+NEAREST: Mapping[str, Callable[[Matrix], Any]] = {
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+"""ONNX's ``nearest_mode`` -> the nearest input index; the first is the default."""
 
 
-def _weigh(mode: str, distance: Matrix, a: float) -> Matrix:
-    """Return the weights of a linear or cubic filter at distances from its middle."""
-    if mode == "linear":
-        return np.maximum(1 - distance, 0)
-    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-    far = a * (((distance - 5) * distance + 8) * distance - 4)
-    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+def _rounding(attrs: Mapping[str, Any]) -> str:
+    return attrs.get("nearest_mode") or next(iter(NEAREST))
 
 
 def _filtered(attrs: Mapping[str, Any], positions: Matrix, scale: float, extent: int) -> Taps:
@@ -87,7 +80,13 @@ def _filtered(attrs: Mapping[str, Any], positions: Matrix, scale: float, extent:
     radius = (2 if attrs["mode"] == "cubic" else 1) * stretch
     columns = np.ceil(positions - radius).astype(np.int64)[:, None] + np.arange(int(2 * radius) + 1)
     distance = abs(columns - positions[:, None]) / stretch
-    weights = _weigh(attrs["mode"], distance, float(attrs.get("cubic_coeff_a", -0.75)))
+    if attrs["mode"] == "linear":
+        weights = np.maximum(1 - distance, 0)
+    else:
+        a = float(attrs.get("cubic_coeff_a", -0.75))
+        near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        far = a * (((distance - 5) * distance + 8) * distance - 4)
+        weights = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
     if exclude_outside:
         weights = np.where((columns >= 0) & (columns < extent), weights, 0.0)
     if antialias or exclude_outside:
@@ -96,11 +95,10 @@ def _filtered(attrs: Mapping[str, Any], positions: Matrix, scale: float, extent:
 
 
 def _resized(attrs: Mapping[str, Any], out: int, extent: int) -> Taps:
-    """Return the taps of a Resize."""
     scale = float(attrs.get("scale") or out / extent)
     positions = _positions(attrs["coordinates"], scale, out, extent)
     if attrs["mode"] == "nearest":
-        nearest = _nearest(positions, attrs.get("nearest_mode") or NEAREST[0])
+        nearest = NEAREST[_rounding(attrs)](positions)
         return np.clip(nearest, 0, extent - 1).astype(np.int64)[:, None], np.ones((out, 1))
     if attrs["mode"] == "cubic" or attrs.get("antialias"):
         return _filtered(attrs, positions, scale, extent)
@@ -129,10 +127,7 @@ def _taps(attrs: tuple[tuple[str, Any], ...], in_extent: int) -> Taps:
 
 
 def local_taps(
-    attrs: Mapping[str, Any],
-    in_extent: int,
-    rows: Range | None = None,
-    columns: Range | None = None,
+    attrs: Mapping[str, Any], in_extent: int, rows: Range | None = None, columns: Range | None = None
 ) -> tuple[npt.NDArray[np.int32], Matrix]:
     """Return columns and weights ``[taps, size]`` of the map, R or R^T when ``transposed``.
 
@@ -179,55 +174,42 @@ def _band(attrs: Mapping[str, Any], in_extent: int) -> tuple[tuple[int, ...], tu
     return tuple(first.tolist()), tuple(last.tolist())
 
 
-def _check_window(node: Node, in_extent: int) -> None:
-    """Raise ModelError for a window that is none, or an average over no element."""
-    kernel, stride, dilation, before, after = node.attrs["window"]
-    if min(kernel, stride, dilation) < 1 or min(before, after) < 0:
-        fail(node, "strides, dilations and kernel must be positive, pads not negative")
-    divides = node.attrs["mode"] == "average" and not node.attrs["count_include_pad"]
-    if divides and not _taps(tuple(node.attrs.items()), in_extent)[1].any(axis=1).all():
-        fail(node, "its pads are as large as its window: some windows would see nothing")
-
-
 def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     x, attrs = inputs[0], node.attrs
     if not 0 <= attrs["axis"] < len(x.shape) or attrs["size"] < 1:
         fail(node, f"axis {attrs['axis']} or size {attrs['size']} does not fit {list(x.shape)}")
     if attrs["mode"] in POOLED:
-        _check_window(node, x.shape[attrs["axis"]])
+        kernel, stride, dilation, before, after = attrs["window"]
+        if min(kernel, stride, dilation) < 1 or min(before, after) < 0:
+            fail(node, "strides, dilations and kernel must be positive, pads not negative")
+        divides = attrs["mode"] == "average" and not attrs["count_include_pad"]
+        if divides and not _taps(tuple(attrs.items()), x.shape[attrs["axis"]])[1].any(axis=1).all():
+            fail(node, "its pads are as large as its window: some windows would see nothing")
     elif attrs["mode"] not in MODES or attrs["coordinates"] not in COORDINATES:
         fail(node, f"mode '{attrs['mode']}' with '{attrs.get('coordinates')}' is not supported")
     if attrs["mode"] == "nearest" and (attrs.get("antialias") or attrs.get("exclude_outside")):
         fail(node, "antialias and exclude_outside need a filter, not the nearest element")
-    if (attrs.get("nearest_mode") or NEAREST[0]) not in NEAREST or not is_float(x.dtype):
+    if _rounding(attrs) not in NEAREST or not is_float(x.dtype):
         fail(node, f"nearest mode '{attrs.get('nearest_mode')}' on {x.dtype} is not supported")
-    shape = list(x.shape)
-    shape[attrs["axis"]] = attrs["size"]
-    return [(tuple(shape), x.dtype)]
+    return [((*x.shape[: attrs["axis"]], attrs["size"], *x.shape[attrs["axis"] + 1 :]), x.dtype)]
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    axis, shape = node.attrs["axis"], outputs[0]
-    band = Band(f"a{axis}", *_band(node.attrs, inputs[0][axis]))
-    before, after = letters(shape)[:axis], letters(shape)[axis + 1 :]
-    read, made = (*before, band, *after), (*before, Plain(f"a{axis}"), *after)
-    return AxisRule((read,), (made,), extents_of(shape))
+    axis, axes = node.attrs["axis"], letters(outputs[0])
+    before, letter, after = axes[:axis], f"a{axis}", axes[axis + 1 :]
+    band = Band(letter, *_band(node.attrs, inputs[0][axis]))
+    return AxisRule(((*before, band, *after),), ((*before, Plain(letter), *after),), extents_of(outputs[0]))
 
 
-def _localize(
-    node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]
-) -> Mapping[str, Any]:
-    """Return the taps that map the local input to the local output."""
+def _localize(node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]) -> dict[str, Any]:
     axis = node.attrs["axis"]
     columns, weights = local_taps(node.attrs, shapes[0][axis], out[axis], inputs[0][axis])
     return {"columns": columns, "weights": weights}
 
 
 def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """Apply the transposed matrix."""
-    extent = build.shape(node.inputs[0])[node.attrs["axis"]]
-    transposed = not node.attrs["transposed"]
-    return [build("Resample", g, **{**node.attrs, "size": extent, "transposed": transposed})]
+    size = build.shape(node.inputs[0])[node.attrs["axis"]]
+    return [build("Resample", g, **{**node.attrs, "size": size, "transposed": not node.attrs["transposed"]})]
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:

@@ -11,7 +11,7 @@ from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array
 from oocdl.ops import RULES
-from oocdl.ops.recurrent import KINDS
+from oocdl.ops.recurrent import AXES, KINDS
 from tests.kit.programs import single
 
 torch = pytest.importorskip("torch")
@@ -24,8 +24,8 @@ def operands(kind: str, masked: bool, attrs: dict[str, Any]) -> tuple[list[Array
     """Operands of a recurrence, its results, and the operands of its gradient."""
     known, random = KINDS[kind], np.random.default_rng(0)
     sizes = {"t": STEPS, "n": SAMPLES, "h": HIDDEN, "g": known.gates * HIDDEN, "1": 1}
-    names = known.names(bool(attrs.get("linear_before_reset")))
-    given = [random.normal(size=[sizes[a] for a in known.axes_of(name)]).astype("f4") / 8 for name in names]
+    names = known.operands(bool(attrs.get("linear_before_reset")))[:-1]
+    given = [random.normal(size=[sizes[a] for a in AXES[name]]).astype("f4") / 8 for name in names]
     mask = [np.arange(STEPS)[:, None, None] < np.full((SAMPLES, 1), STEPS // 2)] if masked else []
     made = numpy_recurrent.KERNELS[known.op]([*given, *mask], attrs)
     arrays = {**dict(zip(names, given, strict=True)), **dict(zip(known.results(), made, strict=True))}

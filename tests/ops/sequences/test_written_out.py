@@ -154,11 +154,7 @@ FORMS: dict[str, tuple[Sequence[Any], dict[str, Any], Callable[..., Any], dict[s
             node("s = Reshape s5 joint"),
             *END,
         ],
-        {
-            "split": np.array([2, 2, 3, 5, 6]),
-            "joint": np.array([-1, 3, 5, 6]),
-            "shifted": SHIFTED[None],
-        },
+        {"split": np.array([2, 2, 3, 5, 6]), "joint": np.array([-1, 3, 5, 6]), "shifted": SHIFTED[None]},
         lambda q, k, v, m: math(q, k, v, mask=m + torch.tensor(SHIFTED).repeat(2, 1, 1, 1)),
         {
             **{
@@ -168,14 +164,7 @@ FORMS: dict[str, tuple[Sequence[Any], dict[str, Any], Callable[..., Any], dict[s
         },
     ),
     "a trained scale of each head, and a mask": (
-        [
-            TURN,
-            node("r = MatMul q t"),
-            node("p = Mul r a"),
-            node("p2 = Div p b"),
-            node("s = Add p2 m"),
-            *END,
-        ],
+        [TURN, node("r = MatMul q t"), node("p = Mul r a"), node("p2 = Div p b"), node("s = Add p2 m"), *END],
         {"m": np.where(CAUSAL, 0, -inf)},
         lambda q, k, v, a, b: math(q * a / b, k, v, mask=CAUSAL),
         {"a": RANDOM.normal(size=(3, 1, 1)), "b": np.array(1.3)},
