@@ -189,7 +189,6 @@ _CHECKS: Mapping[str, Callable[[Context, tuple[int, ...]], Found]] = {
     "Conv": _conv,
     "AveragePool": _pool,
     "MaxPool": _pool,
-    "LpPool": _pool,
     "Expand": _expand,
     "Pad": _pad,
     "Squeeze": _squeeze,

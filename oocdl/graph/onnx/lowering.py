@@ -130,10 +130,8 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
         return table[node.op](ctx)
     if node.op in OWN:
         return lower_own(ctx)
-    if node.op in FOLDS or node.op in DATA_SHAPED:
-        why = ": its shape depends on data" if node.op in DATA_SHAPED else ""
-        raise UnsupportedError(f"{node.op} of values that are not constant{why}")
-    raise UnsupportedError(not_known(node.op))
+    what = f"{node.op} of values that are not constant" if node.op in FOLDS else not_known(node.op)
+    raise UnsupportedError(what + ": its shape depends on data" * (node.op in DATA_SHAPED))
 
 
 def _as_in_python(

@@ -27,7 +27,7 @@ _NUMBER_OF_TENSORFLOW = re.compile(r"(.*/)?(x|y|Const(_\d+)?)(:0|__\d+)?$")
 _GENERATED_BY_TENSORFLOW = re.compile(r".*__\d+$")
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _SETTINGS: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Shape", "Size", "ConstantOfShape", "IsNaN", "IsInf", "Unique", "BitCast"), (0,)),
+    **dict.fromkeys(("Shape", "Size", "ConstantOfShape", "IsNaN", "IsInf"), (0,)),
     **dict.fromkeys(("RandomUniformLike", "RandomNormalLike", "Bernoulli"), (0,)),
     **dict.fromkeys(("Equal", "Greater", "Less", "LessOrEqual", "GreaterOrEqual"), (0, 1)),
     **dict.fromkeys(("OneHot", "Range"), (0, 1, 2)),

@@ -20,12 +20,7 @@ from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.folding.known_arrays import (
     along,
     flat_indices,
-    mel_weights,
-    recast,
     scatter,
-    shifted,
-    unique,
-    window,
 )
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
@@ -269,22 +264,6 @@ def _reduction(function: Callable[..., Any]) -> Fold:
     return run
 
 
-def _window(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    size = int(given(inputs, 0).reshape(-1)[0])
-    allow(node, (size,), 8)
-    return [_as_told(node, window(node.op, size, bool(node.attrs.get("periodic", 1))))]
-
-
-def _as_told(node: OnnxNode, made: Array) -> Array:
-    return made.astype(numpy_type(node.attrs.get("output_datatype", onnx.TensorProto.FLOAT)))
-
-
-def _mel_weights(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    bins, length, rate, low, high = (given(inputs, index).reshape(-1)[0] for index in range(5))
-    allow(node, (int(length) // 2 + 1, int(bins)), 8)
-    return [_as_told(node, mel_weights(int(bins), int(length), int(rate), float(low), float(high)))]
-
-
 def _unsqueeze(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     data = given(inputs, 0)
     return [data.reshape(unsqueezed(data.shape, ints(node, inputs, "axes", 1) or ()))]
@@ -323,9 +302,6 @@ FOLDS: dict[str, Fold] = {
     "Scatter": _scatter_elements,
     "ScatterND": _scatter_nd,
     "NonZero": lambda node, inputs: [np.stack(np.nonzero(given(inputs, 0))).astype(np.int64)],
-    "Compress": lambda node, inputs: [
-        np.compress(given(inputs, 1), given(inputs, 0), node.attrs.get("axis"))
-    ],
     "Slice": _slice,
     "Split": _split,
     "Concat": _concat,
@@ -340,7 +316,6 @@ FOLDS: dict[str, Fold] = {
     "CastLike": lambda node, inputs: [given(inputs, 0).astype(given(inputs, 1).dtype)],
     **{op: _broadcast(getattr(np, op.lower())) for op in NAMED_SO},
     **{op: _broadcast(getattr(np, f"logical_{op.lower()}")) for op in LOGIC},
-    **{f"Bitwise{op}": _broadcast(getattr(np, f"bitwise_{op.lower()}")) for op in LOGIC},
     "Sub": _broadcast(np.subtract),
     "Mul": _broadcast(np.multiply),
     "Div": _broadcast(_divide),
@@ -352,15 +327,6 @@ FOLDS: dict[str, Fold] = {
     "Reciprocal": _broadcast(lambda a: 1 / a),
     "LessOrEqual": _broadcast(np.less_equal),
     "GreaterOrEqual": _broadcast(np.greater_equal),
-    "BitShift": lambda node, inputs: _broadcast(lambda a, b: shifted(a, b, node.attrs["direction"]))(
-        node, inputs
-    ),
-    "BitCast": lambda node, inputs: [recast(given(inputs, 0), numpy_type(node.attrs["to"]))],
-    "Unique": lambda node, inputs: unique(
-        given(inputs, 0), node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
-    ),
-    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), _window),
-    "MelWeightMatrix": _mel_weights,
     "Where": _where,
     **{f"Reduce{op}": _reduction(getattr(np, op.lower())) for op in ("Prod", "Sum", "Max", "Min", "Mean")},
 }

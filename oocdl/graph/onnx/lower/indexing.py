@@ -69,20 +69,6 @@ def taken(ctx: Context, x: str, axis: int, where: Array) -> str:
     return ctx.reshape(_transposed(ctx, rows, back), result)
 
 
-@lowers("Compress")
-def _compress(ctx: Context) -> Sequence[Operand]:
-    """Take what a condition chooses that is known, and with it the size of the result."""
-    x, condition, axis = ctx.value(0), ctx.known(1), ctx.attr("axis")
-    if condition is None:
-        ctx.refuse("a condition that is not constant: its shape depends on data")
-    if axis is None:
-        x, axis = ctx.reshape(x, (prod(ctx.shape(0)),)), 0
-    axis, where = axis % len(ctx.build.shape(x)), np.flatnonzero(condition)
-    if not where.size or where[-1] >= ctx.build.shape(x)[axis]:
-        raise ModelError(f"its condition chooses {list(where)} of {ctx.build.shape(x)[axis]} elements")
-    return [taken(ctx, x, axis, where)]
-
-
 def _ids(ctx: Context, index: int) -> str:
     """Return an operand of indices, as int64."""
     ids = ctx.value(index)

@@ -12,7 +12,6 @@ from typing import Any
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.lower.lower_reductions import root
 from oocdl.graph.onnx.roles import trains_by_origin
 
 
@@ -313,33 +312,6 @@ def _average_pool(ctx: Context) -> Sequence[Operand]:
     return [_along_axes(ctx, ctx.value(0), mode="average", count_include_pad=counts_pads)]
 
 
-def _power(ctx: Context, x: str) -> tuple[str, float]:
-    """Return ``|x|^p`` and p."""
-    p = float(ctx.attr("p", 2))
-    if p < 1:
-        ctx.refuse(f"p {p}")
-    if p == 2:
-        return ctx.make("Mul", x, x), p
-    size = ctx.make("Abs", x)
-    return (size if p == 1 else ctx.make("Pow", size, ctx.number(p, size))), p
-
-
-def _root(ctx: Context, total: str, p: float) -> str:
-    """Return the p-th root, whose gradient is 0 where it is 0, as that of norms in PyTorch is."""
-    if p in (1, 2):
-        return root(ctx, total) if p == 2 else total
-    none = ctx.make("Equal", total, ctx.number(0.0, total))
-    safe = ctx.make("Where", none, ctx.number(1.0, total), total)
-    power = ctx.make("Pow", safe, ctx.number(1 / p, safe))
-    return ctx.make("Where", none, ctx.number(0.0, power), power)
-
-
-@lowers("LpPool")
-def _lp_pool(ctx: Context) -> Sequence[Operand]:
-    powers, p = _power(ctx, ctx.value(0))
-    return [_root(ctx, _along_axes(ctx, powers, mode="sum"), p)]
-
-
 def _space(ctx: Context) -> tuple[int, ...]:
     """Return the spatial axes."""
     return tuple(range(2, len(ctx.shape(0))))
@@ -355,9 +327,3 @@ def _global_average(ctx: Context) -> Sequence[Operand]:
 @lowers("GlobalMaxPool")
 def _global_max(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("ReduceMax", ctx.value(0), axes=_space(ctx))]
-
-
-@lowers("GlobalLpPool")
-def _global_lp_pool(ctx: Context) -> Sequence[Operand]:
-    powers, p = _power(ctx, ctx.value(0))
-    return [_root(ctx, ctx.make("ReduceSum", powers, axes=_space(ctx)), p)]

@@ -37,9 +37,7 @@ def _pad(ctx: Context) -> Sequence[Operand]:
     return [x]
 
 
-def _padded(
-    ctx: Context, x: str, axis: int, before: int, after: int, mode: str = "constant", number: float = 0
-) -> str:
+def _padded(ctx: Context, x: str, axis: int, before: int, after: int, mode: str, number: float) -> str:
     """Pad an axis; pads below zero are cut off, and nothing of that is repeated."""
     start, stop = max(-before, 0), ctx.build.shape(x)[axis] - max(-after, 0)
     if start >= stop:
@@ -198,21 +196,6 @@ def _reverse_sequence(ctx: Context) -> Sequence[Operand]:
     perm = (batch, time, *(axis for axis in range(rank) if axis not in (batch, time)))
     turned = ctx.make("Gather", ctx.make("Transpose", x, perm=perm), ids, batch=1)
     return [ctx.make("Transpose", turned, perm=tuple(perm.index(axis) for axis in range(rank)))]
-
-
-@lowers("CenterCropPad")
-def _center_crop_pad(ctx: Context) -> Sequence[Operand]:
-    """Cut or pad axes at both ends, where that is uneven by one more at the end."""
-    x, rank = ctx.value(0), len(ctx.shape(0))
-    (target,) = ctx.constants("a shape", 1)[1:]
-    axes = [axis % rank for axis in ctx.attr("axes", range(rank))]
-    if target is None or target.size != len(axes):
-        raise ModelError(f"the shape does not have an extent for each of axes {axes}")
-    for axis, wanted in zip(axes, target.reshape(-1).tolist(), strict=True):
-        more = wanted - ctx.build.shape(x)[axis]
-        before = abs(more) // 2 * (1 if more > 0 else -1)
-        x = _padded(ctx, x, axis, before, more - before)
-    return [x]
 
 
 @lowers("Col2Im")
