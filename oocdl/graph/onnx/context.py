@@ -24,6 +24,12 @@ from oocdl.graph.onnx.model_file import OnnxNode, shown
 
 Operand = str | Array
 """The name of a value of the graph, or an array known at import."""
+Entry = Operand | list[Operand]
+"""The same, or a sequence of them, which no operator of ours ever sees."""
+
+
+class Sized(np.ndarray[Any, np.dtype[Any]]):
+    """A known array that follows the bound sizes: it comes of a Shape."""
 
 
 @dataclass(kw_only=True)
@@ -51,12 +57,9 @@ class Context:
     """ONNX names that some node reads, and the model's outputs."""
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]
     """Lowers the nodes of a body; returns what of them is refused."""
-    env: dict[str, Operand] = field(default_factory=dict)
-    sized: set[str] = field(default_factory=set)
-    """ONNX names of known arrays that follow the bound sizes (they come from a Shape node)."""
+    env: dict[str, Entry] = field(default_factory=dict)
     single_biases: set[str] = field(default_factory=set)
     """Initializers of recurrent biases whose second half is zeros that are no parameters."""
-    sequences: dict[str, list[Operand]] = field(default_factory=dict)
     tiles: set[str] = field(default_factory=set)
     """Values that a Tile has made by copies along axes of their own."""
     resized: set[tuple[int, ...]] = field(default_factory=set)
@@ -79,16 +82,23 @@ class Context:
         """Whether an optional input is given."""
         return index < len(self.node.inputs) and self.node.inputs[index] != ""
 
-    def operand(self, index: int) -> Operand:
-        """Return an input, which may be a value or a known array."""
+    def entry(self, index: int) -> Entry:
+        """Return an input, which may be a value, a known array, or a sequence of these."""
         if not self.has(index):
             raise ModelError(f"input {index} is missing")
         return self.env[self.node.inputs[index]]
 
+    def operand(self, index: int) -> Operand:
+        """Return an input that is a value or a known array; refuses a sequence."""
+        found = self.entry(index)
+        if isinstance(found, list):
+            self.refuse("a sequence among its operands")
+        return found
+
     def known(self, index: int) -> Array | None:
         """Return an input if it is given and known, else ``None``."""
-        found = self.operand(index) if self.has(index) else None
-        return None if isinstance(found, str) else found
+        found = self.entry(index) if self.has(index) else None
+        return found if isinstance(found, np.ndarray) else None
 
     def constants(self, what: str, *indices: int) -> list[Array | None]:
         """Return all inputs; refuses the node if one at ``indices`` is given but not known."""
@@ -123,7 +133,7 @@ class Context:
 
     def is_sized(self, index: int) -> bool:
         """Whether a known input follows the bound sizes."""
-        return self.has(index) and self.node.inputs[index] in self.sized
+        return self.has(index) and isinstance(self.entry(index), Sized)
 
     def was(self, index: int) -> Shape | None:
         """Return the traced shape of an input if it differs from its shape now, else ``None``."""
@@ -195,11 +205,11 @@ class Context:
         return self.reshape(vector, (1, prod(self.build.shape(vector)), *(1,) * (rank - 2)))
 
 
-Lower = Callable[[Context], Sequence[Operand]]
+Lower = Callable[[Context], Sequence[Entry]]
 """Lowers the node of the context; returns its outputs."""
 LOWERINGS: dict[str, Lower] = {}
 """All lowerings, by the ONNX operator: one that is not here is read as its rule says, or not at all."""
-LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Operand]])
+LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Entry]])
 
 
 def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:

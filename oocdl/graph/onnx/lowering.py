@@ -12,7 +12,7 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.onnx.baked import check_baked, note_resized
 from oocdl.graph.onnx.bodies import bodies, every_node, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANTS_BYTES, MOST_NODES
-from oocdl.graph.onnx.context import LOWERINGS, Context, Lower, Operand, in_body
+from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Sized, in_body
 from oocdl.graph.onnx.folding.constant_folding import DATA_SHAPED, FOLDS, fold
 from oocdl.graph.onnx.lower import (  # noqa: F401 (each enters what it lowers into LOWERINGS)
     arithmetic,
@@ -95,7 +95,7 @@ def _unknown_inside(node: OnnxNode, known: Collection[str]) -> list[Refusal]:
     return in_body(found, node.name)
 
 
-def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Operand]:
+def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Entry]:
     """Lower a node; what Python cannot do with its operands and attributes is an error of the model.
 
     ``--debug`` shows where that was. What is asserted stays a defect of ours.
@@ -112,20 +112,18 @@ def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Se
         ) from error
 
 
-def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Operand]:
+def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Entry]:
     missing = [name for name in node.inputs if name and name not in ctx.env]
     if missing:
         raise ModelError(f"{shown(missing[0])}, read by {shown(node.name)}, is made nowhere")
     given = [ctx.env[name] if name else None for name in node.inputs]
-    known = [None if isinstance(operand, str) else operand for operand in given]
+    known = [entry if isinstance(entry, np.ndarray) else None for entry in given]
     check_baked(ctx)
-    listed = ctx.sequences.keys() & set(node.inputs)
-    if node.op in FOLDS and not listed and all(not isinstance(operand, str) for operand in given):
+    if node.op in FOLDS and not any(isinstance(entry, str | list) for entry in given):
         outputs = _as_in_python(ctx, known, fold(node, known))
         _count_folded(ctx, [array for array in known if array is not None], outputs)
-        if ctx.sized.intersection(node.inputs):
-            ctx.sized.update(node.outputs)
-        return outputs
+        follows = any(isinstance(array, Sized) for array in known)
+        return [array.view(Sized) for array in outputs] if follows else outputs
     if node.op in table:
         return table[node.op](ctx)
     if node.op in OWN:

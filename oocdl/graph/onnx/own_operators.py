@@ -94,8 +94,6 @@ def lower_own(ctx: Context) -> Sequence[Operand]:
     for name, value in node.attrs.items():
         if value is None or isinstance(value, Body):
             ctx.refuse(f"attribute {shown(name)}, which is of a kind that is not read")
-    if ctx.sequences.keys() & set(node.inputs):
-        ctx.refuse("a sequence among its operands")
     given = [ctx.value(index) if ctx.has(index) else None for index in range(len(node.inputs))]
     given += [None] * (len(own.operands) - len(given))
     _check(own, given, node)

@@ -263,6 +263,8 @@ class _Reader:
         outputs = []
         for port in self.model.outputs:
             made = ctx.env[port.name]
+            if isinstance(made, list):
+                raise ModelError(f"output {shown(port.name)} is a sequence; outputs have to be tensors")
             outputs.append((port.name, made if isinstance(made, str) else ctx.store(made)))
         build.outputs = list(dict.fromkeys(value for _, value in outputs))
         graph = needed(build.graph(), self.inputs)

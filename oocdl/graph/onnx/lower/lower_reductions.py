@@ -155,7 +155,6 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     axis = (0 if given is None else int(given.reshape(-1)[0])) % len(shape)
     extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
     if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
-        ctx.sized.update(ctx.node.outputs if ctx.is_sized(0) else ())
         turned = np.flip(known, axis) if backwards else known
         made = (np.cumsum if op == "Add" else np.cumprod)(turned, axis, dtype=known.dtype)
         return [np.flip(made, axis) if backwards else made]

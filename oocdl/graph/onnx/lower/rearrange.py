@@ -13,7 +13,7 @@ import numpy as np
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Operand, lowers
+from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
 from oocdl.graph.onnx.folding.constant_folding import allow, ints, numpy_type
 from oocdl.graph.onnx.lower.structure import slice_axis
 
@@ -178,8 +178,7 @@ def _eye_like(ctx: Context) -> Sequence[Operand]:
     given = ctx.operand(0)
     kind = given.dtype if not isinstance(given, str) else np.dtype(ctx.build.dtype(given))
     code = ctx.attr("dtype")
-    ctx.sized.add(ctx.node.outputs[0])
-    return [np.eye(rows, columns, int(ctx.attr("k", 0)), numpy_type(code) if code else kind)]
+    return [np.eye(rows, columns, int(ctx.attr("k", 0)), numpy_type(code) if code else kind).view(Sized)]
 
 
 @lowers("ReverseSequence")

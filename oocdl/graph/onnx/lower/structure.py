@@ -13,7 +13,7 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Node, Role, Shape
-from oocdl.graph.onnx.context import Context, Operand, lowers
+from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
 from oocdl.graph.onnx.folding.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
 
 
@@ -262,9 +262,7 @@ def _unsqueeze(ctx: Context) -> Sequence[Operand]:
 def _measure(ctx: Context) -> Sequence[Operand]:
     """Compute Shape or Size of an operand; arrays computed from it follow the bound sizes."""
     shape, operand = ctx.shape(0), ctx.operand(0)
+    extents = prod(shape) if ctx.node.op == "Size" else shape[ctx.attr("start", 0) : ctx.attr("end")]
+    made = np.asarray(extents, np.int64)
     fixed = isinstance(operand, str) and ctx.build.values[operand].role in (Role.WEIGHT, Role.STATE)
-    if ctx.is_sized(0) or (isinstance(operand, str) and not fixed):
-        ctx.sized.add(ctx.node.outputs[0])
-    if ctx.node.op == "Size":
-        return [np.asarray(prod(shape), np.int64)]
-    return [np.asarray(shape[ctx.attr("start", 0) : ctx.attr("end")], np.int64)]
+    return [made.view(Sized) if ctx.is_sized(0) or (isinstance(operand, str) and not fixed) else made]
