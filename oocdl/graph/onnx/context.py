@@ -19,6 +19,7 @@ from oocdl.errors import ModelError, Refusal, UnsupportedError
 from oocdl.graph.ir.graph import Array, Graph, Node, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
+from oocdl.graph.onnx.constant_folding import ints
 from oocdl.graph.onnx.metadata import Fact
 from oocdl.graph.onnx.model_file import OnnxNode, shown
 
@@ -106,6 +107,17 @@ class Context:
             if self.has(index) and self.known(index) is None:
                 self.refuse(f"{what} that are not constant")
         return [self.known(index) for index in range(len(self.node.inputs))]
+
+    def ints(self, what: str, name: str, index: int) -> tuple[int, ...] | None:
+        """Return whole numbers from an attribute or a known input; None if both are absent."""
+        self.constants(what, index)
+        return ints(self.node, name, self.known(index))
+
+    def scalar(self, what: str, index: int) -> Any:
+        """Return the number of a known input; None if it is left out."""
+        self.constants(what, index)
+        array = self.known(index)
+        return None if array is None else array.reshape(-1)[0].item()
 
     def value(self, index: int) -> str:
         """Return the name of an input as a value of the graph."""

@@ -12,8 +12,8 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.onnx.baked import check_baked, note_resized
 from oocdl.graph.onnx.bodies import bodies, every_node, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANTS_BYTES, MOST_NODES
+from oocdl.graph.onnx.constant_folding import DATA_SHAPED, FOLDS, fold
 from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Sized, in_body
-from oocdl.graph.onnx.folding.constant_folding import DATA_SHAPED, FOLDS, fold
 from oocdl.graph.onnx.lower import (  # noqa: F401 (each enters what it lowers into LOWERINGS)
     arithmetic,
     contraction,

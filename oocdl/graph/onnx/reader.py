@@ -19,12 +19,17 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.baked import note_resized
-from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
+from oocdl.graph.onnx.bodies import (
+    FINAL,
+    activations_last,
+    every_node,
+    results_of_bodies,
+    without_functions,
+)
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
 from oocdl.graph.onnx.context import Context, all_of, needed
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
-from oocdl.graph.onnx.heads import FINAL, activations_last
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
 from oocdl.graph.onnx.metadata import read_metadata

@@ -14,8 +14,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.onnx.constant_folding import numpy_type
 from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import numpy_type
 from oocdl.graph.onnx.lower.random import mean_of
 
 

@@ -37,7 +37,8 @@ def _items(ctx: Context) -> list[Operand]:
 def _split(ctx: Context) -> Sequence[Entry]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", 0) % len(shape)
-    given = ctx.constants("sizes", 1)[1] if ctx.has(1) else None
+    ctx.constants("sizes", 1)
+    given = ctx.known(1)
     if given is not None and given.ndim:
         sizes = tuple(int(size) for size in given)
     else:
@@ -51,8 +52,7 @@ def _split(ctx: Context) -> Sequence[Entry]:
 
 def _place(ctx: Context, index: int, length: int) -> int:
     """Return a position in a sequence, checked; negative ones count from the end."""
-    array = ctx.constants("a position", index)[index]
-    place = int(np.asarray(array).reshape(-1)[0])
+    place = int(ctx.scalar("a position", index))
     if not -length <= place < length:
         raise ModelError(f"position {place} is outside of a sequence of length {length}")
     return place % length
@@ -140,9 +140,9 @@ def _if(ctx: Context) -> Sequence[Entry]:
 @lowers("Loop")
 def _loop(ctx: Context) -> Sequence[Entry]:
     body, state = _body(ctx, "body"), [ctx.entry(index) for index in range(2, len(ctx.node.inputs))]
-    count = ctx.constants("a number of trips", 0)[0] if ctx.has(0) else None
+    count = ctx.scalar("a number of trips", 0)
     going = _truth(ctx, ctx.entry(1)) if ctx.has(1) else True
-    trips = MOST_TRIPS + 1 if count is None else int(count.reshape(-1)[0])
+    trips = MOST_TRIPS + 1 if count is None else int(count)
     scanned: list[list[Entry]] = [[] for _ in body.outputs[1 + len(state) :]]
     trip = 0
     while going and trip < trips:

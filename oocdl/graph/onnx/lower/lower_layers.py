@@ -227,7 +227,8 @@ def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
 def _dropout(ctx: Context) -> Sequence[Operand]:
     """Lower Dropout, which is active in training whatever the file says."""
     x = ctx.value(0)
-    given = ctx.constants("a ratio", 1)[1] if ctx.has(1) else None
+    ctx.constants("a ratio", 1)
+    given = ctx.known(1)
     ratio = float(ctx.attr("ratio", 0.5)) if given is None else float(str(given.reshape(-1)[0]))
     if not 0 <= ratio <= 1:
         raise ModelError(f"a dropout ratio has to be between 0 and 1, not {ratio}")

@@ -12,7 +12,6 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import normalize_axes
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 
@@ -26,7 +25,7 @@ def _squeezed(ctx: Context, y: str, axes: Sequence[int]) -> str:
 def _axes(ctx: Context) -> tuple[int, ...]:
     """Return the axes that are reduced; none, if the node then does nothing."""
     rank = len(ctx.shape(0))
-    given = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
+    given = ctx.ints("axes", "axes", 1)
     if not given and ctx.attr("noop_with_empty_axes", 0):
         return ()
     return normalize_axes(given or range(rank), rank)
@@ -150,9 +149,8 @@ def _softmax(ctx: Context) -> Sequence[Operand]:
 @lowers("CumProd", op="Mul", neutral=1)
 def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     """Lower CumSum and CumProd: after the step of distance k each element combines the last 2 k."""
-    known, given = ctx.constants("an axis", 1)[:2]
-    shape = ctx.shape(0)
-    axis = (0 if given is None else int(given.reshape(-1)[0])) % len(shape)
+    known, shape = ctx.known(0), ctx.shape(0)
+    axis = int(ctx.scalar("an axis", 1)) % len(shape)
     extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
     if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
         turned = np.flip(known, axis) if backwards else known

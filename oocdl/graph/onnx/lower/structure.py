@@ -13,8 +13,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Node, Role, Shape
+from oocdl.graph.onnx.constant_folding import parts, reshaped, slices, squeezed, unsqueezed
 from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
-from oocdl.graph.onnx.folding.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
 
 
 def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
@@ -90,7 +90,8 @@ def _with_batch(ctx: Context, value: str, batch: int) -> str:
 def _split(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", 0) % len(shape)
-    sizes = parts(ctx.node, ctx.constants("sizes", 1), shape[axis])
+    ctx.constants("sizes", 1)
+    sizes = parts(ctx.node, ctx.known(1), shape[axis])
     return ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
 
 
@@ -200,7 +201,7 @@ def rebound(
 @lowers("Reshape")
 def _reshape(ctx: Context) -> Sequence[Operand]:
     x, shape, before = ctx.value(0), ctx.shape(0), ctx.was(0)
-    target = _ints(ctx, 1)
+    target = [*(ctx.ints("a shape", "", 1) or ())]
     zero = bool(ctx.attr("allowzero", 0))
     if before is None or ctx.batch is None or ctx.is_sized(1):
         wanted = reshaped(shape, target, zero)
@@ -216,15 +217,10 @@ def _reshape(ctx: Context) -> Sequence[Operand]:
     return [repeated(ctx, x, shape, found) or ctx.reshape(x, found)]
 
 
-def _ints(ctx: Context, index: int) -> list[int]:
-    array = ctx.constants("a shape", index)[index]
-    assert array is not None
-    return [int(extent) for extent in array.reshape(-1)]
-
-
 @lowers("Expand")
 def _expand(ctx: Context) -> Sequence[Operand]:
-    x, shape, target, before = ctx.value(0), ctx.shape(0), _ints(ctx, 1), ctx.was(0)
+    x, shape, before = ctx.value(0), ctx.shape(0), ctx.was(0)
+    target = [*(ctx.ints("a shape", "", 1) or ())]
     if ctx.batch is None or ctx.is_sized(1):
         pass
     elif before is not None:
@@ -248,14 +244,12 @@ def _flatten(ctx: Context) -> Sequence[Operand]:
 
 @lowers("Squeeze")
 def _squeeze(ctx: Context) -> Sequence[Operand]:
-    axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
-    return [ctx.reshape(ctx.value(0), squeezed(ctx.shape(0), axes))]
+    return [ctx.reshape(ctx.value(0), squeezed(ctx.shape(0), ctx.ints("axes", "axes", 1)))]
 
 
 @lowers("Unsqueeze")
 def _unsqueeze(ctx: Context) -> Sequence[Operand]:
-    axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
-    return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), axes or ()))]
+    return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), ctx.ints("axes", "axes", 1) or ()))]
 
 
 @lowers("Shape", "Size")
