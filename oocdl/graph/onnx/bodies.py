@@ -28,6 +28,18 @@ def every_node(nodes: Iterable[OnnxNode]) -> Iterator[OnnxNode]:
             yield from every_node(body.nodes)
 
 
+def owners(nodes: Iterable[OnnxNode], names: Iterable[str]) -> dict[str, str]:
+    """Return each of ``names`` by itself, and by all that Identity nodes call it.
+
+    Of a norm that is called twice, PyTorch's dynamo exporter gives the second its statistics so.
+    """
+    owner = {name: name for name in names}
+    for node in every_node(nodes):
+        if node.op == "Identity" and node.inputs[0] in owner:
+            owner[node.outputs[0]] = owner[node.inputs[0]]
+    return owner
+
+
 def results_of_bodies(nodes: Iterable[OnnxNode]) -> frozenset[str]:
     """Return the names that any body hands to its node."""
     return frozenset(name for node in every_node(nodes) for body in bodies(node) for name in body.outputs)

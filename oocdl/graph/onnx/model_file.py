@@ -221,12 +221,8 @@ def label(node: onnx.NodeProto, index: int) -> str:
     return node.name or next((name for name in node.output if name), f"{node.op_type}.{index}")
 
 
-def plain_nodes(model: onnx.ModelProto) -> tuple[OnnxNode, ...]:
-    """Return the nodes of the graph, in plain Python."""
-    return _nodes(model.graph)
-
-
-def _nodes(graph: onnx.GraphProto) -> tuple[OnnxNode, ...]:
+def nodes_of(graph: onnx.GraphProto) -> tuple[OnnxNode, ...]:
+    """Return the nodes of a graph, in plain Python."""
     found = []
     for index, node in enumerate(graph.node):
         standard = node.domain in ("", "ai.onnx")
@@ -269,7 +265,7 @@ def _attribute(item: onnx.AttributeProto, node: str) -> Any:
         graph, what = item.g, f"a constant in the body of node {shown(node)}"
         constants = {tensor.name: inside(tensor, what) for tensor in graph.initializer}
         ends = [tuple(port.name for port in ports) for ports in (graph.input, graph.output)]
-        return Body(ends[0], ends[1], _nodes(graph), constants)
+        return Body(ends[0], ends[1], nodes_of(graph), constants)
     return None  # strings, types: no supported operator has one
 
 
@@ -282,19 +278,19 @@ def shortest(number: float) -> float:
     return float(str(np.float32(number)))
 
 
-def element_type(tensor: onnx.TensorProto, what: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a tensor; refuses strings and unknown types."""
-    if tensor.data_type == onnx.TensorProto.STRING:
+def element_type(code: int, what: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of an ONNX element type; refuses strings and unknown types."""
+    if code == onnx.TensorProto.STRING:
         raise UnsupportedError(f"{what} holds strings; these are not supported")
     try:
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
     except (KeyError, ValueError, TypeError):
-        raise ModelError(f"{what} has the unknown element type {tensor.data_type}") from None
+        raise ModelError(f"{what} has the unknown element type {code}") from None
 
 
 def inside(tensor: onnx.TensorProto, what: str) -> np.ndarray[Any, Any]:
     """Return the array of a tensor whose data is in the message itself."""
-    dtype = element_type(tensor, what)
+    dtype = element_type(tensor.data_type, what)
     shape = dimensions(tensor, what)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise UnsupportedError(f"{what} lies in an external file; only initializers may")
@@ -332,18 +328,13 @@ def port_of(info: onnx.ValueInfoProto, output: bool = False) -> Port:
     if info.type.WhichOneof("value") not in (None, "tensor_type"):
         raise UnsupportedError(f"{shown(info.name)} is no tensor; inputs and outputs have to be")
     tensor = info.type.tensor_type
-    if tensor.elem_type == onnx.TensorProto.STRING:
-        raise UnsupportedError(f"{shown(info.name)} holds strings; these are not supported")
     dims: list[int | str] = []
     for index, dim in enumerate(tensor.shape.dim):
         fixed = dim.HasField("dim_value") and dim.dim_value > 0
         dims.append(int(dim.dim_value) if fixed else dim.dim_param or f"{info.name}.{index}")
     if output and tensor.elem_type == onnx.TensorProto.UNDEFINED:
         return Port(info.name, tuple(dims), "float32")  # its graph decides
-    try:
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    except (KeyError, ValueError, TypeError):
-        raise ModelError(f"{shown(info.name)} has the unknown element type {tensor.elem_type}") from None
+    dtype = element_type(tensor.elem_type, shown(info.name))
     if dtype.kind not in "fiub" and dtype.name != "bfloat16":
         raise UnsupportedError(f"{shown(info.name)} is {dtype}; this type is not supported")
     return Port(info.name, tuple(dims), dtype.name)

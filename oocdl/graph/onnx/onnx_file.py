@@ -5,18 +5,28 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.bodies import every_node, owners, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.metadata import Fact, Metadata
 from oocdl.graph.onnx.model_file import OnnxNode, Port
 from oocdl.graph.onnx.tensors import WeightSource
+
+
+class Reader(NamedTuple):
+    """A node that reads an initializer, as which input, and by which name: another one behind an Identity."""
+
+    node: OnnxNode
+    place: int
+    name: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,6 +49,27 @@ class OnnxFile:
     exact: ExactNumbers | None = None
     """The numbers of its code."""
 
+    @cached_property
+    def owner(self) -> Mapping[str, str]:
+        """Each name of an initializer, also behind Identity nodes -> the initializer."""
+        return owners(self.nodes, self.initializers)
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[Reader]]:
+        """The nodes that read each initializer, also behind Identity nodes, which are none of them."""
+        readers: dict[str, list[Reader]] = defaultdict(list)
+        for node in every_node(self.nodes):
+            for place, name in enumerate(node.inputs):
+                if name in self.owner and node.op != "Identity":
+                    readers[self.owner[name]].append(Reader(node, place, name))
+        return readers
+
+    @cached_property
+    def handed_out(self) -> Set[str]:
+        """The initializers that are results of the model, or of a body of it, as they are."""
+        results = {port.name for port in self.outputs} | results_of_bodies(self.nodes)
+        return {self.owner[name] for name in results if name in self.owner}
+
     def fact(self, initializer: str) -> Fact | None:
         """Return what the metadata says of an initializer."""
         return self.metadata.facts.get(initializer) if self.metadata is not None else None
@@ -48,17 +79,18 @@ class OnnxFile:
         fact = self.fact(initializer)
         return tuple(dict.fromkeys((initializer, *(fact.names if fact is not None else ()))))
 
+    def pattern_of(self, initializer: str, patterns: Collection[str]) -> str | None:
+        """Return the first pattern of ``freeze`` that means an initializer; None if none does."""
+        names = self.names_of(initializer)
+        return next((one for one in patterns if any(fnmatchcase(name, one) for name in names)), None)
+
     def fingerprint(self) -> str:
         """Return a digest of the file and its external data."""
         digest = hashlib.blake2b(digest_size=16)
-        files = {
-            self.path: None,
-            **{item.path: None for item in self.initializers.values() if item.path},
-        }
-        for path in files:
+        others = (item.path for item in self.initializers.values() if item.path)
+        for path in dict.fromkeys((self.path, *others)):
             with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
         return digest.hexdigest()
 
 
@@ -85,14 +117,6 @@ def module_of(node: OnnxNode) -> str:
     return node.name
 
 
-class Reader(NamedTuple):
-    """A node that reads an initializer, as which input, and by which name: another one behind an Identity."""
-
-    node: OnnxNode
-    place: int
-    name: str
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TracedFile:
     """A file with decided roles."""
@@ -103,20 +127,6 @@ class TracedFile:
     frozen: Collection[str]
     evaluated: Collection[str]
     """First outputs of the norms that use their running statistics in training, too."""
-
-    @cached_property
-    def readers(self) -> Mapping[str, Sequence[Reader]]:
-        """The nodes that read each initializer, also behind Identity nodes, which are none of them."""
-        owner = {name: name for name in self.model.initializers}
-        readers: dict[str, list[Reader]] = defaultdict(list)
-        for node in self.model.nodes:
-            if node.op == "Identity" and node.inputs[0] in owner:
-                owner[node.outputs[0]] = owner[node.inputs[0]]
-                continue
-            for place, name in enumerate(node.inputs):
-                if name in owner:
-                    readers[owner[name]].append(Reader(node, place, name))
-        return readers
 
     @cached_property
     def into(self) -> Mapping[str, Sequence[OnnxNode]]:
@@ -152,4 +162,4 @@ class TracedFile:
 
     def modules(self, name: str) -> tuple[str, ...]:
         """The modules whose nodes read an initializer; the nodes, where the file knows no modules."""
-        return tuple(dict.fromkeys(module_of(reader.node) for reader in self.readers.get(name, ())))
+        return tuple(dict.fromkeys(module_of(reader.node) for reader in self.model.readers.get(name, ())))

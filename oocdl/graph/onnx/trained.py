@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from fnmatch import fnmatchcase
 from math import prod
 
 from oocdl.errors import ModelError
@@ -120,8 +119,7 @@ def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[s
     if role is Role.CONSTANT:
         unsaid = "number of the model's code" if model.initializers[name].is_float else "whole numbers"
         return Part.CONSTANT, said or unsaid
-    names = model.names_of(name)
-    pattern = next((pattern for pattern in patterns for one in names if fnmatchcase(one, pattern)), None)
+    pattern = model.pattern_of(name, patterns)
     if pattern is not None:
         return Part.FROZEN, f"freeze pattern '{pattern}'"
     if name in file.frozen and fact is not None:
@@ -129,7 +127,7 @@ def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[s
     if name in file.frozen:
         return Part.FROZEN, "table without a name of its own, too large for a constant"
     if role is Role.STATE:
-        if any(reader.node.outputs[0] in file.evaluated for reader in file.readers[name]):
+        if any(reader.node.outputs[0] in file.evaluated for reader in file.model.readers.get(name, ())):
             return Part.FROZEN, "its norm is in evaluation mode in the file"
         return Part.STATISTICS, "updated by each batch"
     return Part.TRAINED, said or "float initializer"

@@ -189,7 +189,7 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
     if Role.WEIGHT in roles or (trains and Role.CONSTANT in roles):
         ctx.refuse("running statistics that are trained, or read elsewhere")
     if Role.STATE in roles:
-        frozen = any(ctx.frozen(name) for name in ctx.node.inputs[3:5])
+        frozen = any(map(ctx.frozen, stats))
         given = not ctx.training or frozen or ctx.node.outputs[0] in ctx.evaluated
         updates = not given
     else:
@@ -201,19 +201,18 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
     else:
         y, *batch = _normalize(ctx, x, (0, *range(2, rank)), eps)
     if updates:
-        _update(ctx, batch, shape)
+        _update(ctx, stats, batch, shape)
     results: list[Operand] = [_affine(ctx, y, 1, 2, channels=True), *stats]
     return results[: len(ctx.node.outputs)]
 
 
-def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
+def _update(ctx: Context, stats: Sequence[str], batch: Sequence[str], shape: Shape) -> None:
     """Update the running statistics by those of the batch, with the unbiased variance, as PyTorch does."""
     count, keep = prod(shape) // shape[1], float(ctx.attr("momentum", 0.9))
     if count < 2:
         raise ModelError(f"one value per channel in {list(shape)}: no batch statistics; use a larger batch")
-    for index, value, unbiased in ((3, batch[0], 1.0), (4, batch[1], count / (count - 1))):
-        name = ctx.node.inputs[index]
-        if name not in ctx.build.values or ctx.build.values[name].role != Role.STATE:
+    for name, value, unbiased in zip(stats, batch, (1.0, count / (count - 1)), strict=True):
+        if ctx.build.values[name].role != Role.STATE:
             ctx.refuse("running statistics that are no initializers")
         if ctx.build.shape(name) != (shape[1],):
             raise ModelError(f"running statistics {list(ctx.build.shape(name))} for {shape[1]} channels")
