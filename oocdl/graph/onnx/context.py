@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
-from oocdl.graph.ir.graph import Array, Graph, Node, Shape
+from oocdl.graph.ir.graph import Array, Graph, Node, Shape, needed_nodes
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.constant_folding import ints
@@ -236,19 +236,12 @@ def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:
 
 def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
     """The graph without nodes and values that neither an output nor an update needs."""
-    live = {*graph.outputs, *graph.updates.values(), *graph.updates, *inputs}
-    nodes = []
-    for node in reversed(graph.nodes):
-        if live.intersection(node.outputs):
-            nodes.append(node)
-            live.update(node.inputs)
-            live.update(node.outputs)
-    return replace(
-        graph,
-        values={name: value for name, value in graph.values.items() if name in live},
-        nodes=tuple(reversed(nodes)),
-        constants={name: data for name, data in graph.constants.items() if name in live},
-    )
+    ends = (*graph.outputs, *graph.updates.values(), *graph.updates)
+    nodes = needed_nodes(graph.nodes, ends)
+    live = {*ends, *inputs}.union(*((*node.inputs, *node.outputs) for node in nodes))
+    values = {name: value for name, value in graph.values.items() if name in live}
+    constants = {name: data for name, data in graph.constants.items() if name in live}
+    return replace(graph, values=values, nodes=nodes, constants=constants)
 
 
 def in_body(refused: Sequence[Refusal], node: str) -> list[Refusal]:
