@@ -63,13 +63,8 @@ def ints(node: OnnxNode, name: str, array: Array | None) -> tuple[int, ...] | No
 
 
 def squeezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
-    """Return ``shape`` without ``axes`` of extent one (without all such axes if ``None``)."""
-    if axes is None:
-        return tuple(extent for extent in shape if extent != 1)
-    drop = {axis % len(shape) for axis in axes}
-    if any(shape[axis] != 1 for axis in drop):
-        raise ValueError(f"axes {sorted(drop)} of shape {list(shape)} are not all 1")
-    return tuple(extent for axis, extent in enumerate(shape) if axis not in drop)
+    """Return ``shape`` without ``axes``, which are of extent one (without all such axes if ``None``)."""
+    return np.squeeze(np.broadcast_to(np.False_, shape), None if axes is None else tuple(axes)).shape
 
 
 def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:

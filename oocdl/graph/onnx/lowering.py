@@ -19,10 +19,9 @@ from oocdl.graph.onnx.lower import (  # noqa: F401 (each enters what it lowers i
     contraction,
     control,
     indexing,
-    lower_attention,
     lower_layers,
-    lower_recurrent,
     lower_reductions,
+    lower_sequences,
     random,
     rearrange,
     resizing,
@@ -120,10 +119,7 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
     known = [entry if isinstance(entry, np.ndarray) else None for entry in given]
     check_baked(ctx)
     if node.op in FOLDS and not any(isinstance(entry, str | list) for entry in given):
-        outputs = _as_in_python(ctx, known, fold(node, known))
-        _count_folded(ctx, [array for array in known if array is not None], outputs)
-        follows = any(isinstance(array, Sized) for array in known)
-        return [array.view(Sized) for array in outputs] if follows else outputs
+        return _folded(ctx, node, known)
     if node.op in table:
         return table[node.op](ctx)
     if node.op in OWN:
@@ -132,22 +128,18 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
     raise UnsupportedError(what + ": its shape depends on data" * (node.op in DATA_SHAPED))
 
 
-def _as_in_python(
-    ctx: Context, known: Sequence[Array | None], outputs: tuple[Array, ...]
-) -> tuple[Array, ...]:
-    """Keep one number of a module's code in float64; exporters compute with it in float32."""
-    of_module = ctx.node.op == "Cast" and ctx.facts and outputs[0].dtype == np.float32
-    if of_module and known[0] is not None and known[0].size == 1:
-        return (known[0].astype(np.float64),)
-    return outputs
-
-
-def _count_folded(ctx: Context, given: Sequence[Array], made: Sequence[Array]) -> None:
-    """Count the bytes of constants that are no views; raises ModelError if all of them are too many."""
-    own = (array for array in made if not any(np.may_share_memory(array, other) for other in given))
-    ctx.folded_bytes += sum(array.nbytes for array in own)
+def _folded(ctx: Context, node: OnnxNode, known: Sequence[Array | None]) -> list[Array]:
+    """Compute constants; counts the bytes of those that are no views, and refuses too many of them."""
+    outputs, inputs = list(fold(node, known)), [array for array in known if array is not None]
+    if node.op == "Cast" and ctx.facts and outputs[0].dtype == np.float32 and inputs[0].size == 1:
+        outputs = [inputs[0].astype(np.float64)]  # a number of the code: Python computes in float64
+    ctx.folded_bytes += sum(
+        array.nbytes for array in outputs if not any(np.may_share_memory(array, other) for other in inputs)
+    )
     if ctx.folded_bytes > MOST_CONSTANTS_BYTES:
         raise ModelError(
-            f"node {shown(ctx.node.name)} ({ctx.node.op}): the constants of the model take more than "
+            f"node {shown(node.name)} ({node.op}): the constants of the model take more than "
             f"{size_text(MOST_CONSTANTS_BYTES)}, which is the most that is made"
         )
+    follows = any(isinstance(array, Sized) for array in inputs)
+    return [array.view(Sized) for array in outputs] if follows else outputs

@@ -150,7 +150,8 @@ def _read(kind: Any, value: Any) -> Any:
         return {_named(name): _read(inner[1], one) for name, one in _read(dict, value).items()}
     if inner:  # that or None
         return None if value is None else _read(inner[0], value)
-    if type(value) is not kind or not _is_sound(value):
+    sound = math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or value >= 0
+    if type(value) is not kind or not sound:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
 
@@ -163,11 +164,6 @@ def _named(value: Any) -> Any:
 
 
 _hints = cache(get_type_hints)
-
-
-def _is_sound(value: Any) -> bool:
-    """Whether a value may stand in metadata: counts are not negative, numbers finite."""
-    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or value >= 0
 
 
 def _check(name: str, fact: Fact, item: WeightSource | None, others: Collection[str]) -> None:

@@ -108,8 +108,7 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     with opened as file:
-        data = _Bytes(file.fileno(), path.stat().st_size)
-        head = data.read(0, 32)
+        head = _read(file.fileno(), 0, 32)
         for magic, kind in _HEADS.items():
             if head.startswith(magic):
                 raise ModelError(
@@ -117,7 +116,7 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
                     "oocdl.from_torch(module, example, 'net.onnx') writes it, oocdl.fit(module, ..) trains"
                 )
         try:
-            text, spans = _strip(data)
+            text, spans = _strip(file.fileno(), path.stat().st_size)
             model = onnx.ModelProto.FromString(text)
         except (DecodeError, ValueError, RecursionError):
             message = f"{path} is not a complete ONNX file: it cannot be parsed; was the download cut?"
@@ -138,36 +137,30 @@ def _texts(message: Message) -> Iterator[str | bytes]:
                 yield from _texts(item) if field_.type == FieldDescriptor.TYPE_MESSAGE else (item,)
 
 
-@dataclass(frozen=True)
-class _Bytes:
-    """Reads a file by position. A memory map is not used because its pages would count as our memory."""
-
-    handle: int
-    size: int
-
-    def read(self, start: int, stop: int) -> bytes:
-        return os.pread(self.handle, stop - start, start)
+def _read(handle: int, start: int, stop: int) -> bytes:
+    """Read a file by position: the pages of a memory map would count as our memory."""
+    return os.pread(handle, stop - start, start)
 
 
-def _varint(data: _Bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(handle: int, at: int, end: int) -> tuple[int, int]:
     number = 0
-    for index, byte in enumerate(data.read(at, min(at + 10, end))):
+    for index, byte in enumerate(_read(handle, at, min(at + 10, end))):
         number |= (byte & 127) << 7 * index
         if byte < 128:
             return number, at + index + 1
     raise ValueError("cut in a number")
 
 
-def _fields(data: _Bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the fields of the message in ``data[at:end]``: number (0: no length), start, body, stop."""
+def _fields(handle: int, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the fields of the message between two places: number (0: no length), start, body, stop."""
     while at < end:
         start = at
-        tag, at = _varint(data, at, end)
+        tag, at = _varint(handle, at, end)
         number, kind, body = tag >> 3, tag & 7, at
         if kind == 0:
-            _, at = _varint(data, at, end)
+            _, at = _varint(handle, at, end)
         elif kind == 2:
-            length, body = _varint(data, at, end)
+            length, body = _varint(handle, at, end)
             at = body + length
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
@@ -189,26 +182,26 @@ def field_header(number: int, length: int) -> bytes:
     return bytes(head)
 
 
-def _strip(data: _Bytes) -> tuple[bytes, dict[int, Span]]:
+def _strip(handle: int, size: int) -> tuple[bytes, dict[int, Span]]:
     """Return the message without big raw tensors, and initializer number -> where its bytes are."""
     pieces: list[bytes] = []
     spans: dict[int, Span] = {}
     count = 0
-    for number, start, body, stop in _fields(data, 0, data.size):
+    for number, start, body, stop in _fields(handle, 0, size):
         if number != _GRAPH:
-            pieces.append(data.read(start, stop))
+            pieces.append(_read(handle, start, stop))
             continue
         inner: list[bytes] = []
-        for part, first, content, last in _fields(data, body, stop):
+        for part, first, content, last in _fields(handle, body, stop):
             if part != _INITIALIZER:
-                inner.append(data.read(first, last))
+                inner.append(_read(handle, first, last))
                 continue
             tensor = b""
-            for kind, a, b, c in _fields(data, content, last):
+            for kind, a, b, c in _fields(handle, content, last):
                 if kind == _RAW and c - b > KEPT_BYTES:
                     spans[count] = Span(b, c - b)
                 else:
-                    tensor += data.read(a, c)
+                    tensor += _read(handle, a, c)
             inner += [field_header(_INITIALIZER, len(tensor)), tensor]
             count += 1
         graph = b"".join(inner)

@@ -15,19 +15,12 @@ from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.roles import trains_by_origin
 
 
-def _filled(ctx: Context, index: int, number: float) -> bool:
-    """Whether an optional input is left out, or known and ``number`` everywhere."""
-    if not ctx.has(index):
-        return True
-    found = ctx.known(index)
-    return found is not None and bool((found == number).all())
-
-
 def _affine(ctx: Context, y: str, scale: int, bias: int, channels: bool) -> str:
     """Add ``y * scale + bias`` along the channels or last axes; scales of 1 and biases of 0 are left out."""
     rank = len(ctx.build.shape(y))
     for index, op, neutral in ((scale, "Mul", 1.0), (bias, "Add", 0.0)):
-        if not _filled(ctx, index, neutral):
+        known = ctx.known(index)
+        if ctx.has(index) and (known is None or (known != neutral).any()):
             vector = ctx.value(index)
             y = ctx.make(op, y, ctx.per_channel(vector, rank) if channels else vector)
     return y
