@@ -5,7 +5,7 @@ The reader makes it, before anything runs. ``fit``, ``plan`` and ``oocdl info`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -113,7 +113,9 @@ def record_of(file: TracedFile, patterns: Collection[str]) -> Trained:
 def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[str]) -> tuple[Part, str]:
     """Return what an initializer is for, and why."""
     model, role = file.model, file.roles.get(name)
-    said = _SAID.get(model.kinds.get(name, "")) if fact is None else f"{fact.kind}, as the file says"
+    kind = model.kinds.get(name, "").removesuffix("_TENSOR").lower()
+    said = f"{kind}, as the exporter says" if kind in ("parameter", "buffer", "constant") else ""
+    said = said if fact is None else f"{fact.kind}, as the file says"
     if role is None:
         return Part.UNUSED, "no output needs it"
     if role is Role.CONSTANT:
@@ -131,10 +133,3 @@ def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[s
             return Part.FROZEN, "its norm is in evaluation mode in the file"
         return Part.STATISTICS, "updated by each batch"
     return Part.TRAINED, said or "float initializer"
-
-
-_SAID: Mapping[str, str] = {
-    "PARAMETER": "parameter, as the exporter says",
-    "BUFFER": "buffer, as the exporter says",
-    "CONSTANT_TENSOR": "constant, as the exporter says",
-}

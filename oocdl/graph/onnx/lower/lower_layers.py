@@ -305,18 +305,13 @@ def _average_pool(ctx: Context) -> Sequence[Operand]:
     return [_along_axes(ctx, ctx.value(0), mode="average", count_include_pad=counts_pads)]
 
 
-def _space(ctx: Context) -> tuple[int, ...]:
-    """Return the spatial axes."""
-    return tuple(range(2, len(ctx.shape(0))))
-
-
 @lowers("GlobalAveragePool")
 def _global_average(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
-    total = ctx.make("ReduceSum", x, axes=_space(ctx))
+    total = ctx.make("ReduceSum", x, axes=tuple(range(2, len(shape))))
     return [ctx.make("Mul", total, ctx.number(1 / prod(shape[2:]), total))]
 
 
 @lowers("GlobalMaxPool")
 def _global_max(ctx: Context) -> Sequence[Operand]:
-    return [ctx.make("ReduceMax", ctx.value(0), axes=_space(ctx))]
+    return [ctx.make("ReduceMax", ctx.value(0), axes=tuple(range(2, len(ctx.shape(0)))))]

@@ -74,16 +74,11 @@ def _concat(ctx: Context) -> Sequence[Operand]:
     axis = ctx.attr("axis") % len(ctx.shape(0))
     if ctx.batch is not None and ctx.batch[0] == 1 and axis:  # a class token, traced with a batch of 1
         batch = max(ctx.build.shape(value)[0] for value in values)
-        values = [_with_batch(ctx, value, batch) for value in values]
+        for place, value in enumerate(values):
+            first, *rest = ctx.build.shape(value)
+            if first == 1 != batch:
+                values[place], ctx.rebatched = ctx.make("Expand", value, shape=(batch, *rest)), True
     return [ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]]
-
-
-def _with_batch(ctx: Context, value: str, batch: int) -> str:
-    first, *rest = ctx.build.shape(value)
-    if first != 1 or batch == 1:
-        return value
-    ctx.rebatched = True
-    return ctx.make("Expand", value, shape=(batch, *rest))
 
 
 @lowers("Split")
