@@ -17,7 +17,7 @@ from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import as_slices
 from oocdl.graph.onnx.model_file import shown
 from oocdl.graph.onnx.reader import Imported, OnnxModel
-from oocdl.graph.partition.whole import whole_unit
+from oocdl.graph.partition.tiling import whole_unit
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES

@@ -13,8 +13,8 @@ from typing import Any
 
 from oocdl.config import Settings
 from oocdl.errors import InputError, StoreError
+from oocdl.graph.onnx.onnx_file import network_differences
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.graph.onnx.same import network_differences
 from oocdl.pytorch.door import from_dataset
 from oocdl.pytorch.exported import Asked
 from oocdl.storage.run.run_store import EXPORT_FOLDERS, MODULE_FILES

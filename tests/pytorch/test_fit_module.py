@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import oocdl
 from oocdl.errors import BudgetError, DatasetError, InputError, StoreError
+from oocdl.graph.onnx.onnx_file import network_differences
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.graph.onnx.same import network_differences
 from oocdl.pytorch import child, export
 from tests.kit.nets import write_data, write_mlp
 from tests.kit.settings import QUICK

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oocdl.graph.onnx.lower import lower_recurrent
+from oocdl.graph.onnx.lower import lower_sequences
 from tests.kit.torch_modules import Case, check, sequences
 
 
@@ -59,7 +59,7 @@ CASES = {
 def test_trains_as_pytorch_does_by_segments_of_time(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lower_recurrent, "SEGMENT_ELEMENTS", 30)
+    monkeypatch.setattr(lower_sequences, "SEGMENT_ELEMENTS", 30)
     check(Case(CASES[name], sequences(length=4)), tmp_path)
 
 

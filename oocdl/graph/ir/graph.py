@@ -6,7 +6,7 @@ Importers make nodes by ``Builder`` only, so every value has its shape and dtype
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
@@ -93,6 +93,16 @@ class Graph:
             for name in dict.fromkeys(node.inputs):
                 readers.setdefault(name, []).append(node)
         return readers
+
+
+def needed_nodes(nodes: Sequence[Node], results: Iterable[str]) -> tuple[Node, ...]:
+    """Return the nodes that ``results`` depend on, in their order."""
+    wanted, kept = set(results), []
+    for node in reversed(nodes):
+        if not wanted.isdisjoint(node.outputs):
+            wanted.update(node.inputs)
+            kept.append(node)
+    return tuple(kept[::-1])
 
 
 def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:

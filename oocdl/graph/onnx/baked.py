@@ -14,8 +14,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Shape
+from oocdl.graph.onnx.constant_folding import ints, slices
 from oocdl.graph.onnx.context import Context
-from oocdl.graph.onnx.folding.constant_folding import ints, slices
 from oocdl.graph.onnx.model_file import shown
 
 _FAR = 1 << 30
@@ -97,7 +97,7 @@ def _gather(ctx: Context, changed: tuple[int, ...]) -> Found:
 
 def _resize(ctx: Context, changed: tuple[int, ...]) -> Found:
     axes = [axis % len(ctx.shape(0)) for axis in ctx.attr("axes", range(len(ctx.shape(0))))]
-    sizes = ints(ctx.node, [ctx.known(3)], "", 0) if ctx.has(3) else None
+    sizes = ints(ctx.node, "", ctx.known(3))
     made = ctx.traced.get(ctx.node.outputs[0], ctx.traced[ctx.node.inputs[0]])
     for axis, size in zip(axes, sizes or (), strict=False):
         if size == made[axis]:
@@ -189,7 +189,6 @@ _CHECKS: Mapping[str, Callable[[Context, tuple[int, ...]], Found]] = {
     "Conv": _conv,
     "AveragePool": _pool,
     "MaxPool": _pool,
-    "LpPool": _pool,
     "Expand": _expand,
     "Pad": _pad,
     "Squeeze": _squeeze,

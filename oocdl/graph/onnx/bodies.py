@@ -1,8 +1,10 @@
-"""Walks the nodes of a model with those of its branches and loops, and writes out its functions."""
+"""Walks the nodes of a model and of its bodies, writes out its functions, and moves its final activation."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 
 import onnx
 from onnx import inliner
@@ -24,6 +26,18 @@ def every_node(nodes: Iterable[OnnxNode]) -> Iterator[OnnxNode]:
         yield node
         for body in bodies(node):
             yield from every_node(body.nodes)
+
+
+def owners(nodes: Iterable[OnnxNode], names: Iterable[str]) -> dict[str, str]:
+    """Return each of ``names`` by itself, and by all that Identity nodes call it.
+
+    Of a norm that is called twice, PyTorch's dynamo exporter gives the second its statistics so.
+    """
+    owner = {name: name for name in names}
+    for node in every_node(nodes):
+        if node.op == "Identity" and node.inputs[0] in owner:
+            owner[node.outputs[0]] = owner[node.inputs[0]]
+    return owner
 
 
 def results_of_bodies(nodes: Iterable[OnnxNode]) -> frozenset[str]:
@@ -89,3 +103,33 @@ def graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         if attribute.HasField("g"):
             yield attribute.g
         yield from attribute.graphs
+
+
+FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
+
+
+def activations_last(nodes: Sequence[OnnxNode], outputs: Set[str], opset: int) -> tuple[OnnxNode, ...]:
+    """Let an output that is a Transpose of an activation be the activation of a Transpose: it has logits.
+
+    Files of channels-last networks end so. ``outputs``: those of the graph.
+    """
+    makers = {name: node for node in nodes for name in node.outputs}
+    readers = Counter(name for node in nodes for name in node.inputs)
+    new: dict[OnnxNode, tuple[OnnxNode, ...]] = {}
+    for last in nodes:
+        first = makers.get(last.inputs[0]) if last.op == "Transpose" and outputs & set(last.outputs) else None
+        if first is None or first.op not in FINAL or first.outputs[0] in outputs:
+            continue
+        if readers[first.outputs[0]] > 1 or "perm" not in last.attrs:
+            continue
+        attrs = dict(first.attrs)
+        if first.op != "Sigmoid":
+            perm = [int(axis) for axis in last.attrs["perm"]]
+            # Before opset 13 it is over all axes from one on; a wrong perm is refused where it is lowered.
+            if opset < 13 or not perm or sorted(perm) != list(range(len(perm))):
+                continue
+            attrs["axis"] = perm.index(first.attrs.get("axis", -1) % len(perm))
+        moved = replace(last, inputs=first.inputs, outputs=first.outputs)
+        new[first] = ()
+        new[last] = moved, replace(first, inputs=first.outputs, outputs=last.outputs, attrs=attrs)
+    return tuple(kept for node in nodes for kept in new.get(node, (node,)))

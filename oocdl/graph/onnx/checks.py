@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
 from functools import cache
 
 import onnx
@@ -21,48 +21,43 @@ def check(model: onnx.ModelProto, own: Collection[str] = ()) -> int:
 
     ``own``: operators that are the user's, whatever ONNX says of them.
     """
-    versions = [opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")]
-    if not versions:
+    opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=None)
+    if opset is None:
         raise ModelError("the model does not say which opset it needs")
-    opset = max(versions)
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise UnsupportedError(f"opset {opset} is not known; supported are {MIN_OPSET} to {MAX_OPSET}")
     graph = model.graph
     if graph.sparse_initializer:
         name = shown(graph.sparse_initializer[0].values.name)
         raise UnsupportedError(f"tensor {name} is sparse; sparse weights are not supported")
-    made = {value.name for value in graph.input}
-    for tensor in graph.initializer:
-        if not tensor.name:
-            raise ModelError("an initializer has no name")
-    names = [tensor.name for tensor in graph.initializer]
-    made |= set(names)
-    if len(set(names)) < len(names):
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
-        raise ModelError(f"the graph is not valid: initializer {shown(twice)} is defined twice")
-    later = {name for node in graph.node for name in node.output if name}
+    names = Counter(tensor.name for tensor in graph.initializer)
+    if "" in names:
+        raise ModelError("an initializer has no name")
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ModelError(f"the graph is not valid: initializer {shown(twice[0])} is defined twice")
     if not graph.output:
         raise ModelError("the graph is not valid: it has no outputs")
     _check_nodes(graph, int(opset), own)
+    _check_order(graph, {*names, *(value.name for value in graph.input)})
+    return int(opset)
+
+
+def _check_order(graph: onnx.GraphProto, made: set[str]) -> None:
+    """Raise ModelError if a name is read before it is made, made twice or nowhere; ``made``: those there."""
+    later = {name for node in graph.node for name in node.output if name}
     for index, node in enumerate(graph.node):
         for name in node.input:
             if name and name not in made:
-                why = (
-                    "is used before it is made (a cycle, or unsorted nodes)"
-                    if name in later
-                    else "is made nowhere"
-                )
-                raise ModelError(
-                    f"the graph is not valid: {shown(name)}, read by {shown(label(node, index))}, {why}"
-                )
-        for name in node.output:
-            if name and name in made:
+                cycle = "is used before it is made (a cycle, or unsorted nodes)"
+                why = f"read by {shown(label(node, index))}, {cycle if name in later else 'is made nowhere'}"
+                raise ModelError(f"the graph is not valid: {shown(name)}, {why}")
+        for name in filter(None, node.output):
+            if name in made:
                 raise ModelError(f"the graph is not valid: {shown(name)} is made twice")
             made.add(name)
     for value in graph.output:
         if value.name not in made:
             raise ModelError(f"the graph is not valid: output {shown(value.name)} is made nowhere")
-    return int(opset)
 
 
 def _check_nodes(graph: onnx.GraphProto, opset: int, own: Collection[str]) -> None:
@@ -75,49 +70,35 @@ def _check_nodes(graph: onnx.GraphProto, opset: int, own: Collection[str]) -> No
             _check_nodes(body, opset, own)
 
 
-@dataclass(frozen=True)
-class _Schema:
-    """The facts that ONNX states about an operator."""
-
-    attributes: Mapping[str, tuple[str, bool]]
-    """Name -> type, and whether it has to be there."""
-    counts: tuple[tuple[str, int, int], ...]
-    """Fewest and most inputs, then outputs."""
-    needed: tuple[tuple[int, str], ...]
-    """Inputs that must not be left out: place, name."""
-
-
 @cache
-def _schema(op: str, opset: int) -> _Schema | None:
+def _schema(op: str, opset: int) -> defs.OpSchema | None:
     """Return ONNX's definition of an operator; None for one that it has not, or has no more."""
     try:
         found = defs.get_schema(op, opset, "")
     except defs.SchemaError:
         return None
-    if found.deprecated:
-        return None
-    single = defs.OpSchema.FormalParameterOption.Single
-    return _Schema(
-        {name: (str(item.type).rpartition(".")[2], item.required) for name, item in found.attributes.items()},
-        (("inputs", found.min_input, found.max_input), ("outputs", found.min_output, found.max_output)),
-        tuple((place, slot.name) for place, slot in enumerate(found.inputs) if slot.option == single),
-    )
+    return None if found.deprecated else found
 
 
-def _misfit(node: onnx.NodeProto, schema: _Schema) -> str:
+def _misfit(node: onnx.NodeProto, schema: defs.OpSchema) -> str:
     """Return why a node is not as its operator is defined; attributes beyond that are passed over."""
-    given = {item.name: onnx.AttributeProto.AttributeType.Name(item.type) for item in node.attribute}
+    kinds = onnx.AttributeProto.AttributeType
+    given = {item.name: kinds.Name(item.type) for item in node.attribute}
     if len(given) < len(node.attribute):
         return "has an attribute twice"
-    for name, (kind, required) in schema.attributes.items():
-        if name not in given and required:
+    for name, item in schema.attributes.items():
+        kind = str(item.type).rpartition(".")[2]
+        if name not in given and item.required:
             return f"has no attribute {name}, which it needs"
         if given.get(name, kind) != kind:
             return f"has an attribute {name} of type {given[name]}; it has to be {kind}"
-    for (what, least, most), names in zip(schema.counts, (node.input, node.output), strict=True):
+    for what, names, least, most in (
+        ("inputs", node.input, schema.min_input, schema.max_input),
+        ("outputs", node.output, schema.min_output, schema.max_output),
+    ):
         if not least <= len(names) <= most:
             return f"has {len(names)} {what}; it takes {least}" + (f" to {most}" if most < 2**31 - 1 else "")
-    for place, name in schema.needed:
-        if not node.input[place]:
-            return f"has no input {place} ({name}), which it needs"
+    for place, (name, slot) in enumerate(zip(node.input, schema.inputs, strict=False)):
+        if not name and slot.option == defs.OpSchema.FormalParameterOption.Single:
+            return f"has no input {place} ({slot.name}), which it needs"
     return ""

@@ -16,14 +16,21 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
-from oocdl.graph.ir.graph import Array, Graph, Node, Shape
+from oocdl.graph.ir.graph import Array, Graph, Node, Shape, needed_nodes
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
+from oocdl.graph.onnx.constant_folding import ints
 from oocdl.graph.onnx.metadata import Fact
 from oocdl.graph.onnx.model_file import OnnxNode, shown
 
 Operand = str | Array
 """The name of a value of the graph, or an array known at import."""
+Entry = Operand | list[Operand]
+"""The same, or a sequence of them, which no operator of ours ever sees."""
+
+
+class Sized(np.ndarray[Any, np.dtype[Any]]):
+    """A known array that follows the bound sizes: it comes of a Shape."""
 
 
 @dataclass(kw_only=True)
@@ -51,12 +58,9 @@ class Context:
     """ONNX names that some node reads, and the model's outputs."""
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]
     """Lowers the nodes of a body; returns what of them is refused."""
-    env: dict[str, Operand] = field(default_factory=dict)
-    sized: set[str] = field(default_factory=set)
-    """ONNX names of known arrays that follow the bound sizes (they come from a Shape node)."""
+    env: dict[str, Entry] = field(default_factory=dict)
     single_biases: set[str] = field(default_factory=set)
     """Initializers of recurrent biases whose second half is zeros that are no parameters."""
-    sequences: dict[str, list[Operand]] = field(default_factory=dict)
     tiles: set[str] = field(default_factory=set)
     """Values that a Tile has made by copies along axes of their own."""
     resized: set[tuple[int, ...]] = field(default_factory=set)
@@ -79,16 +83,23 @@ class Context:
         """Whether an optional input is given."""
         return index < len(self.node.inputs) and self.node.inputs[index] != ""
 
-    def operand(self, index: int) -> Operand:
-        """Return an input, which may be a value or a known array."""
+    def entry(self, index: int) -> Entry:
+        """Return an input, which may be a value, a known array, or a sequence of these."""
         if not self.has(index):
             raise ModelError(f"input {index} is missing")
         return self.env[self.node.inputs[index]]
 
+    def operand(self, index: int) -> Operand:
+        """Return an input that is a value or a known array; refuses a sequence."""
+        found = self.entry(index)
+        if isinstance(found, list):
+            self.refuse("a sequence among its operands")
+        return found
+
     def known(self, index: int) -> Array | None:
         """Return an input if it is given and known, else ``None``."""
-        found = self.operand(index) if self.has(index) else None
-        return None if isinstance(found, str) else found
+        found = self.entry(index) if self.has(index) else None
+        return found if isinstance(found, np.ndarray) else None
 
     def constants(self, what: str, *indices: int) -> list[Array | None]:
         """Return all inputs; refuses the node if one at ``indices`` is given but not known."""
@@ -96,6 +107,17 @@ class Context:
             if self.has(index) and self.known(index) is None:
                 self.refuse(f"{what} that are not constant")
         return [self.known(index) for index in range(len(self.node.inputs))]
+
+    def ints(self, what: str, name: str, index: int) -> tuple[int, ...] | None:
+        """Return whole numbers from an attribute or a known input; None if both are absent."""
+        self.constants(what, index)
+        return ints(self.node, name, self.known(index))
+
+    def scalar(self, what: str, index: int) -> Any:
+        """Return the number of a known input; None if it is left out."""
+        self.constants(what, index)
+        array = self.known(index)
+        return None if array is None else array.reshape(-1)[0].item()
 
     def value(self, index: int) -> str:
         """Return the name of an input as a value of the graph."""
@@ -123,7 +145,7 @@ class Context:
 
     def is_sized(self, index: int) -> bool:
         """Whether a known input follows the bound sizes."""
-        return self.has(index) and self.node.inputs[index] in self.sized
+        return self.has(index) and isinstance(self.entry(index), Sized)
 
     def was(self, index: int) -> Shape | None:
         """Return the traced shape of an input if it differs from its shape now, else ``None``."""
@@ -195,11 +217,11 @@ class Context:
         return self.reshape(vector, (1, prod(self.build.shape(vector)), *(1,) * (rank - 2)))
 
 
-Lower = Callable[[Context], Sequence[Operand]]
+Lower = Callable[[Context], Sequence[Entry]]
 """Lowers the node of the context; returns its outputs."""
 LOWERINGS: dict[str, Lower] = {}
 """All lowerings, by the ONNX operator: one that is not here is read as its rule says, or not at all."""
-LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Operand]])
+LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Entry]])
 
 
 def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:
@@ -214,19 +236,12 @@ def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:
 
 def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
     """The graph without nodes and values that neither an output nor an update needs."""
-    live = {*graph.outputs, *graph.updates.values(), *graph.updates, *inputs}
-    nodes = []
-    for node in reversed(graph.nodes):
-        if live.intersection(node.outputs):
-            nodes.append(node)
-            live.update(node.inputs)
-            live.update(node.outputs)
-    return replace(
-        graph,
-        values={name: value for name, value in graph.values.items() if name in live},
-        nodes=tuple(reversed(nodes)),
-        constants={name: data for name, data in graph.constants.items() if name in live},
-    )
+    ends = (*graph.outputs, *graph.updates.values(), *graph.updates)
+    nodes = needed_nodes(graph.nodes, ends)
+    live = {*ends, *inputs}.union(*((*node.inputs, *node.outputs) for node in nodes))
+    values = {name: value for name, value in graph.values.items() if name in live}
+    constants = {name: data for name, data in graph.constants.items() if name in live}
+    return replace(graph, values=values, nodes=nodes, constants=constants)
 
 
 def in_body(refused: Sequence[Refusal], node: str) -> list[Refusal]:

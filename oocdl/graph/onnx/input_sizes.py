@@ -23,6 +23,8 @@ from oocdl.graph.onnx.bounds import check_shape
 from oocdl.graph.onnx.model_file import Port, shown
 
 _MOST_CHARACTERS = 20_000
+_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError, SyntaxError, MemoryError)
+"""Errors of a text that is no condition."""
 _BINARY: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -64,7 +66,7 @@ class Condition:
             return bool(_value(_parsed(self.text), sizes))
         except ArithmeticError:
             return False
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise ModelError(f"the file's condition '{self.text[:80]}' cannot be read: {error}") from None
 
 
@@ -111,11 +113,9 @@ class OpenAxes:
 def is_readable(text: str) -> bool:
     """Whether ``Condition`` can read an expression, whatever the names in it stand for."""
     try:
-        tree = _parsed(text)
-        _value(tree, {node.id: 2 for node in ast.walk(tree) if isinstance(node, ast.Name)})
-    except ArithmeticError:
-        return True
-    except (ValueError, TypeError, KeyError, RecursionError):
+        names = {node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name)}
+        Condition(text).holds(dict.fromkeys(names, 2))
+    except (ModelError, *_UNREADABLE):
         return False
     return True
 
@@ -123,10 +123,7 @@ def is_readable(text: str) -> bool:
 def _parsed(text: str) -> ast.expr:
     if len(text) > _MOST_CHARACTERS:
         raise ValueError(f"it has {len(text)} characters")
-    try:
-        return ast.parse(text, mode="eval").body
-    except (SyntaxError, MemoryError) as error:
-        raise ValueError(str(error)) from None
+    return ast.parse(text, mode="eval").body
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> Any:

@@ -12,17 +12,16 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.onnx.baked import check_baked, note_resized
 from oocdl.graph.onnx.bodies import bodies, every_node, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANTS_BYTES, MOST_NODES
-from oocdl.graph.onnx.context import LOWERINGS, Context, Lower, Operand, in_body
-from oocdl.graph.onnx.folding.constant_folding import DATA_SHAPED, FOLDS, fold
+from oocdl.graph.onnx.constant_folding import DATA_SHAPED, FOLDS, fold
+from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Sized, in_body
 from oocdl.graph.onnx.lower import (  # noqa: F401 (each enters what it lowers into LOWERINGS)
     arithmetic,
     contraction,
     control,
     indexing,
-    lower_attention,
     lower_layers,
-    lower_recurrent,
     lower_reductions,
+    lower_sequences,
     random,
     rearrange,
     resizing,
@@ -95,7 +94,7 @@ def _unknown_inside(node: OnnxNode, known: Collection[str]) -> list[Refusal]:
     return in_body(found, node.name)
 
 
-def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Operand]:
+def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Entry]:
     """Lower a node; what Python cannot do with its operands and attributes is an error of the model.
 
     ``--debug`` shows where that was. What is asserted stays a defect of ours.
@@ -112,46 +111,35 @@ def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Se
         ) from error
 
 
-def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Operand]:
+def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Entry]:
     missing = [name for name in node.inputs if name and name not in ctx.env]
     if missing:
         raise ModelError(f"{shown(missing[0])}, read by {shown(node.name)}, is made nowhere")
     given = [ctx.env[name] if name else None for name in node.inputs]
-    known = [None if isinstance(operand, str) else operand for operand in given]
+    known = [entry if isinstance(entry, np.ndarray) else None for entry in given]
     check_baked(ctx)
-    listed = ctx.sequences.keys() & set(node.inputs)
-    if node.op in FOLDS and not listed and all(not isinstance(operand, str) for operand in given):
-        outputs = _as_in_python(ctx, known, fold(node, known))
-        _count_folded(ctx, [array for array in known if array is not None], outputs)
-        if ctx.sized.intersection(node.inputs):
-            ctx.sized.update(node.outputs)
-        return outputs
+    if node.op in FOLDS and not any(isinstance(entry, str | list) for entry in given):
+        return _folded(ctx, node, known)
     if node.op in table:
         return table[node.op](ctx)
     if node.op in OWN:
         return lower_own(ctx)
-    if node.op in FOLDS or node.op in DATA_SHAPED:
-        why = ": its shape depends on data" if node.op in DATA_SHAPED else ""
-        raise UnsupportedError(f"{node.op} of values that are not constant{why}")
-    raise UnsupportedError(not_known(node.op))
+    what = f"{node.op} of values that are not constant" if node.op in FOLDS else not_known(node.op)
+    raise UnsupportedError(what + ": its shape depends on data" * (node.op in DATA_SHAPED))
 
 
-def _as_in_python(
-    ctx: Context, known: Sequence[Array | None], outputs: tuple[Array, ...]
-) -> tuple[Array, ...]:
-    """Keep one number of a module's code in float64; exporters compute with it in float32."""
-    of_module = ctx.node.op == "Cast" and ctx.facts and outputs[0].dtype == np.float32
-    if of_module and known[0] is not None and known[0].size == 1:
-        return (known[0].astype(np.float64),)
-    return outputs
-
-
-def _count_folded(ctx: Context, given: Sequence[Array], made: Sequence[Array]) -> None:
-    """Count the bytes of constants that are no views; raises ModelError if all of them are too many."""
-    own = (array for array in made if not any(np.may_share_memory(array, other) for other in given))
-    ctx.folded_bytes += sum(array.nbytes for array in own)
+def _folded(ctx: Context, node: OnnxNode, known: Sequence[Array | None]) -> list[Array]:
+    """Compute constants; counts the bytes of those that are no views, and refuses too many of them."""
+    outputs, inputs = list(fold(node, known)), [array for array in known if array is not None]
+    if node.op == "Cast" and ctx.facts and outputs[0].dtype == np.float32 and inputs[0].size == 1:
+        outputs = [inputs[0].astype(np.float64)]  # a number of the code: Python computes in float64
+    ctx.folded_bytes += sum(
+        array.nbytes for array in outputs if not any(np.may_share_memory(array, other) for other in inputs)
+    )
     if ctx.folded_bytes > MOST_CONSTANTS_BYTES:
         raise ModelError(
-            f"node {shown(ctx.node.name)} ({ctx.node.op}): the constants of the model take more than "
+            f"node {shown(node.name)} ({node.op}): the constants of the model take more than "
             f"{size_text(MOST_CONSTANTS_BYTES)}, which is the most that is made"
         )
+    follows = any(isinstance(array, Sized) for array in inputs)
+    return [array.view(Sized) for array in outputs] if follows else outputs

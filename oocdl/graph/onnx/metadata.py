@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter as CountOf
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import onnx
 
 from oocdl.errors import ModelError
+from oocdl.graph.onnx.bodies import owners, results_of_bodies
 from oocdl.graph.onnx.input_sizes import OpenAxes, is_readable
 from oocdl.graph.onnx.model_file import OnnxNode, shown
 from oocdl.graph.onnx.tensors import WeightSource
@@ -116,8 +117,16 @@ def read_metadata(
     twice = next((name for name, count in CountOf(named).items() if count > 1), None)
     if twice is not None:
         _bad(f"{shown(twice)} names two tensors")
+    owner = owners(nodes, initializers)
+    results = results_of_bodies(nodes) | {info.name for info in model.graph.output}
+    others = {owner[name] for name in results if name in owner} | {
+        owner[name]
+        for node in nodes
+        for index, name in enumerate(node.inputs)
+        if name in owner and (node.op != "BatchNormalization" or index < 3) and node.op != "Identity"
+    }
     for name, fact in known.facts.items():
-        _check(name, fact, initializers.get(name), nodes)
+        _check(name, fact, initializers.get(name), others)
     return known
 
 
@@ -141,7 +150,8 @@ def _read(kind: Any, value: Any) -> Any:
         return {_named(name): _read(inner[1], one) for name, one in _read(dict, value).items()}
     if inner:  # that or None
         return None if value is None else _read(inner[0], value)
-    if type(value) is not kind or not _is_sound(value):
+    sound = math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or value >= 0
+    if type(value) is not kind or not sound:
         raise TypeError(f"{value!r} is no {kind.__name__}")
     return value
 
@@ -156,21 +166,14 @@ def _named(value: Any) -> Any:
 _hints = cache(get_type_hints)
 
 
-def _is_sound(value: Any) -> bool:
-    """Whether a value may stand in metadata: counts are not negative, numbers finite."""
-    return math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or value >= 0
-
-
-def _check(name: str, fact: Fact, item: WeightSource | None, nodes: tuple[OnnxNode, ...]) -> None:
-    """Raise ModelError if a fact cannot be true of its initializer."""
+def _check(name: str, fact: Fact, item: WeightSource | None, others: Collection[str]) -> None:
+    """Raise ModelError if a fact cannot be true of its initializer; ``others`` cannot be statistics."""
     if item is None:
         _bad(f"there is no initializer {shown(name)}")
     if fact.kind not in KINDS or not fact.names:
         _bad(f"{shown(name)} is said to be {shown(fact.kind)}, with {len(fact.names)} names")
-    if fact.kind == "statistic":
-        uses = [(node, index) for node in nodes for index, read in enumerate(node.inputs) if read == name]
-        if not all(node.op == "BatchNormalization" and index in (3, 4) for node, index in uses):
-            _bad(f"{shown(name)} is said to be a running statistic, but is read as something else")
+    if fact.kind == "statistic" and name in others:
+        _bad(f"{shown(name)} is said to be a running statistic, but is read as something else")
     if fact.kind != "buffer" and not item.is_float:
         _bad(f"{shown(name)} is said to be a {fact.kind}, but is {item.stored}")
     if fact.requires_grad and fact.kind != "parameter":

@@ -108,8 +108,7 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     with opened as file:
-        data = _Bytes(file.fileno(), path.stat().st_size)
-        head = data.read(0, 32)
+        head = _read(file.fileno(), 0, 32)
         for magic, kind in _HEADS.items():
             if head.startswith(magic):
                 raise ModelError(
@@ -117,7 +116,7 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
                     "oocdl.from_torch(module, example, 'net.onnx') writes it, oocdl.fit(module, ..) trains"
                 )
         try:
-            text, spans = _strip(data)
+            text, spans = _strip(file.fileno(), path.stat().st_size)
             model = onnx.ModelProto.FromString(text)
         except (DecodeError, ValueError, RecursionError):
             message = f"{path} is not a complete ONNX file: it cannot be parsed; was the download cut?"
@@ -138,36 +137,30 @@ def _texts(message: Message) -> Iterator[str | bytes]:
                 yield from _texts(item) if field_.type == FieldDescriptor.TYPE_MESSAGE else (item,)
 
 
-@dataclass(frozen=True)
-class _Bytes:
-    """Reads a file by position. A memory map is not used because its pages would count as our memory."""
-
-    handle: int
-    size: int
-
-    def read(self, start: int, stop: int) -> bytes:
-        return os.pread(self.handle, stop - start, start)
+def _read(handle: int, start: int, stop: int) -> bytes:
+    """Read a file by position: the pages of a memory map would count as our memory."""
+    return os.pread(handle, stop - start, start)
 
 
-def _varint(data: _Bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(handle: int, at: int, end: int) -> tuple[int, int]:
     number = 0
-    for index, byte in enumerate(data.read(at, min(at + 10, end))):
+    for index, byte in enumerate(_read(handle, at, min(at + 10, end))):
         number |= (byte & 127) << 7 * index
         if byte < 128:
             return number, at + index + 1
     raise ValueError("cut in a number")
 
 
-def _fields(data: _Bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the fields of the message in ``data[at:end]``: number (0: no length), start, body, stop."""
+def _fields(handle: int, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the fields of the message between two places: number (0: no length), start, body, stop."""
     while at < end:
         start = at
-        tag, at = _varint(data, at, end)
+        tag, at = _varint(handle, at, end)
         number, kind, body = tag >> 3, tag & 7, at
         if kind == 0:
-            _, at = _varint(data, at, end)
+            _, at = _varint(handle, at, end)
         elif kind == 2:
-            length, body = _varint(data, at, end)
+            length, body = _varint(handle, at, end)
             at = body + length
         elif kind in (1, 5):
             at += 8 if kind == 1 else 4
@@ -189,26 +182,26 @@ def field_header(number: int, length: int) -> bytes:
     return bytes(head)
 
 
-def _strip(data: _Bytes) -> tuple[bytes, dict[int, Span]]:
+def _strip(handle: int, size: int) -> tuple[bytes, dict[int, Span]]:
     """Return the message without big raw tensors, and initializer number -> where its bytes are."""
     pieces: list[bytes] = []
     spans: dict[int, Span] = {}
     count = 0
-    for number, start, body, stop in _fields(data, 0, data.size):
+    for number, start, body, stop in _fields(handle, 0, size):
         if number != _GRAPH:
-            pieces.append(data.read(start, stop))
+            pieces.append(_read(handle, start, stop))
             continue
         inner: list[bytes] = []
-        for part, first, content, last in _fields(data, body, stop):
+        for part, first, content, last in _fields(handle, body, stop):
             if part != _INITIALIZER:
-                inner.append(data.read(first, last))
+                inner.append(_read(handle, first, last))
                 continue
             tensor = b""
-            for kind, a, b, c in _fields(data, content, last):
+            for kind, a, b, c in _fields(handle, content, last):
                 if kind == _RAW and c - b > KEPT_BYTES:
                     spans[count] = Span(b, c - b)
                 else:
-                    tensor += data.read(a, c)
+                    tensor += _read(handle, a, c)
             inner += [field_header(_INITIALIZER, len(tensor)), tensor]
             count += 1
         graph = b"".join(inner)
@@ -221,12 +214,8 @@ def label(node: onnx.NodeProto, index: int) -> str:
     return node.name or next((name for name in node.output if name), f"{node.op_type}.{index}")
 
 
-def plain_nodes(model: onnx.ModelProto) -> tuple[OnnxNode, ...]:
-    """Return the nodes of the graph, in plain Python."""
-    return _nodes(model.graph)
-
-
-def _nodes(graph: onnx.GraphProto) -> tuple[OnnxNode, ...]:
+def nodes_of(graph: onnx.GraphProto) -> tuple[OnnxNode, ...]:
+    """Return the nodes of a graph, in plain Python."""
     found = []
     for index, node in enumerate(graph.node):
         standard = node.domain in ("", "ai.onnx")
@@ -269,7 +258,7 @@ def _attribute(item: onnx.AttributeProto, node: str) -> Any:
         graph, what = item.g, f"a constant in the body of node {shown(node)}"
         constants = {tensor.name: inside(tensor, what) for tensor in graph.initializer}
         ends = [tuple(port.name for port in ports) for ports in (graph.input, graph.output)]
-        return Body(ends[0], ends[1], _nodes(graph), constants)
+        return Body(ends[0], ends[1], nodes_of(graph), constants)
     return None  # strings, types: no supported operator has one
 
 
@@ -282,19 +271,19 @@ def shortest(number: float) -> float:
     return float(str(np.float32(number)))
 
 
-def element_type(tensor: onnx.TensorProto, what: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of a tensor; refuses strings and unknown types."""
-    if tensor.data_type == onnx.TensorProto.STRING:
+def element_type(code: int, what: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of an ONNX element type; refuses strings and unknown types."""
+    if code == onnx.TensorProto.STRING:
         raise UnsupportedError(f"{what} holds strings; these are not supported")
     try:
-        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
     except (KeyError, ValueError, TypeError):
-        raise ModelError(f"{what} has the unknown element type {tensor.data_type}") from None
+        raise ModelError(f"{what} has the unknown element type {code}") from None
 
 
 def inside(tensor: onnx.TensorProto, what: str) -> np.ndarray[Any, Any]:
     """Return the array of a tensor whose data is in the message itself."""
-    dtype = element_type(tensor, what)
+    dtype = element_type(tensor.data_type, what)
     shape = dimensions(tensor, what)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise UnsupportedError(f"{what} lies in an external file; only initializers may")
@@ -332,18 +321,13 @@ def port_of(info: onnx.ValueInfoProto, output: bool = False) -> Port:
     if info.type.WhichOneof("value") not in (None, "tensor_type"):
         raise UnsupportedError(f"{shown(info.name)} is no tensor; inputs and outputs have to be")
     tensor = info.type.tensor_type
-    if tensor.elem_type == onnx.TensorProto.STRING:
-        raise UnsupportedError(f"{shown(info.name)} holds strings; these are not supported")
     dims: list[int | str] = []
     for index, dim in enumerate(tensor.shape.dim):
         fixed = dim.HasField("dim_value") and dim.dim_value > 0
         dims.append(int(dim.dim_value) if fixed else dim.dim_param or f"{info.name}.{index}")
     if output and tensor.elem_type == onnx.TensorProto.UNDEFINED:
         return Port(info.name, tuple(dims), "float32")  # its graph decides
-    try:
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
-    except (KeyError, ValueError, TypeError):
-        raise ModelError(f"{shown(info.name)} has the unknown element type {tensor.elem_type}") from None
+    dtype = element_type(tensor.elem_type, shown(info.name))
     if dtype.kind not in "fiub" and dtype.name != "bfloat16":
         raise UnsupportedError(f"{shown(info.name)} is {dtype}; this type is not supported")
     return Port(info.name, tuple(dims), dtype.name)

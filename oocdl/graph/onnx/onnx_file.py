@@ -5,18 +5,31 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from oocdl.graph.ir.graph import Role
+from oocdl.graph.onnx.bodies import every_node, owners, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.metadata import Fact, Metadata
-from oocdl.graph.onnx.model_file import OnnxNode, Port
+from oocdl.graph.onnx.model_file import Body, OnnxNode, Port, shown
 from oocdl.graph.onnx.tensors import WeightSource
+
+
+class Reader(NamedTuple):
+    """A node that reads an initializer, as which input, and by which name: another one behind an Identity."""
+
+    node: OnnxNode
+    place: int
+    name: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,6 +52,27 @@ class OnnxFile:
     exact: ExactNumbers | None = None
     """The numbers of its code."""
 
+    @cached_property
+    def owner(self) -> Mapping[str, str]:
+        """Each name of an initializer, also behind Identity nodes -> the initializer."""
+        return owners(self.nodes, self.initializers)
+
+    @cached_property
+    def readers(self) -> Mapping[str, Sequence[Reader]]:
+        """The nodes that read each initializer, also behind Identity nodes, which are none of them."""
+        readers: dict[str, list[Reader]] = defaultdict(list)
+        for node in every_node(self.nodes):
+            for place, name in enumerate(node.inputs):
+                if name in self.owner and node.op != "Identity":
+                    readers[self.owner[name]].append(Reader(node, place, name))
+        return readers
+
+    @cached_property
+    def handed_out(self) -> Set[str]:
+        """The initializers that are results of the model, or of a body of it, as they are."""
+        results = {port.name for port in self.outputs} | results_of_bodies(self.nodes)
+        return {self.owner[name] for name in results if name in self.owner}
+
     def fact(self, initializer: str) -> Fact | None:
         """Return what the metadata says of an initializer."""
         return self.metadata.facts.get(initializer) if self.metadata is not None else None
@@ -48,17 +82,18 @@ class OnnxFile:
         fact = self.fact(initializer)
         return tuple(dict.fromkeys((initializer, *(fact.names if fact is not None else ()))))
 
+    def pattern_of(self, initializer: str, patterns: Collection[str]) -> str | None:
+        """Return the first pattern of ``freeze`` that means an initializer; None if none does."""
+        names = self.names_of(initializer)
+        return next((one for one in patterns if any(fnmatchcase(name, one) for name in names)), None)
+
     def fingerprint(self) -> str:
         """Return a digest of the file and its external data."""
         digest = hashlib.blake2b(digest_size=16)
-        files = {
-            self.path: None,
-            **{item.path: None for item in self.initializers.values() if item.path},
-        }
-        for path in files:
+        others = (item.path for item in self.initializers.values() if item.path)
+        for path in dict.fromkeys((self.path, *others)):
             with path.open("rb") as file:
-                while block := file.read(1 << 22):
-                    digest.update(block)
+                hashlib.file_digest(file, lambda: digest)
         return digest.hexdigest()
 
 
@@ -85,14 +120,6 @@ def module_of(node: OnnxNode) -> str:
     return node.name
 
 
-class Reader(NamedTuple):
-    """A node that reads an initializer, as which input, and by which name: another one behind an Identity."""
-
-    node: OnnxNode
-    place: int
-    name: str
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TracedFile:
     """A file with decided roles."""
@@ -103,20 +130,6 @@ class TracedFile:
     frozen: Collection[str]
     evaluated: Collection[str]
     """First outputs of the norms that use their running statistics in training, too."""
-
-    @cached_property
-    def readers(self) -> Mapping[str, Sequence[Reader]]:
-        """The nodes that read each initializer, also behind Identity nodes, which are none of them."""
-        owner = {name: name for name in self.model.initializers}
-        readers: dict[str, list[Reader]] = defaultdict(list)
-        for node in self.model.nodes:
-            if node.op == "Identity" and node.inputs[0] in owner:
-                owner[node.outputs[0]] = owner[node.inputs[0]]
-                continue
-            for place, name in enumerate(node.inputs):
-                if name in owner:
-                    readers[owner[name]].append(Reader(node, place, name))
-        return readers
 
     @cached_property
     def into(self) -> Mapping[str, Sequence[OnnxNode]]:
@@ -152,4 +165,64 @@ class TracedFile:
 
     def modules(self, name: str) -> tuple[str, ...]:
         """The modules whose nodes read an initializer; the nodes, where the file knows no modules."""
-        return tuple(dict.fromkeys(module_of(reader.node) for reader in self.readers.get(name, ())))
+        return tuple(dict.fromkeys(module_of(reader.node) for reader in self.model.readers.get(name, ())))
+
+
+def network_differences(old: OnnxFile, new: OnnxFile) -> str:
+    """Return the first difference in words; empty if there is none.
+
+    Parameters and running statistics may hold other numbers. Buffers and constants belong to the network.
+    """
+    return next(_differences(old, new), "")
+
+
+def _differences(old: OnnxFile, new: OnnxFile) -> Iterator[str]:
+    if old.metadata is None or new.metadata is None:
+        yield "it is of a file that no module was written to"
+        return
+    if old.metadata.module != new.metadata.module:
+        yield f"it is a {old.metadata.module}, now a {new.metadata.module}"
+    for name in dict.fromkeys((*old.metadata.facts, *old.initializers)):
+        if name not in new.initializers:
+            yield f"{shown(name)} is missing"
+            continue
+        for before, after in zip(_facts(old, name), _facts(new, name), strict=True):
+            if before != after:
+                yield f"{shown(name)} is {before}, now {after}"
+        fact, item = old.metadata.facts.get(name), old.initializers[name]
+        is_fixed = fact is None or fact.kind == "buffer"
+        if is_fixed and not np.array_equal(item.raw(), new.initializers[name].raw(), equal_nan=item.is_float):
+            yield f"the buffer {shown(name)} holds other numbers"
+    yield from (f"{shown(name)} is new" for name in new.initializers if name not in old.initializers)
+    for one, other in zip_longest(old.nodes, new.nodes):
+        if one is None or other is None or _node(one) != _node(other):
+            gone, come = ("its end" if node is None else shown(node.name) for node in (one, other))
+            yield f"the node {gone} is now {come}, or does something else"
+    if (old.inputs, old.outputs) != (new.inputs, new.outputs):
+        yield "its inputs or outputs have other names or sizes"
+
+
+def _facts(model: OnnxFile, name: str) -> tuple[str, str, str]:
+    """Say what an initializer is: its form, its part in the module, and its names there."""
+    item, fact = model.initializers[name], model.metadata.facts.get(name) if model.metadata else None
+    form = f"{list(item.shape)} of {item.stored}"
+    if fact is None:
+        return form, "a constant", ""
+    frozen = " that is frozen" if fact.kind == "parameter" and not fact.requires_grad else ""
+    padding = "" if fact.padding_idx is None else f", padding_idx {fact.padding_idx}"
+    return form, f"a {fact.kind}{frozen}", f"named {', '.join(map(shown, fact.names))}{padding}"
+
+
+def _plain(held: Any) -> Any:
+    """Return what can be compared."""
+    if isinstance(held, np.ndarray):
+        return held.dtype, held.shape, held.tobytes()
+    if isinstance(held, Mapping):
+        return {name: _plain(value) for name, value in held.items()}
+    if isinstance(held, Body):
+        return held.inputs, held.outputs, [_node(node) for node in held.nodes], _plain(held.constants)
+    return held
+
+
+def _node(node: OnnxNode) -> tuple[Any, ...]:
+    return node.op, node.inputs, node.outputs, _plain(node.attrs)

@@ -26,12 +26,6 @@ class OwnOperator:
     function: Compose
     digest: str
     """Digest of the function's text (``digest_of``)."""
-    operands: tuple[inspect.Parameter, ...]
-    attributes: tuple[inspect.Parameter, ...]
-    more_operands: bool
-    """Whether it takes any number of further operands (``*operands``)."""
-    more_attributes: bool
-    """Whether it takes attributes of any name (``**attributes``)."""
 
 
 OWN: dict[str, OwnOperator] = {}
@@ -40,8 +34,7 @@ OWN: dict[str, OwnOperator] = {}
 
 def own_operator(name: str, function: Compose) -> OwnOperator:
     """Read the parameters of a function; InputError if they cannot be a builder, operands and attributes."""
-    digest, parameters = digest_of(function), inspect.signature(function).parameters.values()
-    kinds, slots = {p.kind for p in parameters}, [p for p in parameters if p.kind in _SLOTS]
+    digest, slots = digest_of(function), _slots(function)
     if not slots:
         raise InputError(f"the function of operator '{name}' takes no builder")
     wrong = [p.name for p in slots if p.default is not p.empty and p.default is not None]
@@ -50,14 +43,12 @@ def own_operator(name: str, function: Compose) -> OwnOperator:
             f"the operator '{name}' has an operand '{wrong[0]}' with a default that is not None; attributes "
             "stand behind a *, as in def f(build, x, *, alpha=1.0)"
         )
-    return OwnOperator(
-        function,
-        digest,
-        tuple(slots[1:]),
-        tuple(p for p in parameters if p.kind is p.KEYWORD_ONLY),
-        inspect.Parameter.VAR_POSITIONAL in kinds,
-        inspect.Parameter.VAR_KEYWORD in kinds,
-    )
+    return OwnOperator(function, digest)
+
+
+def _slots(function: Compose) -> list[inspect.Parameter]:
+    """Return the parameters that are a builder and operands."""
+    return [p for p in inspect.signature(function).parameters.values() if p.kind in _SLOTS]
 
 
 _QUANTIZED = re.compile(r"\w*[Qq]uantizeLinear|QLinear\w+|(Conv|MatMul)Integer")
@@ -94,11 +85,8 @@ def lower_own(ctx: Context) -> Sequence[Operand]:
     for name, value in node.attrs.items():
         if value is None or isinstance(value, Body):
             ctx.refuse(f"attribute {shown(name)}, which is of a kind that is not read")
-    if ctx.sequences.keys() & set(node.inputs):
-        ctx.refuse("a sequence among its operands")
     given = [ctx.value(index) if ctx.has(index) else None for index in range(len(node.inputs))]
-    given += [None] * (len(own.operands) - len(given))
-    _check(own, given, node)
+    _check(own.function, given, node)
     try:
         made = own.function(ctx.build, *given, **node.attrs)
     except OocdlError:
@@ -116,17 +104,15 @@ def lower_own(ctx: Context) -> Sequence[Operand]:
     return list(results)
 
 
-def _check(own: OwnOperator, given: Sequence[str | None], node: OnnxNode) -> None:
+def _check(function: Compose, given: Sequence[str | None], node: OnnxNode) -> None:
     """Raise ModelError if a function does not take what a node has."""
-    if len(given) > len(own.operands) and not own.more_operands:
-        raise ModelError(f"it has {len(given)} inputs, but its function takes {len(own.operands)}")
-    for index, slot in enumerate(own.operands):
-        if given[index] is None and slot.default is slot.empty:
-            raise ModelError(f"input {index} is missing, which its function takes as '{slot.name}'")
-    names = {p.name for p in own.attributes}
-    missing = [p.name for p in own.attributes if p.default is p.empty and p.name not in node.attrs]
-    if missing:
-        raise ModelError(f"the attribute '{missing[0]}' is missing, which its function takes")
-    others = [name for name in node.attrs if name not in names]
-    if others and not own.more_attributes:
-        raise ModelError(f"it has the attribute {shown(others[0])}, which its function does not take")
+    slots = _slots(function)[1:]
+    try:
+        bound = inspect.signature(function).bind(None, *given, **node.attrs).arguments
+    except TypeError as error:
+        raise ModelError(f"its function does not take what it has: {error}") from None
+    for slot in slots:
+        if slot.name in node.attrs:
+            raise ModelError(f"it has an attribute '{slot.name}', which its function takes as an operand")
+        if slot.default is slot.empty and bound[slot.name] is None:
+            raise ModelError(f"its operand '{slot.name}' is left out, which its function takes")

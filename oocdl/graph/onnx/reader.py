@@ -8,9 +8,8 @@ of sizes is a default for its inputs and nothing else.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -19,20 +18,24 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.baked import note_resized
-from oocdl.graph.onnx.bodies import every_node, results_of_bodies, without_functions
+from oocdl.graph.onnx.bodies import (
+    FINAL,
+    activations_last,
+    every_node,
+    results_of_bodies,
+    without_functions,
+)
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
 from oocdl.graph.onnx.context import Context, all_of, needed
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
-from oocdl.graph.onnx.heads import FINAL, activations_last
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
 from oocdl.graph.onnx.metadata import read_metadata
 from oocdl.graph.onnx.model_file import (
-    OnnxNode,
     Port,
     load,
-    plain_nodes,
+    nodes_of,
     port_of,
     shown,
     size_text,
@@ -40,7 +43,7 @@ from oocdl.graph.onnx.model_file import (
 )
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
-from oocdl.graph.onnx.roles import direct_statistics, evaluated, has_one_bias, role_of
+from oocdl.graph.onnx.roles import evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.signs import Remark
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
@@ -87,17 +90,12 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         tensor.name: source(tensor, path, spans.get(index))
         for index, tensor in enumerate(model.graph.initializer)
     }
-    said = {
-        key: {
-            info.name: entry.value
-            for info in model.graph.value_info
-            for entry in info.metadata_props
-            if entry.key == key
-        }
-        for key in (_KIND, _FOLDED)
-    }
+    said: dict[str, dict[str, str]] = {_KIND: {}, _FOLDED: {}}
+    for info in model.graph.value_info:
+        for entry in info.metadata_props:
+            said.setdefault(entry.key, {})[info.name] = entry.value
     ends = {info.name for info in model.graph.output}
-    nodes = direct_statistics(plain_nodes(model), initializers.keys(), ends)
+    nodes = nodes_of(model.graph)
     metadata = read_metadata(model, initializers, nodes)
     exact = ExactNumbers(metadata.numbers) if metadata is not None else None
     nodes = nodes if exact is None else exact.nodes(nodes)
@@ -137,16 +135,15 @@ class OnnxModel(OnnxFile):
         bound, traced = sizes_of(self.inputs, shapes or {})
         if self.metadata is not None:
             self.metadata.sizes.check(self.inputs, bound, training)
-        reader = _Reader(self, rules, precision, training, tuple(freeze))
         before: Mapping[str, Shape] = {}
         if traced != bound:
-            before = _Reader(self, rules, precision, False, tuple(freeze)).run(traced, {}, None).shapes()
+            before = _Reader(self, rules, precision, False, freeze).run(traced).shapes()
         heads = {(traced[name][:1], bound[name][:1]) for name in bound}
         batch = None
-        if len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
-            ((old, new),) = heads
-            batch = (old[0], new[0]) if old != new else None
-        imported = reader.run(bound, before, batch).imported()
+        if before and len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
+            (((old,), (new,)),) = heads
+            batch = (old, new)
+        imported = _Reader(self, rules, precision, training, freeze, before, batch).run(bound).imported()
         if elsewhere := other_sizes(self.inputs, bound):
             remarks = *imported.trained.remarks, Remark(elsewhere, EXPORT_OPEN)
             return replace(imported, trained=replace(imported.trained, remarks=remarks))
@@ -162,42 +159,35 @@ class _Reader:
         rules: Rules,
         precision: str,
         training: bool,
-        freeze: tuple[str, ...],
+        freeze: Sequence[str],
+        traced: Mapping[str, Shape] | None = None,
+        batch: tuple[int, int] | None = None,
     ) -> None:
         if precision not in ("float32", "float64"):
             raise ModelError(f"precision '{precision}' is not float32 or float64")
-        self.model, self.training, self.freeze = model, training, freeze
-        norms = evaluated(model)
-        read = frozenset(name for node in every_node(model.nodes) for name in node.inputs)
-        read |= {port.name for port in model.outputs} | results_of_bodies(model.nodes)
+        self.model, self.freeze = model, freeze
+        read = {name for node in every_node(model.nodes) for name in node.inputs}
         self._lowerings = lowerings(rules)
         self.ctx = Context(
             build=Builder(rules),
             precision=precision,
             training=training,
             opset=model.opset,
-            frozen=self._frozen,
-            evaluated=frozenset(norms),
+            frozen=lambda name: model.pattern_of(name, freeze) is not None,
+            evaluated=evaluated(model),
             facts=model.metadata.facts if model.metadata is not None else {},
-            traced={},
-            batch=None,
-            read=read,
+            traced=traced or {},
+            batch=batch,
+            read=frozenset(read | {port.name for port in model.outputs} | results_of_bodies(model.nodes)),
             lower=lambda nodes: lower_nodes(self.ctx, self._lowerings, nodes),
         )
         self.weights: dict[str, WeightSource] = {}
-        self.frozen: list[str] = []
+        self.frozen: dict[str, None] = {}
         self.roles: dict[str, Role] = {}
-        self.inputs: list[str] = []
 
-    def run(
-        self,
-        shapes: Mapping[str, Shape],
-        traced: Mapping[str, Shape],
-        batch: tuple[int, int] | None,
-    ) -> _Reader:
+    def run(self, shapes: Mapping[str, Shape]) -> _Reader:
         """Lower every node, or raise one error that names all nodes that cannot be lowered."""
         ctx = self.ctx
-        ctx.traced, ctx.batch = traced, batch
         self._declare(shapes)
         try:
             refused = lower_nodes(ctx, self._lowerings, self.model.nodes, top=True)
@@ -220,37 +210,27 @@ class _Reader:
             dtype = "bool" if number == "b" else "int64" if number in "iu" else ctx.precision
             ctx.env[port.name] = build.value(port.name, shapes[port.name], dtype, Role.INPUT)
             note_resized(ctx, port.name, shapes[port.name])
-            self.inputs.append(port.name)
-        uses: dict[str, list[tuple[OnnxNode, int]]] = {}
-        for node in every_node(self.model.nodes):
-            for index, name in enumerate(node.inputs):
-                uses.setdefault(name, []).append((node, index))
-        read = {port.name for port in self.model.outputs} | results_of_bodies(self.model.nodes)
         for name, item in self.model.initializers.items():
-            if name not in uses and name not in read:
+            if not ctx.used(name):
                 continue
-            role = role_of(self.model, item, uses.get(name, []))
+            role = role_of(self.model, item)
             if role is Role.CONSTANT and item.is_float and item.nbytes > MOST_CONSTANT_BYTES:
                 role = Role.WEIGHT  # a large table: streamed like a weight, never updated
-                self.frozen.append(name)
+                self.frozen[name] = None
             self.roles[name] = role
             if role is not Role.CONSTANT:
                 self.weights[name] = item.astype(ctx.precision)
                 fact = ctx.facts.get(name)
                 untrained = fact is not None and fact.kind == "parameter" and not fact.requires_grad
-                if (untrained or self._frozen(name)) and name not in self.frozen:
-                    self.frozen.append(name)
+                if untrained or ctx.frozen(name):
+                    self.frozen[name] = None
                 ctx.env[name] = build.value(name, item.shape, ctx.precision, role)
-                if has_one_bias(item, uses.get(name, []), self.model.producer):
+                if has_one_bias(self.model, item):
                     ctx.single_biases.add(name)
             else:
                 if item.nbytes > MOST_CONSTANT_BYTES:
                     raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")
                 ctx.env[name] = item.raw() if self.model.exact is None else self.model.exact.array(item.raw())
-
-    def _frozen(self, name: str) -> bool:
-        names = self.model.names_of(name)
-        return any(fnmatchcase(one, pattern) for one in names for pattern in self.freeze)
 
     def shapes(self) -> dict[str, Shape]:
         """Return the shape of everything in the file that became a value."""
@@ -263,31 +243,28 @@ class _Reader:
         outputs = []
         for port in self.model.outputs:
             made = ctx.env[port.name]
+            if isinstance(made, list):
+                raise ModelError(f"output {shown(port.name)} is a sequence; outputs have to be tensors")
             outputs.append((port.name, made if isinstance(made, str) else ctx.store(made)))
         build.outputs = list(dict.fromkeys(value for _, value in outputs))
-        graph = needed(build.graph(), self.inputs)
-        values = graph.values
-        ends = self._ends()
+        inputs = tuple(port.name for port in self.model.inputs)
+        graph = needed(build.graph(), inputs)
+        values, ends = graph.values, self._ends()
+        used = {name: r for name, r in self.roles.items() if r is Role.CONSTANT or name in values}
+        file = TracedFile(model=self.model, roles=used, frozen=self.frozen.keys(), evaluated=ctx.evaluated)
         return Imported(
             graph=graph,
-            inputs=tuple(self.inputs),
+            inputs=inputs,
             outputs=tuple(outputs),
             weights={name: item for name, item in self.weights.items() if name in values},
             frozen=tuple(name for name in self.frozen if name in values),
             names={name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
-            trained=self._trained(values.keys()),
+            trained=record_of(file, self.freeze),
             rebatched=ctx.rebatched,
             modules={one.name.strip("/"): path for one in self.model.nodes if (path := module_path(one))},
         )
-
-    def _trained(self, needed: Collection[str]) -> Trained:
-        kept = {name: role for name, role in self.roles.items() if role is Role.CONSTANT or name in needed}
-        file = TracedFile(
-            model=self.model, roles=kept, frozen=frozenset(self.frozen), evaluated=self.ctx.evaluated
-        )
-        return record_of(file, self.freeze)
 
     def _ends(self) -> dict[str, tuple[str, str]]:
         """Return output -> the activation it ends in, and output -> the value before that."""

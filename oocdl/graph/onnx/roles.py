@@ -8,8 +8,7 @@ and settings, what the exporter marks as a buffer, and what has a generated name
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy as np
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.model_file import OnnxNode
-from oocdl.graph.onnx.onnx_file import OnnxFile
+from oocdl.graph.onnx.onnx_file import OnnxFile, Reader
 from oocdl.graph.onnx.tensors import WeightSource
 
 _GENERATED = re.compile(r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+)$")
@@ -27,7 +26,7 @@ _NUMBER_OF_TENSORFLOW = re.compile(r"(.*/)?(x|y|Const(_\d+)?)(:0|__\d+)?$")
 _GENERATED_BY_TENSORFLOW = re.compile(r".*__\d+$")
 _RECURRENT = ("LSTM", "GRU", "RNN")
 _SETTINGS: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Shape", "Size", "ConstantOfShape", "IsNaN", "IsInf", "Unique", "BitCast"), (0,)),
+    **dict.fromkeys(("Shape", "Size", "ConstantOfShape", "IsNaN", "IsInf"), (0,)),
     **dict.fromkeys(("RandomUniformLike", "RandomNormalLike", "Bernoulli"), (0,)),
     **dict.fromkeys(("Equal", "Greater", "Less", "LessOrEqual", "GreaterOrEqual"), (0, 1)),
     **dict.fromkeys(("OneHot", "Range"), (0, 1, 2)),
@@ -40,25 +39,23 @@ ROLES = {"parameter": Role.WEIGHT, "statistic": Role.STATE, "buffer": Role.CONST
 """Kind in the metadata -> role."""
 
 
-Uses = Sequence[tuple[OnnxNode, int]]
-"""Nodes that read an initializer, and as which input."""
-
-
-def role_of(model: OnnxFile, item: WeightSource, uses: Uses) -> Role:
+def role_of(model: OnnxFile, item: WeightSource) -> Role:
     """Tell whether an initializer of a file is a weight, a running statistic, or a constant."""
     metadata, kind, producer = model.metadata, model.kinds.get(item.name), model.producer
+    uses = model.readers.get(item.name, ())
     if not item.is_float:
         return Role.CONSTANT
     if metadata is not None:
         fact = metadata.facts.get(item.name)
         return ROLES[fact.kind] if fact is not None else Role.CONSTANT
-    if uses and all(node.op == "BatchNormalization" and index in (3, 4) for node, index in uses):
+    norms = bool(uses) and all(node.op == "BatchNormalization" and place in (3, 4) for node, place, _ in uses)
+    if norms and item.name not in model.handed_out:
         return Role.STATE
-    setting = bool(uses) and all(index in _SETTINGS.get(node.op, ()) for node, index in uses)
+    setting = bool(uses) and all(index in _SETTINGS.get(node.op, ()) for node, index, _ in uses)
     if setting or kind not in (None, "PARAMETER"):
         return Role.CONSTANT
     generated = _GENERATED.match(item.name) is not None
-    if any(node.op == "PRelu" and index == 1 for node, index in uses):
+    if any(node.op == "PRelu" and index == 1 for node, index, _ in uses):
         return Role.WEIGHT  # a single number, too
     if producer == TENSORFLOW and _is_number_of_tensorflow(item, uses):
         return Role.CONSTANT
@@ -66,57 +63,35 @@ def role_of(model: OnnxFile, item: WeightSource, uses: Uses) -> Role:
         return Role.CONSTANT  # a number written in the model's code
     if kind is None and generated and item.nbytes <= MOST_CONSTANT_BYTES:
         data = item.raw()
-        norm = all(node.op in ("InstanceNormalization", "GroupNormalization") for node, _ in uses)
-        state = all(node.op in _RECURRENT and index in (5, 6) for node, index in uses) and not data.any()
+        norm = all(node.op in ("InstanceNormalization", "GroupNormalization") for node, *_ in uses)
+        state = all(node.op in _RECURRENT and index in (5, 6) for node, index, _ in uses) and not data.any()
         if data.size == 1 or not np.isfinite(data).all() or (norm and np.isin(data, (0, 1)).all()) or state:
             return Role.CONSTANT  # a number, a mask, ones and zeros of a norm without weights, a zero state
     return Role.WEIGHT
 
 
-def _is_number_of_tensorflow(item: WeightSource, uses: Uses) -> bool:
+def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[Reader]) -> bool:
     """Whether tf2onnx made a float tensor of a number of the code, such as the epsilon of a norm.
 
     Operands in the code are called ``.../y``, variables ``.../ReadVariableOp``; what is computed, numbered.
     """
     if _NUMBER_OF_TENSORFLOW.match(item.name):
         return True
-    product = any(node.op in ("Conv", "ConvTranspose", "MatMul", "Gemm") and index for node, index in uses)
+    product = any(node.op in ("Conv", "ConvTranspose", "MatMul", "Gemm") and index for node, index, _ in uses)
     return not product and prod(item.shape) == 1 and _GENERATED_BY_TENSORFLOW.match(item.name) is not None
 
 
-def has_one_bias(item: WeightSource, uses: Uses, producer: str) -> bool:
+def has_one_bias(model: OnnxFile, item: WeightSource) -> bool:
     """Whether the second half of a recurrent bias is zeros that no parameter stands for.
 
     ONNX adds two biases; an LSTM of Keras has one, and tf2onnx writes zeros for the other.
     """
-    if producer != TENSORFLOW or not uses:
+    uses = model.readers.get(item.name, ())
+    if model.producer != TENSORFLOW or not uses:
         return False
-    if any(node.op not in _RECURRENT or index != 3 for node, index in uses):
+    if any(node.op not in _RECURRENT or index != 3 for node, index, _ in uses):
         return False
     return not np.split(item.raw(), 2, axis=-1)[1].any()
-
-
-def direct_statistics(
-    nodes: Sequence[OnnxNode], initializers: Set[str], outputs: Set[str]
-) -> tuple[OnnxNode, ...]:
-    """Let every BatchNormalization read its running statistics themselves.
-
-    Of one that is called twice, PyTorch's dynamo exporter gives the second the first one's through Identity.
-    ``outputs``: those of the graph.
-    """
-    same = {name: name for name in initializers}
-    for node in nodes:
-        if node.op == "Identity" and node.inputs[0] in same:
-            same[node.outputs[0]] = same[node.inputs[0]]
-    found = [
-        replace(node, inputs=node.inputs[:3] + tuple(same.get(name, name) for name in node.inputs[3:]))
-        if node.op == "BatchNormalization"
-        else node
-        for node in nodes
-    ]
-    read = outputs | {name for node in found for name in node.inputs}
-    spared = {name for node in nodes for name in node.inputs} - read
-    return tuple(node for node in found if node.op != "Identity" or node.outputs[0] not in spared)
 
 
 def trains_by_origin(node: OnnxNode) -> bool:
@@ -131,26 +106,26 @@ def batch_norm_modes(model: OnnxFile) -> Mapping[OnnxNode, bool]:
     """Return each BatchNormalization that keeps statistics, and whether the file has it in training mode."""
     modes = {}
     for node in model.nodes:
-        if node.op == "BatchNormalization" and model.initializers.keys() >= set(node.inputs[3:5]):
+        if node.op == "BatchNormalization" and model.owner.keys() >= set(node.inputs[3:5]):
             attribute = node.attrs.get("training_mode", 0) if model.opset >= 14 else len(node.outputs) > 1
             modes[node] = "_no_training" not in node.origin and (trains_by_origin(node) or bool(attribute))
     return modes
 
 
-def evaluated(model: OnnxFile) -> set[str]:
+def evaluated(model: OnnxFile) -> frozenset[str]:
     """Return the BatchNorms that use their running statistics in training too, by their first output.
 
     The metadata says it. Without it, a norm in evaluation mode beside others in training mode is one. A file
     in which no norm is in training mode was exported for inference, or by an exporter that never says it.
     """
     if model.metadata is not None:
-        facts = model.metadata.facts
-        return {
+        kept = {name for name, fact in model.metadata.facts.items() if fact.kind != "statistic"}
+        return frozenset(
             node.outputs[0]
             for node in model.nodes
             if node.op == "BatchNormalization"
-            and any(name in facts and facts[name].kind != "statistic" for name in node.inputs[3:5])
-        }
+            and not kept.isdisjoint(model.owner.get(name, "") for name in node.inputs[3:5])
+        )
     modes = batch_norm_modes(model)
     mixed = any(modes.values())
-    return {node.outputs[0] for node, training in modes.items() if mixed and not training}
+    return frozenset(node.outputs[0] for node, training in modes.items() if mixed and not training)

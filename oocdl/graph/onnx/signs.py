@@ -50,12 +50,6 @@ class Remark:
     """The remedy; one line of code."""
 
 
-def some(names: Sequence[str]) -> str:
-    """Write the first names, and how many more there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(shown(name) for name in names[:NAMED]) + more
-
-
 def _freeze(file: TracedFile, names: Sequence[str]) -> str:
     """Write the option that freezes these names only: by whole modules, equal last parts, or one by one."""
     left, patterns = dict.fromkeys(names), []
@@ -76,22 +70,31 @@ def _literal(name: str) -> str:
     return re.sub(r"[\[*?]", lambda special: f"[{special[0]}]", name)
 
 
-def _merged(file: TracedFile) -> list[str]:
-    """Tensors that feed several modules, and were equal at the start."""
+Find = Callable[[TracedFile], list[str]]
 
-    def is_merged(name: str) -> bool:
-        readers, feeds = file.readers[name], file.modules(name)
-        if file.is_torchscript:  # it leaves the names that merged tensors had
-            feeds = tuple(dict.fromkeys(reader.name for reader in readers))
-        if len(feeds) < 2:  # two parameters of one module, where a node is no module of its own
-            plain = [reader for reader in readers if reader.node.op in ("Add", "Sub", "Mul", "Div", "PRelu")]
-            return file.is_dynamo and len(plain) > 1 and file.is_uniform(name)
-        if not file.is_dynamo and not file.is_torchscript:
-            return all(reader.node.op.endswith("Normalization") for reader in readers)
-        twins = len({re.sub(r"\d+", "#", feed) for feed in feeds}) < len(feeds)
-        return twins or file.is_uniform(name)
 
-    return [name for name in file.trained if is_merged(name)]
+def _tensors(shows: Callable[[TracedFile, str], bool]) -> Find:
+    """Return the trained tensors that show a sign."""
+    return lambda file: [name for name in file.trained if shows(file, name)]
+
+
+def _nodes(shows: Callable[[TracedFile, OnnxNode], bool]) -> Find:
+    """Return the nodes that show a sign."""
+    return lambda file: [node.name for node in file.model.nodes if shows(file, node)]
+
+
+def _is_merged(file: TracedFile, name: str) -> bool:
+    """Whether a tensor feeds several modules, and was equal to others at the start."""
+    readers, feeds = file.model.readers.get(name, ()), file.modules(name)
+    if file.is_torchscript:  # it leaves the names that merged tensors had
+        feeds = tuple(dict.fromkeys(reader.name for reader in readers))
+    if len(feeds) < 2:  # two parameters of one module, where a node is no module of its own
+        plain = [reader for reader in readers if reader.node.op in ("Add", "Sub", "Mul", "Div", "PRelu")]
+        return file.is_dynamo and len(plain) > 1 and file.is_uniform(name)
+    if not file.is_dynamo and not file.is_torchscript:
+        return all(reader.node.op.endswith("Normalization") for reader in readers)
+    twins = len({re.sub(r"\d+", "#", feed) for feed in feeds}) < len(feeds)
+    return twins or file.is_uniform(name)
 
 
 def _has_folded(file: TracedFile, node: OnnxNode) -> bool:
@@ -120,21 +123,17 @@ def _is_copy(file: TracedFile, name: str) -> bool:
     )
 
 
-def _computed(file: TracedFile) -> list[str]:
-    """Trained tensors that are no parameters, or are copies of one."""
-    model = file.model
-    folded = {name for node in model.nodes if _has_folded(file, node) for name in node.inputs[1:]}
-
-    def is_computed(name: str) -> bool:
-        if file.is_torchscript:
-            return _GENERATED.match(name) is not None
-        if model.producer != "pytorch" or not model.kinds or name in model.kinds:
-            return False
-        products = all(reader.node.op in ("MatMul", "Gemm") for reader in file.readers[name])
-        only_transposed = products and len(model.folded.get(name, ())) == 1
-        return not only_transposed or _is_copy(file, name)
-
-    return [name for name in file.trained if name not in folded and is_computed(name)]
+def _is_computed(file: TracedFile, name: str) -> bool:
+    """Whether a trained tensor is no parameter, or a copy of one."""
+    model, readers = file.model, file.model.readers.get(name, ())
+    if any(_has_folded(file, reader.node) and reader.place for reader in readers):
+        return False
+    if file.is_torchscript:
+        return _GENERATED.match(name) is not None
+    if model.producer != "pytorch" or not model.kinds or name in model.kinds:
+        return False
+    products = all(reader.node.op in ("MatMul", "Gemm") for reader in readers)
+    return not (products and len(model.folded.get(name, ())) == 1) or _is_copy(file, name)
 
 
 def _lost_slopes(file: TracedFile) -> list[str]:
@@ -151,23 +150,16 @@ def _lost_slopes(file: TracedFile) -> list[str]:
         and model.initializers[name].is_float
         and name not in model.kinds
         and any(re.search(r"\.|weight|bias", source) for source in model.folded.get(name, ()))
-        and any(reader.place and takes_weights(reader.node) for reader in file.readers[name])
+        and any(reader.place and takes_weights(reader.node) for reader in model.readers.get(name, ()))
     ]
 
 
-def _lost_biases(file: TracedFile) -> list[str]:
-    """Layers without a bias; a convolution before a norm has none in most networks."""
-
-    def before_norm(node: OnnxNode) -> bool:
-        return all(reader.op.endswith("Normalization") for reader in file.into[node.outputs[0]])
-
-    return [
-        node.name
-        for node in file.model.nodes
-        if "RemoveOptionalBias" in node.rule
-        and len(node.inputs) < 3
-        and (node.op == "Gemm" or not before_norm(node))
-    ]
+def _has_lost_bias(file: TracedFile, node: OnnxNode) -> bool:
+    """Whether a layer has no bias; a convolution before a norm has none in most networks."""
+    if "RemoveOptionalBias" not in node.rule or len(node.inputs) > 2:
+        return False
+    readers = file.into[node.outputs[0]]
+    return node.op == "Gemm" or not all(reader.op.endswith("Normalization") for reader in readers)
 
 
 def _gaps(file: TracedFile) -> list[str]:
@@ -180,34 +172,27 @@ def _gaps(file: TracedFile) -> list[str]:
     missing = []
     for biases in rows.values():
         there = [number for number, bias in biases.items() if bias in file.model.initializers]
-        if len(there) > 1:
-            inside = range(min(there), max(there))
-            missing += [biases[number] for number in biases if number in inside and number not in there]
+        inside = range(min(there), max(there)) if there else ()
+        missing += [bias for number, bias in biases.items() if number in inside and number not in there]
     return missing
 
 
-def _buffers(file: TracedFile) -> list[str]:
-    """Trained tensors that may be buffers, where the exporter does not tell them from parameters."""
-    torch = file.model.producer == "pytorch"
-
-    def may_be_buffer(name: str) -> bool:
-        module, _, last = name.rpartition(".")
-        frozen_norm = f"{module}.running_var".lstrip(".") in file.trained
-        return frozen_norm or bool(_BUFFER.fullmatch(last)) or (torch and not _PARAMETER.fullmatch(last))
-
-    names = [] if file.model.kinds else file.trained
-    return [name for name in names if not _GENERATED.match(name) and may_be_buffer(name)]
+def _may_be_buffer(file: TracedFile, name: str) -> bool:
+    """Whether a trained tensor may be a buffer, where the exporter does not tell these from parameters."""
+    module, _, last = name.rpartition(".")
+    if file.model.kinds or _GENERATED.match(name):
+        return False
+    frozen_norm = f"{module}.running_var".lstrip(".") in file.trained
+    unnamed = file.model.producer == "pytorch" and not _PARAMETER.fullmatch(last)
+    return frozen_norm or unnamed or bool(_BUFFER.fullmatch(last))
 
 
 def _asleep(file: TracedFile) -> list[str]:
     """Running statistics of norms that are all in evaluation mode."""
     modes = batch_norm_modes(file.model)
-    pairs = [node.inputs[3:5] for node in modes if not any(modes.values())]
+    norms = [node for node in modes if not any(modes.values())]
+    pairs = [tuple(file.model.owner[name] for name in node.inputs[3:5]) for node in norms]
     return list(dict.fromkeys(name for pair in pairs if not set(pair) <= {*file.frozen} for name in pair))
-
-
-def _folded_by_tensorflow(file: TracedFile) -> list[str]:
-    return [name for name in file.trained if file.model.producer == TENSORFLOW and _FOLDED.match(name)]
 
 
 def _norms_of_batches(file: TracedFile) -> list[str]:
@@ -218,52 +203,36 @@ def _norms_of_batches(file: TracedFile) -> list[str]:
     return sorted(roots & means)
 
 
-def _lost_by_tensorflow(file: TracedFile) -> list[str]:
-    trained = set(file.trained)
+def _is_biased(file: TracedFile, name: str) -> bool:
+    """Whether a bias is added to a value, or none is expected: a norm, or the second half of a layer."""
+    for node in file.into.get(name, ()):
+        added = node.op == "Add" and any(given in file.trained for given in node.inputs)
+        within = name.endswith("/depthwise:0") and node.op == "Conv"
+        if added or within or _OF_NORM.match(f"{node.name}/") or _OF_NORM.match(node.outputs[0]):
+            return True
+        if node.op in _MOVES and _is_biased(file, node.outputs[0]):
+            return True
+    return False
 
-    def is_biased(name: str) -> bool:
-        """Whether a bias is added to a value, or none is expected: a norm, or the second half of a layer."""
-        for node in file.into.get(name, ()):
-            added = node.op == "Add" and trained.intersection(node.inputs)
-            within = name.endswith("/depthwise:0") and node.op == "Conv"
-            if added or within or _OF_NORM.match(f"{node.name}/") or _OF_NORM.match(node.outputs[0]):
-                return True
-            if node.op in _MOVES and is_biased(node.outputs[0]):
-                return True
+
+def _lost_by_tensorflow(file: TracedFile, node: OnnxNode) -> bool:
+    if file.model.producer != TENSORFLOW or node.op not in _LAYERS or len(node.inputs) != 2:
         return False
-
-    return [
-        node.name
-        for node in file.model.nodes
-        if file.model.producer == TENSORFLOW
-        and node.op in _LAYERS
-        and len(node.inputs) == 2
-        and node.inputs[1] in trained
-        and not _FOLDED.match(node.inputs[1])
-        and not is_biased(node.outputs[0])
-    ]
+    weight = node.inputs[1]
+    return weight in file.trained and not _FOLDED.match(weight) and not _is_biased(file, node.outputs[0])
 
 
 @dataclass(frozen=True)
 class Sign:
     """A trace of an exporter's change, and the effect of the change on training."""
 
-    find: Callable[[TracedFile], list[str]]
+    find: Find
     """Returns the nodes or tensors that show it."""
     seen: str
     """Text after the number of finds; words in braces are those of ``_WORDS``."""
     meaning: str
     cure: str = EXPORT
     """The remedy; ``{freeze}`` stands for the option that freezes these tensors."""
-
-    def remarks(self, file: TracedFile) -> list[Remark]:
-        """Return what is said of a file: nothing if it does not show the sign."""
-        names = self.find(file)
-        if not names:
-            return []
-        words = {word: forms[len(names) > 1] for word, forms in _WORDS.items()}
-        text = f"{len(names)} {self.seen.format_map(words)} ({some(names)}): {self.meaning}"
-        return [Remark(text, self.cure.replace("{freeze}", _freeze(file, names)))]
 
 
 _WORDS = {
@@ -278,7 +247,7 @@ _WORDS = {
 """Forms of words for one and for several."""
 SIGNS = (
     Sign(
-        _merged,
+        _tensors(_is_merged),
         "initializer{s} {feeds} several layers each",
         "they are trained as one; exporters merge tensors that are equal at the start",
     ),
@@ -288,18 +257,18 @@ SIGNS = (
         "the norm is gone from the file, and is not trained",
     ),
     Sign(
-        _computed,
+        _tensors(_is_computed),
         "trained tensor{s} {was} computed by the exporter from parameters or buffers",
         "where that was more than a transposition, another network is trained",
     ),
     Sign(
-        lambda file: [name for name in _computed(file) if _is_copy(file, name)],
+        _tensors(lambda file, name: _is_computed(file, name) and _is_copy(file, name)),
         "trained tensor{s} {was} tied to another weight",
         "the exporter has made a copy, which is trained on its own",
     ),
     Sign(_lost_slopes, "weight{s} {is} not trained", "the exporter has made constants of them"),
     Sign(
-        _lost_biases,
+        _nodes(_has_lost_bias),
         "layer{s} {has} no bias",
         "the exporter drops biases that are zeros at the start, and these are not trained",
     ),
@@ -309,7 +278,7 @@ SIGNS = (
         "optimizers of files drop biases of zeros, and then they are not trained",
     ),
     Sign(
-        _buffers,
+        _tensors(_may_be_buffer),
         "tensor{s} {is} trained that may be {a}buffer{s} of the module",
         "the file does not tell buffers from parameters",
         f"{{freeze}} leaves them as they are, or {EXPORT}",
@@ -321,7 +290,7 @@ SIGNS = (
         f"{{freeze}} keeps them in evaluation mode, or {EXPORT}",
     ),
     Sign(
-        _folded_by_tensorflow,
+        _tensors(lambda file, name: file.model.producer == TENSORFLOW and bool(_FOLDED.match(name))),
         "trained tensor{s} {has} a BatchNormalization folded in",
         "the norm is gone from the file, as in one for inference, and is not trained",
         "export in training mode, which keeps norms: "
@@ -334,7 +303,7 @@ SIGNS = (
         "predict with the batch size of training, or give the trained weights back to the Keras model",
     ),
     Sign(
-        _lost_by_tensorflow,
+        _nodes(_lost_by_tensorflow),
         "layer{s} {has} no bias",
         "TensorFlow's exports drop biases of zeros and scales of ones, as Keras starts them: these are not "
         "trained",
@@ -346,5 +315,12 @@ SIGNS = (
 
 def remarks_of(file: TracedFile) -> tuple[Remark, ...]:
     """Return all that looks wrong; nothing where the file itself says what is trained."""
-    signs = SIGNS if file.model.metadata is None else ()
-    return tuple(remark for sign in signs for remark in sign.remarks(file))
+    remarks = []
+    for sign in SIGNS if file.model.metadata is None else ():
+        if names := sign.find(file):
+            seen = sign.seen.format_map({word: forms[len(names) > 1] for word, forms in _WORDS.items()})
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            some = ", ".join(map(shown, names[:NAMED])) + more
+            cure = sign.cure.replace("{freeze}", _freeze(file, names))
+            remarks.append(Remark(f"{len(names)} {seen} ({some}): {sign.meaning}", cure))
+    return tuple(remarks)

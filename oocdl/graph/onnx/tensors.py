@@ -130,7 +130,7 @@ def _stamp(status: os.stat_result) -> Stamp:
 def source(tensor: onnx.TensorProto, path: Path, span: Span | None) -> WeightSource:
     """Find the contents of an initializer; ``span``: its bytes in the file at ``path``."""
     what = f"tensor {shown(tensor.name)}"
-    stored = element_type(tensor, what)
+    stored = element_type(tensor.data_type, what)
     shape = dimensions(tensor, what)
     declared = WeightSource(name=tensor.name, shape=shape, dtype=stored.name, stored=stored, path=None)
     if span is not None:

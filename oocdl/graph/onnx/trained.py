@@ -5,10 +5,9 @@ The reader makes it, before anything runs. ``fit``, ``plan`` and ``oocdl info`` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
-from fnmatch import fnmatchcase
 from math import prod
 
 from oocdl.errors import ModelError
@@ -114,14 +113,15 @@ def record_of(file: TracedFile, patterns: Collection[str]) -> Trained:
 def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[str]) -> tuple[Part, str]:
     """Return what an initializer is for, and why."""
     model, role = file.model, file.roles.get(name)
-    said = _SAID.get(model.kinds.get(name, "")) if fact is None else f"{fact.kind}, as the file says"
+    kind = model.kinds.get(name, "").removesuffix("_TENSOR").lower()
+    said = f"{kind}, as the exporter says" if kind in ("parameter", "buffer", "constant") else ""
+    said = said if fact is None else f"{fact.kind}, as the file says"
     if role is None:
         return Part.UNUSED, "no output needs it"
     if role is Role.CONSTANT:
         unsaid = "number of the model's code" if model.initializers[name].is_float else "whole numbers"
         return Part.CONSTANT, said or unsaid
-    names = model.names_of(name)
-    pattern = next((pattern for pattern in patterns for one in names if fnmatchcase(one, pattern)), None)
+    pattern = model.pattern_of(name, patterns)
     if pattern is not None:
         return Part.FROZEN, f"freeze pattern '{pattern}'"
     if name in file.frozen and fact is not None:
@@ -129,14 +129,7 @@ def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[s
     if name in file.frozen:
         return Part.FROZEN, "table without a name of its own, too large for a constant"
     if role is Role.STATE:
-        if any(reader.node.outputs[0] in file.evaluated for reader in file.readers[name]):
+        if any(reader.node.outputs[0] in file.evaluated for reader in file.model.readers.get(name, ())):
             return Part.FROZEN, "its norm is in evaluation mode in the file"
         return Part.STATISTICS, "updated by each batch"
     return Part.TRAINED, said or "float initializer"
-
-
-_SAID: Mapping[str, str] = {
-    "PARAMETER": "parameter, as the exporter says",
-    "BUFFER": "buffer, as the exporter says",
-    "CONSTANT_TENSOR": "constant, as the exporter says",
-}

@@ -75,7 +75,9 @@ def write_model(
             if item.stored is not None and item.stored.path == data:
                 raise ModelError(f"{data} belongs to the original model; choose another name for the new one")
         with _replacing(data) as file:
-            _write_data(file, items, data.name)
+            for item, place in _placed(items, data.name):
+                file.seek(int(place["offset"]))
+                file.writelines(item.blocks())
     with _replacing(target) as file:
         _write_model(file, model, items, data.name if external else "")
     return target
@@ -172,13 +174,6 @@ def _placed(items: Sequence[_Item], location: str) -> Iterator[tuple[_Item, dict
         at += item.nbytes
 
 
-def _write_data(file: IO[bytes], items: Sequence[_Item], location: str) -> None:
-    for item, place in _placed(items, location):
-        file.seek(int(place["offset"]))
-        for block in item.blocks():
-            file.write(block)
-
-
 def _write_model(file: IO[bytes], model: onnx.ModelProto, items: Sequence[_Item], location: str) -> None:
     """Write the message, its initializers last; ``location``: the file of their data, if external."""
     graph = model.graph.SerializeToString()
@@ -203,8 +198,7 @@ def _write_model(file: IO[bytes], model: onnx.ModelProto, items: Sequence[_Item]
         file.write(field_header(_INITIALIZER, size))
         file.write(head)
         if size > len(head):
-            for block in item.blocks():
-                file.write(block)
+            file.writelines(item.blocks())
 
 
 def _infer_only(model: onnx.ModelProto) -> None:

@@ -31,13 +31,13 @@ from oocdl.graph.ir.index import (
 )
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
-from oocdl.graph.partition.cut_classes import Classes
+from oocdl.graph.partition.cut_classes import Classes, find_classes
 from oocdl.graph.partition.operand_regions import OperandRegion, Operands
 from oocdl.graph.partition.shard_grid import ShardGrid, find_shard_grid
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.unit import Shard, Unit
 from oocdl.graph.transforms.channels_last import slot_orders
-from oocdl.graph.transforms.factorize import Cell, View
+from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 Grid = Mapping[int, int]
 """Cut class -> number of pieces."""
@@ -322,3 +322,22 @@ def _find_crop(cell: Cell, view: View, letters: Mapping[str, Range], crop: list[
                     wanted
                 )[0]
                 crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
+
+
+def whole_unit(factored: Factored, rules: Rules, stored: Sequence[str]) -> Unit:
+    """Return all nodes of a graph as one unit.
+
+    ``stored`` names values that nodes make, as ``Factored.stored`` has them: the outputs of the program.
+    """
+    computed = {view.value for cell in factored.cells for view in cell.outputs}
+    read = dict.fromkeys(view.value for cell in factored.cells for view in cell.inputs)
+    layer = Layer(
+        name="whole",
+        index=0,
+        cells=factored.cells,
+        reads=tuple(name for name in read if name not in computed),
+        stores=tuple(dict.fromkeys(stored)),
+        partials=(),
+        touched=frozenset(),
+    )
+    return LayerCutter(Operands(factored), find_classes(factored), rules, layer, {}).unit(())

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import prod
 
-from oocdl.graph.ir.graph import Graph, Node, Role, Value
+from oocdl.graph.ir.graph import Graph, Node, Role, Value, needed_nodes
 from oocdl.graph.ir.op_rule import Product, Rules
 
 STORED = "bfloat16"
@@ -167,18 +167,8 @@ def use_bfloat16(graph: Graph, rules: Rules, names: Collection[str], products: b
     draft = _Rewriting(graph, rules, names, products)
     for node in graph.nodes:
         draft.add(node)
-    kept = _needed(draft.nodes, {*graph.outputs, *graph.updates.values()})
+    kept = needed_nodes(draft.nodes, {*graph.outputs, *graph.updates.values()})
     dropped = {name for node in draft.nodes for name in node.outputs}
     dropped.difference_update(name for node in kept for name in node.outputs)
     values = {name: value for name, value in draft.values.items() if name not in dropped}
-    return replace(graph, values=values, nodes=tuple(kept))
-
-
-def _needed(nodes: Iterable[Node], results: Iterable[str]) -> list[Node]:
-    """The nodes that ``results`` depend on, in their order."""
-    wanted, kept = set(results), []
-    for node in reversed(list(nodes)):
-        if any(name in wanted for name in node.outputs):
-            wanted.update(node.inputs)
-            kept.append(node)
-    return kept[::-1]
+    return replace(graph, values=values, nodes=kept)

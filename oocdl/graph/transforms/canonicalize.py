@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value
+from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value, needed_nodes
 from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder, Rules
 
@@ -214,19 +214,12 @@ def _merged(graph: Graph, rules: Rules) -> Graph:
 
 def _without_dead(graph: Graph) -> Graph:
     """Keep what outputs and updates need, and every declared value but constants and noise."""
-    needed = {*graph.outputs, *graph.updates.values()}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if any(name in needed for name in node.outputs):
-            kept.append(node)
-            needed.update(node.inputs)
-    kept.reverse()
-    computed = {name for node in kept for name in node.outputs}
+    results = {*graph.outputs, *graph.updates.values()}
+    kept = needed_nodes(graph.nodes, results)
+    needed = results.union(*((*node.inputs, *node.outputs) for node in kept))
     disposable = (Role.CONSTANT, Role.RANDOM, Role.ACTIVATION, Role.GRADIENT)
     values = {
-        name: value
-        for name, value in graph.values.items()
-        if name in computed or name in needed or value.role not in disposable
+        name: value for name, value in graph.values.items() if name in needed or value.role not in disposable
     }
     constants = {name: array for name, array in graph.constants.items() if name in values}
-    return replace(graph, values=values, nodes=tuple(kept), constants=constants)
+    return replace(graph, values=values, nodes=kept, constants=constants)

@@ -16,7 +16,7 @@ from oocdl.graph.ir.graph import Array, Graph, Role
 from oocdl.graph.ir.index import as_slices
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.reader import Imported, OnnxModel
-from oocdl.graph.partition.whole import whole_unit
+from oocdl.graph.partition.tiling import whole_unit
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize

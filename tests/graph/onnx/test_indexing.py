@@ -13,7 +13,7 @@ import torch
 from onnx import helper
 
 from oocdl.errors import IndexRangeError, ModelError
-from oocdl.graph.onnx.folding.constant_folding import fold
+from oocdl.graph.onnx.constant_folding import fold
 from oocdl.graph.onnx.model_file import OnnxNode
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES

@@ -129,10 +129,18 @@ def two(build: Builder, x: str, *, axis: int) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("function", "inputs", "outputs", "attrs", "why"),
     [
-        (snake, [], ["y"], {}, "input 0 is missing, which its function takes as 'x'"),
-        (snake, ["x", "x", "x"], ["y"], {}, "it has 3 inputs, but its function takes 2"),
-        (snake, ["x"], ["y"], {"speed": 1}, "it has the attribute 'speed', which its function does not take"),
-        (two, ["x"], ["y"], {}, "the attribute 'axis' is missing"),
+        (snake, [], ["y"], {}, "its function does not take what it has: missing a required argument: 'x'"),
+        (snake, [""], ["y"], {}, "its operand 'x' is left out, which its function takes"),
+        (snake, ["x", "x", "x"], ["y"], {}, "its function does not take what it has: too many positional"),
+        (snake, ["x"], ["y"], {"alpha": 2.0}, "it has an attribute 'alpha', which .* as an operand"),
+        (
+            snake,
+            ["x"],
+            ["y"],
+            {"speed": 1},
+            "its function does not .* unexpected .*'speed'",
+        ),
+        (two, ["x"], ["y"], {}, "its function does not take what it has: missing .* 'axis'"),
         (two, ["x"], ["y", "z", "u"], {"axis": 1}, "its function gave 2 results, but the node has 3 outputs"),
         (lambda build, x: None, ["x"], ["y"], {}, "its function gave None, which are not names of values"),
         (lambda build, x: "nothing", ["x"], ["y"], {}, "its function gave 'nothing', which"),

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.lower import lower_recurrent
+from oocdl.graph.onnx.lower import lower_sequences
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from tests.kit.onnx_kit import run
@@ -114,7 +114,7 @@ def test_results_are_onnxs(
         attrs["activations"] = ["Relu"] * (2 if direction == "bidirectional" else 1)
     model = node_model(op, x, hidden, lengths=lengths, states=states, bias=bias, random=random, **attrs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lower_recurrent, "SEGMENT_ELEMENTS", segment)
+        patch.setattr(lower_sequences, "SEGMENT_ELEMENTS", segment)
         results = found(model, x, lengths, tmp_path_factory.mktemp("layer"))
     for one, other in zip(results, wanted(model, x, lengths), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)

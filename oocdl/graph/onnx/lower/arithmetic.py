@@ -14,8 +14,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.onnx.context import LOWERINGS, Context, Lower, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import numpy_type
+from oocdl.graph.onnx.constant_folding import numpy_type
+from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Operand, lowers
 from oocdl.graph.onnx.lower.random import mean_of
 
 
@@ -150,8 +150,8 @@ LOWERINGS.update({op: _by_formula(found, found.__kwdefaults__ or {}) for op, fou
 
 
 @lowers("Identity")
-def _pass(ctx: Context) -> Sequence[Operand]:
-    return [ctx.operand(0)]
+def _pass(ctx: Context) -> Sequence[Entry]:
+    return [ctx.entry(0)]
 
 
 @lowers("Cast", "CastLike")

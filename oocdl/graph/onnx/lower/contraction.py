@@ -14,8 +14,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
+from oocdl.graph.onnx.constant_folding import allow
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import allow
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,10 @@ def _gemm(ctx: Context) -> Sequence[Operand]:
 @lowers("AffineGrid")
 def _affine_grid(ctx: Context) -> Sequence[Operand]:
     """Map the points of a regular grid of -1 to 1 by the matrices of all samples."""
-    size = ctx.constants("a size", 1)[1]
-    extents = [] if size is None else [int(extent) for extent in size.reshape(-1)][2:]
+    extents = (ctx.ints("a size", "", 1) or ())[2:]
     n, rank = ctx.shape(0)[0], len(extents)
     if ctx.shape(0) != (n, rank, rank + 1):
-        raise ModelError(f"matrices {list(ctx.shape(0))} do not fit a grid of {extents}")
+        raise ModelError(f"matrices {list(ctx.shape(0))} do not fit a grid of {[*extents]}")
     allow(ctx.node, (*extents, rank + 1), 8)
     corners = bool(ctx.attr("align_corners", 0))
     ends = [float(extent > 1) if corners else 1 - 1 / extent for extent in extents]
@@ -188,12 +187,12 @@ def _parts(complex_matrix: Array, inputs: int, outputs: int) -> Array:
 def _dft(ctx: Context) -> Sequence[Operand]:
     """Lower DFT, of real or complex numbers, both ways, to a product with its matrix."""
     shape = ctx.shape(0)
-    rank, given = len(shape), ctx.constants("a length or an axis", 1, 2)
-    axis = ctx.attr("axis", 1) if ctx.opset < 20 else -2 if len(given) < 3 else _whole(given[2], -2)
+    rank, given = len(shape), [ctx.scalar("a length or an axis", index) for index in (1, 2)]
+    axis = ctx.attr("axis", 1) if ctx.opset < 20 else -2 if given[1] is None else given[1]
     axis, inverse, onesided = axis % rank, bool(ctx.attr("inverse", 0)), bool(ctx.attr("onesided", 0))
     back = inverse and onesided
     count = shape[axis]
-    length = _whole(given[1] if len(given) > 1 else None, 2 * (count - 1) if back else count)
+    length = given[0] if given[0] is not None else 2 * (count - 1) if back else count
     if axis == rank - 1 or shape[-1] not in (1, 2) or length < 1:
         raise ModelError(f"axis {axis} of {list(shape)} is not one of {length} real or complex numbers")
     allow(ctx.node, (count, shape[-1], length, 2), 16)
@@ -211,17 +210,15 @@ def _dft(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Einsum", ctx.value(0), parts, equation=f"{letters},{n}{c}YZ->{out}")]
 
 
-def _whole(array: Array | None, default: int) -> int:
-    return default if array is None else int(array.reshape(-1)[0])
-
-
 @lowers("STFT")
 def _stft(ctx: Context) -> Sequence[Operand]:
     """Lower STFT to a convolution, whose kernel is the window times the matrix of the transform."""
     n, samples, parts = ctx.shape(0) if len(ctx.shape(0)) == 3 else (*ctx.shape(0), 1)
-    given = [*ctx.constants("a step, a window or a length", 1, 2, 3), None, None]
-    step, window = _whole(given[1], 0), given[2]
-    length = _whole(given[3], samples if window is None else window.size)
+    step, length = (ctx.scalar("a step, a window or a length", index) for index in (1, 3))
+    ctx.constants("a step, a window or a length", 2)
+    window = ctx.known(2)
+    if length is None:
+        length = samples if window is None else window.size
     onesided = bool(ctx.attr("onesided", 1))
     if not 0 < length <= samples or step < 1 or parts not in (1, 2) or (onesided and parts == 2):
         raise ModelError(f"no frames of {length} every {step} of {samples} numbers of {parts} parts")

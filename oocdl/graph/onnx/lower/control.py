@@ -11,20 +11,14 @@ import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.onnx.bounds import MOST_TRIPS
-from oocdl.graph.onnx.context import Context, Operand, grouped, in_body, lowers
+from oocdl.graph.onnx.context import Context, Entry, Operand, grouped, in_body, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 from oocdl.graph.onnx.model_file import Body, shown
 
 
-def _made(ctx: Context, items: Sequence[Operand]) -> list[Operand]:
-    """Let the node's output be a sequence; what stands in its place is read by nothing else."""
-    ctx.sequences[ctx.node.outputs[0]] = list(items)
-    return [np.empty(0)]
-
-
 @lowers("SequenceConstruct", "SequenceEmpty")
-def _construct(ctx: Context) -> Sequence[Operand]:
-    return _made(ctx, [ctx.operand(index) for index in range(len(ctx.node.inputs))])
+def _construct(ctx: Context) -> Sequence[Entry]:
+    return [[ctx.operand(index) for index in range(len(ctx.node.inputs))]]
 
 
 @lowers("SequenceLength")
@@ -33,16 +27,18 @@ def _length(ctx: Context) -> Sequence[Operand]:
 
 
 def _items(ctx: Context) -> list[Operand]:
-    if ctx.node.inputs[0] not in ctx.sequences:
+    found = ctx.entry(0)
+    if not isinstance(found, list):
         ctx.refuse("a sequence whose length depends on data")
-    return list(ctx.sequences[ctx.node.inputs[0]])
+    return found
 
 
 @lowers("SplitToSequence")
-def _split(ctx: Context) -> Sequence[Operand]:
+def _split(ctx: Context) -> Sequence[Entry]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", 0) % len(shape)
-    given = ctx.constants("sizes", 1)[1] if ctx.has(1) else None
+    ctx.constants("sizes", 1)
+    given = ctx.known(1)
     if given is not None and given.ndim:
         sizes = tuple(int(size) for size in given)
     else:
@@ -51,13 +47,12 @@ def _split(ctx: Context) -> Sequence[Operand]:
     pieces = ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else (x,)
     if given is None and not ctx.attr("keepdims", 1):
         pieces = tuple(ctx.reshape(piece, (*shape[:axis], *shape[axis + 1 :])) for piece in pieces)
-    return _made(ctx, pieces)
+    return [list(pieces)]
 
 
 def _place(ctx: Context, index: int, length: int) -> int:
     """Return a position in a sequence, checked; negative ones count from the end."""
-    array = ctx.constants("a position", index)[index]
-    place = int(np.asarray(array).reshape(-1)[0])
+    place = int(ctx.scalar("a position", index))
     if not -length <= place < length:
         raise ModelError(f"position {place} is outside of a sequence of length {length}")
     return place % length
@@ -70,27 +65,29 @@ def _at(ctx: Context) -> Sequence[Operand]:
 
 
 @lowers("SequenceInsert")
-def _insert(ctx: Context) -> Sequence[Operand]:
+def _insert(ctx: Context) -> Sequence[Entry]:
     items = _items(ctx)
     place = _place(ctx, 2, len(items) + 1) if ctx.has(2) else len(items)
-    return _made(ctx, [*items[:place], ctx.operand(1), *items[place:]])
+    return [[*items[:place], ctx.operand(1), *items[place:]]]
 
 
 @lowers("SequenceErase")
-def _erase(ctx: Context) -> Sequence[Operand]:
+def _erase(ctx: Context) -> Sequence[Entry]:
     items = _items(ctx)
     place = _place(ctx, 1, len(items)) if ctx.has(1) else len(items) - 1
-    return _made(ctx, [*items[:place], *items[place + 1 :]])
+    return [[*items[:place], *items[place + 1 :]]]
 
 
-def joined(ctx: Context, items: Sequence[Operand], axis: int, new: bool) -> Operand:
+def _joined(ctx: Context, items: Sequence[Entry], axis: int, new: bool) -> Operand:
     """Concatenate operands along an axis, which is a new one of theirs if ``new``."""
     if not items:
         ctx.refuse("an empty sequence, whose concatenation has no elements")
-    arrays = [item for item in items if not isinstance(item, str)]
+    arrays = [item for item in items if isinstance(item, np.ndarray)]
     if len(arrays) == len(items):
-        return np.stack(arrays, axis) if new else np.concatenate(arrays, axis)
-    values = [item if isinstance(item, str) else ctx.store(item) for item in items]
+        return np.asarray(np.stack(arrays, axis) if new else np.concatenate(arrays, axis))
+    if any(isinstance(item, list) for item in items):
+        ctx.refuse("a sequence among the results of its trips")
+    values = [ctx.store(item) if isinstance(item, np.ndarray) else str(item) for item in items]
     shape = ctx.build.shape(values[0])
     axis %= len(shape) + new
     if new:
@@ -100,7 +97,7 @@ def joined(ctx: Context, items: Sequence[Operand], axis: int, new: bool) -> Oper
 
 @lowers("ConcatFromSequence")
 def _concat(ctx: Context) -> Sequence[Operand]:
-    return [joined(ctx, _items(ctx), int(ctx.attr("axis")), bool(ctx.attr("new_axis", 0)))]
+    return [_joined(ctx, _items(ctx), int(ctx.attr("axis")), bool(ctx.attr("new_axis", 0)))]
 
 
 def _body(ctx: Context, name: str) -> Body:
@@ -110,21 +107,12 @@ def _body(ctx: Context, name: str) -> Body:
     return found
 
 
-def _run(ctx: Context, body: Body, given: Sequence[tuple[Operand, str]]) -> list[tuple[Operand, str]]:
-    """Lower the nodes of a body for operands and the names that these have outside.
-
-    Returns the same of its outputs. What the body reads of the outside is there, and nothing of the
-    inside stays.
-    """
-    node, env, sized, stored = ctx.node, ctx.env, set(ctx.sized), dict(ctx.stored)
+def _run(ctx: Context, body: Body, given: Sequence[Entry]) -> list[Entry]:
+    """Lower the nodes of a body, which reads the outside too, and of which only its results stay."""
+    node, env, stored = ctx.node, ctx.env, dict(ctx.stored)
     if len(given) != len(body.inputs):
         raise ModelError(f"its body takes {len(body.inputs)} inputs, but {len(given)} are there")
-    ctx.env = {**env, **body.constants}
-    for inner, (operand, outer) in zip(body.inputs, given, strict=True):
-        ctx.env[inner] = operand
-        ctx.sized |= {inner} & ({inner} if outer in sized else set())
-        if outer in ctx.sequences:
-            ctx.sequences[inner] = ctx.sequences[outer]
+    ctx.env = {**env, **body.constants, **dict(zip(body.inputs, given, strict=True))}
     try:
         refused = in_body(ctx.lower(body.nodes), node.name)
         if refused:
@@ -132,83 +120,51 @@ def _run(ctx: Context, body: Body, given: Sequence[tuple[Operand, str]]) -> list
         missing = [name for name in body.outputs if name not in ctx.env]
         if missing:
             raise ModelError(f"{shown(missing[0])}, a result of its body, is made nowhere")
-        return [(ctx.env[name], name) for name in body.outputs]
+        return [ctx.env[name] for name in body.outputs]
     finally:
         ctx.node, ctx.env, ctx.stored = node, env, stored
-        ctx.sized &= sized | set(body.outputs)
 
 
-def _given(ctx: Context, start: int) -> list[tuple[Operand, str]]:
-    """Return the operands from ``start`` on, with the names they have outside."""
-    return [(ctx.operand(index), ctx.node.inputs[index]) for index in range(start, len(ctx.node.inputs))]
-
-
-def _results(ctx: Context, made: Sequence[tuple[Operand, str]]) -> list[Operand]:
-    """Hand over what a body has made: sequences, and whether sizes are followed, go by names."""
-    for (_, inner), outer in zip(made, ctx.node.outputs, strict=False):
-        if inner in ctx.sequences:
-            ctx.sequences[outer] = ctx.sequences[inner]
-        if inner in ctx.sized:
-            ctx.sized.add(outer)
-    return [operand for operand, _ in made]
-
-
-@lowers("If")
-def _if(ctx: Context) -> Sequence[Operand]:
-    condition = ctx.known(0)
-    if condition is None:
-        ctx.refuse("a condition that depends on data")
-    branch = "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"
-    return _results(ctx, _run(ctx, _body(ctx, branch), []))
-
-
-def _truth(ctx: Context, condition: Operand) -> bool:
-    if isinstance(condition, str):
+def _truth(ctx: Context, condition: Entry) -> bool:
+    if not isinstance(condition, np.ndarray):
         ctx.refuse("a condition that depends on data")
     return bool(condition.reshape(-1)[0])
 
 
+@lowers("If")
+def _if(ctx: Context) -> Sequence[Entry]:
+    branch = "then_branch" if _truth(ctx, ctx.entry(0)) else "else_branch"
+    return _run(ctx, _body(ctx, branch), [])
+
+
 @lowers("Loop")
-def _loop(ctx: Context) -> Sequence[Operand]:
-    body, state = _body(ctx, "body"), _given(ctx, 2)
-    count = ctx.constants("a number of trips", 0)[0] if ctx.has(0) else None
-    going = _truth(ctx, ctx.operand(1)) if ctx.has(1) else True
-    trips = MOST_TRIPS + 1 if count is None else int(count.reshape(-1)[0])
-    scanned: list[list[Operand]] = [[] for _ in body.outputs[1 + len(state) :]]
+def _loop(ctx: Context) -> Sequence[Entry]:
+    body, state = _body(ctx, "body"), [ctx.entry(index) for index in range(2, len(ctx.node.inputs))]
+    count = ctx.scalar("a number of trips", 0)
+    going = _truth(ctx, ctx.entry(1)) if ctx.has(1) else True
+    trips = MOST_TRIPS + 1 if count is None else int(count)
+    scanned: list[list[Entry]] = [[] for _ in body.outputs[1 + len(state) :]]
     trip = 0
     while going and trip < trips:
         if trip == MOST_TRIPS:
             ctx.refuse(f"more than {MOST_TRIPS} trips")
-        given = [(np.asarray(trip, np.int64), ""), (np.asarray(True), ""), *state]
-        made = _run(ctx, body, given)
-        state = _kept(ctx, made[1 : 1 + len(state)], trip)
-        for all_made, (operand, _) in zip(scanned, made[1 + len(state) :], strict=True):
-            all_made.append(operand)
+        condition, *made = _run(ctx, body, [np.asarray(trip, np.int64), np.asarray(True), *state])
+        state = made[: len(state)]
+        for items, item in zip(scanned, made[len(state) :], strict=True):
+            items.append(item)
         trip += 1
         # A condition that nothing reads any more may depend on data.
-        going = trip >= trips or _truth(ctx, made[0][0])
+        going = trip >= trips or _truth(ctx, condition)
     if not trip and scanned:
         ctx.refuse("no trip, so that its results have no elements")
-    return [*_results(ctx, state), *(joined(ctx, items, 0, new=True) for items in scanned)]
-
-
-def _kept(ctx: Context, made: Sequence[tuple[Operand, str]], trip: int) -> list[tuple[Operand, str]]:
-    """Name the sequences of a trip apart from those of the next one, which the same names are used for."""
-    found = []
-    for operand, inner in made:
-        name = f"{inner}/{ctx.node.name}/{trip}" if inner in ctx.sequences else inner
-        if inner in ctx.sequences:
-            ctx.sequences[name] = ctx.sequences[inner]
-        found.append((operand, name))
-    return found
+    return [*state, *(_joined(ctx, items, 0, new=True) for items in scanned)]
 
 
 @lowers("Scan")
-def _scan(ctx: Context) -> Sequence[Operand]:
+def _scan(ctx: Context) -> Sequence[Entry]:
     body, count = _body(ctx, "body"), int(ctx.attr("num_scan_inputs"))
     first = len(ctx.node.inputs) - count
-    state, names = _given(ctx, 0)[:first], range(first, len(ctx.node.inputs))
-    made_count = len(body.outputs) - first
+    state, names = [ctx.entry(index) for index in range(first)], range(first, len(ctx.node.inputs))
     axes = [
         axis % len(ctx.shape(index))
         for axis, index in zip(ctx.attr("scan_input_axes", (0,) * count), names, strict=True)
@@ -218,25 +174,21 @@ def _scan(ctx: Context) -> Sequence[Operand]:
         raise ModelError(f"its scanned inputs have extents {sorted(extents)}, which differ")
     (trips,) = extents
     backwards = ctx.attr("scan_input_directions", (0,) * count)
-    scanned: list[list[Operand]] = [[] for _ in range(made_count)]
+    scanned: list[list[Entry]] = [[] for _ in body.outputs[first:]]
     for trip in range(trips):
-        given = [*state]
+        slices = []
         for index, axis, back in zip(names, axes, backwards, strict=True):
-            place = trips - 1 - trip if back else trip
+            place, shape = trips - 1 - trip if back else trip, ctx.shape(index)
             one = slice_axis(ctx, ctx.value(index), axis, place, place + 1)
-            shape = ctx.shape(index)
-            given.append((ctx.reshape(one, (*shape[:axis], *shape[axis + 1 :])), ""))
-        made = _run(ctx, body, given)
+            slices.append(ctx.reshape(one, (*shape[:axis], *shape[axis + 1 :])))
+        made = _run(ctx, body, [*state, *slices])
         state = made[:first]
-        for items, (operand, _) in zip(scanned, made[first:], strict=True):
-            items.append(operand)
-    ends = zip(
-        scanned,
-        ctx.attr("scan_output_axes", (0,) * made_count),
-        ctx.attr("scan_output_directions", (0,) * made_count),
-        strict=True,
+        for items, item in zip(scanned, made[first:], strict=True):
+            items.append(item)
+    none = (0,) * len(scanned)
+    ends = ctx.attr("scan_output_axes", none), ctx.attr("scan_output_directions", none)
+    joined = (
+        _joined(ctx, items[::-1] if back else items, axis, new=True)
+        for items, axis, back in zip(scanned, *ends, strict=True)
     )
-    return [
-        *_results(ctx, state),
-        *(joined(ctx, items[::-1] if back else items, axis, new=True) for items, axis, back in ends),
-    ]
+    return [*state, *joined]

@@ -16,13 +16,29 @@ import numpy as np
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.bounds import numbered
+from oocdl.graph.onnx.constant_folding import flat_indices, wrapped
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.known_arrays import box_of, flat_indices, last_places, wrapped
 from oocdl.graph.onnx.lower.lower_reductions import maxima, minima, products
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 MOST_COMPARED = 1 << 24
 """Elements that a scatter with reduction mul, max or min makes at most: each row for each update."""
+
+
+def box_of(flat: Array, extents: Shape) -> list[tuple[int, int]] | None:
+    """Return the box, as ranges of all axes, whose elements ``flat`` names in order; None if there is none.
+
+    >>> box_of(np.array([[1, 2], [4, 5]]), (2, 3))
+    [(0, 2), (1, 3)]
+    """
+    if not flat.size or not extents:
+        return None
+    first, last = (np.unravel_index(int(end), extents) for end in (flat.reshape(-1)[0], flat.reshape(-1)[-1]))
+    box = [(int(a), int(b) + 1) for a, b in zip(first, last, strict=True)]
+    if prod(max(stop - start, 0) for start, stop in box) != flat.size:
+        return None
+    named = np.ravel_multi_index(np.ix_(*(np.arange(*side) for side in box)), extents)
+    return box if (named.reshape(-1) == flat.reshape(-1)).all() else None
 
 
 def _front(rank: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -67,20 +83,6 @@ def taken(ctx: Context, x: str, axis: int, where: Array) -> str:
     rows = ctx.build("Gather", _transposed(ctx, x, front), ctx.build.constant(flat, "int64"))
     back = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
     return ctx.reshape(_transposed(ctx, rows, back), result)
-
-
-@lowers("Compress")
-def _compress(ctx: Context) -> Sequence[Operand]:
-    """Take what a condition chooses that is known, and with it the size of the result."""
-    x, condition, axis = ctx.value(0), ctx.known(1), ctx.attr("axis")
-    if condition is None:
-        ctx.refuse("a condition that is not constant: its shape depends on data")
-    if axis is None:
-        x, axis = ctx.reshape(x, (prod(ctx.shape(0)),)), 0
-    axis, where = axis % len(ctx.build.shape(x)), np.flatnonzero(condition)
-    if not where.size or where[-1] >= ctx.build.shape(x)[axis]:
-        raise ModelError(f"its condition chooses {list(where)} of {ctx.build.shape(x)[axis]} elements")
-    return [taken(ctx, x, axis, where)]
 
 
 def _ids(ctx: Context, index: int) -> str:
@@ -163,7 +165,9 @@ def _scattered(ctx: Context, x: str, ids: str, updates: str, known: Array | None
     if ctx.attr("reduction", "none") != "none":
         return _reduced(ctx, x, ids, updates, batch)
     if known is not None and not batch:
-        last = ctx.build.constant(last_places(known, rows), "int64")
+        places = np.full(rows, -1, np.int64)
+        places[known.reshape(-1)] = np.arange(known.size)  # of indices that are equal the last one stays
+        last = ctx.build.constant(places, "int64")
     else:
         last = ctx.make("LastAt", ids, rows=rows, **more)
     zero = ctx.build.constant(0, "int64")
@@ -234,8 +238,8 @@ def _scatter_elements(ctx: Context) -> Sequence[Operand]:
 def _top_k(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", -1) % len(shape)
-    count = ctx.constants("a number", 1)[1] if ctx.has(1) else None
-    k = int(ctx.attr("k") if count is None else count.reshape(-1)[0])
+    count = ctx.scalar("a number", 1)
+    k = int(ctx.attr("k") if count is None else count)
     places = ctx.make("Top", x, axis=axis, k=k, largest=bool(ctx.attr("largest", 1)))
     last, back = _front(len(shape), axis)
     table, ids = _transposed(ctx, x, last), _transposed(ctx, places, last)
@@ -245,8 +249,7 @@ def _top_k(ctx: Context) -> Sequence[Operand]:
 @lowers("OneHot")
 def _one_hot(ctx: Context) -> Sequence[Operand]:
     """Compare each index with the numbers up to the depth; what is outside of it is nowhere."""
-    depth, values, shape = ctx.constants("a depth", 1)[1], ctx.value(2), ctx.shape(0)
-    count = 0 if depth is None else int(depth.reshape(-1)[0])
+    count, values, shape = int(ctx.scalar("a depth", 1)), ctx.value(2), ctx.shape(0)
     axis = ctx.attr("axis", -1) % (len(shape) + 1)
     ids, extent = _ids(ctx, 0), ctx.build.constant(count, "int64")
     negative = ctx.make("Less", ids, ctx.build.constant(0, "int64"))

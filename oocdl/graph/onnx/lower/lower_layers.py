@@ -12,23 +12,15 @@ from typing import Any
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.lower.lower_reductions import root
 from oocdl.graph.onnx.roles import trains_by_origin
-
-
-def _filled(ctx: Context, index: int, number: float) -> bool:
-    """Whether an optional input is left out, or known and ``number`` everywhere."""
-    if not ctx.has(index):
-        return True
-    found = ctx.known(index)
-    return found is not None and bool((found == number).all())
 
 
 def _affine(ctx: Context, y: str, scale: int, bias: int, channels: bool) -> str:
     """Add ``y * scale + bias`` along the channels or last axes; scales of 1 and biases of 0 are left out."""
     rank = len(ctx.build.shape(y))
     for index, op, neutral in ((scale, "Mul", 1.0), (bias, "Add", 0.0)):
-        if not _filled(ctx, index, neutral):
+        known = ctx.known(index)
+        if ctx.has(index) and (known is None or (known != neutral).any()):
             vector = ctx.value(index)
             y = ctx.make(op, y, ctx.per_channel(vector, rank) if channels else vector)
     return y
@@ -190,7 +182,7 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
     if Role.WEIGHT in roles or (trains and Role.CONSTANT in roles):
         ctx.refuse("running statistics that are trained, or read elsewhere")
     if Role.STATE in roles:
-        frozen = any(ctx.frozen(name) for name in ctx.node.inputs[3:5])
+        frozen = any(map(ctx.frozen, stats))
         given = not ctx.training or frozen or ctx.node.outputs[0] in ctx.evaluated
         updates = not given
     else:
@@ -202,19 +194,18 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
     else:
         y, *batch = _normalize(ctx, x, (0, *range(2, rank)), eps)
     if updates:
-        _update(ctx, batch, shape)
+        _update(ctx, stats, batch, shape)
     results: list[Operand] = [_affine(ctx, y, 1, 2, channels=True), *stats]
     return results[: len(ctx.node.outputs)]
 
 
-def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
+def _update(ctx: Context, stats: Sequence[str], batch: Sequence[str], shape: Shape) -> None:
     """Update the running statistics by those of the batch, with the unbiased variance, as PyTorch does."""
     count, keep = prod(shape) // shape[1], float(ctx.attr("momentum", 0.9))
     if count < 2:
         raise ModelError(f"one value per channel in {list(shape)}: no batch statistics; use a larger batch")
-    for index, value, unbiased in ((3, batch[0], 1.0), (4, batch[1], count / (count - 1))):
-        name = ctx.node.inputs[index]
-        if name not in ctx.build.values or ctx.build.values[name].role != Role.STATE:
+    for name, value, unbiased in zip(stats, batch, (1.0, count / (count - 1)), strict=True):
+        if ctx.build.values[name].role != Role.STATE:
             ctx.refuse("running statistics that are no initializers")
         if ctx.build.shape(name) != (shape[1],):
             raise ModelError(f"running statistics {list(ctx.build.shape(name))} for {shape[1]} channels")
@@ -228,7 +219,8 @@ def _update(ctx: Context, batch: Sequence[str], shape: Shape) -> None:
 def _dropout(ctx: Context) -> Sequence[Operand]:
     """Lower Dropout, which is active in training whatever the file says."""
     x = ctx.value(0)
-    given = ctx.constants("a ratio", 1)[1] if ctx.has(1) else None
+    ctx.constants("a ratio", 1)
+    given = ctx.known(1)
     ratio = float(ctx.attr("ratio", 0.5)) if given is None else float(str(given.reshape(-1)[0]))
     if not 0 <= ratio <= 1:
         raise ModelError(f"a dropout ratio has to be between 0 and 1, not {ratio}")
@@ -313,51 +305,13 @@ def _average_pool(ctx: Context) -> Sequence[Operand]:
     return [_along_axes(ctx, ctx.value(0), mode="average", count_include_pad=counts_pads)]
 
 
-def _power(ctx: Context, x: str) -> tuple[str, float]:
-    """Return ``|x|^p`` and p."""
-    p = float(ctx.attr("p", 2))
-    if p < 1:
-        ctx.refuse(f"p {p}")
-    if p == 2:
-        return ctx.make("Mul", x, x), p
-    size = ctx.make("Abs", x)
-    return (size if p == 1 else ctx.make("Pow", size, ctx.number(p, size))), p
-
-
-def _root(ctx: Context, total: str, p: float) -> str:
-    """Return the p-th root, whose gradient is 0 where it is 0, as that of norms in PyTorch is."""
-    if p in (1, 2):
-        return root(ctx, total) if p == 2 else total
-    none = ctx.make("Equal", total, ctx.number(0.0, total))
-    safe = ctx.make("Where", none, ctx.number(1.0, total), total)
-    power = ctx.make("Pow", safe, ctx.number(1 / p, safe))
-    return ctx.make("Where", none, ctx.number(0.0, power), power)
-
-
-@lowers("LpPool")
-def _lp_pool(ctx: Context) -> Sequence[Operand]:
-    powers, p = _power(ctx, ctx.value(0))
-    return [_root(ctx, _along_axes(ctx, powers, mode="sum"), p)]
-
-
-def _space(ctx: Context) -> tuple[int, ...]:
-    """Return the spatial axes."""
-    return tuple(range(2, len(ctx.shape(0))))
-
-
 @lowers("GlobalAveragePool")
 def _global_average(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
-    total = ctx.make("ReduceSum", x, axes=_space(ctx))
+    total = ctx.make("ReduceSum", x, axes=tuple(range(2, len(shape))))
     return [ctx.make("Mul", total, ctx.number(1 / prod(shape[2:]), total))]
 
 
 @lowers("GlobalMaxPool")
 def _global_max(ctx: Context) -> Sequence[Operand]:
-    return [ctx.make("ReduceMax", ctx.value(0), axes=_space(ctx))]
-
-
-@lowers("GlobalLpPool")
-def _global_lp_pool(ctx: Context) -> Sequence[Operand]:
-    powers, p = _power(ctx, ctx.value(0))
-    return [_root(ctx, ctx.make("ReduceSum", powers, axes=_space(ctx)), p)]
+    return [ctx.make("ReduceMax", ctx.value(0), axes=tuple(range(2, len(ctx.shape(0)))))]

@@ -9,10 +9,9 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array, normalize_axes
+from oocdl.graph.ir.graph import normalize_axes
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 
@@ -26,7 +25,7 @@ def _squeezed(ctx: Context, y: str, axes: Sequence[int]) -> str:
 def _axes(ctx: Context) -> tuple[int, ...]:
     """Return the axes that are reduced; none, if the node then does nothing."""
     rank = len(ctx.shape(0))
-    given = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
+    given = ctx.ints("axes", "axes", 1)
     if not given and ctx.attr("noop_with_empty_axes", 0):
         return ()
     return normalize_axes(given or range(rank), rank)
@@ -113,17 +112,12 @@ def _reduce(ctx: Context) -> Sequence[Operand]:
     return [_squeezed(ctx, y, axes)]
 
 
-def _along(axis: int, extent: int, rank: int) -> Array:
-    """Return 0, 1, .. along an axis, of shape one elsewhere."""
-    return numbered(extent).reshape([extent if place == axis else 1 for place in range(rank)])
-
-
 def _place(ctx: Context, x: str, axis: int, extreme: Extreme, last: bool = False) -> str:
     """Return the first or last index of the extreme along ``axis``, or of what is no number."""
     shape = ctx.build.shape(x)
     extent, best = shape[axis], extreme(ctx, x, (axis,))
     found = ctx.make("Or", ctx.make("Equal", x, best), ctx.make("Not", ctx.make("Equal", x, x)))
-    index = _along(axis, extent, len(shape))
+    index = numbered(extent).reshape(-1, *(1,) * (len(shape) - 1 - axis))
     marks = ctx.build.constant(index + 1 if last else extent - index, "int64")
     most = maxima(ctx, ctx.make("Where", found, marks, ctx.number(0, marks)), (axis,))
     if last:
@@ -139,21 +133,15 @@ def _arg(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
     return [_squeezed(ctx, _place(ctx, ctx.value(0), axis, extreme, last), (axis,))]
 
 
-@lowers("Softmax", "LogSoftmax", "Hardmax")
+@lowers("Softmax", "LogSoftmax")
 def _softmax(ctx: Context) -> Sequence[Operand]:
-    """Lower Softmax, LogSoftmax and Hardmax; before opset 13 all axes from ``axis`` on were one."""
+    """Lower Softmax and LogSoftmax; before opset 13 all axes from ``axis`` on were one."""
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", -1 if ctx.opset >= 13 else 1) % len(shape)
     flat = ctx.opset < 13 and axis != len(shape) - 1
     if flat:
         x, axis = ctx.reshape(x, (prod(shape[:axis]), prod(shape[axis:]))), 1
-    if ctx.node.op == "Hardmax":
-        extent, rank = ctx.build.shape(x)[axis], len(ctx.build.shape(x))
-        index = ctx.build.constant(_along(axis, extent, rank), "int64")
-        chosen = ctx.make("Equal", index, _place(ctx, x, axis, maxima))
-        y = ctx.make("Cast", chosen, to=ctx.build.dtype(x))
-    else:
-        y = ctx.make(ctx.node.op, x, axis=axis)
+    y = ctx.make(ctx.node.op, x, axis=axis)
     return [ctx.reshape(y, shape) if flat else y]
 
 
@@ -161,12 +149,10 @@ def _softmax(ctx: Context) -> Sequence[Operand]:
 @lowers("CumProd", op="Mul", neutral=1)
 def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     """Lower CumSum and CumProd: after the step of distance k each element combines the last 2 k."""
-    known, given = ctx.constants("an axis", 1)[:2]
-    shape = ctx.shape(0)
-    axis = (0 if given is None else int(given.reshape(-1)[0])) % len(shape)
+    known, shape = ctx.known(0), ctx.shape(0)
+    axis = int(ctx.scalar("an axis", 1)) % len(shape)
     extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
     if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
-        ctx.sized.update(ctx.node.outputs if ctx.is_sized(0) else ())
         turned = np.flip(known, axis) if backwards else known
         made = (np.cumsum if op == "Add" else np.cumprod)(turned, axis, dtype=known.dtype)
         return [np.flip(made, axis) if backwards else made]
@@ -187,30 +173,6 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
         y = ctx.make(op, y, moved(y, distance))
         distance *= 2
     return [y]
-
-
-@lowers("LpNormalization")
-def _lp_normalization(ctx: Context) -> Sequence[Operand]:
-    """Divide by the norm along an axis; what is 0 everywhere stays so."""
-    x, power = ctx.value(0), ctx.attr("p", 2)
-    axis = ctx.attr("axis", -1) % len(ctx.shape(0))
-    if power not in (1, 2):
-        ctx.refuse(f"p {power}")
-    parts = ctx.make("Mul", x, x) if power == 2 else ctx.make("Abs", x)
-    total = ctx.make("ReduceSum", parts, axes=(axis,))
-    none = ctx.make("Equal", total, ctx.number(0.0, total))
-    total = ctx.make("Where", none, ctx.number(1.0, total), total)
-    return [ctx.make("Div", x, ctx.make("Sqrt", total) if power == 2 else total)]
-
-
-@lowers("MeanVarianceNormalization")
-def _mean_variance(ctx: Context) -> Sequence[Operand]:
-    """``(x - mean) / (deviation + 1e-9)``."""
-    x = ctx.value(0)
-    axes = normalize_axes(ctx.attr("axes", (0, 2, 3)), len(ctx.shape(0)))
-    mean, variance = ctx.many("Moments", x, axes=axes)
-    deviation = ctx.make("Add", root(ctx, variance), ctx.number(1e-9, x))
-    return [ctx.make("Div", ctx.make("Sub", x, mean), deviation)]
 
 
 @lowers("RMSNormalization")

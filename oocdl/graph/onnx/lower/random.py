@@ -16,8 +16,8 @@ import numpy as np
 
 from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.onnx.bounds import check_shape
+from oocdl.graph.onnx.constant_folding import numpy_type
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import numpy_type
 
 _MEAN_ELEMENTS = 1 << 16
 """Elements of a known array that a mean is made as; a larger one is expanded where it is used."""

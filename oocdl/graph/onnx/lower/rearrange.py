@@ -13,8 +13,8 @@ import numpy as np
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.bounds import numbered
-from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import allow, ints, numpy_type
+from oocdl.graph.onnx.constant_folding import allow, numpy_type
+from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 _REPEATS = ("edge", "reflect", "wrap")
@@ -32,14 +32,12 @@ def _pad(ctx: Context) -> Sequence[Operand]:
     inputs = ctx.constants("pads or a value", 1, 2, 3)
     filler = inputs[2] if len(inputs) > 2 else None
     number = ctx.attr("value", 0.0) if filler is None or not filler.size else filler.reshape(-1)[0].item()
-    for axis, before, after in _pads(ctx, inputs):
+    for axis, before, after in _pads(ctx):
         x = _padded(ctx, x, axis, before, after, mode, number)
     return [x]
 
 
-def _padded(
-    ctx: Context, x: str, axis: int, before: int, after: int, mode: str = "constant", number: float = 0
-) -> str:
+def _padded(ctx: Context, x: str, axis: int, before: int, after: int, mode: str, number: float) -> str:
     """Pad an axis; pads below zero are cut off, and nothing of that is repeated."""
     start, stop = max(-before, 0), ctx.build.shape(x)[axis] - max(-after, 0)
     if start >= stop:
@@ -56,12 +54,12 @@ def _padded(
     return ctx.make("Concat", *sum(parts, []), axis=axis)
 
 
-def _pads(ctx: Context, inputs: Sequence[Array | None]) -> list[tuple[int, int, int]]:
+def _pads(ctx: Context) -> list[tuple[int, int, int]]:
     """Return (axis, before, after) as they are written."""
     rank = len(ctx.shape(0))
-    axes = ints(ctx.node, inputs, "axes", 3)
+    axes = ctx.ints("axes", "axes", 3)
     axes = tuple(range(rank)) if axes is None else axes
-    pads = ints(ctx.node, inputs, "pads", 1) or ()
+    pads = ctx.ints("pads", "pads", 1) or ()
     if len(pads) != 2 * len(axes) or any(not -rank <= axis < rank for axis in axes):
         raise ModelError(f"pads {list(pads)} do not fit axes {list(axes)} of {rank}")
     count = len(axes)
@@ -118,8 +116,7 @@ def _piece(ctx: Context, x: str, axis: int, first: int, count: int, step: int) -
 @lowers("Tile")
 def _tile(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
-    array = ctx.constants("repeats", 1)[1]
-    repeats = [] if array is None else [int(count) for count in array.reshape(-1)]
+    repeats = [*(ctx.ints("repeats", "", 1) or ())]
     if len(repeats) != len(shape) or min(repeats, default=1) < 1:
         raise ModelError(f"repeats {repeats} are not a positive number for each axis of {list(shape)}")
     batched = ctx.batch is not None and not ctx.is_sized(1) and shape[:1] == (1,)
@@ -165,8 +162,7 @@ def _space_to_depth(ctx: Context) -> Sequence[Operand]:
 @lowers("Trilu")
 def _trilu(ctx: Context) -> Sequence[Operand]:
     x, (rows, columns) = ctx.value(0), ctx.shape(0)[-2:]
-    diagonal = ctx.constants("a diagonal", 1)[1] if ctx.has(1) else None
-    first = 0 if diagonal is None else int(diagonal.reshape(-1)[0])
+    first = ctx.scalar("a diagonal", 1) or 0
     row = ctx.build.constant(numbered(rows)[:, None] + first, "int64")
     column = ctx.build.constant(numbered(columns), "int64")
     outside = ctx.make("Less" if ctx.attr("upper", 1) else "Greater", column, row)
@@ -180,8 +176,7 @@ def _eye_like(ctx: Context) -> Sequence[Operand]:
     given = ctx.operand(0)
     kind = given.dtype if not isinstance(given, str) else np.dtype(ctx.build.dtype(given))
     code = ctx.attr("dtype")
-    ctx.sized.add(ctx.node.outputs[0])
-    return [np.eye(rows, columns, int(ctx.attr("k", 0)), numpy_type(code) if code else kind)]
+    return [np.eye(rows, columns, int(ctx.attr("k", 0)), numpy_type(code) if code else kind).view(Sized)]
 
 
 @lowers("ReverseSequence")
@@ -200,33 +195,20 @@ def _reverse_sequence(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("Transpose", turned, perm=tuple(perm.index(axis) for axis in range(rank)))]
 
 
-@lowers("CenterCropPad")
-def _center_crop_pad(ctx: Context) -> Sequence[Operand]:
-    """Cut or pad axes at both ends, where that is uneven by one more at the end."""
-    x, rank = ctx.value(0), len(ctx.shape(0))
-    (target,) = ctx.constants("a shape", 1)[1:]
-    axes = [axis % rank for axis in ctx.attr("axes", range(rank))]
-    if target is None or target.size != len(axes):
-        raise ModelError(f"the shape does not have an extent for each of axes {axes}")
-    for axis, wanted in zip(axes, target.reshape(-1).tolist(), strict=True):
-        more = wanted - ctx.build.shape(x)[axis]
-        before = abs(more) // 2 * (1 if more > 0 else -1)
-        x = _padded(ctx, x, axis, before, more - before)
-    return [x]
-
-
 @lowers("Col2Im")
 def _col2im(ctx: Context) -> Sequence[Operand]:
     """Add the columns of all blocks up where they lie in the image, as ``torch.nn.functional.fold``."""
-    (n, rows, columns), inputs = ctx.shape(0), ctx.constants("sizes of the image or of a block", 1, 2)
-    image, block = ([int(extent) for extent in np.asarray(given).reshape(-1)] for given in inputs[1:])
+    n, rows, columns = ctx.shape(0)
+    image, block = (ctx.ints("sizes of the image or of a block", "", index) or () for index in (1, 2))
     rank = len(image)
     strides, dilations = ctx.attr("strides", (1,) * rank), ctx.attr("dilations", (1,) * rank)
     pads = ctx.attr("pads", (0,) * 2 * rank)
     padded = [image[axis] + pads[axis] + pads[rank + axis] for axis in range(rank)]
     steps = [(padded[a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a in range(rank)]
     if len(block) != rank or rows % prod(block) or columns != prod(steps):
-        raise ModelError(f"columns {[n, rows, columns]} are not those of blocks {block} of image {image}")
+        raise ModelError(
+            f"columns {[n, rows, columns]} are not those of blocks {[*block]} of image {[*image]}"
+        )
     allow(ctx.node, (prod(block), columns), 8)
     inside, step = np.indices(block).reshape(rank, -1, 1), np.indices(steps).reshape(rank, 1, -1)
     places = [inside[a] * dilations[a] + step[a] * strides[a] for a in range(rank)]

@@ -11,7 +11,6 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import ints
 from oocdl.graph.onnx.lower.structure import slice_axis
 
 _MODES = ("nearest", "linear", "cubic")
@@ -82,15 +81,15 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
     """Return (axis, size, scale) for the axes of a Resize, from its scales or its sizes."""
     shape = ctx.shape(0)
     place = 1 if _is_old(ctx) else 2
-    inputs = ctx.constants("scales or sizes", place, 3)
-    scales = inputs[place] if len(inputs) > place else None
+    ctx.constants("scales or sizes", place, 3)
+    scales = ctx.known(place)
     if scales is None and "scales" in ctx.node.attrs:
         scales = np.asarray(ctx.attr("scales"))
     axes = tuple(axis % len(shape) for axis in ctx.attr("axes", range(len(shape))))
     if scales is not None and scales.size:
         factors = [float(str(scale)) for scale in scales.reshape(-1)]  # 0.4, and not 0.4000000059604645
         return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
-    sizes = ints(ctx.node, inputs, "", 3)
+    sizes = ctx.ints("scales or sizes", "", 3)
     if not sizes:
         raise ModelError("neither scales nor sizes are given")
     policy = ctx.attr("keep_aspect_ratio_policy", "stretch")

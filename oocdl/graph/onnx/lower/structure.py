@@ -13,8 +13,8 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Node, Role, Shape
-from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.folding.constant_folding import ints, parts, reshaped, slices, squeezed, unsqueezed
+from oocdl.graph.onnx.constant_folding import parts, reshaped, slices, squeezed, unsqueezed
+from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
 
 
 def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
@@ -74,23 +74,19 @@ def _concat(ctx: Context) -> Sequence[Operand]:
     axis = ctx.attr("axis") % len(ctx.shape(0))
     if ctx.batch is not None and ctx.batch[0] == 1 and axis:  # a class token, traced with a batch of 1
         batch = max(ctx.build.shape(value)[0] for value in values)
-        values = [_with_batch(ctx, value, batch) for value in values]
+        for place, value in enumerate(values):
+            first, *rest = ctx.build.shape(value)
+            if first == 1 != batch:
+                values[place], ctx.rebatched = ctx.make("Expand", value, shape=(batch, *rest)), True
     return [ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]]
-
-
-def _with_batch(ctx: Context, value: str, batch: int) -> str:
-    first, *rest = ctx.build.shape(value)
-    if first != 1 or batch == 1:
-        return value
-    ctx.rebatched = True
-    return ctx.make("Expand", value, shape=(batch, *rest))
 
 
 @lowers("Split")
 def _split(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis = ctx.attr("axis", 0) % len(shape)
-    sizes = parts(ctx.node, ctx.constants("sizes", 1), shape[axis])
+    ctx.constants("sizes", 1)
+    sizes = parts(ctx.node, ctx.known(1), shape[axis])
     return ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
 
 
@@ -130,77 +126,44 @@ def _transpose(ctx: Context) -> Sequence[Operand]:
     return [x if perm == tuple(range(rank)) else ctx.make("Transpose", x, perm=perm)]
 
 
-def _groups(before: Shape, after: Shape) -> list[tuple[slice, slice]] | None:
-    """Group the axes of ``before`` and ``after`` into the smallest runs of equal size."""
-    found = []
-    i = j = 0
-    while i < len(before) or j < len(after):
-        a, b = i, j
-        i, j = min(i + 1, len(before)), min(j + 1, len(after))
-        while prod(before[a:i]) != prod(after[b:j]):
-            if i < len(before) and (prod(before[a:i]) < prod(after[b:j]) or j == len(after)):
-                i += 1
-            elif j < len(after):
-                j += 1
-            else:
-                return None
-        while j < len(after) and after[j] == 1 and before[i : i + 1] != (1,):
-            j += 1  # ones that come from nowhere
-        if (
-            before[i : i + 1] == (1,)
-            and i + 1 < len(before)
-            and after[j : j + 1] == before[i + 1 : i + 2] != (1,)
-        ):
-            i += 1  # a one that goes
-        found.append((slice(a, i), slice(b, j)))
-    return found
-
-
 def rebound(
     before: Shape, after: Shape, now: Shape, batch: tuple[int, int], free: int | None = None
 ) -> Shape | None:
-    """Return the target of a traced Reshape ``before -> after`` for an input of shape ``now``.
+    """Return the target of a traced Reshape ``before -> after`` for an input of shape ``now``, if one fits.
 
-    A run of axes that has not changed keeps its target; one that becomes a single axis takes the new size.
-    Where a run is divided anew, the axis that grows is ``free`` (the -1 of the constant), or, going by
-    ``batch`` (traced and new extent), the one that is the batch, else its outermost multiple. ``None`` if
-    nothing of this holds.
+    What is made of the axes before and after those that changed keeps its target. Between them grows the axis
+    ``free`` (the -1 of the constant), or, going by ``batch`` (traced and new extent), the one that is the
+    batch, else its outermost multiple.
 
     >>> rebound((1, 8, 4, 4), (1, 128), (3, 8, 4, 4), (1, 3))
     (3, 128)
     >>> rebound((34, 16), (17, 2, 16), (85, 16), (2, 5))
     (17, 5, 16)
     """
-    groups = _groups(before, after)
-    if groups is None:
-        return None
-    result: list[int] = []
-    for source, place in groups:
-        old, new, target = before[source], now[source], after[place]
-        if old == new or not target:
-            result += target
-        elif len(target) == 1:
-            result.append(prod(new))
-        elif old == target:
-            result += new
-        elif free is not None and place.start <= free < place.stop:
-            axis = free - place.start
-            rest = prod(target) // target[axis]
-            result += [*target[:axis], prod(new) // rest, *target[axis + 1 :]]
-        else:
-            order = sorted(range(len(target)), key=lambda axis: (target[axis] != batch[0], axis))
-            axis = next((axis for axis in order if target[axis] % batch[0] == 0), 0)
-            grown = [*target[:axis], target[axis] // batch[0] * batch[1], *target[axis + 1 :]]
-            if prod(grown) != prod(new):
-                return None
-            result += grown
-    return tuple(result) if prod(result) == prod(now) else None
+    changed = [axis for axis, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
+    first, last, most = changed[0], changed[-1] + 1, len(after)
+    starts = ((a, b) for a in range(first, -1, -1) for b in range(most))
+    start = next((b for a, b in starts if prod(before[:a]) == prod(after[:b])), 0)
+    if after[start:] == before[last:] and 1 not in after[start:]:
+        start = max(start - 1, 0)  # a batch of one that has gone: it is of the axis before it
+        stop = start + 1
+    else:
+        ends = ((a, b) for a in range(last, len(before)) for b in range(most, start, -1))
+        stop = next((b for a, b in ends if prod(before[a:]) == prod(after[b:])), most)
+    if free is not None and start <= free < stop:
+        axis, extent = free, prod(now) * after[free] // prod(after)
+    else:
+        order = sorted(range(start, stop), key=lambda axis: (after[axis] != batch[0], axis))
+        axis = next((axis for axis in order if after[axis] % batch[0] == 0), start)
+        extent = after[axis] // batch[0] * batch[1]
+    result = (*after[:axis], extent, *after[axis + 1 :])
+    return result if prod(result) == prod(now) else None
 
 
 @lowers("Reshape")
 def _reshape(ctx: Context) -> Sequence[Operand]:
     x, shape, before = ctx.value(0), ctx.shape(0), ctx.was(0)
-    target = _ints(ctx, 1)
+    target = [*(ctx.ints("a shape", "", 1) or ())]
     zero = bool(ctx.attr("allowzero", 0))
     if before is None or ctx.batch is None or ctx.is_sized(1):
         wanted = reshaped(shape, target, zero)
@@ -216,15 +179,10 @@ def _reshape(ctx: Context) -> Sequence[Operand]:
     return [repeated(ctx, x, shape, found) or ctx.reshape(x, found)]
 
 
-def _ints(ctx: Context, index: int) -> list[int]:
-    array = ctx.constants("a shape", index)[index]
-    assert array is not None
-    return [int(extent) for extent in array.reshape(-1)]
-
-
 @lowers("Expand")
 def _expand(ctx: Context) -> Sequence[Operand]:
-    x, shape, target, before = ctx.value(0), ctx.shape(0), _ints(ctx, 1), ctx.was(0)
+    x, shape, before = ctx.value(0), ctx.shape(0), ctx.was(0)
+    target = [*(ctx.ints("a shape", "", 1) or ())]
     if ctx.batch is None or ctx.is_sized(1):
         pass
     elif before is not None:
@@ -248,23 +206,19 @@ def _flatten(ctx: Context) -> Sequence[Operand]:
 
 @lowers("Squeeze")
 def _squeeze(ctx: Context) -> Sequence[Operand]:
-    axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
-    return [ctx.reshape(ctx.value(0), squeezed(ctx.shape(0), axes))]
+    return [ctx.reshape(ctx.value(0), squeezed(ctx.shape(0), ctx.ints("axes", "axes", 1)))]
 
 
 @lowers("Unsqueeze")
 def _unsqueeze(ctx: Context) -> Sequence[Operand]:
-    axes = ints(ctx.node, ctx.constants("axes", 1), "axes", 1)
-    return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), axes or ()))]
+    return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), ctx.ints("axes", "axes", 1) or ()))]
 
 
 @lowers("Shape", "Size")
 def _measure(ctx: Context) -> Sequence[Operand]:
     """Compute Shape or Size of an operand; arrays computed from it follow the bound sizes."""
     shape, operand = ctx.shape(0), ctx.operand(0)
+    extents = prod(shape) if ctx.node.op == "Size" else shape[ctx.attr("start", 0) : ctx.attr("end")]
+    made = np.asarray(extents, np.int64)
     fixed = isinstance(operand, str) and ctx.build.values[operand].role in (Role.WEIGHT, Role.STATE)
-    if ctx.is_sized(0) or (isinstance(operand, str) and not fixed):
-        ctx.sized.add(ctx.node.outputs[0])
-    if ctx.node.op == "Size":
-        return [np.asarray(prod(shape), np.int64)]
-    return [np.asarray(shape[ctx.attr("start", 0) : ctx.attr("end")], np.int64)]
+    return [made.view(Sized) if ctx.is_sized(0) or (isinstance(operand, str) and not fixed) else made]

@@ -17,31 +17,23 @@ import onnx
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
-from oocdl.graph.onnx.folding.known_arrays import (
-    along,
-    flat_indices,
-    mel_weights,
-    recast,
-    scatter,
-    shifted,
-    unique,
-    window,
-)
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
 DATA_SHAPED = frozenset({"Compress", "ConstantOfShape", "NonMaxSuppression", "NonZero", "Range", "Unique"})
 """Operators whose result has a shape that depends on numbers: these have to be known before the run."""
+REDUCTIONS: dict[str, Any] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 Inputs = Sequence["Array | None"]
-Fold = Callable[[OnnxNode, Inputs], Sequence[Array]]
+Fold = Callable[..., Sequence[Array]]
+"""(node, its inputs, of which those that are left out are None) -> its outputs"""
 
 
 def fold(node: OnnxNode, inputs: Inputs) -> tuple[Array, ...]:
     """Compute the outputs of a node of ``FOLDS`` whose inputs are all known."""
     with np.errstate(all="ignore"):
         try:
-            return tuple(np.asarray(array) for array in FOLDS[node.op](node, inputs))
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            return tuple(np.asarray(array) for array in FOLDS[node.op](node, *inputs))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ModelError(
                 f"node {shown(node.name)} ({node.op}) does not work on its constants: {text}"
@@ -50,10 +42,10 @@ def fold(node: OnnxNode, inputs: Inputs) -> tuple[Array, ...]:
 
 def allow(node: OnnxNode, shape: Sequence[int], itemsize: int) -> None:
     """Raise ModelError if a constant of ``shape`` would have more than ``MOST_CONSTANT_BYTES``."""
-    if prod(int(extent) for extent in shape) * itemsize > MOST_CONSTANT_BYTES:
-        size = size_text(prod(int(extent) for extent in shape) * itemsize)
+    nbytes = prod(int(extent) for extent in shape) * itemsize
+    if nbytes > MOST_CONSTANT_BYTES:
         raise ModelError(
-            f"node {shown(node.name)} ({node.op}) would make a constant of {size}; "
+            f"node {shown(node.name)} ({node.op}) would make a constant of {size_text(nbytes)}; "
             f"the limit is {size_text(MOST_CONSTANT_BYTES)}"
         )
 
@@ -63,31 +55,16 @@ def numpy_type(code: int) -> np.dtype[Any]:
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(code))
 
 
-def given(inputs: Inputs, index: int) -> Array:
-    """Return an input that must not be left out."""
-    array = inputs[index] if index < len(inputs) else None
-    if array is None:
-        raise ValueError(f"input {index} is missing")
-    return array
-
-
-def ints(node: OnnxNode, inputs: Inputs, name: str, index: int) -> tuple[int, ...] | None:
+def ints(node: OnnxNode, name: str, array: Array | None) -> tuple[int, ...] | None:
     """Return whole numbers from an attribute (old opsets) or an input (new ones); None if both are absent."""
     if name in node.attrs:
-        found = node.attrs[name]
-        return tuple(found) if isinstance(found, tuple) else (int(found),)
-    array = inputs[index] if index < len(inputs) else None
+        array = np.asarray(node.attrs[name])
     return None if array is None else tuple(int(number) for number in array.reshape(-1))
 
 
 def squeezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
-    """Return ``shape`` without ``axes`` of extent one (without all such axes if ``None``)."""
-    if axes is None:
-        return tuple(extent for extent in shape if extent != 1)
-    drop = {axis % len(shape) for axis in axes}
-    if any(shape[axis] != 1 for axis in drop):
-        raise ValueError(f"axes {sorted(drop)} of shape {list(shape)} are not all 1")
-    return tuple(extent for axis, extent in enumerate(shape) if axis not in drop)
+    """Return ``shape`` without ``axes``, which are of extent one (without all such axes if ``None``)."""
+    return np.squeeze(np.broadcast_to(np.False_, shape), None if axes is None else tuple(axes)).shape
 
 
 def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:
@@ -111,39 +88,57 @@ def reshaped(shape: Shape, target: Sequence[int], zero_is_zero: bool = False) ->
 
 def slices(node: OnnxNode, inputs: Inputs, rank: int) -> list[tuple[int, int, int, int]]:
     """Return the slices of a Slice as (axis, start, end, step), as they are written."""
-    starts, ends = ints(node, inputs, "starts", 1), ints(node, inputs, "ends", 2)
+    given = (*inputs[1:], None, None, None, None)
+    starts, ends, axes, steps = map(ints, [node] * 4, ("starts", "ends", "axes", "steps"), given)
     if starts is None or ends is None:
         raise ValueError("starts or ends are missing")
-    axes = ints(node, inputs, "axes", 3) or tuple(range(len(starts)))
-    steps = ints(node, inputs, "steps", 4) or (1,) * len(starts)
+    axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
     return [(axis % rank, a, b, step) for axis, a, b, step in zip(axes, starts, ends, steps, strict=True)]
 
 
-def parts(node: OnnxNode, inputs: Inputs, extent: int) -> tuple[int, ...]:
-    """Return the sizes into which Split divides an axis of ``extent``."""
-    sizes = ints(node, inputs, "split", 1)
-    if sizes is None:
+def parts(node: OnnxNode, sizes: Array | None, extent: int) -> tuple[int, ...]:
+    """Return the sizes into which Split divides an axis of ``extent``; ``sizes``: its input, if given."""
+    wanted = ints(node, "split", sizes)
+    if wanted is None:
         count = int(node.attrs.get("num_outputs", len(node.outputs)))
         if count != len(node.outputs):
             raise ValueError(f"{count} parts are not its {len(node.outputs)} outputs")
         piece = ceil(extent / count)
-        sizes = (*(piece,) * (count - 1), extent - piece * (count - 1))
-    if sum(sizes) != extent:
-        raise ValueError(f"sizes {list(sizes)} do not sum to {extent}")
-    return sizes
+        wanted = (*(piece,) * (count - 1), extent - piece * (count - 1))
+    if sum(wanted) != extent:
+        raise ValueError(f"sizes {list(wanted)} do not sum to {extent}")
+    return wanted
+
+
+def wrapped(index: Array, extent: int, axis: str) -> Array:
+    """Return indices counted from the start; raises ModelError for one outside of ``extent``."""
+    where = np.where(index < 0, index + extent, index).astype(np.int64)
+    if where.size and (where.min() < 0 or where.max() >= extent):
+        worst = index.reshape(-1)[int(np.argmax((where < 0) | (where >= extent)))]
+        raise ModelError(f"index {int(worst)} is outside {axis} of extent {extent}")
+    return where
+
+
+def flat_indices(index: Array, extents: Sequence[int]) -> Array:
+    """Return indices ``[.., k]`` of ``k`` axes as numbers of elements in C order.
+
+    >>> flat_indices(np.array([[1, 2], [0, -1]]), (2, 3))
+    array([5, 2])
+    """
+    total = np.zeros(index.shape[:-1], np.int64)
+    for axis, extent in enumerate(extents):
+        total = total * extent + wrapped(index[..., axis], extent, f"axis {axis}")
+    return total
 
 
 def _broadcast(function: Callable[..., Any]) -> Fold:
-    def run(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+    def run(node: OnnxNode, *inputs: Array | None) -> Sequence[Array]:
         arrays = [array for array in inputs if array is not None]
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
         allow(node, shape, max(array.itemsize for array in arrays))
         result = np.asarray(reduce(function, arrays) if len(arrays) > 1 else function(*arrays))
-        return [
-            result
-            if result.dtype.kind != "f" or arrays[0].dtype.kind != "f"
-            else result.astype(arrays[0].dtype)
-        ]
+        floats = result.dtype.kind == arrays[0].dtype.kind == "f"
+        return [result.astype(arrays[0].dtype) if floats else result]
 
     return run
 
@@ -158,7 +153,7 @@ def _power(a: Array, b: Array) -> Array:
     return np.asarray(np.power(a.astype(np.float64), b)).astype(a.dtype)
 
 
-def _constant(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
+def _constant(node: OnnxNode) -> Sequence[Array]:
     for name, found in node.attrs.items():
         if name == "value" and found is not None:
             return [found]
@@ -167,48 +162,48 @@ def _constant(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     raise UnsupportedError("Constant of an element type other than numbers")
 
 
-def _constant_of_shape(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    shape = [int(extent) for extent in given(inputs, 0).reshape(-1)]
-    value = node.attrs.get("value")
+def _constant_of_shape(node: OnnxNode, extents: Array) -> Sequence[Array]:
+    shape, value = [int(extent) for extent in extents.reshape(-1)], node.attrs.get("value")
     filler = np.zeros(1, np.float32) if value is None else value
     allow(node, shape, filler.itemsize)
     return [np.full(shape, filler.reshape(-1)[0], filler.dtype)]
 
 
-def _expand(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data = given(inputs, 0)
-    shape = np.broadcast_shapes(data.shape, tuple(int(extent) for extent in given(inputs, 1).reshape(-1)))
+def _expand(node: OnnxNode, data: Array, target: Array) -> Sequence[Array]:
+    shape = np.broadcast_shapes(data.shape, tuple(int(extent) for extent in target.reshape(-1)))
     allow(node, shape, data.itemsize)
     return [np.broadcast_to(data, shape).copy()]
 
 
-def _tile(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data, repeats = given(inputs, 0), [int(count) for count in given(inputs, 1)]
+def _tile(node: OnnxNode, data: Array, counts: Array) -> Sequence[Array]:
+    repeats = [int(count) for count in counts]
     allow(node, [a * b for a, b in zip(data.shape, repeats, strict=True)], data.itemsize)
     return [np.tile(data, repeats)]
 
 
-def _range(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    start, limit, delta = (given(inputs, index).reshape(()) for index in range(3))
+def _range(node: OnnxNode, *inputs: Array) -> Sequence[Array]:
+    start, limit, delta = (array.reshape(()) for array in inputs)
     count = max(ceil((limit - start) / delta), 0)
     allow(node, [count], start.itemsize)
     return [(start + np.arange(count) * delta).astype(start.dtype)]
 
 
-def _gather(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data, index = given(inputs, 0), given(inputs, 1)
+def _gather(node: OnnxNode, data: Array, index: Array) -> Sequence[Array]:
     axis = node.attrs.get("axis", 0)
     allow(node, [index.size, data.size // max(data.shape[axis], 1)], data.itemsize)
     return [np.take(data, index.astype(np.int64), axis=axis)]
 
 
-def _gather_elements(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data, index, axis = given(inputs, 0), given(inputs, 1), node.attrs.get("axis", 0)
-    return [data[along(index, data.shape[axis], axis % data.ndim)]]
+def _along(node: OnnxNode, data: Array, index: Array) -> tuple[Array, ...]:
+    """Return the places that indices along one axis mean, as an index of NumPy."""
+    axis = node.attrs.get("axis", 0) % data.ndim
+    places: list[Array] = list(np.indices(index.shape, sparse=True))
+    places[axis] = wrapped(index, data.shape[axis], f"axis {axis}")
+    return tuple(places)
 
 
-def _gather_nd(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data, index, batch = given(inputs, 0), given(inputs, 1), int(node.attrs.get("batch_dims", 0))
+def _gather_nd(node: OnnxNode, data: Array, index: Array) -> Sequence[Array]:
+    batch = int(node.attrs.get("batch_dims", 0))
     extents = data.shape[batch : batch + index.shape[-1]]
     samples = prod(data.shape[:batch])
     row = data.shape[batch + index.shape[-1] :]
@@ -218,22 +213,25 @@ def _gather_nd(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     return [table[np.arange(samples)[:, None], flat].reshape(*index.shape[:-1], *row)]
 
 
-def _scatter_elements(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data, index, axis = given(inputs, 0), given(inputs, 1), node.attrs.get("axis", 0)
-    places = along(index, data.shape[axis], axis % data.ndim)
-    return [scatter(data, places, given(inputs, 2), node.attrs.get("reduction", "none"))]
+def _scattered(node: OnnxNode, data: Array, places: tuple[Array, ...], updates: Array) -> Array:
+    """Return ``data`` with ``updates`` written at ``places``, or joined to what is there."""
+    result, reduction = data.copy(), node.attrs.get("reduction", "none")
+    if reduction == "none":
+        result[places] = updates
+    else:
+        REDUCTIONS[reduction].at(result, places, updates)
+    return result
 
 
-def _scatter_nd(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data, index, updates = (given(inputs, place) for place in range(3))
+def _scatter_nd(node: OnnxNode, data: Array, index: Array, updates: Array) -> Sequence[Array]:
     extents, row = data.shape[: index.shape[-1]], data.shape[index.shape[-1] :]
     flat = flat_indices(index, extents).reshape(-1)
     table, rows = data.reshape(prod(extents), *row), updates.reshape(flat.size, *row)
-    return [scatter(table, (flat,), rows, node.attrs.get("reduction", "none")).reshape(data.shape)]
+    return [_scattered(node, table, (flat,), rows).reshape(data.shape)]
 
 
-def _slice(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data = given(inputs, 0)
+def _slice(node: OnnxNode, *inputs: Array | None) -> Sequence[Array]:
+    data = np.asarray(inputs[0])
     where = [slice(None)] * data.ndim
     for axis, start, end, step in slices(node, inputs, data.ndim):
         stop = None if step < 0 and end < -data.shape[axis] else end
@@ -241,26 +239,24 @@ def _slice(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
     return [data[tuple(where)].copy()]
 
 
-def _split(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data, axis = given(inputs, 0), node.attrs.get("axis", 0)
-    marks = np.cumsum(parts(node, inputs, data.shape[axis]))[:-1]
-    return np.split(data, marks, axis=axis)
+def _split(node: OnnxNode, data: Array, sizes: Array | None = None) -> Sequence[Array]:
+    axis = node.attrs.get("axis", 0)
+    return np.split(data, np.cumsum(parts(node, sizes, data.shape[axis]))[:-1], axis=axis)
 
 
-def _concat(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    arrays = [given(inputs, index) for index in range(len(inputs))]
+def _concat(node: OnnxNode, *arrays: Array) -> Sequence[Array]:
     allow(node, [sum(array.size for array in arrays)], arrays[0].itemsize)
     return [np.concatenate(arrays, axis=node.attrs["axis"])]
 
 
-def _trilu(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    k = int(given(inputs, 1).reshape(-1)[0]) if len(inputs) > 1 and inputs[1] is not None else 0
-    return [(np.triu if node.attrs.get("upper", 1) else np.tril)(given(inputs, 0), k)]
+def _trilu(node: OnnxNode, data: Array, diagonal: Array | None = None) -> Sequence[Array]:
+    k = 0 if diagonal is None else int(diagonal.reshape(-1)[0])
+    return [(np.triu if node.attrs.get("upper", 1) else np.tril)(data, k)]
 
 
 def _reduction(function: Callable[..., Any]) -> Fold:
-    def run(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-        data, axes = given(inputs, 0), ints(node, inputs, "axes", 1)
+    def run(node: OnnxNode, data: Array, given: Array | None = None) -> Sequence[Array]:
+        axes = ints(node, "axes", given)
         if axes is None and node.attrs.get("noop_with_empty_axes"):
             return [data]
         keep = bool(node.attrs.get("keepdims", 1))
@@ -269,47 +265,17 @@ def _reduction(function: Callable[..., Any]) -> Fold:
     return run
 
 
-def _window(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    size = int(given(inputs, 0).reshape(-1)[0])
-    allow(node, (size,), 8)
-    return [_as_told(node, window(node.op, size, bool(node.attrs.get("periodic", 1))))]
+def _reshape(node: OnnxNode, data: Array, target: Array) -> Sequence[Array]:
+    return [data.reshape(reshaped(data.shape, target.tolist(), bool(node.attrs.get("allowzero", 0))))]
 
 
-def _as_told(node: OnnxNode, made: Array) -> Array:
-    return made.astype(numpy_type(node.attrs.get("output_datatype", onnx.TensorProto.FLOAT)))
-
-
-def _mel_weights(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    bins, length, rate, low, high = (given(inputs, index).reshape(-1)[0] for index in range(5))
-    allow(node, (int(length) // 2 + 1, int(bins)), 8)
-    return [_as_told(node, mel_weights(int(bins), int(length), int(rate), float(low), float(high)))]
-
-
-def _unsqueeze(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data = given(inputs, 0)
-    return [data.reshape(unsqueezed(data.shape, ints(node, inputs, "axes", 1) or ()))]
-
-
-def _squeeze(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data = given(inputs, 0)
-    return [data.reshape(squeezed(data.shape, ints(node, inputs, "axes", 1)))]
-
-
-def _reshape(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    data = given(inputs, 0)
-    target = [int(extent) for extent in given(inputs, 1)]
-    return [data.reshape(reshaped(data.shape, target, bool(node.attrs.get("allowzero", 0))))]
-
-
-def _where(node: OnnxNode, inputs: Inputs) -> Sequence[Array]:
-    condition, yes, no = (given(inputs, index) for index in range(3))
+def _where(node: OnnxNode, condition: Array, yes: Array, no: Array) -> Sequence[Array]:
     allow(node, np.broadcast_shapes(condition.shape, yes.shape, no.shape), yes.itemsize)
     return [np.where(condition, yes, no).astype(yes.dtype)]
 
 
 NAMED_SO = ("Abs", "Add", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log", "Sin", "Sqrt")
 """Operators that NumPy has by these names."""
-LOGIC = ("And", "Not", "Or", "Xor")
 FOLDS: dict[str, Fold] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
@@ -317,30 +283,30 @@ FOLDS: dict[str, Fold] = {
     "Tile": _tile,
     "Range": _range,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
+    "GatherElements": lambda node, data, index: [data[_along(node, data, index)]],
     "GatherND": _gather_nd,
-    "ScatterElements": _scatter_elements,
-    "Scatter": _scatter_elements,
+    **dict.fromkeys(
+        ("Scatter", "ScatterElements"),
+        lambda node, data, index, updates: [_scattered(node, data, _along(node, data, index), updates)],
+    ),
     "ScatterND": _scatter_nd,
-    "NonZero": lambda node, inputs: [np.stack(np.nonzero(given(inputs, 0))).astype(np.int64)],
-    "Compress": lambda node, inputs: [
-        np.compress(given(inputs, 1), given(inputs, 0), node.attrs.get("axis"))
-    ],
+    "NonZero": lambda node, data: [np.stack(np.nonzero(data)).astype(np.int64)],
     "Slice": _slice,
     "Split": _split,
     "Concat": _concat,
     "Trilu": _trilu,
-    "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze,
+    "Unsqueeze": lambda node, data, axes=None: [
+        data.reshape(unsqueezed(data.shape, ints(node, "axes", axes) or ()))
+    ],
+    "Squeeze": lambda node, data, axes=None: [data.reshape(squeezed(data.shape, ints(node, "axes", axes)))],
     "Reshape": _reshape,
-    "Mod": lambda node, inputs: _broadcast(np.fmod if node.attrs.get("fmod") else np.mod)(node, inputs),
-    "Identity": lambda node, inputs: [given(inputs, 0)],
-    "Transpose": lambda node, inputs: [np.transpose(given(inputs, 0), node.attrs.get("perm"))],
-    "Cast": lambda node, inputs: [given(inputs, 0).astype(numpy_type(node.attrs["to"]))],
-    "CastLike": lambda node, inputs: [given(inputs, 0).astype(given(inputs, 1).dtype)],
+    "Mod": lambda node, *arrays: _broadcast(np.fmod if node.attrs.get("fmod") else np.mod)(node, *arrays),
+    "Identity": lambda node, data: [data],
+    "Transpose": lambda node, data: [np.transpose(data, node.attrs.get("perm"))],
+    "Cast": lambda node, data: [data.astype(numpy_type(node.attrs["to"]))],
+    "CastLike": lambda node, data, like: [data.astype(like.dtype)],
     **{op: _broadcast(getattr(np, op.lower())) for op in NAMED_SO},
-    **{op: _broadcast(getattr(np, f"logical_{op.lower()}")) for op in LOGIC},
-    **{f"Bitwise{op}": _broadcast(getattr(np, f"bitwise_{op.lower()}")) for op in LOGIC},
+    **{op: _broadcast(getattr(np, f"logical_{op.lower()}")) for op in ("And", "Not", "Or", "Xor")},
     "Sub": _broadcast(np.subtract),
     "Mul": _broadcast(np.multiply),
     "Div": _broadcast(_divide),
@@ -352,15 +318,6 @@ FOLDS: dict[str, Fold] = {
     "Reciprocal": _broadcast(lambda a: 1 / a),
     "LessOrEqual": _broadcast(np.less_equal),
     "GreaterOrEqual": _broadcast(np.greater_equal),
-    "BitShift": lambda node, inputs: _broadcast(lambda a, b: shifted(a, b, node.attrs["direction"]))(
-        node, inputs
-    ),
-    "BitCast": lambda node, inputs: [recast(given(inputs, 0), numpy_type(node.attrs["to"]))],
-    "Unique": lambda node, inputs: unique(
-        given(inputs, 0), node.attrs.get("axis"), bool(node.attrs.get("sorted", 1))
-    ),
-    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), _window),
-    "MelWeightMatrix": _mel_weights,
     "Where": _where,
     **{f"Reduce{op}": _reduction(getattr(np, op.lower())) for op in ("Prod", "Sum", "Max", "Min", "Mean")},
 }

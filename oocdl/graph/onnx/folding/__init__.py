@@ -1,1 +1,0 @@
-"""Constants that are computed when a file is read."""
