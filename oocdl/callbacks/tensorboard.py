@@ -119,12 +119,8 @@ def _last_step(path: Path) -> int:
     """Return the last step that a file of ours has numbers of; 0 if it has none."""
     last = 0
     for data in _records(path):
-        step, at = 0, STEP_AT + 1
-        while True:
-            step |= (data[at] & 127) << 7 * (at - STEP_AT - 1)
-            at += 1
-            if data[at - 1] < 128:
-                break
-        if data[at] == SUMMARY << 3 | BYTES:
+        end = next(at for at in range(STEP_AT + 1, len(data)) if data[at] < 128)
+        if data[end + 1] == SUMMARY << 3 | BYTES:
+            step = sum((byte & 127) << 7 * place for place, byte in enumerate(data[STEP_AT + 1 : end + 1]))
             last = max(last, step)
     return last
