@@ -9,7 +9,7 @@ from typing import Any
 
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
-from oocdl.errors import BudgetError, InputError
+from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import anonymous_bytes, cores
@@ -26,7 +26,6 @@ from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.training import plan_cache
 from oocdl.training.preparing import preparation_of
-from oocdl.training.resume import freeze, numerics_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +57,13 @@ class Job:
 
     def plan(self, frozen: Mapping[str, Any] | None = None) -> Plan:
         """Return the plan: by the cuts in ``frozen``, else the best, from the cache if it is there."""
-        if frozen is not None:
-            kinds = self._compiled(frozen)
+        if frozen is None and plan_cache.is_on():
+            key = plan_cache.plan_key(
+                self.model, self.binding, self.settings, self.machine, self.course, self.validation_binding
+            )
+            kinds = plan_cache.cached_passes(key, self.machine, self._compiled)
         else:
-            kinds = self._found_before() if plan_cache.is_on() else self._compiled({})
+            kinds = self._compiled(frozen or {})
         return Plan(kinds, self.settings, self.machine, self.model.path.name, self.dataset, self.course)
 
     def _compiled(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass]:
@@ -69,28 +71,6 @@ class Job:
         validations = bindings if self.validation is None else self.validation.bindings
         how = self.settings, self.machine, self.course, frozen
         return compile_passes(self.model, bindings, *how, validations)
-
-    def _found_before(self) -> dict[str, CompiledPass]:
-        """The plan by the cuts in the cache; else one that is searched for, whose cuts are put there."""
-        key = plan_cache.plan_key(
-            self.model, self.binding, self.settings, self.machine, self.course, self.validation_binding
-        )
-        frozen = plan_cache.load(key, self.machine)
-        kinds = None if frozen is None else self._cut_again(frozen)
-        if kinds is None:
-            kinds = self._compiled({})
-            plan_cache.store(key, self.machine, freeze(kinds))
-        return kinds
-
-    def _cut_again(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass] | None:
-        """The passes by the cuts that were found before; None if they do not fit what this process has left,
-        or give other numerics."""
-        try:
-            kinds = self._compiled(frozen)
-            self.machine.room_bytes(kind.plan for kind in kinds.values())
-        except (BudgetError, InputError):
-            return None
-        return kinds if numerics_of(kinds) == frozen["numerics"] else None
 
 
 def job_of(

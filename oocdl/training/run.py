@@ -33,14 +33,12 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.job import plan_again
-from oocdl.training.prediction.class_labels import LABELS
 from oocdl.training.prediction.evaluation import SampleTable, evaluated, library_of
 from oocdl.training.prediction.inference import Inference, Trained
-from oocdl.training.prediction.outputs import write_predictions
+from oocdl.training.prediction.outputs import LABELS, write_predictions
 from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
 from oocdl.training.signature import public
-from oocdl.training.versions import Which, kept_steps, version_of
-from oocdl.training.weights import Weights
+from oocdl.training.versions import Weights, Which, kept_steps, version_of
 
 
 @dataclass(eq=False)

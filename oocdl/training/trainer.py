@@ -239,8 +239,9 @@ def _open_store(
         }
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
     else:
-        store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays, job.settings))
+        store = stack.enter_context(RunStore.open(folder, writable=True))
         with understood(folder):
+            resuming.check_run(store, folder, identity, job.dataset.arrays, job.settings)
             frozen = None if call.replan else resuming.read_plan(store, facts, machine)
             if frozen is not None:
                 resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")

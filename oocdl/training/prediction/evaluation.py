@@ -18,10 +18,9 @@ from oocdl.host.optional import needed
 from oocdl.ops.metric_functions import Metric, Surface
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.files import write_text
-from oocdl.training.metric_values import PassSums, metric_values
-from oocdl.training.prediction.class_labels import LABELS
-from oocdl.training.prediction.inference import Inference, Measured
-from oocdl.training.prediction.outputs import write_labels_of
+from oocdl.training.metric_values import Measured, PassSums, mean_losses, metric_values
+from oocdl.training.prediction.inference import Inference
+from oocdl.training.prediction.outputs import LABELS, write_labels_of
 from oocdl.training.prediction.surfaces import distances, spacings_of
 
 Row = dict[str, Any]
@@ -86,7 +85,7 @@ def evaluated(inference: Inference, library: Any = None, table: SampleTable | No
     if table is not None:
         table.write(_rows(inference, columns, passes, by_row))
     sums = [one.sums for one in passes]
-    found = {**inference.mean_losses(passes), **metric_values(metrics, sums)}
+    found = {**mean_losses(passes), **metric_values(metrics, sums)}
     return found | metric_values(metrics, [by_row[row] for row in sorted(by_row)])
 
 
