@@ -215,7 +215,7 @@ class Session(Held):
         made = dict(zip(graph.outputs, results, strict=True))
         self.held = weight_io.after_pass(compiled, made, self.held)
         self.tell(self.context.heap.notice)
-        return scalar_outputs(compiled, made)
+        return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
 
     def _take(self, key: TaskKey) -> Chunk:
         """A chunk that is gone with its last reader: nothing else holds it, the step's beginning included."""
@@ -264,8 +264,8 @@ def step_delayed(
     def start() -> str:
         folder = TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir())))
         session = Session(kinds, dataset, Preparation(settings.scale or {}), machine, Path(folder.name))
-        session.__enter__()
-        _alone[session.run_id] = (session, folder)
+        session.__enter__().load("main", weight_io.initial(kinds["main"]))
+        _alone[session.run_id] = session, folder
         return session.run_id
 
     tasks: dict[Any, Any] = {opened: Task(opened, start)}
@@ -295,10 +295,7 @@ _alone: dict[str, tuple[Session, TemporaryDirectory[str]]] = {}
 
 def _load_piece(run_id: str, key: TaskKey) -> Chunk:
     """A piece of the initial weights; the task of a Delayed's inputs."""
-    session, _ = _alone[run_id]
-    if not session.held:
-        session.load("main", weight_io.initial(session.compiled["main"]))
-    return session.held[key]
+    return _alone[run_id][0].held[key]
 
 
 def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
@@ -318,11 +315,6 @@ def scalar_keys(compiled: CompiledPass) -> dict[str, TaskKey]:
         if factored.graph.values[name].shape == ():
             ((_, found[name]),) = compiled.graph.pieces[factored.stored(name)]
     return found
-
-
-def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
-    """The graph's outputs of shape (), as numbers."""
-    return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
 
 
 def watched_values(compiled: CompiledPass, watched: Collection[str]) -> list[str]:

@@ -238,11 +238,8 @@ class Run:
             )
         shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
         facts = self._store.meta["identity"]
-        counts = {name: facts[name] for name in ("batch_size", "accumulate")}
-        split = facts.get("validation")
-        counts["validation"] = tuple(split) if isinstance(split, list) else split
         samples = facts["dataset"][next(iter(facts["inputs"].values()))]["shape"][0]
-        course = Course(samples, replace(self._settings, **counts), labels=facts.get("sizes", ()))
+        course = Course(samples, self._restored(ALL), labels=facts.get("sizes", ()))
         passes = course.passes_until(manifest.meta["step"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(store, specs[name]), passes)
 

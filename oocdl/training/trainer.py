@@ -30,8 +30,7 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training import resume as resuming
 from oocdl.training.call import Call, FurtherOptions, Options, read_call
-from oocdl.training.from_module import name_in_run, planned_file, trained_file
-from oocdl.training.job import Job, job_of
+from oocdl.training.job import Job, job_of, name_in_run, planned_file, trained_file
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
 from oocdl.training.prediction.predictions import warn_of_predictions

@@ -15,7 +15,7 @@ from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.training.call import ALL_OPTIONS, WAIT_SECONDS
-from oocdl.training.from_module import is_module
+from oocdl.training.job import is_module
 from oocdl.training.run import Run
 from oocdl.training.signature import public
 from oocdl.tuning.asked import SEARCH_FILE, asked_of
