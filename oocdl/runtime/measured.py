@@ -69,6 +69,13 @@ class KindTotals:
     spill_written_bytes: int = 0
     layers: dict[str, Spent] = field(default_factory=dict)
 
+    def add(self, spill_read_bytes: int, spill_written_bytes: int, layers: Mapping[str, Spent]) -> None:
+        """Add what a process has moved and spent."""
+        self.spill_read_bytes += spill_read_bytes
+        self.spill_written_bytes += spill_written_bytes
+        for layer, spent in layers.items():
+            self.layers.setdefault(layer, Spent()).add(spent)
+
 
 class Measured:
     """The cost of a session's tasks. One lock, taken once a task."""
@@ -101,10 +108,7 @@ class Measured:
         sums = self.kinds[plan_id]
         sums.passes += 1
         sums.seconds += seconds
-        sums.spill_read_bytes += spill_read_bytes
-        sums.spill_written_bytes += spill_written_bytes
-        for layer, spent in now.items():
-            sums.layers.setdefault(layer, Spent()).add(spent)
+        sums.add(spill_read_bytes, spill_written_bytes, now)
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
@@ -124,10 +128,7 @@ def merged(several: Iterable[Measured]) -> Measured:
             sums = found.kinds.setdefault(kind, KindTotals())
             sums.passes = max(sums.passes, totals.passes)
             sums.seconds = max(sums.seconds, totals.seconds)
-            sums.spill_read_bytes += totals.spill_read_bytes
-            sums.spill_written_bytes += totals.spill_written_bytes
-            for layer, spent in totals.layers.items():
-                sums.layers.setdefault(layer, Spent()).add(spent)
+            sums.add(totals.spill_read_bytes, totals.spill_written_bytes, totals.layers)
     return found
 
 

@@ -22,7 +22,7 @@ from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of
@@ -31,8 +31,6 @@ from oocdl.storage.files import reporting
 UNIT_PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "write results")
 COMBINE_PHASES = ("wait for memory", "read and combine", "write results")
 STRIP_PHASES = ("wait for memory", "copy")
-STEPS_BEFORE = 2
-"""Steps before the one that is recorded: the first also compiles programs and makes files of the spill."""
 Facts = Mapping[str, object]
 
 
@@ -101,38 +99,6 @@ class Recorder:
         """All there is so far."""
         name, clock = f"{socket.gethostname()}, process {os.getpid()}", time.time() - perf_counter()
         return Recording(name, clock, tuple(self._spans), tuple(self._memory))
-
-
-class Recordable(Protocol):
-    """A session, as a trace needs it."""
-
-    def start_recording(self) -> None: ...
-
-    def stop_recording(self) -> list[Recording]: ...
-
-
-class StepTrace:
-    """Records one step of a run of ``total`` steps, of which ``done`` are done, and writes it to ``path``.
-
-    The third of those that are left, or the last. ``names``: layer -> what it is called. Without a path
-    nothing happens. Raises InputError if no step is left.
-    """
-
-    def __init__(self, path: Path | None, done: int, total: int, names: Mapping[str, str]) -> None:
-        if path is not None and done >= total:
-            raise InputError(f"trace: all {done} steps are done; ask for more of them, or resume='restart'")
-        self._path, self._names = path, names
-        self._number = min(done + STEPS_BEFORE, total - 1)
-
-    def begin(self, number: int, session: Recordable) -> None:
-        """Step ``number`` (from 0) begins."""
-        if self._path is not None and number == self._number:
-            session.start_recording()
-
-    def end(self, number: int, session: Recordable, row: Mapping[str, Any]) -> None:
-        """Step ``number`` is over; ``row`` is that of the history."""
-        if self._path is not None and number == self._number:
-            write_trace(self._path, session.stop_recording(), row, self._names)
 
 
 def checked_path(name: str, path: object) -> Path:

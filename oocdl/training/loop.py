@@ -44,8 +44,7 @@ from oocdl.runtime import weight_io
 from oocdl.runtime.checked_values import check_loss
 from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import MEMORY, Moved
-from oocdl.runtime.session import Held, Session
-from oocdl.runtime.trace import StepTrace
+from oocdl.runtime.session import Held, Session, StepTrace
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job

@@ -33,7 +33,7 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.job import plan_again
-from oocdl.training.prediction.evaluation import SampleTable, evaluated, library_of
+from oocdl.training.prediction.evaluation import evaluated, library_of, table_path
 from oocdl.training.prediction.inference import Inference, Trained
 from oocdl.training.prediction.outputs import LABELS, write_predictions
 from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
@@ -345,7 +345,7 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        table = None if per_sample is None else SampleTable(path_of("per_sample", per_sample))
+        table = table_path(per_sample)
         library = library_of(metrics)
         inference = Inference(
             self._trained(which), dataset, memory, batch_size, inputs, spill, True, targets, metrics

@@ -118,10 +118,11 @@ def fit(
         def muster() -> tuple[Crew, int]:
             nonlocal workers
             # distributed takes 16 MiB, which a run in one process can use better.
+            from oocdl.runtime.cluster.connecting import connected
             from oocdl.training import client_workers
 
-            connected = client_workers.workers_of(call.client, call.wait_seconds, _notices(listeners))
-            workers = stack.enter_context(connected)
+            client = stack.enter_context(connected(call.client))
+            workers = client_workers.Workers(client, call.wait_seconds, _notices(listeners))
             return workers.muster(None if memory is None else settings.memory_bytes, settings.engine)
 
         job = job_of(path, data, settings, None if call.client is None else muster)

@@ -171,9 +171,8 @@ class Workers:
             self.room = Room(memory_bytes, (), self.say)
             errors = self._join([recruit.address for recruit in recruits])
         if not self.hired:
-            for error in errors.values():
-                raise error
-            raise BudgetError(self.room.nobody([recruit.address for recruit in recruits]))
+            nobody = BudgetError(self.room.nobody([recruit.address for recruit in recruits]))
+            raise next(iter(errors.values()), nobody)
         return memory_bytes, min(recruit.threads for recruit in recruits)
 
     def _join(self, addresses: Sequence[str]) -> dict[str, OocdlError]:
