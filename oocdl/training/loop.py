@@ -48,7 +48,7 @@ from oocdl.runtime.session import Held, Session, StepTrace
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job
-from oocdl.training.metric_values import NOTES, Gathered, Measured, Notes, mean_losses, metric_values
+from oocdl.training.metric_values import NOTES, Gathered, Notes, mean_losses, metric_values
 from oocdl.training.signals import Signals, reason_of
 
 if TYPE_CHECKING:
@@ -288,9 +288,7 @@ class Trainer:
         for number, (plan_id, info) in enumerate(passes[len(found) :], len(found) + 1):
             session.tick = partial(self._look, session, row["step"], number, len(passes), plan_id)
             with self.signals.allowed():
-                losses = self.compiled[plan_id].named_losses(session.run_pass(plan_id, info))
-            rows = info.indices
-            found.append(Measured(rows, losses, self.gathered.take(plan_id, len(rows))))
+                found.append(self.gathered.run(session, plan_id, info))
             notes.add(found[-1])
         values = mean_losses(found) | metric_values(self.job.settings.metrics, [one.sums for one in found])
         values["seconds"] = time.monotonic() - begun

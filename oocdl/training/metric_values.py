@@ -19,6 +19,7 @@ from oocdl.graph.ir.index import Region, as_slices
 from oocdl.ops.metric_functions import Metric
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.passes import PassInfo
+from oocdl.runtime.session import Held
 from oocdl.runtime.weight_io import boxes_of
 from oocdl.storage.files import read_bytes, regular, reporting, write_bytes
 from oocdl.storage.run.history import line_of, row_of
@@ -65,18 +66,20 @@ class Gathered:
                     shape = compiled.plan.factored.graph.values[head.values[title]].shape
                     self.arrays.setdefault((output, title), np.zeros(shape))[as_slices(box)] = part
 
-    def take(self, plan_id: str, samples: int) -> dict[str, dict[str, Any]]:
-        """Return the sums of a pass that is over, as plain data, and forget them."""
-        heads = self.compiled[plan_id].metric_sums
+    def run(self, session: Held, plan_id: str, info: PassInfo) -> Measured:
+        """Run a pass in a session, and return its results; its sums are plain data, and forgotten."""
+        compiled, rows = self.compiled[plan_id], info.indices
+        losses = compiled.named_losses(session.run_pass(plan_id, info))
         with self.lock:
             found, self.arrays = self.arrays, {}
-        return {
+        sums = {
             output: {
                 **{title: found[output, title].tolist() for title in head.values},
-                **{title: [[number]] * samples for title, number in head.known.items()},
+                **{title: [[number]] * len(rows) for title, number in head.known.items()},
             }
-            for output, head in heads.items()
+            for output, head in compiled.metric_sums.items()
         }
+        return Measured(rows, losses, sums)
 
 
 def fold(first: dict[str, dict[str, Any]], later: dict[str, dict[str, Any]]) -> None:

@@ -50,11 +50,6 @@ class Asked:
     seed: int
     mode: str
 
-    def values(self, picks: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that a trial's picks stand for: of a list that is the place in it."""
-        space = self.space.items()
-        return {name: held[picks[name]] if isinstance(held, tuple) else picks[name] for name, held in space}
-
     def fit_options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of ``fit`` for a trial, without ``steps``."""
         return with_values({"seed": self.seed, **self.options}, values)

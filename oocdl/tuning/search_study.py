@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import read_text, reporting, write_text
 from oocdl.tuning.asked import SEARCH_FILE, Asked, listed
 from oocdl.tuning.trial import Result
-from oocdl.tuning.values import Dimension
+from oocdl.tuning.values import Dimension, picked
 
 STUDY = "search"
 MOST_NAME_CHARACTERS = 80
@@ -176,7 +175,7 @@ class SearchStudy:
 
     def run_of(self, number: int) -> Path:
         """Return the folder of a trial's run, which says what it is."""
-        values = self._values(self.trials[number].params)
+        values = picked(self.facts["space"], self.trials[number].params)
         words = ",".join(f"{name}={value_text(value)}" for name, value in values.items())
         words = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", words)[:MOST_NAME_CHARACTERS]
         return self.folder / "trials" / f"{number:04d}-{words}"
@@ -199,7 +198,7 @@ class SearchStudy:
         state = STATES.get(trial.state, "going on" if reports else "waiting")
         return {
             "trial": trial.number,
-            **self._values(trial.params),
+            **picked(self.facts["space"], trial.params),
             "state": "failed" if failed else state,
             "rung": len(reports) - (not failed) if result["steps"] else None,
             "steps": result["steps"],
@@ -209,17 +208,6 @@ class SearchStudy:
             "peak_bytes": result["peak_bytes"],
             "run": str(self.run_of(trial.number)),
         }
-
-    def _values(self, picks: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that picks stand for, as plain data."""
-        space = self._space.items()
-        return {name: held[picks[name]] if isinstance(held, list) else picks[name] for name, held in space}
-
-    @cached_property
-    def _space(self) -> Mapping[str, Any]:
-        """The space of the search, as plain data."""
-        space: Mapping[str, Any] = self.facts["space"]
-        return space
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

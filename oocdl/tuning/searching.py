@@ -26,6 +26,7 @@ from oocdl.tuning.asked import SEARCH_FILE, Asked, Data, opened
 from oocdl.tuning.search_study import STATES, SearchStudy
 from oocdl.tuning.trial import Measure, Result, Task, run_trial
 from oocdl.tuning.trial_workers import Workers
+from oocdl.tuning.values import picked
 
 OURS = ("LOCK", "model")
 """Names in the folder of a search before it is one."""
@@ -176,7 +177,7 @@ def _begun(folder: Path, asked: Asked, data: Data, crew: Crew) -> tuple[SearchSt
 def _task(
     asked: Asked, data: Data, study: SearchStudy, share: tuple[int, int | None], number: int, rung: int
 ) -> Task:
-    values, measure = asked.values(study.trials[number].params), asked.measure
+    values, measure = picked(asked.space, study.trials[number].params), asked.measure
     asked.check_schedule(data, values)
     memory_bytes, threads = share
     return Task(

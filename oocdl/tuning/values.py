@@ -72,6 +72,12 @@ def corners(space: Mapping[str, Dimension]) -> Iterator[tuple[str, dict[str, Any
         yield from ((name, {**first, name: value}) for value in values)
 
 
+def picked(space: Mapping[str, Any], picks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a trial's picks stand for: of a list that is the place in it."""
+    listed = {name for name, held in space.items() if isinstance(held, tuple | list)}
+    return {name: held[picks[name]] if name in listed else picks[name] for name, held in space.items()}
+
+
 def with_values(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of ``fit`` with a trial's values, by the names of the space. Raises InputError.
 

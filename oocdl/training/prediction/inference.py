@@ -91,34 +91,31 @@ class Inference:
         settings = replace(self.settings, validation=None)
         self.course = Course(0, settings, self.binding.samples, further_labels=self.sized.labels)
         self.kinds = self.course.validation_kinds
-        first = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
-        self.samples = samples_of(first)
+        self.image = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
+        self.samples = samples_of(self.image)
         """Name of each sample that is a group -> its attributes."""
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
-        request = Request(
-            model=model,
-            binding=self.binding,
-            settings=self.settings,
-            batch=1,
-            rules=RULES,
-            kind=PassKind.FORWARD,
-        )
         self.compiled: dict[str, CompiledPass] = {}
         for plan_id, kind in self.kinds.items():
-            asked = replace(request, batch=kind.batch, binding=self.sized.bindings[kind.label])
+            request = Request(
+                model=model,
+                binding=self.sized.bindings[kind.label],
+                settings=self.settings,
+                batch=kind.batch,
+                rules=RULES,
+                kind=PassKind.FORWARD,
+            )
             others = list(self.compiled.values())
-            draft = draft_alike(asked, others[0]) if others else draft_pass(asked)
+            draft = draft_alike(request, others[0]) if others else draft_pass(request)
             self.compiled[plan_id] = draft.cut(limits)
-        for compiled in self.compiled.values():
-            check_device(compiled.plan, self.machine)
+            check_device(self.compiled[plan_id].plan, self.machine)
         self.first = next(iter(self.compiled.values()))
         warn_of_predictions(self.first.plan.factored.graph, model)
 
     def extents(self, row: int) -> tuple[int, ...]:
         """Return the spatial extents of a sample, of which there may be none."""
         axes = max(len(port.dims) for port in self.model.inputs) - 2
-        array = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
-        return own_sized(array, row).shape[-axes:] if axes > 0 else ()
+        return own_sized(self.image, row).shape[-axes:] if axes > 0 else ()
 
     def _preparation(self, identity: Mapping[str, Any], trained: Settings) -> Preparation:
         """Return what is done to samples of this dataset: what is done to those of each input in training."""
@@ -169,29 +166,26 @@ class Inference:
         passes = () if deliver is None else self.compiled.values()
         watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
         gathered, results = Gathered(self.compiled), list[Measured]()
-        takers = [*([] if deliver is None else [deliver]), *([gathered.deliver] if gathered.watched else [])]
+        watched |= gathered.watched
         done = set() if made is None else made.done
         signals, spill = Signals(), self.spill()
 
         def take(*piece: Any) -> None:
-            for taker in takers:
-                taker(*piece)
+            gathered.deliver(*piece)
+            if deliver is not None:
+                deliver(*piece)
 
-        whole, watched = take if takers else None, watched | gathered.watched
-        prepared = measured(self.preparation, self.dataset)
-        session = Session(self.compiled, self.dataset, prepared, self.machine, spill, whole, watched)
+        taker, prepared = take if watched else None, measured(self.preparation, self.dataset)
+        session = Session(self.compiled, self.dataset, prepared, self.machine, spill, taker, watched)
         with signals, session:
             session.load(next(iter(self.compiled)), self.trained.store.read)
             for plan_id, info in self.course.validation_passes:
-                rows = info.indices
-                if done.issuperset(rows):
+                if done.issuperset(info.indices):
                     continue
                 with signals.allowed():
-                    found = session.run_pass(plan_id, info)
+                    results.append(gathered.run(session, plan_id, info))
                 if made is not None:
-                    made.note(rows)
-                losses = self.compiled[plan_id].named_losses(found)
-                results.append(Measured(rows, losses, gathered.take(plan_id, len(rows))))
+                    made.note(info.indices)
                 if len(results) > 1:
                     fold(results[0].sums, results[-1].sums)
         return results
