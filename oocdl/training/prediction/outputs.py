@@ -174,11 +174,11 @@ def _label_type(classes: int) -> np.dtype[Any]:
 
 
 class ClassLabels:
-    """Takes the class of the largest of logits [N, C, ..], the first of equal ones; of one class, whether it
-    is above 0.
+    """Takes the class of the largest of logits [N, C, ..], the first of equal ones.
 
-    Regions come in any order, one at a time, of one batch after the other. Where a region has not all
-    classes, the largest logits so far and their classes are kept in files without names in ``folder``.
+    Of one class it takes whether its logit is above 0. Regions come in any order, one at a time, of one batch
+    after the other. Where a region has not all classes, the largest logits so far and their classes are kept
+    in files without names in ``folder``.
     """
 
     def __init__(self, classes: int, folder: Path) -> None:
