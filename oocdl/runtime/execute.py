@@ -349,7 +349,7 @@ def pick(made: Sequence[Chunk], number: int) -> Chunk:
     return made[number]
 
 
-def pass_tasks(graph: TaskGraph, run_id: str, plan_id: str, info: PassInfo) -> dict[Any, Any]:
+def pass_tasks(graph: TaskGraph, run_id: Any, plan_id: str, info: PassInfo) -> dict[Any, Any]:
     """The Dask tasks of one step, in plan order; ``graph.inputs`` are keys that the caller adds."""
     tasks: dict[Any, Any] = {}
     for number, call in enumerate(graph.calls):

@@ -20,11 +20,10 @@ from oocdl.augmentation.preparation import Preparation
 from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError
 from oocdl.events import ProcessLook
-from oocdl.graph.ir.graph import Array, Role
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.exchange import renewed
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
@@ -213,9 +212,7 @@ class Session(Held):
         read, written = now.read_bytes - stats.read_bytes, now.written_bytes - stats.written_bytes
         self.context.measured.end(plan_id, seconds, read, written)
         made = dict(zip(graph.outputs, results, strict=True))
-        used_up = {value.name for value in compiled.plan.factored.graph.of_role(Role.SUM)}
-        left = {key: chunk for key, chunk in self.held.items() if key.value not in used_up}
-        self.held = left | {stored: made[key] for stored, key in renewed(compiled).items()}
+        self.held = weight_io.after_pass(compiled, made, self.held)
         self.tell(self.context.heap.notice)
         return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
 

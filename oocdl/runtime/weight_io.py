@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from oocdl.errors import NonFiniteError
 from oocdl.graph.ir.array_layout import footprint, itemsize
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import (
     BLOCK_BYTES,
     Region,
@@ -23,6 +23,7 @@ from oocdl.graph.ir.index import (
 )
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.hosts.exchange import renewed
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime.inputs import own_regions
 from oocdl.storage.cache.chunk import Chunk, home
@@ -32,6 +33,7 @@ from oocdl.storage.run.commit import Commit
 from oocdl.storage.run.manifest import Kind, TensorSpec
 from oocdl.storage.run.run_store import RunStore
 
+T = TypeVar("T")
 Read = Callable[[str, Region, Array], object]
 """(name, region of its own axes, array to fill): takes at most ``READ_COPIES`` blocks beside the array."""
 Pieces = Mapping[str, Sequence[Region]]
@@ -130,6 +132,18 @@ def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, ob
                 array: Array = np.empty(region_shape(box), spec.dtype)
                 read(spec.name, box, array)
                 writing.write(spec.name, box, array)
+
+
+def after_pass(
+    compiled: CompiledPass, made: Mapping[TaskKey, T], held: Mapping[TaskKey, T]
+) -> dict[TaskKey, T]:
+    """Return what the next pass starts from: the updates that this pass made, the rest as it was.
+
+    Sums of gradients that this pass did not make anew are used up.
+    """
+    sums = {value.name for value in compiled.plan.factored.graph.of_role(Role.SUM)}
+    new = {key: chunk for key, chunk in held.items() if key.value not in sums}
+    return new | {stored: made[key] for stored, key in renewed(compiled).items()}
 
 
 def specs(compiled: CompiledPass) -> list[TensorSpec]:

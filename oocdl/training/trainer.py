@@ -175,8 +175,7 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
         machine = as_one([machine_facts(job.machine.engine)] if workers is None else workers.machines())
         store, made = _open_store(stack, folder, job, call, say, machine)
         if not any(isinstance(listener, Progress) for listener in call.callbacks):
-            for remark in made.trained.remarks:
-                warnings.warn(f"{remark.text}: {remark.cure}", ModelWarning, stacklevel=4)
+            _warn(made)
         if validations := made.of_role(VALIDATION):
             warn_of_predictions(made.kinds[validations[0]].plan.factored.graph, job.model)
         telling = _notices(call.callbacks)
@@ -265,3 +264,9 @@ def _planned_by(job: Job, given: Mapping[str, Any] | None) -> Plan:
             raise
         raise InputError("plan= gives the plan of another model, dataset or options; leave it out") from error
     return made
+
+
+def _warn(plan: Plan) -> None:
+    """Warn of what looks wrong in the model, where no progress is shown that would say it."""
+    for remark in plan.trained.remarks:
+        warnings.warn(f"{remark.text}: {remark.cure}", ModelWarning, stacklevel=5)
