@@ -99,7 +99,7 @@ GATES = {
     "onnxruntime": ("engines.ort.ort_session",),
     "llvmlite": ("fusion.jit",),
     "torch": ("engines.torch.*", "pytorch.*"),
-    "dask": ("runtime.*", "cluster.launch", "tuning.trial_workers"),
+    "dask": ("runtime.*", "report.plan_view", "cluster.launch", "tuning.trial_workers"),
     "distributed": (
         "runtime.cluster.*",
         "cluster.launch",

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dask.delayed import Delayed
+
 from oocdl.config import Settings
 from oocdl.errors import InputError, printable
 from oocdl.graph.ir.array_layout import footprint
@@ -31,6 +33,7 @@ from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
 from oocdl.report.trained_view import trained_text
 from oocdl.report.units import mib
 from oocdl.runtime.measured import Measured
+from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
 
 FILE_BLOCK_BYTES = 4096
@@ -245,6 +248,19 @@ class Plan:
     def tasks(self) -> int:
         """Number of units of a step."""
         return sum(plan.tasks for plan in self.passes)
+
+    def delayed(self, step: int = 0) -> Delayed:
+        """Return one step, from the model file's weights, as a ``dask.delayed.Delayed`` of its loss.
+
+        ``visualize()`` draws its graph; ``compute()`` runs it with any local Dask scheduler. Raises
+        InputError where samples are normalised or transformed, which only a run does.
+
+        >>> plan.delayed(0).visualize("step.svg")  # doctest: +SKIP
+        """
+        if self.settings.augment is not None or self.settings.normalize is not None:
+            raise InputError("a step alone does not normalise or augment; train with fit, or leave these out")
+        passes = self.course.passes_of(next(self.course.steps_from(step)))
+        return step_delayed(self.kinds, passes, self.dataset, self.settings, self.machine)
 
     def plot(self, path: str | Path) -> Path:
         """Draw one step, as PNG or SVG: memory over time under the budget, and when each layer runs.

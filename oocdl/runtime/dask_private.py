@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from dask._expr import LLGExpr
-from dask._task_spec import DataNode, GraphNode, Task, TaskRef, convert_legacy_graph
+from dask._task_spec import DataNode, GraphNode, List, Task, TaskRef, convert_legacy_graph
 
-__all__ = ["DataNode", "GraphNode", "LLGExpr", "Task", "TaskRef", "convert_legacy_graph"]
+__all__ = ["DataNode", "GraphNode", "LLGExpr", "List", "Task", "TaskRef", "convert_legacy_graph"]
 
 
 def run_on_workers(

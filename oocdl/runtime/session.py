@@ -9,14 +9,18 @@ from __future__ import annotations
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 from time import perf_counter
 from typing import Any
 
+from dask.delayed import Delayed
+
 from oocdl.augmentation.preparation import Preparation
+from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError
 from oocdl.events import ProcessLook
@@ -26,9 +30,9 @@ from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, tri
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.passes import PassInfo
-from oocdl.planning.task_key import TaskKey
+from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
-from oocdl.runtime.dask_private import Task
+from oocdl.runtime.dask_private import List, Task, TaskRef
 from oocdl.runtime.inputs import Kept, Sources, feeds_of
 from oocdl.runtime.measured import Measured, Moved
 from oocdl.runtime.scheduler import get
@@ -272,6 +276,62 @@ class StepTrace:
         """Step ``number`` is over; ``row`` is that of the history."""
         if self._path is not None and number == self._number:
             write_trace(self._path, session.stop_recording(), row, self._names)
+
+
+def step_delayed(
+    kinds: Mapping[str, CompiledPass],
+    passes: Sequence[tuple[str, PassInfo]],
+    dataset: Dataset,
+    settings: Settings,
+    machine: Machine,
+) -> Delayed:
+    """One step as a Delayed: opens a session of its own, loads the initial weights, runs, closes."""
+    opened = ("session", 0)
+
+    def start() -> str:
+        folder = TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir())))
+        session = Session(kinds, dataset, Preparation(settings.scale or {}), machine, Path(folder.name))
+        session.__enter__().load("main", weight_io.initial(kinds["main"]))
+        _alone[session.run_id] = session, folder
+        return session.run_id
+
+    tasks: dict[Any, Any] = {opened: Task(opened, start)}
+    held = {key: dask_key(key, "start") for key in kinds[passes[0][0]].graph.inputs}
+    for key, name in held.items():
+        tasks[name] = Task(name, _load_piece, TaskRef(opened), key)
+    losses: list[DaskKey] = []
+    for number, (plan_id, info) in enumerate(passes):
+        compiled = kinds[plan_id]
+        names = {call.key: dask_key(call.key, f"pass {number}") for call in compiled.graph.calls} | held
+        for key, task in execute.pass_tasks(compiled.graph, TaskRef(opened), plan_id, info).items():
+            tasks[names[key]] = task.substitute(names, names[key])
+        loss = compiled.loss
+        assert loss is not None
+        ((_, key),) = compiled.graph.pieces[compiled.plan.factored.stored(loss)]
+        losses.append(names[key])
+        held = weight_io.after_pass(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
+    value = ("loss", 0)
+    references = [List(*(TaskRef(key) for key in keys)) for keys in (losses, held.values())]
+    tasks[value] = Task(value, _finish, TaskRef(opened), *references)
+    return Delayed(value, tasks)  # type: ignore[no-untyped-call]
+
+
+_alone: dict[str, tuple[Session, TemporaryDirectory[str]]] = {}
+"""Sessions that a Delayed has opened."""
+
+
+def _load_piece(run_id: str, key: TaskKey) -> Chunk:
+    """A piece of the initial weights; the task of a Delayed's inputs."""
+    return _alone[run_id][0].held[key]
+
+
+def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
+    """The mean of the passes' losses; closes the session of a Delayed."""
+    value = sum(float(loss.copy()) for loss in losses) / len(losses)
+    session, folder = _alone.pop(run_id)
+    session.__exit__()
+    folder.cleanup()
+    return value
 
 
 def scalar_keys(compiled: CompiledPass) -> dict[str, TaskKey]:

@@ -306,3 +306,9 @@ def test_the_plan_counts_all_passes(bench: Bench, tmp_path: Path) -> None:
     assert row["unit_read_bytes"] == plan.read_bytes and row["unit_written_bytes"] == plan.written_bytes
     assert row["peak_bytes"] <= plan.peak_bytes
     assert "batch 2 x 4 passes" in str(plan)
+
+
+def test_a_step_of_several_passes_as_a_delayed(bench: Bench, tmp_path: Path) -> None:
+    run = bench.fit(tmp_path / "run", 7, batch_size=2, accumulate=3)
+    lazy = run.plan.delayed(0)
+    assert lazy.compute(scheduler="threads") == pytest.approx(run.history[0]["loss"], rel=1e-12)

@@ -234,6 +234,9 @@ def test_what_does_not_go_together_is_refused_before_the_run(
     flip = transforms.RandFlip(0.5)
     refused("cannot move those of the target 'y', whose samples have the shape", coarse, augment=flip)
     refused("no target has a label for each voxel", coarse, normalize="ct")
+    plan = oocdl.plan(copy.deepcopy(net), data, augment=flip, **{**EXACT, "progress": False})
+    with pytest.raises(InputError, match="a step alone does not normalise or augment"):
+        plan.delayed()
 
 
 def test_a_number_that_is_not_finite_is_found_in_statistics(
