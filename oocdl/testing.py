@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines.engine import get_engine
-from oocdl.graph.ir.graph import Array, Graph, Role, Shape
+from oocdl.graph.ir.graph import Array, Graph, Role
 from oocdl.graph.ir.index import Region, as_slices, region_shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.transforms import channels_last as layout
@@ -36,38 +36,14 @@ from oocdl.runtime.scheduler import get
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
+from oocdl.storage.dataset.data_array import DataArray
+from oocdl.storage.dataset.dataset import open_given
 
 
-@dataclass(frozen=True)
-class ArrayReader:
-    """Lets a NumPy array be read as an array of a dataset."""
-
-    data: Array
-
-    @property
-    def shape(self) -> Shape:
-        return self.data.shape
-
-    @property
-    def chunks(self) -> Shape:
-        return (1, *self.data.shape[1:])
-
-    @property
-    def itemsize(self) -> int:
-        return self.data.itemsize
-
-    def offset(self, row: int) -> Shape:
-        return (0,) * (self.data.ndim - 1)
-
-    def box(self, row: int) -> Region | None:
-        return None
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.data.dtype
-
-    def read(self, region: Region) -> Array:
-        return self.data[as_slices(region)]
+def array_reader(name: str, data: Array) -> DataArray:
+    """Read a NumPy array as an array of a dataset."""
+    (array,) = open_given({name: data}, None)
+    return array
 
 
 def whole_array(factored: Factored, name: str, made: Sequence[tuple[Region, Array]]) -> Array:
@@ -144,7 +120,8 @@ def run_graph(
     pieces = versioned_pieces(plan)
     task_graph = expand_pass(plan, pieces)
     batch = next((v.shape[0] for v in small.of_role(Role.INPUT, Role.TARGET) if v.shape), 1)
-    feeds = {v.name: Feed(ArrayReader(arrays[v.name])) for v in small.of_role(Role.INPUT, Role.TARGET)}
+    read = [value.name for value in small.of_role(Role.INPUT, Role.TARGET)]
+    feeds = {name: Feed(array_reader(name, arrays[name])) for name in read}
     info = PassInfo(step, seed, tuple(range(batch)), scalars or {})
     with TemporaryDirectory() as folder, Tier(capacity_bytes, SpillStore(Path(folder) / "spill")) as tier:
         context = execute.Context(

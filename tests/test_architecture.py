@@ -128,7 +128,7 @@ GATES = {
     "PIL": ("cli.demo",),
     "bokeh": ("dashboard.*",),
     "matplotlib": ("report.figure",),
-    "optuna": ("tuning.journal", "tuning.search_study"),
+    "optuna": ("tuning.search_study",),
 }
 """The only modules that may import a heavy library, as patterns."""
 

@@ -84,23 +84,14 @@ class MLflow(CommittedRows):
         self._unsent += rows
         try:
             while self._unsent:
-                sent, metrics = self._batch()
+                count = max(MOST_METRICS // max(len(row.values) for row in self._unsent), 1)
+                metrics = [metric for row in self._unsent[:count] for metric in self._metrics(row)]
                 self._client.log_batch(self._run_id, metrics=metrics)
-                del self._unsent[:sent]
+                del self._unsent[:count]
         except self._library.exceptions.MlflowException as error:
             count = len(self._unsent)
             text = f"MLflow did not take {count} steps ({error}); a later commit sends them, or fit does"
             warnings.warn(text, UserWarning, stacklevel=2)
-
-    def _batch(self) -> tuple[int, list[Any]]:
-        """Return as many rows as MLflow takes at a time: their number, and their metrics."""
-        metrics: list[Any] = []
-        for number, row in enumerate(self._unsent):
-            more = list(self._metrics(row))
-            if metrics and len(metrics) + len(more) > MOST_METRICS:
-                return number, metrics
-            metrics += more
-        return len(self._unsent), metrics
 
     def _metrics(self, row: Row) -> Iterator[Any]:
         for name, number in row.numbers().items():

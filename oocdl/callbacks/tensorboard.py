@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -18,15 +18,15 @@ import google_crc32c
 from oocdl.callbacks.committed_rows import CommittedRows, Row
 from oocdl.events import RunStarted
 from oocdl.host.paths import path_of
-from oocdl.storage.files import reporting
+from oocdl.storage.files import reporting, write_text
 
 ENDING = ".oocdl"
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types of protobuf fields."""
 WALL_TIME, STEP, FILE_VERSION, SUMMARY, SESSION_LOG = 1, 2, 3, 5, 7
 """Fields of an ``Event``."""
-STEP_AT = 9
-"""Bytes of an event before its step: the time, with its tag."""
+LAST = "oocdl.step"
+"""The file beside the events that has the last step of ours."""
 
 
 class TensorBoard(CommittedRows):
@@ -48,8 +48,10 @@ class TensorBoard(CommittedRows):
         folder = self.given or Path(event.workdir) / "tensorboard"
         with reporting(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            known = sorted(folder.glob(f"*{ENDING}"))
-            last = min(max((_last_step(path) for path in known), default=0), event.done)
+            known = folder / LAST
+            told = known.read_bytes() if known.is_file() else b""
+            last = min(int(told), event.done) if told.isdigit() else 0
+            write_text(known, str(last))
             now = time.time()
             # TensorBoard reads files in the order of their names.
             stamp = f"{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
@@ -62,8 +64,12 @@ class TensorBoard(CommittedRows):
     def write(self, rows: Sequence[Row]) -> None:
         """Add records."""
         data = b"".join(_record(_event(row.unix_seconds, row.step, _summary(row))) for row in rows)
-        with reporting(self._file), self._file.open("ab") as stream:
-            stream.write(data)
+        with reporting(self._file):
+            with self._file.open("ab") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            write_text(self._file.with_name(LAST), str(rows[-1].step))
 
 
 def _varint(number: int) -> bytes:
@@ -103,28 +109,3 @@ def _masked_crc(data: bytes) -> bytes:
 def _record(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
     return length + _masked_crc(length) + data + _masked_crc(data)
-
-
-def _records(path: Path) -> Iterator[bytes]:
-    """Yield the data of each whole record of a file."""
-    with path.open("rb") as stream:
-        while len(head := stream.read(12)) == 12 and head[8:] == _masked_crc(head[:8]):
-            data = stream.read(struct.unpack("<Q", head[:8])[0])
-            if stream.read(4) != _masked_crc(data):
-                return
-            yield data
-
-
-def _last_step(path: Path) -> int:
-    """Return the last step that a file of ours has numbers of; 0 if it has none."""
-    last = 0
-    for data in _records(path):
-        step, at = 0, STEP_AT + 1
-        while True:
-            step |= (data[at] & 127) << 7 * (at - STEP_AT - 1)
-            at += 1
-            if data[at - 1] < 128:
-                break
-        if data[at] == SUMMARY << 3 | BYTES:
-            last = max(last, step)
-    return last

@@ -33,7 +33,7 @@ from oocdl.report.tables import Sheet
 from oocdl.report.units import shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.repair import verify as verify_run
-from oocdl.training.prediction.class_labels import LABELS
+from oocdl.training.prediction.outputs import LABELS
 from oocdl.training.prediction.predictions import is_unfinished
 from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run

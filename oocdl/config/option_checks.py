@@ -127,9 +127,8 @@ def whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize)
 
 def whole_or_several(name: str, value: Any) -> int | tuple[int, ...]:
     """Check a whole number from 1, or several."""
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return tuple(whole(name, item) for item in value)
-    return whole(name, value)
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return tuple(whole(name, item) for item in value) if several else whole(name, value)
 
 
 def validation(name: str, value: Any) -> Any:
@@ -166,22 +165,25 @@ def metrics(name: str, value: Any) -> tuple[Metric, ...]:
 
 def augment(name: str, value: Any) -> str | tuple[Transform, ...] | None:
     """Check transforms, or the name of nnU-Net's."""
-    if value is None or (isinstance(value, str) and value == "nnunet"):
-        return value
-    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    for item in items:
-        if not isinstance(item, Transform):
-            raise InputError(f"{name} takes transforms of oocdl.transforms or 'nnunet', got {shown(item)}")
-    return items or None
+    known = "transforms of oocdl.transforms or 'nnunet'"
+    return "nnunet" if value == "nnunet" else _several(name, value, Transform, known) or None
 
 
-def normalize(name: str, value: Any) -> str | dict[str, str] | None:
+def normalize(name: str, value: Any) -> str | dict[str, str]:
     """Check a method of normalisation, or a mapping from array to method."""
     method = one_of(*METHODS)
-    checked: str | dict[str, str] | None = None
-    if value is not None:
-        checked = (mapping_of(method) if isinstance(value, Mapping) else method)(name, value)
+    checked: str | dict[str, str] = (mapping_of(method) if isinstance(value, Mapping) else method)(
+        name, value
+    )
     return checked
+
+
+def _several(name: str, value: Any, kind: type, takes: str) -> tuple[Any, ...]:
+    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    for item in items:
+        if not isinstance(item, kind):
+            raise InputError(f"{name} takes {takes}, got {shown(item)}")
+    return items
 
 
 def flag(name: str, value: Any) -> bool:
@@ -207,11 +209,7 @@ def text(name: str, value: Any) -> str:
 
 def names(name: str, value: Any) -> tuple[str, ...]:
     """Check one name or several."""
-    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    for item in items:
-        if not isinstance(item, str):
-            raise InputError(f"{name} takes names, got {shown(item)}")
-    return items
+    return _several(name, value, str, "names")
 
 
 def anything(name: str, value: Any) -> Any:
@@ -219,9 +217,9 @@ def anything(name: str, value: Any) -> Any:
     return value
 
 
-def path_text(name: str, value: Any) -> str | None:
+def path_text(name: str, value: Any) -> str:
     """Check a path that a run stores as a text."""
-    return None if value is None else str(path_of(name, value))
+    return str(path_of(name, value))
 
 
 def one_of(*known: str) -> Check:
@@ -233,11 +231,6 @@ def one_of(*known: str) -> Check:
         return value
 
     return check
-
-
-def optional(check: Check) -> Check:
-    """Return the check of what may be None."""
-    return lambda name, value: None if value is None else check(name, value)
 
 
 def mapping_of(item: Check) -> Check:

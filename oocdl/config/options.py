@@ -49,16 +49,16 @@ CHECKS: Mapping[Any, Check] = {
     int: checks.whole,
     float: checks.seconds,
     str: checks.text,
-    int | None: checks.optional(checks.whole),
-    Size | None: checks.optional(lambda name, value: checks.parse_bytes(value)),
+    int | None: checks.whole,
+    Size | None: lambda name, value: checks.parse_bytes(value),
     Names: checks.names,
-    Mapping[str, str] | None: checks.optional(checks.mapping_of(checks.text)),
-    Mapping[str, int] | None: checks.optional(checks.mapping_of(checks.whole)),
-    Mapping[str, float] | None: checks.optional(checks.mapping_of(checks.finite)),
+    Mapping[str, str] | None: checks.mapping_of(checks.text),
+    Mapping[str, int] | None: checks.mapping_of(checks.whole),
+    Mapping[str, float] | None: checks.mapping_of(checks.finite),
 }
 """The checks that go with types."""
 ANY_WHOLE = partial(checks.whole, least=None)
-THREADS = checks.optional(partial(checks.whole, most=checks.MOST_THREADS))
+THREADS = partial(checks.whole, most=checks.MOST_THREADS)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Option:
     changes: Literal["plan", "bits", "neither"]
     """Effect of a change: on the plan, and so on rounding; on other bits of the results; on neither."""
     check: Check | None = None
-    """Returns the checked value, or raises InputError; None: the check that goes with the type."""
+    """Returns the checked value, or raises InputError; None: the check that goes with the type. It is not
+    asked of None where that is the default."""
     fixed: Literal["run", "plan"] | None = None
     """The run, or its plan (``replan`` makes it anew), if it cannot go on with another value; else None."""
     predicts: bool = False
@@ -86,10 +87,10 @@ class Option:
 
     def checked(self, name: str, value: Any) -> Any:
         """Return the value of what is given. Raises InputError."""
-        check = self.check
-        if check is None:
-            literal = get_origin(self.type) is Literal
-            check = checks.one_of(*get_args(self.type)) if literal else CHECKS[self.type]
+        if value is None and self.default is None:
+            return None
+        is_literal = get_origin(self.type) is Literal
+        check = self.check or (checks.one_of(*get_args(self.type)) if is_literal else CHECKS[self.type])
         return check(name, value)
 
     def __repr__(self) -> str:
@@ -207,7 +208,7 @@ class SettingOptions(TypedDict, total=False):
     """Folder for data that does not fit in memory; default: $OOCDL_SPILL, else inside the run."""
     spill_dtype: Annotated[
         Literal["bfloat16"] | None,
-        Option(None, "plan", check=checks.optional(checks.one_of("bfloat16")), fixed="plan"),
+        Option(None, "plan", check=checks.one_of("bfloat16"), fixed="plan"),
     ]
     """"bfloat16" allows rounding activations to 16 bits between layers where that is faster."""
     parallel: Annotated[Pieces, Option("auto", "plan", check=checks.pieces, fixed="plan")]
@@ -223,13 +224,13 @@ class SettingOptions(TypedDict, total=False):
     """Weights to leave unchanged, by name or by pattern such as "encoder.*"."""
     param_groups: Annotated[
         ParamGroup | Sequence[ParamGroup] | None,
-        Option(None, "plan", check=checks.optional(checks.param_groups), fixed="run"),
+        Option(None, "plan", check=checks.param_groups, fixed="run"),
     ]
     """Weights with settings of their own, as PyTorch's: ``[{"params": "encoder.*", "lr": 1e-4}]``. The first
     group whose pattern matches a name of a weight gives it fields of the optimizer; a number for ``lr`` is
     what the optimizer's schedule begins from there. "no_decay_1d", alone or in the list, takes weight decay
     off weights of at most one axis (biases, norms) in every group."""
-    ema: Annotated[float | None, Option(None, "plan", check=checks.optional(checks.decay), fixed="run")]
+    ema: Annotated[float | None, Option(None, "plan", check=checks.decay, fixed="run")]
     """Decay of a moving average of the weights, such as 0.999. The run then has the average of each weight
     beside it, as large as the weight, as ``torch.optim.swa_utils.AveragedModel`` makes it."""
     keep: Annotated[Names, Option((), "plan", fixed="plan")]

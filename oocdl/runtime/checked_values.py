@@ -27,21 +27,21 @@ def check_labels(label: str, labels: Labels, values: Array, region: Region) -> N
 
     ``region`` is where in the array named ``label`` they were read, samples first.
     """
-    if int(values.max()) < labels.classes and (values.dtype.kind in "ub" or int(values.min()) >= 0):
-        return
-    wrong = values >= labels.classes if labels.padded else (values < 0) | (values >= labels.classes)
-    if labels.ignore_index is not None:
+    wrong = _outside(values, -math.inf if labels.padded else 0, labels.classes)
+    if wrong is not None and labels.ignore_index is not None:
         wrong &= values != labels.ignore_index
-    if wrong.any():
+    if wrong is None or not wrong.any():
+        return
+    if labels.padded or labels.what != "label":
+        padding = ", and padding is negative" if labels.padded else ""
+        way_out = f"{labels.what}s are 0 to {labels.classes - 1} here{padding}; mend the array"
+    else:
         ignored = "" if labels.ignore_index is None else f", and {labels.ignore_index} is ignored"
         way_out = (
             f"classes are 0 to {labels.classes - 1}{ignored}; mend the labels, or have the loss ignore them "
             "(ignore_index)"
         )
-        if labels.padded or labels.what != "label":
-            padding = ", and padding is negative" if labels.padded else ""
-            way_out = f"{labels.what}s are 0 to {labels.classes - 1} here{padding}; mend the array"
-        _refuse(label, labels.what, values, wrong, region, way_out)
+    _refuse(label, labels.what, values, wrong, region, way_out)
 
 
 def check_ids(label: str, rows: Rows, values: Array, region: Region) -> None:
@@ -50,17 +50,19 @@ def check_ids(label: str, rows: Rows, values: Array, region: Region) -> None:
     ``region`` is where in the array named ``label`` they were read, samples first.
     """
     low = -rows.rows if rows.negative else 0
-    if int(values.max()) < rows.rows and (values.dtype.kind in "ub" or int(values.min()) >= low):
-        return
-    ends = f", or {low} to -1 from its end" if rows.negative else ""
-    _refuse(
-        label,
-        "id",
-        values,
-        (values < low) | (values >= rows.rows),
-        region,
-        f"table {rows.table!r} has rows 0 to {rows.rows - 1}{ends}; mend the ids, or use a larger table",
-    )
+    wrong = _outside(values, low, rows.rows)
+    if wrong is not None:
+        ends = f", or {low} to -1 from its end" if rows.negative else ""
+        table = f"table {rows.table!r} has rows 0 to {rows.rows - 1}{ends}"
+        _refuse(label, "id", values, wrong, region, f"{table}; mend the ids, or use a larger table")
+
+
+def _outside(values: Array, low: float, high: int) -> Array | None:
+    """Return which of ``values`` are not from ``low`` to below ``high``; None if all of them are."""
+    if int(values.max()) < high and (values.dtype.kind in "ub" or int(values.min()) >= low):
+        return None
+    wrong: Array = (values < low) | (values >= high)
+    return wrong
 
 
 def check_finite(label: str, values: Array, region: Region) -> None:

@@ -31,11 +31,10 @@ from oocdl.planning.hosts.share import Share
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
-from oocdl.runtime.board import Board, Phase
 from oocdl.runtime.checked_values import index_error
 from oocdl.runtime.dask_private import Task, TaskRef
 from oocdl.runtime.inputs import Sources
-from oocdl.runtime.measured import Measured, Spent
+from oocdl.runtime.measured import Board, Measured, Phase, Spent
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Reservation, Tier

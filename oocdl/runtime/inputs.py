@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, product
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from oocdl.ops.loss_functions import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import VALIDATION, PassInfo, role_of
 from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
+from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
 
 _decoding = threading.Lock()
@@ -37,39 +38,11 @@ READ_CHUNKS = 1024
 """Maximum number of chunks read at once: each takes a few KiB of the library's own, however small it is."""
 
 
-class Reader(Protocol):
-    """An array of a dataset, the sample axis first."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-    @property
-    def chunks(self) -> Shape:
-        """Shape of the chunks, each of which is decoded as a whole."""
-        ...
-
-    @property
-    def itemsize(self) -> int: ...
-
-    def offset(self, row: int) -> Shape:
-        """Return where the chunks of a sample begin, along the axes after the first."""
-        ...
-
-    def box(self, row: int) -> Region | None:
-        """Return where a sample stands that is smaller or larger than the array; None if all fit."""
-        ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    def read(self, region: Region) -> Array: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Feed:
     """A dataset array bound to a model input or target."""
 
-    reader: Reader
+    reader: DataArray
     scale: float | None = None
     labels: Labels | Rows | None = None
     """Whole numbers that may stand in it; None: any numbers that are finite."""

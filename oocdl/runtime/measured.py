@@ -1,15 +1,22 @@
-"""Counts what the tasks of a session take while they run, and the bytes that it moves.
+"""Counts what the tasks of a session take, the bytes that it moves, and the progress of a pass.
 
-Tasks say how long they took (``Measured.add``), a session when a pass is over (``Measured.end``).
+Tasks say how long they took (``Measured.add``), a session when a pass is over (``Measured.end``). On the
+board a task sets one byte a phase, and leaves its times when it is done: no lock, and about a microsecond.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
+
+import numpy as np
+
+from oocdl.events import PassTimes
 
 MEMORY = ("peak_bytes", "process_bytes")
 """Fields that are the most so far; all others add up."""
@@ -62,6 +69,13 @@ class KindTotals:
     spill_written_bytes: int = 0
     layers: dict[str, Spent] = field(default_factory=dict)
 
+    def add(self, spill_read_bytes: int, spill_written_bytes: int, layers: Mapping[str, Spent]) -> None:
+        """Add what a process has moved and spent."""
+        self.spill_read_bytes += spill_read_bytes
+        self.spill_written_bytes += spill_written_bytes
+        for layer, spent in layers.items():
+            self.layers.setdefault(layer, Spent()).add(spent)
+
 
 class Measured:
     """The cost of a session's tasks. One lock, taken once a task."""
@@ -94,10 +108,7 @@ class Measured:
         sums = self.kinds[plan_id]
         sums.passes += 1
         sums.seconds += seconds
-        sums.spill_read_bytes += spill_read_bytes
-        sums.spill_written_bytes += spill_written_bytes
-        for layer, spent in now.items():
-            sums.layers.setdefault(layer, Spent()).add(spent)
+        sums.add(spill_read_bytes, spill_written_bytes, now)
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
@@ -117,8 +128,65 @@ def merged(several: Iterable[Measured]) -> Measured:
             sums = found.kinds.setdefault(kind, KindTotals())
             sums.passes = max(sums.passes, totals.passes)
             sums.seconds = max(sums.seconds, totals.seconds)
-            sums.spill_read_bytes += totals.spill_read_bytes
-            sums.spill_written_bytes += totals.spill_written_bytes
-            for layer, spent in totals.layers.items():
-                sums.layers.setdefault(layer, Spent()).add(spent)
+            sums.add(totals.spill_read_bytes, totals.spill_written_bytes, totals.layers)
     return found
+
+
+TIMES = 6
+"""Number of values for each task: see ``PassTimes.times``."""
+
+
+class Phase(IntEnum):
+    """The phase of a task; greater means later."""
+
+    WAITING = 0
+    READING = 1
+    """It waits for memory, or reads its inputs."""
+    COMPUTING = 2
+    """It waits for a permit, or its program runs."""
+    WRITING = 3
+    DONE = 4
+
+
+class Board:
+    """The phases of all calls of the pass that runs in this process, and when those of the last one ran."""
+
+    def __init__(self, most_calls: int) -> None:
+        self._most_calls = most_calls
+        self._threads: dict[str, int] = {}
+        self.last_pass: PassTimes | None = None
+        """Times of the tasks of the pass before this one."""
+        self._clear("", most_calls)
+
+    def _clear(self, plan_id: str, calls: int) -> None:
+        self._plan_id, self._calls = plan_id, calls
+        self.phases = bytearray(self._most_calls)
+        """A ``Phase`` for each call, by its number."""
+        self._times = np.zeros((self._most_calls, TIMES))
+        self._of_thread = np.zeros(self._most_calls, np.uint8)
+
+    def begin(self, plan_id: str, calls: int) -> None:
+        """A pass of so many calls begins: the one before is over."""
+        done = np.frombuffer(self.phases, np.uint8)[: self._calls] == Phase.DONE
+        numbers = np.flatnonzero(done).astype(np.int32)
+        since_1970 = time.time() - time.perf_counter()
+        if numbers.size:
+            self.last_pass = PassTimes(
+                plan_id=self._plan_id,
+                numbers=numbers,
+                times=self._times[numbers] + since_1970,
+                threads=self._of_thread[numbers],
+            )
+        self._clear(plan_id, calls)
+
+    def done(self, number: int, times: tuple[float, ...]) -> None:
+        """The calling thread is done with a call; ``times`` are seconds of ``perf_counter``."""
+        # Every pass has threads of its own, by the same names.
+        name = threading.current_thread().name
+        self._of_thread[number] = self._threads.setdefault(name, len(self._threads) % 256)
+        self._times[number] = times
+        self.phases[number] = Phase.DONE
+
+    def now(self) -> bytes:
+        """The phases of the pass that runs."""
+        return bytes(self.phases[: self._calls])

@@ -123,7 +123,6 @@ def get(
     keys: Any,
     *,
     workers: int = 2,
-    window: int | None = None,
     tick: Callable[[], None] | None = None,
     **_: Any,
 ) -> Any:
@@ -137,9 +136,6 @@ def get(
         A key, or a (nested) list of keys.
     workers
         Threads that run tasks.
-    window
-        How many tasks beyond the oldest unfinished one may start; None: as many as suit the threads, of
-        which one reads while the others compute.
     tick
         Called about once a second, by the thread that called ``get``, while tasks run.
 
@@ -148,7 +144,7 @@ def get(
     """
     wanted = set(flatten([keys]))  # type: ignore[no-untyped-call]
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
-    run = Running(tasks, wanted, window_of(workers - 1) if window is None else window)
+    run = Running(tasks, wanted, window_of(workers - 1))  # one reads while the others compute
     with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
         futures = [pool.submit(run.work) for _ in range(workers)]
         try:

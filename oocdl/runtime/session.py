@@ -22,6 +22,7 @@ from dask.delayed import Delayed
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
+from oocdl.errors import InputError
 from oocdl.events import ProcessLook
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
@@ -35,7 +36,7 @@ from oocdl.runtime.dask_private import List, Task, TaskRef
 from oocdl.runtime.inputs import Kept, Sources, feeds_of
 from oocdl.runtime.measured import Measured, Moved
 from oocdl.runtime.scheduler import get
-from oocdl.runtime.trace import Recording
+from oocdl.runtime.trace import Recording, write_trace
 from oocdl.storage.cache.chunk import Chunk, home, use
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
@@ -44,6 +45,8 @@ from oocdl.storage.run.run_store import RunStore
 
 Deliver = Callable[[str, str, Region, Array, PassInfo], None]
 Scheduler = Callable[..., Any]
+STEPS_BEFORE = 2
+"""Steps before the one that is traced: the first also compiles programs and makes files of the spill."""
 
 
 class Held(ABC):
@@ -215,7 +218,7 @@ class Session(Held):
         made = dict(zip(graph.outputs, results, strict=True))
         self.held = weight_io.after_pass(compiled, made, self.held)
         self.tell(self.context.heap.notice)
-        return scalar_outputs(compiled, made)
+        return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
 
     def _take(self, key: TaskKey) -> Chunk:
         """A chunk that is gone with its last reader: nothing else holds it, the step's beginning included."""
@@ -251,6 +254,30 @@ class Session(Held):
         return [execute.stop_recording(self.run_id)]
 
 
+class StepTrace:
+    """Records one step of a run of ``total`` steps, of which ``done`` are done, and writes it to ``path``.
+
+    The third of those that are left, or the last. ``names``: layer -> what it is called. Without a path
+    nothing happens. Raises InputError if no step is left.
+    """
+
+    def __init__(self, path: Path | None, done: int, total: int, names: Mapping[str, str]) -> None:
+        if path is not None and done >= total:
+            raise InputError(f"trace: all {done} steps are done; ask for more of them, or resume='restart'")
+        self._path, self._names = path, names
+        self._number = min(done + STEPS_BEFORE, total - 1)
+
+    def begin(self, number: int, session: Held) -> None:
+        """Step ``number`` (from 0) begins."""
+        if self._path is not None and number == self._number:
+            session.start_recording()
+
+    def end(self, number: int, session: Held, row: Mapping[str, Any]) -> None:
+        """Step ``number`` is over; ``row`` is that of the history."""
+        if self._path is not None and number == self._number:
+            write_trace(self._path, session.stop_recording(), row, self._names)
+
+
 def step_delayed(
     kinds: Mapping[str, CompiledPass],
     passes: Sequence[tuple[str, PassInfo]],
@@ -264,8 +291,8 @@ def step_delayed(
     def start() -> str:
         folder = TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir())))
         session = Session(kinds, dataset, Preparation(settings.scale or {}), machine, Path(folder.name))
-        session.__enter__()
-        _alone[session.run_id] = (session, folder)
+        session.__enter__().load("main", weight_io.initial(kinds["main"]))
+        _alone[session.run_id] = session, folder
         return session.run_id
 
     tasks: dict[Any, Any] = {opened: Task(opened, start)}
@@ -295,10 +322,7 @@ _alone: dict[str, tuple[Session, TemporaryDirectory[str]]] = {}
 
 def _load_piece(run_id: str, key: TaskKey) -> Chunk:
     """A piece of the initial weights; the task of a Delayed's inputs."""
-    session, _ = _alone[run_id]
-    if not session.held:
-        session.load("main", weight_io.initial(session.compiled["main"]))
-    return session.held[key]
+    return _alone[run_id][0].held[key]
 
 
 def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
@@ -320,17 +344,10 @@ def scalar_keys(compiled: CompiledPass) -> dict[str, TaskKey]:
     return found
 
 
-def scalar_outputs(compiled: CompiledPass, made: Mapping[TaskKey, Chunk]) -> dict[str, float]:
-    """The graph's outputs of shape (), as numbers."""
-    return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
-
-
 def watched_values(compiled: CompiledPass, watched: Collection[str]) -> list[str]:
     """Return those of these values, by their stored names, that the pass has as results."""
-    if not watched:
-        return []
     factored = compiled.plan.factored
-    return sorted({factored.stored(name) for name in factored.graph.outputs} & set(watched))
+    return sorted({factored.stored(name) for name in factored.graph.outputs}.intersection(watched))
 
 
 def watched_results(

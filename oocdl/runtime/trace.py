@@ -17,12 +17,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from oocdl.errors import InputError
 from oocdl.host.paths import path_of
@@ -31,8 +31,6 @@ from oocdl.storage.files import reporting
 UNIT_PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "write results")
 COMBINE_PHASES = ("wait for memory", "read and combine", "write results")
 STRIP_PHASES = ("wait for memory", "copy")
-STEPS_BEFORE = 2
-"""Steps before the one that is recorded: the first also compiles programs and makes files of the spill."""
 Facts = Mapping[str, object]
 
 
@@ -103,65 +101,23 @@ class Recorder:
         return Recording(name, clock, tuple(self._spans), tuple(self._memory))
 
 
-class Recordable(Protocol):
-    """A session, as a trace needs it."""
-
-    def start_recording(self) -> None: ...
-
-    def stop_recording(self) -> list[Recording]: ...
-
-
-class StepTrace:
-    """Records one step of a run of ``total`` steps, of which ``done`` are done, and writes it to ``path``.
-
-    The third of those that are left, or the last. ``names``: layer -> what it is called. Without a path
-    nothing happens. Raises InputError if no step is left.
-    """
-
-    def __init__(self, path: Path | None, done: int, total: int, names: Mapping[str, str]) -> None:
-        if path is not None and done >= total:
-            raise InputError(f"trace: all {done} steps are done; ask for more of them, or resume='restart'")
-        self._path, self._names = path, names
-        self._number = min(done + STEPS_BEFORE, total - 1)
-
-    def begin(self, number: int, session: Recordable) -> None:
-        """Step ``number`` (from 0) begins."""
-        if self._path is not None and number == self._number:
-            session.start_recording()
-
-    def end(self, number: int, session: Recordable, row: Mapping[str, Any]) -> None:
-        """Step ``number`` is over; ``row`` is that of the history."""
-        if self._path is not None and number == self._number:
-            write_trace(self._path, [_named(one, self._names) for one in session.stop_recording()], row)
-
-
-def _named(recording: Recording, names: Mapping[str, str]) -> Recording:
-    """The same, with layers as they are called."""
-    spans = []
-    for span in recording.spans:
-        layer = str(span.facts.get("layer"))
-        if layer in names:
-            title = names[layer] + span.name.removeprefix(layer)
-            span = replace(span, name=title, facts={**span.facts, "layer": names[layer]})
-        spans.append(span)
-    return replace(recording, spans=tuple(spans))
-
-
-def checked_path(path: object) -> Path:
+def checked_path(name: str, path: object) -> Path:
     """Return the path of a file for a trace, made sure of before a run.
 
     Raises InputError if this is no path of a file, StoreError or ResourceError if its folder is not
     there or cannot be written to.
     """
-    target = path_of("trace", path).absolute()
+    target = path_of(name, path).absolute()
     if target.is_dir():
-        raise InputError(f"trace takes the path of a file to write, got {str(path)!r}")
+        raise InputError(f"{name} takes the path of a file to write, got {str(path)!r}")
     with reporting(target), TemporaryFile(dir=target.parent):
         return target
 
 
-def write_trace(path: Path, recordings: Sequence[Recording], facts: Mapping[str, Any]) -> None:
-    """Write a trace as one JSON file; ``facts`` are told beside the events.
+def write_trace(
+    path: Path, recordings: Sequence[Recording], facts: Mapping[str, Any], names: Mapping[str, str]
+) -> None:
+    """Write a trace as one JSON file; ``facts`` are told beside the events, layers by their ``names``.
 
     Raises StoreError or ResourceError if it cannot be written.
     """
@@ -173,25 +129,25 @@ def write_trace(path: Path, recordings: Sequence[Recording], facts: Mapping[str,
         for begun in (*(span.times[0] for span in recording.spans), *(one.at for one in recording.memory))
     ]
     origin = min(begins, default=0.0)
+    places = enumerate(zip(recordings, shifts, strict=True), 1)
+    events = (event for pid, (one, shift) in places for event in _events(one, pid, shift - origin, names))
     partial = path.with_name(f"{path.name}.partial")
+    before = f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(dict(facts))}, "traceEvents": ['
     with reporting(path):
         try:
-            with partial.open(
-                "w"
-            ) as out:  # an event at a time: all of them would take memory that nobody counts
-                out.write(
-                    f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(dict(facts))}, "traceEvents": ['
-                )
-                for number, (recording, shift) in enumerate(zip(recordings, shifts, strict=True)):
-                    for place, event in enumerate(_events(recording, number + 1, shift - origin)):
-                        out.write(("," if number or place else "") + "\n" + json.dumps(event))
+            with partial.open("w") as out:
+                for event in events:  # one at a time: all of them would take memory that nobody counts
+                    out.write(f"{before}\n{json.dumps(event)}")
+                    before = ","
                 out.write("\n]}\n")
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
 
 
-def _events(recording: Recording, pid: int, shift_seconds: float) -> Iterator[dict[str, Any]]:
+def _events(
+    recording: Recording, pid: int, shift_seconds: float, names: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
     """The events of one process."""
 
     def nanoseconds(seconds: float) -> int:
@@ -206,7 +162,9 @@ def _events(recording: Recording, pid: int, shift_seconds: float) -> Iterator[di
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
         yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
     tids = {name: tid for tid, name in enumerate(threads, 1)}
-    for begins, ends, thread, name, kind, about in sorted(_slices(recording.spans), key=itemgetter(0, 1)):
+    for begins, ends, thread, name, kind, about in sorted(
+        _slices(recording.spans, names), key=itemgetter(0, 1)
+    ):
         begun, ended = nanoseconds(begins), nanoseconds(-ends)
         yield {
             "ph": "X", "pid": pid, "tid": tids[thread], "ts": begun / 1e3, "dur": (ended - begun) / 1e3,
@@ -218,12 +176,17 @@ def _events(recording: Recording, pid: int, shift_seconds: float) -> Iterator[di
         yield {"ph": "C", "pid": pid, "ts": at, "name": "tier (bytes)", "args": counted}
 
 
-def _slices(spans: Sequence[Span]) -> Iterator[tuple[float, float, str, str, str, Facts]]:
+def _slices(
+    spans: Sequence[Span], names: Mapping[str, str]
+) -> Iterator[tuple[float, float, str, str, str, Facts]]:
     """Spans and their phases: (begin, minus end, thread, name, kind, facts).
 
     Sorted by the first two, what lies inside another comes after it.
     """
     for span in spans:
-        yield span.times[0], -span.times[-1], span.thread, span.name, span.kind, span.facts
+        name, facts, layer = span.name, span.facts, str(span.facts.get("layer"))
+        if layer in names:
+            name, facts = names[layer] + name.removeprefix(layer), {**facts, "layer": names[layer]}
+        yield span.times[0], -span.times[-1], span.thread, name, span.kind, facts
         for phase, begun, ended in zip(span.phases, span.times, span.times[1:], strict=False):
             yield begun, -ended, span.thread, phase, "phase", {}

@@ -179,6 +179,20 @@ def by_piece(spec: TensorSpec, regions: Sequence[Region]) -> bool:
     return len(regions) == 1 or spec.chunks != tuple(max(extent, 1) for extent in spec.shape)
 
 
+def boxes_of(
+    compiled: CompiledPass, values: Mapping[str, str], stored: str, region: Region, array: Array
+) -> Iterator[tuple[str, Region, Array]]:
+    """Yield the boxes that a piece of a ``stored`` value has of some ``values``, which have titles.
+
+    Each is a title, the region of the value's own axes, and what stands there.
+    """
+    factored = compiled.plan.factored
+    for title, name in values.items():
+        if factored.stored(name) == stored:
+            for box, place in own_regions(factored.factors[name], region):
+                yield title, box, array[place].reshape(region_shape(box))
+
+
 def fill(full: Array, factors: Factors, region: Region, array: Array) -> None:
     """Put a piece into the array it belongs to."""
     for box, place in own_regions(factors, region):

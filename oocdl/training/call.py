@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from oocdl.config.option_checks import MOST_PORT, anything, optional, shown, whole
+from oocdl.config.option_checks import MOST_PORT, anything, shown, whole
 from oocdl.config.options import (
     OPTIONS,
     AllSettings,
@@ -57,7 +57,7 @@ def _get(name: str, value: Any) -> Any:
 class CallOptions(TypedDict, total=False):
     """Options of a call of ``fit`` that a newcomer meets."""
 
-    workdir: Annotated[str | Path | None, Option(None, "neither", check=optional(path_of))]
+    workdir: Annotated[str | Path | None, Option(None, "neither", check=path_of)]
     """The run directory, created if absent; default: <model>.run beside the file, or <Class>.run in the
     current folder for a module."""
     resume: Annotated[bool | Literal["restart"], Option(True, "neither", check=_resume)]
@@ -93,17 +93,15 @@ class FurtherCallOptions(TypedDict, total=False):
     replan: Annotated[bool, Option(False, "plan")]
     """Make a new plan on resume, which changes rounding."""
     plan: Annotated[
-        Plan | str | Path | None, Option(None, "plan", check=optional(lambda name, value: given_plan(value)))
+        Plan | str | Path | None, Option(None, "plan", check=lambda name, value: given_plan(value))
     ]
     """The directory of another run, or a ``Plan``, whose cuts are repeated: the same bits on any number of
     workers."""
     wait_seconds: Annotated[float, Option(WAIT_SECONDS, "neither")]
     """Maximum seconds to wait for the first worker of a client."""
-    scheduler: Annotated[Callable[..., Any] | None, Option(None, "neither", check=optional(_get))]
+    scheduler: Annotated[Callable[..., Any] | None, Option(None, "neither", check=_get)]
     """A Dask ``get`` such as ``dask.threaded.get`` for a run in this process; None: oocdl's own."""
-    trace: Annotated[
-        str | Path | None, Option(None, "neither", check=optional(lambda name, value: checked_path(value)))
-    ]
+    trace: Annotated[str | Path | None, Option(None, "neither", check=checked_path)]
     """File for a trace of one step, for ui.perfetto.dev (Chrome's trace event format). It is the third step
     of this call, or the last if there are fewer. Results do not change."""
 

@@ -5,8 +5,8 @@ It imports ``distributed``: ``fit`` opens it where it is given a client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from oocdl.events import Listener
 from oocdl.planning.machine import Crew
 from oocdl.runtime.cluster import crew, room
 from oocdl.runtime.cluster.cluster_session import ClusterSession
-from oocdl.runtime.cluster.connecting import connected
 from oocdl.runtime.lost import WorkersLost
 from oocdl.runtime.session import Held
 
@@ -81,10 +80,3 @@ class Workers:
             return self.sessions[-1].client if self.sessions else self.client
 
         return dask_driver.shown(client, run, say, says_address)
-
-
-@contextmanager
-def workers_of(client: Any, wait_seconds: float, say: Callable[[str], None]) -> Iterator[Workers]:
-    """Connect to what ``fit`` was given as ``client``."""
-    with connected(client) as found:
-        yield Workers(found, wait_seconds, say)

@@ -1,15 +1,24 @@
-"""A job, which one call of ``fit`` or ``plan`` makes: a model, a dataset, settings and a machine."""
+"""A job, which one call of ``fit`` or ``plan`` makes: a model, a dataset, settings and a machine.
+
+A module of PyTorch in the place of a model's file is exported first: its file goes into the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
-from oocdl.errors import BudgetError, InputError
+from oocdl.errors import InputError, StoreError
+from oocdl.graph.onnx.onnx_file import network_differences
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import anonymous_bytes, cores
@@ -22,11 +31,15 @@ from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew, Machine, machine_for
 from oocdl.planning.passes import MAIN, Course
 from oocdl.planning.sample_sizes import Sized, sized
+from oocdl.pytorch.door import from_dataset
+from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.storage.run.run_store import EXPORT_FOLDERS, MODULE_FILES
+from oocdl.storage.run.sealed_files import read_sealed
 from oocdl.training import plan_cache
+from oocdl.training.call import Call
 from oocdl.training.preparing import preparation_of
-from oocdl.training.resume import freeze, numerics_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +71,13 @@ class Job:
 
     def plan(self, frozen: Mapping[str, Any] | None = None) -> Plan:
         """Return the plan: by the cuts in ``frozen``, else the best, from the cache if it is there."""
-        if frozen is not None:
-            kinds = self._compiled(frozen)
+        if frozen is None and plan_cache.is_on():
+            key = plan_cache.plan_key(
+                self.model, self.binding, self.settings, self.machine, self.course, self.validation_binding
+            )
+            kinds = plan_cache.cached_passes(key, self.machine, self._compiled)
         else:
-            kinds = self._found_before() if plan_cache.is_on() else self._compiled({})
+            kinds = self._compiled(frozen or {})
         return Plan(kinds, self.settings, self.machine, self.model.path.name, self.dataset, self.course)
 
     def _compiled(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass]:
@@ -69,28 +85,6 @@ class Job:
         validations = bindings if self.validation is None else self.validation.bindings
         how = self.settings, self.machine, self.course, frozen
         return compile_passes(self.model, bindings, *how, validations)
-
-    def _found_before(self) -> dict[str, CompiledPass]:
-        """The plan by the cuts in the cache; else one that is searched for, whose cuts are put there."""
-        key = plan_cache.plan_key(
-            self.model, self.binding, self.settings, self.machine, self.course, self.validation_binding
-        )
-        frozen = plan_cache.load(key, self.machine)
-        kinds = None if frozen is None else self._cut_again(frozen)
-        if kinds is None:
-            kinds = self._compiled({})
-            plan_cache.store(key, self.machine, freeze(kinds))
-        return kinds
-
-    def _cut_again(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass] | None:
-        """The passes by the cuts that were found before; None if they do not fit what this process has left,
-        or give other numerics."""
-        try:
-            kinds = self._compiled(frozen)
-            self.machine.room_bytes(kind.plan for kind in kinds.values())
-        except (BudgetError, InputError):
-            return None
-        return kinds if numerics_of(kinds) == frozen["numerics"] else None
 
 
 def job_of(
@@ -165,3 +159,82 @@ def plan_again(
     crew = Crew(settings.threads or cores(), workers, workers, anonymous_bytes())
     muster = (lambda: (crew, settings.memory_bytes)) if workers else None
     return job_of(model, source, settings, muster).plan(frozen)
+
+
+def is_module(model: Any) -> bool:
+    """Whether ``model`` is a ``torch.nn.Module``; does not import PyTorch to find out."""
+    # Another thread may be at importing it.
+    kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    return kind is not None and isinstance(model, kind)
+
+
+@contextmanager
+def planned_file(model: Any, dataset: Any, settings: Settings, asked: Asked) -> Iterator[tuple[Any, Any]]:
+    """Give ``model`` if it is a path; of a module, a file that is there until the block ends.
+
+    Gives ``dataset`` too: as it is, or open where a module had to be called with its samples.
+    """
+    if not is_module(model):
+        yield model, dataset
+        return
+    with tempfile.TemporaryDirectory(prefix="oocdl-") as folder:
+        path = Path(folder) / f"{type(model).__name__}.onnx"
+        yield path, from_dataset(model, dataset, settings, path, asked)
+
+
+@contextmanager
+def trained_file(
+    model: Any, dataset: Any, settings: Settings, call: Call
+) -> Iterator[tuple[Any, Path | None, Any]]:
+    """Give ``model`` and ``workdir`` if it is a path; of a module, a file in the run directory, and that.
+
+    Gives ``dataset`` too, as ``planned_file`` does.
+
+    A run that is there goes on with its own file and weights, if the module is the same network: what its
+    weights are now does not count. Raises InputError that says what differs if it is another one.
+    """
+    if not is_module(model):
+        yield model, call.workdir, dataset
+        return
+    folder = (call.workdir or Path(f"{type(model).__name__}.run")).absolute()
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / MODULE_FILES.replace("*", token_hex(4))
+    try:
+        if call.resume is False and _file_of(folder) is not None:
+            raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
+        data = from_dataset(model, dataset, settings, new, call.asked)
+        old = _file_of(folder) if call.resume is True else None
+        if old is not None:
+            way_out = "choose another workdir, or resume='restart'"
+            check_same(old, new, f"the run in {folder}", way_out)
+        yield old or new, folder, data
+    finally:
+        used = _file_of(folder)
+        for file in folder.glob(f"{MODULE_FILES}*"):
+            ours = file.name.startswith(new.name)
+            named = used is not None and file.name.startswith(used.name)
+            if not named and (ours or used == new):
+                file.unlink(missing_ok=True)
+        for left in folder.glob(EXPORT_FOLDERS) if used == new else ():
+            shutil.rmtree(left, ignore_errors=True)
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def name_in_run(model: Path, folder: Path) -> Path:
+    """Return how a run names its model: one that lies in it goes with it wherever it is moved."""
+    return Path(model.name) if model.parent == folder.absolute() else model
+
+
+def _file_of(folder: Path) -> Path | None:
+    """Return the model file of the run in ``folder``; None if there is no run."""
+    found = read_sealed(folder / "run.json")
+    return None if found is None else folder / str(found[0]["model"])
+
+
+def check_same(old: Path, new: Path, what: str, way_out: str) -> None:
+    """Raise InputError if a module is another network than the one that something was begun with."""
+    found = network_differences(inspect_onnx(old), inspect_onnx(new))
+    if found:
+        raise InputError(f"{what} is of another network: {found}; {way_out}")

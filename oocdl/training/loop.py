@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import zarr
 
 from oocdl.events import (
@@ -33,7 +32,7 @@ from oocdl.events import (
     WorkersChanged,
 )
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.index import Region, as_slices, region_shape
+from oocdl.graph.ir.index import Region, as_slices
 from oocdl.host.heap import lasting
 from oocdl.ops.param_groups import rates_of
 from oocdl.ops.schedules import rate
@@ -43,17 +42,14 @@ from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import write_report
 from oocdl.runtime import weight_io
 from oocdl.runtime.checked_values import check_loss
-from oocdl.runtime.inputs import own_regions
 from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import MEMORY, Moved
-from oocdl.runtime.session import Held, Session
-from oocdl.runtime.trace import StepTrace
+from oocdl.runtime.session import Held, Session, StepTrace
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job
-from oocdl.training.metric_values import Gathered
+from oocdl.training.metric_values import NOTES, Gathered, Notes, mean_losses, metric_values
 from oocdl.training.signals import Signals, reason_of
-from oocdl.training.validation import FILE, Found, Validation, results
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -287,16 +283,16 @@ class Trainer:
         begun, passes = time.monotonic(), self.course.validation_passes
         numerics = {plan_id: self.compiled[plan_id].plan.numerics() for plan_id, _ in passes}
         state = {"step": row["step"], "loss": row["loss"], "numerics": numerics}
-        notes = Validation(self.store.path / FILE, state)
-        found = notes.noted()[: len(passes)]
+        notes = Notes(self.store.path / NOTES, state)
+        found = notes.read([info.indices for _, info in passes])
         for number, (plan_id, info) in enumerate(passes[len(found) :], len(found) + 1):
             session.tick = partial(self._look, session, row["step"], number, len(passes), plan_id)
             with self.signals.allowed():
-                losses = self.compiled[plan_id].named_losses(session.run_pass(plan_id, info))
-            found.append(Found(losses, self.gathered.take(plan_id, len(info.indices))))
-            notes.note(found[-1])
-        seconds = {f"{VALIDATION_PREFIX}seconds": time.monotonic() - begun}
-        return results(found, passes, self.job.settings.metrics) | seconds
+                found.append(self.gathered.run(session, plan_id, info))
+            notes.add(found[-1])
+        values = mean_losses(found) | metric_values(self.job.settings.metrics, [one.sums for one in found])
+        values["seconds"] = time.monotonic() - begun
+        return {f"{VALIDATION_PREFIX}{name}": value for name, value in values.items()}
 
     def _end_step(self, session: Held) -> None:
         """Validate if that is to follow the last step, and tell of the step."""
@@ -392,9 +388,6 @@ class Trainer:
     def _keep(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
         self.gathered.deliver(plan_id, value, region, array, info)
         compiled = self.compiled[plan_id]
-        factored = compiled.plan.factored
-        for title, name in compiled.kept_values.items():
-            if factored.stored(name) == value:
-                for box, place in own_regions(factored.factors[name], region):
-                    with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
-                        self.kept[title][as_slices(box)] = np.reshape(array[place], region_shape(box))
+        for title, box, part in weight_io.boxes_of(compiled, compiled.kept_values, value, region, array):
+            with self.writing, reporting(self.store.path / "kept"):  # pieces may share a chunk
+                self.kept[title][as_slices(box)] = part

@@ -1,23 +1,45 @@
-"""Gathers the sums that units make for metrics, pass by pass, and makes numbers of them."""
+"""Results of passes that only look at samples: losses and sums for metrics, and what they are on the whole.
+
+A validation within a run notes the results of each pass in the run, so that one that was killed goes on where
+it was: the steps that lead there again give the same bits.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from oocdl.events import VALIDATION_PREFIX
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.index import Region, as_slices, region_shape
+from oocdl.graph.ir.index import Region, as_slices
 from oocdl.ops.metric_functions import Metric
+from oocdl.ops.metric_sums import suits
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.passes import PassInfo
-from oocdl.runtime.inputs import own_regions
+from oocdl.runtime.session import Held
+from oocdl.runtime.weight_io import boxes_of
+from oocdl.storage.files import read_bytes, regular, reporting, write_bytes
+from oocdl.storage.run.history import line_of, row_of
+from oocdl.training.job import Job
 
 PassSums = Mapping[str, Mapping[str, Any]]
 """Output -> name of a sum -> its values in a pass, of shape (samples, classes) or (samples, 1)."""
+NOTES = "history/validation.jsonl"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The results of one pass."""
+
+    rows: Sequence[int]
+    """Its samples."""
+    losses: Mapping[str, float]
+    sums: dict[str, dict[str, Any]]
 
 
 @dataclass(eq=False)
@@ -41,30 +63,26 @@ class Gathered:
     def deliver(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
         """Take a piece of a value that a unit has made; ignore values that no metric needs."""
         compiled = self.compiled[plan_id]
-        factored = compiled.plan.factored
         for output, head in compiled.metric_sums.items():
-            for title, name in head.values.items():
-                if factored.stored(name) != value:
-                    continue
+            for title, box, part in boxes_of(compiled, head.values, value, region, array):
                 with self.lock:
-                    held = self.arrays.setdefault(
-                        (output, title), np.zeros(factored.graph.values[name].shape)
-                    )
-                    for box, place in own_regions(factored.factors[name], region):
-                        held[as_slices(box)] = np.reshape(array[place], region_shape(box))
+                    shape = compiled.plan.factored.graph.values[head.values[title]].shape
+                    self.arrays.setdefault((output, title), np.zeros(shape))[as_slices(box)] = part
 
-    def take(self, plan_id: str, samples: int) -> dict[str, dict[str, Any]]:
-        """Return the sums of a pass that is over, as plain data, and forget them."""
-        heads = self.compiled[plan_id].metric_sums
+    def run(self, session: Held, plan_id: str, info: PassInfo) -> Measured:
+        """Run a pass in a session, and return its results; its sums are plain data, and forgotten."""
+        compiled, rows = self.compiled[plan_id], info.indices
+        losses = compiled.named_losses(session.run_pass(plan_id, info))
         with self.lock:
             found, self.arrays = self.arrays, {}
-        return {
+        sums = {
             output: {
                 **{title: found[output, title].tolist() for title in head.values},
-                **{title: [[number]] * samples for title, number in head.known.items()},
+                **{title: [[number]] * len(rows) for title, number in head.known.items()},
             }
-            for output, head in heads.items()
+            for output, head in compiled.metric_sums.items()
         }
+        return Measured(rows, losses, sums)
 
 
 def fold(first: dict[str, dict[str, Any]], later: dict[str, dict[str, Any]]) -> None:
@@ -95,3 +113,53 @@ def metric_values(
                 numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
                 values |= {f"{before}{name}": value for name, value in numbers.items()}
     return values
+
+
+def mean_losses(passes: Sequence[Measured]) -> dict[str, float]:
+    """Return the losses of passes, averaged over samples."""
+    sizes = [len(one.rows) for one in passes]
+    return {
+        title: sum(one.losses[title] * size for one, size in zip(passes, sizes, strict=True)) / sum(sizes)
+        for title in passes[0].losses
+    }
+
+
+@dataclass(frozen=True)
+class Notes:
+    """The notes on the validation of one state of the weights."""
+
+    path: Path
+    state: Mapping[str, Any]
+    """What the results depend on, as plain data."""
+
+    def read(self, passes: Sequence[Sequence[int]]) -> list[Measured]:
+        """Return the results of those passes over these samples that are done; forget all of other states."""
+        with reporting(self.path):
+            lines = read_bytes(self.path).splitlines() if self.path.exists() else []
+            rows = [row for line in lines if (row := row_of(line)) is not None]
+            rows = [row for row in rows if row["state"] == self.state]
+            write_bytes(self.path, b"".join(map(line_of, rows)))
+        return [
+            Measured(samples, row["losses"], row["sums"]) for samples, row in zip(passes, rows, strict=False)
+        ]
+
+    def add(self, found: Measured) -> None:
+        """Note the results of the next pass."""
+        with reporting(self.path), open(self.path, "ab", opener=regular) as stream:
+            stream.write(line_of({"state": self.state, "losses": found.losses, "sums": found.sums}))
+
+
+def result_names(job: Job) -> list[str]:
+    """Return the names of results of validations without those of single classes; none without any."""
+    if not job.course.validated:
+        return []
+    heads = job.binding.targets
+    several = len(heads) > 1
+    parts = [f"loss/{head.output}" for head in heads if several]
+    scores = [
+        f"{head.output}/{metric.name}" if several else metric.name
+        for head in heads
+        for metric in job.settings.metrics
+        if suits(metric, head.spec)
+    ]
+    return [f"{VALIDATION_PREFIX}{name}" for name in ("loss", *parts, *scores)]

@@ -13,24 +13,26 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from oocdl.config import Settings, plain
-from oocdl.errors import OocdlError
+from oocdl.config.settings import setting_names
+from oocdl.errors import BudgetError, InputError, OocdlError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import code_digest
 from oocdl.host.paths import cache_folder
 from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates
+from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Machine, machine_facts
 from oocdl.planning.passes import Course
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_bytes
+from oocdl.training.resume import freeze, numerics_of
 
 VARIABLE = "OOCDL_PLAN_CACHE"
 """Environment variable: ``off`` keeps plans from being stored, and from being taken from the cache."""
@@ -39,11 +41,6 @@ MOST_ENTRIES = 50
 LEAST_CAPACITY_SHARE, MOST_CAPACITY_SHARE = 1 - 1 / 64, 1 + 1 / 16
 """Bounds of the capacity, as shares of the one a plan was found for, within which the plan counts: a process
 is not equally large each time."""
-OF_THE_RUN = (
-    "epochs", "steps", "seed", "shuffle", "commit_seconds", "spill", "disk_bytes", "strict",
-    "allow_missing_chunks", "validation_freq", "validation_steps",
-)  # fmt: skip
-"""Settings that no plan depends on."""
 
 
 def plan_key(
@@ -55,7 +52,7 @@ def plan_key(
     validation: Binding | None,
 ) -> str:
     """Return a digest, in hexadecimal, of all that a plan depends on but the machine's exact capacity."""
-    names = [field.name for field in fields(Settings) if field.name not in OF_THE_RUN]
+    names = setting_names(lambda option: option.changes == "plan")
     further = {} if validation is None else {name: validation.arrays[name] for name in validation.used}
     arrays = {name: binding.arrays[name] for name in binding.used} | further
     facts = {
@@ -76,11 +73,28 @@ def plan_key(
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def load(key: str, machine: Machine) -> Mapping[str, Any] | None:
-    """Return the cuts of a plan that was found before for about this capacity; None if there are none.
+def cached_passes(
+    key: str, machine: Machine, cut: Callable[[Mapping[str, Any]], dict[str, CompiledPass]]
+) -> dict[str, CompiledPass]:
+    """Return passes by the cuts in the cache; else those that are searched for, whose cuts are put there.
 
-    Warns in one line if there is an entry that cannot be used.
+    ``cut`` compiles passes by cuts, or searches for those that are not given. Warns in one line if an entry
+    cannot be used, or written.
     """
+    frozen = _read(key, machine)
+    if frozen is not None:
+        with suppress(BudgetError, InputError):  # they do not fit what this process has left
+            passes = cut(frozen)
+            machine.room_bytes(one.plan for one in passes.values())
+            if numerics_of(passes) == frozen["numerics"]:
+                return passes
+    passes = cut({})
+    _write(key, {"capacity_bytes": machine.capacity_bytes, "frozen": freeze(passes)})
+    return passes
+
+
+def _read(key: str, machine: Machine) -> Mapping[str, Any] | None:
+    """Return cuts that were found before for about this capacity; None if there are none."""
     path = _path_of(key)
     try:
         if not path.is_file():
@@ -95,21 +109,21 @@ def load(key: str, machine: Machine) -> Mapping[str, Any] | None:
         warnings.warn(f"the plan in {path} does not count, and is made anew: {reason}", stacklevel=2)
         return None
     share = machine.capacity_bytes / body["capacity_bytes"]
-    if body["key"] != key or not LEAST_CAPACITY_SHARE <= share <= MOST_CAPACITY_SHARE:
-        return None
     frozen: Mapping[str, Any] = body["frozen"]
-    return frozen
+    return frozen if LEAST_CAPACITY_SHARE <= share <= MOST_CAPACITY_SHARE else None
 
 
-def store(key: str, machine: Machine, frozen: Mapping[str, Any]) -> None:
-    """Keep what ``frozen`` says of the cuts of a plan. Warns in one line if that cannot be written."""
+def _write(key: str, body: Mapping[str, Any]) -> None:
+    """Write an entry, and remove those that were used longest ago, where there are too many."""
     path = _path_of(key)
-    body = {"key": key, "capacity_bytes": machine.capacity_bytes, "frozen": frozen}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, sealed("plans", body).encode())
         path.chmod(0o600)
-        _remove_oldest(path.parent)
+        with suppress(FileNotFoundError):  # another process removes them, too
+            ages = sorted(path.parent.iterdir(), key=lambda entry: entry.stat().st_mtime)
+            for old in ages[:-MOST_ENTRIES]:
+                old.unlink()
     except (OSError, OocdlError) as error:
         warnings.warn(f"plans cannot be kept in {path.parent}: {error}", stacklevel=2)
 
@@ -121,13 +135,3 @@ def is_on() -> bool:
 
 def _path_of(key: str) -> Path:
     return cache_folder() / "plans" / f"{key}.json"
-
-
-def _remove_oldest(folder: Path) -> None:
-    """Remove the files that were used longest ago, where there are too many."""
-    ages = []
-    for path in folder.iterdir():
-        with suppress(FileNotFoundError):  # another process has removed it
-            ages.append((path.stat().st_mtime, path))
-    for _, path in sorted(ages)[:-MOST_ENTRIES]:
-        path.unlink(missing_ok=True)

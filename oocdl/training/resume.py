@@ -33,7 +33,6 @@ from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec
 from oocdl.storage.dataset.identity import compare
 from oocdl.storage.dataset.identity import identity as dataset_identity
 from oocdl.storage.run.run_store import RunStore
-from oocdl.storage.run.sealed_files import understood
 
 RUN_FORMAT = 3
 
@@ -79,33 +78,19 @@ def spec_of(source: Sequence[Any], allow_missing_chunks: bool) -> DatasetSpec:
     return DatasetSpec(place, group, tuple(names), allow_missing_chunks, validation=validation)
 
 
-def open_run(
-    folder: Path, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], settings: Settings
-) -> RunStore:
-    """Open and lock a run that these facts, and these arrays of a dataset, may go on with.
-
-    Learning rates have to be as they were at all steps that are done; later ones are as the caller says.
-    Warns if the dataset is taken for a copy. Raises InputError, which lists the facts that differ;
-    StoreError for a run of another version of oocdl.
-    """
-    store = RunStore.open(folder, writable=True)
-    try:
-        with understood(folder):
-            _check_facts(store, folder, facts, arrays, settings)
-    except BaseException:
-        store.close()
-        raise
-    return store
-
-
-def _check_facts(
+def check_run(
     store: RunStore,
     folder: Path,
     facts: Mapping[str, Any],
     arrays: Mapping[str, DataArray],
     settings: Settings,
 ) -> None:
-    """Raise what ``open_run`` raises for other facts."""
+    """Check that a run may go on with these facts, and these arrays of a dataset.
+
+    Learning rates have to be as they were at all steps that are done; later ones are as the caller says.
+    Warns if the dataset is taken for a copy. Raises InputError, which lists the facts that differ;
+    StoreError for a run of another version of oocdl.
+    """
     known = store.meta.get("identity")
     if store.meta.get("format") != RUN_FORMAT or not isinstance(known, Mapping):
         raise StoreError(f"the run in {folder} is of another version of oocdl; choose another workdir")
@@ -121,7 +106,7 @@ def _check_facts(
     refuse_if(f"the run in {folder} was started differently", [*others, *changed])
     for one in found.values():
         if one.copied:
-            warnings.warn(f"the run in {folder} goes on: {one.copied}", stacklevel=3)
+            warnings.warn(f"the run in {folder} goes on: {one.copied}", stacklevel=2)
     manifest = store.current()
     if manifest is not None:
         _ = manifest.meta["step"] + manifest.meta["steps"]

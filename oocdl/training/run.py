@@ -33,14 +33,12 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.job import plan_again
-from oocdl.training.prediction.class_labels import LABELS
-from oocdl.training.prediction.evaluation import SampleTable, evaluated, library_of
+from oocdl.training.prediction.evaluation import evaluated, library_of, table_path
 from oocdl.training.prediction.inference import Inference, Trained
-from oocdl.training.prediction.outputs import write_predictions
+from oocdl.training.prediction.outputs import LABELS, write_predictions
 from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
 from oocdl.training.signature import public
-from oocdl.training.versions import Which, kept_steps, version_of
-from oocdl.training.weights import Weights
+from oocdl.training.versions import Weights, Which, kept_steps, version_of
 
 
 @dataclass(eq=False)
@@ -240,11 +238,8 @@ class Run:
             )
         shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
         facts = self._store.meta["identity"]
-        counts = {name: facts[name] for name in ("batch_size", "accumulate")}
-        split = facts.get("validation")
-        counts["validation"] = tuple(split) if isinstance(split, list) else split
         samples = facts["dataset"][next(iter(facts["inputs"].values()))]["shape"][0]
-        course = Course(samples, replace(self._settings, **counts), labels=facts.get("sizes", ()))
+        course = Course(samples, self._restored(ALL), labels=facts.get("sizes", ()))
         passes = course.passes_until(manifest.meta["step"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(store, specs[name]), passes)
 
@@ -350,7 +345,7 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        table = None if per_sample is None else SampleTable(path_of("per_sample", per_sample))
+        table = table_path(per_sample)
         library = library_of(metrics)
         inference = Inference(
             self._trained(which), dataset, memory, batch_size, inputs, spill, True, targets, metrics

@@ -20,8 +20,7 @@ from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
 from oocdl.planning.simulation.network import Cluster
 from oocdl.pytorch.exported import AS_IT_IS
 from oocdl.report.scaling import Scaling, ScalingRow
-from oocdl.training.from_module import planned_file
-from oocdl.training.job import Job, job_of
+from oocdl.training.job import Job, job_of, planned_file
 from oocdl.training.signature import public
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64)

@@ -30,15 +30,14 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training import resume as resuming
 from oocdl.training.call import Call, FurtherOptions, Options, read_call
-from oocdl.training.from_module import name_in_run, planned_file, trained_file
-from oocdl.training.job import Job, job_of
+from oocdl.training.job import Job, job_of, name_in_run, planned_file, trained_file
 from oocdl.training.loop import Trainer
 from oocdl.training.measuring import measured_before
+from oocdl.training.metric_values import result_names
 from oocdl.training.prediction.predictions import warn_of_predictions
 from oocdl.training.preparing import prepared
 from oocdl.training.run import Run
 from oocdl.training.signature import public
-from oocdl.training.validation import result_names
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -120,10 +119,11 @@ def fit(
         def muster() -> tuple[Crew, int]:
             nonlocal workers
             # distributed takes 16 MiB, which a run in one process can use better.
+            from oocdl.runtime.cluster.connecting import connected
             from oocdl.training import client_workers
 
-            connected = client_workers.workers_of(call.client, call.wait_seconds, _notices(listeners))
-            workers = stack.enter_context(connected)
+            client = stack.enter_context(connected(call.client))
+            workers = client_workers.Workers(client, call.wait_seconds, _notices(listeners))
             return workers.muster(None if memory is None else settings.memory_bytes, settings.engine)
 
         job = job_of(path, data, settings, None if call.client is None else muster)
@@ -245,8 +245,9 @@ def _open_store(
         }
         store = stack.enter_context(RunStore.create(folder, meta, restart=resume == "restart"))
     else:
-        store = stack.enter_context(resuming.open_run(folder, identity, job.dataset.arrays, job.settings))
+        store = stack.enter_context(RunStore.open(folder, writable=True))
         with understood(folder):
+            resuming.check_run(store, folder, identity, job.dataset.arrays, job.settings)
             frozen = None if call.replan else resuming.read_plan(store, facts, machine)
             if frozen is not None:
                 resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")

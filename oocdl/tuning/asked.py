@@ -50,11 +50,6 @@ class Asked:
     seed: int
     mode: str
 
-    def values(self, picks: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that a trial's picks stand for: of a list that is the place in it."""
-        space = self.space.items()
-        return {name: held[picks[name]] if isinstance(held, tuple) else picks[name] for name, held in space}
-
     def fit_options(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of ``fit`` for a trial, without ``steps``."""
         return with_values({"seed": self.seed, **self.options}, values)
@@ -167,27 +162,23 @@ class Data:
     def facts(self) -> dict[str, Any]:
         """Return what tells them from others, as plain data."""
         known = {"dataset": self.dataset, "validation": self.validation}
-        return {
-            "model": inspect_onnx(self.model).fingerprint(),
-            **{
-                part: data and {name: identity(array) for name, array in data.arrays.items()}
-                for part, data in known.items()
-            },
+        sets = {
+            part: data and {name: identity(array) for name, array in data.arrays.items()}
+            for part, data in known.items()
         }
+        return {"model": inspect_onnx(self.model).fingerprint(), **sets}
 
     def changed(self, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         """Yield in words how facts of a search differ from what they were."""
         sets = {"dataset": self.dataset, "validation": self.validation}
         yield from differences({**then, **dict.fromkeys(sets)}, {**now, **dict.fromkeys(sets)})
         for part, data in sets.items():
-            if data is None or then[part] is None or then[part].keys() != now[part].keys():
-                if then[part] != now[part]:
-                    yield f"{part} is another"
-                continue
-            for name, array in data.arrays.items():
-                change = compare(array, then[part][name], now[part][name]).changed
-                if change:
-                    yield f"{part}: {change}"
+            before, after = then[part] or {}, now[part] or {}
+            if before.keys() != after.keys():
+                yield f"{part} is another"
+            elif data is not None:
+                compared = (compare(array, before[n], after[n]) for n, array in data.arrays.items())
+                yield from (f"{part}: {found.changed}" for found in compared if found.changed)
 
 
 def opened(asked: Asked, model: Path, dataset: Any) -> Data:

@@ -15,7 +15,7 @@ from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.training.call import ALL_OPTIONS, WAIT_SECONDS
-from oocdl.training.from_module import is_module
+from oocdl.training.job import is_module
 from oocdl.training.run import Run
 from oocdl.training.signature import public
 from oocdl.tuning.asked import SEARCH_FILE, asked_of
@@ -204,12 +204,8 @@ def search(
 
 def varied(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return those options that are not as they are by default."""
-    defaults = {name: OPTIONS[name].default for name in OPTIONS if name in options}
-    return {
-        name: options[name]
-        for name, default in defaults.items()
-        if not (type(options[name]) is type(default) and options[name] == default)
-    }
+    defaults = {name: OPTIONS[name].default for name in options}
+    return {n: v for n, v in options.items() if type(v) is not type(defaults[n]) or v != defaults[n]}
 
 
 def _folder_for(model: Any) -> Path:

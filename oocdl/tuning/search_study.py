@@ -5,9 +5,9 @@ search/  search.json  LOCK  model/  trials/0007-lr=0.003/ (a run)
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
-from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,18 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
+from optuna.storages.journal import BaseJournalBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from oocdl.errors import CorruptError, StoreError
 from oocdl.report.units import value_text
 from oocdl.space import IntUniform, LogUniform
+from oocdl.storage.checksums import sealed, unsealed
+from oocdl.storage.files import read_text, reporting, write_text
 from oocdl.tuning.asked import SEARCH_FILE, Asked, listed
-from oocdl.tuning.journal import Journal
 from oocdl.tuning.trial import Result
-from oocdl.tuning.values import Dimension
+from oocdl.tuning.values import Dimension, picked
 
 STUDY = "search"
 MOST_NAME_CHARACTERS = 80
@@ -35,6 +38,47 @@ MOST_LISTED = 1024
 NOTHING = {"steps": 0, "error": None, "seconds": 0.0, "peak_bytes": 0}
 """Result of a trial that has not trained; its keys are those of every result, the metric apart."""
 STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped", TrialState.FAIL: "failed"}
+
+
+class Journal(BaseJournalBackend):
+    """The log of a study, which is in memory until ``write``: a kill leaves what one of them has written.
+
+    One process at a time writes, by the lock of the folder; others may read. Raises CorruptError for a file
+    that is not as it was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.logs: list[dict[str, Any]] = []
+        self._written = 0
+        if not path.exists():
+            return
+        try:
+            with reporting(path, "read"):
+                logs = unsealed("search", read_text(path))
+        except ValueError as error:
+            raise CorruptError(
+                f"{path} is damaged ({error}); restore it, or choose another workdir"
+            ) from error
+        if not isinstance(logs, list):
+            raise StoreError(
+                f"the search in {path.parent} is of an earlier version of oocdl; choose another workdir"
+            )
+        self.logs, self._written = logs, len(logs)
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        """Return the logs from a number on."""
+        return self.logs[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Take logs, as they will be read again."""
+        self.logs += json.loads(json.dumps(logs))
+
+    def write(self) -> None:
+        """Write all of it, durably, if there is anything new."""
+        if len(self.logs) != self._written:
+            write_text(self.path, sealed("search", self.logs))
+            self._written = len(self.logs)
 
 
 class SearchStudy:
@@ -131,7 +175,7 @@ class SearchStudy:
 
     def run_of(self, number: int) -> Path:
         """Return the folder of a trial's run, which says what it is."""
-        values = self._values(self.trials[number].params)
+        values = picked(self.facts["space"], self.trials[number].params)
         words = ",".join(f"{name}={value_text(value)}" for name, value in values.items())
         words = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", words)[:MOST_NAME_CHARACTERS]
         return self.folder / "trials" / f"{number:04d}-{words}"
@@ -154,7 +198,7 @@ class SearchStudy:
         state = STATES.get(trial.state, "going on" if reports else "waiting")
         return {
             "trial": trial.number,
-            **self._values(trial.params),
+            **picked(self.facts["space"], trial.params),
             "state": "failed" if failed else state,
             "rung": len(reports) - (not failed) if result["steps"] else None,
             "steps": result["steps"],
@@ -164,17 +208,6 @@ class SearchStudy:
             "peak_bytes": result["peak_bytes"],
             "run": str(self.run_of(trial.number)),
         }
-
-    def _values(self, picks: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that picks stand for, as plain data."""
-        space = self._space.items()
-        return {name: held[picks[name]] if isinstance(held, list) else picks[name] for name, held in space}
-
-    @cached_property
-    def _space(self) -> Mapping[str, Any]:
-        """The space of the search, as plain data."""
-        space: Mapping[str, Any] = self.facts["space"]
-        return space
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

@@ -20,12 +20,13 @@ from oocdl.pytorch.exported import AS_IT_IS
 from oocdl.runtime.cluster.connecting import connected
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
-from oocdl.training.from_module import check_same, is_module, planned_file
+from oocdl.training.job import check_same, is_module, planned_file
 from oocdl.training.resume import refuse_if
 from oocdl.tuning.asked import SEARCH_FILE, Asked, Data, opened
-from oocdl.tuning.search_study import SearchStudy
+from oocdl.tuning.search_study import STATES, SearchStudy
 from oocdl.tuning.trial import Measure, Result, Task, run_trial
 from oocdl.tuning.trial_workers import Workers
+from oocdl.tuning.values import picked
 
 OURS = ("LOCK", "model")
 """Names in the folder of a search before it is one."""
@@ -82,7 +83,26 @@ def run_search(
     with _locked(folder):
         data = opened(asked, _model_file(model, dataset, asked, folder), dataset)
         with _crew(client, data, folder, say, wait_seconds) as crew:
-            Searching(folder, asked, data, crew, say).run()
+            study, share = _begun(folder, asked, data, crew)
+
+            def tasks(left: Sequence[tuple[int, int]]) -> list[Task]:
+                return [_task(asked, data, study, share, *trial) for trial in left]
+
+            queue = deque(tasks(study.unfinished() or study.ask()))
+            training = {task.trial for task in queue}
+            for result in crew.run(queue):
+                say.result(result)
+                if study.tell(result):
+                    queue.extendleft(tasks([(result.trial, result.rung + 1)]))
+                else:
+                    training.remove(result.trial)
+                rows = study.rows()
+                ended = sum(row["state"] in STATES.values() for row in rows)
+                row = next(row for row in rows if row["trial"] == result.trial)
+                say.emit(TrialDone(row, ended, asked.trials))
+                if not training:
+                    queue.extend(tasks(study.ask()))
+                    training.update(task.trial for task in queue)
 
 
 @contextmanager
@@ -137,71 +157,36 @@ def _crew(client: Any, data: Data, folder: Path, say: Said, wait_seconds: float)
         yield Workers(connection, [data.model, folder, *files], say.note, wait_seconds)
 
 
-@dataclass(eq=False)
-class Searching:
-    """One search: its trials, and who trains them."""
+def _begun(folder: Path, asked: Asked, data: Data, crew: Crew) -> tuple[SearchStudy, tuple[int, int | None]]:
+    """Open the study, a new one or one of the same search; returns the bytes and threads of a trial, too."""
+    study, facts = SearchStudy(folder, asked), {**asked.facts(), **data.facts()}
+    if study.facts:
+        changed = [*data.changed(study.facts, facts)]
+        refuse_if(f"the search in {folder} was started differently", changed, "choose another workdir")
+        if asked.trials < (count := len(study.trials)):
+            raise InputError(f"the search in {folder} has {count} trials; it goes on with as many or more")
+    given = make_settings(**{name: asked.options.get(name) for name in ("memory", "threads")})
+    before_bytes, before_threads = study.share
+    memory_bytes = before_bytes if asked.options.get("memory") is None else given.memory_bytes
+    memory_bytes, threads = crew.hire(memory_bytes)
+    share = memory_bytes, given.threads or before_threads or threads
+    study.begin(facts, share)
+    return study, share
 
-    folder: Path
-    asked: Asked
-    data: Data
-    crew: Crew
-    say: Said
 
-    def run(self) -> None:
-        """Train all trials that are left to train."""
-        self._begin()
-        tasks = [self._task(*left) for left in self.study.unfinished() or self.study.ask()]
-        queue, training = deque(tasks), {task.trial for task in tasks}
-        for result in self.crew.run(queue):
-            self.say.result(result)
-            if self.study.tell(result):
-                queue.appendleft(self._task(result.trial, result.rung + 1))
-            else:
-                training.remove(result.trial)
-            self._tell_of(result.trial)
-            if not training:
-                queue.extend(self._task(*left) for left in self.study.ask())
-                training.update(task.trial for task in queue)
-
-    def _begin(self) -> None:
-        """Open the study: a new one, or that which is there, if the call is of the same search."""
-        asked, facts = self.asked, {**self.asked.facts(), **self.data.facts()}
-        self.study = study = SearchStudy(self.folder, asked)
-        if study.facts:
-            changed = [*self.data.changed(study.facts, facts)]
-            refuse_if(
-                f"the search in {self.folder} was started differently", changed, "choose another workdir"
-            )
-            count = len(study.trials)
-            if asked.trials < count:
-                raise InputError(
-                    f"the search in {self.folder} has {count} trials; it goes on with as many or more"
-                )
-        given = make_settings(**{name: asked.options.get(name) for name in ("memory", "threads")})
-        before_bytes, before_threads = study.share
-        memory_bytes = before_bytes if asked.options.get("memory") is None else given.memory_bytes
-        memory_bytes, threads = self.crew.hire(memory_bytes)
-        self.share = memory_bytes, given.threads or before_threads or threads
-        study.begin(facts, self.share)
-
-    def _task(self, number: int, rung: int) -> Task:
-        asked, data = self.asked, self.data
-        values, measure = asked.values(self.study.trials[number].params), asked.measure
-        asked.check_schedule(data, values)
-        memory_bytes, threads = self.share
-        return Task(
-            trial=number,
-            rung=rung,
-            steps=asked.total_steps(data, values, rung),
-            run=self.study.run_of(number),
-            model=data.model,
-            dataset=data.dataset.spec(),
-            options={**asked.fit_options(values), "memory": memory_bytes, "threads": threads},
-            measure=Measure(measure.metric, data.validation and data.validation.spec(), measure.last_steps),
-        )
-
-    def _tell_of(self, number: int) -> None:
-        rows = self.study.rows()
-        row = next(row for row in rows if row["trial"] == number)
-        ended = sum(row["state"] in ("finished", "stopped", "failed") for row in rows)
-        self.say.emit(TrialDone(row, ended, self.asked.trials))
+def _task(
+    asked: Asked, data: Data, study: SearchStudy, share: tuple[int, int | None], number: int, rung: int
+) -> Task:
+    values, measure = picked(asked.space, study.trials[number].params), asked.measure
+    asked.check_schedule(data, values)
+    memory_bytes, threads = share
+    return Task(
+        trial=number,
+        rung=rung,
+        steps=asked.total_steps(data, values, rung),
+        run=study.run_of(number),
+        model=data.model,
+        dataset=data.dataset.spec(),
+        options={**asked.fit_options(values), "memory": memory_bytes, "threads": threads},
+        measure=Measure(measure.metric, data.validation and data.validation.spec(), measure.last_steps),
+    )

@@ -136,17 +136,10 @@ def _measured(task: Task, run: Run) -> float:
         value = float(metric(run))
     elif measure.validation is not None:
         memory, size = task.options["memory"], task.options.get("batch_size", 1)
-        value = _named(metric, run.evaluate(measure.validation, memory=memory, batch_size=size))
+        value = run.evaluate(measure.validation, memory=memory, batch_size=size)[metric]
     else:
         rows = [row for row in run.history if row["step"] <= task.steps][-measure.last_steps :]
-        value = sum(_named(metric, row) for row in rows) / len(rows)
+        value = sum(row[metric] for row in rows) / len(rows)
     if not math.isfinite(value):
         raise NonFiniteError(f"the metric after {task.steps} steps is {value}")
     return value
-
-
-def _named(metric: str, losses: Mapping[str, float]) -> float:
-    if metric not in losses:
-        known = ", ".join(name for name in losses if name.startswith("loss"))
-        raise InputError(f"there is no metric '{metric}'; there are {known}, or give a function of the run")
-    return losses[metric]

@@ -1,9 +1,15 @@
-"""Trials as Dask tasks: on workers that were looked at, of which each has one at a time."""
+"""Trials as Dask tasks: on workers that were looked at, of which each has one at a time.
+
+Parts that a user has registered in this process (operators, losses, optimizers) are sent to them by value:
+they make the plans of their trials, and need not have the modules in which these stand.
+"""
 
 from __future__ import annotations
 
 import os
+import pickle
 import queue
+import sys
 import time
 import uuid
 from collections import deque
@@ -11,15 +17,22 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import cloudpickle  # type: ignore[import-untyped]
 import dask
 from distributed import Client, Future, KilledWorker, Reschedule, Status, get_worker
 from distributed.client import ClosedClientError
 
-from oocdl.errors import BudgetError, OocdlError, ResourceError, StoreError
+from oocdl.errors import BudgetError, InputError, OocdlError, ResourceError, StoreError
+from oocdl.graph.onnx.own_operators import OWN
 from oocdl.host.heap import use_one_heap
+from oocdl.ops.loss_functions import LOSSES
+from oocdl.ops.optimizers import KNOWN, OPTIMIZERS, Own
+from oocdl.ops.own_loss import FORMULAS
 from oocdl.runtime.cluster.crew import NotNowError, Recruit, ask, gather, one_a_process
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import SEARCH, become_host, guests
@@ -27,7 +40,6 @@ from oocdl.runtime.cluster.room import Room, budget_bytes, check_limits
 from oocdl.runtime.cluster.watch import Watch, roll
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
 from oocdl.training.run import Run
-from oocdl.tuning.own_parts import packed, take
 from oocdl.tuning.trial import Result, Task, Unwanted, in_one_line, run_trial
 
 LOOK_SECONDS = 1.0
@@ -35,6 +47,43 @@ LOOK_SECONDS = 1.0
 GATHER_SECONDS = 10.0
 """Seconds after which a result that has not come counts as lost with its worker."""
 LEAVING = (Status.closing, Status.closing_gracefully, Status.closed, Status.failed, Status.stopping)
+_packing = Lock()
+"""Guards the set of modules that are pickled by value, which is the whole process's."""
+
+
+def packed() -> bytes:
+    """Return what is registered here, pickled. Raises InputError if a function holds what cannot be sent."""
+    own = OWN, FORMULAS, KNOWN
+    functions: list[Callable[..., Any]] = [operator.function for operator in OWN.values()]
+    functions += [formula for _, formula in FORMULAS.values()]
+    functions += [known.update for known in KNOWN.values()]
+    names = {function.__module__ for function in functions} - {"__main__"}
+    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+    with _packing:
+        new = [one for one in modules if one.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+        for module in new:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            pickled: bytes = cloudpickle.dumps(own)
+        except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
+            raise InputError(
+                f"what is registered ({', '.join([*OWN, *FORMULAS, *KNOWN])}) cannot be "
+                f"sent to workers ({error}); have its functions read numbers, texts and arrays only"
+            ) from error
+        finally:
+            for module in new:
+                cloudpickle.unregister_pickle_by_value(module)
+    return pickled
+
+
+def take(parts: bytes) -> None:
+    """Know in this process what was ``packed`` in another, in the place of what has the same names."""
+    operators, formulas, optimizers = pickle.loads(parts)
+    OWN.update(operators)
+    FORMULAS.update(formulas)
+    LOSSES.update({name: spec for name, (spec, _) in formulas.items()})
+    KNOWN.update(optimizers)
+    OPTIMIZERS.update({name: partial(Own, name) for name in optimizers})
 
 
 def _unseen(paths: Sequence[str], parts: bytes) -> str:
@@ -122,9 +171,8 @@ class Workers:
             self.room = Room(memory_bytes, (), self.say)
             errors = self._join([recruit.address for recruit in recruits])
         if not self.hired:
-            for error in errors.values():
-                raise error
-            raise BudgetError(self.room.nobody([recruit.address for recruit in recruits]))
+            nobody = BudgetError(self.room.nobody([recruit.address for recruit in recruits]))
+            raise next(iter(errors.values()), nobody)
         return memory_bytes, min(recruit.threads for recruit in recruits)
 
     def _join(self, addresses: Sequence[str]) -> dict[str, OocdlError]:

@@ -72,50 +72,49 @@ def corners(space: Mapping[str, Dimension]) -> Iterator[tuple[str, dict[str, Any
         yield from ((name, {**first, name: value}) for value in values)
 
 
+def picked(space: Mapping[str, Any], picks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a trial's picks stand for: of a list that is the place in it."""
+    listed = {name for name, held in space.items() if isinstance(held, tuple | list)}
+    return {name: held[picks[name]] if name in listed else picks[name] for name, held in space.items()}
+
+
 def with_values(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of ``fit`` with a trial's values, by the names of the space. Raises InputError.
 
     >>> with_values({"optimizer": "sgd"}, {"optimizer.momentum": 0.9, "batch_size": 2})["optimizer"].momentum
     0.9
     """
-    whole, inner = _by_root(values)
-    varied = {**options, **whole}
-    for root, changes in inner.items():
-        goes_with = ("optimizer", "lr") if root == "optimizer" else (root,)
-        known = {name: varied.pop(name) for name in goes_with if name in varied}
-        varied[root] = _changed(root, getattr(make_settings(**known), root), changes)
+    varied = {**options, **{name: value for name, value in values.items() if "." not in name}}
+    for root in WITH_FIELDS:
+        if changes := _below(root, values):
+            goes_with = ("optimizer", "lr") if root == "optimizer" else (root,)
+            known = {name: varied.pop(name) for name in goes_with if name in varied}
+            varied[root] = _changed(root, getattr(make_settings(**known), root), changes)
     return varied
 
 
-def _by_root(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Values by names without a dot; and by the root of the others, values by the rest of their names."""
-    whole: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        root, dot, rest = name.partition(".")
-        if dot:
-            inner.setdefault(root, {})[rest] = value
-        else:
-            whole[name] = value
-    return whole, inner
+def _below(root: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values whose dotted names begin with ``root``, by the rest of these names."""
+    return {name.removeprefix(f"{root}."): v for name, v in values.items() if name.startswith(f"{root}.")}
 
 
 def _changed(name: str, record: Any, changes: Mapping[str, Any]) -> Any:
     """A frozen record with other fields, by their paths below it: all at once, as they may depend."""
     if not is_dataclass(record) or isinstance(record, type):
         raise InputError(f"{name} is {record!r}, which has no fields to vary")
-    known = [field.name for field in fields(record) if field.init]
-    whole, inner = _by_root(changes)
-    for field_name in (*whole, *inner):
+    known, varied = [field.name for field in fields(record) if field.init], dict[str, Any]()
+    for field_name in dict.fromkeys(path.partition(".")[0] for path in changes):
         if field_name not in known:
             hint = nearest(field_name, known) or f"; it has {', '.join(known) or 'none'}"
             raise InputError(f"{name}, a {type(record).__name__}, has no '{field_name}'{hint}")
-    both = whole.keys() & inner.keys()
-    if both:
-        raise InputError(f"{name}.{min(both)} is varied as a whole and by its fields; choose one")
-    for field_name, further in inner.items():
-        whole[field_name] = _changed(f"{name}.{field_name}", getattr(record, field_name), further)
+        further = _below(field_name, changes)
+        if further and field_name in changes:
+            raise InputError(f"{name}.{field_name} is varied as a whole and by its fields; choose one")
+        before = getattr(record, field_name)
+        varied[field_name] = (
+            _changed(f"{name}.{field_name}", before, further) if further else changes[field_name]
+        )
     try:
-        return replace(record, **whole)
+        return replace(record, **varied)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{name} cannot be a {type(record).__name__} with {whole}: {error}") from error
+        raise InputError(f"{name} cannot be a {type(record).__name__} with {varied}: {error}") from error

@@ -25,7 +25,7 @@ from onnx import save as save_onnx
 import oocdl
 from oocdl.dashboard import dask_plugin
 from oocdl.events import Event, Notice, StepDone
-from oocdl.runtime.board import Board
+from oocdl.runtime.measured import Board
 from oocdl.training import loop
 from tests.kit import nets
 from tests.kit.browser import CHROMIUM, DESKTOP, FRAME, PHONE, Seen, browser

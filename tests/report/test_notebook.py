@@ -29,7 +29,7 @@ from oocdl.report.run_report import LayerReport, Report, Total
 from oocdl.report.search_view import SearchProgress
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.weights import Weights
+from oocdl.training.versions import Weights
 from tests.kit import nets
 from tests.kit.code import ROOT
 

@@ -17,7 +17,7 @@ from oocdl.ops.loss_functions import Labels, labels_of
 from oocdl.ops.registry import RULES
 from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
 from oocdl.runtime.inputs import Feed
-from oocdl.testing import ArrayReader
+from oocdl.testing import array_reader
 from tests.kit.nets import write_lookup
 
 REGION = ((5, 6), (10, 12), (20, 23))
@@ -124,7 +124,7 @@ def test_numbers_are_checked_as_they_are_used(
     values = np.array([used], found)
     with np.errstate(over="ignore"):
         made = values.astype("f4") * np.float32(scale or 1)
-    feed = Feed(ArrayReader(values), scale)
+    feed = Feed(array_reader("x", values), scale)
     if message is None:
         feed.check(values, made, ((0, 1),))
         return

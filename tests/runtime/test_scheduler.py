@@ -45,21 +45,24 @@ def test_nothing_starts_beyond_the_window() -> None:
             release.wait(10)
 
     graph = {("t", n): Task(("t", n), note, n) for n in range(20)}
-    thread = threading.Thread(target=get, args=(graph, [("t", 19)]), kwargs={"workers": 3, "window": 5})
-    thread.start()
+    running = Running(graph, [("t", 19)], window=5)
+    threads = [threading.Thread(target=running.work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
     deadline = time.monotonic() + 5
     while len(started) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
     assert sorted(started) == [0, 1, 2, 3, 4]
     release.set()
-    thread.join(10)
+    for thread in threads:
+        thread.join(10)
     assert len(started) == 20
 
 
 def test_an_order_that_cannot_be_run_still_runs() -> None:
     graph = {n: Task(n, add, TaskRef(n + 1), 1) for n in range(30)} | {30: Task(30, add, 0, 0)}
-    assert get(graph, [0], workers=2, window=2) == (30,)
+    assert get(graph, [0], workers=2) == (30,)
 
 
 class Result:

@@ -19,8 +19,7 @@ from oocdl.errors import DatasetError, InputError, InUseError
 from oocdl.graph.ir.index import as_slices
 from oocdl.presets.unets import write_unet3d
 from oocdl.storage.run.lock import RunLock
-from oocdl.training.prediction.class_labels import ClassLabels, labels_of
-from oocdl.training.prediction.outputs import Canvas
+from oocdl.training.prediction.outputs import ClassLabels, labels_of
 from oocdl.training.prediction.predictions import Output
 from tests.kit import nets
 from tests.kit.commands import run as call
@@ -37,16 +36,16 @@ def test_pieces_of_classes_come_in_any_order(tmp_path: Path, order: int) -> None
     logits = random.integers(-1, 2, (3, 5, 4, 6)).astype("f4")
     logits[0, :, 0] = -np.inf
     logits[1, :3, 1] = -np.inf
-    labels = zarr.create_array(zarr.storage.MemoryStore(), data=random.integers(0, 5, (3, 4, 6)).astype("u1"))
+    labels = random.integers(0, 5, (3, 4, 6)).astype("u1")
     taker = ClassLabels(5, tmp_path)
     for rows in ((0, 1), (2,)):
-        places = [(labels, ((row, row + 1),), (0, 0)) for row in rows]
-        canvas = Canvas(places, (len(rows), *labels.shape[1:]), labels.dtype)
         cuts = [((0, len(rows)),), ((0, 2), (2, 3), (3, 5)), ((0, 3), (3, 4)), ((0, 6),)]
         regions = list(itertools.product(*cuts))
         for at in random.permutation(len(regions)):
-            taker.put(canvas, regions[at], rows, logits[list(rows)][as_slices(regions[at])])
-    assert (labels[...] == logits.argmax(1)).all() and not list(tmp_path.iterdir())
+            part = logits[list(rows)][as_slices(regions[at])]
+            place, given = taker.of(regions[at], part, rows, (len(rows), *labels.shape[1:]))
+            labels[rows[0] : rows[-1] + 1][as_slices(place)] = given
+    assert (labels == logits.argmax(1)).all() and not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -193,10 +192,9 @@ def test_volumes_of_earlier_calls_are_told_of(run: oocdl.Run, tmp_path: Path) ->
 def test_nan_is_the_largest_however_classes_are_cut(tmp_path: Path) -> None:
     logits = np.array([[1.0, np.nan, 5.0, 2.0]], "f4").reshape(1, 4, 1)
     for cuts in ([(0, 4)], [(0, 2), (2, 4)], [(2, 4), (0, 2)]):
-        labels = zarr.create_array(zarr.storage.MemoryStore(), shape=(1, 1), dtype="u1")
-        canvas, taker = Canvas([(labels, ((0, 1),), (0,))], (1, 1), labels.dtype), ClassLabels(4, tmp_path)
+        taker = ClassLabels(4, tmp_path)
         for cut in cuts:
-            taker.put(canvas, ((0, 1), cut, (0, 1)), (0,), logits[:, slice(*cut)])
+            _, labels = taker.of(((0, 1), cut, (0, 1)), logits[:, slice(*cut)], (0,), (1, 1))
         assert labels[0, 0] == 1
 
 

@@ -17,7 +17,7 @@ import oocdl
 from oocdl.cli import app
 from oocdl.config import OPTIONS, Settings, make_settings
 from oocdl.errors import InputError
-from oocdl.training import plan_cache, signature
+from oocdl.training import signature
 from oocdl.training.call import ALL_OPTIONS, Call
 from oocdl.training.signature import entries, records_of
 from tests.kit.code import ROOT
@@ -70,12 +70,6 @@ def test_what_several_functions_take_is_the_same() -> None:
     often = {"validation_freq", "validation_steps", "metrics"}
     assert OPTIONS.keys() - names(oocdl.search) == often
     assert OPTIONS.keys() - names(oocdl.simulate) == {"threads", "accumulate", "validation", *often}
-
-
-def test_what_no_plan_depends_on_is_in_no_key_of_the_cache() -> None:
-    settings = {field.name: field.name.removesuffix("_bytes") for field in fields(Settings)}
-    unplanned = {name for name, option in settings.items() if OPTIONS[option].changes != "plan"}
-    assert set(plan_cache.OF_THE_RUN) == unplanned
 
 
 def test_the_command_line_has_the_same_options_defaults_and_words() -> None:

@@ -18,8 +18,7 @@ from oocdl.callbacks import CSV
 from oocdl.errors import DatasetError, InputError, ModelWarning
 from oocdl.events import StepDone, StepRunning
 from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, Course
-from oocdl.runtime.session import Session
-from oocdl.runtime.trace import StepTrace
+from oocdl.runtime.session import Session, StepTrace
 from tests.kit import nets, settings
 from tests.kit.machine import Small, plan
 

@@ -17,8 +17,8 @@ from oocdl.space import LogUniform
 from oocdl.storage.checksums import sealed
 from oocdl.storage.files import write_text
 from oocdl.training.run import Run
-from oocdl.tuning import journal, trial
-from oocdl.tuning.journal import Journal
+from oocdl.tuning import search_study, trial
+from oocdl.tuning.search_study import Journal
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, commit_times, made_of, write_job
 
@@ -101,7 +101,7 @@ def test_a_search_that_is_stopped_at_any_moment_goes_on(
         if count % 2 == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(journal, "write_text", write)
+    monkeypatch.setattr(search_study, "write_text", write)
     stops = 0
     while True:
         try:

@@ -7,7 +7,6 @@ import io
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,13 @@ from oocdl.config import make_settings
 from oocdl.config.options import Metrics
 from oocdl.errors import InputError, StoreError
 from oocdl.host.optional import needed
+from oocdl.host.paths import path_of
 from oocdl.ops.metric_functions import Metric, Surface
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.files import write_text
-from oocdl.training.metric_values import PassSums, metric_values
-from oocdl.training.prediction.class_labels import LABELS
-from oocdl.training.prediction.inference import Inference, Measured
-from oocdl.training.prediction.outputs import write_labels_of
+from oocdl.training.metric_values import Measured, PassSums, mean_losses, metric_values
+from oocdl.training.prediction.inference import Inference
+from oocdl.training.prediction.outputs import LABELS, write_labels_of
 from oocdl.training.prediction.surfaces import distances, spacings_of
 
 Row = dict[str, Any]
@@ -37,34 +36,32 @@ def library_of(metrics: Metrics) -> Any:
     return needed("scipy.spatial", f"'{names[0]}'", "surface") if names else None
 
 
-@dataclass(frozen=True)
-class SampleTable:
-    """A table with a row for each sample, as a file of CSV or JSON. Raises InputError for other names."""
+def table_path(given: str | Path | None) -> Path | None:
+    """Check the path of a table with a row for each sample, of CSV or JSON. Raises InputError for others."""
+    if given is None:
+        return None
+    path = path_of("per_sample", given)
+    if path.suffix not in (".csv", ".json"):
+        raise InputError(f"per_sample takes a path that ends in .csv or .json, not '{path}'")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise StoreError(f"cannot write {path}: it is a folder, or nothing may be written beside it")
+    return path
 
-    path: Path
 
-    def __post_init__(self) -> None:
-        if self.path.suffix not in (".csv", ".json"):
-            raise InputError(f"per_sample takes a path that ends in .csv or .json, not '{self.path}'")
-        if self.path.is_dir() or not os.access(self.path.parent, os.W_OK):
-            raise StoreError(f"cannot write {self.path}: it is a folder, or nothing may be written beside it")
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write all rows, or nothing. A number that a sample has not is an empty cell, in JSON NaN."""
-        if self.path.suffix == ".json":
-            write_text(self.path, json.dumps(rows, indent=1) + "\n")
-            return
-        stream = io.StringIO()
-        writer = csv.DictWriter(
-            stream, dict.fromkeys(name for row in rows for name in row), lineterminator="\n"
-        )
+def _write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Write all rows, or nothing. A number that a sample has not is an empty cell, in JSON NaN."""
+    text = io.StringIO()
+    if path.suffix == ".json":
+        text.write(json.dumps(rows, indent=1) + "\n")
+    else:
+        writer = csv.DictWriter(text, dict.fromkeys(n for row in rows for n in row), lineterminator="\n")
         writer.writeheader()
         # NaN alone is not equal to itself
         writer.writerows({name: v if v == v else "" for name, v in row.items()} for row in rows)
-        write_text(self.path, stream.getvalue())
+    write_text(path, text.getvalue())
 
 
-def evaluated(inference: Inference, library: Any = None, table: SampleTable | None = None) -> dict[str, Any]:
+def evaluated(inference: Inference, library: Any = None, table: Path | None = None) -> dict[str, Any]:
     """Return losses, averaged over samples, and metrics; writes the table of them. Raises what ``fit`` does.
 
     ``library`` is what ``library_of`` has returned.
@@ -84,9 +81,9 @@ def evaluated(inference: Inference, library: Any = None, table: SampleTable | No
             made, passes = write_labels_of(inference, spill.folder / LABELS)
             by_row = distances(inference, library, made, spacings)
     if table is not None:
-        table.write(_rows(inference, columns, passes, by_row))
+        _write_table(table, _rows(inference, columns, passes, by_row))
     sums = [one.sums for one in passes]
-    found = {**inference.mean_losses(passes), **metric_values(metrics, sums)}
+    found = {**mean_losses(passes), **metric_values(metrics, sums)}
     return found | metric_values(metrics, [by_row[row] for row in sorted(by_row)])
 
 

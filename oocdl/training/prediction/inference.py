@@ -6,12 +6,10 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings, make_settings
@@ -32,7 +30,7 @@ from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.sample_stack import own_sized, samples_of
 from oocdl.storage.files import existing, make_private
 from oocdl.storage.run.run_store import RunStore
-from oocdl.training.metric_values import Gathered, fold
+from oocdl.training.metric_values import Gathered, Measured, fold
 from oocdl.training.prediction.predictions import Predictions, warn_of_predictions
 from oocdl.training.preparing import measured, preparation_of, with_numbers_of
 from oocdl.training.resume import identity, same_operators
@@ -49,16 +47,6 @@ class Trained:
     """Settings that it was trained with."""
     model: Callable[[], OnnxModel]
     """Opens its model. Raises StoreError if that has changed."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The results of one pass."""
-
-    rows: Sequence[int]
-    """Its samples."""
-    losses: Mapping[str, float]
-    sums: dict[str, dict[str, Any]]
 
 
 class Inference:
@@ -79,14 +67,12 @@ class Inference:
         stored = trained.settings
         given = {"inputs": inputs, "targets": targets, "memory": memory, "spill": spill, "metrics": metrics}
         checked = make_settings(batch_size=batch_size, **given)
+        kept = {"inputs": inputs, "targets": targets, "memory_bytes": memory}
         # Where the run's owner spilled is nothing to the caller.
-        changes: dict[str, Any] = {"batch_size": checked.batch_size, "scale": None, "spill": checked.spill}
-        changes["metrics"] = checked.metrics
-        changes |= {} if inputs is None else {"inputs": checked.inputs}
-        changes |= {} if targets is None else {"targets": checked.targets}
-        changes |= {} if memory is None else {"memory_bytes": checked.memory_bytes}
+        names = ["batch_size", "spill", "metrics", *(name for name in kept if kept[name] is not None)]
+        changes = {name: getattr(checked, name) for name in names}
         use_one_heap()
-        self.trained, self.settings = trained, replace(stored, **changes)
+        self.trained, self.settings = trained, replace(stored, scale=None, **changes)
         self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         model = self.model = trained.model()
         same_operators(trained.path, trained.store.meta["identity"], digests(model.nodes))
@@ -104,51 +90,45 @@ class Inference:
         settings = replace(self.settings, validation=None)
         self.course = Course(0, settings, self.binding.samples, further_labels=self.sized.labels)
         self.kinds = self.course.validation_kinds
-        first = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
-        self.samples = samples_of(first)
+        self.image = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
+        self.samples = samples_of(self.image)
         """Name of each sample that is a group -> its attributes."""
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
-        request = Request(
-            model=model,
-            binding=self.binding,
-            settings=self.settings,
-            batch=1,
-            kind=PassKind.FORWARD,
-        )
         self.compiled: dict[str, CompiledPass] = {}
         for plan_id, kind in self.kinds.items():
-            asked = replace(request, batch=kind.batch, binding=self.sized.bindings[kind.label])
+            request = Request(
+                model=model,
+                binding=self.sized.bindings[kind.label],
+                settings=self.settings,
+                batch=kind.batch,
+                kind=PassKind.FORWARD,
+            )
             others = list(self.compiled.values())
-            draft = draft_alike(asked, others[0]) if others else draft_pass(asked)
+            draft = draft_alike(request, others[0]) if others else draft_pass(request)
             self.compiled[plan_id] = draft.cut(limits)
-        for compiled in self.compiled.values():
-            check_device(compiled.plan, self.machine)
+            check_device(self.compiled[plan_id].plan, self.machine)
         self.first = next(iter(self.compiled.values()))
         warn_of_predictions(self.first.plan.factored.graph, model)
 
     def extents(self, row: int) -> tuple[int, ...]:
         """Return the spatial extents of a sample, of which there may be none."""
         axes = max(len(port.dims) for port in self.model.inputs) - 2
-        array = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
-        return own_sized(array, row).shape[-axes:] if axes > 0 else ()
-
-    def _scale(self, identity: Mapping[str, Any], trained: Mapping[str, float]) -> dict[str, float]:
-        """Return factors by array of this dataset: those that the same input or head had in training."""
-        now = {("input", name): array for name, array in self.binding.inputs.items()}
-        now |= {("head", target.output): target.array for target in self.binding.targets}
-        then = {("input", name): array for name, array in identity["inputs"].items()}
-        then |= {("head", name): head["target"] for name, head in identity["loss"].items()}
-        return {array: trained[then[key]] for key, array in now.items() if then.get(key) in trained}
+        return own_sized(self.image, row).shape[-axes:] if axes > 0 else ()
 
     def _preparation(self, identity: Mapping[str, Any], trained: Settings) -> Preparation:
         """Return what is done to samples of this dataset: what is done to those of each input in training."""
-        scale, then, asked = self._scale(identity, trained.scale or {}), identity["inputs"], trained.normalize
+        arrays = {array: identity["inputs"][name] for name, array in self.binding.inputs.items()}
+        heads = {
+            target.array: identity["loss"][target.output]["target"]
+            for target in self.binding.targets
+            if target.output in identity["loss"]
+        }
+        factors, asked = trained.scale or {}, trained.normalize
+        pairs = [*arrays.items(), *heads.items()]
+        scale = {now: factors[then] for now, then in pairs if then in factors}
         if isinstance(asked, Mapping):
-            ports = {name: asked[then[name]] for name in then if then[name] in asked}
-            asked = {self.binding.inputs[name]: method for name, method in ports.items()}
-        settings = replace(self.settings, scale=scale, normalize=asked)
-        made = preparation_of(self.model, self.sized, settings)
-        arrays = {array: then[name] for name, array in self.binding.inputs.items()}
+            asked = {now: asked[then] for now, then in arrays.items() if then in asked}
+        made = preparation_of(self.model, self.sized, replace(self.settings, scale=scale, normalize=asked))
         return with_numbers_of(made, self.trained.store, arrays)
 
     def facts(self) -> dict[str, Any]:
@@ -185,40 +165,29 @@ class Inference:
         passes = () if deliver is None else self.compiled.values()
         watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
         gathered, results = Gathered(self.compiled), list[Measured]()
-        takers = [*([] if deliver is None else [deliver]), *([gathered.deliver] if gathered.watched else [])]
+        watched |= gathered.watched
         done = set() if made is None else made.done
         signals, spill = Signals(), self.spill()
 
         def take(*piece: Any) -> None:
-            for taker in takers:
-                taker(*piece)
+            gathered.deliver(*piece)
+            if deliver is not None:
+                deliver(*piece)
 
-        whole, watched = take if takers else None, watched | gathered.watched
-        prepared = measured(self.preparation, self.dataset)
-        session = Session(self.compiled, self.dataset, prepared, self.machine, spill, whole, watched)
+        taker, prepared = take if watched else None, measured(self.preparation, self.dataset)
+        session = Session(self.compiled, self.dataset, prepared, self.machine, spill, taker, watched)
         with signals, session:
             session.load(next(iter(self.compiled)), self.trained.store.read)
             for plan_id, info in self.course.validation_passes:
-                rows = info.indices
-                if done.issuperset(rows):
+                if done.issuperset(info.indices):
                     continue
                 with signals.allowed():
-                    found = session.run_pass(plan_id, info)
+                    results.append(gathered.run(session, plan_id, info))
                 if made is not None:
-                    made.note(rows)
-                losses = self.compiled[plan_id].named_losses(found)
-                results.append(Measured(rows, losses, gathered.take(plan_id, len(rows))))
+                    made.note(info.indices)
                 if len(results) > 1:
                     fold(results[0].sums, results[-1].sums)
         return results
-
-    def mean_losses(self, passes: Iterable[Measured]) -> dict[str, float]:
-        """Return the losses of all passes, averaged over samples."""
-        totals: dict[str, float] = {}
-        for one in passes:
-            for title, loss in one.losses.items():
-                totals[title] = totals.get(title, 0.0) + loss * len(one.rows)
-        return {title: float(np.float64(total) / self.binding.samples) for title, total in totals.items()}
 
 
 def _outputs_like_inputs(model: OnnxModel, identity: Mapping[str, Any]) -> set[str]:

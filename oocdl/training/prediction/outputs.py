@@ -1,71 +1,40 @@
-"""``predict``: takes outputs, region by region as they are computed, to the arrays of their samples."""
+"""``predict``: takes outputs, or the classes of their largest logits, to the arrays of their samples.
+
+Regions are taken as they are computed: no logits of a whole sample are kept for its classes.
+"""
 
 from __future__ import annotations
 
+import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 
+from oocdl.data.label_volumes import sample_facts, write_labels
+from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, region_shape, within
 from oocdl.planning.binding import Binding
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime import weight_io
-from oocdl.runtime.inputs import own_regions
 from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import RunLock
-from oocdl.training.prediction.class_labels import (
-    ClassLabels,
-    facts_of_volumes,
-    labels_of,
-    write_volumes,
-)
-from oocdl.training.prediction.inference import Inference, Measured
+from oocdl.training.metric_values import Measured
+from oocdl.training.prediction.inference import Inference
 from oocdl.training.prediction.predictions import Output, Predictions
 
-Place = tuple["zarr.Array[Any]", Region, Sequence[int]]
-"""Array of a sample; where in it, and where in the network's output, the sample stands."""
-
-
-@dataclass(frozen=True, eq=False)
-class Canvas:
-    """The outputs of a batch, as the network has them: what is around smaller samples is left out."""
-
-    places: Sequence[Place]
-    """By position in the batch."""
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    def __setitem__(self, region: Region, values: Array) -> None:
-        for position, (array, prefix, starts) in enumerate(self.places[slice(*region[0])]):
-            own, part = self._own(region, array, prefix, starts)
-            if not is_empty(own):
-                place, found = (*prefix, *own), values[position][within(part, region[1:])]
-                array[as_slices(place)] = found.reshape(region_shape(place))
-
-    def __getitem__(self, region: Region) -> Array:
-        found: Array = np.zeros(region_shape(region), self.dtype)
-        for position, (array, prefix, starts) in enumerate(self.places[slice(*region[0])]):
-            own, part = self._own(region, array, prefix, starts)
-            if not is_empty(own):
-                read = np.asarray(array[as_slices((*prefix, *own))])
-                found[position][within(part, region[1:])] = read.reshape(region_shape(own))
-        return found
-
-    def _own(
-        self, region: Region, array: zarr.Array[Any], prefix: Region, starts: Sequence[int]
-    ) -> tuple[Region, Region]:
-        """Return the part of a region that is a sample's own, in its array and in the network's output."""
-        extents = array.shape[len(prefix) :]
-        part = intersect(region[1:], moved(tuple((0, extent) for extent in extents), starts))
-        return moved(part, [-start for start in starts]), part
+Facts = Sequence[tuple[str, Mapping[str, Any]]]
+"""Name and attributes of each sample."""
+LABELS = "labels.zarr"
+"""Labels beside the volumes that are made of them, where no other place was given."""
 
 
 def write_predictions(inference: Inference, target: Path, argmax: bool, volumes: Path | None) -> zarr.Group:
@@ -73,17 +42,17 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
 
     With ``volumes`` labels are written there too, as NIfTI. Raises what ``Run.predict`` raises.
     """
-    outputs = list(_outputs_of(inference))
-    classes = {one.name: one.sample_shape[0] for one in outputs if one.sample_shape} if argmax else {}
-    outputs = [labels_of(one) if argmax else one for one in outputs]
-    facts = () if volumes is None else facts_of_volumes(inference, outputs)
+    outputs = logits = list(_outputs_of(inference))
+    if argmax:
+        outputs = [labels_of(one) for one in logits]
+    facts = () if volumes is None else _facts_of_volumes(inference, outputs)
     with _alone(target):
-        made, _ = _run(inference, target, outputs, classes)
+        made, _ = _run(inference, target, outputs, logits if argmax else ())
         group = made.finish()
         if volumes is not None:
             with reporting(volumes):
                 labels = [made.place(outputs[0].name, row) for row in range(len(facts))]
-                write_volumes(volumes, facts, labels)
+                _write_volumes(volumes, facts, labels)
     return group
 
 
@@ -106,43 +75,48 @@ def write_labels_of(inference: Inference, target: Path) -> tuple[Predictions, li
 
     Of one channel the class is 1 where it is above 0.
     """
-    outputs = list(_outputs_of(inference))
-    classes = {one.name: one.sample_shape[0] for one in outputs}
-    return _run(inference, target, [labels_of(one, 1) for one in outputs], classes)
+    logits = list(_outputs_of(inference))
+    return _run(inference, target, [labels_of(one, 1) for one in logits], logits)
 
 
 def _run(
-    inference: Inference, target: Path, outputs: Sequence[Output], classes: Mapping[str, int]
+    inference: Inference, target: Path, outputs: Sequence[Output], logits: Sequence[Output]
 ) -> tuple[Predictions, list[Measured]]:
-    """Run the network, and write its outputs, or classes of those that have so many, to a group."""
+    """Run the network, and write its outputs, or classes of those that are ``logits``, to a group."""
     with reporting(target):
         samples = {
             name: its if _is_like(inference, outputs, row) else {}  # else they lie elsewhere in space
             for row, (name, its) in enumerate(inference.samples.items())
         }
         made = Predictions(target, outputs, inference.facts(), samples)
-    takers = {name: ClassLabels(count, target) for name, count in classes.items()}
+    labels = {one.name: ClassLabels(one.sample_shape[0], target) for one in logits}
     lock = threading.Lock()
 
     def deliver(plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
         compiled = inference.compiled[plan_id]
-        factored = compiled.plan.factored
-        for output, name in compiled.outputs.items():
-            if factored.stored(name) != value:
-                continue
-            shape = factored.graph.values[name].shape
-            canvas = _canvas(
-                made, output, (shape[0], *shape[2:]) if output in takers else shape, info.indices
-            )
-            for box, place in own_regions(factored.factors[name], region):
-                with lock, reporting(target):
-                    found = array[place].reshape(region_shape(box))
-                    if output in takers:
-                        takers[output].put(canvas, box, info.indices, found)
-                    else:
-                        canvas[box] = found
+        for output, box, part in weight_io.boxes_of(compiled, compiled.outputs, value, region, array):
+            shape = compiled.plan.factored.graph.values[compiled.outputs[output]].shape
+            with lock, reporting(target):
+                if output in labels:
+                    shape = (shape[0], *shape[2:])
+                    box, part = labels[output].of(box, part, info.indices, shape)
+                _put(made, output, shape, info.indices, box, part)
 
     return made, inference.run(deliver, made)
+
+
+def _put(
+    made: Predictions, output: str, shape: Shape, rows: Sequence[int], region: Region, values: Array
+) -> None:
+    """Write a region of a batch to the arrays of its samples; leaves out what is around smaller ones."""
+    for position, row in enumerate(rows[slice(*region[0])]):
+        array, prefix = made.place(output, row)
+        own = array.shape[len(prefix) :]
+        starts = [(mine - its) // 2 for mine, its in zip(shape[1:], own, strict=True)]
+        part = intersect(region[1:], moved(tuple((0, extent) for extent in own), starts))
+        if not is_empty(part):
+            place = (*prefix, *moved(part, [-start for start in starts]))
+            array[as_slices(place)] = values[position][within(part, region[1:])].reshape(region_shape(place))
 
 
 def _is_like(inference: Inference, outputs: Sequence[Output], row: int) -> bool:
@@ -180,10 +154,103 @@ def _own_shape(binding: Binding, row: int, shape: Shape, axes: int) -> Shape:
     return (*shape[:-axes], *own[-axes:])
 
 
-def _canvas(made: Predictions, output: str, shape: Shape, rows: Sequence[int]) -> Canvas:
-    places: list[Place] = []
-    for row in rows:
-        array, prefix = made.place(output, row)
-        own = array.shape[len(prefix) :]
-        places.append((array, prefix, [(mine - its) // 2 for mine, its in zip(shape[1:], own, strict=True)]))
-    return Canvas(places, shape, np.dtype(places[0][0].dtype))
+def labels_of(output: Output, least: int = 2) -> Output:
+    """Return the array of labels [N, ..] of an output [N, C, ..].
+
+    Raises InputError if it has fewer than ``least`` classes.
+    """
+    axis, sample = 1 if output.row is None else 0, output.sample_shape
+    if len(sample) < 1 or sample[0] < least:
+        raise InputError(
+            f"argmax is over classes, the second axis, and output '{output.name}' has the shape "
+            f"{list(output.shape)}; leave it out, and compare the output with a threshold"
+        )
+    shape, chunks = (one[:axis] + one[axis + 1 :] for one in (output.shape, output.chunks))
+    return replace(output, shape=shape, chunks=chunks, dtype=str(_label_type(sample[0])))
+
+
+def _label_type(classes: int) -> np.dtype[Any]:
+    return np.min_scalar_type(max(classes - 1, 1))
+
+
+class ClassLabels:
+    """Takes the class of the largest of logits [N, C, ..], the first of equal ones.
+
+    Of one class it takes whether its logit is above 0. Regions come in any order, one at a time, of one batch
+    after the other. Where a region has not all classes, the largest logits so far and their classes are kept
+    in files without names in ``folder``.
+    """
+
+    def __init__(self, classes: int, folder: Path) -> None:
+        self.classes, self.folder = classes, folder
+        self._rows: tuple[int, ...] = ()
+        self._best: tuple[Array, Array] | None = None
+
+    def of(self, region: Region, logits: Array, rows: Sequence[int], shape: Shape) -> tuple[Region, Array]:
+        """Return the region of labels that logits of a region give, and the labels by all logits so far.
+
+        Labels of the batch of samples ``rows`` have this ``shape``.
+        """
+        start, stop = region[1]
+        place = (region[0], *region[2:])
+        labels = np.empty(region_shape(place), _label_type(self.classes))
+        for at in np.ndindex(labels.shape[:2]):  # argmax makes int64: not of all at once
+            own = logits[(at[0], slice(None), *at[1:])]
+            labels[at] = own[0] > 0 if self.classes == 1 else own.argmax(0) + start
+        if (start, stop) == (0, self.classes):
+            return place, labels
+        if self._best is None or self._rows != tuple(rows):
+            self._rows = tuple(rows)
+            # None comes behind the last class.
+            self._best = (
+                self._kept(shape, np.float64, -np.inf),
+                self._kept(shape, labels.dtype, self.classes - 1),
+            )
+        best, before = (kept[as_slices(place)] for kept in self._best)
+        now = logits.max(1)
+        now = np.where(np.isnan(now), np.inf, now)  # NaN is the largest to argmax
+        taken = (now > best) | ((now == best) & (labels < before))
+        best[taken], before[taken] = now[taken], labels[taken]
+        return place, before
+
+    def _kept(self, shape: Shape, dtype: Any, start: float) -> Array:
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            kept = np.memmap(file, dtype, "w+", shape=shape)
+        kept.fill(start)
+        return kept
+
+
+def _facts_of_volumes(inference: Inference, outputs: Sequence[Output]) -> Facts:
+    """Return name and attributes of the volume of each sample.
+
+    Raises InputError unless there is one array of labels, of three spatial axes and the extents of its
+    sample; DatasetError if the dataset's attributes are of other samples.
+    """
+    if len({one.name for one in outputs}) != 1 or len(outputs[0].sample_shape) != 3:
+        shapes = ", ".join(f"'{one.name}' {list(one.shape)}" for one in outputs[:3])
+        raise InputError(f"nifti= takes one output of three spatial axes; labels of this model are {shapes}")
+    for one in outputs:
+        extents = inference.extents(one.row or 0)
+        if one.sample_shape != extents:
+            raise InputError(
+                f"nifti= takes labels of each voxel of a sample, and those of {list(extents)} voxels are "
+                f"{list(one.sample_shape)}; leave it out, or have the network give the size of its input"
+            )
+    return list(inference.samples.items()) or sample_facts(inference.dataset, outputs[0].shape[0])
+
+
+def _write_volumes(folder: Path, facts: Facts, places: Sequence[tuple[zarr.Array[Any], Region]]) -> None:
+    """Write labels [z, y, x] as a NIfTI file for each sample, of its place in an array."""
+    folder.mkdir(parents=True, exist_ok=True)
+    others = {path.name for path in folder.glob("*.nii.gz")} - {f"{name}.nii.gz" for name, _ in facts}
+    if others:
+        warnings.warn(
+            f"{folder} has labels of other samples, too: {', '.join(sorted(others)[:5])}", stacklevel=5
+        )
+    for (name, told), (array, prefix) in zip(facts, places, strict=True):
+
+        def planes(start: int, stop: int, array: zarr.Array[Any] = array, prefix: Region = prefix) -> Array:
+            found: Array = np.asarray(array[(*as_slices(prefix), slice(start, stop))])
+            return found.reshape(found.shape[len(prefix) :])
+
+        write_labels(folder, name, told, array.shape[len(prefix) :], array.dtype, planes)

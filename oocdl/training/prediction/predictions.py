@@ -111,7 +111,6 @@ class Predictions:
         self._mark = {MARK: {KIND: PREDICTIONS, "samples": list(self._samples)}} if samples else USUAL
         asked = json.dumps([dict(facts), [asdict(output) for output in outputs]], sort_keys=True)
         self._facts = hashlib.sha256(asked.encode()).hexdigest()
-        self._rows = {self._name(output): output.row for output in outputs}
         self._outputs = {(output.name, output.row): self._name(output) for output in outputs}
         self._stores = {
             name: SealedStore(path / name, f"output {name!r}", {}, read_only=False)
@@ -123,6 +122,7 @@ class Predictions:
                 self._go_on()
             if not self.done:
                 self._begin(outputs)
+        self._noted = {name: set(store.records) for name, store in self._stores.items()}
         self.arrays: Mapping[str, Array] = {
             name: zarr.open_array(store=store, mode="r+") for name, store in self._stores.items()
         }
@@ -140,17 +140,12 @@ class Predictions:
 
     def note(self, rows: Sequence[int]) -> None:
         """Note that all outputs of these samples are written."""
-        names = {row: (f"c/{row}/", f"c/{row}") for row in rows}
-        records = {
-            output: {
-                key: [record.nbytes, record.crc]
-                for key, record in store.records.items()
-                if (self._rows[output] in rows and key != "zarr.json")
-                or any(key == exact or key.startswith(start) for start, exact in names.values())
-            }
-            for output, store in self._stores.items()
-            if self._rows[output] is None or self._rows[output] in rows
-        }
+        records = {}
+        for name, store in self._stores.items():
+            new = store.records.keys() - self._noted[name]
+            self._noted[name] |= new
+            if new:
+                records[name] = {key: [store.records[key].nbytes, store.records[key].crc] for key in new}
         with reporting(self.path), (self.path / PROGRESS).open("ab") as stream:
             stream.write(line_of({"step": rows[-1], "rows": list(rows), "records": records}))
 
@@ -203,15 +198,14 @@ class Predictions:
         if not all(self._sound(name, "zarr.json") for name in self._stores):
             return
         for row in found[1:]:
-            for name, records in row["records"].items():
-                self._stores[name].records.update({key: Record(*record) for key, record in records.items()})
-            wrong = [
-                (n, key) for n, keys in row["records"].items() for key in keys if not self._sound(n, key)
-            ]
-            for name, key in wrong:
-                del self._stores[name].records[key]
-            if not wrong:
+            records = [(name, key, its[key]) for name, its in row["records"].items() for key in its]
+            for name, key, record in records:
+                self._stores[name].records[key] = Record(*record)
+            if all(self._sound(name, key) for name, key, _ in records):
                 self.done |= set(row["rows"])
+                continue
+            for name, key, _ in records:
+                del self._stores[name].records[key]
 
     def _sound(self, name: str, key: str) -> bool:
         """Whether a file is still what was written."""

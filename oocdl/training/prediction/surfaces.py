@@ -99,12 +99,11 @@ def spacings_of(inference: Inference) -> list[list[float]]:
         told = list(sample_facts(inference.dataset, inference.binding.samples))
     found: list[list[float]] = []
     for name, facts in told:
-        given, steps = facts.get("spacing", facts.get("affine", np.eye(4))), list[float]()
+        given = facts.get("spacing", facts.get("affine", np.eye(4)))
         try:
             if "spacing" not in facts:
-                steps = list(spacing_of(np.asarray(given, np.float64).reshape(4, 4))[:axes])
-            else:
-                steps = [float(one) for one in given]
+                given = spacing_of(np.asarray(given, np.float64).reshape(4, 4))[:axes]
+            steps = [float(one) for one in given]
         except (TypeError, ValueError):
             steps = []
         if len(steps) != axes or not all(0 < one < np.inf for one in steps):
