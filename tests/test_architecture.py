@@ -115,7 +115,7 @@ GATES = {
     "rich": ("report.*", "cli.*"),
     "typer": (
         "cli.app",
-        "cli.convert",
+        "cli.verbs",
         "cli.look",
         "cli.verb_options",
         "cli.cluster",
@@ -130,6 +130,7 @@ GATES = {
 """The only modules that may import a heavy library, as patterns."""
 
 LATE = {
+    "cli.app",
     "cluster.systems",
     "dashboard.dask_plugin",
     "dashboard.prometheus",

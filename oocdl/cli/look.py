@@ -1,4 +1,4 @@
-"""The commands about what is there already: runs, models, datasets, this machine; and the demo."""
+"""The commands that make a dataset, and those about what is there already: runs, models, this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
-from oocdl.cli.texts import sizes
+from oocdl.cli.texts import numbers, sizes
 from oocdl.cli.verb_options import (
     Dims,
     Engine,
@@ -28,20 +28,52 @@ from oocdl.cli.verb_options import (
     with_options,
 )
 from oocdl.dashboard.page_process import from_elsewhere, serve
+from oocdl.data import convert as convert_files
 from oocdl.errors import CorruptError, InputError, printable
 from oocdl.report.tables import Sheet
-from oocdl.report.units import shape_text, size_text
+from oocdl.report.units import counted, shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.run_verification import verify as verify_run
 from oocdl.training.prediction.class_labels import LABELS
 from oocdl.training.prediction.predictions import is_unfinished
 from oocdl.training.run import Run
+from oocdl.training.signals import Signals
 from oocdl.training.trainer import open as open_run
 
 PREDICT, EVALUATE = records_for(Run.predict), records_for(Run.evaluate)
 EXPORT = {"which": PREDICT["which"]}
 
 app = typer.Typer()
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(help="nnU-Net folder, CSV or JSON table, NIfTI, .npy, .npz, HDF5 or Zarr.")
+    ],
+    out: Out,
+    config: ConfigFile = None,
+    spacing: Annotated[
+        str | None, typer.Option(metavar="Z,Y,X", help="Millimetres to resample volumes to.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 1GiB.")] = None,
+    split: Annotated[str, typer.Option(help="Of an nnU-Net folder: train or test.")] = "train",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a dataset that was converted before.")
+    ] = False,
+    progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
+) -> None:
+    """Write images and labels of other formats as a dataset that fit reads, within a memory budget."""
+    steps = None if spacing is None else numbers("spacing", spacing, float)
+    with ending(lambda: UNCHANGED), Signals() as signals, signals.allowed():
+        group = convert_files(
+            source, out, spacing=steps, memory=memory, split=split, overwrite=overwrite, progress=progress
+        )
+    samples = [sample for _, sample in sorted(group.groups())]
+    if samples:
+        say(f"{out}: {counted(len(samples), 'sample')}, the first of which is")
+    for _, array in sorted((samples or [group])[0].arrays()):
+        say(f"{out}/{array.path}: {shape_text(array.shape)} {array.dtype}")
 
 
 @app.command()
