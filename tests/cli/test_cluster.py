@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from distributed.deploy import Cluster
 
-from oocdl.cli import verbs
 from oocdl.cli import cluster as commands
+from oocdl.cli import verbs
 from oocdl.cli.texts import flag
 from oocdl.cluster.systems import job_script
 from oocdl.errors import InputError
