@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oocdl.dashboard import dask_plugin
 from oocdl.dashboard.mirror import Source
-from oocdl.events import Event, Listener, WorkersChanged
+from oocdl.events import Event, WorkersChanged
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
@@ -22,25 +21,13 @@ SEND_SECONDS = 1.0
 END_SECONDS = 10.0
 
 
-@contextmanager
-def shown(
-    client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
-) -> Iterator[Listener]:
-    """Show a run on Dask's dashboard as long as the block lasts; give a listener of the run.
-
-    ``client`` gives the client that the run has now: another one after its scheduler has started anew. Where
-    showing fails, ``tell`` is called with a line, and the run goes on. ``tells_address``: whether the address
-    of the page is told as well.
-    """
-    made = Showing(client, run, tell, tells_address)
-    try:
-        yield made
-    finally:
-        made.finish()
-
-
 class Showing:
-    """A listener that shows a run on its scheduler, and shows it again once that has started anew."""
+    """Shows a run on Dask's dashboard as long as the block lasts. A listener and a context manager.
+
+    ``client`` gives the client that the run has now: another one after its scheduler has started anew, which
+    then shows the run. Where showing fails, ``tell`` is called with a line, and the run goes on.
+    ``tells_address``: whether the address of the page is told as well.
+    """
 
     def __init__(
         self, client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
@@ -60,8 +47,10 @@ class Showing:
         if self._sender is not None:
             self._sender(event)
 
-    def finish(self) -> None:
-        """Send what is left, and show the run no longer."""
+    def __enter__(self) -> Showing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._sender is not None:
             self._sender.finish()
         if self._is_begun:

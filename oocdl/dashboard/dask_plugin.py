@@ -77,8 +77,7 @@ class Pages(SchedulerPlugin):
 
     def newest(self) -> Any:
         """Return the ``Shown`` of the run that has begun last; None while no run has anything to show."""
-        found = [one.shown for one in self.runs.values() if one.shown is not None]
-        return found[-1] if found else None
+        return next((one.shown for one in reversed(self.runs.values()) if one.shown is not None), None)
 
     async def receive(self, run: str, pieces: Sequence[Piece]) -> None:
         """Take what is new of a run whose directory this scheduler does not see."""
@@ -128,7 +127,7 @@ class Pages(SchedulerPlugin):
 
 async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> Begun:
     """Show a run on the scheduler's dashboard, if it has one."""
-    if not has_dashboard(dask_scheduler):
+    if dask_pages(dask_scheduler) is None:
         return Begun(False, False)
     await end(run, dask_scheduler)  # its driver had no answer to an earlier call
     sees = mark != "" and mark_of(Path(path)) == mark
@@ -165,11 +164,6 @@ async def end(run: str, dask_scheduler: Scheduler) -> None:
 
 def _pages(scheduler: Scheduler) -> Pages | None:
     return cast(Pages | None, scheduler.plugins.get(NAME))
-
-
-def has_dashboard(scheduler: Scheduler) -> bool:
-    """Return whether Dask's own pages are served here."""
-    return dask_pages(scheduler) is not None
 
 
 def dask_pages(scheduler: Scheduler) -> Any:

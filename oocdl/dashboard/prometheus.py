@@ -11,17 +11,16 @@ import numpy as np
 from oocdl.dashboard.view import View
 
 PREFIX = "oocdl"
-OF_STEP = {
+GAUGES = {
     "step": "Steps that are done.",
     "loss": "Loss of the last step.",
     "lr": "Learning rate of the last step.",
     "seconds": "Seconds that the last step took.",
-}
-OF_PROCESS = {
     "process_bytes": "Memory that a process has by the kernel's count, pages of files left out.",
     "tier_bytes": "Chunks in the RAM tier of a process.",
     "spilled_bytes": "Chunks of a process that are on its disk.",
 }
+"""Name of a number -> what it is; those of bytes are of each process."""
 
 
 class RunCollector:
@@ -40,17 +39,13 @@ class RunCollector:
     def collect(self) -> Iterator[Any]:
         """Give all numbers, each with its run and, of a process, with that."""
         views = list(self._views())
-        for name, words in OF_STEP.items():
-            gauge = self._gauge(f"{PREFIX}_{name}", words, labels=["run"])
+        for name, words in GAUGES.items():
+            labels = ["run", "process"] if name.endswith("_bytes") else ["run"]
+            gauge = self._gauge(f"{PREFIX}_{name}", words, labels=labels)
             for view in views:
-                if len(view.steps) and np.isfinite(number := float(view.steps[name][-1])):
-                    gauge.add_metric([str(view.run)], number)
-            yield gauge
-        for name, words in OF_PROCESS.items():
-            gauge = self._gauge(f"{PREFIX}_{name}", words, labels=["run", "process"])
-            for view in views:
-                for process, table in list(view.resources.items()):
-                    gauge.add_metric([str(view.run), process], float(table[name][-1]))
+                for process, table in list(view.resources.items()) if len(labels) > 1 else [("", view.steps)]:
+                    if len(table) and np.isfinite(number := float(table[name][-1])):
+                        gauge.add_metric([str(view.run), process][: len(labels)], number)
             yield gauge
 
 

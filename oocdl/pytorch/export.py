@@ -24,7 +24,7 @@ from oocdl.pytorch.child import first_line, in_child
 from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.exported import Asked, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
-from oocdl.pytorch.module_calls import Signature, inputs_of
+from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of
 from oocdl.pytorch.module_tensors import twin_of
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.state import same_generators
@@ -146,16 +146,9 @@ def _written(
 
 def _call_of(signature: Signature, made: Study, twin: nn.Module) -> Call:
     """Return how an exporter is to call the module: at small sizes, where these are open."""
-    dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
-    args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype, 0))
+    args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype_of(twin), 0))
     axes = {name: tuple(axis for title, axis in made.free.names if title == name) for name in signature.names}
-    return Call(
-        args=tuple(args),
-        kwargs=kwargs,
-        inputs=signature.names,
-        outputs=made.outputs,
-        axes={name: open_ for name, open_ in axes.items()},
-    )
+    return Call(args=tuple(args), kwargs=kwargs, inputs=signature.names, outputs=made.outputs, axes=axes)
 
 
 def _facts(module: nn.Module, made: Study, exporter: str, verify: bool) -> Facts:

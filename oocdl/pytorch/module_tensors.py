@@ -78,7 +78,7 @@ def twin_of(module: nn.Module) -> nn.Module:
     twin = copy.deepcopy(module).cpu()
     random = torch.Generator().manual_seed(0)
     used: set[Key] = set()
-    statistics = _statistics(twin)
+    statistics = norm_buffers(twin, "running_mean", "running_var")
     with torch.no_grad():
         for held in floats(twin):
             while held.is_parameter or held.names[0] in statistics:
@@ -90,13 +90,13 @@ def twin_of(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _statistics(module: nn.Module) -> frozenset[str]:
-    """Return the names of the running statistics of norms."""
+def norm_buffers(module: nn.Module, *titles: str) -> frozenset[str]:
+    """Return the names of some buffers of all norms that have running statistics."""
     return frozenset(
         f"{name}.{title}".lstrip(".")
         for name, part in module.named_modules()
         if isinstance(part, nn.modules.batchnorm._NormBase)
-        for title in ("running_mean", "running_var")
+        for title in titles
     )
 
 

@@ -95,7 +95,6 @@ class SlowestLayers(OfLastPass):
         self.root = style.card(self._figure)
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         layers, times = _slowest(view)
         layers = layers[:MOST_BARS]
         names = [shortened(layer.name, LONGEST_NAME) for layer in layers]
@@ -130,11 +129,9 @@ class LayerTable(Panel):
         self.root = style.card(table, stylesheets=[style.SCROLLED])  # a phone moves it sideways
 
     def basis(self, view: View) -> object | None:
-        """Return the last whole pass or, before there is one, what is predicted."""
         return view.last_pass or view.main
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         layers, times = _slowest(view)
         facts = {name: [fact(layer) for layer in layers] for name, (*_, fact) in FACTS.items()}
         self._source.data = {"name": [layer.name for layer in layers], **times, **facts}
@@ -171,16 +168,13 @@ class Network(Panel):
             color_mapper=self._mapper, background_fill_color=None, width=10, title="seconds", label_standoff=6
         )
         self._figure.add_layout(self._bar, "right")
-        self._measure = style.choice("coloured by", list(MEASURES), width=180)
-        self._measure.on_change("value", self.changed)
+        self._measure = style.choice("coloured by", list(MEASURES), 180, self.changed)
         self.root = style.card(self._measure, self._figure)
 
     def basis(self, view: View) -> object | None:
-        """Return the last whole pass, where it is the one that ends a step; else what is predicted."""
         return view.last_pass if _ends_step(view) else view.main
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         assert view.main is not None
         numbers = [index for index, layer in enumerate(view.main.layers) if layer.phase == "forward"]
         layers = [view.main.layers[index] for index in numbers]

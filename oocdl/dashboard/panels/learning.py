@@ -42,9 +42,8 @@ class Learning(Panel):
         tips = {"step": "@step", "loss": "@loss{0.0000}", "smoothed": "@smooth{0.0000}"}
         style.hover(self._figure, tips, line, mode="vline")
         self._figure.xaxis.axis_label = "steps"
-        self._against = style.choice("against", list(AGAINST), width=140)
+        self._against = style.choice("against", list(AGAINST), 140, self.changed)
         self._weight = style.slider("smoothing", 0.99, SMOOTHING, step=0.01, width=200)
-        self._against.on_change("value", self.changed)
         self._weight.on_change("value_throttled", self.changed)
         self._metrics: dict[str, ColumnDataSource] = {}
         self._metric_figure: Any = None
@@ -59,7 +58,6 @@ class Learning(Panel):
         )
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         steps, against = view.steps, str(self._against.value)
         shown = thinned(len(steps), style.MOST_POINTS)
         x, loss = steps[AGAINST[against]][shown], steps["loss"]

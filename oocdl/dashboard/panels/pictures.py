@@ -63,8 +63,7 @@ class Planes:
 
     def __init__(self) -> None:
         self.root = Column(sizing_mode="stretch_width")
-        self._order = style.choice("axes", list(NAMES), width=190)
-        self._order.on_change("value", self._turned)
+        self._order = style.choice("axes", list(NAMES), 190, self._turned)
         self._volume = self._target = self._predicted = np.zeros((0, 0), np.float32)
         """Pixels of the image, and classes of target and prediction, which are zeros where there are none."""
         self._sources: list[dict[str, ColumnDataSource]] = []
@@ -155,7 +154,6 @@ class Pictures(Panel):
         self.root: Column = Column(children=[self._card], sizing_mode="stretch_width")
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         commits = [note for note in view.notes if note["kind"] == "commit"]
         if view.facts is None or not commits:
             self._words.text = "there is no commit yet"

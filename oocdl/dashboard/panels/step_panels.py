@@ -74,7 +74,6 @@ class StepMap(Panel):
         self.root = style.card(self._figure, self._where)
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         image, now, facts = view.phase_map(SHARDS_SHOWN), view.now, view.facts
         if image is None or now is None or facts is None:
             self._where.text = f"{self._legend} no step has begun yet"
@@ -138,7 +137,6 @@ class Timeline(OfLastPass):
         self.root = style.card(self._figure, style.html(style.chips([*computes, *legend])), self._words)
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         last = view.last_pass
         assert last is not None and view.facts is not None
         processes = list(dict.fromkeys(lane.process for lane in last.lanes))

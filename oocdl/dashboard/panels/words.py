@@ -49,7 +49,6 @@ class Header(Panel):
         self.root = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         facts = view.facts
         model = style.text(facts.model) if facts else "…"
         self._title.text = (
@@ -112,7 +111,6 @@ class Settings(Words):
     """A table of what the run was started with: its model, data and settings."""
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         facts = _of_facts(view)
         # In the order of both; where epochs are given, only facts know the steps.
         rows = facts | settings_text(view) | facts
@@ -129,7 +127,6 @@ class Log(Words):
     """The last messages, the newest first; of commits that follow each other the last one."""
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         rows: list[str] = []
         before = ""
         for note in reversed(view.notes):

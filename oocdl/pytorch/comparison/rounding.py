@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from oocdl.pytorch.module_calls import tensors_in
 
 Results = Mapping[str, Tensor]
 """``output NAME``, ``gradient NAME``, ``update NAME`` -> what was computed."""
@@ -81,8 +82,8 @@ class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         if any(slot.alias_info is not None for slot in func._schema.returns):
             return out
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor) and x.is_floating_point() and x.numel():
+        for x in tensors_in(out):
+            if x.is_floating_point() and x.numel():
                 bits = torch.rand(x.shape, generator=self.random, dtype=x.dtype).mul_(2).sub_(1)
                 moved = x + bits.mul_(torch.finfo(x.dtype).eps) * x
                 x.copy_(moved.where(moved.isfinite(), x))

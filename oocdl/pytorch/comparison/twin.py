@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.metadata import Metadata
 from oocdl.pytorch.comparison.pinned import Pinned
 from oocdl.pytorch.comparison.rounding import Wide
-from oocdl.pytorch.module_calls import Signature, Tensors
+from oocdl.pytorch.module_calls import Signature, Tensors, tensors_in
 
 _LEAST = 0.02
 """Weights are moved by a tenth of their usual size, and at least by so much: zeros are moved, too."""
@@ -73,7 +72,7 @@ class Twin:
                 self.runs = bool(self.runs)
                 returned = self.module(*args, **kwargs)
             self.runs = True
-            outputs = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
+            outputs = tensors_in(returned)
             if len(outputs) != len(cotangents):
                 raise UnsupportedError(
                     f"the module returns {len(outputs)} tensors, its file {len(cotangents)}"

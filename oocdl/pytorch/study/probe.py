@@ -9,7 +9,7 @@ calls (Python's random numbers) is refused by name, unless nothing depends on it
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from typing import Any
@@ -45,10 +45,13 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             shapes = ", ".join(f"{list(x.shape)} of {x.dtype}" for x in inputs.values())
             raise InputError(f"{type(module).__name__} cannot be called with {shapes}: {text}") from error
-    if findings.refused:
-        listed = "; ".join(dict.fromkeys(findings.refused))
-        raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
+    _refuse(module, findings.refused)
     return findings
+
+
+def _refuse(module: nn.Module, what: Iterable[str]) -> None:
+    if listed := "; ".join(dict.fromkeys(what)):
+        raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
 
 
 def _fake(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
@@ -132,7 +135,4 @@ def _refuse_hooks(module: nn.Module) -> None:
     for name, p in module.named_parameters():
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             refused.append(f"a hook on the gradient of '{name}'")
-    if refused:
-        raise UnsupportedError(
-            f"an ONNX file cannot carry all that {type(module).__name__} does: {'; '.join(refused)}"
-        )
+    _refuse(module, refused)
