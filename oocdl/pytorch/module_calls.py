@@ -30,7 +30,6 @@ class Signature:
     """Number of inputs, the first ones, that are given by position; the others are given by name."""
 
     def split(self, inputs: Tensors) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return positional and named arguments."""
         values = [inputs[name] for name in self.names]
         return values[: self.positional], dict(
             zip(self.names[self.positional :], values[self.positional :], strict=True)

@@ -74,7 +74,6 @@ class Known:
         self._marks: dict[float, list[tuple[float, ...]]] = {}
 
     def add(self, x: Tensor) -> None:
-        """Note a value."""
         marked = mark(x)
         self._marks.setdefault(marked[0], []).append(marked)
 

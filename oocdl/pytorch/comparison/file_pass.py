@@ -40,11 +40,7 @@ class Pass:
     draws: tuple[Draw, ...]
 
     def run(
-        self,
-        held: Tensors,
-        given: Tensors,
-        random: Tensors,
-        look: Callable[[Tensor], object] | None = None,
+        self, held: Tensors, given: Tensors, random: Tensors, look: Callable[[Tensor], object] | None = None
     ) -> dict[str, Tensor]:
         """Compute everything; returns results by the titles of ``results``.
 

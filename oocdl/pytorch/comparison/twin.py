@@ -38,7 +38,6 @@ class Twin:
         return {name: self.tensors[fact.names[0]].detach().clone() for name, fact in self.facts.items()}
 
     def put(self, held: Tensors) -> None:
-        """Make the contents what ``held`` has returned."""
         with torch.no_grad():
             for name, data in held.items():
                 self.tensors[self.facts[name].names[0]].copy_(data)

@@ -159,7 +159,6 @@ class _Calls(TorchFunctionMode):
 
 
 def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
-    """Return what the call has told of its symbols."""
     names: dict[Axis, str] = {}
     fixed: dict[Axis, str] = {}
     titles: dict[sympy.Symbol, sympy.Symbol] = {}

@@ -90,7 +90,6 @@ def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) 
 
 
 def _drawn(name: str, module: nn.Module, call: Call) -> str:
-    """Say where numbers are drawn that are not PyTorch's."""
     dice = DrawnAt(module, name)
     with dice:
         module(*call[0], **call[1])
