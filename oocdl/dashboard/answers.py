@@ -54,7 +54,6 @@ class Slope:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is more than noise."""
         return abs(self.change) > SURE * self.error
 
     def __str__(self) -> str:
@@ -130,12 +129,10 @@ def last_told(view: View) -> float:
 
 def thread_shares(last: LastPass) -> dict[str, float]:
     """Shares of the time of all threads in the last pass: what each of them did, or waited for."""
-    spent = np.zeros(6)
-    for lane in last.lanes:
-        spent[:5] += np.diff(lane.times, axis=1).sum(axis=0)
-    whole = max(last.seconds * len(last.lanes), 1e-12)
+    spent = sum((np.diff(lane.times, axis=1).sum(axis=0) for lane in last.lanes), np.zeros(5))
+    spent /= max(last.seconds * len(last.lanes), 1e-12)
     names = ("memory", "reading", "permit", "computing", "writing")
-    shares = {name: float(part / whole) for name, part in zip(names, spent[:5], strict=True)}
+    shares = dict(zip(names, spent.tolist(), strict=True))
     shares["nothing to do"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 

@@ -72,7 +72,6 @@ class Pages(SchedulerPlugin):
             self.forget_metrics = prometheus.register(self._views)
 
     def _views(self) -> list[View]:
-        """Return the views of all runs that have something to show."""
         return [one.shown.view for one in self.runs.values() if one.shown is not None]
 
     def newest(self) -> Any:

@@ -67,7 +67,6 @@ class RunFacts:
     """Names of the network's outputs in the model's file."""
 
     def to_json(self) -> str:
-        """All of it as JSON text."""
         return json.dumps({"format": FORMAT, **asdict(self)})
 
 

@@ -10,7 +10,6 @@ stands), ``last_pass.npz`` (when each task ran), ``pictures.npz`` (slices of a s
 from __future__ import annotations
 
 import base64
-import io
 import json
 import time
 import warnings
@@ -24,7 +23,7 @@ import numpy as np
 
 from oocdl.dashboard.facts import NO_LAYER, facts_of
 from oocdl.dashboard.samples import read_sample
-from oocdl.dashboard.series import Tail
+from oocdl.dashboard.series import Tail, packed
 from oocdl.errors import OocdlError
 from oocdl.events import (
     Committed,
@@ -92,7 +91,6 @@ class LiveLog:
         self._guarded(self._flush)
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         self._guarded(self._take, event)
 
     def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -256,17 +254,10 @@ def _packed(passes: Mapping[str, PassTimes], spent: np.ndarray) -> bytes:
 
     ``spent``: seconds by layer of this and earlier passes of its kind, of shape (passes, layers).
     """
-    out = io.BytesIO()
-    arrays: dict[str, Any] = {
-        "names": np.array(list(passes)),
-        "plans": np.array([p.plan_id for p in passes.values()]),
-        "spent": spent,
+    plans = np.array([one.plan_id for one in passes.values()])
+    arrays = {
+        f"{name}{number}": getattr(one, name)
+        for number, one in enumerate(passes.values())
+        for name in ("numbers", "times", "threads")
     }
-    for number, one in enumerate(passes.values()):
-        arrays |= {
-            f"numbers{number}": one.numbers,
-            f"times{number}": one.times,
-            f"threads{number}": one.threads,
-        }
-    np.savez_compressed(out, **arrays)
-    return out.getvalue()
+    return packed(names=np.array(list(passes)), plans=plans, spent=spent, **arrays)

@@ -67,7 +67,6 @@ class Tab:
         self.root = TabPanel(title=title, child=self._place)
 
     def show(self, view: View) -> None:
-        """Show what the view has now."""
         self.panels = self.panels or PANELS[self._title]()
         for panel in self.panels:
             panel.update(view)
@@ -108,7 +107,6 @@ class Page:
             self._header.update(self._view)  # time goes on
 
     def _active(self) -> Tab:
-        """The tab that is seen."""
         return self._tabs[int(self._chosen.active)]
 
     def _show(self, *tabs: Tab) -> None:

@@ -105,7 +105,6 @@ class RunsPage:
         self.update()
 
     def update(self) -> None:
-        """Show what there is now."""
         if self._version == self._view.version:
             return
         self._version = self._view.version

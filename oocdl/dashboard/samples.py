@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from oocdl.dashboard.facts import RunFacts
+from oocdl.dashboard.series import packed
 from oocdl.runtime.inputs import READ_CHUNKS, read_blocks
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
 from oocdl.storage.dataset.sample_stack import own_sized
@@ -59,17 +59,12 @@ class SamplePictures:
         return next((one for one in self.pictures if one.title.startswith(role)), None)
 
     def packed(self) -> bytes:
-        """All of it as an npz file."""
-        out = io.BytesIO()
-        arrays: dict[str, Any] = {f"pixels{n}": one.pixels for n, one in enumerate(self.pictures)}
-        np.savez_compressed(
-            out,
+        return packed(
             at=np.array([self.step, self.sample]),
             titles=np.array([one.title for one in self.pictures], dtype=np.str_),
             are_labels=np.array([one.is_labels for one in self.pictures], dtype=bool),
-            **arrays,
+            **{f"pixels{n}": one.pixels for n, one in enumerate(self.pictures)},
         )
-        return out.getvalue()
 
 
 def unpacked(data: bytes) -> SamplePictures:

@@ -35,11 +35,7 @@ HOSTS = (LOOPBACK, "localhost", "[::1]")
 
 
 def serve(
-    run: Path,
-    port: int,
-    tell: Callable[[str], None],
-    parent: int | None = None,
-    allowed: Sequence[str] = (),
+    run: Path, port: int, tell: Callable[[str], None], parent: int | None = None, allowed: Sequence[str] = ()
 ) -> None:
     """Serve the page of a run, or of all runs in a folder, until Ctrl-C.
 
@@ -59,7 +55,6 @@ class ShownRuns(Shown):
         self._runs = runs
 
     def page(self) -> Any:
-        """Make the page that lists them."""
         return RunsPage(self._runs)
 
     def add_page(self, document: Document) -> None:

@@ -27,7 +27,7 @@ from oocdl.dashboard.live_log import (
     STEPS,
 )
 from oocdl.dashboard.samples import SamplePictures, unpacked
-from oocdl.dashboard.series import Table, Tail
+from oocdl.dashboard.series import Table, Tail, Watched
 from oocdl.errors import StoreError
 from oocdl.storage.checksums import unsealed
 
@@ -95,39 +95,28 @@ class View:
         self._history = Tail(run / "history" / "steps.jsonl")
         self._rows, self._lines = Tail(self._live / STEPS), Tail(self._live / RESOURCES)
         self._notes = Tail(self._live / NOTES)
-        self._marks: dict[str, tuple[int, int]] = {}
+        self._replaced = {
+            Watched(self._live / name, False): take
+            for name, take in (
+                (FACTS, self._take_facts),
+                (NOW, self._take_now),
+                (LAST_PASS, self._take_last_pass),
+                (PICTURES, self._take_pictures),
+            )
+        }
+        """Files that are replaced as a whole -> what reads one."""
 
     def refresh(self) -> bool:
         """Read what is new; whether there is anything."""
         news = [self._read_steps(), self._read_resources(), self._read_notes()]
-        for name, take in (
-            (FACTS, self._take_facts),
-            (NOW, self._take_now),
-            (LAST_PASS, self._take_last_pass),
-            (PICTURES, self._take_pictures),
-        ):
-            data = self._changed(name)
-            if data is not None:
-                take(data)
+        for file, take in self._replaced.items():
+            if (found := file.news()) is not None:
+                take(found[1])
                 news.append(True)
         self.version += any(news)
         return any(news)
 
     # --- files -----------------------------------------------------------------------------
-
-    def _changed(self, name: str) -> bytes | None:
-        """The content of a file that is replaced as a whole, if it is another than the last time."""
-        path = self._live / name
-        try:
-            stat = path.stat()
-            mark = stat.st_ino, stat.st_mtime_ns
-            if self._marks.get(name) == mark:
-                return None
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        self._marks[name] = mark
-        return data
 
     def _take_facts(self, data: bytes) -> None:
         self.facts, self.last_pass = read_facts(data.decode()), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import log2, prod
 from typing import Any
 
@@ -178,7 +178,14 @@ class Network(Panel):
         assert view.main is not None
         numbers = [index for index, layer in enumerate(view.main.layers) if layer.phase == "forward"]
         layers = [view.main.layers[index] for index in numbers]
-        links = [_relinked(layer, numbers) for layer in layers]
+        place = {number: place for place, number in enumerate(numbers)}
+        links = [
+            (
+                tuple(int(extent) for extent in layer.shape.split(" × ") if extent),
+                [place[start] for start in layer.sources if start in place],
+            )
+            for layer in layers
+        ]
         x, y = layout(links).T
         measured = view.layer_seconds() if _ends_step(view) else None
         values = {name: np.array([fact(layer) for layer in layers]) for name, fact in MEASURES.items()}
@@ -206,13 +213,6 @@ class Network(Panel):
 def _ends_step(view: View) -> bool:
     """Whether the last whole pass is the one that ends a step."""
     return view.last_pass is not None and view.last_pass.plan_id == "main"
-
-
-def _relinked(layer: LayerFacts, numbers: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
-    """The extent of what a layer makes, and its sources among the layers that are shown."""
-    shape = tuple(int(extent) for extent in layer.shape.split(" × ") if extent)
-    known = {number: place for place, number in enumerate(numbers)}
-    return shape, [known[start] for start in layer.sources if start in known]
 
 
 def layout(layers: list[tuple[tuple[int, ...], list[int]]]) -> np.ndarray:

@@ -17,15 +17,7 @@ from bokeh.models.widgets import Button, Slider
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
-from oocdl.dashboard.samples import (
-    Picture,
-    SamplePictures,
-    Volume,
-    contours,
-    plane,
-    read_outputs,
-    read_whole,
-)
+from oocdl.dashboard.samples import Picture, SamplePictures, Volume, contours, plane, read_outputs, read_whole
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError
 
@@ -96,7 +88,6 @@ class Planes:
             self._draw(axis)
 
     def _build(self, volume: Volume) -> None:
-        """Make a figure for each plane."""
         self._sources, self._sliders = [], []
         mapper, classes = greys(volume), style.class_colors(CLASSES, low_color=CLEAR)
         place = {"x": 0, "y": 0, "dw": "dw", "dh": "dh"}
@@ -127,7 +118,6 @@ class Planes:
         self._draw(axis)
 
     def _draw(self, axis: int) -> None:
-        """Show one plane where its slider is."""
         at = int(self._sliders[axis].value) if self._sliders else 0
         cut = partial(plane, axis=axis, at=at, is_nifti=str(self._order.value) == NIFTI)
         sources = self._sources[axis]

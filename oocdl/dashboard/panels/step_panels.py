@@ -104,16 +104,13 @@ class StepMap(Panel):
 
 def _parts(layers: Sequence[LayerFacts]) -> dict[str, list[object]]:
     """Return where forward, backward and update begin and end; each is named where there is room."""
-    found: dict[str, list[object]] = {name: [] for name in PART_COLUMNS}
-    start = 0
+    rows, start = [], 0
     for part, same in groupby(layers, lambda layer: layer.phase):
         end = start + len(list(same))
         name = part if (end - start) / len(layers) > LEAST_NAMED_SHARE else ""
-        row = (start, end, (start + end) / 2, style.PART_COLORS[part], name)
-        for column, value in zip(found.values(), row, strict=True):
-            column.append(value)
+        rows.append((start, end, (start + end) / 2, style.PART_COLORS[part], name))
         start = end
-    return found
+    return dict(zip(PART_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
 
 
 class Timeline(OfLastPass):
@@ -155,12 +152,10 @@ class Timeline(OfLastPass):
 def _bars(layers: Sequence[LayerFacts], last: LastPass, rows: Sequence[str]) -> dict[str, list[object]]:
     parts = [np.zeros((0, 5))]
     for row, lane in enumerate(last.lanes):
-        for segment in range(len(SEGMENTS)):
-            begun, ended = lane.times[:, segment], lane.times[:, segment + 1]
-            kept = (ended > begun) & (lane.layers != NO_LAYER)
-            count = int(kept.sum())
-            same = np.full(count, row), np.full(count, segment)
-            parts.append(np.column_stack([*same, lane.layers[kept], begun[kept], ended[kept]]))
+        begun, ended = lane.times[:, :-1].T, lane.times[:, 1:].T
+        at = segments, tasks = np.nonzero((ended > begun) & (lane.layers != NO_LAYER))
+        rows_of = np.full(tasks.size, row)
+        parts.append(np.column_stack([rows_of, segments, lane.layers[tasks], begun[at], ended[at]]))
     bars = np.concatenate(parts)
     if len(bars) > MOST_BARS:
         bars = bars[np.argsort(bars[:, 3] - bars[:, 4])[:MOST_BARS]]
