@@ -45,7 +45,6 @@ class Commands(TyperGroup):
     """The commands: they are imported when one is called, and listed before."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands."""
         return [*descriptions()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -54,7 +53,6 @@ class Commands(TyperGroup):
         return self.commands.get(cmd_name, None if told is None else TyperCommand(cmd_name, help=told))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command of a call."""
         from oocdl.cli import verbs
 
         self.commands = get_group(verbs.app).commands

@@ -28,16 +28,7 @@ from oocdl.cli.texts import (
     sizes,
 )
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import (
-    LossLike,
-    Metrics,
-    Names,
-    Normalize,
-    Option,
-    ParamGroup,
-    Pieces,
-    Validation,
-)
+from oocdl.config.options import LossLike, Metrics, Names, Normalize, Option, ParamGroup, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.ops.losses.overlap_losses import DiceCE

@@ -55,7 +55,6 @@ class Outcome:
     done: int = 0
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         match event:
             case RunStarted() | RunStopped():
                 self.workdir, self.done = event.workdir, event.done

@@ -54,7 +54,6 @@ class _Writer:
         return self.node("ConvTranspose", [x, weight, bias], name, kernel_shape=[2] * 3, strides=[2] * 3)
 
     def norm(self, x: str, name: str, channels: int) -> str:
-        """Add the norm of this model, if it has one."""
         if self.norm_kind == "none":
             return x
         operands = [

@@ -176,7 +176,6 @@ def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) ->
 
 
 def _legend(axes: Axes, *entries: Any) -> None:
-    """Put the legend to the right of a picture."""
     axes.legend(*entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
 
 
@@ -188,7 +187,6 @@ def _bars(
 
 
 def _draw_disk(axes: Axes, transfers: Sequence[Transfer], unit: float) -> None:
-    """Draw when the disk of the spill reads and writes."""
     for name, color, low, moved in (
         ("reads", SKY, 0.1, [one for one in transfers if one.read_bytes]),
         ("writes", PURPLE, -0.9, [one for one in transfers if one.written_bytes]),

@@ -31,7 +31,6 @@ from oocdl.report.run_report import Report, make_report
 from oocdl.report.size_view import size_sheet, validation_line
 from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
 from oocdl.report.trained_view import trained_text
-from oocdl.report.units import mib
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
@@ -52,22 +51,20 @@ def _shards(layers: Sequence[LayerFacts]) -> str:
     return cuts.pop() if len(cuts) == 1 else f"{sum(layer.units for layer in layers)} units"
 
 
-def _unit_bytes(layers: Sequence[LayerFacts]) -> int:
-    return max(layer.unit_bytes for layer in layers)
-
-
-def _seconds(layers: Sequence[LayerFacts]) -> float:
-    return sum(layer.predicted_seconds for layer in layers)
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.1f}"
 
 
 COLUMNS = (
     Column("layer", "layer", kind="name"),
     Column("shards", "shards", rank=1, of=_shards),
-    Column("unit_bytes", "unit MiB", mib, 2, of=_unit_bytes),
-    Column("read_bytes", "read MiB", mib, 3),
-    Column("written_bytes", "write MiB", mib, 4),
+    Column("unit_bytes", "unit MiB", _mib, 2, of=lambda layers: max(one.unit_bytes for one in layers)),
+    Column("read_bytes", "read MiB", _mib, 3),
+    Column("written_bytes", "write MiB", _mib, 4),
     Column("flops", "GFLOP", lambda flops: f"{flops / 1e9:.2f}", 5),
-    Column("seconds", "seconds", "{:.4f}".format, of=_seconds),
+    Column(
+        "seconds", "seconds", "{:.4f}".format, of=lambda layers: sum(one.predicted_seconds for one in layers)
+    ),
 )
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -83,13 +82,10 @@ class Progress:
             self._begin("planning ..", None, transient=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         match event:
             case RunStarted():
                 self._start(event)
@@ -124,11 +120,8 @@ class Progress:
             self.budget_bytes = event.plan.settings.memory_bytes
         self.recent.clear()
         self.written_at, self.stepped_at = float("-inf"), self.clock()
-        kinds = {} if event.plan is None else event.plan.kinds
-        self.tasks = {
-            name: sum(not isinstance(call, PickCall) for call in one.graph.calls)
-            for name, one in kinds.items()
-        }
+        kinds = () if event.plan is None else event.plan.kinds.items()
+        self.tasks = {n: sum(not isinstance(call, PickCall) for call in k.graph.calls) for n, k in kinds}
         so_far = f", {event.done} of them done" if event.done else ""
         self._print(f"{counted(event.steps, 'step')} in {event.workdir}{so_far}")
         for note in event.notes:
@@ -199,9 +192,8 @@ class Progress:
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
-        left = (self.steps - self.done - share) * (
-            mean + self.validation_seconds / max(self.done - self.began, 1)
-        )
+        validating = self.validation_seconds / max(self.done - self.began, 1)
+        left = (self.steps - self.done - share) * (mean + validating)
         parts = [  # with a rank: those of the highest go first where a terminal is narrow
             (0, f"step {self.done}/{self.steps}"),
             *([(1, f"{share:.0%} of the next")] if share else []),

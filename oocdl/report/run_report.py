@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -196,9 +196,7 @@ def read_report(folder: Path) -> Report:
         )
     try:
         stored: Mapping[str, Any] = unsealed("report", path.read_text())
-        # Reports of older versions have more facts of a layer.
-        names = [known.name for known in fields(LayerReport)]
-        layers = tuple(LayerReport(**{name: layer[name] for name in names}) for layer in stored["layers"])
+        layers = tuple(LayerReport(**layer) for layer in stored["layers"])
         totals = Total(**stored["predicted"]), Total(**stored["measured"])
         return Report(int(stored["steps"]), layers, *totals)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -61,7 +61,6 @@ class SearchProgress:
         self.console = console or Console(stderr=True, highlight=False)
 
     def __call__(self, event: SearchEvent) -> None:
-        """Take one event."""
         match event:
             case TrialDone():
                 self._print(_trial_text(event))

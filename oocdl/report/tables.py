@@ -103,7 +103,8 @@ class Sheet:
             made.add_column(Text(column.title), justify=justify, overflow="fold", max_width=widths[at])
         for number, row in enumerate(texts):
             last = self.total is not None and number == len(self.rows) - 1
-            cells = [self._cell(at, row[at], widths[at]) for at in chosen]
+            names = {at for at in chosen if self.columns[at].kind == "name"}
+            cells = [Text(shortened(row[at], widths[at]) if at in names else row[at]) for at in chosen]
             made.add_row(*cells, end_section=last or number in self.ends)
         return made, [self.columns[at].title for at in range(len(natural)) if at not in chosen]
 
@@ -112,9 +113,6 @@ class Sheet:
             printable(value if isinstance(value, str) else column.text(value))
             for column, value in zip(self.columns, row, strict=True)
         ]
-
-    def _cell(self, at: int, text: str, width: int) -> Text:
-        return Text(shortened(text, width) if self.columns[at].kind == "name" else text)
 
     def _chosen(self, natural: Sequence[int], width: int) -> list[int]:
         """The columns for which there is room."""
