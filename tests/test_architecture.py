@@ -133,7 +133,6 @@ LATE = {
     "cli.app",
     "cluster.systems",
     "dashboard.dask_plugin",
-    "dashboard.prometheus",
     "dashboard.page_process",
     "pytorch.door",
     "training.trainer",

@@ -29,8 +29,8 @@ from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, rates_for
 from oocdl.report.history_view import curve_names, told_of
+from oocdl.report.plan_parts import trained_text
 from oocdl.report.tables import Column, Sheet, array_data, array_table, blocks, key_values
-from oocdl.report.trained_view import trained_text
 from oocdl.report.units import DEFAULTS, counted, shape_text, size_text, value_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.run.sealed_files import understood

@@ -23,9 +23,8 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 
-from oocdl.dashboard.page import TEMPLATE
+from oocdl.dashboard.page import TEMPLATE, UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.runs import RUN, Runs, RunsPage
-from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, ResourceError
 

@@ -25,7 +25,7 @@ from oocdl.data.volume_samples import Sample, Samples, read_samples, values
 from oocdl.errors import BudgetError, InputError
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
 from oocdl.host.paths import path_of
-from oocdl.report.bytes_bar import BytesBar
+from oocdl.report.progress import BytesBar
 from oocdl.storage.dataset.sample_stack import MARK
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,7 @@ from oocdl.data.new_group import CHUNK_BYTES, new_array, stacked_chunks, write_r
 from oocdl.errors import BudgetError, DatasetError
 from oocdl.graph.ir.index import Region
 from oocdl.host.limits import anonymous_bytes
-from oocdl.report.bytes_bar import BytesBar
+from oocdl.report.progress import BytesBar
 from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, attributes_of, open_dataset
 from oocdl.storage.dataset.sample_stack import MARK
 

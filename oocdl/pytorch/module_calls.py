@@ -1,11 +1,13 @@
-"""Calls of a module: its inputs by name, and which of them are given by position."""
+"""Calls of a module: its inputs by name or position, the tensors in them, and the place in its code."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,3 +121,32 @@ def shapes_of_call(module: nn.Module, inputs: Tensors) -> list[Shape]:
     )
     with mode, OneStep():
         return [tuple(x.shape) for x in tensors_in(double(*args, **kwargs))]
+
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+"""Beginnings of the files whose lines say nothing of the module's code."""
+
+
+class Places:
+    """The parts of a module, and their names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.title = type(module).__name__
+        self._names = {id(part): name or self.title for name, part in module.named_modules()}
+
+    def here(self) -> str:
+        """Say which part of the module runs now, and which line of its code."""
+        part, line = "", ""
+        frame = sys._getframe(1)
+        while frame is not None and not (part and line):
+            file = frame.f_code.co_filename
+            if not line and is_of_user(file):
+                line = f"{Path(file).name}:{frame.f_lineno}"
+            part = part or self._names.get(id(frame.f_locals.get("self")), "")
+            frame = frame.f_back  # type: ignore[assignment]
+        return f"in '{part or self.title}'" + (f" ({line})" if line else "")
+
+
+def is_of_user(file: str) -> bool:
+    """Whether a file of code is neither PyTorch's nor ours."""
+    return not file.startswith(_NOT_THE_USERS)

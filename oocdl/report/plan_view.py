@@ -23,14 +23,13 @@ from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, role_of
 from oocdl.planning.simulation.timeline import Simulated
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.figure import figure_of, picture_path, written
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
+from oocdl.report.plan_parts import size_sheet, trained_text, validation_line
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
-from oocdl.report.size_view import size_sheet, validation_line
 from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
-from oocdl.report.trained_view import trained_text
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
@@ -387,7 +386,7 @@ class Plan:
     def _repr_html_(self) -> str:
         peak, budget = self.peak_bytes, self.settings.memory_bytes
         words = f"predicted peak {peak / 2**20:.0f} of {budget / 2**20:.0f} MiB"
-        return html.bar(peak / budget, words) + html.page(*self._parts())
+        return notebook.bar(peak / budget, words) + notebook.page(*self._parts())
 
     def __str__(self) -> str:
         return self.text()

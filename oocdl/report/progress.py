@@ -1,4 +1,4 @@
-"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere.
+"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere; and bytes of a long task.
 
 ``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
 
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
@@ -39,7 +39,7 @@ from oocdl.events import (
 from oocdl.planning.calls import PickCall
 from oocdl.planning.passes import VALIDATION, role_of
 from oocdl.report.history_view import metric_names
-from oocdl.report.trained_view import trained_text
+from oocdl.report.plan_parts import trained_text
 from oocdl.report.units import clock_time, counted, duration
 
 LEAST_LINE_SECONDS = 1.0
@@ -222,3 +222,22 @@ class Progress:
 
 def _joined(parts: list[tuple[int, str]]) -> str:
     return ", ".join(part for _, part in parts)
+
+
+class BytesBar(Bar):
+    """A bar that is filled by ``add``; nothing is shown where there is no terminal. A context manager."""
+
+    def __init__(self, is_shown: bool) -> None:
+        console = Console(stderr=True, highlight=False)
+        words = TextColumn("{task.description}", markup=False)
+        columns = (words, BarColumn(24), DownloadColumn(), TimeRemainingColumn())
+        is_shown = is_shown and console.is_terminal
+        super().__init__(*columns, console=console, transient=True, disable=not is_shown)
+        self._task = self.add_task("", total=None)
+        self.total = 0
+        """Bytes of all that is to be done; 0: not known."""
+        self.text = ""
+        """What is done now."""
+
+    def add(self, nbytes: int) -> None:
+        self.update(self._task, advance=nbytes, total=self.total or None, description=printable(self.text))

@@ -17,7 +17,7 @@ from typing import Any
 from oocdl.errors import CorruptError, StoreError
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_key import TaskKind
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.layer_facts import computing_seconds
 from oocdl.report.tables import Column, Sheet, block_sheet, text_of
 from oocdl.report.units import counted
@@ -135,7 +135,7 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        return html.page(self.table(), self.totals())
+        return notebook.page(self.table(), self.totals())
 
 
 def make_report(

@@ -11,7 +11,7 @@ import numpy as np
 import zarr
 
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.tables import MOST_ROWS, array_table
 from oocdl.report.units import counted
 from oocdl.storage.run.manifest import TensorSpec
@@ -57,4 +57,4 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
     def _repr_html_(self) -> str:
         specs = self._specs()
         hint = ["list(run.weights) names them all"] if len(specs) > MOST_ROWS else []
-        return html.page(array_table(f"weights: {self._sums(specs)}", specs), *hint)
+        return notebook.page(array_table(f"weights: {self._sums(specs)}", specs), *hint)

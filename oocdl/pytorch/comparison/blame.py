@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from oocdl.pytorch.module_calls import tensors_in
-from oocdl.pytorch.study.places import Places
+from oocdl.pytorch.module_calls import Places, tensors_in
 
 _EQUAL = 1e-6
 """Relative difference of sums below which two tensors are the same, however they are laid out."""

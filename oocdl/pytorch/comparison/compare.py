@@ -21,12 +21,10 @@ from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pa
 from oocdl.pytorch.comparison.pinned import Pinned
 from oocdl.pytorch.comparison.rounding import Jitter, errors
 from oocdl.pytorch.comparison.twin import Twin
-from oocdl.pytorch.module_calls import Signature
+from oocdl.pytorch.module_calls import Places, Signature
 from oocdl.pytorch.module_tensors import array_of, named_tensors
-from oocdl.pytorch.study.data import Data
 from oocdl.pytorch.study.freedom import BATCH
-from oocdl.pytorch.study.places import Places
-from oocdl.pytorch.study.sizes import Shapes, Sizes
+from oocdl.pytorch.study.sizes import Data, Shapes, Sizes
 from oocdl.pytorch.study.study import Study
 
 FLOOR = {torch.float64: 1e-7, torch.float32: 1e-5}

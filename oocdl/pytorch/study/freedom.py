@@ -29,8 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from oocdl.graph.onnx.input_sizes import Condition, is_readable
-from oocdl.pytorch.module_calls import OneStep, Signature, Tensors, without_contents
-from oocdl.pytorch.study.places import Places
+from oocdl.pytorch.module_calls import OneStep, Places, Signature, Tensors, without_contents
 
 BATCH = "batch"
 _TORCH = Path(torch.__file__).parent

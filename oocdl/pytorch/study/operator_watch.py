@@ -18,9 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from oocdl.pytorch.module_calls import OneStep, tensors_in
+from oocdl.pytorch.module_calls import OneStep, Places, is_of_user, tensors_in
 from oocdl.pytorch.module_tensors import named_tensors, norm_buffers
-from oocdl.pytorch.study.places import Places, is_of_user
 from oocdl.pytorch.study.state import cell_of, global_generators
 
 _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim.")

@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_flatten_with_path
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.child import first_line, start
 from oocdl.pytorch.module_calls import Signature, Tensors, dtype_of, tensors_in
-from oocdl.pytorch.study.data import Data
 from oocdl.pytorch.study.freedom import BATCH, Freedom, freedom
 from oocdl.pytorch.study.operator_watch import Findings
 from oocdl.pytorch.study.probe import probe
-from oocdl.pytorch.study.sizes import Shapes, Sizes, choose
+from oocdl.pytorch.study.sizes import Data, Shapes, Sizes, choose
 
 _SECONDS = 10.0
 """Processor time for following sizes that nobody asks for: some modules take minutes."""
