@@ -119,7 +119,7 @@ GATES = {
         "cli.look",
         "cli.verb_options",
         "cli.cluster",
-        "cli.config_file",
+        "cli.texts",
         "cli.say",
     ),
     "PIL": ("cli.demo",),

@@ -13,11 +13,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
-from oocdl.cli.texts import numbers, sizes
+from oocdl.cli.texts import ConfigFile, numbers, sizes
 from oocdl.cli.verb_options import Dims, Engine, Out, RunDir, arguments_for, records_for, with_options
 from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.data import convert as convert_files

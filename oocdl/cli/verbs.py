@@ -11,10 +11,9 @@ import typer
 
 from oocdl.cli.cluster import WORKER_OPTIONS, call_options, workers
 from oocdl.cli.cluster import app as cluster_app
-from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.look import app as look_app
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
-from oocdl.cli.texts import numbers
+from oocdl.cli.texts import ConfigFile, numbers
 from oocdl.cli.verb_options import (
     ACTING,
     FIELDS,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from onnx import save as save_onnx
 
 from oocdl.errors import InputError
 
+Weights = Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]
+"""Last part of the name of a weight -> its contents."""
 _NORMS = ("instance", "batch", "none")
 
 
@@ -24,49 +27,43 @@ class _Writer:
         self.nodes: list[NodeProto] = []
         self.weights: list[TensorProto] = []
 
-    def weight(self, name: str, data: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
-        """Add a weight; returns its name."""
-        self.weights.append(numpy_helper.from_array(data.astype(np.float32), name))
-        return name
-
     def node(
-        self, op: str, inputs: Sequence[str], name: str, others: Sequence[str] = (), **attrs: Any
+        self,
+        op: str,
+        inputs: Sequence[str],
+        name: str,
+        weights: Weights = MappingProxyType({}),
+        others: Sequence[str] = (),
+        **attrs: Any,
     ) -> str:
-        """Add a node; returns its first output, which has the node's name."""
-        self.nodes.append(helper.make_node(op, inputs, [name, *others], name=name, **attrs))
+        """Add a node that reads inputs and weights; returns its first output, which has the node's name."""
+        for title, data in weights.items():
+            self.weights.append(numpy_helper.from_array(data.astype(np.float32), f"{name}.{title}"))
+        outputs = [name, *(f"{name}.{title}" for title in others)]
+        inputs = [*inputs, *(f"{name}.{title}" for title in weights)]
+        self.nodes.append(helper.make_node(op, inputs, outputs, name=name, **attrs))
         return name
 
     def conv(self, x: str, name: str, inside: int, outside: int, kernel: int) -> str:
         """Add a convolution that keeps the size, with He initialisation."""
-        deviation = (2 / (inside * kernel**3)) ** 0.5
-        weight = self.weight(
-            f"{name}.weight", self.random.normal(0, deviation, (outside, inside, *(kernel,) * 3))
-        )
-        bias = self.weight(f"{name}.bias", np.zeros(outside))
-        return self.node("Conv", [x, weight, bias], name, kernel_shape=[kernel] * 3, pads=[kernel // 2] * 6)
+        weight = self.random.normal(0, (2 / (inside * kernel**3)) ** 0.5, (outside, inside, *(kernel,) * 3))
+        weights = {"weight": weight, "bias": np.zeros(outside)}
+        return self.node("Conv", [x], name, weights, kernel_shape=[kernel] * 3, pads=[kernel // 2] * 6)
 
     def up(self, x: str, name: str, inside: int, outside: int) -> str:
         """Add a transposed convolution to twice the size."""
-        weight = self.weight(
-            f"{name}.weight", self.random.normal(0, (2 / inside) ** 0.5, (inside, outside, 2, 2, 2))
-        )
-        bias = self.weight(f"{name}.bias", np.zeros(outside))
-        return self.node("ConvTranspose", [x, weight, bias], name, kernel_shape=[2] * 3, strides=[2] * 3)
+        weight = self.random.normal(0, (2 / inside) ** 0.5, (inside, outside, 2, 2, 2))
+        weights = {"weight": weight, "bias": np.zeros(outside)}
+        return self.node("ConvTranspose", [x], name, weights, kernel_shape=[2] * 3, strides=[2] * 3)
 
     def norm(self, x: str, name: str, channels: int) -> str:
         if self.norm_kind == "none":
             return x
-        operands = [
-            x,
-            self.weight(f"{name}.weight", np.ones(channels)),
-            self.weight(f"{name}.bias", np.zeros(channels)),
-        ]
+        weights = {"weight": np.ones(channels), "bias": np.zeros(channels)}
         if self.norm_kind == "instance":
-            return self.node("InstanceNormalization", operands, name)
-        operands.append(self.weight(f"{name}.running_mean", np.zeros(channels)))
-        operands.append(self.weight(f"{name}.running_var", np.ones(channels)))
-        updated = [f"{name}.new_mean", f"{name}.new_var"]
-        return self.node("BatchNormalization", operands, name, updated, training_mode=1)
+            return self.node("InstanceNormalization", [x], name, weights)
+        weights |= {"running_mean": np.zeros(channels), "running_var": np.ones(channels)}
+        return self.node("BatchNormalization", [x], name, weights, ("new_mean", "new_var"), training_mode=1)
 
     def block(self, x: str, name: str, inside: int, outside: int) -> str:
         """Add convolution, norm and LeakyRelu, twice."""

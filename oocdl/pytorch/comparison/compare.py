@@ -18,8 +18,7 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.pytorch.child import first_line
 from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
-from oocdl.pytorch.comparison.pinned import Pinned
-from oocdl.pytorch.comparison.rounding import Jitter, errors
+from oocdl.pytorch.comparison.modes import Jitter, Pinned, errors
 from oocdl.pytorch.comparison.twin import Twin
 from oocdl.pytorch.module_calls import Places, Signature
 from oocdl.pytorch.module_tensors import array_of, named_tensors

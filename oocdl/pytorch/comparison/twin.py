@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.metadata import Metadata
-from oocdl.pytorch.comparison.pinned import Pinned
-from oocdl.pytorch.comparison.rounding import Wide
+from oocdl.pytorch.comparison.modes import Pinned, Wide
 from oocdl.pytorch.module_calls import Signature, Tensors, tensors_in
 
 _LEAST = 0.02
