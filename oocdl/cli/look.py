@@ -91,8 +91,7 @@ def evaluate(run: RunDir, config: ConfigFile = None, as_json: Json = False, **gi
         found = open_run(run).evaluate(**arguments_for(EVALUATE, given))
     tables = {name: value.tolist() for name, value in found.items() if isinstance(value, np.ndarray)}
     if as_json:
-        say_json(found | tables)
-        return
+        return say_json(found | tables)
     for name, number in found.items():
         rows = tables.get(name, [[number]])
         say(f"{printable(name)} " + "\n".join(" ".join(f"{one:.6g}" for one in row) for row in rows))

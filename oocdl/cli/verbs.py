@@ -106,8 +106,7 @@ def search(config: ConfigFile = None, as_json: Json = False, **given: Any) -> No
     with ending(lambda: "trials that are done are kept, the same command goes on"), workers(given) as client:
         found = search_runs(**options, client=client)
     if as_json:
-        say_json(found.table)
-        return
+        return say_json(found.table)
     say(str(found).rstrip())
     if found.best is not None:
         say(f"best: {found.best['run']}")
@@ -144,8 +143,7 @@ def plan(
             options = arguments_for(SIMULATE, given)
             scaling = simulate_run(**options, hosts=counts, cores=made.machine.threads)
     if as_json:
-        say_json(made.data() | ({} if scaling is None else {"hosts": scaling.table().records()}))
-        return
+        return say_json(made.data() | ({} if scaling is None else {"hosts": scaling.table().records()}))
     say(made.text(every).rstrip() if show is None else made.show(show, layer))
     if picture is not None:
         say(f"picture {picture}")
@@ -166,8 +164,7 @@ def simulate(
         found = simulate_run(**arguments_for(SIMULATE, given))
         picture = None if plot is None else found.plot(plot)
     if as_json:
-        say_json({"title": found.title, "weak": found.weak, "hosts": found.table().records()})
-        return
+        return say_json({"title": found.title, "weak": found.weak, "hosts": found.table().records()})
     say(str(found).rstrip())
     if picture is not None:
         say(f"picture {picture}")

@@ -102,7 +102,7 @@ def learning(view: View) -> Answer:
 
 def remaining(view: View, now_seconds: float | None = None) -> Answer:
     """Tell when the run will be done, by the mean of its last steps."""
-    facts, done = view.facts, int(view.steps["step"][-1]) if len(view.steps) else 0
+    facts, done = view.facts, view.done
     total = facts.steps if facts else done
     at = time.time() if now_seconds is None else now_seconds
     if view.ended == "finished":

@@ -37,6 +37,7 @@ from oocdl.events import (
     StepRunning,
     WorkersChanged,
 )
+from oocdl.runtime.board import Phase
 from oocdl.storage.files import regular
 
 FOLDER = "live"
@@ -135,7 +136,8 @@ class LiveLog:
                 self._flush()
                 self._picture()
                 if self._last is not None and self._last.step == event.steps:
-                    done = tuple(replace(one, phases=b"\4" * len(one.phases)) for one in self._last.processes)
+                    phase, looks = bytes([Phase.DONE]), self._last.processes
+                    done = tuple(replace(one, phases=phase * len(one.phases)) for one in looks)
                     self._passed = float("-inf")
                     self._now(replace(self._last, pass_number=self._last.passes, processes=done))
                 self._note("finished", f"{event.steps} steps are done", step=event.steps)

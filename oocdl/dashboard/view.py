@@ -29,10 +29,9 @@ from oocdl.dashboard.live_log import (
 from oocdl.dashboard.samples import SamplePictures, unpacked
 from oocdl.dashboard.series import Table, Tail, Watched
 from oocdl.errors import StoreError
+from oocdl.runtime.board import Phase
 from oocdl.storage.checksums import unsealed
 
-DONE = 4
-"""The last of the phases of ``ProcessLook.phases``."""
 MOST_NOTES = 200
 """Maximum number of lines for the user that are shown: the last ones."""
 
@@ -175,8 +174,8 @@ class View:
             live = live if self._rows.again else Tail(self._live / STEPS).read()
         self._add_steps(history)
         self._committed = len(self.steps) if history else self._committed
-        last = self.steps["step"][-1] if len(self.steps) else 0
-        self._add_steps([row for row in live if row.get("step", 0) > last])
+        done = self.done
+        self._add_steps([row for row in live if row.get("step", 0) > done])
         return bool(history or live or again)
 
     def _add_steps(self, rows: list[dict[str, Any]]) -> None:
@@ -219,6 +218,16 @@ class View:
         return self.facts.passes.get("main") or next(iter(self.facts.passes.values()))
 
     @property
+    def done(self) -> int:
+        """Number of steps that are done."""
+        return int(self.steps["step"][-1]) if len(self.steps) else 0
+
+    @property
+    def commit(self) -> dict[str, Any] | None:
+        """The note of the last commit; None before there is one."""
+        return next((note for note in reversed(self.notes) if note["kind"] == "commit"), None)
+
+    @property
     def ended(self) -> str:
         """ "finished" or "stopped" if the last thing that the run told is that; else empty."""
         kinds = [note["kind"] for note in self.notes if note["kind"] in ("started", "finished", "stopped")]
@@ -246,7 +255,7 @@ class View:
         """The part of the tasks of the pass that runs that are done."""
         if self.now is None or self.running is None:
             return 0.0
-        return float(np.mean(self.now.phases[np.array(self.running.layer_of) != NO_LAYER] == DONE))
+        return float(np.mean(self.now.phases[np.array(self.running.layer_of) != NO_LAYER] == Phase.DONE))
 
     def phase_map(self, columns: int) -> npt.NDArray[np.uint8] | None:
         """The map of the step that runs: shape (layers, columns), the phase of the task in each place.

@@ -45,7 +45,11 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
     with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):
             try:
-                if _keeps_the_batch(module, names, forms, counts):
+                if all(
+                    shape[:1] == (count,)
+                    for count in counts
+                    for shape in shapes_of_call(module, _tensors(names, forms, count))
+                ):
                     return _tensors(names, forms, settings.batch_size)
                 reason = reason or "its outputs do not have the batch as their first axis"
             except Exception as error:  # a wrong form fails with whatever the module raises
@@ -95,13 +99,3 @@ def _tensors(names: Sequence[str], forms: Sequence[Form], batch: int) -> dict[st
         name: torch.zeros((batch, *shape), dtype=dtype)
         for name, (shape, dtype) in zip(names, forms, strict=True)
     }
-
-
-def _keeps_the_batch(
-    module: nn.Module, names: Sequence[str], forms: Sequence[Form], counts: Sequence[int]
-) -> bool:
-    for count in counts:
-        outputs = shapes_of_call(module, _tensors(names, forms, count))
-        if not all(shape[:1] == (count,) for shape in outputs):
-            return False
-    return True

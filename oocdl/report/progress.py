@@ -41,14 +41,13 @@ from oocdl.planning.passes import VALIDATION, role_of
 from oocdl.report.history_view import metric_names
 from oocdl.report.plan_parts import trained_text
 from oocdl.report.units import clock_time, counted, duration
+from oocdl.runtime.board import Phase
 
 LEAST_LINE_SECONDS = 1.0
 """Least time between plain lines, but for the first and the last."""
 BAR_COLUMNS = 16
 LEAST_BAR_COLUMNS = 110
 """A terminal of at least so many columns has room for a bar beside the words."""
-DONE = 4
-"""The last of the phases of ``ProcessLook.phases``."""
 MEAN_STEPS = 20
 """Rates are means over this number of the last steps."""
 LONG_STEP_SECONDS = 3.0
@@ -160,7 +159,7 @@ class Progress:
         """Show how far a long step is."""
         if self.clock() - self.stepped_at < LONG_STEP_SECONDS:
             return
-        done = sum(one.phases.count(DONE) for one in event.processes)
+        done = sum(one.phases.count(Phase.DONE) for one in event.processes)
         tasks = self.tasks.get(event.plan_id) or max((len(one.phases) for one in event.processes), default=0)
         share = (event.pass_number - 1 + min(done / max(tasks, 1), 1.0)) / event.passes
         self.done = event.step - 1  # steps may have been rolled back

@@ -144,11 +144,10 @@ class Pictures(Panel):
         self.root: Column = Column(children=[self._card], sizing_mode="stretch_width")
 
     def draw(self, view: View) -> None:
-        commits = [note for note in view.notes if note["kind"] == "commit"]
-        if view.facts is None or not commits:
+        if view.facts is None or view.commit is None:
             self._words.text = "there is no commit yet"
             return
-        step, sample = commits[-1]["step"], commits[-1].get("sample", 0)
+        step, sample = view.commit["step"], view.commit.get("sample", 0)
         if (step, sample, view.pictures) == self._shown:
             return
         self._shown = step, sample, view.pictures

@@ -15,6 +15,7 @@ from oocdl.dashboard.panels.style import OfLastPass, Panel
 from oocdl.dashboard.view import LastPass, View
 from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.units import size_text
+from oocdl.runtime.board import Phase
 
 SHARDS_SHOWN = 48
 """Places of a layer's column; a layer of fewer tasks has larger ones."""
@@ -68,7 +69,7 @@ class StepMap(Panel):
         self._figure.yaxis.visible = False
         self._figure.grid.grid_line_color = None
         self._figure.xaxis.axis_label = "layers, in the order in which they run"
-        self._legend = style.chips(list(zip(style.PHASE_COLORS, style.PHASE_NAMES, strict=True)))
+        self._legend = style.chips([(style.PHASE_COLORS[phase], phase.name.lower()) for phase in Phase])
         self._where = style.html(self._legend)
         self._plan_id = ""
         self.root = style.card(self._figure, self._where)
@@ -91,9 +92,8 @@ class StepMap(Panel):
             }
         self._image.data = {"image": [image.T[::-1].copy()], "dw": [len(layers)]}
         # The one column that changes: names of hundreds of layers would be sent again each time.
-        last = len(style.PHASE_NAMES) - 1
-        self._layers.data["done"] = (image == last).mean(axis=1, dtype=np.float32)
-        running = np.flatnonzero(((image > 0) & (image < last)).any(axis=1))
+        self._layers.data["done"] = (image == Phase.DONE).mean(axis=1, dtype=np.float32)
+        running = np.flatnonzero(((image > 0) & (image < Phase.DONE)).any(axis=1))
         parts = dict.fromkeys(layers[index].phase for index in running)
         of_pass = f", pass {now.pass_number} of {now.passes}" if now.passes > 1 else ""
         where = " and ".join(parts) or "between two passes"

@@ -23,7 +23,6 @@ LINE_CSS, PAPER_CSS = f"var(--line, {LINE})", f"var(--paper, {PAPER})"
 """The same for HTML, where a page has other colours for the dark."""
 LINK_CSS = f"var(--link, {BLUE})"
 PHASE_COLORS = ("#e9ecf0", SKY, YELLOW, PURPLE, GREEN)
-PHASE_NAMES = ("waiting", "reading", "computing", "writing", "done")
 PART_COLORS = PHASES
 CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY)
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"

@@ -67,7 +67,7 @@ def _card(asked: str, answer: Answer) -> str:
 
 
 def _progress(view: View) -> str:
-    done = float(view.steps["step"][-1]) if len(view.steps) else 0.0
+    done = float(view.done)
     total = view.facts.steps if view.facts else 0
     if view.now is not None and view.now.step > done:
         done += (view.now.pass_number - 1 + view.done_share()) / view.now.passes
@@ -80,8 +80,7 @@ def _line(view: View) -> str:
     steps, facts = view.steps, view.facts
     words: list[tuple[str, str]] = []
     if facts is not None:
-        done = int(steps["step"][-1]) if len(steps) else 0
-        words.append(("step", f"{done} of {facts.steps}"))
+        words.append(("step", f"{view.done} of {facts.steps}"))
     if len(steps):
         words.append(("loss", f"{steps['loss'][-1]:.4g}"))
         words.append(("learning rate", f"{steps['lr'][-1]:.3g}"))
@@ -91,10 +90,9 @@ def _line(view: View) -> str:
         words.append(("memory", f"{size_text(most)} of {size_text(facts.budget_bytes)}"))
         if len(view.resources) > 1:
             words.append(("processes", str(len(view.resources))))
-    commits = [note for note in view.notes if note["kind"] == "commit"]
-    if commits:
-        ago = clock_time(max(time.time() - commits[-1]["at"], 0))
-        words.append(("last commit", f"step {commits[-1]['step']}, {ago} ago"))
+    if commit := view.commit:
+        ago = clock_time(max(time.time() - commit["at"], 0))
+        words.append(("last commit", f"step {commit['step']}, {ago} ago"))
     inner = " ".join(f"<span>{style.text(name)} <b>{style.text(value)}</b></span>" for name, value in words)
     return f"<div class='facts'>{inner}</div>"
 

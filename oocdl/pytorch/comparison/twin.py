@@ -27,6 +27,7 @@ class Twin:
     ) -> None:
         self.module = copy.deepcopy(module).cpu().to(dtype)
         self.signature, self.dtype, self.facts = signature, dtype, metadata.facts
+        self.precision = str(dtype).removeprefix("torch.")
         self.runs: bool | None = None
         """Whether the module runs in this dtype; None before its first call."""
         self.tensors: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
@@ -72,9 +73,8 @@ class Twin:
             self.runs = True
             outputs = tensors_in(returned)
             if len(outputs) != len(cotangents):
-                raise UnsupportedError(
-                    f"the module returns {len(outputs)} tensors, its file {len(cotangents)}"
-                )
+                counts = f"{len(outputs)} tensors, its file {len(cotangents)}"
+                raise UnsupportedError(f"the module returns {counts}")
             pairs = [
                 (y, given)
                 for y, given in zip(outputs, cotangents.values(), strict=True)
