@@ -42,7 +42,7 @@ class Showing:
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
-        if isinstance(event, WorkersChanged) and not self._is_shown():
+        if isinstance(event, WorkersChanged) and self._is_lost():
             self._begin()
         if self._sender is not None:
             self._sender(event)
@@ -59,25 +59,22 @@ class Showing:
             except Exception as error:  # the run has ended, or is about to say why not
                 self._tell(f"the page in Dask's dashboard could not be taken away ({_in_words(error)})")
 
-    def _is_shown(self) -> bool:
-        """Return whether the scheduler still shows the run, or has no page for it."""
-        if not self._has_page:
-            return True
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the plugin for this run; where that fails, tell it, and return None."""
         try:
-            return bool(on_scheduler(self._client(), dask_plugin.is_shown, self._name))
+            return on_scheduler(self._client(), function, self._name, *arguments)
         except Exception as error:  # of whatever kind: the page must not end the run
             self._tell(_failed(self._run, error))
-            return True
+            return None
+
+    def _is_lost(self) -> bool:
+        """Return whether a scheduler that has pages shows the run no longer."""
+        return self._has_page and self._ask(dask_plugin.is_shown) is False
 
     def _begin(self) -> None:
-        client, name, self._sender = self._client(), self._name, None
-        self._is_begun = True
-        try:
-            begun: dask_plugin.Begun = on_scheduler(
-                client, dask_plugin.begin, name, client.id, str(self._run), mark_of(self._run)
-            )
-        except Exception as error:  # of whatever kind: the page must not end the run
-            self._tell(_failed(self._run, error))
+        client, self._sender, self._is_begun = self._client(), None, True
+        begun = self._ask(dask_plugin.begin, client.id, str(self._run), mark_of(self._run))
+        if begun is None:
             return
         link = client.dashboard_link.removesuffix("status") if begun.is_shown else ""
         if self._tells_address:
@@ -89,7 +86,7 @@ class Showing:
             )
         self._is_begun = self._has_page = begun.is_shown
         if begun.is_shown and not begun.sees_run:
-            self._sender = Sender(client, name, self._run, self._tell)
+            self._sender = Sender(client, self._name, self._run, self._tell)
 
 
 class Sender:
