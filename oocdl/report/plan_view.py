@@ -13,7 +13,6 @@ from dask.delayed import Delayed
 from oocdl.config import Settings
 from oocdl.errors import InputError, printable
 from oocdl.graph.ir.array_layout import footprint
-from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.trained import Trained
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.choice.budget import predict_pass
@@ -178,11 +177,6 @@ class Plan:
         """Bytes of weights and optimizer state."""
         values = self.compiled.plan.factored.graph.values
         return sum(values[name].nbytes for name in self.compiled.pieces)
-
-    @property
-    def sum_bytes(self) -> int:
-        """Bytes of the sums of gradients, which go from pass to pass of a step."""
-        return sum(value.nbytes for value in self.compiled.plan.factored.graph.of_role(Role.SUM))
 
     @property
     def spill_bytes(self) -> int:
