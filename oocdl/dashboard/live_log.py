@@ -152,7 +152,7 @@ class LiveLog:
                 (self._folder / name).unlink(missing_ok=True)
         self._forget_rows()
         if event.plan is not None:
-            facts = facts_of(event.plan, event.workdir, event.steps, now)
+            facts = facts_of(event.plan, event.steps)
             self._replace(FACTS, facts.to_json().encode())
             self._layers = {
                 name: (np.array(one.layer_of), len(one.layers)) for name, one in facts.passes.items()
@@ -178,7 +178,6 @@ class LiveLog:
             "passes": event.passes,
             "plan_id": event.plan_id,
             "phases": base64.b64encode(merged.tobytes()).decode(),
-            "processes": [one.name for one in event.processes],
         }
         self._replace(NOW, json.dumps(words).encode())
         if event.at_seconds - self._lined >= max(1.0, (event.at_seconds - self._first) / MOST_LINES) * 0.9:

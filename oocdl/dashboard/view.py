@@ -47,7 +47,6 @@ class Now:
     plan_id: str
     phases: npt.NDArray[np.uint8]
     """Phase of each call of the pass: see ``ProcessLook.phases``."""
-    processes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +128,6 @@ class View:
             passes=words["passes"],
             plan_id=words["plan_id"],
             phases=np.frombuffer(base64.b64decode(words["phases"]), np.uint8),
-            processes=tuple(words["processes"]),
         )
 
     def _take_last_pass(self, data: bytes) -> None:
