@@ -32,7 +32,7 @@ from oocdl.storage.files import io_error
 def descriptions() -> Mapping[str, str]:
     """Return command -> its description, as the sources of the commands have it: none is imported."""
     folder = Path(__file__).parent
-    trees = {name: ast.parse((folder / f"{name}.py").read_text()) for name in ("verbs", "look", "cluster")}
+    trees = {name: ast.parse((folder / f"{name}.py").read_bytes()) for name in ("verbs", "look", "cluster")}
     found = {
         node.name: ast.get_docstring(node) or ""
         for node in (*trees["verbs"].body, *trees["look"].body)

@@ -130,10 +130,10 @@ def load(
             f"{type(module).__name__} is not the {metadata.module} of this run: {'; '.join(wrong[:5])}{more}"
         )
     with torch.no_grad():
-        for name, shape in shapes.items():
+        for name in shapes:
             targets = {id(there[title]): there[title] for title in metadata.facts[name].names}
             for target in targets.values():
-                _fill(target, shape, blocks(name))
+                _fill(target, blocks(name))
         for name, counter in metadata.counters.items():
             there[name].fill_(counter.start + counter.per_pass * passes)
 
@@ -156,7 +156,7 @@ def _misfits(
     return misfits
 
 
-def _fill(target: Tensor, shape: Shape, blocks: Iterator[Array]) -> None:
+def _fill(target: Tensor, blocks: Iterator[Array]) -> None:
     """Copy blocks in C order into ``target``, in its dtype, on its device."""
     rows = target if target.dim() else target.reshape(1)
     at = 0

@@ -25,8 +25,6 @@ from oocdl.report.tables import MOST_ROWS, Sheet, text_of
 
 MOST_LINES = 200
 """Maximum number of lines that are kept; beyond it the first ones go."""
-
-
 COLUMNS = 110
 """Characters of a line of a table."""
 
