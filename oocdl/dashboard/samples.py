@@ -8,7 +8,7 @@ it reads whole samples itself. Outputs that ``keep`` names are in the run.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -31,7 +31,6 @@ MOST_PICTURES = 6
 """Maximum number of slices of inputs and targets together."""
 COLOR_CHANNELS = 4
 """An image with more along its first axis is a volume without channels."""
-MOST_CLASSES = 64
 Volume = npt.NDArray[np.float32]
 
 
@@ -205,13 +204,3 @@ def contours(labels: Volume) -> dict[str, list[float]]:
         "y1": [*(rows + 1.0), *(upper + 1.0)],
         "of": [*first.astype(float), *second.astype(float)],
     }
-
-
-def dice_of(counts: Mapping[str, npt.NDArray[np.int64]]) -> dict[int, float]:
-    """Return Dice of each class that is there, of the numbers of voxels that were counted.
-
-    >>> dice_of({"both": np.array([3, 1]), "target": np.array([4, 2]), "predicted": np.array([4, 2])})
-    {0: 0.75, 1: 0.5}
-    """
-    sums = counts["target"] + counts["predicted"]
-    return {int(n): float(2 * counts["both"][n] / sums[n]) for n in np.flatnonzero(sums)}
