@@ -114,17 +114,12 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
     left = (total - done) * mean
     end = time.strftime("%a %H:%M", time.localtime(at + left))
     source = "predicted" if not seconds.size else "measured"
-    silent = at - last_told(view)
+    told = [*([view.now.at_seconds] if view.now else []), *(note["at"] for note in view.notes[-1:])]
+    silent = at - max(told, default=time.time())
     if silent > max(SILENT_SECONDS, 5 * mean):
-        told = f"nothing was told for {clock_time(silent)}"
-        return Answer("silent", f"{told}; {done} of {total} steps are done", "bad")
+        news = f"nothing was told for {clock_time(silent)}"
+        return Answer("silent", f"{news}; {done} of {total} steps are done", "bad")
     return Answer(f"in {clock_time(left)}", f"{end}; step {done} of {total}, {mean:.2f} s a step ({source})")
-
-
-def last_told(view: View) -> float:
-    """Return the time of the run's last news, in seconds since 1970."""
-    times = [view.now.at_seconds] if view.now else []
-    return max([*times, *(note["at"] for note in view.notes[-1:])], default=time.time())
 
 
 def thread_shares(last: LastPass) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Parts of the text of a plan: what is trained (for ``fit`` and ``oocdl info`` too), sizes, validations."""
+"""Parts of the text of a plan: what is trained (for ``fit`` and ``oocdl info`` too), and sizes."""
 
 from __future__ import annotations
 
@@ -72,10 +72,3 @@ def size_sheet(
         samples = "" if kind.is_rest else counts[kind.label]
         rows.append((label, kind.batch, samples, one.seconds, one.peak_tier_bytes))
     return Sheet("sizes of samples, as they are padded", COLUMNS, rows)
-
-
-def validation_line(course: Course, seconds: float) -> list[str]:
-    """Write a line on the validations of a run, which take so many seconds each; none if there are none."""
-    if not course.validated:
-        return []
-    return [f"validation: {counted(len(course.validated), 'sample')}, {seconds:.3g} s predicted"]

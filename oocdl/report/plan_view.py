@@ -25,10 +25,11 @@ from oocdl.planning.simulation.timeline import Simulated
 from oocdl.report import notebook
 from oocdl.report.figure import figure_of, picture_path, written
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
-from oocdl.report.plan_parts import size_sheet, trained_text, validation_line
+from oocdl.report.plan_parts import size_sheet, trained_text
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
 from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
+from oocdl.report.units import counted
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
@@ -332,6 +333,8 @@ class Plan:
         nominal = known_rates(self.machine.engine) is NOMINAL
         rates = "nominal (measure them: oocdl info --machine)" if nominal else "measured on this machine"
         read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20
+        samples, seconds = counted(len(self.course.validated), "sample"), self.validation_seconds
+        validation = [f"validation: {samples}, {seconds:.3g} s predicted"] if self.course.validated else []
         return "\n".join(
             (
                 f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
@@ -339,7 +342,7 @@ class Plan:
                 f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                *validation_line(self.course, self.validation_seconds),
+                *validation,
                 f"engine {self.machine.engine}; threads {self.machine.threads}",
                 *self.dataset.notes(),
             )

@@ -35,7 +35,10 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
     """
     _refuse_hooks(module)
     try:
-        findings = _fake(module, signature, inputs)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        double = without_contents(module, mode)
+        fakes = {name: mode.from_tensor(x) for name, x in inputs.items()}
+        findings = _repeated(double, signature.split(fakes), mode)
     except UnsupportedError:
         raise
     except Exception:  # no operator's error has a common type; the real call says what is wrong
@@ -52,13 +55,6 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
 def _refuse(module: nn.Module, what: Iterable[str]) -> None:
     if listed := "; ".join(dict.fromkeys(what)):
         raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
-
-
-def _fake(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    double = without_contents(module, mode)
-    fakes = {name: mode.from_tensor(x) for name, x in inputs.items()}
-    return _repeated(double, signature.split(fakes), mode)
 
 
 def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) -> Findings:
