@@ -13,8 +13,7 @@ from oocdl.errors import StoreError
 from oocdl.events import SearchListener
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
-from oocdl.report.notebook import page
-from oocdl.report.search_view import SearchProgress, search_table, search_text
+from oocdl.report.search_view import SearchProgress, search_html, search_text
 from oocdl.training.call import ALL_OPTIONS, WAIT_SECONDS
 from oocdl.training.from_module import is_module
 from oocdl.training.run import Run
@@ -71,7 +70,7 @@ class Search:
         return search_text(self.table)
 
     def _repr_html_(self) -> str:
-        return page(f"search {self.path}", search_table(self.table))
+        return search_html(str(self.path), self.table)
 
     def __repr__(self) -> str:
         return f"Search({str(self.path)!r}, trials={len(self.table)})"
