@@ -168,8 +168,8 @@ def large_run(run: Path, layers: int, tasks: int, steps: int) -> LiveLog:
     )  # fmt: skip
     one = PassFacts(layers=every, layer_of=tuple(n * layers // tasks for n in range(tasks)))
     known = RunFacts(
-        model="large.onnx", workdir=str(run), engine="torch", threads=16, budget_bytes=10**11,
-        base_bytes=10**9, steps=2 * steps, begun_at_seconds=time.time() - steps, predicted_seconds=1.0,
+        model="large.onnx", engine="torch", threads=16, budget_bytes=10**11,
+        base_bytes=10**9, steps=2 * steps, predicted_seconds=1.0,
         predicted_peak_bytes=10**10, predicted_spill_bytes=10**9, disk_read_rate=1e9, disk_write_rate=1e9,
         rates_measured=True, dataset="", group="", images=(), passes={"main": one},
     )  # fmt: skip

@@ -117,12 +117,12 @@ GATES = {
     "rich": ("report.*", "cli.*"),
     "typer": (
         "cli.app",
-        "cli.convert",
+        "cli.verbs",
         "cli.look",
         "cli.preset",
         "cli.verb_options",
         "cli.cluster",
-        "cli.config_file",
+        "cli.texts",
         "cli.say",
     ),
     "PIL": ("cli.demo",),
@@ -133,9 +133,9 @@ GATES = {
 """The only modules that may import a heavy library, as patterns."""
 
 LATE = {
+    "cli.app",
     "cluster.systems",
     "dashboard.dask_plugin",
-    "dashboard.prometheus",
     "dashboard.page_process",
     "pytorch.door",
     "training.trainer",

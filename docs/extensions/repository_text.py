@@ -10,11 +10,11 @@ import os
 import re
 from pathlib import Path
 
-import typer
 from sphinx.application import Sphinx
 from typer.testing import CliRunner
 
 from oocdl.cli.app import app as command_line
+from oocdl.cli.app import descriptions
 
 DOCS = Path(__file__).parent.parent
 ROOT = DOCS.parent
@@ -47,7 +47,7 @@ def help_of_all() -> str:
     """Return the help of each command as a section of Markdown."""
     runner = CliRunner(env={"COLUMNS": str(WIDTH), "TERMINAL_WIDTH": str(WIDTH)})
     sections = []
-    for verb in typer.main.get_command(command_line).commands:  # type: ignore[attr-defined]
+    for verb in descriptions():
         shown = runner.invoke(command_line, [verb, "--help"], prog_name="oocdl")
         sections.append(f"## oocdl {verb}\n\n```text\n{shown.output.strip()}\n```\n")
     return "\n".join(sections)

@@ -1,73 +1,66 @@
-"""The command line: a command for each verb, which parses its options, calls Python and prints.
+"""The command line: ``oocdl`` and a command for each verb.
 
 Every error is one line on stderr; the exit code is the error's own (2 input, 3 store, 4 resources), 130
-after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. ``--debug`` anywhere adds the traceback.
+after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. ``--debug`` anywhere adds the traceback. Commands are
+loaded when one is called: they need the whole library, and what is said of all of them needs none of it.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
-from oocdl.cli.cluster import WORKER_OPTIONS, call_options, workers
-from oocdl.cli.cluster import app as cluster_app
-from oocdl.cli.config_file import ConfigFile
-from oocdl.cli.convert import app as convert_app
-from oocdl.cli.look import app as look_app
-from oocdl.cli.preset import ALL_FOLDS, Folds, Hours, Preset, train_preset
-from oocdl.cli.say import (
-    INTERRUPTED_EXIT_CODE,
-    UNCHANGED,
-    Ended,
-    Json,
-    Outcome,
-    ending,
-    say,
-    say_json,
-    waiting,
-)
-from oocdl.cli.texts import numbers
-from oocdl.cli.verb_options import (
-    ACTING,
-    FIELDS,
-    Register,
-    acting,
-    arguments_for,
-    logs,
-    records_for,
-    run_files,
-    told,
-    with_options,
-)
-from oocdl.config import OPTIONS, parse_bytes
+from oocdl.cli.say import INTERRUPTED_EXIT_CODE, Ended, say
 from oocdl.errors import InputError, OocdlError
-from oocdl.events import Listener
-from oocdl.host.limits import default_budget_bytes, installed_version
-from oocdl.presets.nnunet_folds import HOURS
-from oocdl.report.printer.show import What
-from oocdl.report.progress import Progress
-from oocdl.report.units import counted
+from oocdl.host.limits import installed_version
 from oocdl.storage.files import io_error
-from oocdl.training.call import ALL_OPTIONS
-from oocdl.training.simulation import simulate as simulate_run
-from oocdl.training.trainer import fit as fit_run
-from oocdl.training.trainer import plan as plan_run
-from oocdl.tuning.search import search as search_runs
 
-FIT, SEARCH = records_for(fit_run), records_for(search_runs)
-PLAN, SIMULATE = records_for(plan_run), records_for(simulate_run)
-OF_A_RUN = ["commit_seconds", *(name for name in ALL_OPTIONS if name not in OPTIONS)]
-"""Options that only ``fit`` has on the command line: they do not change a plan."""
+
+@cache
+def descriptions() -> Mapping[str, str]:
+    """Return command -> its description, as the sources of the commands have it: none is imported."""
+    folder = Path(__file__).parent
+    trees = {name: ast.parse((folder / f"{name}.py").read_bytes()) for name in ("verbs", "look", "cluster")}
+    found = {
+        node.name: ast.get_docstring(node) or ""
+        for node in (*trees["verbs"].body, *trees["look"].body)
+        if isinstance(node, ast.FunctionDef) and "app.command()" in map(ast.unparse, node.decorator_list)
+    }
+    return found | {"cluster": ast.get_docstring(trees["cluster"]) or ""}
+
+
+class Commands(TyperGroup):
+    """The commands: they are imported when one is called, and listed before."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*descriptions()]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or what is said of it."""
+        told = descriptions().get(cmd_name)
+        return self.commands.get(cmd_name, None if told is None else TyperCommand(cmd_name, help=told))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        from oocdl.cli import verbs
+
+        self.commands = get_group(verbs.app).commands
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
+    cls=Commands,
     epilog="--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=False,
     pretty_exceptions_enable=False,
@@ -81,143 +74,34 @@ def _say_version(asked: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
-]
-
-
 @app.callback()
-def shared(register: Register = None, version: Version = False) -> None:
+def shared(
+    register: Annotated[
+        list[Path] | None,
+        typer.Option(help="Python file to run first, to register your own parts; may be repeated."),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Print the version.")
+    ] = False,
+) -> None:
     """Trains an ONNX model on a Zarr or HDF5 dataset within a memory budget, exactly."""
     run_files(register or ())
 
 
-@app.command()
-@with_options(FIT, FIELDS, ACTING, WORKER_OPTIONS)
-def fit(
-    context: typer.Context,
-    model: Annotated[Path, typer.Argument(help="ONNX file; with --preset, the folder.")],
-    dataset: Annotated[
-        str | None, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")
-    ] = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    folds: Folds = ALL_FOLDS,
-    hours: Hours = HOURS,
-    resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
-    restart: Annotated[bool, typer.Option("--restart", help="Start over, even if a run exists.")] = False,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help=told("dashboard"))] = False,
-    dashboard_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Show the run live on this port.")
-    ] = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(help="csv=FILE, tensorboard=FOLDER or mlflow=EXPERIMENT; may be repeated."),
-    ] = None,
-    **given: Any,
-) -> None:
-    """Train a model on a dataset within a memory budget."""
-    if preset is not None:
-        if dataset is not None:
-            raise InputError(f"--preset takes one folder, not '{dataset}' beside it")
-        given |= {"log": log, "restart": restart, "dashboard": dashboard, "dashboard_port": dashboard_port}
-        train_preset(context, FIT, model, {"folds": folds, "hours": hours}, given)
-        return
-    if dataset is None:
-        raise InputError("fit takes a model and a dataset; only --preset takes one folder")
-    how = {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
-    options = arguments_for(FIT, {**given, "model": model, "dataset": dataset}) | call_options(given)
-    options |= how | {"progress": False}
-    written = [*acting(given), *logs(log)]
-    budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
-    outcome = Outcome()
-    shown: AbstractContextManager[Progress | None] = (
-        Progress(budget_bytes) if given["progress"] else nullcontext()
-    )
-    with ending(lambda: str(outcome)), shown as listener, workers(given) as client:
-        listeners: list[Listener] = [*([] if listener is None else [listener]), outcome, *written]
-        run = fit_run(**options, client=client, callbacks=listeners)
-    say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
+def run_files(paths: Sequence[Path]) -> None:
+    """Run files of Python, which register a user's own operators, losses and optimizers.
 
-
-@app.command()
-@with_options(SEARCH, FIELDS, WORKER_OPTIONS)
-def search(config: ConfigFile = None, as_json: Json = False, **given: Any) -> None:
-    """Train many runs with other settings, the better ones on; --steps and --epochs are the first rung's."""
-    options = arguments_for(SEARCH, given) | call_options(given)
-    with ending(lambda: "trials that are done are kept, the same command goes on"), workers(given) as client:
-        found = search_runs(**options, client=client)
-    if as_json:
-        say_json(found.table)
-        return
-    say(str(found).rstrip())
-    if found.best is not None:
-        say(f"best: {found.best['run']}")
-
-
-@app.command()
-@with_options(PLAN, FIELDS, leave_out=OF_A_RUN)
-def plan(
-    config: ConfigFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw one step, as a PNG or SVG file.")] = None,
-    show: Annotated[What | None, typer.Option(help="Print this view of a pass instead.")] = None,
-    layer: Annotated[str | None, typer.Option(help="With --show: only this layer, by name or index.")] = None,
-    hosts: Annotated[
-        str | None,
-        typer.Option(help="Also predict these numbers of hosts, each with --threads threads: 1,2,4."),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Print a row for every layer.")] = False,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
-    """Show what fit with the same options would do and need; nothing runs."""
-    if layer is not None and show is None:
-        raise InputError("--layer goes with --show")
-    if show is not None and as_json:
-        raise InputError("--show prints a text: leave --json out")
-    counts = None if hosts is None else numbers("hosts", hosts, int)
-    if counts is not None and given["accumulate"] != 1:
-        raise InputError("--hosts simulates a step of one pass: leave --accumulate out")
-    scaling = None
-    with ending(lambda: UNCHANGED), waiting("planning .."):
-        made = plan_run(**arguments_for(PLAN, given))
-        picture = None if plot is None else made.plot(plot)
-        if counts is not None:
-            options = arguments_for(SIMULATE, given)
-            scaling = simulate_run(**options, hosts=counts, cores=made.machine.threads)
-    if as_json:
-        say_json(made.data() | ({} if scaling is None else {"hosts": scaling.table().records()}))
-        return
-    say(made.text(every).rstrip() if show is None else made.show(show, layer))
-    if picture is not None:
-        say(f"picture {picture}")
-    if scaling is not None:
-        say(str(scaling).rstrip())
-
-
-@app.command()
-@with_options(SIMULATE, FIELDS, leave_out=OF_A_RUN)
-def simulate(
-    config: ConfigFile = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the speed-up, as a PNG or SVG file.")] = None,
-    as_json: Json = False,
-    **given: Any,
-) -> None:
-    """Predict a step on many hosts, --memory on each; nothing runs."""
-    with ending(lambda: UNCHANGED), waiting("planning .."):
-        found = simulate_run(**arguments_for(SIMULATE, given))
-        picture = None if plot is None else found.plot(plot)
-    if as_json:
-        say_json({"title": found.title, "weak": found.weak, "hosts": found.table().records()})
-        return
-    say(str(found).rstrip())
-    if picture is not None:
-        say(f"picture {picture}")
-
-
-app.add_typer(convert_app)
-app.add_typer(look_app)
-app.add_typer(cluster_app, name="cluster")
+    Raises InputError if one fails.
+    """
+    for path in paths:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise InputError(f"--register takes a file of Python, and '{path}' is none")
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise InputError(f"--register {path}: {type(error).__name__}: {error}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> None:

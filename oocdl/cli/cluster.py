@@ -1,4 +1,4 @@
-"""``--cluster`` and its kin: options of jobs, workers for ``fit``, and the commands of ``oocdl cluster``."""
+"""Jobs of a batch system: what would be submitted, and defaults for everybody."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ WORKER_OPTIONS: Records = {
     **JOB_OPTIONS,
 }
 
-app = typer.Typer(help="Jobs of a batch system: what would be submitted, and defaults for everybody.")
+app = typer.Typer(help=__doc__)
 
 
 @contextmanager

@@ -29,9 +29,9 @@ from oocdl.host.limits import available, cores, default_budget_bytes, processor
 from oocdl.ops import RULES
 from oocdl.planning.calibrate import cache_path, rates_for
 from oocdl.report.history_view import curve_names, told_of
+from oocdl.report.plan_parts import trained_text
 from oocdl.report.tables import Column, Sheet, array_data, array_table, blocks, key_values
-from oocdl.report.trained_view import trained_text
-from oocdl.report.units import DEFAULTS, counted, shape_text, size_text, speed_text, value_text
+from oocdl.report.units import DEFAULTS, counted, shape_text, size_text, value_text
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.run import Run
@@ -92,9 +92,9 @@ def machine_info(engine: str, again: bool = False) -> Info:
         ("cores", data["cores"]),
         ("memory that may be used", size_text(data["available_bytes"])),
         ("memory budget by default", size_text(data["default_budget_bytes"])),
-        ("disk reads", speed_text(rates.disk_read_bytes_per_second)),
-        ("disk writes", speed_text(rates.disk_write_bytes_per_second)),
-        ("copies in memory, a thread", speed_text(rates.copy_bytes_per_second)),
+        ("disk reads", f"{size_text(rates.disk_read_bytes_per_second)}/s"),
+        ("disk writes", f"{size_text(rates.disk_write_bytes_per_second)}/s"),
+        ("copies in memory, a thread", f"{size_text(rates.copy_bytes_per_second)}/s"),
         ("overhead of an operator", f"{rates.instruction_seconds * 1e6:.1f} µs"),
         ("overhead of a program", f"{rates.program_seconds * 1e6:.1f} µs"),
         ("rates are kept in", data["rates_file"]),
@@ -108,7 +108,8 @@ def machine_info(engine: str, again: bool = False) -> Info:
         # A factor of two is as much as a person wants to know here.
         classes.setdefault(2.0 ** floor(log2(rate)), []).append(op)
     light = [
-        (", ".join(sorted(ops)), speed_text(rate)) for rate, ops in sorted(classes.items(), reverse=True)
+        (", ".join(sorted(ops)), f"{size_text(rate)}/s")
+        for rate, ops in sorted(classes.items(), reverse=True)
     ]
     ratios = [
         (kind, "  ".join(f"{size}: {ratio:.2f}" for size, ratio in points))
@@ -261,7 +262,6 @@ def _run(run: Run, every: bool) -> Info:
 
 
 def _settings(run: Run) -> list[tuple[str, Any]]:
-    """Return the settings that a run was started with."""
     facts, settings = run.facts, run.settings
     heads = {
         output: f"{value_text(head['loss'], DEFAULTS)} of {head['target']}"

@@ -1,4 +1,4 @@
-"""The commands about what is there already: runs, models, datasets, this machine; and the demo."""
+"""The commands that make a dataset, and those about what is there already: runs, models, this machine."""
 
 from __future__ import annotations
 
@@ -13,35 +13,58 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from oocdl.cli.config_file import ConfigFile
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
-from oocdl.cli.texts import sizes
-from oocdl.cli.verb_options import (
-    Dims,
-    Engine,
-    Out,
-    RunDir,
-    arguments_for,
-    records_for,
-    with_options,
-)
+from oocdl.cli.texts import ConfigFile, numbers, sizes
+from oocdl.cli.verb_options import Dims, Engine, Out, RunDir, arguments_for, records_for, with_options
 from oocdl.dashboard.page_process import from_elsewhere, serve
+from oocdl.data import convert as convert_files
 from oocdl.errors import CorruptError, InputError, printable
 from oocdl.report.tables import Sheet
-from oocdl.report.units import shape_text, size_text
+from oocdl.report.units import counted, shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.repair import verify as verify_run
 from oocdl.training.prediction.outputs import LABELS
 from oocdl.training.prediction.predictions import is_unfinished
 from oocdl.training.run import Run
+from oocdl.training.signals import Signals
 from oocdl.training.trainer import open as open_run
 
 PREDICT, EVALUATE = records_for(Run.predict), records_for(Run.evaluate)
 EXPORT = {"which": PREDICT["which"]}
 
 app = typer.Typer()
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(help="nnU-Net folder, CSV or JSON table, NIfTI, DICOM, NumPy, HDF5, Zarr.")
+    ],
+    out: Out,
+    config: ConfigFile = None,
+    spacing: Annotated[
+        str | None, typer.Option(metavar="Z,Y,X", help="Millimetres to resample volumes to.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 1GiB.")] = None,
+    split: Annotated[str, typer.Option(help="Of an nnU-Net folder: train or test.")] = "train",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a dataset that was converted before.")
+    ] = False,
+    progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
+) -> None:
+    """Write images and labels of other formats as a dataset that fit reads, within a memory budget."""
+    steps = None if spacing is None else numbers("spacing", spacing, float)
+    with ending(lambda: UNCHANGED), Signals() as signals, signals.allowed():
+        group = convert_files(
+            source, out, spacing=steps, memory=memory, split=split, overwrite=overwrite, progress=progress
+        )
+    samples = [sample for _, sample in sorted(group.groups())]
+    if samples:
+        say(f"{out}: {counted(len(samples), 'sample')}, the first of which is")
+    for _, array in sorted((samples or [group])[0].arrays()):
+        say(f"{out}/{array.path}: {shape_text(array.shape)} {array.dtype}")
 
 
 @app.command()
@@ -68,8 +91,7 @@ def evaluate(run: RunDir, config: ConfigFile = None, as_json: Json = False, **gi
         found = open_run(run).evaluate(**arguments_for(EVALUATE, given))
     tables = {name: value.tolist() for name, value in found.items() if isinstance(value, np.ndarray)}
     if as_json:
-        say_json(found | tables)
-        return
+        return say_json(found | tables)
     for name, number in found.items():
         rows = tables.get(name, [[number]])
         say(f"{printable(name)} " + "\n".join(" ".join(f"{one:.6g}" for one in row) for row in rows))

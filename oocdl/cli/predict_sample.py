@@ -18,13 +18,14 @@ import zarr
 
 from oocdl.dashboard.facts import RunFacts, read_facts
 from oocdl.dashboard.live_log import FACTS, FOLDER
-from oocdl.dashboard.samples import MOST_CLASSES, dice_of, space_of, strides_of
+from oocdl.dashboard.samples import space_of, strides_of
 from oocdl.errors import InputError, OocdlError
 from oocdl.host.limits import available
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.storage.dataset.sample_stack import MARK, own_sized
 from oocdl.training.trainer import open as open_run
 
+MOST_CLASSES = 64
 SAMPLE = "sample"
 """Name of the one sample."""
 
@@ -86,7 +87,9 @@ def _classes(array: Any, target: Any, number: int) -> tuple[np.ndarray, dict[int
                 counts[name] += np.bincount(of.ravel(), minlength=MOST_CLASSES)
         rows = slice(-low % strides[0], None, strides[0])
         parts.append(found[(rows, *(slice(None, None, step) for step in strides[1:]))].astype(np.uint8))
-    return np.concatenate(parts), dice_of(counts)
+    sums = counts["target"] + counts["predicted"]
+    dice = {int(n): float(2 * counts["both"][n] / sums[n]) for n in np.flatnonzero(sums)}
+    return np.concatenate(parts), dice
 
 
 def main() -> int:

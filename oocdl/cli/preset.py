@@ -8,10 +8,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from oocdl.cli.cluster import call_options, workers
-from oocdl.cli.say import Outcome, ending, say
+from oocdl.cli.say import ending, say
 from oocdl.cli.texts import flag, numbers
 from oocdl.cli.verb_options import ACTING, FIELDS, Records, arguments_for
 from oocdl.errors import InputError
+from oocdl.events import Listener
 from oocdl.presets import nnunet
 
 Preset = Annotated[
@@ -26,7 +27,12 @@ OF_ONE_RUN = ("log", "dashboard", "dashboard_port", "restart", "validation", "me
 
 
 def train_preset(
-    context: typer.Context, records: Records, folder: Any, how: Mapping[str, Any], given: Mapping[str, Any]
+    context: typer.Context,
+    records: Records,
+    folder: Any,
+    how: Mapping[str, Any],
+    given: Mapping[str, Any],
+    outcome: Listener,
 ) -> None:
     """Train with a preset and the options that are typed, or in a file. Raises InputError for others."""
     asked = {
@@ -41,7 +47,6 @@ def train_preset(
     options = {name: value for name, value in arguments_for(records, given).items() if name in asked}
     options |= {**how, **call_options(given)}
     options["folds"] = ["all"] if how["folds"] == "all" else numbers("folds", how["folds"], int)
-    outcome = Outcome()
     with ending(lambda: str(outcome)), workers(given) as client:
         trained = nnunet(folder, client=client, callbacks=[outcome], **options)
     say(str(trained).rstrip())

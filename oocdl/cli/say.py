@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from oocdl.errors import printable
-from oocdl.events import Committed, Event, RunStarted, RunStopped
-from oocdl.report.units import counted
 from oocdl.training.signals import Stopped
 
 INTERRUPTED_EXIT_CODE = 130
@@ -59,26 +56,3 @@ def ending(truth: Callable[[], str]) -> Iterator[None]:
         raise Ended("interrupted", truth(), INTERRUPTED_EXIT_CODE) from None
     except Stopped as stop:
         raise Ended(f"stopped by {stop.signal}", truth(), int(stop.code or 0)) from None
-
-
-@dataclass
-class Outcome:
-    """Knows what a run has committed. A listener."""
-
-    workdir: str | None = None
-    """The run directory; None: no run was begun or taken up."""
-    done: int = 0
-
-    def __call__(self, event: Event) -> None:
-        """Take one event."""
-        match event:
-            case RunStarted() | RunStopped():
-                self.workdir, self.done = event.workdir, event.done
-            case Committed(step):
-                self.done = step
-
-    def __str__(self) -> str:
-        if self.workdir is None:
-            return f"no step was done, {UNCHANGED}"
-        are = "is" if self.done == 1 else "are"
-        return f"{counted(self.done, 'step')} {are} committed in {self.workdir}; the same command goes on"

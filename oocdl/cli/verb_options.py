@@ -5,7 +5,6 @@ Names, defaults and help texts come from the records of options; a type says how
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -29,16 +28,7 @@ from oocdl.cli.texts import (
     sizes,
 )
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import (
-    LossLike,
-    Metrics,
-    Names,
-    Normalize,
-    Option,
-    ParamGroup,
-    Pieces,
-    Validation,
-)
+from oocdl.config.options import LossLike, Metrics, Names, Normalize, Option, ParamGroup, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.ops.losses.overlap_losses import DiceCE
@@ -68,10 +58,6 @@ Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file, with samples
 RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
 Out = Annotated[Path, typer.Argument(help="Output path.")]
 OptionalOut = Annotated[Path | None, typer.Argument(help="Output path; may be left out with --nifti.")]
-Register = Annotated[
-    list[Path] | None,
-    typer.Option(help="Python file to run first, to register your own parts; may be repeated."),
-]
 Engine = Annotated[str, typer.Option(help=told("engine"))]
 Dims = Annotated[list[str] | None, typer.Option(metavar="NAME=SIZE,..", help="Open dimensions.")]
 ARGUMENTS = {"model": Model, "dataset": Data, "out": Out}
@@ -200,22 +186,6 @@ def _check_fields(what: str, record: Any, names: Sequence[str]) -> None:
             others = [held for held in known if held in {*OPTIMIZER_FIELDS, *LOSS_FIELDS}]
             it_has = ", ".join(map(flag, others)) or "none"
             raise InputError(f"{what} has no {flag(name)}{nearest(name, others)}; it has {it_has}")
-
-
-def run_files(paths: Sequence[Path]) -> None:
-    """Run files of Python, which register a user's own operators, losses and optimizers.
-
-    Raises InputError if one fails.
-    """
-    for path in paths:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise InputError(f"--register takes a file of Python, and '{path}' is none")
-        module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            raise InputError(f"--register {path}: {type(error).__name__}: {error}") from error
 
 
 def one_or_several(found: Sequence[int]) -> int | Sequence[int]:

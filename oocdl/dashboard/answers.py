@@ -54,7 +54,6 @@ class Slope:
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is more than noise."""
         return abs(self.change) > SURE * self.error
 
     def __str__(self) -> str:
@@ -103,7 +102,7 @@ def learning(view: View) -> Answer:
 
 def remaining(view: View, now_seconds: float | None = None) -> Answer:
     """Tell when the run will be done, by the mean of its last steps."""
-    facts, done = view.facts, int(view.steps["step"][-1]) if len(view.steps) else 0
+    facts, done = view.facts, view.done
     total = facts.steps if facts else done
     at = time.time() if now_seconds is None else now_seconds
     if view.ended == "finished":
@@ -115,27 +114,20 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
     left = (total - done) * mean
     end = time.strftime("%a %H:%M", time.localtime(at + left))
     source = "predicted" if not seconds.size else "measured"
-    silent = at - last_told(view)
+    told = [*([view.now.at_seconds] if view.now else []), *(note["at"] for note in view.notes[-1:])]
+    silent = at - max(told, default=time.time())
     if silent > max(SILENT_SECONDS, 5 * mean):
-        told = f"nothing was told for {clock_time(silent)}"
-        return Answer("silent", f"{told}; {done} of {total} steps are done", "bad")
+        news = f"nothing was told for {clock_time(silent)}"
+        return Answer("silent", f"{news}; {done} of {total} steps are done", "bad")
     return Answer(f"in {clock_time(left)}", f"{end}; step {done} of {total}, {mean:.2f} s a step ({source})")
-
-
-def last_told(view: View) -> float:
-    """Return the time of the run's last news, in seconds since 1970."""
-    times = [view.now.at_seconds] if view.now else []
-    return max([*times, *(note["at"] for note in view.notes[-1:])], default=time.time())
 
 
 def thread_shares(last: LastPass) -> dict[str, float]:
     """Shares of the time of all threads in the last pass: what each of them did, or waited for."""
-    spent = np.zeros(6)
-    for lane in last.lanes:
-        spent[:5] += np.diff(lane.times, axis=1).sum(axis=0)
-    whole = max(last.seconds * len(last.lanes), 1e-12)
+    spent = sum((np.diff(lane.times, axis=1).sum(axis=0) for lane in last.lanes), np.zeros(5))
+    spent /= max(last.seconds * len(last.lanes), 1e-12)
     names = ("memory", "reading", "permit", "computing", "writing")
-    shares = {name: float(part / whole) for name, part in zip(names, spent[:5], strict=True)}
+    shares = dict(zip(names, spent.tolist(), strict=True))
     shares["nothing to do"] = max(0.0, 1.0 - sum(shares.values()))
     return shares
 

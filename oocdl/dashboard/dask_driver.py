@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from oocdl.dashboard import dask_plugin
 from oocdl.dashboard.mirror import Source
-from oocdl.events import Event, Listener, WorkersChanged
+from oocdl.events import Event, WorkersChanged
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
@@ -22,25 +21,13 @@ SEND_SECONDS = 1.0
 END_SECONDS = 10.0
 
 
-@contextmanager
-def shown(
-    client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
-) -> Iterator[Listener]:
-    """Show a run on Dask's dashboard as long as the block lasts; give a listener of the run.
-
-    ``client`` gives the client that the run has now: another one after its scheduler has started anew. Where
-    showing fails, ``tell`` is called with a line, and the run goes on. ``tells_address``: whether the address
-    of the page is told as well.
-    """
-    made = Showing(client, run, tell, tells_address)
-    try:
-        yield made
-    finally:
-        made.finish()
-
-
 class Showing:
-    """A listener that shows a run on its scheduler, and shows it again once that has started anew."""
+    """Shows a run on Dask's dashboard as long as the block lasts. A listener and a context manager.
+
+    ``client`` gives the client that the run has now: another one after its scheduler has started anew, which
+    then shows the run. Where showing fails, ``tell`` is called with a line, and the run goes on.
+    ``tells_address``: whether the address of the page is told as well.
+    """
 
     def __init__(
         self, client: Callable[[], Any], run: Path, tell: Callable[[str], None], tells_address: bool
@@ -55,13 +42,15 @@ class Showing:
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
-        if isinstance(event, WorkersChanged) and not self._is_shown():
+        if isinstance(event, WorkersChanged) and self._is_lost():
             self._begin()
         if self._sender is not None:
             self._sender(event)
 
-    def finish(self) -> None:
-        """Send what is left, and show the run no longer."""
+    def __enter__(self) -> Showing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if self._sender is not None:
             self._sender.finish()
         if self._is_begun:
@@ -70,25 +59,22 @@ class Showing:
             except Exception as error:  # the run has ended, or is about to say why not
                 self._tell(f"the page in Dask's dashboard could not be taken away ({_in_words(error)})")
 
-    def _is_shown(self) -> bool:
-        """Return whether the scheduler still shows the run, or has no page for it."""
-        if not self._has_page:
-            return True
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the plugin for this run; where that fails, tell it, and return None."""
         try:
-            return bool(on_scheduler(self._client(), dask_plugin.is_shown, self._name))
+            return on_scheduler(self._client(), function, self._name, *arguments)
         except Exception as error:  # of whatever kind: the page must not end the run
             self._tell(_failed(self._run, error))
-            return True
+            return None
+
+    def _is_lost(self) -> bool:
+        """Return whether a scheduler that has pages shows the run no longer."""
+        return self._has_page and self._ask(dask_plugin.is_shown) is False
 
     def _begin(self) -> None:
-        client, name, self._sender = self._client(), self._name, None
-        self._is_begun = True
-        try:
-            begun: dask_plugin.Begun = on_scheduler(
-                client, dask_plugin.begin, name, client.id, str(self._run), mark_of(self._run)
-            )
-        except Exception as error:  # of whatever kind: the page must not end the run
-            self._tell(_failed(self._run, error))
+        client, self._sender, self._is_begun = self._client(), None, True
+        begun = self._ask(dask_plugin.begin, client.id, str(self._run), mark_of(self._run))
+        if begun is None:
             return
         link = client.dashboard_link.removesuffix("status") if begun.is_shown else ""
         if self._tells_address:
@@ -100,7 +86,7 @@ class Showing:
             )
         self._is_begun = self._has_page = begun.is_shown
         if begun.is_shown and not begun.sees_run:
-            self._sender = Sender(client, name, self._run, self._tell)
+            self._sender = Sender(client, self._name, self._run, self._tell)
 
 
 class Sender:

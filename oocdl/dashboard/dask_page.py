@@ -16,7 +16,7 @@ from distributed import Scheduler
 from distributed.dashboard.components.scheduler import env
 from distributed.dashboard.scheduler import template_variables
 
-from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
+from oocdl.dashboard.page import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 
 __all__ = ["UPDATE_SECONDS", "add", "look"]

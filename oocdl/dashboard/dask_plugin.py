@@ -1,4 +1,4 @@
-"""Shows runs on a page of Dask's dashboard as long as they last; all of this runs on the scheduler.
+"""Shows runs on a page of Dask's dashboard, and to Prometheus, as long as they last, on the scheduler.
 
 Bokeh is imported only where Dask itself shows a dashboard.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from distributed import Scheduler, SchedulerPlugin
 
-from oocdl.dashboard import prometheus
 from oocdl.dashboard.mirror import Piece, write
 from oocdl.dashboard.view import View
 from oocdl.runtime import dask_private
@@ -44,7 +45,7 @@ class RunOnPage:
     """The run directory, or the copy that the driver sends of it."""
     is_copy: bool
     shown: Any = None
-    """An ``oocdl.dashboard.shown.Shown``, once there is something to show."""
+    """An ``oocdl.dashboard.page.Shown``, once there is something to show."""
 
 
 @dataclass(eq=False)
@@ -69,16 +70,14 @@ class Pages(SchedulerPlugin):
             add = self._page_module().add
             self.page = add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest)
             self.reader = asyncio.create_task(self._read())
-            self.forget_metrics = prometheus.register(self._views)
+            self.forget_metrics = register(self._views)
 
     def _views(self) -> list[View]:
-        """Return the views of all runs that have something to show."""
         return [one.shown.view for one in self.runs.values() if one.shown is not None]
 
     def newest(self) -> Any:
         """Return the ``Shown`` of the run that has begun last; None while no run has anything to show."""
-        found = [one.shown for one in self.runs.values() if one.shown is not None]
-        return found[-1] if found else None
+        return next((one.shown for one in reversed(self.runs.values()) if one.shown is not None), None)
 
     async def receive(self, run: str, pieces: Sequence[Piece]) -> None:
         """Take what is new of a run whose directory this scheduler does not see."""
@@ -128,7 +127,7 @@ class Pages(SchedulerPlugin):
 
 async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> Begun:
     """Show a run on the scheduler's dashboard, if it has one."""
-    if not has_dashboard(dask_scheduler):
+    if dask_pages(dask_scheduler) is None:
         return Begun(False, False)
     await end(run, dask_scheduler)  # its driver had no answer to an earlier call
     sees = mark != "" and mark_of(Path(path)) == mark
@@ -167,11 +166,6 @@ def _pages(scheduler: Scheduler) -> Pages | None:
     return cast(Pages | None, scheduler.plugins.get(NAME))
 
 
-def has_dashboard(scheduler: Scheduler) -> bool:
-    """Return whether Dask's own pages are served here."""
-    return dask_pages(scheduler) is not None
-
-
 def dask_pages(scheduler: Scheduler) -> Any:
     """Return the application of Dask's own pages; None if there is none."""
 
@@ -179,3 +173,56 @@ def dask_pages(scheduler: Scheduler) -> Any:
         return any(one.__name__ == "BokehTornado" for one in type(application).__mro__)
 
     return next(filter(is_bokeh, scheduler.http_application.applications), None)
+
+
+PREFIX = "oocdl"
+GAUGES = {
+    "step": "Steps that are done.",
+    "loss": "Loss of the last step.",
+    "lr": "Learning rate of the last step.",
+    "seconds": "Seconds that the last step took.",
+    "process_bytes": "Memory that a process has by the kernel's count, pages of files left out.",
+    "tier_bytes": "Chunks in the RAM tier of a process.",
+    "spilled_bytes": "Chunks of a process that are on its disk.",
+}
+"""Name of a number -> what it is; those of bytes are of each process."""
+
+
+class RunCollector:
+    """A collector for Prometheus's client. ``views`` returns the views of the runs that are shown."""
+
+    def __init__(self, views: Callable[[], Iterable[View]]) -> None:
+        self._views = views
+        from prometheus_client.core import GaugeMetricFamily
+
+        self._gauge = GaugeMetricFamily
+
+    def describe(self) -> Iterable[Any]:
+        """Claim no names: two schedulers of one process have the same."""
+        return ()
+
+    def collect(self) -> Iterator[Any]:
+        """Give all numbers, each with its run and, of a process, with that."""
+        views = list(self._views())
+        for name, words in GAUGES.items():
+            labels = ["run", "process"] if name.endswith("_bytes") else ["run"]
+            gauge = self._gauge(f"{PREFIX}_{name}", words, labels=labels)
+            for view in views:
+                for process, table in list(view.resources.items()) if len(labels) > 1 else [("", view.steps)]:
+                    if len(table) and np.isfinite(number := float(table[name][-1])):
+                        gauge.add_metric([str(view.run), process][: len(labels)], number)
+            yield gauge
+
+
+def register(views: Callable[[], Iterable[View]]) -> Callable[[], None]:
+    """Give Prometheus the numbers of runs from now on; returns what ends that.
+
+    Without its client (``prometheus_client``) Dask has no numbers for it either, and nothing happens.
+    """
+    if find_spec("prometheus_client") is None:
+        return lambda: None
+    from prometheus_client import REGISTRY
+
+    collector = RunCollector(views)
+    REGISTRY.register(collector)
+    return lambda: REGISTRY.unregister(collector)

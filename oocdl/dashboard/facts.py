@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from oocdl.errors import CorruptError
@@ -35,7 +35,6 @@ class RunFacts:
     """All that is known of a run before its first step."""
 
     model: str
-    workdir: str
     engine: str
     threads: int
     """Programs that a process runs at once."""
@@ -43,8 +42,6 @@ class RunFacts:
     """Budget of each process."""
     base_bytes: int
     steps: int
-    begun_at_seconds: float
-    """Start of this call of ``fit``, in seconds since 1970."""
     predicted_seconds: float
     """Predicted seconds of a step."""
     predicted_peak_bytes: int
@@ -67,11 +64,10 @@ class RunFacts:
     """Names of the network's outputs in the model's file."""
 
     def to_json(self) -> str:
-        """All of it as JSON text."""
         return json.dumps({"format": FORMAT, **asdict(self)})
 
 
-def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFacts:
+def facts_of(plan: Plan, steps: int) -> RunFacts:
     """Gather the facts of a run."""
     rates, source = known_rates(plan.machine.engine), plan.dataset.spec()
     values = plan.compiled.plan.factored.graph.values
@@ -79,13 +75,11 @@ def facts_of(plan: Plan, workdir: str, steps: int, at_seconds: float) -> RunFact
     simulated = {plan_id: [one] for plan_id, one in zip(plan.pass_ids, plan.simulated, strict=True)}
     return RunFacts(
         model=plan.model,
-        workdir=workdir,
         engine=plan.machine.engine,
         threads=plan.machine.threads,
         budget_bytes=plan.settings.memory_bytes,
         base_bytes=plan.process_bytes,
         steps=steps,
-        begun_at_seconds=at_seconds,
         predicted_seconds=plan.seconds,
         predicted_peak_bytes=plan.peak_bytes,
         predicted_spill_bytes=plan.spill_read_bytes + plan.spill_written_bytes,
@@ -112,7 +106,8 @@ def read_facts(text: str) -> RunFacts:
             )
             for name, one in body.pop("passes").items()
         }
-        return RunFacts(**body, passes=passes)
+        known = {one.name: body[one.name] for one in fields(RunFacts) if one.name in body}
+        return RunFacts(**known, passes=passes)
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptError(f"the run's dashboard files are damaged ({error})") from error
 

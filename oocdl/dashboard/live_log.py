@@ -10,7 +10,6 @@ stands), ``last_pass.npz`` (when each task ran), ``pictures.npz`` (slices of a s
 from __future__ import annotations
 
 import base64
-import io
 import json
 import time
 import warnings
@@ -24,7 +23,7 @@ import numpy as np
 
 from oocdl.dashboard.facts import NO_LAYER, facts_of
 from oocdl.dashboard.samples import read_sample
-from oocdl.dashboard.series import Tail
+from oocdl.dashboard.series import Tail, packed
 from oocdl.errors import OocdlError
 from oocdl.events import (
     Committed,
@@ -38,6 +37,7 @@ from oocdl.events import (
     StepRunning,
     WorkersChanged,
 )
+from oocdl.runtime.board import Phase
 from oocdl.storage.files import regular
 
 FOLDER = "live"
@@ -92,7 +92,6 @@ class LiveLog:
         self._guarded(self._flush)
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         self._guarded(self._take, event)
 
     def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -137,7 +136,8 @@ class LiveLog:
                 self._flush()
                 self._picture()
                 if self._last is not None and self._last.step == event.steps:
-                    done = tuple(replace(one, phases=b"\4" * len(one.phases)) for one in self._last.processes)
+                    phase, looks = bytes([Phase.DONE]), self._last.processes
+                    done = tuple(replace(one, phases=phase * len(one.phases)) for one in looks)
                     self._passed = float("-inf")
                     self._now(replace(self._last, pass_number=self._last.passes, processes=done))
                 self._note("finished", f"{event.steps} steps are done", step=event.steps)
@@ -152,7 +152,7 @@ class LiveLog:
                 (self._folder / name).unlink(missing_ok=True)
         self._forget_rows()
         if event.plan is not None:
-            facts = facts_of(event.plan, event.workdir, event.steps, now)
+            facts = facts_of(event.plan, event.steps)
             self._replace(FACTS, facts.to_json().encode())
             self._layers = {
                 name: (np.array(one.layer_of), len(one.layers)) for name, one in facts.passes.items()
@@ -178,7 +178,6 @@ class LiveLog:
             "passes": event.passes,
             "plan_id": event.plan_id,
             "phases": base64.b64encode(merged.tobytes()).decode(),
-            "processes": [one.name for one in event.processes],
         }
         self._replace(NOW, json.dumps(words).encode())
         if event.at_seconds - self._lined >= max(1.0, (event.at_seconds - self._first) / MOST_LINES) * 0.9:
@@ -256,17 +255,10 @@ def _packed(passes: Mapping[str, PassTimes], spent: np.ndarray) -> bytes:
 
     ``spent``: seconds by layer of this and earlier passes of its kind, of shape (passes, layers).
     """
-    out = io.BytesIO()
-    arrays: dict[str, Any] = {
-        "names": np.array(list(passes)),
-        "plans": np.array([p.plan_id for p in passes.values()]),
-        "spent": spent,
+    plans = np.array([one.plan_id for one in passes.values()])
+    arrays = {
+        f"{name}{number}": getattr(one, name)
+        for number, one in enumerate(passes.values())
+        for name in ("numbers", "times", "threads")
     }
-    for number, one in enumerate(passes.values()):
-        arrays |= {
-            f"numbers{number}": one.numbers,
-            f"times{number}": one.times,
-            f"threads{number}": one.threads,
-        }
-    np.savez_compressed(out, **arrays)
-    return out.getvalue()
+    return packed(names=np.array(list(passes)), plans=plans, spent=spent, **arrays)

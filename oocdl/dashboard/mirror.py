@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, PICTURES, RESOURCES, STEPS
+from oocdl.dashboard.series import Watched
 
 GROWING = ("history/steps.jsonl", *(f"{FOLDER}/{name}" for name in (STEPS, RESOURCES, NOTES)))
 """Files that are written on at their end, or anew."""
@@ -31,36 +31,18 @@ class Source:
     """The files where they are written."""
 
     def __init__(self, run: Path) -> None:
-        self._run = run
-        self._known: dict[str, tuple[int, int, int]] = {}
-        """File name -> inode, time of the last change in ns, and bytes already given."""
+        self._files = {name: Watched(run / name, name in GROWING) for name in (*REPLACED, *GROWING)}
 
     def news(self) -> list[Piece]:
         """Return what is new since the last call, at most about ``MOST_BYTES``."""
         found: list[Piece] = []
-        for name in (*REPLACED, *GROWING):
+        for name, file in self._files.items():
             if sum(len(piece.data) for piece in found) >= MOST_BYTES:
                 break
-            piece = self._new_of(name)
-            if piece is not None:
-                found.append(piece)
+            new = file.news(MOST_BYTES if file.grows else -1)
+            if new is not None and (new[1] or not new[0]):
+                found.append(Piece(name, *new))
         return found
-
-    def _new_of(self, name: str) -> Piece | None:
-        try:
-            with (self._run / name).open("rb") as stream:
-                stat = os.fstat(stream.fileno())
-                inode, changed, given = self._known.get(name, (-1, -1, 0))
-                same = inode == stat.st_ino
-                if same and (changed == stat.st_mtime_ns and given == stat.st_size):
-                    return None
-                at = given if same and name in GROWING and given <= stat.st_size else 0
-                stream.seek(at)
-                data = stream.read() if name in REPLACED else stream.read(MOST_BYTES)
-        except FileNotFoundError:
-            return None
-        self._known[name] = stat.st_ino, stat.st_mtime_ns, at + len(data)
-        return Piece(name, at, data) if data or at == 0 else None
 
 
 def write(folder: Path, pieces: Iterable[Piece]) -> None:

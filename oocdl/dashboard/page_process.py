@@ -27,9 +27,7 @@ START_SECONDS, END_SECONDS = 60.0, 5.0
 def shown(run: Path, tell: Callable[[str], None], port: int = 0) -> Iterator[None]:
     """Show the page of a run as long as the block lasts; ``tell`` gets a line with its address.
 
-    ``port`` 0 is any that is free.
-
-    Where it cannot be shown, the line says why, and the block runs all the same.
+    ``port`` 0 is any that is free. Where it cannot be shown, the line says why, and the block runs on.
     """
     with tempfile.TemporaryFile() as complaints:
         # A session of its own: Ctrl-C is for the run, which then ends the page.

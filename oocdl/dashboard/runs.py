@@ -105,7 +105,6 @@ class RunsPage:
         self.update()
 
     def update(self) -> None:
-        """Show what there is now."""
         if self._version == self._view.version:
             return
         self._version = self._view.version
@@ -132,8 +131,8 @@ def _table(views: dict[str, View]) -> str:
             f"<a style='color:{style.LINK_CSS}' href='?{RUN}={quote(name, safe='')}'>{style.text(name)}</a>"
         )
         seconds = f"{np.nanmedian(steps['seconds'][-20:]):.3g}" if len(steps) else ""
-        done = f"{int(steps['step'][-1])}" if len(steps) else "0"
-        cells = [style.text(one) for one in (learning(view).short, remaining(view).short, done, seconds)]
+        told = (learning(view).short, remaining(view).short, view.done, seconds)
+        cells = [style.text(one) for one in told]
         own = [style.text(settings[name].get(key, "")) for key in differing]
         rows.append([link, *cells, *own])
     cell = f"padding:3px 14px 3px 0;border-bottom:1px solid {style.LINE_CSS};text-align:left"

@@ -8,16 +8,16 @@ it reads whole samples itself. Outputs that ``keep`` names are in the run.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from oocdl.dashboard.facts import RunFacts
+from oocdl.dashboard.series import packed
 from oocdl.runtime.inputs import READ_CHUNKS, read_blocks
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
 from oocdl.storage.dataset.sample_stack import own_sized
@@ -31,7 +31,6 @@ MOST_PICTURES = 6
 """Maximum number of slices of inputs and targets together."""
 COLOR_CHANNELS = 4
 """An image with more along its first axis is a volume without channels."""
-MOST_CLASSES = 64
 Volume = npt.NDArray[np.float32]
 
 
@@ -59,17 +58,12 @@ class SamplePictures:
         return next((one for one in self.pictures if one.title.startswith(role)), None)
 
     def packed(self) -> bytes:
-        """All of it as an npz file."""
-        out = io.BytesIO()
-        arrays: dict[str, Any] = {f"pixels{n}": one.pixels for n, one in enumerate(self.pictures)}
-        np.savez_compressed(
-            out,
+        return packed(
             at=np.array([self.step, self.sample]),
             titles=np.array([one.title for one in self.pictures], dtype=np.str_),
             are_labels=np.array([one.is_labels for one in self.pictures], dtype=bool),
-            **arrays,
+            **{f"pixels{n}": one.pixels for n, one in enumerate(self.pictures)},
         )
-        return out.getvalue()
 
 
 def unpacked(data: bytes) -> SamplePictures:
@@ -210,13 +204,3 @@ def contours(labels: Volume) -> dict[str, list[float]]:
         "y1": [*(rows + 1.0), *(upper + 1.0)],
         "of": [*first.astype(float), *second.astype(float)],
     }
-
-
-def dice_of(counts: Mapping[str, npt.NDArray[np.int64]]) -> dict[int, float]:
-    """Return Dice of each class that is there, of the numbers of voxels that were counted.
-
-    >>> dice_of({"both": np.array([3, 1]), "target": np.array([4, 2]), "predicted": np.array([4, 2])})
-    {0: 0.75, 1: 0.5}
-    """
-    sums = counts["target"] + counts["predicted"]
-    return {int(n): float(2 * counts["both"][n] / sums[n]) for n in np.flatnonzero(sums)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,34 +18,58 @@ from oocdl.storage.files import regular
 Column = npt.NDArray[np.float64]
 
 
-class Tail:
+class Watched:
+    """A file that is written on at its end or, where it does not grow, replaced as a whole."""
+
+    def __init__(self, path: Path, grows: bool) -> None:
+        self.path, self.grows = path, grows
+        self.at = 0
+        """Bytes that were read."""
+        self._mark = (-1, -1)
+        """Inode, and time of the last change in ns."""
+
+    def news(self, most: int = -1) -> tuple[int, bytes] | None:
+        """Return where new bytes begin, and at most so many of them; None if there are none, or no file.
+
+        A file that has become shorter, or is another, begins anew at 0.
+        """
+        try:
+            with open(self.path, "rb", opener=regular) as stream:
+                found = os.fstat(stream.fileno())
+                mark, before = (found.st_ino, found.st_mtime_ns), self._mark
+                if mark == before and (self.at == found.st_size or not self.grows):
+                    return None
+                goes_on = self.grows and before[0] == mark[0] and self.at <= found.st_size
+                start = self.at if goes_on else 0
+                stream.seek(start)
+                data = stream.read(most)
+        except FileNotFoundError:
+            return None
+        self._mark, self.at = mark, start + len(data)
+        return start, data
+
+
+class Tail(Watched):
     """The lines of JSON of a file that grows. One that has become shorter, or is another, is read anew."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        super().__init__(path, True)
         self.again = False
         """Whether the last ``read`` began anew: what was read before it is no longer so."""
-        self._at, self._inode = 0, -1
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines that have come since the last call. One that is not whole yet comes later.
 
         A line that is no JSON is left out: a writer that was killed may have left part of one.
         """
-        self.again = False
-        try:
-            with open(self.path, "rb", opener=regular) as stream:
-                found = stream.fileno(), self.path.stat()
-                if found[1].st_size < self._at or (self._inode not in (-1, found[1].st_ino)):
-                    self._at, self.again = 0, True
-                self._inode = found[1].st_ino
-                stream.seek(self._at)
-                data = stream.read()
-        except FileNotFoundError:
-            self.again, self._at = self._at > 0, 0
+        if not self.path.exists():
+            self.again, self.at = self.at > 0, 0
             return []
+        before = self.at
+        start, data = self.news() or (before, b"")
+        self.again = start < before
         whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
+        self.at = start + len(whole)
         return [row for line in whole.splitlines() if (row := _row(line)) is not None]
 
 
@@ -71,7 +97,6 @@ class Table:
         return list(self._columns)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows."""
         for row in rows:
             for name, value in row.items():
                 if isinstance(value, int | float):
@@ -98,6 +123,13 @@ class Table:
         column = self._columns.get(name)
         # Of a copy: an array that NumPy looks at cannot grow, and another thread may add rows.
         return np.full(self.rows, np.nan) if column is None else np.array(column[:])
+
+
+def packed(**arrays: Any) -> bytes:
+    """Return arrays as an npz file."""
+    out = io.BytesIO()
+    np.savez_compressed(out, **arrays)
+    return out.getvalue()
 
 
 def thinned(count: int, most: int) -> npt.NDArray[np.intp]:

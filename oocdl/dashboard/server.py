@@ -23,9 +23,8 @@ from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 
-from oocdl.dashboard.page import TEMPLATE
+from oocdl.dashboard.page import TEMPLATE, UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.runs import RUN, Runs, RunsPage
-from oocdl.dashboard.shown import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, ResourceError
 
@@ -35,11 +34,7 @@ HOSTS = (LOOPBACK, "localhost", "[::1]")
 
 
 def serve(
-    run: Path,
-    port: int,
-    tell: Callable[[str], None],
-    parent: int | None = None,
-    allowed: Sequence[str] = (),
+    run: Path, port: int, tell: Callable[[str], None], parent: int | None = None, allowed: Sequence[str] = ()
 ) -> None:
     """Serve the page of a run, or of all runs in a folder, until Ctrl-C.
 
@@ -59,7 +54,6 @@ class ShownRuns(Shown):
         self._runs = runs
 
     def page(self) -> Any:
-        """Make the page that lists them."""
         return RunsPage(self._runs)
 
     def add_page(self, document: Document) -> None:

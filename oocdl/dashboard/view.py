@@ -27,12 +27,11 @@ from oocdl.dashboard.live_log import (
     STEPS,
 )
 from oocdl.dashboard.samples import SamplePictures, unpacked
-from oocdl.dashboard.series import Table, Tail
+from oocdl.dashboard.series import Table, Tail, Watched
 from oocdl.errors import StoreError
+from oocdl.runtime.board import Phase
 from oocdl.storage.checksums import unsealed
 
-DONE = 4
-"""The last of the phases of ``ProcessLook.phases``."""
 MOST_NOTES = 200
 """Maximum number of lines for the user that are shown: the last ones."""
 
@@ -48,7 +47,6 @@ class Now:
     plan_id: str
     phases: npt.NDArray[np.uint8]
     """Phase of each call of the pass: see ``ProcessLook.phases``."""
-    processes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,39 +93,28 @@ class View:
         self._history = Tail(run / "history" / "steps.jsonl")
         self._rows, self._lines = Tail(self._live / STEPS), Tail(self._live / RESOURCES)
         self._notes = Tail(self._live / NOTES)
-        self._marks: dict[str, tuple[int, int]] = {}
+        self._replaced = {
+            Watched(self._live / name, False): take
+            for name, take in (
+                (FACTS, self._take_facts),
+                (NOW, self._take_now),
+                (LAST_PASS, self._take_last_pass),
+                (PICTURES, self._take_pictures),
+            )
+        }
+        """Files that are replaced as a whole -> what reads one."""
 
     def refresh(self) -> bool:
         """Read what is new; whether there is anything."""
         news = [self._read_steps(), self._read_resources(), self._read_notes()]
-        for name, take in (
-            (FACTS, self._take_facts),
-            (NOW, self._take_now),
-            (LAST_PASS, self._take_last_pass),
-            (PICTURES, self._take_pictures),
-        ):
-            data = self._changed(name)
-            if data is not None:
-                take(data)
+        for file, take in self._replaced.items():
+            if (found := file.news()) is not None:
+                take(found[1])
                 news.append(True)
         self.version += any(news)
         return any(news)
 
     # --- files -----------------------------------------------------------------------------
-
-    def _changed(self, name: str) -> bytes | None:
-        """The content of a file that is replaced as a whole, if it is another than the last time."""
-        path = self._live / name
-        try:
-            stat = path.stat()
-            mark = stat.st_ino, stat.st_mtime_ns
-            if self._marks.get(name) == mark:
-                return None
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        self._marks[name] = mark
-        return data
 
     def _take_facts(self, data: bytes) -> None:
         self.facts, self.last_pass = read_facts(data.decode()), None
@@ -141,7 +128,6 @@ class View:
             passes=words["passes"],
             plan_id=words["plan_id"],
             phases=np.frombuffer(base64.b64decode(words["phases"]), np.uint8),
-            processes=tuple(words["processes"]),
         )
 
     def _take_last_pass(self, data: bytes) -> None:
@@ -186,8 +172,8 @@ class View:
             live = live if self._rows.again else Tail(self._live / STEPS).read()
         self._add_steps(history)
         self._committed = len(self.steps) if history else self._committed
-        last = self.steps["step"][-1] if len(self.steps) else 0
-        self._add_steps([row for row in live if row.get("step", 0) > last])
+        done = self.done
+        self._add_steps([row for row in live if row.get("step", 0) > done])
         return bool(history or live or again)
 
     def _add_steps(self, rows: list[dict[str, Any]]) -> None:
@@ -230,6 +216,16 @@ class View:
         return self.facts.passes.get("main") or next(iter(self.facts.passes.values()))
 
     @property
+    def done(self) -> int:
+        """Number of steps that are done."""
+        return int(self.steps["step"][-1]) if len(self.steps) else 0
+
+    @property
+    def commit(self) -> dict[str, Any] | None:
+        """The note of the last commit; None before there is one."""
+        return next((note for note in reversed(self.notes) if note["kind"] == "commit"), None)
+
+    @property
     def ended(self) -> str:
         """ "finished" or "stopped" if the last thing that the run told is that; else empty."""
         kinds = [note["kind"] for note in self.notes if note["kind"] in ("started", "finished", "stopped")]
@@ -257,7 +253,7 @@ class View:
         """The part of the tasks of the pass that runs that are done."""
         if self.now is None or self.running is None:
             return 0.0
-        return float(np.mean(self.now.phases[np.array(self.running.layer_of) != NO_LAYER] == DONE))
+        return float(np.mean(self.now.phases[np.array(self.running.layer_of) != NO_LAYER] == Phase.DONE))
 
     def phase_map(self, columns: int) -> npt.NDArray[np.uint8] | None:
         """The map of the step that runs: shape (layers, columns), the phase of the task in each place.

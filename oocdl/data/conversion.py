@@ -27,7 +27,7 @@ from oocdl.data.resampling import resample, resampled_affine, resampled_shape
 from oocdl.errors import BudgetError, DatasetError, InputError
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
 from oocdl.host.paths import path_of
-from oocdl.report.bytes_bar import BytesBar
+from oocdl.report.progress import BytesBar
 from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, attributes_of, open_dataset
 from oocdl.storage.dataset.sample_stack import MARK
 from oocdl.storage.zarr_json import chunk_region, grid

@@ -17,7 +17,7 @@ import zarr
 from oocdl.data.new_group import new_array, new_group, sample_chunks, write_region
 from oocdl.errors import DatasetError, InputError
 from oocdl.host.paths import path_of
-from oocdl.report.bytes_bar import BytesBar
+from oocdl.report.progress import BytesBar
 from oocdl.storage.dataset.sample_stack import MARK
 from oocdl.storage.files import remove
 

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import onnx
 from torch import nn
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.onnx.input_sizes import OpenAxes
 from oocdl.graph.onnx.metadata import Counter, Fact, Metadata, write_metadata
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import write_model
 from oocdl.pytorch.module_tensors import Key, array_of, floats, key_of, named_tensors
 from oocdl.pytorch.study.operator_watch import Findings
 
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Facts about a module beside its tensors."""
-
-    exporter: str
-    dims: Mapping[str, tuple[int | str, ...]]
-    """Input or output -> for each axis its size, or the name of the size where it is open."""
-    sizes: OpenAxes
-    notes: tuple[str, ...]
-    compared: bool
-    predicts: str = ""
+Dims = Mapping[str, tuple[int | str, ...]]
+"""Input or output -> for each axis its size, or the name of the size where it is open."""
 
 
 def keys_of(twin: nn.Module) -> dict[Key, str]:
@@ -39,12 +27,18 @@ def keys_of(twin: nn.Module) -> dict[Key, str]:
 
 
 def annotate(
-    draft: Path, target: Path, module: nn.Module, keys: Mapping[Key, str], found: Findings, facts: Facts
+    draft: Path,
+    target: Path,
+    module: nn.Module,
+    keys: Mapping[Key, str],
+    found: Findings,
+    about: Metadata,
+    dims: Dims,
 ) -> Metadata:
     """Write the exporter's file ``draft`` as ``target``, with metadata and the contents of ``module``.
 
-    ``keys`` tell the contents of the twin that was exported. Raises UnsupportedError if a tensor that is
-    trained or updated is not in the file.
+    ``keys`` tell the contents of the twin that was exported, ``about`` the metadata but for its tensors,
+    which are added. Raises UnsupportedError if a tensor that is trained or updated is not in the file.
     """
     model = inspect_onnx(draft)
     known = _known(model, keys)
@@ -54,7 +48,7 @@ def annotate(
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise UnsupportedError(f"the exporter has folded '{lost[0]}' away{more}")
-    metadata, names, repeated = _described(model, module, known, found, facts)
+    metadata, names, repeated = _described(model, module, known, found, about)
     tensors = {held.names[0]: held.tensor for held in named_tensors(module)}
     titles = {names.get(name, name): title for name, title in known.items()}
 
@@ -63,7 +57,7 @@ def annotate(
 
     def edit(proto: onnx.ModelProto) -> None:
         _rename(proto, names)
-        _set_dims(proto, facts.dims)
+        _set_dims(proto, dims)
         write_metadata(proto, metadata)
 
     write_model(draft, target, contents, edit=edit, dropped=repeated)
@@ -84,7 +78,7 @@ def _known(model: OnnxModel, keys: Mapping[Key, str]) -> dict[str, str]:
 
 
 def _described(
-    model: OnnxModel, module: nn.Module, known: Mapping[str, str], found: Findings, about: Facts
+    model: OnnxModel, module: nn.Module, known: Mapping[str, str], found: Findings, about: Metadata
 ) -> tuple[Metadata, dict[str, str], set[str]]:
     """Return the metadata, initializer -> its name in the new file, and the initializers that go."""
     taken = {name for node in model.nodes for name in (*node.inputs, *node.outputs)}
@@ -114,23 +108,10 @@ def _described(
     counters = {
         name: Counter(start=int(held[name].tensor), per_pass=count) for name, count in found.counters.items()
     }
-    metadata = Metadata(
-        module=type(module).__name__,
-        exporter=about.exporter,
-        facts=facts,
-        unread=tuple(unread),
-        counters=counters,
-        sizes=about.sizes,
-        compared=about.compared,
-        notes=about.notes,
-        predicts=about.predicts,
-        numbers=(*sorted(found.tensors), *sorted(x for x in found.numbers if float(np.float32(x)) != x)),
-    )
-    return metadata, names, repeated
+    return replace(about, facts=facts, unread=tuple(unread), counters=counters), names, repeated
 
 
 def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Rename initializers, wherever they are named."""
     for tensor in proto.graph.initializer:
         tensor.name = names.get(tensor.name, tensor.name)
     for node in proto.graph.node:
@@ -139,7 +120,7 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
         info.name = names.get(info.name, info.name)
 
 
-def _set_dims(proto: onnx.ModelProto, dims: Mapping[str, tuple[int | str, ...]]) -> None:
+def _set_dims(proto: onnx.ModelProto, dims: Dims) -> None:
     """Say which axes of inputs and outputs are open; shapes in between were those of one call."""
     del proto.graph.value_info[:]
     for info in [*proto.graph.input, *proto.graph.output]:

@@ -16,8 +16,7 @@ import resource
 import signal
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 
@@ -30,62 +29,17 @@ UNFIT = b"unfit"
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
-class Child(Generic[T]):
-    """A function that runs in a copy of this process."""
+def start(what: str, work: Callable[[], T], most_seconds: int | None = None) -> Callable[[], T]:
+    """Begin to run ``work`` in a copy of this process; return the function that waits for its result.
 
-    what: str
-    """Name of the work, as the subject of a sentence."""
-    work: Callable[[], T]
-    pid: int
-    pipe: int
-    """The end from which its pickled result is read."""
-    most_seconds: int | None = None
-    """Processor time after which the system ends the process."""
-
-    def result(self) -> T:
-        """Wait for the result. Raises what the function has raised, UnsupportedError if the copy has died."""
-        try:
-            with open(self.pipe, "rb") as file:
-                data = file.read()
-            status = os.waitpid(self.pid, 0)[1]
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-            raise
-        if not data:
-            number = os.waitstatus_to_exitcode(status)
-            if number == -signal.SIGXCPU:
-                raise UnsupportedError(f"{self.what} did not end in {self.most_seconds} s")
-            how = f"signal {signal.Signals(-number).name}" if number < 0 else f"exit status {number}"
-            raise UnsupportedError(f"{self.what} crashed ({how})")
-        if data == UNFIT:
-            return self.work()
-        value, error = pickle.loads(data)
-        if error is not None:
-            raise error
-        result: T = value
-        return result
-
-
-@dataclass(frozen=True)
-class Here(Generic[T]):
-    """A function that runs in this process, once it is waited for."""
-
-    result: Callable[[], T]
-
-
-def start(what: str, work: Callable[[], T], most_seconds: int | None = None) -> Child[T] | Here[T]:
-    """Begin to run ``work`` in a copy of this process, on one thread, with its output thrown away.
-
-    The result and typed errors are pickled; any other exception becomes an UnsupportedError that names it.
-    Where CUDA is in use, or has left threads, it runs in this process, for as long as it takes: autograd does
-    not survive a fork there. Elsewhere the result is an UnsupportedError after ``most_seconds`` of a
-    processor's time.
+    It runs on one thread, with its output thrown away. The result and typed errors are pickled; any other
+    exception becomes an UnsupportedError that names it, and so does the copy's death, with ``what``, the
+    subject of a sentence. Where CUDA is in use, or has left threads, it runs in this process once it is
+    waited for, for as long as it takes: autograd does not survive a fork there. Elsewhere the result is an
+    UnsupportedError after ``most_seconds`` of a processor's time.
     """
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return Here(work)
+        return work
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns of threads, whose locks a copy may inherit; PyTorch's loaders fork all the same.
@@ -95,12 +49,37 @@ def start(what: str, work: Callable[[], T], most_seconds: int | None = None) -> 
         os.close(reader)
         _run(work, writer, most_seconds)
     os.close(writer)
-    return Child(what, work, pid, reader, most_seconds)
+
+    def result() -> T:
+        try:
+            with open(reader, "rb") as file:
+                data = file.read()
+            status = os.waitpid(pid, 0)[1]
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            raise
+        if not data:
+            number = os.waitstatus_to_exitcode(status)
+            if number == -signal.SIGXCPU:
+                raise UnsupportedError(f"{what} did not end in {most_seconds} s")
+            how = f"signal {signal.Signals(-number).name}" if number < 0 else f"exit status {number}"
+            raise UnsupportedError(f"{what} crashed ({how})")
+        if data == UNFIT:
+            return work()
+        value: T
+        value, error = pickle.loads(data)
+        if error is not None:
+            raise error
+        return value
+
+    return result
 
 
 def in_child(what: str, work: Callable[[], T], most_seconds: int | None = None) -> T:
     """Run ``work`` in a copy of this process, and return its result."""
-    return start(what, work, most_seconds).result()
+    return start(what, work, most_seconds)()
 
 
 def _run(work: Callable[[], T], writer: int, most_seconds: int | None) -> NoReturn:

@@ -87,9 +87,9 @@ def from_dataset(module: Any, dataset: Any, settings: Settings, path: Path, aske
 def load(module: Any, metadata: Metadata, shapes: Mapping[str, Shape], blocks: Any, passes: int) -> None:
     """Put trained tensors into a module; see ``Run.load_into``."""
     _check_installed()
-    from oocdl.pytorch import loading
+    from oocdl.pytorch import module_tensors
 
-    loading.load(module, metadata, shapes, blocks, passes)
+    module_tensors.load(module, metadata, shapes, blocks, passes)
 
 
 def _check_installed() -> None:

@@ -14,7 +14,7 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.planning.binding import choose
 from oocdl.pytorch.child import in_child
 from oocdl.pytorch.exporters import exporting
-from oocdl.pytorch.module_calls import shapes_of_call, signature_of
+from oocdl.pytorch.module_calls import dtype_of, shapes_of_call, signature_of
 from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.dataset.sample_stack import members_of
@@ -39,13 +39,17 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
         used = {array.name for array in chosen.values()}
         array = choose("input", name, settings.inputs, dataset.arrays, used, len(names) == 1)
         chosen[name] = dataset.arrays[array]
-    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    dtype = dtype_of(module)
     counts = (max(2, settings.batch_size), max(2, settings.batch_size) + 1)
     reason = ""
     with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):
             try:
-                if _keeps_the_batch(module, names, forms, counts):
+                if all(
+                    shape[:1] == (count,)
+                    for count in counts
+                    for shape in shapes_of_call(module, _tensors(names, forms, count))
+                ):
                     return _tensors(names, forms, settings.batch_size)
                 reason = reason or "its outputs do not have the batch as their first axis"
             except Exception as error:  # a wrong form fails with whatever the module raises
@@ -72,11 +76,9 @@ def _refuse(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
 def _arguments(module: nn.Module, asked: Mapping[str, str]) -> list[str]:
     """Return the arguments of ``forward`` that have no default, and those that ``inputs=`` names."""
     slots = inspect.signature(module.forward).parameters.values()
-    named = [p for p in slots if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = [p for p in slots if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     names = [p.name for p in named if p.default is p.empty or p.name in asked]
-    if not names:
-        names = [p.name for p in slots][:1] or ["input"]  # forward(*inputs)
-    return names
+    return names or [p.name for p in slots][:1] or ["input"]  # forward(*inputs)
 
 
 def _forms(array: DataArray, dtype: torch.dtype) -> list[Form]:
@@ -97,13 +99,3 @@ def _tensors(names: Sequence[str], forms: Sequence[Form], batch: int) -> dict[st
         name: torch.zeros((batch, *shape), dtype=dtype)
         for name, (shape, dtype) in zip(names, forms, strict=True)
     }
-
-
-def _keeps_the_batch(
-    module: nn.Module, names: Sequence[str], forms: Sequence[Form], counts: Sequence[int]
-) -> bool:
-    for count in counts:
-        outputs = shapes_of_call(module, _tensors(names, forms, count))
-        if not all(shape[:1] == (count,) for shape in outputs):
-            return False
-    return True

@@ -19,12 +19,12 @@ from oocdl.graph.onnx.input_sizes import OpenAxes
 from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
-from oocdl.pytorch.annotate import Facts, annotate, keys_of
+from oocdl.pytorch.annotate import Dims, annotate, keys_of
 from oocdl.pytorch.child import first_line, in_child
 from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.exported import Asked, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
-from oocdl.pytorch.module_calls import Signature, inputs_of
+from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of
 from oocdl.pytorch.module_tensors import twin_of
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.state import same_generators
@@ -126,9 +126,9 @@ def _written(
     draft = ready.with_name("draft.onnx")
     with exporting(), rewritten():
         EXPORTERS[exporter](twin, _call_of(signature, made, twin), draft)
-    facts = _facts(module, made, exporter, verify)
+    about, dims = _about(module, made, exporter, verify), _dims(made)
     keys = {**keys_of(twin), **keys}  # an exporter may have run it, and so changed its statistics
-    metadata = annotate(draft, ready, module, keys, made.found, facts)
+    metadata = annotate(draft, ready, module, keys, made.found, about, dims)
     model = inspect_onnx(ready)
     model.bind(RULES, made.example, precision="float64", training=True)
     if not verify:
@@ -140,41 +140,40 @@ def _written(
     if not otherwise:
         return metadata
     note = f"in evaluation mode the module computes something else than the run predicts: {otherwise}"
-    facts = replace(facts, notes=(*facts.notes, note), predicts=otherwise)
-    return annotate(draft, ready, module, keys, made.found, facts)
+    about = replace(about, notes=(*about.notes, note), predicts=otherwise)
+    return annotate(draft, ready, module, keys, made.found, about, dims)
 
 
 def _call_of(signature: Signature, made: Study, twin: nn.Module) -> Call:
     """Return how an exporter is to call the module: at small sizes, where these are open."""
-    dtype = next((p.dtype for p in twin.parameters() if p.is_floating_point()), torch.float32)
-    args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype, 0))
+    args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype_of(twin), 0))
     axes = {name: tuple(axis for title, axis in made.free.names if title == name) for name in signature.names}
-    return Call(
-        args=tuple(args),
-        kwargs=kwargs,
-        inputs=signature.names,
-        outputs=made.outputs,
-        axes={name: open_ for name, open_ in axes.items()},
-    )
+    return Call(args=tuple(args), kwargs=kwargs, inputs=signature.names, outputs=made.outputs, axes=axes)
 
 
-def _facts(module: nn.Module, made: Study, exporter: str, verify: bool) -> Facts:
-    """Collect what the file is to say of the module."""
-    names, sizes = made.free.names, made.sizes
+def _dims(made: Study) -> Dims:
+    names = made.free.names
     dims: dict[str, tuple[int | str, ...]] = {
         name: tuple(names.get((name, axis), size) for axis, size in enumerate(shape))
         for name, shape in made.example.items()
     }
-    for name, shape in zip(made.outputs, sizes.outputs, strict=False):
+    for name, shape in zip(made.outputs, made.sizes.outputs, strict=False):
         dims[name] = tuple(
             size or (BATCH if axis == 0 and BATCH in names.values() else f"{name}_{axis}")
             for axis, size in enumerate(shape)
         )
-    called = (*sizes.first.items(), *sizes.second.items())
+    return dims
+
+
+def _about(module: nn.Module, made: Study, exporter: str, verify: bool) -> Metadata:
+    """Collect what the file is to say of the module, but for its tensors."""
+    names, found = made.free.names, made.found
+    called = (*made.sizes.first.items(), *made.sizes.second.items())
     batches = [shape[0] for name, shape in called if names.get((name, 0)) == BATCH]
-    return Facts(
+    return Metadata(
+        module=type(module).__name__,
         exporter=exporter,
-        dims=dims,
+        facts={},
         sizes=OpenAxes(
             conditions=made.free.conditions,
             fixed={f"{name}.{axis}": why for (name, axis), why in made.free.fixed.items()},
@@ -182,6 +181,7 @@ def _facts(module: nn.Module, made: Study, exporter: str, verify: bool) -> Facts
         ),
         notes=tuple(_notes(module, made, verify)),
         compared=verify,
+        numbers=(*sorted(found.tensors), *sorted(x for x in found.numbers if float(np.float32(x)) != x)),
     )
 
 

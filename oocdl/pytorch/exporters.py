@@ -42,16 +42,12 @@ class Call:
 def with_dynamo(module: nn.Module, call: Call, path: Path) -> None:
     """Export by torch.export."""
     shapes = [dict.fromkeys(call.axes.get(name, ()), torch.export.Dim.DYNAMIC) for name in call.inputs]
-    count = len(call.args)
     size = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
-    torch.onnx.export(
+    _export(
         module,
-        call.args,
-        str(path),
-        kwargs=dict(call.kwargs),
-        input_names=list(call.inputs),
-        output_names=list(call.outputs),
-        dynamic_shapes=(*shapes[:count],) if not call.kwargs else dict(zip(call.inputs, shapes, strict=True)),
+        call,
+        path,
+        dynamic_shapes=dict(zip(call.inputs, shapes, strict=True)) if call.kwargs else tuple(shapes),
         opset_version=_DYNAMO_OPSET,
         dynamo=True,
         optimize=False,
@@ -62,27 +58,26 @@ def with_dynamo(module: nn.Module, call: Call, path: Path) -> None:
 
 def with_torchscript(module: nn.Module, call: Call, path: Path) -> None:
     """Export by torch.jit.trace, with the modes that the parts of the module are in."""
-    axes = {
-        name: {axis: f"{name}.{axis}" for axis in open_axes}
-        for name, open_axes in call.axes.items()
-        if open_axes
-    }
-    for name, open_axes in axes.items():
-        axes[name] = {axis: "batch" if axis == 0 else title for axis, title in open_axes.items()}
-    torch.onnx.export(
+    _export(
         module,
-        call.args,
-        str(path),
-        kwargs=dict(call.kwargs),
-        input_names=list(call.inputs),
-        output_names=list(call.outputs),
-        dynamic_axes=axes,
+        call,
+        path,
+        dynamic_axes={
+            name: {axis: f"{name}.{axis}" if axis else "batch" for axis in open_axes}
+            for name, open_axes in call.axes.items()
+            if open_axes
+        },
         opset_version=_TORCHSCRIPT_OPSET,
         dynamo=False,
         training=torch.onnx.TrainingMode.PRESERVE,
         do_constant_folding=False,
         keep_initializers_as_inputs=False,
     )
+
+
+def _export(module: nn.Module, call: Call, path: Path, **options: Any) -> None:
+    names: dict[str, Any] = {"input_names": list(call.inputs), "output_names": list(call.outputs)}
+    torch.onnx.export(module, call.args, str(path), kwargs=dict(call.kwargs), **names, **options)
 
 
 EXPORTERS: Mapping[str, Callable[[nn.Module, Call, Path], None]] = {

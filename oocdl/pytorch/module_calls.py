@@ -1,13 +1,16 @@
-"""Calls of a module: its inputs by name, and which of them are given by position."""
+"""Calls of a module: its inputs by name or position, the tensors in them, and the place in its code."""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Generator, Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -29,18 +32,32 @@ class Signature:
     """Number of inputs, the first ones, that are given by position; the others are given by name."""
 
     def split(self, inputs: Tensors) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return positional and named arguments."""
         values = [inputs[name] for name in self.names]
         return values[: self.positional], dict(
             zip(self.names[self.positional :], values[self.positional :], strict=True)
         )
 
 
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """Return the floating-point type of a module's parameters, by the first of them."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+
+
+def tensors_in(held: Any) -> list[Tensor]:
+    """Return the tensors of arguments or results, however they are nested."""
+    return [x for x in tree_leaves(held) if isinstance(x, Tensor)]
+
+
+def _slots(module: nn.Module) -> tuple[list[str], bool]:
+    """Return the arguments of ``forward`` that take a position, and whether it takes any number of them."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return names, any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
 def signature_of(module: nn.Module, names: tuple[str, ...]) -> Signature:
     """Return how inputs are given that are named after the arguments of ``forward``."""
-    parameters = inspect.signature(module.forward).parameters.values()
-    slots = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    slots, many = _slots(module)
     count = len(names) if many and not slots else 0
     while count < min(len(names), len(slots)) and names[count] == slots[count]:
         count += 1
@@ -53,8 +70,7 @@ def inputs_of(module: nn.Module, given: Any) -> tuple[Signature, dict[str, Tenso
         signature, values = signature_of(module, tuple(map(str, given))), list(given.values())
     else:
         values = [given] if isinstance(given, Tensor) else list(given)
-        parameters = inspect.signature(module.forward).parameters.values()
-        slots = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        slots, _ = _slots(module)
         names = [*slots[: len(values)], *(f"input_{n}" for n in range(len(slots), len(values)))]
         signature = Signature(tuple(names), len(names))
     for name, x in zip(signature.names, values, strict=True):
@@ -73,9 +89,7 @@ def without_contents(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Return a copy of a module whose tensors have no contents."""
     held = [value for part in module.modules() for value in vars(part).values()]
     # A generator of random numbers cannot be copied in that mode.
-    memo: dict[int, Any] = {
-        id(value_): value_.clone_state() for value_ in held if isinstance(value_, Generator)
-    }
+    memo: dict[int, Any] = {id(one): one.clone_state() for one in held if isinstance(one, Generator)}
     with FakeCopyMode(mode):
         return copy.deepcopy(module, memo)
 
@@ -106,4 +120,33 @@ def shapes_of_call(module: nn.Module, inputs: Tensors) -> list[Shape]:
         {name: mode.from_tensor(x) for name, x in inputs.items()}
     )
     with mode, OneStep():
-        return [tuple(x.shape) for x in tree_leaves(double(*args, **kwargs)) if isinstance(x, Tensor)]
+        return [tuple(x.shape) for x in tensors_in(double(*args, **kwargs))]
+
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+"""Beginnings of the files whose lines say nothing of the module's code."""
+
+
+class Places:
+    """The parts of a module, and their names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.title = type(module).__name__
+        self._names = {id(part): name or self.title for name, part in module.named_modules()}
+
+    def here(self) -> str:
+        """Say which part of the module runs now, and which line of its code."""
+        part, line = "", ""
+        frame = sys._getframe(1)
+        while frame is not None and not (part and line):
+            file = frame.f_code.co_filename
+            if not line and is_of_user(file):
+                line = f"{Path(file).name}:{frame.f_lineno}"
+            part = part or self._names.get(id(frame.f_locals.get("self")), "")
+            frame = frame.f_back  # type: ignore[assignment]
+        return f"in '{part or self.title}'" + (f" ({line})" if line else "")
+
+
+def is_of_user(file: str) -> bool:
+    """Whether a file of code is neither PyTorch's nor ours."""
+    return not file.startswith(_NOT_THE_USERS)

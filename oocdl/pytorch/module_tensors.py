@@ -3,21 +3,23 @@
 Exporters rename initializers and merge those that are equal. In the copy everything that training changes
 (parameters, running statistics) holds other random numbers, so that nothing is merged, and each initializer
 is known by its contents, whatever it is called. The true contents are put into the file afterwards. Other
-buffers keep their numbers: exporters compute with them.
+buffers keep their numbers: exporters compute with them. ``load`` puts what was trained back into the module.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from oocdl.errors import UnsupportedError
+from oocdl.errors import InputError, UnsupportedError
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.onnx.metadata import Metadata
 
 Key = tuple[str, tuple[int, ...], bytes]
 """Dtype, shape and digest of the contents."""
@@ -78,7 +80,7 @@ def twin_of(module: nn.Module) -> nn.Module:
     twin = copy.deepcopy(module).cpu()
     random = torch.Generator().manual_seed(0)
     used: set[Key] = set()
-    statistics = _statistics(twin)
+    statistics = norm_buffers(twin, "running_mean", "running_var")
     with torch.no_grad():
         for held in floats(twin):
             while held.is_parameter or held.names[0] in statistics:
@@ -90,16 +92,75 @@ def twin_of(module: nn.Module) -> nn.Module:
     return twin
 
 
-def _statistics(module: nn.Module) -> frozenset[str]:
-    """Return the names of the running statistics of norms."""
+def norm_buffers(module: nn.Module, *titles: str) -> frozenset[str]:
+    """Return the names of some buffers of all norms that have running statistics."""
     return frozenset(
         f"{name}.{title}".lstrip(".")
         for name, part in module.named_modules()
         if isinstance(part, nn.modules.batchnorm._NormBase)
-        for title in ("running_mean", "running_var")
+        for title in titles
     )
 
 
 def floats(module: nn.Module) -> Iterator[Held]:
     """Yield the tensors of a module that hold floating-point numbers."""
     return (held for held in named_tensors(module) if held.tensor.is_floating_point())
+
+
+Blocks = Callable[[str], Iterator[Array]]
+"""Initializer -> its trained contents in C order, block by block."""
+
+
+def load(
+    module: nn.Module, metadata: Metadata, shapes: Mapping[str, Shape], blocks: Blocks, passes: int
+) -> None:
+    """Copy the tensors that ``shapes`` names into ``module``; it is changed only if all of them fit.
+
+    ``shapes``: of the initializers that the run has trained or kept. ``passes``: how many the run has made,
+    by which each ``num_batches_tracked`` has grown. Raises InputError that names what does not fit.
+    """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"load_into takes a torch.nn.Module, got {type(module).__name__}")
+    there: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    there |= dict(module.named_buffers(remove_duplicate=False))
+    wrong = _misfits(module, metadata, shapes, there)
+    if wrong:
+        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise InputError(
+            f"{type(module).__name__} is not the {metadata.module} of this run: {'; '.join(wrong[:5])}{more}"
+        )
+    with torch.no_grad():
+        for name in shapes:
+            targets = {id(there[title]): there[title] for title in metadata.facts[name].names}
+            for target in targets.values():
+                _fill(target, blocks(name))
+        for name, counter in metadata.counters.items():
+            there[name].fill_(counter.start + counter.per_pass * passes)
+
+
+def _misfits(
+    module: nn.Module, metadata: Metadata, shapes: Mapping[str, Shape], there: Mapping[str, Tensor]
+) -> list[str]:
+    """List in words how the module differs from the one that the run was made of."""
+    misfits = []
+    known = {title for fact in metadata.facts.values() for title in fact.names}
+    for name, shape in shapes.items():
+        for title in metadata.facts[name].names:
+            if title not in there:
+                misfits.append(f"it has no '{title}'")
+            elif tuple(there[title].shape) != tuple(shape):
+                misfits.append(f"'{title}' is {list(there[title].shape)}, in the run {list(shape)}")
+    misfits += [f"it has no '{name}'" for name in metadata.counters if name not in there]
+    strangers = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    misfits += [f"the run has no '{name}'" for name in strangers if name not in {*known, *metadata.unread}]
+    return misfits
+
+
+def _fill(target: Tensor, blocks: Iterator[Array]) -> None:
+    """Copy blocks in C order into ``target``, in its dtype, on its device."""
+    rows = target if target.dim() else target.reshape(1)
+    at = 0
+    for block in blocks:
+        piece = torch.from_numpy(np.ascontiguousarray(block)).reshape(-1, *rows.shape[1:])
+        rows[at : at + len(piece)].copy_(piece)
+        at += len(piece)

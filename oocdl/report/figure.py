@@ -94,7 +94,8 @@ def figure_of(
     heights = (MEMORY_INCHES, layers_inches, DISK_INCHES)
     figure = empty_figure(INCHES_WIDE, sum(heights) + MARGIN_INCHES)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=heights)
-    unit, name = _time_unit(step.seconds)
+    long = (1.0, "s") if step.seconds < 600 else (60.0, "min")
+    unit, name = (1e-3, "ms") if step.seconds < 1 else long
     _draw_memory(above, step, unit, base_bytes, peak_bytes, budget_bytes)
     _draw_layers(middle, rows, step.units, unit)
     _label_rows(middle, [labels.get(row, row) for row in rows], layers_inches)
@@ -130,13 +131,6 @@ def _joined(passes: Sequence[Simulated]) -> Simulated:
             for at in one.transfers
         ),
     )
-
-
-def _time_unit(seconds: float) -> tuple[float, str]:
-    """Return a unit in which so long a time is easily read: its seconds, and its name."""
-    if seconds < 1:
-        return 1e-3, "ms"
-    return (1.0, "s") if seconds < 600 else (60.0, "min")
 
 
 def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMENTS) -> list[Moment]:
@@ -176,7 +170,6 @@ def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) ->
 
 
 def _legend(axes: Axes, *entries: Any) -> None:
-    """Put the legend to the right of a picture."""
     axes.legend(*entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
 
 
@@ -188,7 +181,6 @@ def _bars(
 
 
 def _draw_disk(axes: Axes, transfers: Sequence[Transfer], unit: float) -> None:
-    """Draw when the disk of the spill reads and writes."""
     for name, color, low, moved in (
         ("reads", SKY, 0.1, [one for one in transfers if one.read_bytes]),
         ("writes", PURPLE, -0.9, [one for one in transfers if one.written_bytes]),

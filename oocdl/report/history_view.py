@@ -56,13 +56,16 @@ def curve_names(rows: Rows) -> list[str]:
 
 def metric_names(rows: Rows) -> list[str]:
     """Return the names of the results of validations, but for single classes and seconds."""
-    names = dict.fromkeys(name for row in rows for name in row if name.startswith(VALIDATION_PREFIX))
-    last = (name.rpartition("/")[2] for name in names)
-    return [
-        name
-        for name, end in zip(names, last, strict=True)
-        if not end.isdigit() and name != f"{VALIDATION_PREFIX}seconds"
-    ]
+    names = [name for name in _validated(rows) if not _is_of_class(name)]
+    return [name for name in names if name != f"{VALIDATION_PREFIX}seconds"]
+
+
+def _validated(rows: Rows) -> dict[str, None]:
+    return dict.fromkeys(name for row in rows for name in row if name.startswith(VALIDATION_PREFIX))
+
+
+def _is_of_class(name: str) -> bool:
+    return name.rpartition("/")[2].isdigit()
 
 
 def frame(rows: Rows) -> Any:
@@ -97,8 +100,8 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
         above.plot(steps, bold, color=color, linewidth=2, label=name)
     for axes in metric_axes:
         for (name, points), color in zip(metrics.items(), OKABE_ITO * len(metrics), strict=False):
-            thin = name.rpartition("/")[2].isdigit()
-            style = {"linewidth": 0.8, "marker": "."} if thin else {"linewidth": 2.0, "marker": "o"}
+            thin = {"linewidth": 0.8, "marker": "."}
+            style = thin if _is_of_class(name) else {"linewidth": 2.0, "marker": "o"}
             axes.plot(*zip(*points, strict=True), color=color, label=name, **style)
         axes.set_ylabel("metrics")
         axes.legend(frameon=False, ncols=2, fontsize="small")
@@ -120,10 +123,9 @@ def plot(rows: Rows, title: str, path: str | Path) -> Path:
 
 def _metric_curves(rows: Rows) -> dict[str, list[tuple[int, float]]]:
     """Return steps and values of the metrics of validations; those of classes too, if they are few."""
-    names = dict.fromkeys(name for row in rows for name in row if name.startswith(VALIDATION_PREFIX))
-    losses, shown = set(loss_names(rows)), metric_names(rows)
-    classes = [name for name in names if name.rpartition("/")[2].isdigit()]
-    wanted = [*(name for name in shown if name not in losses), *(classes if len(classes) <= FEW else [])]
+    losses, classes = loss_names(rows), [name for name in _validated(rows) if _is_of_class(name)]
+    wanted = [name for name in metric_names(rows) if name not in losses]
+    wanted += classes if len(classes) <= FEW else []
     return {name: [(row["step"], row[name]) for row in rows if name in row] for name in wanted}
 
 

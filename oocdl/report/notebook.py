@@ -1,6 +1,7 @@
-"""Progress in a notebook: one output of a cell, rewritten in place.
+"""What notebooks show: HTML of what is printed elsewhere, and progress as one output, rewritten in place.
 
-Nothing is imported for it: where code runs in a notebook, IPython is there already.
+Nothing is imported for it: where code runs in a notebook, IPython is there already. No script runs, and every
+text is escaped, since names come from files that others wrote.
 """
 
 from __future__ import annotations
@@ -11,17 +12,43 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from html import escape
 from typing import Any
 
 from rich.console import Console
 
 from oocdl.errors import printable
 from oocdl.events import RunStarted, StepDone
-from oocdl.report import html
 from oocdl.report.progress import Progress
+from oocdl.report.tables import MOST_ROWS, Sheet, text_of
 
 MOST_LINES = 200
 """Maximum number of lines that are kept; beyond it the first ones go."""
+COLUMNS = 110
+"""Characters of a line of a table."""
+
+
+def page(*parts: Sheet | str) -> str:
+    """Show tables and lines; of a table with more than ``MOST_ROWS`` rows the first."""
+    shown: list[Sheet | str] = []
+    for part in parts:
+        more = len(part.rows) - MOST_ROWS if isinstance(part, Sheet) else 0
+        if isinstance(part, Sheet) and more > 0:
+            shown += [replace(part, rows=part.rows[:MOST_ROWS]), f"and {more} more"]
+        else:
+            shown.append(part)
+    return lines(text_of(*shown, columns=COLUMNS), "white-space:pre;overflow-x:auto")
+
+
+def lines(text: str, style: str) -> str:
+    """Show lines as they are; ``style`` is that of their block."""
+    return f'<pre style="{style};line-height:normal;margin:0">{escape(text)}</pre>'
+
+
+def bar(share: float, text: str = "") -> str:
+    """Show a bar that is full by a share of 0 to 1, and a text behind it."""
+    return f'<div><progress value="{share:.4f}"></progress> {escape(printable(text))}</div>'
 
 
 class Block:
@@ -47,9 +74,9 @@ class Block:
 
     def _show(self) -> None:
         plain = "\n".join((*self.lines, *([self.status] if self.status else [])))
-        page = html.lines("\n".join(self.lines), "white-space:pre-wrap")
+        page = lines("\n".join(self.lines), "white-space:pre-wrap")
         if self.share is not None:
-            page += html.bar(self.share, self.status)
+            page += bar(self.share, self.status)
         self.publish(
             data={"text/plain": plain, "text/html": page},
             transient={"display_id": self.ident},

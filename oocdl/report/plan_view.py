@@ -13,7 +13,6 @@ from dask.delayed import Delayed
 from oocdl.config import Settings
 from oocdl.errors import InputError, printable
 from oocdl.graph.ir.array_layout import footprint
-from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.trained import Trained
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.choice.budget import predict_pass
@@ -23,15 +22,14 @@ from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.pass_plan import LayerPlan, PassPlan
 from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, role_of
 from oocdl.planning.simulation.timeline import Simulated
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.figure import figure_of, picture_path, written
 from oocdl.report.layer_facts import LayerFacts, layer_facts, layer_names
+from oocdl.report.plan_parts import size_sheet, trained_text
 from oocdl.report.printer.show import What, pass_text
 from oocdl.report.run_report import Report, make_report
-from oocdl.report.size_view import size_sheet, validation_line
 from oocdl.report.tables import Column, Sheet, block_sheet, shortened, text_of
-from oocdl.report.trained_view import trained_text
-from oocdl.report.units import mib
+from oocdl.report.units import counted
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.session import step_delayed
 from oocdl.storage.dataset.dataset import Dataset
@@ -52,22 +50,20 @@ def _shards(layers: Sequence[LayerFacts]) -> str:
     return cuts.pop() if len(cuts) == 1 else f"{sum(layer.units for layer in layers)} units"
 
 
-def _unit_bytes(layers: Sequence[LayerFacts]) -> int:
-    return max(layer.unit_bytes for layer in layers)
-
-
-def _seconds(layers: Sequence[LayerFacts]) -> float:
-    return sum(layer.predicted_seconds for layer in layers)
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.1f}"
 
 
 COLUMNS = (
     Column("layer", "layer", kind="name"),
     Column("shards", "shards", rank=1, of=_shards),
-    Column("unit_bytes", "unit MiB", mib, 2, of=_unit_bytes),
-    Column("read_bytes", "read MiB", mib, 3),
-    Column("written_bytes", "write MiB", mib, 4),
+    Column("unit_bytes", "unit MiB", _mib, 2, of=lambda layers: max(one.unit_bytes for one in layers)),
+    Column("read_bytes", "read MiB", _mib, 3),
+    Column("written_bytes", "write MiB", _mib, 4),
     Column("flops", "GFLOP", lambda flops: f"{flops / 1e9:.2f}", 5),
-    Column("seconds", "seconds", "{:.4f}".format, of=_seconds),
+    Column(
+        "seconds", "seconds", "{:.4f}".format, of=lambda layers: sum(one.predicted_seconds for one in layers)
+    ),
 )
 
 
@@ -182,11 +178,6 @@ class Plan:
         """Bytes of weights and optimizer state."""
         values = self.compiled.plan.factored.graph.values
         return sum(values[name].nbytes for name in self.compiled.pieces)
-
-    @property
-    def sum_bytes(self) -> int:
-        """Bytes of the sums of gradients, which go from pass to pass of a step."""
-        return sum(value.nbytes for value in self.compiled.plan.factored.graph.of_role(Role.SUM))
 
     @property
     def spill_bytes(self) -> int:
@@ -342,6 +333,8 @@ class Plan:
         nominal = known_rates(self.machine.engine) is NOMINAL
         rates = "nominal (measure them: oocdl info --machine)" if nominal else "measured on this machine"
         read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20
+        samples, seconds = counted(len(self.course.validated), "sample"), self.validation_seconds
+        validation = [f"validation: {samples}, {seconds:.3g} s predicted"] if self.course.validated else []
         return "\n".join(
             (
                 f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
@@ -349,7 +342,7 @@ class Plan:
                 f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                *validation_line(self.course, self.validation_seconds),
+                *validation,
                 f"engine {self.machine.engine}; threads {self.machine.threads}",
                 *self.dataset.notes(),
             )
@@ -390,7 +383,7 @@ class Plan:
     def _repr_html_(self) -> str:
         peak, budget = self.peak_bytes, self.settings.memory_bytes
         words = f"predicted peak {peak / 2**20:.0f} of {budget / 2**20:.0f} MiB"
-        return html.bar(peak / budget, words) + html.page(*self._parts())
+        return notebook.bar(peak / budget, words) + notebook.page(*self._parts())
 
     def __str__(self) -> str:
         return self.text()

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere.
+"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere; and bytes of a long task.
 
 ``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
 
@@ -17,10 +17,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
@@ -40,16 +39,15 @@ from oocdl.events import (
 from oocdl.planning.calls import PickCall
 from oocdl.planning.passes import VALIDATION, role_of
 from oocdl.report.history_view import metric_names
-from oocdl.report.trained_view import trained_text
+from oocdl.report.plan_parts import trained_text
 from oocdl.report.units import clock_time, counted, duration
+from oocdl.runtime.board import Phase
 
 LEAST_LINE_SECONDS = 1.0
 """Least time between plain lines, but for the first and the last."""
 BAR_COLUMNS = 16
 LEAST_BAR_COLUMNS = 110
 """A terminal of at least so many columns has room for a bar beside the words."""
-DONE = 4
-"""The last of the phases of ``ProcessLook.phases``."""
 MEAN_STEPS = 20
 """Rates are means over this number of the last steps."""
 LONG_STEP_SECONDS = 3.0
@@ -83,13 +81,10 @@ class Progress:
             self._begin("planning ..", None, transient=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         match event:
             case RunStarted():
                 self._start(event)
@@ -124,11 +119,8 @@ class Progress:
             self.budget_bytes = event.plan.settings.memory_bytes
         self.recent.clear()
         self.written_at, self.stepped_at = float("-inf"), self.clock()
-        kinds = {} if event.plan is None else event.plan.kinds
-        self.tasks = {
-            name: sum(not isinstance(call, PickCall) for call in one.graph.calls)
-            for name, one in kinds.items()
-        }
+        kinds = () if event.plan is None else event.plan.kinds.items()
+        self.tasks = {n: sum(not isinstance(call, PickCall) for call in k.graph.calls) for n, k in kinds}
         so_far = f", {event.done} of them done" if event.done else ""
         self._print(f"{counted(event.steps, 'step')} in {event.workdir}{so_far}")
         for note in event.notes:
@@ -167,7 +159,7 @@ class Progress:
         """Show how far a long step is."""
         if self.clock() - self.stepped_at < LONG_STEP_SECONDS:
             return
-        done = sum(one.phases.count(DONE) for one in event.processes)
+        done = sum(one.phases.count(Phase.DONE) for one in event.processes)
         tasks = self.tasks.get(event.plan_id) or max((len(one.phases) for one in event.processes), default=0)
         share = (event.pass_number - 1 + min(done / max(tasks, 1), 1.0)) / event.passes
         self.done = event.step - 1  # steps may have been rolled back
@@ -199,9 +191,8 @@ class Progress:
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
-        left = (self.steps - self.done - share) * (
-            mean + self.validation_seconds / max(self.done - self.began, 1)
-        )
+        validating = self.validation_seconds / max(self.done - self.began, 1)
+        left = (self.steps - self.done - share) * (mean + validating)
         parts = [  # with a rank: those of the highest go first where a terminal is narrow
             (0, f"step {self.done}/{self.steps}"),
             *([(1, f"{share:.0%} of the next")] if share else []),
@@ -230,3 +221,22 @@ class Progress:
 
 def _joined(parts: list[tuple[int, str]]) -> str:
     return ", ".join(part for _, part in parts)
+
+
+class BytesBar(Bar):
+    """A bar that is filled by ``add``; nothing is shown where there is no terminal. A context manager."""
+
+    def __init__(self, is_shown: bool) -> None:
+        console = Console(stderr=True, highlight=False)
+        words = TextColumn("{task.description}", markup=False)
+        columns = (words, BarColumn(24), DownloadColumn(), TimeRemainingColumn())
+        is_shown = is_shown and console.is_terminal
+        super().__init__(*columns, console=console, transient=True, disable=not is_shown)
+        self._task = self.add_task("", total=None)
+        self.total = 0
+        """Bytes of all that is to be done; 0: not known."""
+        self.text = ""
+        """What is done now."""
+
+    def add(self, nbytes: int) -> None:
+        self.update(self._task, advance=nbytes, total=self.total or None, description=printable(self.text))

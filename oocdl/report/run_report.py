@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from oocdl.errors import CorruptError, StoreError
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_key import TaskKind
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.layer_facts import computing_seconds
 from oocdl.report.tables import Column, Sheet, block_sheet, text_of
 from oocdl.report.units import counted
@@ -135,7 +135,7 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        return html.page(self.table(), self.totals())
+        return notebook.page(self.table(), self.totals())
 
 
 def make_report(
@@ -196,9 +196,7 @@ def read_report(folder: Path) -> Report:
         )
     try:
         stored: Mapping[str, Any] = unsealed("report", path.read_text())
-        # Reports of older versions have more facts of a layer.
-        names = [known.name for known in fields(LayerReport)]
-        layers = tuple(LayerReport(**{name: layer[name] for name in names}) for layer in stored["layers"])
+        layers = tuple(LayerReport(**layer) for layer in stored["layers"])
         totals = Total(**stored["predicted"]), Total(**stored["measured"])
         return Report(int(stored["steps"]), layers, *totals)
     except (OSError, ValueError, KeyError, TypeError) as error:

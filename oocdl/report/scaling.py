@@ -7,7 +7,7 @@ from pathlib import Path
 
 from oocdl.errors import printable
 from oocdl.planning.simulation.hosts import SimulatedHosts
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.figure import BLUE, empty_figure, picture_path, written
 from oocdl.report.tables import Column, Sheet, shortened, text_of
 
@@ -74,7 +74,7 @@ class Scaling:
         return f"<Scaling of {shortened(printable(self.title), 60)}: {shortened(hosts, 60)} hosts>"
 
     def _repr_html_(self) -> str:
-        return html.page(self.table(), CERTAINTY)
+        return notebook.page(self.table(), CERTAINTY)
 
     def __str__(self) -> str:
         return f"{text_of(self.table()).rstrip()}\n{CERTAINTY}\n"

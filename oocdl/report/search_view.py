@@ -9,7 +9,7 @@ from rich.console import Console
 
 from oocdl.errors import printable
 from oocdl.events import Notice, SearchEvent, TrialDone
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.notebook import block_here
 from oocdl.report.tables import Column, Sheet, text_of
 from oocdl.report.units import counted, duration, value_text
@@ -50,7 +50,7 @@ def search_table(rows: Sequence[Mapping[str, Any]]) -> Sheet:
 
 def search_html(path: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table of a search for a notebook, best trials first."""
-    return html.page(f"search {path}", search_table(rows))
+    return notebook.page(f"search {path}", search_table(rows))
 
 
 class SearchProgress:
@@ -61,7 +61,6 @@ class SearchProgress:
         self.console = console or Console(stderr=True, highlight=False)
 
     def __call__(self, event: SearchEvent) -> None:
-        """Take one event."""
         match event:
             case TrialDone():
                 self._print(_trial_text(event))

@@ -77,22 +77,15 @@ class Sheet:
         return [dict(zip((column.key for column in self.columns), row, strict=True)) for row in self.rows]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table, missing = self.fitted(options.max_width)
-        yield table
-        if missing:
-            yield Text(f"no room for: {', '.join(missing)}")
-
-    def fitted(self, width: int) -> tuple[Table, list[str]]:
-        """Make a table of at most so many characters a line; returns it with titles of columns left out."""
         texts = [self._texts(row) for row in self.rows]
         texts += [] if self.total is None else [self._texts(self.total)]
         natural = [
             max(cell_len(text) for text in (column.title, *(row[at] for row in texts)))
             for at, column in enumerate(self.columns)
         ]
-        chosen = self._chosen(natural, width)
-        widths = self._widths(chosen, natural, width)
-        made = Table(
+        chosen = self._chosen(natural, options.max_width)
+        widths = self._widths(chosen, natural, options.max_width)
+        table = Table(
             title=Text(printable(self.title)) if self.title else None,
             title_justify="left",
             show_header=any(column.title for column in self.columns),
@@ -100,21 +93,21 @@ class Sheet:
         for at in chosen:
             column = self.columns[at]
             justify: Literal["left", "right"] = "right" if column.kind == "number" else "left"
-            made.add_column(Text(column.title), justify=justify, overflow="fold", max_width=widths[at])
+            table.add_column(Text(column.title), justify=justify, overflow="fold", max_width=widths[at])
         for number, row in enumerate(texts):
             last = self.total is not None and number == len(self.rows) - 1
-            cells = [self._cell(at, row[at], widths[at]) for at in chosen]
-            made.add_row(*cells, end_section=last or number in self.ends)
-        return made, [self.columns[at].title for at in range(len(natural)) if at not in chosen]
+            names = {at for at in chosen if self.columns[at].kind == "name"}
+            cells = [Text(shortened(row[at], widths[at]) if at in names else row[at]) for at in chosen]
+            table.add_row(*cells, end_section=last or number in self.ends)
+        yield table
+        if missing := [column.title for at, column in enumerate(self.columns) if at not in chosen]:
+            yield Text(f"no room for: {', '.join(missing)}")
 
     def _texts(self, row: Sequence[Any]) -> list[str]:
         return [
             printable(value if isinstance(value, str) else column.text(value))
             for column, value in zip(self.columns, row, strict=True)
         ]
-
-    def _cell(self, at: int, text: str, width: int) -> Text:
-        return Text(shortened(text, width) if self.columns[at].kind == "name" else text)
 
     def _chosen(self, natural: Sequence[int], width: int) -> list[int]:
         """The columns for which there is room."""

@@ -50,16 +50,6 @@ def size_text(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def speed_text(bytes_per_second: float) -> str:
-    """Write bytes per second for people."""
-    return f"{size_text(bytes_per_second)}/s"
-
-
-def mib(nbytes: float) -> str:
-    """Write bytes as MiB, for a column that says so."""
-    return f"{nbytes / 2**20:.1f}"
-
-
 def clock_time(seconds: float) -> str:
     """Write a time as minutes and seconds, or hours, minutes and seconds.
 

@@ -79,4 +79,4 @@ class Workers:
         def client() -> Any:
             return self.sessions[-1].client if self.sessions else self.client
 
-        return dask_driver.shown(client, run, say, says_address)
+        return dask_driver.Showing(client, run, say, says_address)

@@ -22,7 +22,7 @@ from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.paths import path_of
 from oocdl.planning.passes import Course
 from oocdl.pytorch.door import load
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.history_view import frame, plot, told_of
 from oocdl.report.plan_view import Plan
 from oocdl.report.run_report import Report, read_report
@@ -375,9 +375,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         done, asked = self.steps, self.total_steps
-        bar = html.bar(done / asked if asked else 0.0, f"{done} of {asked} steps")
+        bar = notebook.bar(done / asked if asked else 0.0, f"{done} of {asked} steps")
         told = [("model", self._store.meta["model"]), *told_of(self.history)]
-        return bar + html.page(key_values(f"run {self.path}", told))
+        return bar + notebook.page(key_values(f"run {self.path}", told))
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, steps={self.steps}{'' if self.finished else ', unfinished'})"

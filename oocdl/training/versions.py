@@ -13,7 +13,7 @@ import zarr
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.optimizers import average_of
-from oocdl.report import html
+from oocdl.report import notebook
 from oocdl.report.tables import MOST_ROWS, array_table
 from oocdl.report.units import counted
 from oocdl.storage.run.manifest import TensorSpec
@@ -94,4 +94,4 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
     def _repr_html_(self) -> str:
         specs = self._specs()
         hint = ["list(run.weights) names them all"] if len(specs) > MOST_ROWS else []
-        return html.page(array_table(f"weights: {self._sums(specs)}", specs), *hint)
+        return notebook.page(array_table(f"weights: {self._sums(specs)}", specs), *hint)

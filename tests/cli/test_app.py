@@ -22,7 +22,7 @@ from onnx import helper
 from typer.testing import CliRunner
 
 import oocdl
-from oocdl.cli import app, look
+from oocdl.cli import app, look, verbs
 from oocdl.cli.cluster import WORKER_OPTIONS
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
@@ -105,6 +105,14 @@ def test_help_names_every_verb() -> None:
     shown = CliRunner().invoke(app.app, ["--help"]).output
     for verb in ("fit", "search", "plan", "predict", "evaluate", "export", "info", "cluster", "demo"):
         assert re.search(rf"^\W*{verb}\b", shown, re.MULTILINE), verb
+
+
+def test_help_loads_no_library(tmp_path: Path) -> None:
+    code = """import sys
+from oocdl.cli.app import run_command
+run_command(["--help"], False)
+print({"dask", "onnx", "zarr", "oocdl.planning", "oocdl.engines"} & sys.modules.keys())"""
+    assert in_process(code, where=tmp_path).stdout.splitlines()[-1] == "set()"
 
 
 def test_nothing_at_all_is_a_request_for_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,7 +390,7 @@ def test_ctrl_c_exits_130(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "fit_run", stop)
+    monkeypatch.setattr(verbs, "fit_run", stop)
     code, line = refused(capsys, "fit", folder / "net.onnx", folder / "data.zarr")
     assert code == 130 and line == "oocdl: interrupted; no step was done, nothing was changed"
 
@@ -446,10 +454,10 @@ def test_every_option_of_fit_reaches_its_setting(
         given.append(options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "fit_run", stop)
+    monkeypatch.setattr(verbs, "fit_run", stop)
     fit = ("fit", folder / "net.onnx", folder / "data.zarr")
     words, expected = list[object](), dict[str, Any]()
-    for name, record in app.FIT.items():
+    for name, record in verbs.FIT.items():
         if name in ("model", "dataset", "progress", "resume", "dashboard"):
             continue
         if record.type is bool:
@@ -460,9 +468,9 @@ def test_every_option_of_fit_reaches_its_setting(
             words += [flag(name), text]
     expected["spill"] = "p"
     alone = {str(one[0][0])[2:].removeprefix("no-").replace("-", "_") for one in ALONE}
-    others = {*alone, *WORKER_OPTIONS, *app.ACTING, "model", "dataset", "progress", "config", "log"}
+    others = {*alone, *WORKER_OPTIONS, *verbs.ACTING, "model", "dataset", "progress", "config", "log"}
     others |= {"context", "preset", "folds", "hours"}
-    assert inspect.signature(app.fit).parameters.keys() - others == expected.keys()
+    assert inspect.signature(verbs.fit).parameters.keys() - others == expected.keys()
     refused(capsys, *fit)
     refused(capsys, *fit, *words)
     plain, typed = given

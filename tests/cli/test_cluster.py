@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from distributed.deploy import Cluster
 
-from oocdl.cli import app
 from oocdl.cli import cluster as commands
+from oocdl.cli import verbs
 from oocdl.cli.texts import flag
 from oocdl.cluster.systems import job_script
 from oocdl.errors import InputError
@@ -40,7 +40,7 @@ def fit_is(patch: pytest.MonkeyPatch, does: Any) -> list[dict[str, Any]]:
         given.append(options)
         does()
 
-    patch.setattr(app, "fit_run", fit)
+    patch.setattr(verbs, "fit_run", fit)
     return given
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import oocdl
-from oocdl.cli import app
+from oocdl.cli import verbs
 from oocdl.cli.texts import parse_space
 from oocdl.errors import InputError, ResourceError
 from oocdl.space import IntUniform, LogUniform, Uniform
@@ -53,7 +53,7 @@ def test_each_option_reaches_its_setting(
         taken.update(options)
         raise InputError("stop here")
 
-    monkeypatch.setattr(app, "search_runs", search)
+    monkeypatch.setattr(verbs, "search_runs", search)
     cases: dict[str, tuple[Any, Any]] = {
         "trials": (7, 7), "rungs": (2, 2), "eta": (4, 4), "sampler": ("grid", "grid"), "seed": (5, 5),
         "trials_per_round": (3, 3), "metric": ("loss/y", "loss/y"), "mode": ("max", "max"),

@@ -214,7 +214,7 @@ def test_ctrl_c_says_what_is_true(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(app, "plan_run", stop)
+        patch.setattr("oocdl.cli.verbs.plan_run", stop)
         code, _, err = run(capsys, "plan", net, data)
         assert (code, err) == (130, "oocdl: interrupted; nothing was changed\n")
     with monkeypatch.context() as patch:

@@ -20,10 +20,10 @@ LAYER = LayerFacts(
     written_bytes=0, flops=0, predicted_seconds=1.0, sources=(),
 )  # fmt: skip
 FACTS = RunFacts(
-    model="net.onnx", workdir="net.run", engine="torch", threads=1, budget_bytes=1 << 30, base_bytes=1 << 28,
-    steps=100, begun_at_seconds=0.0, predicted_seconds=2.0, predicted_peak_bytes=1 << 29,
-    predicted_spill_bytes=0, disk_read_rate=1e9, disk_write_rate=1e9, rates_measured=True, dataset="",
-    group="", images=(), passes={"main": PassFacts(layers=(LAYER,), layer_of=(0,))},
+    model="net.onnx", engine="torch", threads=1, budget_bytes=1 << 30, base_bytes=1 << 28, steps=100,
+    predicted_seconds=2.0, predicted_peak_bytes=1 << 29, predicted_spill_bytes=0, disk_read_rate=1e9,
+    disk_write_rate=1e9, rates_measured=True, dataset="", group="", images=(),
+    passes={"main": PassFacts(layers=(LAYER,), layer_of=(0,))},
 )  # fmt: skip
 
 

@@ -46,10 +46,9 @@ def layer(name: str, phase: str = "forward", **more: Any) -> LayerFacts:
 def facts(layer_of: tuple[int, ...] = (0, 0, 1, -1)) -> RunFacts:
     layers = (layer("a"), layer("b", "backward", sources=(0,)))
     return RunFacts(
-        model="net.onnx", workdir="net.run", engine="numpy", threads=2, budget_bytes=100, base_bytes=10,
-        steps=10, begun_at_seconds=1.0, predicted_seconds=2.0, predicted_peak_bytes=50,
-        predicted_spill_bytes=0, disk_read_rate=1e9, disk_write_rate=1e9, rates_measured=False,
-        dataset="d.zarr", group="", images=(("input", "x"),),
+        model="net.onnx", engine="numpy", threads=2, budget_bytes=100, base_bytes=10, steps=10,
+        predicted_seconds=2.0, predicted_peak_bytes=50, predicted_spill_bytes=0, disk_read_rate=1e9,
+        disk_write_rate=1e9, rates_measured=False, dataset="d.zarr", group="", images=(("input", "x"),),
         passes={"main": PassFacts(layers=layers, layer_of=layer_of)},
     )  # fmt: skip
 

@@ -15,10 +15,10 @@ from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 import oocdl
+from oocdl.dashboard.page import Shown
 from oocdl.dashboard.panels import step_panels
 from oocdl.dashboard.panels.machine_panel import Rates
 from oocdl.dashboard.panels.words import Settings
-from oocdl.dashboard.shown import Shown
 from oocdl.dashboard.view import View
 from oocdl.optim import Cosine
 from oocdl.report.figure import PHASES

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import oocdl
-from oocdl.dashboard import prometheus
+from oocdl.dashboard import dask_plugin
 from oocdl.events import Event, StepDone
 from tests.kit import nets
 
@@ -52,6 +52,6 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
 
 
 def test_two_schedulers_of_one_process_both_have_numbers() -> None:
-    ends = [prometheus.register(lambda: []) for _ in range(2)]
+    ends = [dask_plugin.register(lambda: []) for _ in range(2)]
     for end in ends:
         end()

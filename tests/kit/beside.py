@@ -21,7 +21,7 @@ import oocdl
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.optim import SGD
-from oocdl.pytorch.comparison.rounding import Jitter
+from oocdl.pytorch.comparison.modes import Jitter
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import save_arrays
 

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import typer.main
 
-from oocdl.cli.app import app, run_command
+from oocdl.cli import verbs
+from oocdl.cli.app import run_command
 from tests.kit import nets
 from tests.kit.changed_files import TooSlow
 from tests.kit.changed_models import Random
@@ -66,7 +67,7 @@ def _one(random: Random, items: Any) -> Any:
 def line(seed: int, folder: Path, there: list[str]) -> list[str]:
     """Return the words of a command line: mostly options that a command has, with values that are odd."""
     random = np.random.default_rng(seed)
-    root: Any = typer.main.get_command(app)
+    root: Any = typer.main.get_command(verbs.app)
     group = dict(root.commands)
     cluster = group.pop("cluster")
     group |= {f"cluster {name}": command for name, command in cluster.commands.items()}

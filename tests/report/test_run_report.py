@@ -22,7 +22,6 @@ from oocdl.report.layer_facts import computing_seconds
 from oocdl.report.run_report import make_report, read_report
 from oocdl.report.tables import MOST_ROWS
 from oocdl.runtime.measured import Measured, Spent
-from oocdl.storage.checksums import sealed, unsealed
 from tests.kit import nets
 
 QUICK: dict[str, Any] = {
@@ -142,15 +141,6 @@ def test_a_new_run_does_not_show_the_report_of_the_old_one(job: tuple[Path, Path
         oocdl.fit(*job, resume="restart", callbacks=[stop], **options)
     with pytest.raises(StoreError, match="no report is in"):
         oocdl.open(tmp_path / "run").report()
-
-
-def test_a_report_of_an_older_version(run: oocdl.Run, tmp_path: Path) -> None:
-    """Its layers name engines."""
-    stored = unsealed("report", (run.path / "report.json").read_text())
-    for layer in stored["layers"]:
-        layer["engine"] = ""
-    (tmp_path / "report.json").write_text(sealed("report", stored))
-    assert read_report(tmp_path) == run.report()
 
 
 def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:

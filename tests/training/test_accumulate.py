@@ -301,7 +301,6 @@ def test_the_plan_counts_all_passes(bench: Bench, tmp_path: Path) -> None:
     first, main = plan.kinds[FIRST].plan, plan.kinds[MAIN].plan
     assert plan.read_bytes == 3 * first.read_bytes + main.read_bytes
     assert plan.tasks == 3 * first.tasks + main.tasks
-    assert plan.sum_bytes == sum(array.nbytes for name, array in run.weights.items() if "running" not in name)
     (row,) = run.history
     assert row["unit_read_bytes"] == plan.read_bytes and row["unit_written_bytes"] == plan.written_bytes
     assert row["peak_bytes"] <= plan.peak_bytes

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import oocdl
-from oocdl.cli import app
+from oocdl.cli import verbs
 from oocdl.config import OPTIONS, Settings, make_settings
 from oocdl.errors import InputError
 from oocdl.training import signature
@@ -73,14 +73,14 @@ def test_what_several_functions_take_is_the_same() -> None:
 
 
 def test_the_command_line_has_the_same_options_defaults_and_words() -> None:
-    for function, command in ((oocdl.fit, app.fit), (oocdl.simulate, app.simulate)):
+    for function, command in ((oocdl.fit, verbs.fit), (oocdl.simulate, verbs.simulate)):
         asked = inspect.signature(command).parameters
         for name, record in records_of(function).items():
             if name in asked and name in OPTIONS:
                 assert asked[name].default == (record.default or asked[name].default)
                 told = asked[name].annotation.__metadata__[0].help
                 assert told.removesuffix("; may be repeated.").rstrip(".") + "." == record.first_sentence
-    assert inspect.signature(app.fit).parameters["memory"].annotation.__metadata__[0].help == (
+    assert inspect.signature(verbs.fit).parameters["memory"].annotation.__metadata__[0].help == (
         'Memory budget of the process, such as "2GiB"; default: a safe share of what it may use.'
     )
 

@@ -325,7 +325,7 @@ def test_a_search_counts_batches_of_each_size(net: Path, data: tuple[Path, Sampl
 def test_pages_show_samples_as_they_are(
     data: tuple[Path, Samples], trained: oocdl.Run, tmp_path: Path
 ) -> None:
-    facts = facts_of(trained.plan, str(trained.path), 2, 0.0)
+    facts = facts_of(trained.plan, 2)
     assert facts.images == [("input", "x"), ("target", "y")]
     for row in (0, 2):
         found = read_whole(facts, 1, row)

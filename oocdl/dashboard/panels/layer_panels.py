@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import log2, prod
 from typing import Any
 
@@ -95,7 +95,6 @@ class SlowestLayers(OfLastPass):
         self.root = style.card(self._figure)
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         layers, times = _slowest(view)
         layers = layers[:MOST_BARS]
         names = [shortened(layer.name, LONGEST_NAME) for layer in layers]
@@ -130,11 +129,9 @@ class LayerTable(Panel):
         self.root = style.card(table, stylesheets=[style.SCROLLED])  # a phone moves it sideways
 
     def basis(self, view: View) -> object | None:
-        """Return the last whole pass or, before there is one, what is predicted."""
         return view.last_pass or view.main
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         layers, times = _slowest(view)
         facts = {name: [fact(layer) for layer in layers] for name, (*_, fact) in FACTS.items()}
         self._source.data = {"name": [layer.name for layer in layers], **times, **facts}
@@ -171,20 +168,24 @@ class Network(Panel):
             color_mapper=self._mapper, background_fill_color=None, width=10, title="seconds", label_standoff=6
         )
         self._figure.add_layout(self._bar, "right")
-        self._measure = style.choice("coloured by", list(MEASURES), width=180)
-        self._measure.on_change("value", self.changed)
+        self._measure = style.choice("coloured by", list(MEASURES), 180, self.changed)
         self.root = style.card(self._measure, self._figure)
 
     def basis(self, view: View) -> object | None:
-        """Return the last whole pass, where it is the one that ends a step; else what is predicted."""
         return view.last_pass if _ends_step(view) else view.main
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         assert view.main is not None
         numbers = [index for index, layer in enumerate(view.main.layers) if layer.phase == "forward"]
         layers = [view.main.layers[index] for index in numbers]
-        links = [_relinked(layer, numbers) for layer in layers]
+        place = {number: place for place, number in enumerate(numbers)}
+        links = [
+            (
+                tuple(int(extent) for extent in layer.shape.split(" × ") if extent),
+                [place[start] for start in layer.sources if start in place],
+            )
+            for layer in layers
+        ]
         x, y = layout(links).T
         measured = view.layer_seconds() if _ends_step(view) else None
         values = {name: np.array([fact(layer) for layer in layers]) for name, fact in MEASURES.items()}
@@ -212,13 +213,6 @@ class Network(Panel):
 def _ends_step(view: View) -> bool:
     """Whether the last whole pass is the one that ends a step."""
     return view.last_pass is not None and view.last_pass.plan_id == "main"
-
-
-def _relinked(layer: LayerFacts, numbers: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
-    """The extent of what a layer makes, and its sources among the layers that are shown."""
-    shape = tuple(int(extent) for extent in layer.shape.split(" × ") if extent)
-    known = {number: place for place, number in enumerate(numbers)}
-    return shape, [known[start] for start in layer.sources if start in known]
 
 
 def layout(layers: list[tuple[tuple[int, ...], list[int]]]) -> np.ndarray:

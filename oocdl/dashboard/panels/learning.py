@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,8 @@ from oocdl.report.history_view import smoothed
 
 AGAINST = {"steps": "step", "training time": "train_seconds"}
 SMOOTHING = 0.8
-NOT_METRICS = frozenset(
-    {
-        "step", "epoch", "lr", "seconds", "train_seconds", "loss", "unit_read_bytes", "unit_written_bytes",
-        "read_bytes", "written_bytes", "peak_bytes", "process_bytes", "val_loss", "val_seconds",
-    }
-)  # fmt: skip
-"""Columns of the history that are no losses or metrics; rates of groups (lr/1) are none either."""
+NOT_METRICS = re.compile(r"step|epoch|lr(/.*)?|(val_)?loss|((val|train)_)?seconds|(?!val_)\w+_bytes")
+"""Names of columns of the history that are no losses of heads and no metrics."""
 
 
 class Learning(Panel):
@@ -42,9 +38,8 @@ class Learning(Panel):
         tips = {"step": "@step", "loss": "@loss{0.0000}", "smoothed": "@smooth{0.0000}"}
         style.hover(self._figure, tips, line, mode="vline")
         self._figure.xaxis.axis_label = "steps"
-        self._against = style.choice("against", list(AGAINST), width=140)
+        self._against = style.choice("against", list(AGAINST), 140, self.changed)
         self._weight = style.slider("smoothing", 0.99, SMOOTHING, step=0.01, width=200)
-        self._against.on_change("value", self.changed)
         self._weight.on_change("value_throttled", self.changed)
         self._metrics: dict[str, ColumnDataSource] = {}
         self._metric_figure: Any = None
@@ -59,7 +54,6 @@ class Learning(Panel):
         )
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         steps, against = view.steps, str(self._against.value)
         shown = thinned(len(steps), style.MOST_POINTS)
         x, loss = steps[AGAINST[against]][shown], steps["loss"]
@@ -75,7 +69,7 @@ class Learning(Panel):
             return
         self._rate.data = {"x": x, "lr": steps["lr"][shown]}
         for name in steps.names:
-            if name not in NOT_METRICS and not name.startswith("lr/"):
+            if not NOT_METRICS.fullmatch(name):
                 self._show_metric(name, *_there(steps[AGAINST[against]], steps[name]))
 
     def _show_validation(self, x: np.ndarray, losses: np.ndarray) -> None:

@@ -62,12 +62,11 @@ class Memory(Panel):
         self._figure.y_range = Range1d(start=0, end=1)
         lines = [(style.INK_CSS, "by the kernel"), (style.PURPLE, "spilled to disk"), (style.RED, "budget")]
         legend = style.html(style.chips([*((color, name) for name, (_, color) in TERMS.items()), *lines]))
-        self._process = style.choice("process", [LARGEST], width=280)
+        self._process = style.choice("process", [LARGEST], 280, self.changed)
         parts = [self._figure, legend]
         self.root = style.card(*(parts if small else [self._process, *parts]))
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         if view.facts is None or not view.resources:
             return
         options: Any = [LARGEST, *view.resources]
@@ -109,7 +108,6 @@ class Rates(Panel):
         return chart
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         facts = view.facts
         if facts is None or not view.resources:
             return

@@ -17,15 +17,7 @@ from bokeh.models.widgets import Button, Slider
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
-from oocdl.dashboard.samples import (
-    Picture,
-    SamplePictures,
-    Volume,
-    contours,
-    plane,
-    read_outputs,
-    read_whole,
-)
+from oocdl.dashboard.samples import Picture, SamplePictures, Volume, contours, plane, read_outputs, read_whole
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError
 
@@ -63,8 +55,7 @@ class Planes:
 
     def __init__(self) -> None:
         self.root = Column(sizing_mode="stretch_width")
-        self._order = style.choice("axes", list(NAMES), width=190)
-        self._order.on_change("value", self._turned)
+        self._order = style.choice("axes", list(NAMES), 190, self._turned)
         self._volume = self._target = self._predicted = np.zeros((0, 0), np.float32)
         """Pixels of the image, and classes of target and prediction, which are zeros where there are none."""
         self._sources: list[dict[str, ColumnDataSource]] = []
@@ -97,7 +88,6 @@ class Planes:
             self._draw(axis)
 
     def _build(self, volume: Volume) -> None:
-        """Make a figure for each plane."""
         self._sources, self._sliders = [], []
         mapper, classes = greys(volume), style.class_colors(CLASSES, low_color=CLEAR)
         place = {"x": 0, "y": 0, "dw": "dw", "dh": "dh"}
@@ -128,7 +118,6 @@ class Planes:
         self._draw(axis)
 
     def _draw(self, axis: int) -> None:
-        """Show one plane where its slider is."""
         at = int(self._sliders[axis].value) if self._sliders else 0
         cut = partial(plane, axis=axis, at=at, is_nifti=str(self._order.value) == NIFTI)
         sources = self._sources[axis]
@@ -155,12 +144,10 @@ class Pictures(Panel):
         self.root: Column = Column(children=[self._card], sizing_mode="stretch_width")
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
-        commits = [note for note in view.notes if note["kind"] == "commit"]
-        if view.facts is None or not commits:
+        if view.facts is None or view.commit is None:
             self._words.text = "there is no commit yet"
             return
-        step, sample = commits[-1]["step"], commits[-1].get("sample", 0)
+        step, sample = view.commit["step"], view.commit.get("sample", 0)
         if (step, sample, view.pictures) == self._shown:
             return
         self._shown = step, sample, view.pictures

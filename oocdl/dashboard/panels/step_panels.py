@@ -15,6 +15,7 @@ from oocdl.dashboard.panels.style import OfLastPass, Panel
 from oocdl.dashboard.view import LastPass, View
 from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.units import size_text
+from oocdl.runtime.board import Phase
 
 SHARDS_SHOWN = 48
 """Places of a layer's column; a layer of fewer tasks has larger ones."""
@@ -68,13 +69,12 @@ class StepMap(Panel):
         self._figure.yaxis.visible = False
         self._figure.grid.grid_line_color = None
         self._figure.xaxis.axis_label = "layers, in the order in which they run"
-        self._legend = style.chips(list(zip(style.PHASE_COLORS, style.PHASE_NAMES, strict=True)))
+        self._legend = style.chips([(style.PHASE_COLORS[phase], phase.name.lower()) for phase in Phase])
         self._where = style.html(self._legend)
         self._plan_id = ""
         self.root = style.card(self._figure, self._where)
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         image, now, facts = view.phase_map(SHARDS_SHOWN), view.now, view.facts
         if image is None or now is None or facts is None:
             self._where.text = f"{self._legend} no step has begun yet"
@@ -92,9 +92,8 @@ class StepMap(Panel):
             }
         self._image.data = {"image": [image.T[::-1].copy()], "dw": [len(layers)]}
         # The one column that changes: names of hundreds of layers would be sent again each time.
-        last = len(style.PHASE_NAMES) - 1
-        self._layers.data["done"] = (image == last).mean(axis=1, dtype=np.float32)
-        running = np.flatnonzero(((image > 0) & (image < last)).any(axis=1))
+        self._layers.data["done"] = (image == Phase.DONE).mean(axis=1, dtype=np.float32)
+        running = np.flatnonzero(((image > 0) & (image < Phase.DONE)).any(axis=1))
         parts = dict.fromkeys(layers[index].phase for index in running)
         of_pass = f", pass {now.pass_number} of {now.passes}" if now.passes > 1 else ""
         where = " and ".join(parts) or "between two passes"
@@ -105,16 +104,13 @@ class StepMap(Panel):
 
 def _parts(layers: Sequence[LayerFacts]) -> dict[str, list[object]]:
     """Return where forward, backward and update begin and end; each is named where there is room."""
-    found: dict[str, list[object]] = {name: [] for name in PART_COLUMNS}
-    start = 0
+    rows, start = [], 0
     for part, same in groupby(layers, lambda layer: layer.phase):
         end = start + len(list(same))
         name = part if (end - start) / len(layers) > LEAST_NAMED_SHARE else ""
-        row = (start, end, (start + end) / 2, style.PART_COLORS[part], name)
-        for column, value in zip(found.values(), row, strict=True):
-            column.append(value)
+        rows.append((start, end, (start + end) / 2, style.PART_COLORS[part], name))
         start = end
-    return found
+    return dict(zip(PART_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
 
 
 class Timeline(OfLastPass):
@@ -138,7 +134,6 @@ class Timeline(OfLastPass):
         self.root = style.card(self._figure, style.html(style.chips([*computes, *legend])), self._words)
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         last = view.last_pass
         assert last is not None and view.facts is not None
         processes = list(dict.fromkeys(lane.process for lane in last.lanes))
@@ -157,12 +152,10 @@ class Timeline(OfLastPass):
 def _bars(layers: Sequence[LayerFacts], last: LastPass, rows: Sequence[str]) -> dict[str, list[object]]:
     parts = [np.zeros((0, 5))]
     for row, lane in enumerate(last.lanes):
-        for segment in range(len(SEGMENTS)):
-            begun, ended = lane.times[:, segment], lane.times[:, segment + 1]
-            kept = (ended > begun) & (lane.layers != NO_LAYER)
-            count = int(kept.sum())
-            same = np.full(count, row), np.full(count, segment)
-            parts.append(np.column_stack([*same, lane.layers[kept], begun[kept], ended[kept]]))
+        begun, ended = lane.times[:, :-1].T, lane.times[:, 1:].T
+        at = segments, tasks = np.nonzero((ended > begun) & (lane.layers != NO_LAYER))
+        rows_of = np.full(tasks.size, row)
+        parts.append(np.column_stack([rows_of, segments, lane.layers[tasks], begun[at], ended[at]]))
     bars = np.concatenate(parts)
     if len(bars) > MOST_BARS:
         bars = bars[np.argsort(bars[:, 3] - bars[:, 4])[:MOST_BARS]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -23,7 +23,6 @@ LINE_CSS, PAPER_CSS = f"var(--line, {LINE})", f"var(--paper, {PAPER})"
 """The same for HTML, where a page has other colours for the dark."""
 LINK_CSS = f"var(--link, {BLUE})"
 PHASE_COLORS = ("#e9ecf0", SKY, YELLOW, PURPLE, GREEN)
-PHASE_NAMES = ("waiting", "reading", "computing", "writing", "done")
 PART_COLORS = PHASES
 CYCLE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY)
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -95,7 +94,6 @@ class OfLastPass(Panel):
     """A panel that is drawn anew with each whole pass."""
 
     def basis(self, view: View) -> object | None:
-        """Return the last whole pass."""
         return view.last_pass if view.facts is not None else None
 
 
@@ -181,11 +179,12 @@ def html(words: str = "", size: str = "12px", color: str = FAINT_CSS) -> Div:
     return Div(text=words, styles=style, sizing_mode="stretch_width", disable_math=True, stylesheets=[WIDE])
 
 
-def choice(title: str, options: Any, width: int) -> Select:
-    """A list to choose from; the first is chosen."""
-    return Select(
-        title=title, value=options[0], options=options, width=width, tags=[CONTROL], stylesheets=[DRAWN]
-    )
+def choice(title: str, options: Any, width: int, changed: Callable[[str, Any, Any], None]) -> Select:
+    """A list to choose from, of which the first is chosen; ``changed`` is called when another is."""
+    look: Any = {"tags": [CONTROL], "stylesheets": [DRAWN]}
+    select = Select(title=title, value=options[0], options=options, width=width, **look)
+    select.on_change("value", changed)
+    return select
 
 
 def slider(title: str, end: float, value: float, **options: Any) -> Slider:

@@ -49,7 +49,6 @@ class Header(Panel):
         self.root = Column(children=[self._title, self._cards], sizing_mode="stretch_width")
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         facts = view.facts
         model = style.text(facts.model) if facts else "…"
         self._title.text = (
@@ -68,7 +67,7 @@ def _card(asked: str, answer: Answer) -> str:
 
 
 def _progress(view: View) -> str:
-    done = float(view.steps["step"][-1]) if len(view.steps) else 0.0
+    done = float(view.done)
     total = view.facts.steps if view.facts else 0
     if view.now is not None and view.now.step > done:
         done += (view.now.pass_number - 1 + view.done_share()) / view.now.passes
@@ -81,8 +80,7 @@ def _line(view: View) -> str:
     steps, facts = view.steps, view.facts
     words: list[tuple[str, str]] = []
     if facts is not None:
-        done = int(steps["step"][-1]) if len(steps) else 0
-        words.append(("step", f"{done} of {facts.steps}"))
+        words.append(("step", f"{view.done} of {facts.steps}"))
     if len(steps):
         words.append(("loss", f"{steps['loss'][-1]:.4g}"))
         words.append(("learning rate", f"{steps['lr'][-1]:.3g}"))
@@ -92,10 +90,9 @@ def _line(view: View) -> str:
         words.append(("memory", f"{size_text(most)} of {size_text(facts.budget_bytes)}"))
         if len(view.resources) > 1:
             words.append(("processes", str(len(view.resources))))
-    commits = [note for note in view.notes if note["kind"] == "commit"]
-    if commits:
-        ago = clock_time(max(time.time() - commits[-1]["at"], 0))
-        words.append(("last commit", f"step {commits[-1]['step']}, {ago} ago"))
+    if commit := view.commit:
+        ago = clock_time(max(time.time() - commit["at"], 0))
+        words.append(("last commit", f"step {commit['step']}, {ago} ago"))
     inner = " ".join(f"<span>{style.text(name)} <b>{style.text(value)}</b></span>" for name, value in words)
     return f"<div class='facts'>{inner}</div>"
 
@@ -112,7 +109,6 @@ class Settings(Words):
     """A table of what the run was started with: its model, data and settings."""
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         facts = _of_facts(view)
         # In the order of both; where epochs are given, only facts know the steps.
         rows = facts | settings_text(view) | facts
@@ -129,7 +125,6 @@ class Log(Words):
     """The last messages, the newest first; of commits that follow each other the last one."""
 
     def draw(self, view: View) -> None:
-        """Show what the view has now."""
         rows: list[str] = []
         before = ""
         for note in reversed(view.notes):

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
-from oocdl.pytorch.study.places import Places
+from oocdl.pytorch.module_calls import Places, tensors_in
 
 _EQUAL = 1e-6
 """Relative difference of sums below which two tensors are the same, however they are laid out."""
@@ -42,11 +41,12 @@ class Recorder(TorchFunctionMode):
         self._alive: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        given = tensors_in((args, kwargs))
         read = tuple(self._makers[id(x)] for x in given if id(x) in self._makers)
         out = func(*args, **(kwargs or {}))
-        tensors = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        results = [x for x in tensors if x.is_floating_point() and not isinstance(x, torch.nn.Parameter)]
+        results = [
+            x for x in tensors_in(out) if x.is_floating_point() and not isinstance(x, torch.nn.Parameter)
+        ]
         if not results:
             return out
         name = getattr(func, "__name__", str(func))
@@ -73,17 +73,15 @@ class Known:
         self._marks: dict[float, list[tuple[float, ...]]] = {}
 
     def add(self, x: Tensor) -> None:
-        """Note a value."""
         marked = mark(x)
         self._marks.setdefault(marked[0], []).append(marked)
 
     def __contains__(self, found: tuple[float, ...]) -> bool:
         for other in self._marks.get(found[0], ()):
-            size = max(found[2], other[2], 1e-300)
-            if abs(found[1] - other[1]) <= _EQUAL * size and abs(found[2] - other[2]) <= _EQUAL * size:
-                square = max(found[3], other[3], 1e-300)
-                if abs(found[3] - other[3]) <= _EQUAL * square:
-                    return True
+            size, square = (max(found[at], other[at], 1e-300) for at in (2, 3))
+            pairs = zip(found, other, (1.0, size, size, square), strict=True)
+            if all(abs(one - two) <= _EQUAL * scale for one, two, scale in pairs):
+                return True
         return False
 
 

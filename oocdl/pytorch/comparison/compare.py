@@ -18,15 +18,12 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.pytorch.child import first_line
 from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
-from oocdl.pytorch.comparison.pinned import Pinned
-from oocdl.pytorch.comparison.rounding import Jitter, errors
+from oocdl.pytorch.comparison.modes import Jitter, Pinned, errors
 from oocdl.pytorch.comparison.twin import Twin
-from oocdl.pytorch.module_calls import Signature
+from oocdl.pytorch.module_calls import Places, Signature
 from oocdl.pytorch.module_tensors import array_of, named_tensors
-from oocdl.pytorch.study.data import Data
 from oocdl.pytorch.study.freedom import BATCH
-from oocdl.pytorch.study.places import Places
-from oocdl.pytorch.study.sizes import Shapes, Sizes
+from oocdl.pytorch.study.sizes import Data, Shapes, Sizes
 from oocdl.pytorch.study.study import Study
 
 FLOOR = {torch.float64: 1e-7, torch.float32: 1e-5}
@@ -72,7 +69,7 @@ def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> Differenc
     for number, shapes in enumerate((sizes.first, sizes.second)):
         if number:
             twin.move(number)
-        file_pass = training_pass(model, shapes, _precision(twin))
+        file_pass = training_pass(model, shapes, twin.precision)
         difference = _one(twin, file_pass, data, shapes, number)
         if difference is not None:
             return difference
@@ -120,10 +117,6 @@ def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int) -> Diffe
     )
 
 
-def _precision(twin: Twin) -> str:
-    return str(twin.dtype).removeprefix("torch.")
-
-
 def _cotangents(made: Pass, dtype: torch.dtype, seed: int) -> dict[str, Tensor | None]:
     """Return a gradient for each output that has one; None for others, and for all in a prediction."""
     random = torch.Generator().manual_seed(seed)
@@ -165,9 +158,8 @@ def _predicts_otherwise(twin: Twin, model: OnnxModel, made: Study) -> str:
     shapes = {name: (1, *shape[1:]) if free else shape for name, shape in made.sizes.second.items()}
     twin.module.eval()
     try:
-        difference = _one(
-            twin, inference_pass(model, shapes, _precision(twin)), made.data, shapes, len(_ORDER)
-        )
+        made_pass = inference_pass(model, shapes, twin.precision)
+        difference = _one(twin, made_pass, made.data, shapes, len(_ORDER))
     except UnsupportedError as error:
         return str(error)
     except Exception as error:  # a module that is trained may never have been called so

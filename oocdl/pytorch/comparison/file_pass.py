@@ -22,7 +22,7 @@ from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops.registry import RULES
 from oocdl.ops.sequences.written_out import with_attention
-from oocdl.pytorch.comparison.pinned import Draw, draws_of
+from oocdl.pytorch.comparison.modes import Draw, draws_of
 from oocdl.pytorch.module_calls import Tensors
 
 
@@ -40,11 +40,7 @@ class Pass:
     draws: tuple[Draw, ...]
 
     def run(
-        self,
-        held: Tensors,
-        given: Tensors,
-        random: Tensors,
-        look: Callable[[Tensor], object] | None = None,
+        self, held: Tensors, given: Tensors, random: Tensors, look: Callable[[Tensor], object] | None = None
     ) -> dict[str, Tensor]:
         """Compute everything; returns results by the titles of ``results``.
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.metadata import Metadata
-from oocdl.pytorch.comparison.pinned import Pinned
-from oocdl.pytorch.comparison.rounding import Wide
-from oocdl.pytorch.module_calls import Signature, Tensors
+from oocdl.pytorch.comparison.modes import Pinned, Wide
+from oocdl.pytorch.module_calls import Signature, Tensors, tensors_in
 
 _LEAST = 0.02
 """Weights are moved by a tenth of their usual size, and at least by so much: zeros are moved, too."""
@@ -29,6 +27,7 @@ class Twin:
     ) -> None:
         self.module = copy.deepcopy(module).cpu().to(dtype)
         self.signature, self.dtype, self.facts = signature, dtype, metadata.facts
+        self.precision = str(dtype).removeprefix("torch.")
         self.runs: bool | None = None
         """Whether the module runs in this dtype; None before its first call."""
         self.tensors: dict[str, Tensor] = dict(self.module.named_parameters(remove_duplicate=False))
@@ -39,7 +38,6 @@ class Twin:
         return {name: self.tensors[fact.names[0]].detach().clone() for name, fact in self.facts.items()}
 
     def put(self, held: Tensors) -> None:
-        """Make the contents what ``held`` has returned."""
         with torch.no_grad():
             for name, data in held.items():
                 self.tensors[self.facts[name].names[0]].copy_(data)
@@ -73,11 +71,10 @@ class Twin:
                 self.runs = bool(self.runs)
                 returned = self.module(*args, **kwargs)
             self.runs = True
-            outputs = [x for x in tree_leaves(returned) if isinstance(x, Tensor)]
+            outputs = tensors_in(returned)
             if len(outputs) != len(cotangents):
-                raise UnsupportedError(
-                    f"the module returns {len(outputs)} tensors, its file {len(cotangents)}"
-                )
+                counts = f"{len(outputs)} tensors, its file {len(cotangents)}"
+                raise UnsupportedError(f"the module returns {counts}")
             pairs = [
                 (y, given)
                 for y, given in zip(outputs, cotangents.values(), strict=True)

@@ -19,7 +19,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._guards import SLoc
@@ -29,8 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from oocdl.graph.onnx.input_sizes import Condition, is_readable
-from oocdl.pytorch.module_calls import OneStep, Signature, Tensors, without_contents
-from oocdl.pytorch.study.places import Places
+from oocdl.pytorch.module_calls import OneStep, Places, Signature, Tensors, without_contents
 
 BATCH = "batch"
 _TORCH = Path(torch.__file__).parent
@@ -77,7 +76,12 @@ def freedom(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     mode.cache_enabled = False  # one call seldom finds what it has kept: half of the time goes into keeping
     double = without_contents(module, mode)
-    fakes = {name: _symbolic(mode, name, x, tried.get(name, ())) for name, x in inputs.items()}
+    fakes = {}
+    for name, x in inputs.items():
+        axes = tried.get(name, ())
+        sizes = [DimDynamic.DYNAMIC if axis in axes else DimDynamic.STATIC for axis in range(x.dim())]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * x.dim())
+        fakes[name] = mode.from_tensor(x, source=ConstantSource(name), symbolic_context=context)
     symbols: dict[sympy.Symbol, Axis] = {}
     for name, fake in fakes.items():
         for axis, size in enumerate(fake.shape):
@@ -89,12 +93,6 @@ def freedom(
         double(*args, **kwargs)
     calls.note()
     return _read(env, symbols, calls.found)
-
-
-def _symbolic(mode: FakeTensorMode, name: str, x: Tensor, tried: Sequence[int]) -> Tensor:
-    sizes = [DimDynamic.DYNAMIC if axis in tried else DimDynamic.STATIC for axis in range(x.dim())]
-    context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * x.dim())
-    return mode.from_tensor(x, source=ConstantSource(name), symbolic_context=context)
 
 
 @contextmanager
@@ -159,7 +157,6 @@ class _Calls(TorchFunctionMode):
 
 
 def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
-    """Return what the call has told of its symbols."""
     names: dict[Axis, str] = {}
     fixed: dict[Axis, str] = {}
     titles: dict[sympy.Symbol, sympy.Symbol] = {}

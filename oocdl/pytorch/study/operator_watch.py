@@ -18,9 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from oocdl.pytorch.module_calls import OneStep
-from oocdl.pytorch.module_tensors import named_tensors
-from oocdl.pytorch.study.places import Places, is_of_user
+from oocdl.pytorch.module_calls import OneStep, Places, is_of_user, tensors_in
+from oocdl.pytorch.module_tensors import named_tensors, norm_buffers
 from oocdl.pytorch.study.state import cell_of, global_generators
 
 _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim.")
@@ -77,18 +76,17 @@ class NoOperators(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        findings, place = self.watch.found, self.watch.places.here
+        watch, before = self.watch, len(self.watch.found.random)
         if func is Tensor.register_hook:
-            findings.refused.append(f"a hook on the gradient of a tensor, {place()}")
+            watch.refuse("a hook on the gradient of a tensor,")
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
-            findings.refused.append(f"the contents of a tensor are replaced by .data, {place()}")
-        if func in _ARRAYS and any(cell_of(x) in self.watch.data for x in args if isinstance(x, Tensor)):
-            findings.refused.append(f"numbers that depend on data leave PyTorch ({func.__name__}) {place()}")
-        before = len(findings.random)
+            watch.refuse("the contents of a tensor are replaced by .data,")
+        if func in _ARRAYS and any(cell_of(x) in watch.data for x in args if isinstance(x, Tensor)):
+            watch.refuse(f"numbers that depend on data leave PyTorch ({func.__name__})")
         out = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "").endswith("alpha_dropout") and len(findings.random) > before:
+        if getattr(func, "__name__", "").endswith("alpha_dropout") and len(watch.found.random) > before:
             # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
-            findings.refused.append(f"{func.__name__} {place()}")
+            watch.refuse(func.__name__)
         return out
 
 
@@ -115,11 +113,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.places = Places(module)
         self.state = {cell_of(held.tensor): held.names[0] for held in named_tensors(module)}
         self.parameters = {id(p): self.state[cell_of(p)] for p in module.parameters()}
-        self.counts = {
-            f"{name}.num_batches_tracked".lstrip(".")
-            for name, part in module.named_modules()
-            if isinstance(part, nn.modules.batchnorm._NormBase)
-        }
+        self.counts = norm_buffers(module, "num_batches_tracked")
         self.inputs = [*inputs]
         self.alive: list[Any] = []
         self.repeated = False
@@ -140,6 +134,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors that depend on a cut gradient, by cell and by whether they have a gradient: the place."""
         self.graded: set[int] = set()
         """Tensors that autograd follows."""
+
+    def refuse(self, what: str) -> None:
+        """Note what ONNX cannot carry, and where it is."""
+        self.found.refused.append(f"{what} {self.places.here()}")
 
     def call(self, module: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> Findings:
         """Call the module once more, and return what was seen of this call."""
@@ -167,9 +165,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         def call(*args: Any) -> Any:
             if is_of_user(sys._getframe(1).f_code.co_filename):
-                self.found.refused.append(
-                    f"PyTorch's random numbers are seeded ({name}) {self.places.here()}"
-                )
+                self.refuse(f"PyTorch's random numbers are seeded ({name})")
             return plain(*args)
 
         return call
@@ -183,11 +179,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(func).removeprefix("aten.").partition(".")[0]
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        given = tensors_in((args, kwargs))
         self._reads(func, args, kwargs, given)
         out = func(*args, **kwargs)
         self.alive.append(out)  # a cell that is freed would be given to another tensor
-        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        results = tensors_in(out)
         self.literals.update(map(cell_of, results if name.startswith("lift_fresh") else ()))
         bound = {slot.name: value for slot, value in zip(func._schema.arguments, args, strict=False)}
         bound |= kwargs
@@ -196,7 +192,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.found.random.append(f"{name} {self.places.here()}")
             self.data.update(map(cell_of, results))
             if bound.get("generator") is not None:
-                self.found.refused.append(f"random numbers of a generator of its own {self.places.here()}")
+                self.refuse("random numbers of a generator of its own")
         if name.startswith(_NORMS):
             self._norm(bound, name)
         else:
@@ -207,8 +203,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._changes(func, bound, name)
         self._looks_up(name, bound, given)
         if name in _NUMBERS and any(cell_of(x) in self.data for x in given):
-            what = "a number that depends on data is read as one of Python's"
-            self.found.refused.append(f"{what} (item(), float(), if) {self.places.here()}")
+            self.refuse("a number that depends on data is read as one of Python's (item(), float(), if)")
         if name == "_to_copy" and cell_of(given[0]) in self.data:
             before, after = given[0].dtype, results[0].dtype
             if before in _FLOATS and after in _FLOATS and before != after:
@@ -225,7 +220,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.found.read.update(self.state[cell_of(x)] for x in given if cell_of(x) in self.state)
         for x in given:
             if cell_of(x) in self.old and self.made[cell_of(x)].startswith("kept "):
-                self.found.refused.append(f"what an earlier call has computed is read {self.places.here()}")
+                self.refuse("what an earlier call has computed is read")
         if func.namespace == "prim":
             return  # PyTorch remembers what such an operator has told it
         leaves = tree_leaves((args, dict(kwargs)))
@@ -281,10 +276,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for slot in ("running_mean", "running_var"):
             held = bound.get(slot)
             title = None if held is None else self.state.get(cell_of(held))
-            if title is None:
-                continue
-            if self.found.norms.setdefault(title, training) != training:
-                self.found.refused.append(f"a norm that runs in both modes, {self.places.here()}")
+            if title is not None and self.found.norms.setdefault(title, training) != training:
+                self.refuse("a norm that runs in both modes,")
 
     def _looks_up(self, name: str, bound: Mapping[str, Any], given: Sequence[Tensor]) -> None:
         """Note tables, and how they are read."""
@@ -301,14 +294,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _embedding(self, bound: Mapping[str, Any]) -> None:
         title = self.state.get(cell_of(bound["weight"]))
         if bound.get("scale_grad_by_freq", False) or bound.get("sparse", False):
-            self.found.refused.append(f"an embedding with scale_grad_by_freq or sparse {self.places.here()}")
-        if title is None:
-            return
+            self.refuse("an embedding with scale_grad_by_freq or sparse")
         row = bound.get("padding_idx", -1)
         padding = None if row < 0 else int(row)
-        if self.found.padding.setdefault(title, padding) != padding:
-            where = self.places.here()
-            self.found.refused.append(f"a table that is looked up with two padding_idx, {where}")
+        if title is not None and self.found.padding.setdefault(title, padding) != padding:
+            self.refuse("a table that is looked up with two padding_idx,")
 
     def _changes(self, func: Any, bound: Mapping[str, Any], name: str) -> None:
         """Note a tensor that the operator writes into, and that lives longer than the call."""
@@ -316,22 +306,22 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             held = bound.get(slot.name)
             if slot.alias_info is None or not slot.alias_info.is_write or not isinstance(held, Tensor):
                 continue
-            cell, where = cell_of(held), self.places.here()
+            cell = cell_of(held)
             title = self.state.get(cell)
             if title in self.counts:
                 self.found.counters[title] += 1
             elif title is not None:
-                self.found.refused.append(f"'{title}' is changed by the forward pass {where}")
+                self.refuse(f"'{title}' is changed by the forward pass")
             elif self.made.get(cell, "kept ").startswith("kept "):
-                self.found.refused.append(f"a tensor that lives longer than a call is changed {where}")
+                self.refuse("a tensor that lives longer than a call is changed")
             elif cell in self.graded and not (torch.is_grad_enabled() and held.requires_grad):
                 how = ".data or detach()" if torch.is_grad_enabled() else "torch.no_grad()"
-                self.found.refused.append(f"a gradient is cut by {name}, in place under {how}, {where}")
+                self.refuse(f"a gradient is cut by {name}, in place under {how},")
 
     def _finish(self) -> None:
         """Look at what came out: which gradients are cut, and which parameters they reach."""
         findings = self.found
-        results = [x for x in tree_leaves(findings.outputs) if isinstance(x, Tensor)]
+        results = tensors_in(findings.outputs)
         for x in results:
             if (cell_of(x), x.requires_grad) in self.cut:
                 findings.refused.append(

@@ -9,7 +9,7 @@ calls (Python's random numbers) is refused by name, unless nothing depends on it
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from typing import Any
@@ -35,7 +35,10 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
     """
     _refuse_hooks(module)
     try:
-        findings = _fake(module, signature, inputs)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        double = without_contents(module, mode)
+        fakes = {name: mode.from_tensor(x) for name, x in inputs.items()}
+        findings = _repeated(double, signature.split(fakes), mode)
     except UnsupportedError:
         raise
     except Exception:  # no operator's error has a common type; the real call says what is wrong
@@ -45,17 +48,13 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             shapes = ", ".join(f"{list(x.shape)} of {x.dtype}" for x in inputs.values())
             raise InputError(f"{type(module).__name__} cannot be called with {shapes}: {text}") from error
-    if findings.refused:
-        listed = "; ".join(dict.fromkeys(findings.refused))
-        raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
+    _refuse(module, findings.refused)
     return findings
 
 
-def _fake(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    double = without_contents(module, mode)
-    fakes = {name: mode.from_tensor(x) for name, x in inputs.items()}
-    return _repeated(double, signature.split(fakes), mode)
+def _refuse(module: nn.Module, what: Iterable[str]) -> None:
+    if listed := "; ".join(dict.fromkeys(what)):
+        raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
 
 
 def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) -> Findings:
@@ -87,7 +86,6 @@ def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) 
 
 
 def _drawn(name: str, module: nn.Module, call: Call) -> str:
-    """Say where numbers are drawn that are not PyTorch's."""
     dice = DrawnAt(module, name)
     with dice:
         module(*call[0], **call[1])
@@ -132,7 +130,4 @@ def _refuse_hooks(module: nn.Module) -> None:
     for name, p in module.named_parameters():
         if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
             refused.append(f"a hook on the gradient of '{name}'")
-    if refused:
-        raise UnsupportedError(
-            f"an ONNX file cannot carry all that {type(module).__name__} does: {'; '.join(refused)}"
-        )
+    _refuse(module, refused)

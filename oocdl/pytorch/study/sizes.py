@@ -1,10 +1,13 @@
-"""Sizes at which a module is compared with its file: small ones that it takes, two of each open axis."""
+"""Inputs on which a module is compared with its file: small sizes, two of each open axis, and numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
+
+import torch
+from torch import Tensor
 
 from oocdl.graph.onnx.input_sizes import Condition
 from oocdl.pytorch.study.freedom import BATCH, Axis
@@ -12,8 +15,6 @@ from oocdl.pytorch.study.freedom import BATCH, Axis
 _EXTENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 _LEAST = 8
 """Smaller extents are tried last: windows would see little else than padding."""
-_CALLS = 40
-"""Maximum number of sizes tried; a module that takes none of them is compared at the example's."""
 Shapes = Mapping[str, tuple[int, ...]]
 Works = Callable[[Shapes], Sequence[tuple[int, ...]] | None]
 """Returns the shapes of the outputs for inputs of such shapes; None if the module cannot be called so."""
@@ -27,14 +28,6 @@ class Sizes:
     second: Shapes
     outputs: Sequence[tuple[int | str, ...]] = ()
     """Sizes of each output; "" where they differ between the two."""
-
-
-def shapes_at(example: Shapes, names: Mapping[Axis, str], extents: Mapping[str, int]) -> Shapes:
-    """Return the shapes of the example with other extents of the open axes."""
-    return {
-        name: tuple(extents.get(names.get((name, axis), ""), size) for axis, size in enumerate(shape))
-        for name, shape in example.items()
-    }
 
 
 def choose(
@@ -53,7 +46,10 @@ def choose(
         asked = {name: max(size, 2) if name == BATCH else size for name, size in sizes.items()}
         if not all(item.holds(asked) for item in conditions):
             return None
-        shapes = shapes_at(example, names, sizes)
+        shapes = {
+            name: tuple(sizes.get(names.get((name, axis), ""), size) for axis, size in enumerate(shape))
+            for name, shape in example.items()
+        }
         returned = works(shapes)
         return None if returned is None else (shapes, returned)
 
@@ -62,13 +58,10 @@ def choose(
         for batch in (1, 3):
             second = takes(large, batch) if first else None
             if first and second and [len(shape) for shape in second[1]] == [len(shape) for shape in first[1]]:
-                pairs = zip(first[1], second[1], strict=True)
-                return Sizes(first[0], second[0], [_common(shape, other) for shape, other in pairs])
+                pairs = (zip(*shapes, strict=True) for shapes in zip(first[1], second[1], strict=True))
+                outputs = [tuple(a if a == b else "" for a, b in pair) for pair in pairs]
+                return Sizes(first[0], second[0], outputs)
     return None
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> tuple[int | str, ...]:
-    return tuple(a if a == b else "" for a, b in zip(one, other, strict=True))
 
 
 def _pairs(
@@ -81,8 +74,59 @@ def _pairs(
     known = sorted({*_EXTENTS, *(own[name] for name in titles)})
     pairs = sorted(combinations(known, 2), key=lambda pair: (pair[0] < _LEAST, pair[0] * pair[1]))
     for low, high in pairs:
-        turns = [(low, high) if place % 2 == 0 else (high, low) for place in range(len(titles))]
         yield (
-            {name: turn[0] for name, turn in zip(titles, turns, strict=True)},
-            {name: turn[1] for name, turn in zip(titles, turns, strict=True)},
+            {name: (low, high)[place % 2] for place, name in enumerate(titles)},
+            {name: (high, low)[place % 2] for place, name in enumerate(titles)},
         )
+
+
+_MOST_ROWS = 64
+_TRUE = 0.7
+"""Share of the flags that are set: a mask that hides everything gives no numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The numbers that inputs may hold."""
+
+    dtypes: Mapping[str, torch.dtype]
+    """Type of each input of the example."""
+    rows: int = 2
+    """Whole numbers are smaller: rows of the smallest table that they look up."""
+    special: tuple[int, ...] = field(default=())
+    """Whole numbers that have to be among them, such as rows of padding."""
+
+    def inputs(
+        self, shapes: Shapes, dtype: torch.dtype, seed: int, *, ties: bool = False, positive: bool = False
+    ) -> dict[str, Tensor]:
+        """Return inputs of these shapes, floating-point ones in ``dtype``.
+
+        ``ties``: of whole numbers, half of the last axis zeros, as images with a background are.
+        """
+        random = torch.Generator().manual_seed(seed)
+        return {
+            name: self._numbers(self.dtypes[name], shape, dtype, random, ties, positive)
+            for name, shape in shapes.items()
+        }
+
+    def _numbers(
+        self,
+        kind: torch.dtype,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        random: torch.Generator,
+        ties: bool,
+        positive: bool,
+    ) -> Tensor:
+        if kind == torch.bool:
+            return torch.rand(shape, generator=random) < _TRUE
+        if not kind.is_floating_point:
+            ids = torch.randint(0, max(min(self.rows, _MOST_ROWS), 1), shape, generator=random)
+            for place, number in enumerate(self.special[: ids.numel()]):
+                ids.view(-1)[place] = number
+            return ids.to(kind)
+        x = torch.randn(shape, generator=random, dtype=torch.float64)
+        if ties:
+            x = x.mul_(1.5).round_()
+            x[..., : shape[-1] // 2 if shape else 0] = 0.0
+        return (x.abs_().add_(0.1) if positive else x).to(dtype)

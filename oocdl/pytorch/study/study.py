@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_flatten_with_path
 
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.child import first_line, start
-from oocdl.pytorch.module_calls import Signature, Tensors
-from oocdl.pytorch.study.data import Data
+from oocdl.pytorch.module_calls import Signature, Tensors, dtype_of, tensors_in
 from oocdl.pytorch.study.freedom import BATCH, Freedom, freedom
 from oocdl.pytorch.study.operator_watch import Findings
 from oocdl.pytorch.study.probe import probe
-from oocdl.pytorch.study.sizes import Shapes, Sizes, choose
+from oocdl.pytorch.study.sizes import Data, Shapes, Sizes, choose
 
 _SECONDS = 10.0
 """Processor time for following sizes that nobody asks for: some modules take minutes."""
@@ -62,7 +61,7 @@ def study(
     following = start("following sizes", partial(sizes_of, wide))  # on the other core
     try:
         findings = probe(module, signature, wide)
-        free = following.result()
+        free = following()
     except InputError:
         if wide is inputs:
             raise
@@ -117,7 +116,7 @@ class _Works:
 
     def __init__(self, module: nn.Module, signature: Signature, data: Data) -> None:
         self.module, self.signature, self.data = copy.deepcopy(module), signature, data
-        self.dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+        self.dtype = dtype_of(module)
         self.reason = ""
         """Why the last call failed."""
 
@@ -129,7 +128,7 @@ class _Works:
         except Exception as error:  # a size that does not fit fails with whatever the module raises
             self.reason = first_line(error)
             return None
-        return [tuple(x.shape) for x in tree_leaves(returned) if isinstance(x, Tensor)]
+        return [tuple(x.shape) for x in tensors_in(returned)]
 
 
 def _widened(inputs: Tensors, tried: Axes) -> Tensors:

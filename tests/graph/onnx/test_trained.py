@@ -23,7 +23,7 @@ from oocdl.graph.onnx.reader import Imported, inspect_onnx
 from oocdl.graph.onnx.trained import Part
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
-from oocdl.report.trained_view import UNSAID, trained_text
+from oocdl.report.plan_parts import UNSAID, trained_text
 from tests.kit.nets import save
 from tests.kit.onnx_kit import F
 from tests.kit.plain_files import MODULES, WAYS, export_as, far, losses_of_file, losses_of_module

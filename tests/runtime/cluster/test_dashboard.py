@@ -76,7 +76,7 @@ def test_a_page_whose_answer_was_lost_goes_with_the_run(
         return [len(p.runs) for p in dask_scheduler.plugins.values() if isinstance(p, dask_plugin.Pages)]
 
     monkeypatch.setattr(dask_driver, "on_scheduler", deaf)
-    with dask_driver.shown(lambda: client, tmp_path, told.append, False) as listener:
+    with dask_driver.Showing(lambda: client, tmp_path, told.append, False) as listener:
         assert len(told) == 1 and "has not answered" in told[0]
         listener(WorkersChanged("", 2, 0))
         assert client.run_on_scheduler(pages) == [1]

@@ -1,11 +1,16 @@
-"""Writes what of a model is trained: a block of lines for ``plan``, ``fit`` and ``oocdl info``."""
+"""Parts of the text of a plan: what is trained (for ``fit`` and ``oocdl info`` too), and sizes."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from oocdl.graph.onnx.model_file import shown
 from oocdl.graph.onnx.trained import Part, Trained
+from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.passes import Course
+from oocdl.planning.simulation.timeline import Simulated
+from oocdl.report.tables import Column, Sheet
 from oocdl.report.units import counted
 
 TIES = 3
@@ -43,3 +48,27 @@ def _line(trained: Trained, part: Part) -> str:
     why = ", ".join(f"{reason} × {count}" for reason, count in reasons.items())
     parameters = f", {elements:,} parameters" if part in (Part.TRAINED, Part.FROZEN) else ""
     return f"{part.value}: {counted(tensors, 'tensor', ',')}{parameters}" + (f" ({why})" if why else "")
+
+
+COLUMNS = (
+    Column("size", "size", kind="words"),
+    Column("batch", "batch"),
+    Column("samples", "samples"),
+    Column("seconds", "s a pass", lambda seconds: f"{seconds:.3g}"),
+    Column("nbytes", "MiB", lambda nbytes: f"{nbytes / 2**20:.0f}"),
+)
+
+
+def size_sheet(
+    course: Course, kinds: Mapping[str, CompiledPass], simulated: Mapping[str, Simulated]
+) -> Sheet:
+    """Make the table of passes that end a step, the main one first; a size is that of the padded samples."""
+    counts = Counter(course.labels[row] for row in course.trained)
+    rows = []
+    for plan_id, one in simulated.items():
+        kind, compiled = course.kinds[plan_id], kinds[plan_id]
+        shape = compiled.plan.factored.graph.values[next(iter(compiled.feeds))].shape[2:]
+        label = kind.label or "x".join(map(str, shape))
+        samples = "" if kind.is_rest else counts[kind.label]
+        rows.append((label, kind.batch, samples, one.seconds, one.peak_tier_bytes))
+    return Sheet("sizes of samples, as they are padded", COLUMNS, rows)
