@@ -37,7 +37,7 @@ from oocdl.events import (
     StepRunning,
     WorkersChanged,
 )
-from oocdl.runtime.board import Phase
+from oocdl.runtime.measured import Phase
 from oocdl.storage.files import regular
 
 FOLDER = "live"

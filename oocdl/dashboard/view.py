@@ -29,7 +29,7 @@ from oocdl.dashboard.live_log import (
 from oocdl.dashboard.samples import SamplePictures, unpacked
 from oocdl.dashboard.series import Table, Tail, Watched
 from oocdl.errors import StoreError
-from oocdl.runtime.board import Phase
+from oocdl.runtime.measured import Phase
 from oocdl.storage.checksums import unsealed
 
 MOST_NOTES = 200

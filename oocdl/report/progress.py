@@ -41,7 +41,7 @@ from oocdl.planning.passes import VALIDATION, role_of
 from oocdl.report.history_view import metric_names
 from oocdl.report.plan_parts import trained_text
 from oocdl.report.units import clock_time, counted, duration
-from oocdl.runtime.board import Phase
+from oocdl.runtime.measured import Phase
 
 LEAST_LINE_SECONDS = 1.0
 """Least time between plain lines, but for the first and the last."""

@@ -15,7 +15,7 @@ from oocdl.dashboard.panels.style import OfLastPass, Panel
 from oocdl.dashboard.view import LastPass, View
 from oocdl.report.layer_facts import LayerFacts
 from oocdl.report.units import size_text
-from oocdl.runtime.board import Phase
+from oocdl.runtime.measured import Phase
 
 SHARDS_SHOWN = 48
 """Places of a layer's column; a layer of fewer tasks has larger ones."""
