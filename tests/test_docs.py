@@ -174,6 +174,8 @@ def test_the_project_says_what_it_needs() -> None:
         "torch",
         "cluster",
         "mri",
+        "dicom",
+        "s3",
         "search",
         "plot",
         "pandas",

@@ -89,7 +89,9 @@ def requested_cuts(classes: Classes, limits: Limits) -> dict[int, int]:
         if (count := wanted.get("channels" if name.startswith("channels") else name, 1)) > 1:
             pieces[number] = count
     extents = classes.extents
-    return {number: min(count, extents[number]) for number, count in pieces.items() if extents[number] > 1}
+    return {
+        number: min(count, extents[number]) for number, count in pieces.items() if extents.get(number, 1) > 1
+    }
 
 
 def cut_preference(classes: Classes) -> list[int]:
