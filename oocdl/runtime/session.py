@@ -346,6 +346,8 @@ def scalar_keys(compiled: CompiledPass) -> dict[str, TaskKey]:
 
 def watched_values(compiled: CompiledPass, watched: Collection[str]) -> list[str]:
     """Return those of these values, by their stored names, that the pass has as results."""
+    if not watched:
+        return []
     factored = compiled.plan.factored
     return sorted({factored.stored(name) for name in factored.graph.outputs}.intersection(watched))
 

@@ -62,7 +62,7 @@ class Bench:
         manifest = store.current()
         assert manifest is not None
         bits = {
-            t.spec.name: np.asarray(store.array(t.spec.kind, t.spec.name)[...]).tobytes()
+            t.spec.name: np.asarray(store.array(t.spec.name)[...]).tobytes()
             for t in manifest.tensors.values()
         }
         assert len(bits) > 20 and any(np.frombuffer(b, "float32").any() for b in bits.values())

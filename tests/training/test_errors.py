@@ -176,7 +176,7 @@ def test_objects_are_never_read(fit: Callable[..., oocdl.Run], tmp_path: Path) -
         ({"lr": float("nan")}, "lr must be a finite number, got nan"),
         ({"lr": -1}, "lr must not be negative"),
         ({"lr": "fast"}, "lr must be a finite number, got fast"),
-        ({"optimizer": SGD(lr=float("inf"))}, "lr must be a finite number, got inf"),
+        ({"optimizer": SGD(lr=float("inf"))}, "lr of SGD must be a finite number, got inf"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"batch_size": 11}, r"batch_size must be 1...10 \(the number of samples\), got 11"),
         ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),

@@ -115,7 +115,7 @@ def test_epochs_and_steps_are_totals(fit: Fit) -> None:
         ({"optimizer": Adam(lr=lambda step: 0.1)}, r"optimizer\.lr was 0\.001 at step 1, is 0\.1"),
         ({"optimizer": "sgd"}, "optimizer was Adam, is SGD"),
         ({"loss": DiceCE()}, r"loss\.y\.loss was CrossEntropy, is DiceCE"),
-        ({"loss": CrossEntropy(class_weights=(1, 2, 3))}, r"class_weights was nothing, is \[1, 2, 3\]"),
+        ({"loss": CrossEntropy(class_weights=(1, 2, 3))}, r"class_weights was nothing, is \[1.0, 2.0, 3.0\]"),
         ({"loss": {"y": ("cross_entropy", 2)}}, r"loss\.y\.weight was 1\.0, is 2\.0"),
         ({"freeze": "w1"}, r"freeze was \[\], is \['w1'\]"),
         ({"scale": {"x": 2}}, r"scale was nothing, is \{'x': 2\.0\}"),

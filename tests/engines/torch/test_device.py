@@ -411,10 +411,10 @@ def test_a_devices_rates_are_by_the_clock(monkeypatch: pytest.MonkeyPatch, tmp_p
     """A thread that waits for its device takes no time of the processor."""
     engine = get_engine("torch:cpu")
     waiting = threading.Event()
-    with calibrate._Bench(engine, 1) as bench:
-        idle = bench._median([lambda: waiting.wait(0.02)])
-        monkeypatch.setattr(engine, "device", Tiny(0))
-        assert bench._median([lambda: waiting.wait(0.02)]) >= 0.02 > idle
+    bench = calibrate._Bench(engine, 1)
+    idle = bench._median([lambda: waiting.wait(0.02)])
+    monkeypatch.setattr(engine, "device", Tiny(0))
+    assert bench._median([lambda: waiting.wait(0.02)]) >= 0.02 > idle
 
 
 # --- on a GPU -------------------------------------------------------------------------------
