@@ -52,6 +52,16 @@ def test_operators_take_no_more_than_they_say(op: str) -> None:
         assert "bool" in dtypes or most < 6 * taken, "memory is reserved that nothing takes"
 
 
+@pytest.mark.parametrize(("op", "results"), [("ReduceSum", 1), ("Moments", 2)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_loops_take_no_more_for_their_sums_than_they_say(op: str, results: int, axis: int) -> None:
+    x = np.zeros((2048, 256), np.float32)
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    program = single(op, [x], [(shape, "float32")] * results, {"axes": (axis,)}, key=f"{op} along {axis}")
+    most = get_engine("onnxruntime").scratch_of(program, RULES).scratch_bytes
+    assert peak_bytes(program, "onnxruntime") < most + SLACK_BYTES
+
+
 IDS, ROWS = np.zeros(1 << 17, np.int64), np.zeros((1 << 17, 8), np.float32)
 """So many indices of so few rows that an array more of them would be most of all."""
 

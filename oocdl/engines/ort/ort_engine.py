@@ -19,6 +19,7 @@ from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
 from oocdl.fusion.executor import crop
 from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
+from oocdl.fusion.loop_nest import Fused
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
@@ -117,11 +118,17 @@ class OnnxRuntimeEngine(Engine):
 
     def __init__(self, block_elements: int = BLOCK_ELEMENTS) -> None:
         self.block_elements = block_elements
+        self._scratch: dict[str, ProgramScratch] = {}
         super().__init__()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
-        return most_scratch(program, rules)
+        if program.key not in self._scratch:
+            steps = [step for step, _ in _stages(program, self.block_elements) if isinstance(step, ChainStep)]
+            sums = [step.plan.scratch_bytes for step in steps if isinstance(step.plan, Fused)]
+            nbytes = most_scratch(program, rules).scratch_bytes + max(sums, default=0)
+            self._scratch[program.key] = ProgramScratch(nbytes)
+        return self._scratch[program.key]
 
     def forget(self) -> None:
         """See ``Engine.forget``."""
