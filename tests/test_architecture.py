@@ -148,7 +148,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69586,
+    "lines of oocdl": 69595,
     "lines of augmentation": 1418,
     "lines of callbacks": 639,
     "lines of cli": 2065,
@@ -156,7 +156,7 @@ LIMITS = {
     "lines of config": 836,
     "lines of dashboard": 3656,
     "lines of data": 1533,
-    "lines of engines": 6233,
+    "lines of engines": 6240,
     "lines of fusion": 1906,
     "lines of graph": 10700,
     "lines of host": 662,
@@ -165,11 +165,11 @@ LIMITS = {
     "lines of presets": 646,
     "lines of pytorch": 3088,
     "lines of report": 2778,
-    "lines of runtime": 4976,
+    "lines of runtime": 4978,
     "lines of storage": 6430,
     "lines of training": 3992,
     "lines of tuning": 1430,
-    "lines of tests": 47451,
+    "lines of tests": 47461,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
