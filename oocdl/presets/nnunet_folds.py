@@ -17,7 +17,7 @@ from oocdl.callbacks import ModelCheckpoint
 from oocdl.config.options import Size
 from oocdl.data import convert
 from oocdl.data.cases import Cases, find_cases, read_samples
-from oocdl.errors import BudgetError, InputError, StoreError
+from oocdl.errors import BudgetError, InputError
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.losses import CrossEntropy, DeepSupervision, Dice, DiceCE
@@ -79,9 +79,9 @@ def nnunet(
     its splits (or those in ``splits_final.json`` of the working directory). What differs: a step is one whole
     volume, an epoch all volumes of the fold, and there are 100 epochs.
 
-    The working directory gets ``plans.json``, ``splits_final.json``, the converted data, and for each fold a
-    run ``fold_0`` with ``progress.png``, ``validation/*.nii.gz`` and ``summary.json``. Calling it again goes
-    on, and returns what is finished.
+    The working directory gets ``dataset_fingerprint.json``, ``plans.json``, ``splits_final.json``, the
+    converted data, and for each fold a run ``fold_0`` with ``progress.png``, ``validation/*.nii.gz`` and
+    ``summary.json``. Calling it again goes on, and returns what is finished.
 
     Parameters
     ----------
@@ -115,8 +115,10 @@ def nnunet(
     shared = _defaults(cases) | {"memory": memory} | options
     listeners = tuple(shared.pop("callbacks", ()))
     splits = _splits(root, [case.name for case in cases.cases], folds)
-    spacing, shape = _fingerprint(cases)
-    data = _converted(source, root, cases, spacing, memory)
+    spacing, shape = _fingerprint(root, cases)
+    data = root / "data.zarr"
+    if not data.exists():
+        convert(source, data, spacing=spacing, memory=memory)
     outputs = _network(root, data, cases, (spacing, shape), hours, shared)
     runs, scores = dict[Fold, Run](), dict[Fold, Mapping[str, float]]()
     for fold, held_out in splits.items():
@@ -198,24 +200,31 @@ def _splits(root: Path, names: Sequence[str], folds: Sequence[Fold]) -> dict[Fol
     return {fold: held_out[fold] for fold in folds}
 
 
-def _fingerprint(cases: Cases) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return the spacing to resample to, and the median extents after it, both [z, y, x]."""
-    firsts = [sample.images[0] for sample in read_samples(cases, True).samples]
+def _fingerprint(root: Path, cases: Cases) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return the spacing to resample to, and the median extents after it, both [z, y, x].
+
+    Raises InputError if the working directory was made of other files, or of these before they changed.
+    """
+    samples = read_samples(cases, True).samples
+    firsts = [sample.images[0] for sample in samples]
     spacings, shapes = [first.spacing for first in firsts], [first.shape for first in firsts]
-    target = target_spacing(spacings, shapes)
-    return target, median_shape(spacings, shapes, target)
-
-
-def _converted(source: Path, root: Path, cases: Cases, spacing: Sequence[float], memory: Size | None) -> Path:
-    """Convert the folder, if that is not done yet. Raises StoreError if something else is there."""
-    path = root / "data.zarr"
+    paths = [volume.path for sample in samples for volume in sample.volumes]
+    stats = {f"{path.parent.name}/{path.name}": path.stat() for path in paths}
+    facts = {
+        "cases": [sample.name for sample in samples],
+        "classes": _classes(cases),
+        "spacings": list(map(list, spacings)),
+        "shapes": list(map(list, shapes)),
+        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
+    }
+    path = root / "dataset_fingerprint.json"
     if not path.exists():
         root.mkdir(parents=True, exist_ok=True)
-        convert(source, path, spacing=spacing, memory=memory)
-    held: Any = zarr.open_group(path, mode="r").attrs.get(MARK, {})
-    if held.get("samples") != [case.name for case in cases.cases]:
-        raise StoreError(f"{path} has other cases than {source}; choose another workdir")
-    return path
+        write_text(path, json.dumps(facts, indent=2))
+    elif json.loads(read_text(path)) != facts:
+        raise InputError(f"{path} is of other files, or of these before they changed; choose another workdir")
+    target = target_spacing(spacings, shapes)
+    return target, median_shape(spacings, shapes, target)
 
 
 def _network(
@@ -228,14 +237,9 @@ def _network(
 ) -> tuple[str, ...]:
     """Write the network, as wide as fits, and return its outputs. Raises BudgetError if none fits."""
     path, model = root / "plans.json", root / "nnunet.onnx"
-    spacing, shape = fingerprint
-    facts = {"spacing": list(spacing), "median_shape": list(shape), "channels": len(cases.channels)}
-    facts |= {"classes": _classes(cases)}
     if path.exists():
-        told = json.loads(read_text(path))
-        if {name: told.get(name) for name in facts} != facts:
-            raise InputError(f"{path} is of another dataset; choose another workdir")
-        return tuple(told["outputs"])
+        return tuple(json.loads(read_text(path))["outputs"])
+    spacing, shape = fingerprint
     sizes = {"in_channels": len(cases.channels), "classes": len(_classes(cases))}
     for width in WIDTHS:
         topology = topology_of(spacing, shape, width)
@@ -248,7 +252,8 @@ def _network(
             continue
         if plan.seconds * plan.course.total_steps <= hours * 3600:
             break
-    write_text(path, json.dumps(facts | asdict(topology) | {"outputs": outputs}, indent=2))
+    facts = {"spacing": spacing, "median_shape": shape, "outputs": outputs}
+    write_text(path, json.dumps(facts | asdict(topology), indent=2))
     return outputs
 
 

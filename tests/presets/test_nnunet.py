@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import oocdl
-from oocdl.errors import InputError, StoreError
+from oocdl.errors import InputError
 from oocdl.presets import nnunet
 from oocdl.presets.fingerprint import target_spacing, topology_of
 from oocdl.presets.unets import write_nnunet
@@ -76,8 +76,10 @@ def test_a_folder_becomes_labels_and_scores(tmp_path: Path, capsys: pytest.Captu
     assert before == {path: path.stat().st_mtime_ns for path in (fold / "validation").rglob("*")}
     last = trained.history[-1]
     assert last["val_dice/1"] == pytest.approx(told["mean"]["1"]["Dice"], abs=1e-6)
-    with pytest.raises(StoreError, match="has other cases than"):
-        nnunet(nifti.nnunet(tmp_path / "other", {**SHAPES, "x": (9, 9, 9)}), workdir=root, folds=[0])
+    nifti.save(folder / "labelsTr/case_0.nii.gz", np.zeros((9, 9, 10), "uint8"))
+    for other in (folder, nifti.nnunet(tmp_path / "other", SHAPES)):
+        with pytest.raises(InputError, match="of other files, or of these before they changed"):
+            nnunet(other, workdir=root, folds=[2])
 
 
 def test_the_network_is_nnunets(tmp_path: Path) -> None:
