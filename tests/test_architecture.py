@@ -148,7 +148,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69600,
+    "lines of oocdl": 69611,
     "lines of augmentation": 1418,
     "lines of callbacks": 639,
     "lines of cli": 2065,
@@ -162,12 +162,12 @@ LIMITS = {
     "lines of host": 662,
     "lines of ops": 6113,
     "lines of planning": 8480,
-    "lines of presets": 651,
+    "lines of presets": 652,
     "lines of pytorch": 3088,
     "lines of report": 2778,
     "lines of runtime": 4978,
     "lines of storage": 6430,
-    "lines of training": 3992,
+    "lines of training": 4002,
     "lines of tuning": 1430,
     "lines of tests": 47463,
     "parameters of fit": 21,

@@ -42,7 +42,8 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
 
     With ``volumes`` labels are written there too, as NIfTI. Raises what ``Run.predict`` raises.
     """
-    outputs = logits = list(_outputs_of(inference))
+    leave_out = set() if volumes is None else _smaller_outputs(inference)
+    outputs = logits = [one for one in _outputs_of(inference) if one.name not in leave_out]
     if argmax:
         outputs = [labels_of(one) for one in logits]
     facts = () if volumes is None else _facts_of_volumes(inference, outputs)
@@ -90,11 +91,12 @@ def _run(
         }
         made = Predictions(target, outputs, inference.facts(), samples)
     labels = {one.name: ClassLabels(one.sample_shape[0], target) for one in logits}
-    lock = threading.Lock()
+    names, lock = {one.name for one in outputs}, threading.Lock()
 
     def deliver(plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
         compiled = inference.compiled[plan_id]
-        for output, box, part in weight_io.boxes_of(compiled, compiled.outputs, value, region, array):
+        wanted = {name: its for name, its in compiled.outputs.items() if name in names}
+        for output, box, part in weight_io.boxes_of(compiled, wanted, value, region, array):
             shape = compiled.plan.factored.graph.values[compiled.outputs[output]].shape
             with lock, reporting(target):
                 if output in labels:
@@ -124,6 +126,14 @@ def _is_like(inference: Inference, outputs: Sequence[Output], row: int) -> bool:
     extents = inference.extents(row)
     mine = (one for one in outputs if one.row in (None, row))
     return all(one.sample_shape[-len(extents) :] == extents for one in mine)
+
+
+def _smaller_outputs(inference: Inference) -> set[str]:
+    """Return the outputs that were trained on the target of an earlier one: those of deep supervision."""
+    heads = inference.trained.store.meta["identity"]["loss"]
+    names = [port.name for port in inference.model.outputs if port.name in heads]
+    first = {heads[name]["target"]: name for name in reversed(names)}
+    return {*names} - {*first.values()}
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:
