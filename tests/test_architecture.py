@@ -148,7 +148,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69611,
+    "lines of oocdl": 69612,
     "lines of augmentation": 1418,
     "lines of callbacks": 639,
     "lines of cli": 2065,
@@ -156,7 +156,7 @@ LIMITS = {
     "lines of config": 836,
     "lines of dashboard": 3656,
     "lines of data": 1533,
-    "lines of engines": 6240,
+    "lines of engines": 6241,
     "lines of fusion": 1906,
     "lines of graph": 10700,
     "lines of host": 662,

@@ -44,7 +44,7 @@ def copy(source: Array, target: Array) -> None:
         for axis, steps in enumerate(zip(source.strides, target.strides, strict=True)):
             if steps == (size, size) and source.shape[axis] > 1:
                 run = f"V{source.shape[axis] * size}"
-                source, target = (np.moveaxis(array, axis, -1).view(run) for array in (source, target))
+                source, target = (array.swapaxes(axis, -1).view(run) for array in (source, target))
                 break
     target[...] = source
 

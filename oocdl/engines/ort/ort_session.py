@@ -26,7 +26,7 @@ IR_VERSION = 8
 MOST_SESSIONS = 256
 """Sessions that are kept."""
 Kind = tuple[str, int]
-"""dtype (as NumPy abbreviates it) and rank of an array, which may have any extents."""
+"""dtype (a letter of NumPy's) and rank of an array, which may have any extents."""
 
 
 def _options() -> Any:
@@ -48,8 +48,8 @@ def _session(
     given: tuple[Kind | None, ...],
     made: tuple[Kind, ...],
     attrs: tuple[tuple[str, Any], ...],
-) -> Any:
-    """Return a session of one operator, with inputs x0, x1, .. and outputs y0, y1, .."""
+) -> tuple[Any, list[str], list[str]]:
+    """Return a session of one operator, and the names of its inputs and outputs; "" is left out."""
 
     def infos(letter: str, kinds: Sequence[Kind | None]) -> list[Any]:
         return [
@@ -68,7 +68,8 @@ def _session(
     graph = helper.make_graph([node], op, infos("x", given), infos("y", made))
     opsets = [helper.make_opsetid("", OPSET), *([helper.make_opsetid(domain, 1)] if domain else [])]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
-    return ort.InferenceSession(model.SerializeToString(), _options(), providers=["CPUExecutionProvider"])
+    options, providers = _options(), ["CPUExecutionProvider"]
+    return ort.InferenceSession(model.SerializeToString(), options, providers), inputs, outputs
 
 
 def run(
@@ -78,18 +79,18 @@ def run(
 
     ``arrays`` with gaps are copied, and ``results`` that have some are made elsewhere.
     """
+    # Lists, not generators: this is called thousands of times a step, and Python is held meanwhile.
     given = [None if array is None else aligned(np.asarray(array, order="C")) for array in arrays]
     made = [out if out.flags.c_contiguous else np.empty(out.shape, out.dtype) for out in results]
-    kinds = tuple(None if array is None else (array.dtype.str, array.ndim) for array in given)
-    session = _session(
-        op, domain, kinds, tuple((out.dtype.str, out.ndim) for out in made), tuple(attrs.items())
-    )
+    kinds = tuple([None if array is None else (array.dtype.char, array.ndim) for array in given])
+    outs = tuple([(out.dtype.char, out.ndim) for out in made])
+    session, inputs, outputs = _session(op, domain, kinds, outs, tuple(attrs.items()))
     binding = session.io_binding()
-    for number, array in enumerate(given):
+    for name, array in zip(inputs, given, strict=True):
         if array is not None:
-            binding.bind_input(f"x{number}", "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-    for number, out in enumerate(made):
-        binding.bind_output(f"y{number}", "cpu", 0, out.dtype, out.shape, out.ctypes.data)
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    for name, out in zip(outputs, made, strict=True):
+        binding.bind_output(name, "cpu", 0, out.dtype, out.shape, out.ctypes.data)
     session.run_with_iobinding(binding)
     for out, result in zip(made, results, strict=True):
         if out is not result:

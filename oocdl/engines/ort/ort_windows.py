@@ -91,7 +91,7 @@ def conv_transpose(args: Sequence[Array], item: Instruction, out: Array) -> None
 
 
 def seen_by_transposed(x: Array, item: Instruction) -> tuple[Array, Pads]:
-    """What a ConvTranspose at stride one sees of its operand, and the padding of that."""
+    """Return the part of its operand that a ConvTranspose at stride one reads, and the padding around it."""
     box, pads = clipped(x.shape[2:], flipped_pads(item))
     inside: tuple[Any, ...] = (..., *(slice(start, max(stop, 0)) for start, stop in box))
     return x[inside], pads
