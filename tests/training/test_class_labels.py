@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import nibabel as nib
 import numpy as np
+import onnx
 import pytest
 import torch
 import zarr
@@ -136,6 +137,17 @@ def test_what_has_no_classes_is_refused_before_anything_is_written(run: oocdl.Ru
     assert labels_of(Output("y", (2, 300, 4), "float32", (1, 300, 4))) == Output(
         "y", (2, 4), "uint16", (1, 4)
     )
+    twin = onnx.load(run.path.parent / "unet.onnx")
+    twin.graph.node.append(onnx.helper.make_node("Identity", ["logits"], ["twin"]))
+    twin.graph.output.append(twin.graph.output[0])
+    twin.graph.output[1].name = "twin"
+    onnx.save(twin, tmp_path / "twin.onnx")
+    heads = {"targets": {"logits": "logits", "twin": "logits"}, "loss": {"logits": "dice_ce", "twin": "dice"}}
+    both = oocdl.fit(
+        tmp_path / "twin.onnx", data, workdir=tmp_path / "both", **{**QUICK, "steps": 1}, **heads
+    )
+    with pytest.raises(InputError, match=r"nifti= takes one output .* 'logits' .*'twin'"):
+        both.predict(data, argmax=True, nifti=tmp_path / "n")
     flat = oocdl.fit(
         nets.write_mlp(tmp_path / "mlp.onnx"),
         nets.vectors(),

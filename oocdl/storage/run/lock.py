@@ -7,7 +7,8 @@ import fcntl
 import json
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -49,6 +50,20 @@ class RunLock:
                 os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
+
+
+@contextmanager
+def locked(target: Path) -> Iterator[None]:
+    """Lock a place to write to, by a file beside it. Raises InUseError if another process writes there."""
+    path = target.absolute().with_name(f".{target.name}.lock")
+    with reporting(target):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = RunLock(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 def _take(handle: int, path: Path) -> None:

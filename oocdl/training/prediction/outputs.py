@@ -9,8 +9,8 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from oocdl.planning.passes import PassInfo
 from oocdl.runtime import weight_io
 from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.files import reporting
-from oocdl.storage.run.lock import RunLock
+from oocdl.storage.run.lock import locked
 from oocdl.training.metric_values import Measured
 from oocdl.training.prediction.inference import Inference
 from oocdl.training.prediction.predictions import Output, Predictions
@@ -42,12 +42,13 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
 
     With ``volumes`` labels are written there too, as NIfTI. Raises what ``Run.predict`` raises.
     """
-    leave_out = set() if volumes is None else _smaller_outputs(inference)
-    outputs = logits = [one for one in _outputs_of(inference) if one.name not in leave_out]
+    outputs = logits = list(_outputs_of(inference))
+    if volumes is not None:
+        outputs = logits = _without_smaller(inference, outputs)
     if argmax:
         outputs = [labels_of(one) for one in logits]
     facts = () if volumes is None else _facts_of_volumes(inference, outputs)
-    with _alone(target):
+    with locked(target):
         made, _ = _run(inference, target, outputs, logits if argmax else ())
         group = made.finish()
         if volumes is not None:
@@ -55,20 +56,6 @@ def write_predictions(inference: Inference, target: Path, argmax: bool, volumes:
                 labels = [made.place(outputs[0].name, row) for row in range(len(facts))]
                 _write_volumes(volumes, facts, labels)
     return group
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Lock a place to write to, by a file beside it. Raises InUseError if another process writes there."""
-    path = target.absolute().with_name(f".{target.name}.lock")
-    with reporting(target):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = RunLock(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
 
 
 def write_labels_of(inference: Inference, target: Path) -> tuple[Predictions, list[Measured]]:
@@ -128,12 +115,15 @@ def _is_like(inference: Inference, outputs: Sequence[Output], row: int) -> bool:
     return all(one.sample_shape[-len(extents) :] == extents for one in mine)
 
 
-def _smaller_outputs(inference: Inference) -> set[str]:
-    """Return the outputs that were trained on the target of an earlier one: those of deep supervision."""
+def _without_smaller(inference: Inference, outputs: Sequence[Output]) -> list[Output]:
+    """Leave out outputs that were trained on the target of a larger one: those of deep supervision."""
     heads = inference.trained.store.meta["identity"]["loss"]
-    names = [port.name for port in inference.model.outputs if port.name in heads]
-    first = {heads[name]["target"]: name for name in reversed(names)}
-    return {*names} - {*first.values()}
+    targets = {one.name: heads.get(one.name, {}).get("target", one.name) for one in outputs}
+    largest: dict[tuple[str, int | None], int] = {}
+    for one in outputs:
+        key = targets[one.name], one.row
+        largest[key] = max(prod(one.sample_shape[1:]), largest.get(key, 0))
+    return [one for one in outputs if prod(one.sample_shape[1:]) == largest[targets[one.name], one.row]]
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:
