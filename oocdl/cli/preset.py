@@ -22,8 +22,9 @@ Preset = Annotated[
 Folds = Annotated[str, typer.Option(help="Folds to train with --preset: 0,1,.. or all.")]
 Hours = Annotated[float, typer.Option(help="Maximum predicted hours of a fold with --preset.")]
 ALL_FOLDS = "0,1,2,3,4"
-OF_ONE_RUN = ("log", "dashboard", "dashboard_port", "restart", "validation", "metrics", "loss", *ACTING)
-"""Options that the preset decides itself, or that are for one run."""
+OF_ONE_RUN = ("log", "dashboard", "dashboard_port", "resume", "restart", *ACTING)
+DECIDED = ("validation", "metrics", "loss")
+"""Options that are for one run, and those that the preset decides itself."""
 
 
 def train_preset(
@@ -41,7 +42,7 @@ def train_preset(
         if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
     }
     for name in asked:
-        if name in OF_ONE_RUN or (name in FIELDS and "optimizer" not in asked):
+        if name in (*OF_ONE_RUN, *DECIDED) or (name in FIELDS and "optimizer" not in asked):
             instead = "give --optimizer with it" if name in FIELDS else "leave it out"
             raise InputError(f"--preset nnunet does not take {flag(name)}: {instead}")
     options = {name: value for name, value in arguments_for(records, given).items() if name in asked}
@@ -50,7 +51,7 @@ def train_preset(
     with ending(lambda: str(outcome)), workers(given) as client:
         trained = nnunet(folder, client=client, callbacks=[outcome], **options)
     say(str(trained).rstrip())
-    steps = ",".join(f"{step:g}" for step in trained.spacing)
+    steps = ",".join(map(str, trained.spacing))
     say(
         f"results: {trained.path}; predict other cases:\n"
         f"  oocdl convert {folder} test.zarr --split test --spacing {steps}\n"

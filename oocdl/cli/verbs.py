@@ -97,7 +97,8 @@ def fit(
     if preset is not None:
         if dataset is not None:
             raise InputError(f"--preset takes one folder, not '{dataset}' beside it")
-        given |= {"log": log, "restart": restart, "dashboard": dashboard, "dashboard_port": dashboard_port}
+        given |= {"resume": resume, "restart": restart, "log": log}
+        given |= {"dashboard": dashboard, "dashboard_port": dashboard_port}
         how = {"folds": folds, "hours": hours}
         train_preset(context, FIT, model, how, given, Outcome())
         return

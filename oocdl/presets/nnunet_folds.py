@@ -14,6 +14,7 @@ import numpy as np
 import zarr
 
 from oocdl.callbacks import ModelCheckpoint
+from oocdl.config import make_settings
 from oocdl.config.options import Size
 from oocdl.data import convert
 from oocdl.data.cases import Cases, find_cases, read_samples
@@ -28,7 +29,10 @@ from oocdl.presets.unets import write_nnunet
 from oocdl.report.tables import Column, Sheet, text_of
 from oocdl.storage.dataset.sample_stack import MARK
 from oocdl.storage.files import read_text, reporting, write_text
+from oocdl.storage.run.lock import locked
+from oocdl.training.call import ALL_OPTIONS, read_call
 from oocdl.training.run import Run
+from oocdl.training.signature import hint
 from oocdl.training.trainer import fit
 from oocdl.training.trainer import plan as make_plan
 
@@ -72,16 +76,12 @@ def nnunet(
 ) -> CrossValidation:
     """Train nnU-Net's plain U-Net on whole volumes of an nnU-Net raw folder, fold by fold.
 
-    Volumes are resampled to nnU-Net's target spacing. Depth, kernels and strides follow from their median
-    size; the width is the largest of 32, 24, 16, 12, 8, 4 that fits the budget and whose fold is predicted to
-    take at most ``hours``. Defaults are nnU-Net's: Dice of the foreground plus cross entropy with deep
-    supervision, SGD with momentum 0.99 and a polynomial rate from 0.01, its augmentation and normalization,
-    its splits (or those in ``splits_final.json`` of the working directory). What differs: a step is one whole
-    volume, an epoch all volumes of the fold, and there are 100 epochs.
+    Spacing, depth, kernels, strides, loss, optimizer, transforms, normalization and splits are nnU-Net's; the
+    width is the largest of 32, 24, 16, 12, 8, 4 that fits the budget and whose fold is predicted to take at
+    most ``hours``. A step is one whole volume, an epoch all volumes of the fold, and there are 100 epochs.
 
-    The working directory gets ``dataset_fingerprint.json``, ``plans.json``, ``splits_final.json``, the
-    converted data, and for each fold a run ``fold_0`` with ``progress.png``, ``validation/*.nii.gz`` and
-    ``summary.json``. Calling it again goes on, and returns what is finished.
+    Each fold is a run in the working directory, ``fold_0`` and so on, with ``progress.png``, ``summary.json``
+    and ``validation/*.nii.gz``. Calling it again goes on, and returns what is finished.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ def nnunet(
 
     Raises
     ------
-    InputError for regions, for fewer cases than folds, for CT beside other channels, and for a working
-    directory of another dataset; what ``convert`` and ``fit`` raise.
+    InputError for regions, fewer cases than folds, CT beside other channels, and a working directory of other
+    files; what ``convert`` and ``fit`` raise.
 
     Examples
     --------
@@ -112,14 +112,15 @@ def nnunet(
     source = path_of("folder", folder)
     root = path_of("workdir", workdir) if workdir is not None else source.with_name(f"{source.name}.nnunet")
     cases = find_cases(source)
-    shared = _defaults(cases) | {"memory": memory} | options
+    shared = _checked(_defaults(cases) | {"memory": memory} | options)
     listeners = tuple(shared.pop("callbacks", ()))
     splits = _splits(root, [case.name for case in cases.cases], folds)
-    spacing, shape = _fingerprint(root, cases)
-    data = root / "data.zarr"
-    if not data.exists():
-        convert(source, data, spacing=spacing, memory=memory)
-    outputs = _network(root, data, cases, (spacing, shape), hours, shared)
+    with locked(root / "plans.json"):
+        spacing, shape = _fingerprint(root, cases)
+        data = root / "data.zarr"
+        if not data.exists():
+            convert(source, data, spacing=spacing, memory=memory)
+        outputs = _network(root, data, cases, (spacing, shape), hours, shared)
     runs, scores = dict[Fold, Run](), dict[Fold, Mapping[str, float]]()
     for fold, held_out in splits.items():
         place = root / f"fold_{fold}"
@@ -162,6 +163,15 @@ def _defaults(cases: Cases) -> dict[str, Any]:
         "normalize": "ct" if True in kinds else "zscore",
         "epochs": EPOCHS,
     }
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of ``fit``. Raises InputError for others, before a volume is converted."""
+    for name in options:
+        if name not in ALL_OPTIONS:
+            raise InputError(f"nnunet takes no '{name}'{hint(name, sorted(ALL_OPTIONS))}")
+    make_settings(**read_call(**options)[1])
+    return options
 
 
 def _loss(cases: Cases, outputs: Sequence[str]) -> Any:

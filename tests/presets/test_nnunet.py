@@ -100,6 +100,8 @@ def test_the_network_is_nnunets(tmp_path: Path) -> None:
         ({"labels": {"background": 0, "a": 1, "b": 3, "c": 2, "d": 7}}, {}, "numbered from 0"),
         ({"channel_names": {"0": "CT", "1": "T1"}}, {}, "CT beside other channels"),
         ({}, {"folds": [5]}, "folds are 0 to 4 or 'all', got 5"),
+        ({}, {"epochz": 5}, "nnunet takes no 'epochz' .did you mean 'epochs'"),
+        ({}, {"batch_size": 0}, "batch_size"),
     ],
 )
 def test_what_is_not_trained_is_refused(told: Any, options: Any, message: str, tmp_path: Path) -> None:
@@ -118,6 +120,7 @@ def test_few_cases_are_trained_on_together(tmp_path: Path, capsys: pytest.Captur
     for words, message in (
         (("data.zarr",), "takes one folder"),
         (("--loss", "dice"), "does not take --loss"),
+        (("--no-resume",), "does not take --resume"),
         (("--momentum", 0.5), "give --optimizer with it"),
     ):
         code, _, err = run(capsys, "fit", "--preset", "nnunet", folder, *words)
