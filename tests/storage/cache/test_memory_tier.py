@@ -428,7 +428,8 @@ def _random_unit(tier: Tier, rng: random.Random, shared: list[Chunk], position: 
     tier.advance(position)
     asked = rng.randint(0, left)
     with tier.reserve(asked, pins) as unit:
-        assert tier.stats.resident_bytes + tier.stats.reserved_bytes <= tier.capacity_bytes
+        now = tier.stats  # once: other threads load and put between two looks
+        assert now.resident_bytes + now.reserved_bytes <= tier.capacity_bytes
         for chunk in pins:
             assert (chunk.array() == chunk.region[0][0]).all()
         for chunk in rng.sample(shared, min(len(shared), 2)):
