@@ -105,7 +105,9 @@ class Monitored(Acting):
         for row in rows:
             results = [name for name in row if name.startswith(VALIDATION_PREFIX)]
             if results and self.monitor not in row:
-                raise InputError(f"there is no '{self.monitor}' to monitor, but {', '.join(results)}")
+                old = f" at step {row['step']}, which is done: choose another workdir, or resume='restart'"
+                known = ", ".join(results) + (old if row["step"] <= self._done else "")
+                raise InputError(f"there is no '{self.monitor}' to monitor, but {known}")
             if results:
                 self.seen[row["step"]] = float(row[self.monitor])
         if len(self.seen) > before:

@@ -101,7 +101,7 @@ class Interface:
     output_losses: Mapping[str, str] = field(default_factory=dict)
     """Output -> value of its (unweighted) loss."""
     metric_sums: Mapping[str, HeadSums] = field(default_factory=dict)
-    """Output -> the sums that its metrics are made of."""
+    """Output that has metrics -> the sums that they are made of."""
     kept_values: Mapping[str, str] = field(default_factory=dict)
     """Name that ``keep`` gives -> value."""
     bfloat16_values: frozenset[str] = frozenset()
@@ -220,12 +220,13 @@ def _add_loss(network: Network, request: Request) -> Network:
         heads[target.output] = Head(target.spec, logits, name, target.weight, further)
     loss, output_losses = add_losses(build, heads)
     metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
-    sums = add_metric_sums(build, metrics, heads, widest) if metrics else {}
-    of_labels = [one for one in metrics if isinstance(one, Surface)]
+    # Smaller outputs on one target with a larger one, whose target is made smaller, are aids of training.
+    scored = {output: head for output, head in heads.items() if head.target in feeds}
+    sums = add_metric_sums(build, metrics, scored, widest) if metrics else {}
     kept = {
-        target.output: heads[target.output].logits
-        for target in request.binding.targets
-        if not target.resized and any(suits(one, target.spec) for one in of_labels)
+        output: head.logits
+        for output, head in scored.items()
+        if any(isinstance(one, Surface) and suits(one, head.spec) for one in metrics)
     }
     found = {
         value: labels for head in heads.values() for value, labels in labels_of_head(build, head).items()

@@ -128,8 +128,7 @@ def nnunet(
         if held_out:
             names = [case.name for case in cases.cases]
             own |= {"validation": [names.index(name) for name in held_out], "metrics": "dice"}
-            monitor = "val_dice" if len(outputs) == 1 else f"val_{outputs[0]}/dice"
-            own |= {"callbacks": [ModelCheckpoint(monitor), *listeners]}
+            own |= {"callbacks": [ModelCheckpoint("val_dice"), *listeners]}
         run = runs[fold] = fit(root / "nnunet.onnx", data, **{**own, **shared})
         run.plot(place / "progress.png")
         if held_out:

@@ -7,7 +7,8 @@ it was: the steps that lead there again give the same bits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,13 @@ from oocdl.events import VALIDATION_PREFIX
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices
 from oocdl.ops.metric_functions import Metric
-from oocdl.ops.metric_sums import suits
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.passes import PassInfo
+from oocdl.planning.passes import VALIDATION, PassInfo
+from oocdl.report.plan_view import Plan
 from oocdl.runtime.session import Held
 from oocdl.runtime.weight_io import boxes_of
 from oocdl.storage.files import read_bytes, regular, reporting, write_bytes
 from oocdl.storage.run.history import line_of, row_of
-from oocdl.training.job import Job
 
 PassSums = Mapping[str, Mapping[str, Any]]
 """Output -> name of a sum -> its values in a pass, of shape (samples, classes) or (samples, 1)."""
@@ -100,19 +100,24 @@ def metric_values(
 
     With ``of_sample`` the passes are one, of one sample.
     """
-    outputs = list(passes[0]) if passes else []
     values: dict[str, Any] = {}
-    for output in outputs:
+    for before, output, metric in _by_output(metrics, passes[0] if passes else {}):
         sums = {
             name: np.concatenate([np.asarray(one[output][name], np.float64) for one in passes])
-            for name in passes[0][output]
+            for name in metric.needs
         }
-        before = f"{output}/" if len(outputs) > 1 else ""
-        for metric in metrics:
-            if sums.keys() >= set(metric.needs):
-                numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
-                values |= {f"{before}{name}": value for name, value in numbers.items()}
+        numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
+        values |= {f"{before}{name}": value for name, value in numbers.items()}
     return values
+
+
+def _by_output(
+    metrics: Iterable[Metric], outputs: Mapping[str, Collection[str]]
+) -> Iterator[tuple[str, str, Metric]]:
+    """Give what stands before names, output and metric, for each metric whose sums an output has."""
+    for output, sums in outputs.items():
+        before = f"{output}/" if len(outputs) > 1 else ""
+        yield from ((before, output, metric) for metric in metrics if set(sums) >= set(metric.needs))
 
 
 def mean_losses(passes: Sequence[Measured]) -> dict[str, float]:
@@ -149,17 +154,12 @@ class Notes:
             stream.write(line_of({"state": self.state, "losses": found.losses, "sums": found.sums}))
 
 
-def result_names(job: Job) -> list[str]:
+def result_names(plan: Plan) -> list[str]:
     """Return the names of results of validations without those of single classes; none without any."""
-    if not job.course.validated:
+    ids = plan.of_role(VALIDATION)
+    if not ids:
         return []
-    heads = job.binding.targets
-    several = len(heads) > 1
-    parts = [f"loss/{head.output}" for head in heads if several]
-    scores = [
-        f"{head.output}/{metric.name}" if several else metric.name
-        for head in heads
-        for metric in job.settings.metrics
-        if suits(metric, head.spec)
-    ]
-    return [f"{VALIDATION_PREFIX}{name}" for name in ("loss", *parts, *scores)]
+    compiled = plan.kinds[ids[0]]
+    outputs = {name: {**head.values, **head.known} for name, head in compiled.metric_sums.items()}
+    scores = [f"{before}{metric.name}" for before, _, metric in _by_output(plan.settings.metrics, outputs)]
+    return [f"{VALIDATION_PREFIX}{name}" for name in (*compiled.named_losses(defaultdict(float)), *scores)]

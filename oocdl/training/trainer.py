@@ -170,10 +170,7 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
     """Do what ``fit`` does once it knows the job; tests give theirs another ``machine``."""
     if workers is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
-    folder, results = _run_folder(job, call.workdir), result_names(job)
-    for listener in call.callbacks:
-        if isinstance(listener, Acting):
-            listener.check(results)
+    folder = _run_folder(job, call.workdir)
     with ExitStack() as stack:
         say = _notices(call.callbacks) if workers is None else None
         machine = as_one([machine_facts(job.machine.engine)] if workers is None else workers.machines())
@@ -232,7 +229,7 @@ def _open_store(
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None
     if not exists or resume == "restart":
-        made = _planned_by(job, given)
+        made = _checked(acting, _planned_by(job, given))
         if given is None and say is not None and measured_before(made, folder, say):
             made = job.plan()
         check_start(made, folder, say is not None, kept)
@@ -251,13 +248,21 @@ def _open_store(
             frozen = None if call.replan else resuming.read_plan(store, facts, machine)
             if frozen is not None:
                 resuming.check_plan(given, frozen, "pass replan=True to repeat it, which changes rounding")
-            made = job.plan(given if frozen is None else frozen)
+            made = _checked(acting, job.plan(given if frozen is None else frozen))
         check_start(made, folder, say is not None, kept)
     if frozen is None:
         resuming.write_plan(store, facts, machine, resuming.freeze(made.kinds))
     elif frozen.get("numerics") != resuming.numerics_of(made.kinds):
         raise StoreError(f"the plan of the run in {folder} is of another version of oocdl; pass replan=True")
     return store, made
+
+
+def _checked(acting: Sequence[Acting], made: Plan) -> Plan:
+    """Return a plan whose validations have the results that listeners act upon; InputError for another."""
+    results = result_names(made)
+    for listener in acting:
+        listener.check(results)
+    return made
 
 
 def _planned_by(job: Job, given: Mapping[str, Any] | None) -> Plan:

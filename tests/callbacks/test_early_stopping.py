@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import oocdl
-from oocdl.callbacks import EarlyStopping
+from oocdl.callbacks import EarlyStopping, ReduceLROnPlateau
 from oocdl.errors import InputError
-from oocdl.events import RunFinished, StepDone, WorkersChanged
+from oocdl.events import RunFinished, RunStarted, StepDone, WorkersChanged
 from tests.kit import nets, settings
 
 Job = tuple[Path, Path]
@@ -140,3 +140,7 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
         fit(job, tmp_path / "a", EarlyStopping(), validation=None)
     with pytest.raises(InputError, match="no 'val_dise' to monitor, but val_loss"):
         fit(job, tmp_path / "b", EarlyStopping("val_dise"))
+    run = fit(job, tmp_path / "c", epochs=1)  # as one of a version with other names
+    begun: Any = RunStarted(None, str(run.path), run.steps, run.steps)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no 'val_dice' to monitor, but .* is done: choose another workdir"):
+        ReduceLROnPlateau("val_dice")(begun)

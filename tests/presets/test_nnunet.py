@@ -75,7 +75,7 @@ def test_a_folder_becomes_labels_and_scores(tmp_path: Path, capsys: pytest.Captu
     assert run(capsys, *words)[0] == 0
     assert before == {path: path.stat().st_mtime_ns for path in (fold / "validation").rglob("*")}
     last = trained.history[-1]
-    assert last["val_logits/dice/1"] == pytest.approx(told["mean"]["1"]["Dice"], abs=1e-6)
+    assert last["val_dice/1"] == pytest.approx(told["mean"]["1"]["Dice"], abs=1e-6)
     nifti.save(folder / "labelsTr/case_0.nii.gz", np.zeros((66, 9, 10), "uint8"))
     for other in (folder, nifti.nnunet(tmp_path / "other", SHAPES)):
         with pytest.raises(InputError, match="of other files, or of these before they changed"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,54 @@ def test_labels_of_their_own_size_are_used_where_they_are(tmp_path: Path) -> Non
     save_arrays(tmp_path / "data.zarr", {**arrays, "output_1": half})
     named = fit(module, tmp_path, loss=loss, steps=1, workdir=tmp_path / "named")
     assert named.history[0]["loss"] == row["loss"]
+
+
+@pytest.mark.parametrize("cut", ["whole", "space"])
+def test_smaller_outputs_have_losses_and_no_metrics(cut: str, tmp_path: Path) -> None:
+    """Metrics are those of the first output, by plain names; an output of its size has its own."""
+    arrays = volumes(12, 8)
+    save_arrays(tmp_path / "data.zarr", arrays)
+    torch.manual_seed(0)
+    module = Levels().double()
+    given = {"steps": 1, "validation": tmp_path / "data.zarr", "parallel": CUTS[cut]}
+    loss = DeepSupervision(weight_mode="same")
+    best = oocdl.callbacks.ModelCheckpoint("val_dice/1")
+    run = fit(module, tmp_path, loss=loss, metrics=["dice", "iou"], callbacks=[best], **given)
+    run.load_into(module)
+    predicted = module(torch.as_tensor(arrays["x"]))[0].argmax(1).numpy()
+    there = [(predicted == number, arrays["seg"] == number) for number in range(3)]
+    dice = [2 * (p & y).sum((1, 2)) / (p.sum((1, 2)) + y.sum((1, 2))) for p, y in there]
+    row = run.history[-1]
+    scores = [name for name in row if name.startswith(("val_dice", "val_iou", "val_output"))]
+    assert scores == [f"val_{name}{end}" for name in ("dice", "iou") for end in ("", "/0", "/1", "/2")]
+    assert row["val_dice"] == pytest.approx(np.mean(dice), rel=1e-12)
+    assert {f"val_loss/output_{number}" for number in range(3)} < row.keys() and run.best == row
+    found = run.evaluate(tmp_path / "data.zarr", metrics=["dice", "hd95"], per_sample=tmp_path / "table.json")
+    assert found["dice"] == row["val_dice"] and found["hd95"] > 0
+    names = json.loads((tmp_path / "table.json").read_text())[0].keys()
+    assert "hd95/1" in names and not any(name.startswith("output") for name in names)
+    monitor = oocdl.callbacks.EarlyStopping("val_output_0/dice")
+    with pytest.raises(InputError, match="no 'val_output_0/dice' to monitor, but .*, val_dice$"):
+        fit(module, tmp_path, loss=loss, metrics="dice", callbacks=[monitor], workdir=tmp_path / "b", **given)
+    assert not (tmp_path / "b" / "run.json").exists()
+
+
+class Twins(nn.Module):
+    """Two outputs of one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Conv2d(1, 3, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [head(x) for head in self.heads]
+
+
+def test_outputs_of_one_size_have_metrics_each(tmp_path: Path) -> None:
+    save_arrays(tmp_path / "data.zarr", volumes(8, 8))
+    given = {"loss": DeepSupervision(weight_mode="same"), "validation": [0], "batch_size": 2, "steps": 1}
+    run = fit(Twins().double(), tmp_path, metrics="dice", **given)
+    assert {"val_output_0/dice", "val_output_1/dice/2"} < run.history[-1].keys()
 
 
 @pytest.mark.parametrize(

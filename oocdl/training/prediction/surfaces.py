@@ -125,7 +125,7 @@ def distances(
     metrics = [one for one in inference.settings.metrics if isinstance(one, Surface)]
     found: dict[int, PassSums] = {}
     for row, spacing in enumerate(spacings):
-        values: dict[str, dict[str, Any]] = {target.output: {} for target in inference.binding.targets}
+        values: dict[str, dict[str, Any]] = {output: {} for output in inference.first.metric_sums}
         for target in inference.binding.targets:
             if target.output in inference.first.outputs:
                 volume = _Volume(inference, target, made, row)
