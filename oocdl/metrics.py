@@ -1,4 +1,4 @@
-"""Metrics, as ``fit(metrics=...)`` and ``Run.evaluate(metrics=...)`` take them."""
+"""Metrics, as ``fit(metrics=...)`` and ``Run.evaluate(metrics=...)`` take them, and those of your own."""
 
 from oocdl.ops.metric_functions import (
     ASD,
@@ -17,7 +17,8 @@ from oocdl.ops.metric_functions import (
     Sensitivity,
     Specificity,
     TopK,
+    register,
 )
 
 __all__ = ["ASD", "F1", "HD95", "MAE", "PSNR", "R2", "RMSE", "Accuracy", "Confusion", "DiceMetric", "IoU"]
-__all__ += ["Metric", "Precision", "Sensitivity", "Specificity", "TopK"]
+__all__ += ["Metric", "Precision", "Sensitivity", "Specificity", "TopK", "register"]

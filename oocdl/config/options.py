@@ -253,7 +253,8 @@ class ValidationOptions(TypedDict, total=False):
     """Number of steps between validations, instead of epochs."""
     metrics: Annotated[Metrics, Option((), "plan", check=checks.metrics)]
     """Metrics of each validation, by name: "dice", "iou", "accuracy", "topk", "sensitivity",
-    "specificity", "precision", "f1", "mae", "rmse", "r2", "psnr"; or objects of ``oocdl.metrics``."""
+    "specificity", "precision", "f1", "mae", "rmse", "r2", "psnr"; names of your own
+    (``oocdl.metrics.register``); or objects of ``oocdl.metrics``."""
 
 
 class SimulateOptions(CommonOptions, LengthOptions, SettingOptions, total=False):

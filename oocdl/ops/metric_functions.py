@@ -7,7 +7,7 @@ those of the functions of MONAI and torchmetrics that each class names, on the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import InputError
+from oocdl.graph.ir.formula import digest_of
+from oocdl.graph.ir.op_rule import Builder
 
 Numbers = npt.NDArray[np.float64]
 Sums = Mapping[str, Numbers]
@@ -31,9 +33,8 @@ MOST_CLASSES = 32
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """A number that tells how good predictions are; ``needs`` names the sums that it is made of."""
+    """A number that tells how good predictions are."""
 
-    needs: ClassVar[tuple[str, ...]]
     of_runs: ClassVar[bool] = True
     """Whether validations of a run compute it, too; else only ``evaluate`` does."""
 
@@ -41,6 +42,11 @@ class Metric(ABC):
     def name(self) -> str:
         """The name in the history, after ``val_``, and in what ``evaluate`` returns."""
         return type(self).__name__.lower().removesuffix("metric")
+
+    @property
+    @abstractmethod
+    def needs(self) -> tuple[str, ...]:
+        """Names of the sums that it is made of."""
 
     @property
     def of_classes(self) -> bool:
@@ -298,7 +304,30 @@ class ASD(Surface):
         return float((there.sum() + back.sum()) / (len(there) + len(back)))
 
 
-METRICS: Mapping[str, Metric] = {
+@dataclass(frozen=True)
+class OwnMetric(Metric):
+    """A metric that ``register`` has been given. A run that was begun with it needs it again, and the same."""
+
+    title: str
+    digest: str
+    """Digest of the formula's text (``digest_of``)."""
+    output: str | None = None
+    """The output that has it; None: each."""
+
+    @property
+    def name(self) -> str:
+        return self.title
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return f"{self.title}/values", f"{self.title}/weights"
+
+    def numbers(self, sums: Sums) -> dict[str, float]:
+        values, weights = (sums[name].sum() for name in self.needs)
+        return {self.name: float(_ratio(values, weights, np.nan))}
+
+
+METRICS: dict[str, Metric] = {
     one.name: one
     for one in (
         DiceMetric(), IoU(), Accuracy(), Sensitivity(), Specificity(), Precision(), F1(), MAE(), RMSE(), R2(),
@@ -306,6 +335,38 @@ METRICS: Mapping[str, Metric] = {
     )
 }  # fmt: skip
 """All metrics that there are, by the names that ``fit(metrics=...)`` and ``evaluate`` take."""
+Formula = Callable[[Builder, str, str], str | tuple[str, str]]
+"""(builder, prediction, target) -> a value, or values and weights; all but the builder names of values."""
+FORMULAS: dict[str, tuple[OwnMetric, Formula]] = {}
+"""Name -> registered metric."""
+
+
+def register(name: str, output: str | None = None) -> Callable[[Formula], Formula]:
+    """Return a decorator that makes a function a metric of this name, for ``metrics=name``.
+
+    The function gets what ``oocdl.losses.register`` gives a loss: a builder and the names of a prediction and
+    of its target. It adds nodes, and returns the name of a value whose first axis is that of samples: the
+    metric is the mean of all its elements over all samples. Or it returns two names, and the metric is the
+    sum of all elements of the first over that of the second: with zeros for places that do not count, as
+    those are whose label the loss ignores, around padded samples too. ``output`` names the output that has
+    the metric; by default each has it. A run notes the text of the function: a resume without it, or with
+    another, is refused. Raises InputError for a name that is taken. For example::
+
+        @oocdl.metrics.register("bias")
+        def bias(build, prediction, target):
+            return build("Sub", prediction, oocdl.losses.aligned(build, prediction, target))
+    """
+
+    def keep(formula: Formula) -> Formula:
+        if not name.isidentifier() or name in ("loss", "seconds"):
+            raise InputError(f"a metric is named as a variable of Python, not loss or seconds; got '{name}'")
+        if not isinstance(METRICS.get(name, OwnMetric(name, "")), OwnMetric):
+            raise InputError(f"there is a metric '{name}' already; give yours another name")
+        spec = OwnMetric(name, digest_of(formula), output)
+        METRICS[name], FORMULAS[name] = spec, (spec, formula)
+        return formula
+
+    return keep
 
 
 def _ratio(above: Numbers, below: Numbers, empty: float) -> Numbers:

@@ -15,7 +15,15 @@ from oocdl.ops.expression import Lifted, apply, equal, lift, where
 from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
 from oocdl.ops.losses.class_losses import CrossEntropy, along_classes, class_axis, classes_of, labels_on_axis
 from oocdl.ops.losses.number_losses import BCE
-from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric
+from oocdl.ops.metric_functions import (
+    CLASS_SUMS,
+    DISTANCES,
+    EXCLUSIVE_SUMS,
+    FORMULAS,
+    METRICS,
+    Metric,
+    OwnMetric,
+)
 from oocdl.ops.own_loss import truth_of
 
 
@@ -39,22 +47,33 @@ def add_metric_sums(
     """
     metrics = tuple(metrics)
     for metric in metrics:
-        if not any(suits(metric, head.spec) for head in heads.values()):
+        if not any(suits(metric, output, head.spec) for output, head in heads.items()):
+            if isinstance(metric, OwnMetric):
+                known = ", ".join(heads)
+                raise InputError(
+                    f"'{metric.name}' is of output '{metric.output}'; those with a loss: {known}"
+                )
             losses = ", ".join(dict.fromkeys(type(head.spec).__name__ for head in heads.values()))
-            told = ", ".join(name for name, one in METRICS.items() if one.of_classes == metric.of_classes)
+            alike = (one for one in METRICS.values() if one.of_classes == metric.of_classes)
+            told = ", ".join(one.name for one in alike if not isinstance(one, OwnMetric))
             rule = "only a loss of classes has" if metric.of_classes else "only a loss without classes has"
             raise InputError(f"'{metric.name}' does not go with the loss {losses}: {rule} {told}")
-    return {name: _head_sums(build, metrics, head, dtype) for name, head in heads.items()}
+    return {
+        name: _head_sums(build, [one for one in metrics if suits(one, name, head.spec)], head, dtype)
+        for name, head in heads.items()
+    }
 
 
-def suits(metric: Metric, spec: Loss) -> bool:
-    """Whether a metric goes with a loss."""
+def suits(metric: Metric, output: str, spec: Loss) -> bool:
+    """Whether an output with a loss has a metric."""
+    if isinstance(metric, OwnMetric):
+        return metric.output in (None, output)
     has_classes = isinstance(spec, ClassLoss | BCE)
     return has_classes == metric.of_classes and not isinstance(spec, CTC)
 
 
 def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str) -> HeadSums:
-    wanted = dict.fromkeys(name for one in metrics if suits(one, head.spec) for name in one.needs)
+    wanted = dict.fromkeys(name for one in metrics if not isinstance(one, OwnMetric) for name in one.needs)
     if not DISTANCES.isdisjoint(wanted):
         _check_places(build, head, next(name for name in wanted if name in DISTANCES))
     x = lift(build, head.logits)
@@ -63,6 +82,9 @@ def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str
         for name in wanted
         if name not in DISTANCES
     }
+    for one in metrics:
+        if isinstance(one, OwnMetric):
+            sums |= _own_sums(x, one, head.target, dtype)
     return HeadSums(
         {name: value.name for name, value in sums.items() if isinstance(value, Lifted)},
         {name: value for name, value in sums.items() if isinstance(value, float)},
@@ -174,5 +196,32 @@ def _error_sum(x: Lifted, head: Head, name: str, dtype: str) -> Lifted | float:
         y = apply("Abs", y)
     elif name != "truth":
         y = y * y
-    axes = tuple(range(1, len(x.shape)))
-    return apply("Reshape", apply("ReduceSum", y, axes=axes) if axes else y, shape=(x.shape[0], 1))
+    return _per_sample(y)
+
+
+def _per_sample(y: Lifted) -> Lifted:
+    """Add the sum of all elements of each sample."""
+    axes = tuple(range(1, len(y.shape)))
+    return apply("Reshape", apply("ReduceSum", y, axes=axes) if axes else y, shape=(y.shape[0], 1))
+
+
+def _own_sums(x: Lifted, metric: OwnMetric, target: str, dtype: str) -> dict[str, Lifted | float]:
+    """Add the sums of a metric of the user's; InputError if it is not registered, or gives no such values."""
+    known, formula = FORMULAS.get(metric.title, (None, None))
+    if known != metric or formula is None:
+        how = "is not known here" if known is None else "is another than the run's"
+        raise InputError(
+            f"the metric '{metric.title}' {how}: import what registers it with oocdl.metrics.register first"
+        )
+    made = formula(x.build, x.name, target)
+    names = [made] if isinstance(made, str) else list(made)
+    for name in names:
+        if name not in x.build.values or x.build.shape(name)[:1] != x.shape[:1] or len(names) > 2:
+            shape = f"a value of shape {list(x.build.shape(name))}" if name in x.build.values else "no value"
+            raise InputError(
+                f"the metric '{metric.title}' gave {shape}; it has to be one or two with the samples, "
+                f"{x.shape[0]} here, on axis 0"
+            )
+    values = [x.to(name) for name in names]
+    sums: list[Lifted | float] = [_per_sample(apply("Cast", one, to=dtype)) for one in values]
+    return dict(zip(metric.needs, [*sums, float(prod(values[0].shape[1:]))], strict=False))

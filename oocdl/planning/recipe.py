@@ -226,7 +226,7 @@ def _add_loss(network: Network, request: Request) -> Network:
     kept = {
         output: head.logits
         for output, head in scored.items()
-        if any(isinstance(one, Surface) and suits(one, head.spec) for one in metrics)
+        if any(isinstance(one, Surface) and suits(one, output, head.spec) for one in metrics)
     }
     found = {
         value: labels for head in heads.values() for value, labels in labels_of_head(build, head).items()

@@ -19,7 +19,7 @@ from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import Loss
-from oocdl.ops.metric_functions import METRICS
+from oocdl.ops.metric_functions import METRICS, OwnMetric
 from oocdl.ops.optimizers import LAMB, SGD, Adam, AdamW, Lion, Own, RMSprop
 from oocdl.ops.param_groups import rates_of, step_scalars
 from oocdl.ops.schedules import Scaling, Then, WarmUp
@@ -242,7 +242,7 @@ def numerics_of(kinds: Mapping[str, CompiledPass]) -> dict[str, str]:
 KINDS: Mapping[str, Callable[..., Any]] = {
     kind.__name__: kind
     for kind in (
-        *get_args(Loss), *map(type, METRICS.values()),
+        *get_args(Loss), *map(type, METRICS.values()), OwnMetric,
         *get_args(Scaling), WarmUp, Then, SGD, Adam, AdamW, RMSprop, Lion, LAMB,
         *(getattr(transforms, name) for name in transforms.__all__),
     )
