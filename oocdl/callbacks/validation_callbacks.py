@@ -191,6 +191,7 @@ class ModelCheckpoint(Monitored):
     """
 
     _: KW_ONLY
+    min_delta: float = field(default=0.0, init=False, repr=False)
     save_top_k: int = 1
     save_last: bool = True
     every_n_epochs: int = 1

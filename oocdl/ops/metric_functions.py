@@ -201,14 +201,15 @@ class RMSE(Metric):
 class R2(Metric):
     """``1 - sum (x - y)^2 / sum (y - mean y)^2``, as torchmetrics' ``R2Score`` of all values together.
 
-    NaN where all are equal.
+    NaN where all are equal. The spread of a sample is about its own mean: squares in float32 would cancel.
     """
 
-    needs = ("squared", "truth", "truth_squared", "values")
+    needs = ("squared", "truth", "spread", "values")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        squared, truth, truth_squared, values = (sums[name].sum() for name in self.needs)
-        return {self.name: 1 - float(_ratio(squared, truth_squared - truth * truth / values, np.nan))}
+        squared, truth, spread, values = (sums[name] for name in self.needs)
+        around = values * (truth / values - truth.sum() / values.sum()) ** 2
+        return {self.name: 1 - float(_ratio(squared.sum(), spread.sum() + around.sum(), np.nan))}
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ class ASD(Surface):
 
 @dataclass(frozen=True)
 class OwnMetric(Metric):
-    """A metric that ``register`` has been given. A run that was begun with it needs it again, and the same."""
+    """A metric that ``register`` has been given. A run that has it needs it again, and the same."""
 
     title: str
     digest: str
@@ -325,6 +326,15 @@ class OwnMetric(Metric):
     def numbers(self, sums: Sums) -> dict[str, float]:
         values, weights = (sums[name].sum() for name in self.needs)
         return {self.name: float(_ratio(values, weights, np.nan))}
+
+    def formula(self) -> Formula:
+        """Return the function. Raises InputError if it is not registered, or another is."""
+        known, formula = FORMULAS.get(self.title, (None, None))
+        if known != self or formula is None:
+            how = "is not known here" if known is None else "is another than the run's"
+            way_out = "import what registers it with oocdl.metrics.register first"
+            raise InputError(f"the metric '{self.title}' {how}: {way_out}")
+        return formula
 
 
 METRICS: dict[str, Metric] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +16,7 @@ from oocdl.ops.expression import Lifted, apply, equal, lift, where
 from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
 from oocdl.ops.losses.class_losses import CrossEntropy, along_classes, class_axis, classes_of, labels_on_axis
 from oocdl.ops.losses.number_losses import BCE
-from oocdl.ops.metric_functions import (
-    CLASS_SUMS,
-    DISTANCES,
-    EXCLUSIVE_SUMS,
-    FORMULAS,
-    METRICS,
-    Metric,
-    OwnMetric,
-)
+from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric, OwnMetric
 from oocdl.ops.own_loss import truth_of
 
 
@@ -49,10 +42,8 @@ def add_metric_sums(
     for metric in metrics:
         if not any(suits(metric, output, head.spec) for output, head in heads.items()):
             if isinstance(metric, OwnMetric):
-                known = ", ".join(heads)
-                raise InputError(
-                    f"'{metric.name}' is of output '{metric.output}'; those with a loss: {known}"
-                )
+                its = f"'{metric.name}' is of output '{metric.output}'"
+                raise InputError(f"{its}; those with a loss: {', '.join(heads)}")
             losses = ", ".join(dict.fromkeys(type(head.spec).__name__ for head in heads.values()))
             alike = (one for one in METRICS.values() if one.of_classes == metric.of_classes)
             told = ", ".join(one.name for one in alike if not isinstance(one, OwnMetric))
@@ -192,6 +183,9 @@ def _error_sum(x: Lifted, head: Head, name: str, dtype: str) -> Lifted | float:
     y = apply("Cast", truth_of(x, head.target), to=dtype)
     if name in ("absolute", "squared"):
         y = apply("Cast", x, to=dtype) - y
+    if name == "spread":
+        axes = tuple(range(1, len(y.shape)))
+        y = y - (apply("ReduceSum", y, axes=axes) / float(prod(y.shape[1:])) if axes else y)
     if name == "absolute":
         y = apply("Abs", y)
     elif name != "truth":
@@ -206,22 +200,14 @@ def _per_sample(y: Lifted) -> Lifted:
 
 
 def _own_sums(x: Lifted, metric: OwnMetric, target: str, dtype: str) -> dict[str, Lifted | float]:
-    """Add the sums of a metric of the user's; InputError if it is not registered, or gives no such values."""
-    known, formula = FORMULAS.get(metric.title, (None, None))
-    if known != metric or formula is None:
-        how = "is not known here" if known is None else "is another than the run's"
+    """Add the sums of a metric of the user's; InputError if it gives no values of samples."""
+    made: Any = metric.formula()(x.build, x.name, target)
+    names = made if isinstance(made, tuple) else (made,)
+    shapes = [list(x.build.shape(name)) if name in x.build.values else None for name in names]
+    if len(names) not in (1, 2) or any(shape is None or shape[:1] != [x.shape[0]] for shape in shapes):
         raise InputError(
-            f"the metric '{metric.title}' {how}: import what registers it with oocdl.metrics.register first"
+            f"the metric '{metric.title}' gave values of shapes {shapes}; it has to give one, or two, with "
+            f"the samples, {x.shape[0]} here, on axis 0"
         )
-    made = formula(x.build, x.name, target)
-    names = [made] if isinstance(made, str) else list(made)
-    for name in names:
-        if name not in x.build.values or x.build.shape(name)[:1] != x.shape[:1] or len(names) > 2:
-            shape = f"a value of shape {list(x.build.shape(name))}" if name in x.build.values else "no value"
-            raise InputError(
-                f"the metric '{metric.title}' gave {shape}; it has to be one or two with the samples, "
-                f"{x.shape[0]} here, on axis 0"
-            )
-    values = [x.to(name) for name in names]
-    sums: list[Lifted | float] = [_per_sample(apply("Cast", one, to=dtype)) for one in values]
-    return dict(zip(metric.needs, [*sums, float(prod(values[0].shape[1:]))], strict=False))
+    sums: list[Lifted | float] = [_per_sample(apply("Cast", x.to(name), to=dtype)) for name in names]
+    return dict(zip(metric.needs, [*sums, float(prod(x.build.shape(names[0])[1:]))], strict=False))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import cos, pi
+from math import cos, isfinite, nan, pi
+from typing import Any
 
 from oocdl.errors import InputError
 
@@ -16,18 +17,36 @@ Rate = float | Callable[[int], float]
 """A learning rate: a number, or a schedule."""
 
 
-class _Counting:
-    """A schedule with numbers of steps, which are at least 1."""
+def _finite(what: str, value: Any) -> float:
+    """Check a finite number, which may be NumPy's or PyTorch's."""
+    try:
+        number = nan if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = nan
+    if not isfinite(number):
+        raise InputError(f"{what} must be a finite number, got {value!r}")
+    return number
+
+
+class _Schedule:
+    """A schedule, whose fields are checked: numbers, of which those of steps are at least 1."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "every", "times"):
-            count = getattr(self, name, None)
-            if count is not None and count < 1:
-                raise InputError(f"{name} of a learning-rate schedule must be at least 1, not {count}")
+        for name, value in vars(self).items():
+            what = f"{name} of the schedule {type(self).__name__}"
+            if name == "milestones":
+                if not isinstance(value, tuple):
+                    raise InputError(f"{what} must be several numbers of steps, got {value!r}")
+                for milestone in value:
+                    _finite(what, milestone)
+            elif not (callable(value) and name in ("after", "first") or value is None and name == "steps"):
+                number = _finite(what, value)
+                if name in ("steps", "every", "times") and number < 1:
+                    raise InputError(f"{what} must be at least 1, got {value!r}")
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Schedule):
     """A constant rate of ``lr``."""
 
     lr: float
@@ -37,7 +56,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Step(_Counting):
+class Step(_Schedule):
     """``lr * factor ** (step // every)``: ``StepLR``."""
 
     lr: float
@@ -49,7 +68,7 @@ class Step(_Counting):
 
 
 @dataclass(frozen=True)
-class MultiStep:
+class MultiStep(_Schedule):
     """``lr * factor ** n`` after n of the steps in ``milestones``: ``MultiStepLR``."""
 
     lr: float
@@ -57,14 +76,16 @@ class MultiStep:
     factor: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "milestones", tuple(self.milestones))
+        if hasattr(self.milestones, "__iter__"):
+            object.__setattr__(self, "milestones", tuple(self.milestones))
+        super().__post_init__()
 
     def __call__(self, step: int) -> float:
         return float(self.lr * self.factor ** sum(step >= one for one in self.milestones))
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(_Schedule):
     """``lr * factor ** step``: ``ExponentialLR``."""
 
     lr: float
@@ -75,7 +96,7 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Cosine(_Counting):
+class Cosine(_Schedule):
     """Half a cosine from ``lr`` to ``minimum`` in ``steps`` steps: ``CosineAnnealingLR``.
 
     ``steps`` is by default as long as the run.
@@ -90,7 +111,7 @@ class Cosine(_Counting):
 
 
 @dataclass(frozen=True)
-class CosineRestarts(_Counting):
+class CosineRestarts(_Schedule):
     """Half cosines from ``lr`` to ``minimum``, over and over: ``CosineAnnealingWarmRestarts``.
 
     The first lasts ``steps`` steps, each of the others ``times`` as long as the one before.
@@ -111,7 +132,7 @@ class CosineRestarts(_Counting):
 
 
 @dataclass(frozen=True)
-class Polynomial(_Counting):
+class Polynomial(_Schedule):
     """``lr * (1 - step / steps) ** power``: ``PolynomialLR``; nnU-Net uses power 0.9.
 
     ``steps`` is by default as long as the run.
@@ -126,7 +147,7 @@ class Polynomial(_Counting):
 
 
 @dataclass(frozen=True)
-class OneCycle(_Counting):
+class OneCycle(_Schedule):
     """Half cosines from ``lr / start`` to ``lr`` to ``lr / start / end``: ``OneCycleLR``.
 
     ``steps`` is by default as long as the run.
@@ -139,6 +160,12 @@ class OneCycle(_Counting):
     start: float = 25.0
     end: float = 1e4
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("start", "end"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"{name} of the schedule OneCycle divides, and must be positive")
+
     def __call__(self, step: int) -> float:
         low, steps = self.lr / self.start, _said(self.steps)
         peak = self.rising * steps - 1
@@ -149,7 +176,7 @@ class OneCycle(_Counting):
 
 
 @dataclass(frozen=True)
-class WarmUp(_Counting):
+class WarmUp(_Schedule):
     """``after`` times a line from ``start`` to 1 over the first ``steps`` steps: ``LinearLR``."""
 
     after: Rate
@@ -162,7 +189,7 @@ class WarmUp(_Counting):
 
 
 @dataclass(frozen=True)
-class Then(_Counting):
+class Then(_Schedule):
     """``first`` for ``steps`` steps, then ``after``, which counts from there: ``SequentialLR``.
 
     It is how a run goes on by another schedule: ``Then(Cosine(0.1, 100), 100, Cosine(0.01))``.
@@ -250,5 +277,5 @@ def _blend(first: float, second: float, angle: float) -> float:
 
 
 def rate(lr: Rate, step: int) -> float:
-    """Return the learning rate at a step, counted from 0."""
-    return float(lr(step)) if callable(lr) else float(lr)
+    """Return the learning rate at a step, counted from 0. Raises InputError if that is no finite number."""
+    return _finite(f"the learning rate of step {step + 1}", lr(step) if callable(lr) else lr)

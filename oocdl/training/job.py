@@ -23,7 +23,7 @@ from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import anonymous_bytes, cores
 from oocdl.host.paths import path_of
-from oocdl.ops.param_groups import lasting_groups
+from oocdl.ops.param_groups import lasting_groups, step_scalars
 from oocdl.ops.schedules import lasting
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.choice.pass_kinds import compile_passes
@@ -136,6 +136,7 @@ def job_of(
     rate = lasting(settings.optimizer.lr, course.total_steps)
     groups = lasting_groups(settings.param_groups, course.total_steps)
     settings = replace(settings, optimizer=replace(settings.optimizer, lr=rate), param_groups=groups)
+    step_scalars(settings.optimizer, groups, None, 0)  # a rate that is no number is refused here
     crew = None
     if muster is not None:
         data.spec().check_sent()

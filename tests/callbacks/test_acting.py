@@ -267,6 +267,8 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
     ]:  # fmt: skip
         with pytest.raises(InputError):
             kind(**how)
+    with pytest.raises(TypeError, match="min_delta"):
+        ModelCheckpoint(min_delta=0.1)  # type: ignore[call-arg]
     for callback, text in [
         (EarlyStopping("val_dise"), "no 'val_dise' to monitor, but val_loss, val_accuracy"),
         (EarlyStopping("val_y/accuracy"), "no 'val_y/accuracy'"),

@@ -175,6 +175,11 @@ def test_objects_are_never_read(fit: Callable[..., oocdl.Run], tmp_path: Path) -
         ),
         ({"lr": float("nan")}, "lr must be a finite number, got nan"),
         ({"lr": -1}, "lr must not be negative"),
+        ({"lr": lambda step: None}, "the learning rate of step 1 must be a finite number, got None"),
+        (
+            {"lr": oocdl.optim.WarmUp(lambda step: float("nan"), 3)},
+            "the learning rate of step 1 must be a finite number, got nan",
+        ),
         ({"lr": "fast"}, "lr must be a finite number, got fast"),
         ({"optimizer": SGD(lr=float("inf"))}, "lr of SGD must be a finite number, got inf"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

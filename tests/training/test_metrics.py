@@ -130,6 +130,19 @@ def test_sums_of_errors(tmp_path: Path, cuts: dict[str, Any]) -> None:
         assert math.isclose(found[name], float(value), rel_tol=1e-9), name
 
 
+def test_r2_of_numbers_far_from_zero_in_float32(tmp_path: Path) -> None:
+    """Onnxruntime sums in float32: deviations from the mean are added, not squares, which cancel."""
+    arrays = {"x": np.zeros((6, 1, 9, 9)), "y": np.random.default_rng(0).normal(1000, 1, (6, 1, 9, 9))}
+    data = nets.write_data(tmp_path / "data.zarr", {k: v.astype(np.float32) for k, v in arrays.items()})
+    module = torch.nn.Conv2d(1, 1, 1)
+    torch.nn.init.constant_(module.bias, 1000.5)
+    given = {"loss": "mse", "metrics": "r2", "inputs": {"input": "x"}, "engine": "onnxruntime"}
+    found, _ = validated(tmp_path, module, data, precision="float32", **given, **CUTS["cut"])
+    y = arrays["y"].astype(np.float32).astype(float)
+    expected = 1 - ((1000.5 - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+    assert math.isclose(found["r2"], expected, rel_tol=1e-4)
+
+
 @pytest.mark.parametrize("engine", ["torch", "onnxruntime", "numpy"])
 def test_float32_on_every_engine(volumes: tuple[Path, Arrays], tmp_path: Path, engine: str) -> None:
     data, arrays = volumes

@@ -107,7 +107,7 @@ def test_bad_nodes_are_refused(job: Any, tmp_path: Path) -> None:
         return prediction
 
     for name, words in (
-        ("total", r"'total' gave a value of shape \[\]; .* with the samples, 2 here, on axis 0"),
+        ("total", r"'total' gave values of shapes \[\[\]\]; .* with the samples, 2 here, on axis 0"),
         ("other", "'other' is of output 'nothing'; those with a loss: output"),
     ):
         with pytest.raises(InputError, match=words):
