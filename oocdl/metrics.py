@@ -17,8 +17,8 @@ from oocdl.ops.metric_functions import (
     Sensitivity,
     Specificity,
     TopK,
-    register,
 )
+from oocdl.ops.own_loss import register_metric as register
 
 __all__ = ["ASD", "F1", "HD95", "MAE", "PSNR", "R2", "RMSE", "Accuracy", "Confusion", "DiceMetric", "IoU"]
 __all__ += ["Metric", "Precision", "Sensitivity", "Specificity", "TopK", "register"]

@@ -7,7 +7,7 @@ those of the functions of MONAI and torchmetrics that each class names, on the s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import InputError
-from oocdl.graph.ir.formula import digest_of
-from oocdl.graph.ir.op_rule import Builder
 
 Numbers = npt.NDArray[np.float64]
 Sums = Mapping[str, Numbers]
@@ -76,7 +74,7 @@ class _Scored(Metric):
             sum((factor * count for factor, count in zip(factors, counts, strict=True)), np.zeros(()))
             for factors in (self.above, self.below)
         )
-        return _ratio(above, below, empty)
+        return ratio(above, below, empty)
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Accuracy(Metric):
             right, places = both.sum(), labelled.sum()
         else:
             right, places = (counted - predicted - labelled + 2 * both).sum(), counted.sum()
-        return {self.name: float(_ratio(right, places, 0.0))}
+        return {self.name: float(ratio(right, places, 0.0))}
 
 
 @dataclass(frozen=True)
@@ -209,7 +207,7 @@ class R2(Metric):
     def numbers(self, sums: Sums) -> dict[str, float]:
         squared, truth, spread, values = (sums[name] for name in self.needs)
         around = values * (truth / values - truth.sum() / values.sum()) ** 2
-        return {self.name: 1 - float(_ratio(squared.sum(), spread.sum() + around.sum(), np.nan))}
+        return {self.name: 1 - float(ratio(squared.sum(), spread.sum() + around.sum(), np.nan))}
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,7 @@ class TopK(Metric):
 
     def numbers(self, sums: Sums) -> dict[str, float]:
         places = np.broadcast_to(sums["counted"][:, :1], (len(sums["ranked"]), 1))
-        return {self.name: float(_ratio(sums["ranked"][:, : self.k].sum(), places.sum(), 0.0))}
+        return {self.name: float(ratio(sums["ranked"][:, : self.k].sum(), places.sum(), 0.0))}
 
 
 @dataclass(frozen=True)
@@ -305,38 +303,6 @@ class ASD(Surface):
         return float((there.sum() + back.sum()) / (len(there) + len(back)))
 
 
-@dataclass(frozen=True)
-class OwnMetric(Metric):
-    """A metric that ``register`` has been given. A run that has it needs it again, and the same."""
-
-    title: str
-    digest: str
-    """Digest of the formula's text (``digest_of``)."""
-    output: str | None = None
-    """The output that has it; None: each."""
-
-    @property
-    def name(self) -> str:
-        return self.title
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return f"{self.title}/values", f"{self.title}/weights"
-
-    def numbers(self, sums: Sums) -> dict[str, float]:
-        values, weights = (sums[name].sum() for name in self.needs)
-        return {self.name: float(_ratio(values, weights, np.nan))}
-
-    def formula(self) -> Formula:
-        """Return the function. Raises InputError if it is not registered, or another is."""
-        known, formula = FORMULAS.get(self.title, (None, None))
-        if known != self or formula is None:
-            how = "is not known here" if known is None else "is another than the run's"
-            way_out = "import what registers it with oocdl.metrics.register first"
-            raise InputError(f"the metric '{self.title}' {how}: {way_out}")
-        return formula
-
-
 METRICS: dict[str, Metric] = {
     one.name: one
     for one in (
@@ -345,41 +311,10 @@ METRICS: dict[str, Metric] = {
     )
 }  # fmt: skip
 """All metrics that there are, by the names that ``fit(metrics=...)`` and ``evaluate`` take."""
-Formula = Callable[[Builder, str, str], str | tuple[str, str]]
-"""(builder, prediction, target) -> a value, or values and weights; all but the builder names of values."""
-FORMULAS: dict[str, tuple[OwnMetric, Formula]] = {}
-"""Name -> registered metric."""
 
 
-def register(name: str, output: str | None = None) -> Callable[[Formula], Formula]:
-    """Return a decorator that makes a function a metric of this name, for ``metrics=name``.
-
-    The function gets what ``oocdl.losses.register`` gives a loss: a builder and the names of a prediction and
-    of its target. It adds nodes, and returns the name of a value whose first axis is that of samples: the
-    metric is the mean of all its elements over all samples. Or it returns two names, and the metric is the
-    sum of all elements of the first over that of the second: with zeros for places that do not count, as
-    those are whose label the loss ignores, around padded samples too. ``output`` names the output that has
-    the metric; by default each has it. A run notes the text of the function: a resume without it, or with
-    another, is refused. Raises InputError for a name that is taken. For example::
-
-        @oocdl.metrics.register("bias")
-        def bias(build, prediction, target):
-            return build("Sub", prediction, oocdl.losses.aligned(build, prediction, target))
-    """
-
-    def keep(formula: Formula) -> Formula:
-        if not name.isidentifier() or name in ("loss", "seconds"):
-            raise InputError(f"a metric is named as a variable of Python, not loss or seconds; got '{name}'")
-        if not isinstance(METRICS.get(name, OwnMetric(name, "")), OwnMetric):
-            raise InputError(f"there is a metric '{name}' already; give yours another name")
-        spec = OwnMetric(name, digest_of(formula), output)
-        METRICS[name], FORMULAS[name] = spec, (spec, formula)
-        return formula
-
-    return keep
-
-
-def _ratio(above: Numbers, below: Numbers, empty: float) -> Numbers:
+def ratio(above: Numbers, below: Numbers, empty: float) -> Numbers:
+    """Divide; return ``empty`` where there is nothing to divide by."""
     there = np.asarray(below) != 0
     return np.where(there, np.asarray(above) / np.where(there, below, 1), empty)
 

@@ -16,8 +16,8 @@ from oocdl.ops.expression import Lifted, apply, equal, lift, where
 from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
 from oocdl.ops.losses.class_losses import CrossEntropy, along_classes, class_axis, classes_of, labels_on_axis
 from oocdl.ops.losses.number_losses import BCE
-from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric, OwnMetric
-from oocdl.ops.own_loss import truth_of
+from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric
+from oocdl.ops.own_loss import OwnMetric, truth_of
 
 
 @dataclass(frozen=True)

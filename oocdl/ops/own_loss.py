@@ -1,4 +1,4 @@
-"""Parts of losses, and losses of a user's own: nodes, known by name and text, or an ONNX file.
+"""Parts of losses, and losses and metrics of a user's own: nodes, known by name and text, or an ONNX file.
 
 A file is of (prediction, target); its nodes are put into the graph of the pass.
 """
@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from oocdl.errors import InputError, ModelError
+from oocdl.graph.ir.formula import digest_of
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops._broadcast import cure, is_float
 from oocdl.ops.expression import Lifted, apply, lift
+from oocdl.ops.metric_functions import METRICS, Metric, Sums, ratio
 
 
 @dataclass(frozen=True)
@@ -144,3 +146,67 @@ def add_file(x: Lifted, spec: FileLoss, target: str, further: Mapping[str, str])
         inputs = [names[name] for name in node.inputs]
         build.node(node.op, inputs, node.attrs, [names[name] for name in node.outputs], f"loss/{node.name}")
     return x.to(names[loss])
+
+
+MetricFormula = Callable[[Builder, str, str], str | tuple[str, str]]
+"""(builder, prediction, target) -> a value, or values and weights; all but the builder names of values."""
+METRIC_FORMULAS: dict[str, MetricFormula] = {}
+"""Name -> function of the registered metric that ``METRICS`` has."""
+
+
+@dataclass(frozen=True)
+class OwnMetric(Metric):
+    """A metric that ``register_metric`` has been given. A run that has it needs it again, and the same."""
+
+    title: str
+    digest: str
+    """Digest of the formula's text (``digest_of``)."""
+    output: str | None = None
+    """The output that has it; None: each."""
+
+    @property
+    def name(self) -> str:
+        return self.title
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return f"{self.title}/values", f"{self.title}/weights"
+
+    def numbers(self, sums: Sums) -> dict[str, float]:
+        values, weights = (sums[name].sum() for name in self.needs)
+        return {self.name: float(ratio(values, weights, np.nan))}
+
+    def formula(self) -> MetricFormula:
+        """Return the function. Raises InputError if it is not registered, or another is."""
+        if METRICS.get(self.title) != self:
+            how = "is another than the run's" if self.title in METRICS else "is not known here"
+            way_out = "import what registers it with oocdl.metrics.register first"
+            raise InputError(f"the metric '{self.title}' {how}: {way_out}")
+        return METRIC_FORMULAS[self.title]
+
+
+def register_metric(name: str, output: str | None = None) -> Callable[[MetricFormula], MetricFormula]:
+    """Return a decorator that makes a function a metric of this name, for ``metrics=name``.
+
+    The function gets what ``oocdl.losses.register`` gives a loss: a builder and the names of a prediction and
+    of its target. It adds nodes, and returns the name of a value whose first axis is that of samples: the
+    metric is the mean of all its elements over all samples. Or it returns two names, and the metric is the
+    sum of all elements of the first over that of the second: with zeros for places that do not count, as
+    those are whose label the loss ignores, around padded samples too. ``output`` names the output that has
+    the metric; by default each has it. A run notes the text of the function: a resume without it, or with
+    another, is refused. Raises InputError for a name that is taken. For example::
+
+        @oocdl.metrics.register("bias")
+        def bias(build, prediction, target):
+            return build("Sub", prediction, oocdl.losses.aligned(build, prediction, target))
+    """
+
+    def keep(formula: MetricFormula) -> MetricFormula:
+        if not name.isidentifier() or name in ("loss", "seconds"):
+            raise InputError(f"a metric is named as a variable of Python, not loss or seconds; got '{name}'")
+        if not isinstance(METRICS.get(name, OwnMetric(name, "")), OwnMetric):
+            raise InputError(f"there is a metric '{name}' already; give yours another name")
+        METRICS[name], METRIC_FORMULAS[name] = OwnMetric(name, digest_of(formula), output), formula
+        return formula
+
+    return keep

@@ -19,8 +19,9 @@ from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import Loss
-from oocdl.ops.metric_functions import METRICS, OwnMetric
+from oocdl.ops.metric_functions import METRICS
 from oocdl.ops.optimizers import LAMB, SGD, Adam, AdamW, Lion, Own, RMSprop
+from oocdl.ops.own_loss import OwnMetric
 from oocdl.ops.param_groups import rates_of, step_scalars
 from oocdl.ops.schedules import Scaling, Then, WarmUp
 from oocdl.planning.binding import Binding

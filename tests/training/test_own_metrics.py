@@ -13,7 +13,8 @@ from torch import nn
 
 import oocdl
 from oocdl.errors import InputError
-from oocdl.ops.metric_functions import FORMULAS, METRICS
+from oocdl.ops.metric_functions import METRICS
+from oocdl.ops.own_loss import METRIC_FORMULAS
 from tests.kit import nets
 from tests.kit.settings import EXACT
 
@@ -23,9 +24,9 @@ GIVEN: dict[str, Any] = {**EXACT, "optimizer": "sgd", "lr": 0.1, "steps": 1, "ba
 
 @pytest.fixture(autouse=True)
 def _forgotten() -> Iterator[None]:
-    before, formulas = dict(METRICS), dict(FORMULAS)
+    before, formulas = dict(METRICS), dict(METRIC_FORMULAS)
     yield
-    for table, was in ((METRICS, before), (FORMULAS, formulas)):
+    for table, was in ((METRICS, before), (METRIC_FORMULAS, formulas)):
         table.clear()
         table.update(was)  # type: ignore[arg-type]
 
@@ -112,3 +113,16 @@ def test_bad_nodes_are_refused(job: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match=words):
             oocdl.fit(net(), job[0], metrics=name, **given)
+
+
+def test_a_run_opened_without_its_function_says_so(job: Any, tmp_path: Path) -> None:
+    register()
+    run = oocdl.fit(
+        net(), job[0], loss="mse", metrics="bias", validation=job[0], workdir=tmp_path / "run",
+        inputs={"input": "x"}, **GIVEN,
+    )  # fmt: skip
+    METRICS.pop("bias")
+    again = oocdl.open(run.path)
+    assert again.evaluate(job[0])["loss"] == pytest.approx(run.history[-1]["val_loss"], rel=1e-9)
+    with pytest.raises(InputError, match="the metric 'bias' is not known here: import what registers it"):
+        assert again.plan
