@@ -155,7 +155,7 @@ def metrics(name: str, value: Any) -> tuple[Metric, ...]:
     for item in items:
         metric = METRICS.get(item) if isinstance(item, str) else item
         if not isinstance(metric, Metric):
-            known = f"{nearest(item, METRICS)}; choose of: {', '.join(METRICS)}"
+            known = f"{nearest(item, METRICS)}; choose of: {', '.join(METRICS)}, or register your own"
             raise InputError(f"there is no metric {shown(repr(item))}{known}")
         if metric.name in found:
             raise InputError(f"{name} has '{metric.name}' twice")
