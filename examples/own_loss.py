@@ -1,4 +1,4 @@
-"""A loss of your own: the Huber loss, as a mean of nodes, of which gradients and cuts follow.
+"""A loss of your own: the Cauchy loss, as a mean of nodes, of which gradients and cuts follow.
 
     pip install 'oocdl[torch]'
     python examples/own_loss.py
@@ -15,14 +15,12 @@ import zarr
 import oocdl
 
 
-@oocdl.losses.register("huber")
-def huber(build: oocdl.losses.Builder, prediction: str, target: str) -> str:
-    """Half the squared error where that is below 1, and the absolute error less a half elsewhere."""
+@oocdl.losses.register("cauchy")
+def cauchy(build: oocdl.losses.Builder, prediction: str, target: str) -> str:
+    """The mean of ``log(1 + error^2 / 2)``, which grows slowly where a point is far off."""
     error = build("Sub", prediction, oocdl.losses.aligned(build, prediction, target))
-    size = build("Abs", error)
-    small = build("Min", size, build.like(1.0, size))
-    square = build("Mul", build("Mul", small, small), build.like(0.5, small))
-    return oocdl.losses.mean(build, build("Add", square, build("Sub", size, small)))
+    half = build("Mul", build("Mul", error, error), build.like(0.5, error))
+    return oocdl.losses.mean(build, build("Log", build("Add", half, build.like(1.0, half))))
 
 
 def main() -> None:
@@ -35,7 +33,7 @@ def main() -> None:
     group.create_array("output", data=y)
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 1)
-    run = oocdl.fit(net, "line.zarr", loss="huber", lr=0.05, epochs=20, batch_size=16, memory="2GiB")
+    run = oocdl.fit(net, "line.zarr", loss="cauchy", lr=0.05, epochs=20, batch_size=16, memory="2GiB")
     losses = [row["loss"] for row in run.history]
     print(f"loss {np.mean(losses[:4]):.3f} -> {np.mean(losses[-4:]):.3f}")
 
