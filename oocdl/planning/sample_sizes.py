@@ -1,13 +1,14 @@
 """Samples of different sizes: the size that each is padded to, and a binding for each of these sizes.
 
-A size is padded to the smallest multiples, powers of two, with which the network takes it: those of its
-strides. What is around a sample counts in no loss: its labels are the ones that the loss ignores.
+A size is padded to the smallest multiples with which the network takes it: those of its strides. What is
+around a sample counts in no loss: its labels are the ones that the loss ignores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import gcd, prod
 
 from oocdl.config import Settings
@@ -23,6 +24,10 @@ from oocdl.storage.dataset.sample_stack import members_of
 
 MOST_MULTIPLE = 256
 """Extents are padded to multiples of no more than this."""
+PRIMES = (2, 3, 5)
+"""Prime factors of multiples."""
+ODD_FACTORS = (3, 5, 9, 15, 25, 27, 45, 75, 81, 125, 135, 225, 243)
+"""Factors of a multiple beside powers of two."""
 PROBED_SIZES = 4
 """Number of distinct sizes up to which all are tried with a multiple."""
 
@@ -161,47 +166,61 @@ def _check_alike(arrays: Mapping[str, DataArray]) -> None:
 def _multiple(
     why_not: Callable[[Shape], Exception | None], spaces: Sequence[Shape], asked: Sequence[int]
 ) -> list[int]:
-    """Return the least multiples of ``asked`` by powers of two, one an axis, that the network takes.
+    """Return the least multiples of ``asked`` by ``PRIMES``, one an axis, that the network takes.
 
-    ``why_not`` says why it does not take a size.
+    ``why_not`` says why it does not take a size. Powers of two come first; if none will do, or one that
+    does is no multiple of the strides, as chance of a few sizes may have it, others have to take any size.
     """
+    known = cache(why_not)
 
     def wrong(multiple: Sequence[int]) -> Exception | None:
-        return next(filter(None, map(why_not, _probes(spaces, multiple))), None)
+        return next(filter(None, map(known, _probes(spaces, multiple))), None)
 
-    axes, step = len(asked), 1
-    first = error = wrong(asked)
-    while error is not None and step < MOST_MULTIPLE:
-        step *= 2
-        error = wrong([step * least for least in asked])
-    if error is not None:
+    def wrong_at_any(multiple: Sequence[int]) -> Exception | None:
+        return known(_any_size(spaces, multiple))
+
+    def times(step: int) -> list[int]:
+        return [step * least for least in asked]
+
+    powers = [2**power for power in range(MOST_MULTIPLE.bit_length())]
+    step, test = next((step for step in powers if wrong(times(step)) is None), None), wrong
+    if step is None or (step > 2 and wrong_at_any(times(step)) is not None):
+        most = step - 1 if step else MOST_MULTIPLE
+        others = [odd << ((most // odd).bit_length() - 1) for odd in ODD_FACTORS if odd <= most]
+        other = next((step for step in others if wrong_at_any(times(step)) is None), None)
+        step, test = (other, wrong_at_any) if other else (step, wrong)
+    if step is None:
+        first = wrong(asked)
         raise DatasetError(f"the network takes samples of no size here, padded or not: {first}") from first
-    found = [step * least for least in asked]
-    for axis in range(axes):
-        while found[axis] > asked[axis]:
-            fewer = [size // 2 if place == axis else size for place, size in enumerate(found)]
-            if wrong(fewer) is not None:
-                break
-            found = fewer
-    return found
+    multiple = times(step)
+    for axes in (range(len(asked)), *([axis] for axis in range(len(asked)))):
+        for prime in PRIMES:
+            while all(multiple[axis] % (prime * asked[axis]) == 0 for axis in axes):
+                fewer = [size // prime if axis in axes else size for axis, size in enumerate(multiple)]
+                if test(fewer) is not None:
+                    break
+                multiple = fewer
+    return multiple
 
 
 def _probes(spaces: Sequence[Shape], multiple: Sequence[int]) -> list[Shape]:
     """Return the sizes that show whether a network takes these extents, padded to these multiples.
 
-    Of many, one stands for all: it is no multiple of more than these.
+    Of many, one stands for all.
     """
     padded = sorted({_padded(space, multiple) for space in spaces})
-    if len(padded) <= PROBED_SIZES:
-        return padded
-    return [
-        tuple(step * _prime_to_six(extent // step) for extent, step in zip(padded[0], multiple, strict=True))
-    ]
+    return padded if len(padded) <= PROBED_SIZES else [_any_size(spaces, multiple)]
 
 
-def _prime_to_six(least: int) -> int:
-    """Return the first number from ``least`` and 5 on that neither 2 nor 3 divides."""
-    return next(number for number in range(max(least, 5), least + 10) if gcd(number, 6) == 1)
+def _any_size(spaces: Sequence[Shape], multiple: Sequence[int]) -> Shape:
+    """Return a size that stands for all: it is no multiple, by ``PRIMES``, of more than these."""
+    smallest = min(_padded(space, multiple) for space in spaces)
+    return tuple(step * _prime_to_thirty(size // step) for size, step in zip(smallest, multiple, strict=True))
+
+
+def _prime_to_thirty(least: int) -> int:
+    """Return the first number from ``least`` and 7 on that none of ``PRIMES`` divides."""
+    return next(number for number in range(max(least, 7), least + 14) if gcd(number, prod(PRIMES)) == 1)
 
 
 def _why_not(
