@@ -180,6 +180,7 @@ def test_what_no_file_holds_is_the_users_to_say(name: str, read: Read) -> None:
     assert difference < exact(name)
     frozen = imported.trained.of(Part.FROZEN)
     assert frozen and all(record.why.startswith("freeze pattern '") for record in frozen)
+    assert UNSAID not in trained_text(imported.trained), "it is said"
 
 
 class ReadsStatistics(nn.Module):
@@ -325,6 +326,9 @@ def test_names_of_buffers(names: str, of_torch: bool, of_others: bool, tmp_path:
         for producer, wanted in (("pytorch", of_torch), ("", of_others)):
             remarks = added(tmp_path / "m.onnx", name, producer).trained.remarks
             assert any("may be a buffer" in remark.text for remark in remarks) == wanted, name
+    for producer, is_unsaid in (("pytorch", True), ("", True), ("oocdl", False)):
+        text = trained_text(added(tmp_path / "m.onnx", "w", producer).trained)
+        assert (UNSAID in text) == is_unsaid, "presets train all weights"
 
 
 def test_names_are_shown_as_text(tmp_path: Path) -> None:
