@@ -24,8 +24,6 @@ from oocdl.storage.dataset.sample_stack import members_of
 
 MOST_MULTIPLE = 256
 """Extents are padded to multiples of no more than this."""
-PRIMES = (2, 3, 5)
-"""Prime factors of multiples."""
 ODD_FACTORS = (3, 5, 9, 15, 25, 27, 45, 75, 81, 125, 135, 225, 243)
 """Factors of a multiple beside powers of two."""
 PROBED_SIZES = 4
@@ -166,7 +164,7 @@ def _check_alike(arrays: Mapping[str, DataArray]) -> None:
 def _multiple(
     why_not: Callable[[Shape], Exception | None], spaces: Sequence[Shape], asked: Sequence[int]
 ) -> list[int]:
-    """Return the least multiples of ``asked`` by ``PRIMES``, one an axis, that the network takes.
+    """Return the least multiples of ``asked`` by 2, 3 and 5, one an axis, that the network takes.
 
     ``why_not`` says why it does not take a size. Powers of two come first; if none will do, or one that
     does is no multiple of the strides, as chance of a few sizes may have it, others have to take any size.
@@ -179,22 +177,19 @@ def _multiple(
     def wrong_at_any(multiple: Sequence[int]) -> Exception | None:
         return known(_any_size(spaces, multiple))
 
-    def times(step: int) -> list[int]:
-        return [step * least for least in asked]
-
-    powers = [2**power for power in range(MOST_MULTIPLE.bit_length())]
-    step, test = next((step for step in powers if wrong(times(step)) is None), None), wrong
-    if step is None or (step > 2 and wrong_at_any(times(step)) is not None):
-        most = step - 1 if step else MOST_MULTIPLE
-        others = [odd << ((most // odd).bit_length() - 1) for odd in ODD_FACTORS if odd <= most]
-        other = next((step for step in others if wrong_at_any(times(step)) is None), None)
-        step, test = (other, wrong_at_any) if other else (step, wrong)
-    if step is None:
+    powers = [[least << power for least in asked] for power in range(MOST_MULTIPLE.bit_length())]
+    multiple, test = next((each for each in powers if wrong(each) is None), None), wrong
+    step = multiple[0] // asked[0] if multiple else MOST_MULTIPLE + 1
+    if step > 2 and (multiple is None or wrong_at_any(multiple) is not None):
+        scales = [odd << (((step - 1) // odd).bit_length() - 1) for odd in ODD_FACTORS if odd < step]
+        others = ([scale * least for least in asked] for scale in scales)
+        other = next((each for each in others if wrong_at_any(each) is None), None)
+        multiple, test = (other, wrong_at_any) if other else (multiple, wrong)
+    if multiple is None:
         first = wrong(asked)
         raise DatasetError(f"the network takes samples of no size here, padded or not: {first}") from first
-    multiple = times(step)
     for axes in (range(len(asked)), *([axis] for axis in range(len(asked)))):
-        for prime in PRIMES:
+        for prime in (2, 3, 5):
             while all(multiple[axis] % (prime * asked[axis]) == 0 for axis in axes):
                 fewer = [size // prime if axis in axes else size for axis, size in enumerate(multiple)]
                 if test(fewer) is not None:
@@ -204,23 +199,17 @@ def _multiple(
 
 
 def _probes(spaces: Sequence[Shape], multiple: Sequence[int]) -> list[Shape]:
-    """Return the sizes that show whether a network takes these extents, padded to these multiples.
-
-    Of many, one stands for all.
-    """
+    """Return the sizes that show whether a network takes these extents, padded: of many, one."""
     padded = sorted({_padded(space, multiple) for space in spaces})
     return padded if len(padded) <= PROBED_SIZES else [_any_size(spaces, multiple)]
 
 
 def _any_size(spaces: Sequence[Shape], multiple: Sequence[int]) -> Shape:
-    """Return a size that stands for all: it is no multiple, by ``PRIMES``, of more than these."""
-    smallest = min(_padded(space, multiple) for space in spaces)
-    return tuple(step * _prime_to_thirty(size // step) for size, step in zip(smallest, multiple, strict=True))
-
-
-def _prime_to_thirty(least: int) -> int:
-    """Return the first number from ``least`` and 7 on that none of ``PRIMES`` divides."""
-    return next(number for number in range(max(least, 7), least + 14) if gcd(number, prod(PRIMES)) == 1)
+    """Return a size that stands for all: it is no multiple of more, by 2, 3 or 5."""
+    least = min(_padded(space, multiple) for space in spaces)
+    counts = (max(size // step, 7) for size, step in zip(least, multiple, strict=True))
+    odd = (next(n for n in range(count, count + 7) if gcd(n, 2 * 3 * 5) == 1) for count in counts)
+    return tuple(step * count for step, count in zip(multiple, odd, strict=True))
 
 
 def _why_not(

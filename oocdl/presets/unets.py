@@ -12,7 +12,6 @@ from onnx import NodeProto, TensorProto, checker, helper, numpy_helper
 from onnx import save as save_onnx
 
 from oocdl.errors import InputError
-from oocdl.graph.onnx.trained import PRESET
 from oocdl.presets.fingerprint import Topology
 
 _CUBE, _POINT = (3, 3, 3), (1, 1, 1)
@@ -121,7 +120,7 @@ class _Writer:
         image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", channels, *size])
         graph = helper.make_graph(self.nodes, name, [image], told, self.weights)
         model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 17)], producer_name=PRESET, ir_version=8
+            graph, opset_imports=[helper.make_opsetid("", 17)], producer_name="oocdl", ir_version=8
         )
         checker.check_model(model)
         save_onnx(model, str(path))

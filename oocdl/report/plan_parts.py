@@ -16,8 +16,7 @@ from oocdl.report.units import counted
 TIES = 3
 """Maximum number of tied tensors that are named; the others are counted."""
 UNSAID = (
-    "if the module froze weights, or used padding_idx or detach(): ONNX does not hold that; say it by "
-    'freeze=["pattern"]'
+    'if the module froze weights, or used padding_idx or detach(), freeze=["pattern"] says so: ONNX does not'
 )
 
 

@@ -423,8 +423,8 @@ def test_of_many_sizes_the_odd_one_counts(net: Path, tmp_path: Path) -> None:
         ((2, 3), [6, 6, 6], [(13, 20, 20), (31, 25, 9)]),
         (((1, 2, 2), 2, 3), [6, 12, 12], [(7, 20, 31), (13, 25, 9)]),
         (((3, 1, 5), (1, 2, 2)), [3, 2, 10], [(n, n, n) for n in range(7, 13)]),
-        ((7,), [8, 8, 8], [(50, 52, 49)]),  # by chance alone
-        ((32,), [8, 8, 8], [(58, 60, 59)]),  # as much as these need
+        ((7,), [4, 2, 1], [(25, 27, 28)]),  # by chance alone
+        ((2, 2, 2), [4, 2, 4], [(6, 7, 6)]),  # as much as these need
     ],
     ids=str,
 )

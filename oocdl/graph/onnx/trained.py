@@ -17,9 +17,6 @@ from oocdl.graph.onnx.onnx_file import TracedFile
 from oocdl.graph.onnx.own_operators import counted
 from oocdl.graph.onnx.signs import Remark, remarks_of
 
-PRESET = "oocdl"
-"""The producer of the files of ``oocdl.presets``, all of whose weights are trained."""
-
 
 class Part(Enum):
     """The purpose of an initializer; the value is its name in print."""
@@ -65,8 +62,7 @@ class Trained:
     own: tuple[tuple[str, int], ...] = ()
     """Operators of the user's own (``oocdl.ops.register``), and the number of nodes of each."""
     is_unsaid: bool = False
-    """Whether a module may have frozen what nothing says: neither ``freeze`` nor the file, as those of
-    ``oocdl.from_torch`` and of the presets do."""
+    """Whether neither the file (of ``from_torch``, or a preset's) nor ``freeze`` says what is trained."""
     notes: tuple[str, ...] = ()
     """Remarks of the file on what the user may not expect of the network."""
 
@@ -109,7 +105,7 @@ def record_of(file: TracedFile, patterns: Collection[str]) -> Trained:
         tensors=tuple(tensors),
         remarks=remarks_of(file),
         own=tuple(sorted(counted(model.nodes).items())),
-        is_unsaid=model.metadata is None and model.producer != PRESET and not patterns,
+        is_unsaid=model.metadata is None and model.producer != "oocdl" and not patterns,
         notes=() if model.metadata is None else model.metadata.notes,
     )
 
