@@ -323,7 +323,7 @@ def _opened(
 def _decoders(
     array: zarr.Array[Any], document: Mapping[str, Any], left: int
 ) -> tuple[Decoder, Shards | None]:
-    """Return the decoder of chunks, less ``left`` axes in shards. Raises ValueError for an unsupported codec."""
+    """Return the decoder of chunks; shards lack ``left`` axes. Raises ValueError that names the bad codec."""
     if document["zarr_format"] == 2:
         return decoder_v2(array.chunks, array.dtype, array.metadata), None
     codecs = document["codecs"]
