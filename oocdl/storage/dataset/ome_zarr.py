@@ -53,11 +53,12 @@ def ome_samples(group: zarr.Group, where: str) -> dict[str, Sample]:
     arrays, first = {"image": image}, {"image": "t" if "t" in axes else ""}
     for name in _told(group["labels"]).get("labels", ()) if "labels" in group else ():
         label, its, _ = _full(group[f"labels/{name}"], f"{where}/labels/{name}")
-        wanted = dict(zip(axes, image.shape, strict=True)) | {"c": 1}
-        if name == "image" or {"c": 1} | dict(zip(its, label.shape, strict=True)) != wanted:
+        wanted = {"t": 1} | dict(zip(axes, image.shape, strict=True)) | {"c": 1}
+        if name == "image" or {"t": 1, "c": 1} | dict(zip(its, label.shape, strict=True)) != wanted:
             raise DatasetError(
                 f"{where}/labels/{name} has {list(label.shape)} voxels along {its}, its image "
-                f"{list(image.shape)} along {axes}: labels have its extents, and one channel"
+                f"{list(image.shape)} along {axes}: labels have its extents, one channel and "
+                "another name than image"
             )
         arrays[name], first[name] = label, "".join(axis for axis in its if axis in "tc")
     times = image.shape[0] if "t" in axes else 1
@@ -77,14 +78,13 @@ def _told(group: Any) -> Mapping[str, Any]:
 
 def _full(group: Any, where: str) -> tuple[zarr.Array[Any], str, dict[str, Any]]:
     """Return the array of the full resolution, its axes, and the attributes of a sample: where it is."""
-    scale, *more = _told(group)["multiscales"]
-    if more:
-        raise DatasetError(f"{where} has {1 + len(more)} multiscales; write each to a group of its own")
-    full, told = (
-        scale["datasets"][0],
-        [axis if isinstance(axis, Mapping) else {} for axis in scale.get("axes", ())],
-    )
-    array, axes = group[full["path"]], "".join(str(axis.get("name")) for axis in told)
+    scales = _told(group)["multiscales"]
+    if len(scales) != 1:
+        raise DatasetError(f"{where} has {len(scales)} multiscales; write each to a group of its own")
+    (scale,) = scales
+    full, told = scale["datasets"][0], scale.get("axes") or ()
+    axes = "".join(str(axis["name"]) if isinstance(axis, Mapping) else f"[{axis}]" for axis in told)
+    array = group[full["path"]]
     if not re.fullmatch("t?c?z?yx", axes) or array.ndim != len(axes):
         raise DatasetError(f"{where} has the axes '{axes}'; read are t, c, z, y and x, in this order")
     steps, starts = np.ones(len(axes)), np.zeros(len(axes))

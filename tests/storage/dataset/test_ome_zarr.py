@@ -73,7 +73,7 @@ def written(folder: Path) -> list[tuple[np.ndarray, np.ndarray]]:
     """Two images of two sizes, one of each version; the same as a group a sample in ``plain.zarr``."""
     samples = [drawn(2, 9, 8, 10), drawn(2, 7, 6, 11)]
     (image, label), (other, its) = samples
-    write(folder / "images" / "a.ome.zarr", image[None], "tczyx", "0.4", nuclei=(label[None, None], "tczyx"))
+    write(folder / "images" / "a.ome.zarr", image[None], "tczyx", "0.4", nuclei=(label[None], "czyx"))
     write(folder / "images" / "b.ome.zarr", other, "czyx", "0.5", nuclei=(its, "zyx"), more=(its, "zyx"))
     plain = zarr.open_group(folder / "plain.zarr", mode="w")
     for name, (x, y) in zip("ab", samples, strict=True):
@@ -112,7 +112,7 @@ def test_a_run_on_ome_zarr_has_the_bits_of_one_on_a_group_a_sample(tmp_path: Pat
 @pytest.mark.parametrize("version", ["0.4", "0.5", "0.5, shards"])
 def test_each_time_is_a_sample_and_a_damaged_chunk_is_named(version: str, tmp_path: Path) -> None:
     image, label = drawn(12, 2, 6, 7, 11)
-    path = write(tmp_path / "cells.zarr", image, "tczyx", version, seg=(label, "tzyx"))
+    path = write(tmp_path / "cells.zarr", image, "tczyx", version, seg=(label[:, None], "tczyx"))
     data = open_dataset(path)
     assert {name: array.shape for name, array in data.arrays.items()} == {
         "image": (12, 2, 6, 7, 11), "seg": (12, 6, 7, 11),
@@ -145,6 +145,8 @@ def bad(path: Path, what: str) -> str:
     match what:
         case "several":
             told["multiscales"] *= 2
+        case "old":
+            told["multiscales"][0]["axes"] = list("czyx")
         case "unit":
             told["multiscales"][0]["axes"][2]["unit"] = "parsec"
         case "plate":
@@ -155,11 +157,11 @@ def bad(path: Path, what: str) -> str:
     return {
         "several": "has 2 multiscales", "unit": "parsec.*no spacing", "plate": r"several images \(plate\)",
         "extents": "labels/seg has .3, 7, 8. voxels along zyx", "channels": "labels/seg has .2, 6",
-        "axes": "has the axes 'cxyz'", "lost": "full",
+        "old": r"has the axes '\[c\]\[z\]", "axes": "has the axes 'cxyz'", "lost": "full",
     }[what]  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["several", "unit", "plate", "extents", "channels", "axes", "lost"])
+@pytest.mark.parametrize("what", ["several", "old", "unit", "plate", "extents", "channels", "axes", "lost"])
 def test_what_is_not_read_is_refused_in_one_line(what: str, tmp_path: Path) -> None:
     text = bad(tmp_path / "x.ome.zarr", what)
     with pytest.raises(DatasetError, match=text) as caught:
