@@ -125,6 +125,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
+def test_every_yes_of_the_comparison_is_shown_by_a_test() -> None:
+    page = ROOT / "docs" / "explanation" / "compared.md"
+    rows = [line.split(" | ") for line in page.read_text().splitlines() if re.match(r"\| \S", line)][1:]
+    rows = [row for row in rows if row[1]]
+    assert len(rows) == 38
+    for feature, verdict, shown, *others in rows:
+        assert all(cell.startswith(("yes", "part", "no")) for cell in (verdict, *others)), feature
+        test = re.fullmatch(r"\[`(test_\w+)`\]\((.*\.py)\)", shown)
+        if test is None:
+            assert verdict.startswith("no") or re.fullmatch(r"\w+-(PREDICT|METRIC|CROP)", shown), feature
+        else:
+            assert f"\ndef {test[1]}(" in (page.parent / test[2]).read_text(), feature
+
+
 @for_each([*PAGES, *SOURCES])
 def test_files_that_are_named_are_there(text: Path) -> None:
     content = text.read_text()

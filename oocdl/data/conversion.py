@@ -29,7 +29,8 @@ from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_byte
 from oocdl.host.paths import path_of
 from oocdl.report.progress import BytesBar
 from oocdl.storage.dataset.dataset import HDF5_ENDINGS, Dataset, attributes_of, open_dataset
-from oocdl.storage.dataset.sample_stack import MARK
+from oocdl.storage.dataset.ome_zarr import ome_folders
+from oocdl.storage.dataset.sample_stack import MARK, members_of
 from oocdl.storage.zarr_json import chunk_region, grid
 
 Array = npt.NDArray[Any]
@@ -217,8 +218,8 @@ def write_planes(array: zarr.Array[Any], lead: tuple[int, ...], pieces: Iterable
 
 def is_stacked(source: Path) -> bool:
     """Whether a path is of a format whose arrays have the sample axis first."""
-    is_group = any((source / name).is_file() for name in ("zarr.json", ".zgroup"))
-    return is_group or source.suffix.lower() in (".npy", ".npz", ".zip", *HDF5_ENDINGS)
+    is_group = any((source / name).is_file() for name in ("zarr.json", ".zgroup")) or ome_folders(source)
+    return bool(is_group) or source.suffix.lower() in (".npy", ".npz", ".zip", *HDF5_ENDINGS)
 
 
 def copy_arrays(
@@ -231,10 +232,10 @@ def copy_arrays(
     BudgetError if a chunk of the source does not fit.
     """
     opened = _opened(source, beside)
+    if any(members_of(array) for array in opened.arrays.values()):
+        raise DatasetError(f"{source} has a group a sample, or is OME-Zarr: fit and predict read it as it is")
     told = attributes_of(opened.spec())
     mark = told.get(MARK)
-    if isinstance(mark, Mapping) and "samples" in mark:
-        raise DatasetError(f"{source} has a group a sample: convert the files that it was made of")
     bar.total = sum(prod(array.shape) * array.itemsize for array in opened.arrays.values())
     for name, array in opened.arrays.items():
         need_bytes = anonymous_bytes() + CHUNK_COPIES * (array.chunk_bytes + BLOCK_CHUNKS * CHUNK_BYTES)

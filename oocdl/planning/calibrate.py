@@ -168,15 +168,15 @@ def measure_rates(
     give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
     return Rates(
-        arithmetic=arithmetic,
-        memory=memory,
+        arithmetic=dict(sorted(arithmetic.items())),  # as the cache lists them
+        memory=dict(sorted(memory.items())),
         copy_bytes_per_second=copied,
         instruction_seconds=bench.instruction_seconds,
         program_seconds=bench.program_seconds,
         disk_read_bytes_per_second=read,
         disk_write_bytes_per_second=written,
         thin_slab_elements=sizes.thin_slab_elements,
-        scratch_ratios=scratch,
+        scratch_ratios=dict(sorted(scratch.items())),
     )
 
 

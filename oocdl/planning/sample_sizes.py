@@ -1,13 +1,14 @@
 """Samples of different sizes: the size that each is padded to, and a binding for each of these sizes.
 
-A size is padded to the smallest multiples, powers of two, with which the network takes it: those of its
-strides. What is around a sample counts in no loss: its labels are the ones that the loss ignores.
+A size is padded to the smallest multiples with which the network takes it: those of its strides. What is
+around a sample counts in no loss: its labels are the ones that the loss ignores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import gcd, prod
 
 from oocdl.config import Settings
@@ -23,6 +24,8 @@ from oocdl.storage.dataset.sample_stack import members_of
 
 MOST_MULTIPLE = 256
 """Extents are padded to multiples of no more than this."""
+ODD_FACTORS = (3, 5, 9, 15, 25, 27, 45, 75, 81, 125, 135, 225, 243)
+"""Factors of a multiple beside powers of two."""
 PROBED_SIZES = 4
 """Number of distinct sizes up to which all are tried with a multiple."""
 
@@ -161,47 +164,52 @@ def _check_alike(arrays: Mapping[str, DataArray]) -> None:
 def _multiple(
     why_not: Callable[[Shape], Exception | None], spaces: Sequence[Shape], asked: Sequence[int]
 ) -> list[int]:
-    """Return the least multiples of ``asked`` by powers of two, one an axis, that the network takes.
+    """Return the least multiples of ``asked`` by 2, 3 and 5, one an axis, that the network takes.
 
-    ``why_not`` says why it does not take a size.
+    ``why_not`` says why it does not take a size. Powers of two come first; if none will do, or one that
+    does is no multiple of the strides, as chance of a few sizes may have it, others have to take any size.
     """
+    known = cache(why_not)
 
     def wrong(multiple: Sequence[int]) -> Exception | None:
-        return next(filter(None, map(why_not, _probes(spaces, multiple))), None)
+        return next(filter(None, map(known, _probes(spaces, multiple))), None)
 
-    axes, step = len(asked), 1
-    first = error = wrong(asked)
-    while error is not None and step < MOST_MULTIPLE:
-        step *= 2
-        error = wrong([step * least for least in asked])
-    if error is not None:
+    def wrong_at_any(multiple: Sequence[int]) -> Exception | None:
+        return known(_any_size(spaces, multiple))
+
+    powers = [[least << power for least in asked] for power in range(MOST_MULTIPLE.bit_length())]
+    multiple, test = next((each for each in powers if wrong(each) is None), None), wrong
+    step = multiple[0] // asked[0] if multiple else MOST_MULTIPLE + 1
+    if step > 2 and (multiple is None or wrong_at_any(multiple) is not None):
+        scales = [odd << (((step - 1) // odd).bit_length() - 1) for odd in ODD_FACTORS if odd < step]
+        others = ([scale * least for least in asked] for scale in scales)
+        other = next((each for each in others if wrong_at_any(each) is None), None)
+        multiple, test = (other, wrong_at_any) if other else (multiple, wrong)
+    if multiple is None:
+        first = wrong(asked)
         raise DatasetError(f"the network takes samples of no size here, padded or not: {first}") from first
-    found = [step * least for least in asked]
-    for axis in range(axes):
-        while found[axis] > asked[axis]:
-            fewer = [size // 2 if place == axis else size for place, size in enumerate(found)]
-            if wrong(fewer) is not None:
-                break
-            found = fewer
-    return found
+    for axes in (range(len(asked)), *([axis] for axis in range(len(asked)))):
+        for prime in (2, 3, 5):
+            while all(multiple[axis] % (prime * asked[axis]) == 0 for axis in axes):
+                fewer = [size // prime if axis in axes else size for axis, size in enumerate(multiple)]
+                if test(fewer) is not None:
+                    break
+                multiple = fewer
+    return multiple
 
 
 def _probes(spaces: Sequence[Shape], multiple: Sequence[int]) -> list[Shape]:
-    """Return the sizes that show whether a network takes these extents, padded to these multiples.
-
-    Of many, one stands for all: it is no multiple of more than these.
-    """
+    """Return the sizes that show whether a network takes these extents, padded: of many, one."""
     padded = sorted({_padded(space, multiple) for space in spaces})
-    if len(padded) <= PROBED_SIZES:
-        return padded
-    return [
-        tuple(step * _prime_to_six(extent // step) for extent, step in zip(padded[0], multiple, strict=True))
-    ]
+    return padded if len(padded) <= PROBED_SIZES else [_any_size(spaces, multiple)]
 
 
-def _prime_to_six(least: int) -> int:
-    """Return the first number from ``least`` and 5 on that neither 2 nor 3 divides."""
-    return next(number for number in range(max(least, 5), least + 10) if gcd(number, 6) == 1)
+def _any_size(spaces: Sequence[Shape], multiple: Sequence[int]) -> Shape:
+    """Return a size that stands for all: it is no multiple of more, by 2, 3 or 5."""
+    least = min(_padded(space, multiple) for space in spaces)
+    counts = (max(size // step, 7) for size, step in zip(least, multiple, strict=True))
+    odd = (next(n for n in range(count, count + 7) if gcd(n, 2 * 3 * 5) == 1) for count in counts)
+    return tuple(step * count for step, count in zip(multiple, odd, strict=True))
 
 
 def _why_not(

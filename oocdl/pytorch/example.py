@@ -19,8 +19,8 @@ from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.dataset.sample_stack import members_of
 
-ROUND_EXTENT = 64
-"""Networks take extents that are multiples of it, whatever their strides are."""
+ROUND_EXTENTS = (64, 72, 60)
+"""Networks take extents that are multiples of one of them, whatever their strides are."""
 Form = tuple[tuple[int, ...], torch.dtype]
 """Shape of one sample, and dtype, in which an array is given to the module."""
 
@@ -88,8 +88,9 @@ def _forms(array: DataArray, dtype: torch.dtype) -> list[Form]:
     shape = tuple(array.shape[1:])
     shapes = [shape, (1, *shape)]
     if members_of(array):  # they are padded to what the network takes, which its file will tell
-        padded = tuple(-(-extent // ROUND_EXTENT) * ROUND_EXTENT for extent in shape)
-        shapes = [(*shape[:1], *padded[1:]), (1, *padded), *shapes]
+        first, *others = (tuple(-(-size // step) * step for size in shape) for step in ROUND_EXTENTS)
+        shapes = [(*shape[:1], *first[1:]), (1, *first), *shapes]
+        shapes += [form for padded in others for form in ((*shape[:1], *padded[1:]), (1, *padded))]
     return [(shape, kind_of_number) for shape in shapes for kind_of_number in dtypes]
 
 

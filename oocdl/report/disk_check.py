@@ -30,7 +30,7 @@ def check_start(plan: Plan, run: Path, spills: bool = True, kept: int = 0) -> No
 
     The plan's need is compared with ``disk=``, and with what is free on the file system of the run
     directory and on that of the spill. ``spills`` is False where workers of a client spill: their disks
-    cannot be seen from here. ``kept`` is the number of versions that callbacks may keep.
+    cannot be seen from here. ``kept`` is the number of versions that callbacks may keep together.
 
     Raises ResourceError, in one line (what is needed, what is free where, and the ways out); StoreError
     if the spill would be in memory.

@@ -16,7 +16,7 @@ from oocdl.report.units import counted
 TIES = 3
 """Maximum number of tied tensors that are named; the others are counted."""
 UNSAID = (
-    'ONNX does not hold requires_grad, padding_idx and detach(): freeze=["pattern"] says what stays as it is'
+    'if the module froze weights, or used padding_idx or detach(), freeze=["pattern"] says so: ONNX does not'
 )
 
 
@@ -36,7 +36,7 @@ def trained_text(trained: Trained) -> str:
     if trained.own:
         own = ", ".join(f"{shown(name)} × {count}" for name, count in trained.own)
         lines.append(f"operators of your own: {own}, as registered")
-    unsaid = [] if trained.told else [UNSAID]
+    unsaid = [UNSAID] if trained.is_unsaid else []
     notes = [f"note: {note}" for note in trained.notes]
     remarks = [f"LOOKS WRONG: {one.text}\n             {one.cure}" for one in trained.remarks]
     return "\n".join([*lines, *unsaid, *notes, *remarks])

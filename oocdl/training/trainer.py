@@ -224,7 +224,7 @@ def _open_store(
     if exists and resume is False:
         raise StoreError(f"a run is in {folder} already; pass resume=True to go on, or resume='restart'")
     acting = [one for one in call.callbacks if isinstance(one, Acting)]
-    kept = max((one.versions(job.course.validations) for one in acting), default=0)
+    kept = sum(one.versions(job.course.validations) for one in acting)
     identity = resuming.identity(job.model, job.binding, job.settings, job.validation_binding, job.sized)
     facts = resuming.plan_facts(job.machine.engine, job.settings)
     frozen: Mapping[str, Any] | None = None

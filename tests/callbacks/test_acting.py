@@ -279,9 +279,10 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
             fit(job, tmp_path / "run", callback, **more)
         assert not (tmp_path / "run").exists()
     plan = oocdl.plan(*job, **{name: held for name, held in OPTIONS.items() if name != "progress"})
-    for callback in (ModelCheckpoint(save_top_k=4), ModelCheckpoint(save_top_k=-1)):
+    two = ModelCheckpoint(save_top_k=2), ModelCheckpoint("val_accuracy", save_top_k=2)
+    for callbacks in ((ModelCheckpoint(save_top_k=4),), (ModelCheckpoint(save_top_k=-1),), two):
         with pytest.raises(ResourceError, match="of weights and state"):
-            fit(job, tmp_path / "run", callback, disk=plan.disk_bytes + 3 * plan.version_bytes)
+            fit(job, tmp_path / "run", *callbacks, disk=plan.disk_bytes + 3 * plan.version_bytes)
         assert not (tmp_path / "run").exists()
     run = fit(job, tmp_path / "run")
     for which, text in [

@@ -133,7 +133,7 @@ def test_fit_prints_plain_lines_and_the_result(folder: Path, capsys: pytest.Capt
     lines = err.splitlines()
     assert lines[0] == f"4 steps in {work}"
     assert lines[1].startswith("trained: 28 tensors, 1,260 parameters (float initializer × 28)")
-    assert lines[3].startswith("step 1/4, epoch 1, loss ") and " of 4096 MiB" in lines[3]
+    assert lines[2].startswith("step 1/4, epoch 1, loss ") and " of 4096 MiB" in lines[2]
     assert lines[-2].startswith("step 4/4, epoch 2, loss ")
     assert lines[-1].startswith("finished 4 steps in ")
     assert "\x1b" not in err

@@ -69,7 +69,8 @@ def test_small_probes_run_through_the_engine(engine: str, tmp_path: Path) -> Non
     }
     assert rates.thin_slab_elements == thin > 0
     assert set(rates.memory) == {op for op, rule in RULES.items() if isinstance(rule.speed, Streaming)}
-    assert Rates.from_json(rates.to_json()) == rates
+    again = Rates.from_json(rates.to_json())
+    assert again == rates and repr(again) == repr(rates), "in the same order"
     assert 1e-9 < program_seconds(overhead_program(3), RULES, rates) < 1
     assert not list(probes.iterdir()), "the disk's files are gone"
 

@@ -22,6 +22,7 @@ from oocdl.errors import DatasetError, InputError
 from oocdl.events import StepDone
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.optim import SGD
+from oocdl.planning import sample_sizes
 from oocdl.planning.binding import bind
 from oocdl.planning.sample_sizes import sized
 from oocdl.storage.dataset.dataset import open_dataset
@@ -415,13 +416,44 @@ def test_of_many_sizes_the_odd_one_counts(net: Path, tmp_path: Path) -> None:
     assert only.spaces[0] == (16, 20, 16) and only.labels[3] == ""
 
 
-class Strided(torch.nn.Module):
-    """Takes any extents, and gives back even ones."""
+@pytest.mark.parametrize(
+    ("strides", "multiple", "shapes"),
+    [
+        ((3,), [3, 3, 3], [(10, 20, 20), (22, 11, 9)]),  # multiples of 4 would do for these, by chance
+        ((2, 3), [6, 6, 6], [(13, 20, 20), (31, 25, 9)]),
+        (((1, 2, 2), 2, 3), [6, 12, 12], [(7, 20, 31), (13, 25, 9)]),
+        (((3, 1, 5), (1, 2, 2)), [3, 2, 10], [(n, n, n) for n in range(7, 13)]),
+        ((7,), [4, 2, 1], [(25, 27, 28)]),  # by chance alone
+        ((2, 2, 2), [4, 2, 4], [(6, 7, 6)]),  # as much as these need
+    ],
+    ids=str,
+)
+def test_sizes_are_padded_to_the_least_multiples(
+    strides: Any, multiple: list[int], shapes: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    write(tmp_path / "data.zarr", shapes)
+    net = oocdl.from_torch(Strided(*strides), torch.zeros(1, 1, 64, 72, 60), tmp_path / "net.onnx")
+    model, data, asked = inspect_onnx(net), open_dataset(tmp_path / "data.zarr"), make_settings()
+    with pytest.MonkeyPatch.context() as patch:
+        probes: list[Any] = []
+        real = sample_sizes._why_not
+        patch.setattr(sample_sizes, "_why_not", lambda *a: probes.append(a) or real(*a))
+        found = sized(model, data, bind(model, data, asked), asked, range(len(shapes)))
+    assert list(found.multiple) == multiple
+    assert len(probes) < 40, len(probes)
 
-    def __init__(self) -> None:
+
+class Strided(torch.nn.Module):
+    """Takes any extents, and gives back multiples of its strides."""
+
+    def __init__(self, *strides: int | tuple[int, ...]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.down, self.up = torch.nn.Conv3d(1, 3, 2, stride=2), torch.nn.ConvTranspose3d(3, 3, 2, stride=2)
+        steps = strides or (2,)
+        self.down = torch.nn.Sequential(
+            *(torch.nn.Conv3d(3 if n else 1, 3, s, stride=s) for n, s in enumerate(steps))
+        )
+        self.up = torch.nn.Sequential(*(torch.nn.ConvTranspose3d(3, 3, s, stride=s) for s in steps[::-1]))
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.up(self.down(x))

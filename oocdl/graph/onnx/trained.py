@@ -61,8 +61,8 @@ class Trained:
     """Things that look wrong, each with its cure."""
     own: tuple[tuple[str, int], ...] = ()
     """Operators of the user's own (``oocdl.ops.register``), and the number of nodes of each."""
-    told: bool = False
-    """Whether the file itself says what is trained, as those of ``oocdl.from_torch`` do."""
+    is_unsaid: bool = False
+    """Whether neither the file (of ``from_torch``, or a preset's) nor ``freeze`` says what is trained."""
     notes: tuple[str, ...] = ()
     """Remarks of the file on what the user may not expect of the network."""
 
@@ -105,7 +105,7 @@ def record_of(file: TracedFile, patterns: Collection[str]) -> Trained:
         tensors=tuple(tensors),
         remarks=remarks_of(file),
         own=tuple(sorted(counted(model.nodes).items())),
-        told=model.metadata is not None,
+        is_unsaid=model.metadata is None and model.producer != "oocdl" and not patterns,
         notes=() if model.metadata is None else model.metadata.notes,
     )
 

@@ -94,7 +94,7 @@ class ChunkKeys:
 
     grid: tuple[int, ...]
     lead: str
-    """What stands before the first index: ``c/``, ``c.`` or nothing."""
+    """What stands before the first index: ``c/``, ``c.``, indices of axes that are left out, or nothing."""
     separator: str
 
     def key(self, number: int) -> str:
@@ -219,8 +219,8 @@ class Files(Chunks):
     def names(self, below: str = "") -> Iterator[str]:
         with os.scandir(f"{self.folder}/{below}") as entries:
             for entry in entries:
-                name = below + entry.name
-                is_part = entry.name.isdigit() if below or not self.keys.lead else entry.name == "c"
+                name, lead = below + entry.name, self.keys.lead
+                is_part = lead.startswith(f"{name}/") or (name.startswith(lead) and entry.name.isdigit())
                 if is_part and name.count("/") < self.depth:
                     yield from self.names(f"{name}/")  # raises OSError for what is no folder
                 else:

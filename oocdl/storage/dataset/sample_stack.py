@@ -20,6 +20,7 @@ from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, intersect, is_empty, moved, region_shape, within
 from oocdl.storage.dataset.chunk_store import ChunkList
 from oocdl.storage.dataset.data_array import Array, DataArray, Shape, Source
+from oocdl.storage.dataset.ome_zarr import Sample
 
 MARK, KIND = "oocdl", "kind"
 """Attribute of a group whose samples are groups: a mapping whose ``samples`` names them, in order, and whose
@@ -151,15 +152,15 @@ def own_sized(array: DataArray, row: int) -> DataArray:
     return viewed(array, members[row].shape, 0) if members else array
 
 
-def named_samples(group: zarr.Group, where: str) -> list[str]:
-    """Return the names of a group's samples, in order; none if its samples are not groups.
+def named_samples(group: zarr.Group, where: str) -> dict[str, Sample]:
+    """Return a group's samples by name, in order; none if its samples are not groups.
 
     Raises DatasetError if one that is named is not there.
     """
     mark = group.attrs.get(MARK)
     names = mark.get("samples") if isinstance(mark, Mapping) else None
     if names is None or any(isinstance(found, zarr.Array) for _, found in group.arrays()):
-        return []
+        return {}
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise DatasetError(f"{where} names no samples in its attribute {MARK!r}: a list of groups is due")
     odd = [name for name in names if "/" in name or name.startswith(".")]
@@ -168,4 +169,5 @@ def named_samples(group: zarr.Group, where: str) -> list[str]:
     lost = [name for name in names if not isinstance(group.get(name), zarr.Group)]
     if lost or len(set(names)) < len(names):
         raise DatasetError(f"{where} names a sample {(lost or names)[0]!r} that is not there, or twice")
-    return names
+    groups: dict[str, Any] = dict(group.groups())
+    return {name: Sample(dict(groups[name].attrs), dict(groups[name].arrays()), {}) for name in names}

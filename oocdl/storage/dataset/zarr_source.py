@@ -43,6 +43,7 @@ from oocdl.storage.dataset.data_array import (
     one_line,
 )
 from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
+from oocdl.storage.dataset.ome_zarr import Sample, ome_folders, ome_samples
 from oocdl.storage.dataset.sample_stack import named_samples, stacked
 from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, grid, touched
 
@@ -164,7 +165,7 @@ class ZarrSource(Source):
                 part = self._place(key, inside, self.shards, tables)
             stored = None if part is None else self._bytes(key, part)
             if stored is not None:
-                return self.decoder(stored)
+                return self.decoder(stored).reshape(self.chunks)
         except DatasetError:
             raise
         except Exception as error:  # codecs raise what they like
@@ -224,13 +225,15 @@ def open_arrays(
         place = source.root if type(source) is LocalStore else source
         if isinstance(place, Path) or (isinstance(place, str) and "://" not in place):
             source = RegularStore(place, read_only=True)
+        if images := ome_folders(getattr(source, "root", None)):
+            return _stacks(_samples_of(images), where, names)
         opened = zarr.open_group(source, path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
-        samples = [] if unfinished else named_samples(opened, where)
+        samples = {} if unfinished else named_samples(opened, where) or ome_samples(opened, where)
         if samples:
-            return _stacks(opened, samples, where, names)
+            return _stacks(samples, where, names)
         found.update({name: opened[name] for name in names or () if name in opened})
     except DatasetError:
         raise
@@ -252,27 +255,35 @@ def open_arrays(
     return [_opened(name, where, array, last) for name, array in arrays.items()]
 
 
-def _stacks(
-    opened: zarr.Group, samples: Sequence[str], where: str, names: Collection[str] | None
-) -> list[DataArray]:
-    """Open the arrays of samples that are groups, and see those of one name as one. Raises DatasetError."""
-    last, groups = LastChunk(), [dict(opened[sample].arrays()) for sample in samples]  # type: ignore[union-attr]
-    attributes = {sample: dict(opened[sample].attrs) for sample in samples}
-    found = []
-    for name in sorted(groups[0]) if names is None else names:
-        for sample, arrays in zip(samples, groups, strict=True):
+def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
+    """Return the samples of several images. Raises DatasetError for one that is none, or two of one name."""
+    found: dict[str, Sample] = {}
+    for image in images:
+        samples = ome_samples(zarr.open_group(RegularStore(image, read_only=True), mode="r"), str(image))
+        if not samples or samples.keys() & found.keys():
+            raise DatasetError(f"{image} is no image of OME-Zarr, or has the name of another one")
+        found |= samples
+    return found
+
+
+def _stacks(samples: Mapping[str, Sample], where: str, names: Collection[str] | None) -> list[DataArray]:
+    """Open the arrays of all samples, and see those of one name as one. Raises DatasetError."""
+    last, found = LastChunk(), []
+    attributes = {title: sample.attributes for title, sample in samples.items()}
+    for name in sorted(next(iter(samples.values())).arrays) if names is None else names:
+        members = []
+        for title, (_, arrays, at) in samples.items():
             if name not in arrays:
-                raise DatasetError(f"sample {sample!r} of {where} has no array {name!r}, as others have")
-        members = [
-            _opened(f"{s}/{name}", where, arrays[name], last)
-            for s, arrays in zip(samples, groups, strict=True)
-        ]
+                raise DatasetError(f"sample {title!r} of {where} has no array {name!r}, as others have")
+            members.append(_opened(f"{title}/{name}", where, arrays[name], last, at.get(name, ())))
         found.append(stacked(name, where, members, attributes))
     return found
 
 
-def _opened(name: str, where: str, array: zarr.Array[Any], last: LastChunk) -> DataArray:
-    """Check an array by its metadata, before a chunk is read."""
+def _opened(
+    name: str, where: str, array: zarr.Array[Any], last: LastChunk, at: tuple[int, ...] = ()
+) -> DataArray:
+    """Check an array, or what is at indices of its first axes, by its metadata, before a chunk is read."""
     label, metadata = f"array {name!r} of {where}", array.metadata
     document: Mapping[str, Any] = metadata.to_dict()
     check_type(label, array.dtype, array.ndim)
@@ -282,38 +293,43 @@ def _opened(name: str, where: str, array: zarr.Array[Any], last: LastChunk) -> D
         raise DatasetError(
             f"{label} has a chunk grid {kind!r} with keys {encoding!r}; write it with regular chunks"
         )
-    stored_chunks = array.shards or array.chunks
+    stored_chunks, left = array.shards or array.chunks, len(at)
     check_chunks(label, array.shape, array.chunks, stored_chunks)
+    if max(stored_chunks[:left], default=1) > 1:
+        raise DatasetError(f"{label} has several times in each chunk; write it with one in each")
     try:
-        decoder, shards = _decoders(array, document)
+        decoder, shards = _decoders(array, document, left)
     except ValueError as error:
         raise DatasetError(
             f"{label} uses {error}, which is refused; allowed are one of blosc, gzip, lz4, zlib and zstd, "
             "crc32c, shuffle and transpose, in chunks or shards of chunks: write the array again"
         ) from error
-    keys = _keys(document, grid(array.shape, stored_chunks))
+    shape, chunks, stored_chunks = array.shape[left:], array.chunks[left:], stored_chunks[left:]
+    keys = _keys(document, grid(shape, stored_chunks), at)
     stored, fill = chunks_of(array.store, array.path, keys), metadata.fill_value
     return DataArray(
         name=name,
         where=where,
-        shape=array.shape,
+        shape=shape,
         dtype=array.dtype.newbyteorder("="),
-        chunks=array.chunks,
+        chunks=chunks,
         stored_chunks=stored_chunks,
         index_bytes=0 if shards is None else shards.index.nbytes or 0,
         fill_value=fill,
-        source=ZarrSource(label, array.shape, array.chunks, fill, stored, decoder, shards, last),
+        source=ZarrSource(label, shape, chunks, fill, stored, decoder, shards, last),
     )
 
 
-def _decoders(array: zarr.Array[Any], document: Mapping[str, Any]) -> tuple[Decoder, Shards | None]:
-    """Return the decoder of an array's chunks. Raises ValueError that names an unsupported codec."""
+def _decoders(
+    array: zarr.Array[Any], document: Mapping[str, Any], left: int
+) -> tuple[Decoder, Shards | None]:
+    """Return the decoder of chunks; shards lack ``left`` axes. Raises ValueError that names the bad codec."""
     if document["zarr_format"] == 2:
         return decoder_v2(array.chunks, array.dtype, array.metadata), None
     codecs = document["codecs"]
     if [codec["name"] for codec in codecs] != [SHARDED]:
         return decoder_v3(array.chunks, array.dtype, codecs), None
-    inner, inside = codecs[0]["configuration"], grid(array.shards or (), array.chunks)
+    inner, inside = codecs[0]["configuration"], grid(array.shards or (), array.chunks)[left:]
     index = decoder_v3((*inside, 2), np.dtype(np.uint64), inner["index_codecs"])
     if index.nbytes is None:
         raise ValueError("a compressed index of shards")
@@ -321,10 +337,9 @@ def _decoders(array: zarr.Array[Any], document: Mapping[str, Any]) -> tuple[Deco
     return decoder, Shards(inside, index, inner.get("index_location") != "start")
 
 
-def _keys(document: Mapping[str, Any], extents: Shape) -> ChunkKeys:
-    """Return the keys of an array's chunks."""
-    if document["zarr_format"] == 2:
-        return ChunkKeys(extents, "", document["dimension_separator"])
-    encoding = document["chunk_key_encoding"]
-    separator = encoding["configuration"]["separator"]
-    return ChunkKeys(extents, f"c{separator}" if encoding["name"] == "default" else "", separator)
+def _keys(document: Mapping[str, Any], extents: Shape, at: tuple[int, ...]) -> ChunkKeys:
+    """Return the keys of an array's chunks; ``at`` are indices that stand before theirs."""
+    encoding = document.get("chunk_key_encoding", {"name": "v2"})
+    separator = encoding.get("configuration", {}).get("separator", document.get("dimension_separator"))
+    first = [*(["c"] if encoding["name"] == "default" else []), *map(str, at), ""]
+    return ChunkKeys(extents, separator.join(first), separator)

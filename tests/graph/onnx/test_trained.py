@@ -23,6 +23,7 @@ from oocdl.graph.onnx.reader import Imported, inspect_onnx
 from oocdl.graph.onnx.trained import Part
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
+from oocdl.presets.unets import write_unet3d
 from oocdl.report.plan_parts import UNSAID, trained_text
 from tests.kit.nets import save
 from tests.kit.onnx_kit import F
@@ -180,6 +181,7 @@ def test_what_no_file_holds_is_the_users_to_say(name: str, read: Read) -> None:
     assert difference < exact(name)
     frozen = imported.trained.of(Part.FROZEN)
     assert frozen and all(record.why.startswith("freeze pattern '") for record in frozen)
+    assert UNSAID not in trained_text(imported.trained), "it is said"
 
 
 class ReadsStatistics(nn.Module):
@@ -325,6 +327,9 @@ def test_names_of_buffers(names: str, of_torch: bool, of_others: bool, tmp_path:
         for producer, wanted in (("pytorch", of_torch), ("", of_others)):
             remarks = added(tmp_path / "m.onnx", name, producer).trained.remarks
             assert any("may be a buffer" in remark.text for remark in remarks) == wanted, name
+    assert UNSAID in trained_text(added(tmp_path / "m.onnx", "w", "").trained)
+    preset = inspect_onnx(write_unet3d(tmp_path / "u.onnx", classes=2, base=2, depth=1, size=(4, 4, 4)))
+    assert UNSAID not in trained_text(preset.bind(RULES, {"image": (1, 1, 4, 4, 4)}).trained)
 
 
 def test_names_are_shown_as_text(tmp_path: Path) -> None:
