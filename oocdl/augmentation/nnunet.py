@@ -113,6 +113,6 @@ def nnunet(spatial: Shape) -> tuple[Transform, ...]:
 
 def transforms_of(augment: Any, spatial: Shape) -> tuple[Transform, ...]:
     """Return the transforms that ``augment=`` stands for, for samples of these spatial extents."""
-    items = (augment,) if isinstance(augment, str | Transform) else augment or ()
+    items: Any = (augment,) if isinstance(augment, str | Transform) else augment or ()
     sets = (nnunet(spatial) if item == "nnunet" else (item,) for item in items)
     return tuple(one for found in sets for one in found)
