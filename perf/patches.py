@@ -84,13 +84,14 @@ def main() -> None:
     made.add_argument("--seconds", type=float, help="of each training; default: 600 (in a toy 1)")
     made.add_argument("--seeds", default="0,1,2")
     made.add_argument("--memory", default="2GiB", help="budget of each training")
+    made.add_argument("--step", type=int, help="keep every n-th voxel; default: 1 (in a toy 4)")
     made.add_argument("--roi", type=int, help="extent of the patches; default: 64 (in a toy 8)")
     args = made.parse_args()
     roi, seconds = args.roi or (8 if args.toy else 64), args.seconds or (1 if args.toy else 600)
     ways = {"whole volumes": None, f"patches of {roi}³": [RandSpatialCrop(roi, foreground=0.33)]}
     options, rows = {"memory": args.memory, "engine": args.engine, "progress": False}, list[Row]()
     with folder(args) as place:
-        brains = load(args.data, 4 if args.toy else 1)
+        brains = load(args.data, args.step or (4 if args.toy else 1))
         write_folder(place / "Dataset001_Brain", brains, *((2, 1) if args.toy else (8, 2)))
         base, depth = (4, 1) if args.toy else (8, 3)
         write_unet3d(place / "unet.onnx", classes=len(CLASSES), base=base, depth=depth)
