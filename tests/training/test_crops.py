@@ -154,7 +154,7 @@ def test_a_run_is_pytorchs_loop_over_parts(
             truth = torch.from_numpy(np.pad(y.astype("int64"), pads, constant_values=-100))
             with torch.no_grad():
                 expected.append(F.cross_entropy(twin(image[None]), truth[None]).item())
-        assert run.history[-1]["val_loss"] == pytest.approx(np.mean(expected), rel=1e-6)
+        assert run.history[-1]["val_loss"] == pytest.approx(np.mean(expected), rel=1e-9)
         assert run.evaluate(path)["loss"] > 0
 
 
