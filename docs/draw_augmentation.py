@@ -5,6 +5,7 @@ Needs matplotlib (``pip install '.[plot]'``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,13 @@ from oocdl.augmentation.draws import Array, Draws
 from oocdl.augmentation.nnunet import Blur, LowResolution
 from oocdl.augmentation.stream import evaluate
 from oocdl.augmentation.transform import Sample, Transform
-from oocdl.graph.ir.index import Region, as_slices, region_shape
+from oocdl.graph.ir.index import Region, as_slices, moved, region_shape, whole
 
 PICTURE = Path(__file__).with_name("images") / "augmentation.png"
 SHAPE = (1, 96, 96, 96)
 DRAWN: dict[str, Transform | None] = {
     "as it is": None,
+    "RandSpatialCrop": transforms.RandSpatialCrop(48),
     "RandFlip": transforms.RandFlip(1.0, 1),
     "RandRotate90": transforms.RandRotate90(1.0, 1, (1, 2)),
     "RandAffine": transforms.RandAffine(1.0, rotate_range=((0.4, 0.5),), scale_range=0.2),
@@ -55,20 +57,24 @@ def phantom() -> Array:
 
 def draw(path: Path = PICTURE) -> None:
     """Draw one slice for each transform."""
-    image, middle = phantom(), SHAPE[1] // 2
-    region = ((0, 1), (middle, middle + 1), (0, SHAPE[2]), (0, SHAPE[3]))
+    image = phantom()
     ranges = np.array([[image.min(), image.max(), image.mean()]])
-
-    def read(box: Region, block: Array) -> None:
-        block[...] = image[as_slices(box)]
-
-    figure = Figure(figsize=(8, 6.3), dpi=150)
+    figure = Figure(figsize=(10, 6.3), dpi=150)
     for number, (name, transform) in enumerate(DRAWN.items(), 1):
-        sample = Sample(1, SHAPE[1:], ranges)
+        spatial = transform.size(3) if isinstance(transform, transforms.RandSpatialCrop) else SHAPE[1:]
+        before = [(its - mine) // 2 for its, mine in zip(spatial, SHAPE[1:], strict=True)]
+        around = moved(whole(SHAPE[1:]), before)
+        sample = Sample(1, spatial, ranges, around)
+        middle = spatial[0] // 2
+        region = ((0, 1), (middle, middle + 1), *whole(spatial[1:]))
+
+        def read(box: Region, block: Array, before: Sequence[int] = before) -> None:
+            block[...] = image[as_slices(moved(box, [0, *(-low for low in before)]))]
+
         one = None if transform is None else transform.draw(Draws(2), sample)
         made = np.empty(region_shape(region), "float32")
         evaluate([] if one is None else [one], region, read, made, 1 << 24, made.dtype)
-        axes = figure.add_subplot(3, 4, number)
+        axes = figure.add_subplot(3, 5, number)
         axes.imshow(made[0, 0], cmap="gray", vmin=-0.1, vmax=1)
         axes.set_title(name, fontsize=7.5)
         axes.axis("off")

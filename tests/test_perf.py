@@ -451,6 +451,16 @@ def test_precision_sets_losses_of_16_bits_beside_autocast(tmp_path: Path, templa
     np.testing.assert_allclose(low, autocast, rtol=1e-2)
 
 
+@pytest.mark.slow
+def test_patches_stand_beside_whole_volumes(tmp_path: Path, templates: Path) -> None:
+    printed, rows = bench(tmp_path, "patches", "--data", str(templates), "--seeds", "0,1")
+    assert [(row["way"], row["seed"]) for row in rows] == [
+        (way, seed) for seed in (0, 1) for way in ("whole volumes", "patches of 8³")
+    ]
+    assert all(row["steps"] > 0 and row["seconds"] > 1 and 0 < row["dice"] <= 1 for row in rows)
+    assert printed.count("| patches of 8³ ") == 2
+
+
 def test_slices(tmp_path: Path, templates: Path) -> None:
     pytest.importorskip("torchvision")
     (templates / "ch2.nii.gz").rename(templates / "inia19-t1-brain.nii.gz")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import pi
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from oocdl.augmentation.deformation import Affine, affine
 from oocdl.augmentation.draws import Draws, Shape
@@ -18,6 +19,7 @@ from oocdl.augmentation.intensity import (
 from oocdl.augmentation.rigid import RandFlip
 from oocdl.augmentation.transform import Operation, Sample, Transform
 
+Augment = Literal["nnunet"] | Transform | Sequence[Transform | Literal["nnunet"]] | None
 ROTATION_3D, ROTATION_2D = pi / 6, pi
 """Largest angle about each axis, in radians."""
 LONG = 1.5
@@ -111,4 +113,6 @@ def nnunet(spatial: Shape) -> tuple[Transform, ...]:
 
 def transforms_of(augment: Any, spatial: Shape) -> tuple[Transform, ...]:
     """Return the transforms that ``augment=`` stands for, for samples of these spatial extents."""
-    return nnunet(spatial) if augment == "nnunet" else tuple(augment or ())
+    items: Any = (augment,) if isinstance(augment, str | Transform) else augment or ()
+    sets = (nnunet(spatial) if item == "nnunet" else (item,) for item in items)
+    return tuple(one for found in sets for one in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from oocdl.augmentation.crop import MOST_VOXELS
 from oocdl.augmentation.draws import Array, Shape
 from oocdl.augmentation.stream import CHAIN_BYTES, WORKING_BYTES, Stream
 from oocdl.augmentation.transform import Transform
@@ -27,7 +28,11 @@ class Preparation:
     views: Mapping[str, str] = field(default_factory=dict)
     """View of an array whose samples differ in size -> that array, by which its tables are found."""
     foreground: str = ""
-    """Array of the labels whose voxels "ct" takes statistics of."""
+    """Array of the labels whose voxels "ct" takes statistics of, or crops are centred on."""
+    ignored: int = 0
+    """Label that is no class."""
+    voxels: Sequence[Sequence[Array]] = ()
+    """``Stream.voxels``, once they are chosen; before, a sequence as long."""
     chain_bytes: int = CHAIN_BYTES
 
     @property
@@ -39,6 +44,7 @@ class Preparation:
     def nbytes(self) -> int:
         """Memory that it takes beside what reading a dataset takes: its tables, and blocks of a chain."""
         tables = sum(table.nbytes for table in (*self.numbers.values(), *self.ranges.values()))
+        tables += 8 * MOST_VOXELS * len(self.voxels)
         return tables + (self.chain_bytes + WORKING_BYTES if self.transforms else 0)
 
     def plain(self) -> Preparation:
@@ -66,6 +72,7 @@ class Preparation:
             numbers=table,
             nonzero=self.methods.get(known) == "zscore_nonzero",
             ranges=self.ranges.get(known),
+            voxels=self.voxels if moved else (),
         )
 
 

@@ -43,15 +43,20 @@ class Stream:
     """Whether zeros stay zeros."""
     ranges: Array | None = None
     """``Sample.ranges`` of each row, of shape (rows, channels, 3)."""
+    voxels: Sequence[Sequence[Array]] = ()
+    """``Sample.voxels`` of each row; none where no crop asks for them."""
 
-    def operations(self, seed: int, number: int, row: int, channels: int) -> list[Operation]:
-        """Return the transforms of a sample in a pass, drawn, in order."""
+    def operations(
+        self, seed: int, number: int, row: int, channels: int, box: Region = ()
+    ) -> list[Operation]:
+        """Return the transforms of a sample in a pass, drawn, in order; ``box`` as in ``Sample``."""
+        voxels = self.voxels[row] if self.voxels else ()
         ranges, found = None if self.ranges is None else self.ranges[row], list[Operation]()
         for place, transform in enumerate(self.transforms):
             if not (transform.spatial or self.image):
                 continue
             draws = Draws(seed, number, row, place, type(transform).__name__)
-            operation = transform.draw(draws, Sample(channels, self.spatial, ranges))
+            operation = transform.draw(draws, Sample(channels, self.spatial, ranges, box, voxels))
             if operation is not None:
                 found.append(operation)
                 ranges = None if ranges is None else operation.carried(ranges)
@@ -90,7 +95,7 @@ def evaluate(
         for half in halves(region):
             evaluate(operations, half, read, out[within(half, region)], most_bytes, dtype)
         return
-    ready = boxes[0] == region and dtype == out.dtype and out.flags.c_contiguous
+    ready = region_shape(boxes[0]) == region_shape(region) and dtype == out.dtype and out.flags.c_contiguous
     block: Array = out if ready or not steps else np.empty(region_shape(boxes[0]), dtype)
     read(boxes[0], block)
     for operation, (source, wanted) in steps:

@@ -28,6 +28,10 @@ class Sample:
     spatial: Shape
     ranges: Array | None = None
     """Minimum, maximum and mean of each channel as normalised, of shape (channels, 3)."""
+    box: Region = ()
+    """Where the sample that a crop is of stands, along its spatial axes, in the view that is read."""
+    voxels: Sequence[Array] = ()
+    """Places of foreground voxels in it, of each class that it has."""
 
     @property
     def shape(self) -> Shape:

@@ -5,6 +5,7 @@ Errors name the option. Options that are typed take precedence over those of the
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from oocdl import transforms
 from oocdl.config import shown
 from oocdl.errors import InputError
 from oocdl.ops.schedules import (
@@ -180,6 +182,25 @@ def parse_groups(given: Sequence[str]) -> list[Any] | None:
     return found or None
 
 
+def parse_augment(given: Sequence[str]) -> list[Any] | None:
+    """Read ``--augment``: "nnunet", or transforms as one writes them in Python.
+
+    >>> parse_augment(["RandSpatialCrop((64, 64, 32), foreground=0.33)", "nnunet"])
+    [RandSpatialCrop(roi_size=(64, 64, 32), foreground=0.33), 'nnunet']
+    """
+    found: list[Any] = []
+    for text in given:
+        try:
+            call: Any = ast.parse(text, mode="eval").body
+            fields = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+            found.append(getattr(transforms, call.func.id)(*map(ast.literal_eval, call.args), **fields))
+        except AttributeError:  # no transform: the check of the option says so
+            found.append(text)
+        except (SyntaxError, ValueError, TypeError) as error:
+            raise InputError(f"--augment {text}: {error}") from error
+    return found or None
+
+
 def parse_space(given: Sequence[str]) -> dict[str, Any]:
     """Read texts such as ``lr=log:1e-5..1e-2``, ``optimizer.momentum=0..0.9``, ``batch_size=1,2,4``.
 
@@ -246,7 +267,7 @@ def as_words(name: str, value: Any) -> Any:
     >>> as_words("space", {"lr": "log:1e-5..1e-2", "batch_size": [1, 2]}), as_words("batch_size", 2)
     (['lr=log:1e-5..1e-2', 'batch_size=1,2'], 2)
     """
-    if name == "param_groups":
+    if name in ("param_groups", "augment"):
         groups = value if isinstance(value, list) else [value]
         return [
             ",".join(f"{key}={_joined(held, '|')}" for key, held in group.items())

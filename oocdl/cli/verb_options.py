@@ -13,12 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
+from oocdl.augmentation.nnunet import Augment
 from oocdl.callbacks import CSV, EarlyStopping, MLflow, ModelCheckpoint, TensorBoard
 from oocdl.cli.texts import (
     SCHEDULES,
     flag,
     numbers,
     pairs,
+    parse_augment,
     parse_groups,
     parse_loss,
     parse_parallel,
@@ -276,6 +278,7 @@ FORMS: Mapping[Any, Form] = {
     ParamGroup | Sequence[ParamGroup] | None: Form(
         list[str], lambda name, items: parse_groups(items or ()), "params=NAME,lr=.."
     ),
+    Augment: Form(list[str], lambda name, items: parse_augment(items or ()), "nnunet or TRANSFORM(..)"),
     Normalize: Form(list[str], lambda name, items: word_or_pairs(name, items), "METHOD or ARRAY=METHOD"),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,..", "1,2,4,8,16,32,64"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),

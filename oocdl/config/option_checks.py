@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.augmentation.crop import RandSpatialCrop
 from oocdl.augmentation.normalization import METHODS
 from oocdl.augmentation.transform import Transform
 from oocdl.errors import InputError
@@ -163,10 +164,14 @@ def metrics(name: str, value: Any) -> tuple[Metric, ...]:
     return tuple(found.values())
 
 
-def augment(name: str, value: Any) -> str | tuple[Transform, ...] | None:
-    """Check transforms, or the name of nnU-Net's."""
-    known = "transforms of oocdl.transforms or 'nnunet'"
-    return "nnunet" if value == "nnunet" else _several(name, value, Transform, known) or None
+def augment(name: str, value: Any) -> str | tuple[Transform | str, ...] | None:
+    """Check transforms, the name of nnU-Net's among them; a crop comes first."""
+    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    own = [one for one in items if not (isinstance(one, str) and one == "nnunet")]
+    _several(name, own, Transform, "transforms of oocdl.transforms or 'nnunet'")
+    if any(isinstance(one, RandSpatialCrop) for one in items[1:]):
+        raise InputError(f"{name}: RandSpatialCrop stands once, in front of all other transforms")
+    return "nnunet" if items == ("nnunet",) else items or None
 
 
 def normalize(name: str, value: Any) -> str | dict[str, str]:

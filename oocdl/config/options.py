@@ -17,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
-from oocdl.augmentation.transform import Transform
+from oocdl.augmentation.nnunet import Augment
 from oocdl.config import option_checks as checks
 from oocdl.config.option_checks import Check
 from oocdl.ops.loss_functions import Loss
@@ -39,7 +39,6 @@ ParamGroup = str | Mapping[str, Any]
 """Weights that are updated alike: a pattern "params" and fields of the optimizer; or "no_decay_1d"."""
 Metrics = str | Metric | Sequence[str | Metric]
 """Metrics, by name or as objects."""
-Augment = Literal["nnunet"] | Transform | Sequence[Transform] | None
 """Transforms, or the name of a set of them."""
 Normalize = str | Mapping[str, str] | None
 """A method, or methods by array."""
@@ -193,9 +192,10 @@ class SettingOptions(TypedDict, total=False):
     and 1, "ct" as nnU-Net does CT, by the labelled voxels of all samples trained on; or a mapping from array
     to method. Statistics are taken once, before the first step; predictions use the same method."""
     augment: Annotated[Augment, Option(None, "plan", check=checks.augment, fixed="run")]
-    """Transforms of ``oocdl.transforms`` for samples that are trained on, or "nnunet" for nnU-Net's. They are
-    functions of seed, pass, sample and voxel: a sample is never whole in memory, and the bits are the same
-    however the work is cut."""
+    """Transforms of ``oocdl.transforms`` for samples that are trained on, or "nnunet" for nnU-Net's, which
+    may stand among others. ``RandSpatialCrop`` in front of all others cuts a part out of each sample. They
+    are functions of seed, pass, sample and voxel: a sample is never whole in memory, and the bits are the
+    same however the work is cut."""
     logits: Annotated[Literal["strict", "auto"], Option("strict", "plan", fixed="run", predicts=True)]
     """"auto" drops a final Softmax or Sigmoid, which the losses contain."""
     allow_missing_chunks: Annotated[bool, Option(True, "neither", predicts=True)]

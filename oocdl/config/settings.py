@@ -50,7 +50,7 @@ class Settings:
     pad_to_multiple_of: int | None
     scale: Mapping[str, float] | None
     normalize: str | Mapping[str, str] | None
-    augment: str | tuple[Transform, ...] | None
+    augment: str | tuple[Transform | str, ...] | None
     logits: str
     allow_missing_chunks: bool
     strict: bool

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 
+from oocdl.augmentation.crop import crop_of
 from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.ops.param_groups import rates_of, step_scalars
@@ -113,10 +114,15 @@ class Course:
         apart = set(self.validated)
         return tuple(row for row in range(self.samples) if row not in apart)
 
+    @property
+    def trained_labels(self) -> Sequence[str]:
+        """The label of each sample's size as it is trained on: crops have one size."""
+        return () if crop_of(self.settings.augment) else self.labels
+
     @cached_property
     def counts(self) -> Mapping[str, int]:
         """Label of a size -> samples of it that are trained on."""
-        return _counts(self.trained, self.labels)
+        return _counts(self.trained, self.trained_labels)
 
     @property
     def passes_per_epoch(self) -> int:
@@ -153,7 +159,7 @@ class Course:
             alone = self.passes_per_epoch % self.passes == 1
             roles += [FIRST, *([NEXT] if self.passes > 2 else []), *([SINGLE_PASS] if alone else [])]
         found = _kinds(roles, self.counts, self.settings.batch_size)
-        if self.labels:
+        if self.trained_labels:
             return found
         # Where all samples have one size, the smaller batch is the last of its epoch.
         left = any(kind.is_rest for kind in found.values())
@@ -216,7 +222,7 @@ class Course:
         while number < self.total_steps:
             epoch, skipped = divmod(number, self.steps_per_epoch)
             order = order_of(len(trained), settings.shuffle, settings.seed, epoch)
-            found = by_size((trained[int(at)] for at in order), self.labels, settings.batch_size)
+            found = by_size((trained[int(at)] for at in order), self.trained_labels, settings.batch_size)
             batches = islice(found, skipped * size, None)
             for first in range(skipped * size, self.passes_per_epoch, size):
                 if number < self.total_steps:
@@ -239,7 +245,7 @@ class Course:
         for index, rows in enumerate(step.batches):
             role = (NEXT if index else FIRST) if index < count - 1 else MAIN
             role = SINGLE_PASS if self.passes > count == 1 else role
-            plan_id = self._ids[role, _label(self.labels, rows), len(rows)]
+            plan_id = self._ids[role, _label(self.trained_labels, rows), len(rows)]
             found.append((plan_id, PassInfo(step.first_pass + index, settings.seed, rows, numbers)))
         return found
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import gcd, prod
 
+from oocdl.augmentation.crop import crop_of
+from oocdl.augmentation.preparation import is_moved
 from oocdl.config import Settings
 from oocdl.errors import DatasetError, InputError, ModelError
 from oocdl.graph.ir.graph import Shape
@@ -44,9 +46,11 @@ class Sized:
     spaces: tuple[Shape, ...] = ()
     """Padded extents of samples, the main ones first; none where all have one size."""
     trained_spaces: tuple[Shape, ...] = ()
-    """Those of them that samples to train on have."""
+    """Those of them that samples to train on have, or that of their crops."""
     multiple: tuple[int, ...] = ()
     """What extents are padded to multiples of, by axis."""
+    crops: Binding | None = None
+    """The binding to crops of samples, where these are trained on; None: samples are whole."""
 
     def apart(self) -> Sized:
         """Return the same by the names of arrays in ``Dataset.with_validation``."""
@@ -63,8 +67,11 @@ def sized(
     *,
     least: Sequence[int] = (),
     alike: Collection[str] = (),
+    whole: bool = True,
 ) -> Sized:
     """Return a dataset in views of one size each; as it is if all its samples have one array.
+
+    It is left as it is, too, if no pass takes its samples ``whole``.
 
     ``trained`` are the samples that the largest size is one of. Extents are padded to multiples of ``least``
     at least, which another dataset of the run is padded to. ``alike`` are outputs that have the extents of
@@ -73,13 +80,13 @@ def sized(
     what is around a sample.
     """
     arrays = {name: binding.arrays[name] for name in sorted(binding.used)}
-    if not any(members_of(array) for array in arrays.values()):
+    if not whole or not any(members_of(array) for array in arrays.values()):
         return Sized(dataset, {"": binding}, ())
     axes = max(len(port.dims) for port in model.inputs) - 2
     spaces = _spaces(binding, axes)
     spatial = [name for name, array in arrays.items() if _is_spatial(array, spaces)]
     _check_alike({name: array for name, array in arrays.items() if name not in spatial})
-    alike = {*alike, *(t.output for t in binding.targets if t.array in spatial and not t.resized)}
+    alike = {*alike, *_alike(binding, spatial)}
 
     def wrong(space: Shape) -> Exception | None:
         views = [View(name, name, space, 0) for name in spatial]
@@ -116,6 +123,49 @@ def sized(
     )
 
 
+def cropped(model: OnnxModel, sizes: Sized, settings: Settings, trained: Sequence[int]) -> Sized:
+    """Return the same with a binding to crops, if ``augment`` begins with one: views of the crop's size.
+
+    ``trained`` are the samples that are cropped. Raises InputError if the crop has another number of axes,
+    the network does not take its size, or a loss cannot ignore what is around a smaller sample.
+    """
+    crop, binding = crop_of(settings.augment), sizes.bindings[""]
+    if crop is None:
+        return sizes
+    axes = max(len(port.dims) for port in model.inputs) - 2
+    roi = crop.size(axes)
+    crop.check(roi)
+    arrays = {name: binding.arrays[name] for name in sorted(binding.used)}
+    first = next(arrays[binding.inputs[port.name]] for port in model.inputs if len(port.dims) == axes + 2)
+    spaces = _spaces(binding, axes) if members_of(first) else [first.shape[-axes:]] * binding.samples
+    spatial = [name for name, array in arrays.items() if _is_spatial(array, spaces)]
+    is_padded = any(its < mine for row in trained for its, mine in zip(spaces[row], roi, strict=True))
+    pads = _pads(binding, spatial, is_padded)
+
+    def of(space: Shape) -> tuple[Dataset, Binding]:
+        views = [View(name, f"/crop/{name}", space, pads[name]) for name in spatial]
+        made = sizes.dataset.with_views([*sizes.dataset.reopen.views, *views])
+        name_of = {view.array: view.name for view in views}
+        return made, binding.renamed(lambda name: name_of.get(name, name), made.arrays)
+
+    def wrong(space: Shape) -> Exception | None:
+        return _why_not(model, of(space)[1], settings, _alike(binding, spatial), space)
+
+    multiple = _multiple(wrong, [roi], [1] * axes)
+    if _padded(roi, multiple) != roi:
+        raise InputError(
+            f"augment: RandSpatialCrop cuts {list(roi)}, and the network takes multiples of {multiple}"
+        )
+    dataset, crops = of(roi)
+    views = {view.name: view.array for view in dataset.reopen.views}
+    return replace(sizes, dataset=dataset, views=views, trained_spaces=(roi,), crops=crops)
+
+
+def _alike(binding: Binding, spatial: Collection[str]) -> set[str]:
+    """Return the outputs whose targets say that they have the extents of inputs."""
+    return {one.output for one in binding.targets if one.array in spatial and not one.resized}
+
+
 def _view_name(name: str, label: str) -> str:
     """Return the name of a view; it begins with a slash, as no name of an array does."""
     return f"/{label}/{name}" if label else name
@@ -146,6 +196,8 @@ def _listed(shapes: Mapping[str, Shape]) -> str:
 def _is_spatial(array: DataArray, spaces: Sequence[Shape]) -> bool:
     """Whether the samples of an array have the extents of the inputs."""
     members = members_of(array)
+    if not members:
+        return is_moved(array.shape[1:], spaces[0])
     return all(member.shape[-len(space) :] == space for member, space in zip(members, spaces, strict=True))
 
 
@@ -239,7 +291,7 @@ def _pads(binding: Binding, spatial: Sequence[str], is_padded: bool) -> dict[str
                 raise InputError(
                     f"samples are padded, and the loss of '{target.output}' ignores no label: take "
                     "'cross_entropy', 'dice_ce' or oocdl.losses.Dice(ignore_index=255), or write samples "
-                    "of sizes that the network takes as they are"
+                    "of sizes that the network takes as they are, none of them below a roi_size"
                 )
             is_input = target.array in binding.inputs.values()
             if is_input or found.setdefault(target.array, ignored) != ignored:

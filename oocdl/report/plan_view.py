@@ -10,6 +10,7 @@ from typing import Any
 
 from dask.delayed import Delayed
 
+from oocdl.augmentation.crop import crop_of
 from oocdl.config import Settings
 from oocdl.errors import InputError, printable
 from oocdl.graph.ir.array_layout import footprint
@@ -143,7 +144,7 @@ class Plan:
     def sizes(self) -> Mapping[str, Simulated]:
         """The simulated passes that end a step, of all sizes where samples differ in size, by plan id."""
         keeps_old = not discards_old_weights(self.compiled.plan, self.machine)
-        ids = self.of_role(MAIN) if self.course.labels else []
+        ids = self.of_role(MAIN) if self.course.trained_labels else []
         return {plan_id: self._simulated(plan_id, keeps_old) for plan_id in ids}
 
     def _simulated(self, plan_id: str, keeps_old: bool) -> Simulated:
@@ -333,6 +334,8 @@ class Plan:
         nominal = known_rates(self.machine.engine) is NOMINAL
         rates = "nominal (measure them: oocdl info --machine)" if nominal else "measured on this machine"
         read, written = self.spill_read_bytes / 2**20, self.spill_written_bytes / 2**20
+        crop = crop_of(self.settings.augment)
+        crops = [f"trains on {crop}, one of each sample an epoch"] if crop else []
         samples, seconds = counted(len(self.course.validated), "sample"), self.validation_seconds
         validation = [f"validation: {samples}, {seconds:.3g} s predicted"] if self.course.validated else []
         return "\n".join(
@@ -342,6 +345,7 @@ class Plan:
                 f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
                 f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
                 f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
+                *crops,
                 *validation,
                 f"engine {self.machine.engine}; threads {self.machine.threads}",
                 *self.dataset.notes(),

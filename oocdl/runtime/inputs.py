@@ -74,6 +74,7 @@ class Feed:
         stream = self.stream
         assert stream is not None
         samples, axis = ((row, row + 1),), stream.channel_axis
+        own, offset = self.reader.box(row), self.reader.offset(row)
 
         def read(box: Region, block: Array) -> None:
             inner, target = (box, block) if axis else (box[1:], block[0])
@@ -82,13 +83,14 @@ class Feed:
                     found = self.reader.read((*samples, *part))
                 used = target[None][(slice(None), *within(part, inner))]
                 used[...] = found if self.scale is None else _scaled(found, self.scale, used.dtype)
-                self.check(found, used, (*samples, *part))
+                self.check(found, used, (*samples, *moved(part, [-start for start in offset])))
             stream.normalize(block, row, box)
-            if stream.numbers is not None and (own := self.reader.box(row)) is not None:
+            if stream.numbers is not None and own is not None:
                 _clear_around(block, box, own if axis else ((0, 1), *own))
 
         box, channels = (region, self.reader.shape[1]) if axis else (((0, 1), *region), 1)
-        operations = stream.operations(info.seed, info.number, row, channels)
+        around = () if own is None else own[len(own) - len(stream.spatial) :]
+        operations = stream.operations(info.seed, info.number, row, channels, around)
         dtype = out.dtype if out.dtype.kind == "f" else self.reader.dtype
         evaluate(operations, box, read, out if axis else out[None], stream.chain_bytes, dtype)
 

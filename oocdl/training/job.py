@@ -15,6 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from oocdl.augmentation.crop import crop_of
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.errors import InputError, StoreError
@@ -30,7 +31,7 @@ from oocdl.planning.choice.pass_kinds import compile_passes
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Crew, Machine, machine_for
 from oocdl.planning.passes import MAIN, Course
-from oocdl.planning.sample_sizes import Sized, sized
+from oocdl.planning.sample_sizes import Sized, cropped, sized
 from oocdl.pytorch.door import from_dataset
 from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
@@ -81,10 +82,10 @@ class Job:
         return Plan(kinds, self.settings, self.machine, self.model.path.name, self.dataset, self.course)
 
     def _compiled(self, frozen: Mapping[str, Any]) -> dict[str, CompiledPass]:
-        bindings = self.sized.bindings
-        validations = bindings if self.validation is None else self.validation.bindings
+        validations = (self.validation or self.sized).bindings
+        trained = {"": self.sized.crops} if self.sized.crops else self.sized.bindings
         how = self.settings, self.machine, self.course, frozen
-        return compile_passes(self.model, bindings, *how, validations)
+        return compile_passes(self.model, trained, *how, validations)
 
 
 def job_of(
@@ -104,7 +105,9 @@ def job_of(
     binding = bind(opened, data, settings)
     data, validation = data.only(binding.used), None
     course = Course(binding.samples, settings)
-    sizes = sized(opened, data, binding, settings, course.trained)
+    seen = crop_of(settings.augment) is None or settings.held_out is not None
+    sizes = sized(opened, data, binding, settings, course.trained, whole=seen)
+    sizes = cropped(opened, sizes, settings, course.trained)
     data, course = sizes.dataset, replace(course, labels=sizes.labels)
     if settings.validation is not None and settings.held_out is None:
         further = open_dataset(settings.validation, settings.allow_missing_chunks)

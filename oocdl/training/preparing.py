@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.augmentation.crop import crop_of, foreground_voxels
 from oocdl.augmentation.nnunet import transforms_of
 from oocdl.augmentation.normalization import Blocks, moments, numbers_of
 from oocdl.augmentation.preparation import Preparation, is_moved
@@ -16,10 +17,10 @@ from oocdl.augmentation.stream import CHAIN_BYTES
 from oocdl.config import Settings
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.index import whole
+from oocdl.graph.ir.index import Region, region_shape, whole
 from oocdl.graph.onnx.reader import OnnxModel, Port
-from oocdl.ops.loss_functions import reads_labels
-from oocdl.planning.binding import Binding
+from oocdl.ops.loss_functions import labels_of, reads_labels
+from oocdl.planning.binding import Binding, Target
 from oocdl.planning.sample_sizes import Sized
 from oocdl.runtime.inputs import READ_CHUNKS, Feed, read_blocks
 from oocdl.storage.dataset.dataset import DataArray, Dataset
@@ -71,10 +72,10 @@ def preparation_of(
     }
     made = replace(made, views=views, methods=methods, numbers=numbers, spatial=next(iter(extents.values())))
     if "ct" in methods.values() and binding.targets:
-        made = replace(made, foreground=_foreground(binding, made.spatial))
+        made = replace(made, foreground=_foreground(binding, made.spatial).array)
     if settings.augment is None:
         return made
-    for space in sizes.trained_spaces:
+    for space in sizes.trained_spaces or (made.spatial,):
         for transform in transforms_of(settings.augment, space):
             transform.check(space)
     return _with_transforms(made, binding, settings, extents, counts)
@@ -94,9 +95,12 @@ def _with_transforms(
     if len(set(extents.values())) > 1:
         text = ", ".join(f"'{name}' has {list(found)}" for name, found in extents.items())
         raise InputError(f"augment needs images of equal spatial extents: {text}; leave it out")
-    transforms = transforms_of(settings.augment, made.spatial)
-    for transform in transforms:
-        transform.check(made.spatial)
+    transforms, crop = transforms_of(settings.augment, made.spatial), crop_of(settings.augment)
+    if crop is not None and crop.foreground:
+        target = _foreground(binding, made.spatial)
+        labels = labels_of(target.spec, (1, 2, 1), (1, 1))  # of any shapes
+        ignored = (labels and labels.ignore_index) or 0
+        made = replace(made, foreground=target.array, ignored=ignored, voxels=[()] * binding.samples)
     if any(transform.spatial for transform in transforms):
         _check_targets(binding, made.spatial)
     largest = max(prod(binding.arrays[name].chunks) for name in binding.used)
@@ -131,14 +135,14 @@ def _check_targets(binding: Binding, spatial: tuple[int, ...]) -> None:
             )
 
 
-def _foreground(binding: Binding, spatial: tuple[int, ...]) -> str:
-    """Return the array of the labels for "ct". Raises InputError if there is none."""
+def _foreground(binding: Binding, spatial: tuple[int, ...]) -> Target:
+    """Return the target with the labels for "ct", or for crops. Raises InputError if there is none."""
     for target in binding.targets:
         if reads_labels(target.spec) and is_moved(binding.arrays[target.array].shape[1:], spatial):
-            return target.array
+            return target
     raise InputError(
-        "normalize='ct' takes statistics of labelled voxels, and no target has a label for each voxel; "
-        "use 'zscore' or 'percentiles'"
+        "normalize='ct' and foreground= of RandSpatialCrop take labelled voxels, and no target has a label "
+        "for each voxel; use 'zscore' or 'percentiles', and leave foreground= out"
     )
 
 
@@ -154,16 +158,23 @@ def prepared(
     ``say`` is told before that takes long; ``trained`` are the rows whose labelled voxels "ct" takes
     statistics of. Raises DatasetError for bad data.
     """
-    if not (preparation.numbers or preparation.ranges):
+    if not (preparation.numbers or preparation.ranges or preparation.voxels):
         return preparation
     body = store.read_sealed(SAMPLES)
     if body is None:
         say(f"reading all samples of {dataset.where} for the statistics that normalize or augment need")
         made = measured(preparation, dataset, trained)
-        store.write_sealed(SAMPLES, {"numbers": _plain(made.numbers), "ranges": _plain(made.ranges)})
+        voxels = [[places.tolist() for places in sample] for sample in made.voxels]
+        tables = {"numbers": _plain(made.numbers), "ranges": _plain(made.ranges)}
+        store.write_sealed(SAMPLES, {**tables, **({"voxels": voxels} if voxels else {})})
         return made
     with understood(store.path):
-        return replace(preparation, numbers=_tables(body["numbers"]), ranges=_tables(body["ranges"]))
+        return replace(
+            preparation,
+            numbers=_tables(body["numbers"]),
+            ranges=_tables(body["ranges"]),
+            voxels=[[np.array(places, np.int64) for places in one] for one in body.get("voxels", ())],
+        )
 
 
 def with_numbers_of(preparation: Preparation, store: RunStore, arrays: Mapping[str, str]) -> Preparation:
@@ -205,7 +216,21 @@ def measured(preparation: Preparation, dataset: Dataset, trained: Sequence[int] 
         for row, channel in np.ndindex(*table.shape[:2]):
             found = moments(_passes(made, name, dataset.arrays[name], (row,), channel, normalized=True))
             table[row, channel] = found.low, found.high, found.mean
-    return made
+    voxels = [_voxels(made, dataset, row) if row in trained else () for row in range(len(made.voxels))]
+    return replace(made, voxels=voxels)
+
+
+def _voxels(preparation: Preparation, dataset: Dataset, row: int) -> Sequence[Array]:
+    """Return the places of foreground voxels of each class of a sample, which crops are centred on."""
+    own, rank = own_sized(dataset.arrays[preparation.foreground], row), len(preparation.spatial)
+    scale = preparation.scale.get(own.name, 1)
+
+    def blocks() -> Iterator[tuple[Region, Array]]:
+        for part in read_blocks(whole(own.shape[1:]), own.chunks[1:], own.itemsize * own.chunks[0]):
+            found = own.read(((row, row + 1), *part)).reshape(region_shape(part[-rank:]))
+            yield part[-rank:], found if scale == 1 else np.rint(found * scale)
+
+    return foreground_voxels(str(row), own.shape[-rank:], blocks(), preparation.ignored)
 
 
 def _passes(

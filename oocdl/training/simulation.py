@@ -120,9 +120,8 @@ def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -
     machine = replace(job.machine, threads=lanes, workers=hosts if hosts > 1 else 0, sharing=hosts)
     settings = replace(job.settings, threads=lanes)
     batch = settings.batch_size * (hosts if weak else 1)
-    request = Request(
-        model=job.model, binding=job.binding, settings=settings, batch=batch, kind=PassKind.WHOLE
-    )
+    binding = job.sized.crops or job.binding
+    request = Request(model=job.model, binding=binding, settings=settings, batch=batch, kind=PassKind.WHOLE)
     compiled = compile_within(draft_pass(request), machine)
     plan = compiled.plan
     room = machine.capacity_bytes - machine.growth_bytes(plan.counts, plan.hosts)

@@ -46,6 +46,7 @@ from oocdl.optim import SGD, Adam, AdamW, Cosine, CosineRestarts, Exponential, M
 from oocdl.presets.unets import write_unet3d
 from oocdl.report.plan_view import Plan
 from oocdl.training.signature import records_of
+from oocdl.transforms import RandFlip
 from tests.kit import nets
 from tests.kit.commands import run
 
@@ -406,7 +407,7 @@ TEXTS: dict[Any, tuple[object, object]] = {
     Size | None: ("3GiB", "3GiB"),
     Literal["bfloat16"] | None: ("bfloat16", "bfloat16"),
     Names: ("a*", ("a*",)),
-    Augment: ("nnunet", "nnunet"),
+    Augment: ("RandFlip(0.5, (0, 1))", [RandFlip(0.5, (0, 1))]),
     Normalize: ("a=ct", {"a": "ct"}),
     Validation: (0.25, 0.25),
     Metrics: ("dice,iou", ("dice", "iou")),
@@ -479,6 +480,13 @@ def test_every_option_of_fit_reaches_its_setting(
     for extra, name, value in ALONE:
         refused(capsys, *fit, *extra)
         assert given[-1][name] == value != plain[name]
+    for text, found in (
+        ('"nnunet"', ["nnunet"]),
+        ('["RandFlip(0.5, 1)", "nnunet"]', [RandFlip(0.5, 1), "nnunet"]),
+    ):
+        (listed := folder / "augment.toml").write_text(f"augment = {text}\n")
+        refused(capsys, *fit, "--config", listed)
+        assert given[-1]["augment"] == found
     (off := folder / "off.toml").write_text("momentum = 0\nclip-norm = 0.0\nnesterov = false\n")
     for extra in (("--momentum", 0), ("--clip-norm", 0), ("--config", off)):
         refused(capsys, *fit, *extra)

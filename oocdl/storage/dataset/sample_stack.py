@@ -29,12 +29,15 @@ MARK, KIND = "oocdl", "kind"
 
 @dataclass(frozen=True, eq=False)
 class StackedSource(Source):
-    """Reads samples that have an array each as one array, cropped or padded to ``shape``."""
+    """Reads samples that have an array each, or one for all, as one array, cropped or padded to ``shape``.
+
+    A region may lie outside of the shape, where there is more of a larger sample.
+    """
 
     members: Sequence[DataArray]
-    """Arrays of the samples, without a sample axis."""
+    """Arrays of the samples, without a sample axis; or the one that has them all."""
     samples: Mapping[str, Mapping[str, Any]]
-    """Name of each sample -> the attributes of its group, in order."""
+    """Name of each sample -> the attributes of its group, in order; empty where all have one array."""
     shape: Shape
     """Shape of a sample in the view."""
     dtype: np.dtype[Any]
@@ -76,8 +79,9 @@ class StackedSource(Source):
 
     def box(self, row: int) -> Region:
         """Return where in the view a sample stands; it may begin or end outside."""
-        starts = ((mine - its) // 2 for mine, its in zip(self.shape, self.members[row].shape, strict=True))
-        return tuple((start, start + its) for start, its in zip(starts, self.members[row].shape, strict=True))
+        own = self.members[row].shape if self.samples else self.members[0].shape[1:]
+        starts = ((mine - its) // 2 for mine, its in zip(self.shape, own, strict=True))
+        return tuple((start, start + its) for start, its in zip(starts, own, strict=True))
 
     def read(self, region: Region) -> Array:
         """Read a region of the view, sample by sample."""
@@ -88,7 +92,9 @@ class StackedSource(Source):
             part = intersect(inner, box)
             if not is_empty(part):
                 own = moved(part, [-start for start, _ in box])
-                out[row - first][within(part, inner)] = self.members[row].read(own)
+                member = self.members[row if self.samples else 0]
+                found = member.read(own if self.samples else ((row, row + 1), *own))
+                out[row - first][within(part, inner)] = found if self.samples else found[0]
         return out
 
 
@@ -126,7 +132,7 @@ def stacked(
 
 def members_of(array: DataArray) -> Sequence[DataArray]:
     """Return the arrays of the samples of an array, if it is made of such; else none."""
-    return array.source.members if isinstance(array.source, StackedSource) else ()
+    return array.source.members if isinstance(array.source, StackedSource) and array.source.samples else ()
 
 
 def samples_of(array: DataArray) -> Mapping[str, Mapping[str, Any]]:
@@ -135,12 +141,12 @@ def samples_of(array: DataArray) -> Mapping[str, Mapping[str, Any]]:
 
 
 def viewed(array: DataArray, space: Shape, pad: int) -> DataArray:
-    """See the samples of a stacked array with these extents of their last axes, and ``pad`` around them."""
-    source = array.source
-    assert isinstance(source, StackedSource)
-    kept = len(source.shape) - len(space)
-    shape = (*source.shape[:kept], *space)
+    """See the samples of an array with these extents of their last axes, and ``pad`` around them."""
+    shape = (*array.shape[1 : len(array.shape) - len(space)], *space)
     dtype = np.result_type(array.dtype, np.min_scalar_type(pad)) if pad else array.dtype
+    source = (
+        array.source if isinstance(array.source, StackedSource) else StackedSource([array], {}, (), dtype)
+    )
     made = replace(source, shape=shape, dtype=dtype, pad=pad)
     boxes = [made.box(row) for row in range(array.shape[0])]
     return replace(array, shape=(array.shape[0], *shape), dtype=dtype, source=made, boxes=boxes)

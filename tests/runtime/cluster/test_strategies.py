@@ -16,6 +16,7 @@ from oocdl.planning.choice import host_search
 from oocdl.planning.hosts import relays
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
+from oocdl.transforms import RandSpatialCrop
 from tests.kit import nets
 from tests.kit.searches import workers_in
 
@@ -124,11 +125,13 @@ def test_what_goes_by_way_of_others_makes_the_bits_of_one(
     assert {item in made.homes for item in passed_on} == {True, False}
 
 
-def test_samples_of_different_sizes_make_the_same_bits(client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("augment", [None, (RandSpatialCrop((6, 6, 4), 0.5), "nnunet")], ids=type)
+def test_samples_of_different_sizes_make_the_same_bits(client: Client, tmp_path: Path, augment: Any) -> None:
     """Volumes of three sizes, accumulated, with validations: plans of several sizes on two processes."""
     model = nets.write_conv(tmp_path / "conv.onnx", channels=8, layers=2)
     data = nets.write_samples(tmp_path / "data.zarr", [(8, 6, 6), (10, 6, 6), (8, 6, 6), (6, 6, 6)])
     options = {**OPTIONS, "accumulate": 2, "epochs": 2, "steps": None, "validation": [3], "metrics": "dice"}
+    options |= {"augment": augment}
     there = oocdl.fit(model, data, workdir=tmp_path / "there", client=client, **options)
     here = oocdl.fit(model, data, workdir=tmp_path / "here", plan=there.plan, **options)
     assert nets.files_of(there) == nets.files_of(here)
@@ -136,4 +139,5 @@ def test_samples_of_different_sizes_make_the_same_bits(client: Client, tmp_path:
     assert [[row.get(n) for n in names] for row in there.history] == [
         [row.get(n) for n in names] for row in here.history
     ]
-    assert "first@8x6x6" in there.plan.kinds and list(there.plan.validation) == ["validation@6x6x6"]
+    assert ("first@8x6x6" in there.plan.kinds) == (augment is None)
+    assert list(there.plan.validation) == ["validation@6x6x6"]
