@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from oocdl.augmentation.draws import Array, Shape
 from oocdl.augmentation.stream import CHAIN_BYTES, WORKING_BYTES, Stream
@@ -40,6 +42,30 @@ class Preparation:
         """Memory that it takes beside what reading a dataset takes: its tables, and blocks of a chain."""
         tables = sum(table.nbytes for table in (*self.numbers.values(), *self.ranges.values()))
         return tables + (self.chain_bytes + WORKING_BYTES if self.transforms else 0)
+
+    def scale_of(self, name: str, array: str) -> float | None:
+        """Return the factor of an array of this name in the dataset, whose own name is ``array``; or None."""
+        return self.scale.get(self.views.get(name, name), self.scale.get(array))
+
+    def equals(self, other: Preparation) -> bool:
+        """Whether another does the same, leaving transforms aside."""
+        if self.scale != other.scale or self.methods != other.methods:
+            return False
+        return all(np.array_equal(table, other.numbers[name]) for name, table in self.numbers.items())
+
+    def joined(self, other: Preparation) -> Preparation:
+        """Return what does the same as both, to the arrays of both."""
+        names = ("scale", "methods", "numbers", "ranges", "views")
+        return replace(self, **{one: {**getattr(self, one), **getattr(other, one)} for one in names})
+
+    def renamed(self, name_of: Callable[[str], str]) -> Preparation:
+        """Return the same for arrays of other names."""
+        of_names = {
+            one: {name_of(name): value for name, value in getattr(self, one).items()}
+            for one in ("scale", "methods", "numbers", "ranges")
+        }
+        views = {name_of(view): name_of(array) for view, array in self.views.items()}
+        return replace(self, **of_names, views=views)  # type: ignore[arg-type]
 
     def plain(self) -> Preparation:
         """Return the same without transforms, as validations and predictions have it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,8 +34,8 @@ from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.job import plan_again
 from oocdl.training.prediction.evaluation import evaluated, library_of, table_path
-from oocdl.training.prediction.inference import Inference, Trained
-from oocdl.training.prediction.outputs import LABELS, write_predictions
+from oocdl.training.prediction.inference import Inference, Means, Trained
+from oocdl.training.prediction.outputs import write_means
 from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
 from oocdl.training.signature import public
 from oocdl.training.versions import Weights, Which, kept_steps, version_of
@@ -250,6 +250,8 @@ class Run:
         out: str | Path | None = None,
         *,
         argmax: bool = False,
+        probabilities: bool = False,
+        mirror: bool | Sequence[int] = False,
         nifti: str | Path | None = None,
         memory: Size | None = None,
         batch_size: int = 1,
@@ -257,48 +259,10 @@ class Run:
         spill: str | Path | None = None,
         which: Which = None,
     ) -> zarr.Group:
-        """Run the trained model over a dataset, and write its outputs to the Zarr group ``out``.
-
-        The group gets one array for each output, with the sample axis first; an earlier prediction is
-        replaced. Until its end the group is marked (``oocdl_unfinished`` in its attributes), and is no
-        dataset. If the call is killed, the same call with the same run, dataset and options goes on with it,
-        and computes what is not there as it was written. An output whose name cannot be a file's has it in
-        the attributes of its array.
-
-        Parameters
-        ----------
-        dataset
-            What the network is run over, as in ``fit``; it needs no targets.
-        out
-            Path of the Zarr group to write; default with ``nifti``: labels.zarr in that folder.
-        argmax
-            Write the class of each voxel (uint8, [N, ..]) instead of logits [N, C, ..]; no logits are stored.
-        nifti
-            Folder for labels as NIfTI, with ``argmax``: ``<sample>.nii.gz`` in the grid of the sample's file.
-        memory
-            Memory budget of the process; default: that of the run.
-        batch_size
-            Samples that go through the network at once.
-        inputs
-            Model input -> dataset array; default: as in the run.
-        spill
-            Folder for what does not fit; default: $OOCDL_SPILL, else in the run, or in the folder for
-            temporary files, with a warning, if the run can only be read.
-        which
-            The version: "last", "best", "ema" (the last, with the averages that ``ema=`` has made), or a step
-            of ``checkpoints``; default: that of the best validation if ``EarlyStopping`` has ended the run
-            and restored it, else the last.
-
-        Raises
-        ------
-        What ``fit`` raises.
-        """
-        if (nifti is not None and not argmax) or (out is None and nifti is None):
-            raise InputError("predict takes out, a Zarr group to write, or argmax and nifti, a folder")
-        volumes = None if nifti is None else path_of("nifti", nifti)
-        target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
-        inference = Inference(self._trained(which), dataset, memory, batch_size, inputs, spill)
-        return write_predictions(inference, target, argmax, volumes)
+        """Run the trained model over a dataset: ``oocdl.predict`` of this run alone, which has all options."""
+        means = Means(mirror, probabilities)
+        given = {"memory": memory, "batch_size": batch_size, "inputs": inputs, "spill": spill}
+        return write_means([trained_of(self, which)], dataset, out, argmax, nifti, means, **given)
 
     @public
     def evaluate(
@@ -348,7 +312,7 @@ class Run:
         table = table_path(per_sample)
         library = library_of(metrics)
         inference = Inference(
-            self._trained(which), dataset, memory, batch_size, inputs, spill, True, targets, metrics
+            [trained_of(self, which)], dataset, memory, batch_size, inputs, spill, True, targets, metrics
         )
         return evaluated(inference, library, table)
 
@@ -358,9 +322,6 @@ class Run:
         if manifest is None:
             raise StoreError(f"run {self.path} has no committed step yet")
         return manifest, {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
-
-    def _trained(self, which: Which) -> Trained:
-        return Trained(self.path, version_of(self._store, which), self._settings, self._model)
 
     @property
     def _model_path(self) -> Path:
@@ -381,6 +342,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, steps={self.steps}{'' if self.finished else ', unfinished'})"
+
+
+def trained_of(run: Run, which: Which) -> Trained:
+    """Return a version of a run, whose weights are read."""
+    return Trained(run.path, version_of(run._store, which), run._settings, run._model)
 
 
 def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:

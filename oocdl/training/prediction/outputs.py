@@ -21,6 +21,7 @@ from oocdl.data.label_volumes import sample_facts, write_labels
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, region_shape, within
+from oocdl.host.paths import path_of
 from oocdl.planning.binding import Binding
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime import weight_io
@@ -28,13 +29,34 @@ from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import locked
 from oocdl.training.metric_values import Measured
-from oocdl.training.prediction.inference import Inference
+from oocdl.training.prediction.inference import Inference, Means, Trained
 from oocdl.training.prediction.predictions import Output, Predictions
 
 Facts = Sequence[tuple[str, Mapping[str, Any]]]
 """Name and attributes of each sample."""
 LABELS = "labels.zarr"
 """Labels beside the volumes that are made of them, where no other place was given."""
+
+
+def write_means(
+    trained: Sequence[Trained],
+    dataset: Any,
+    out: str | Path | None,
+    argmax: bool,
+    nifti: str | Path | None,
+    means: Means,
+    **given: Any,
+) -> zarr.Group:
+    """Predict as ``oocdl.predict`` tells; ``given`` are further parameters of ``Inference``."""
+    if (nifti is not None and not argmax) or (out is None and nifti is None):
+        raise InputError("predict takes out, a Zarr group to write, or argmax and nifti, a folder")
+    if argmax and means.probabilities:
+        raise InputError(
+            "argmax writes the classes, and probabilities what they are taken from; leave one out"
+        )
+    volumes = None if nifti is None else path_of("nifti", nifti)
+    target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
+    return write_predictions(Inference(trained, dataset, means=means, **given), target, argmax, volumes)
 
 
 def write_predictions(inference: Inference, target: Path, argmax: bool, volumes: Path | None) -> zarr.Group:
