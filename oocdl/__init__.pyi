@@ -18,7 +18,7 @@ from .report.plan_view import Plan
 from .report.scaling import Scaling
 from .storage.run.repair import repair, verify
 from .training.call import Options
-from .training.predict import predict
+from .training.prediction.outputs import predict
 from .training.run import Run
 from .training.simulation import simulate
 from .training.trainer import fit, open, plan

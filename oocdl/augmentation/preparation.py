@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from oocdl.augmentation.draws import Array, Shape
 from oocdl.augmentation.stream import CHAIN_BYTES, WORKING_BYTES, Stream
 from oocdl.augmentation.transform import Transform
+
+_BY_ARRAY = ("scale", "methods", "numbers", "ranges", "views")
+"""Fields that map names of arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,29 +44,15 @@ class Preparation:
         tables = sum(table.nbytes for table in (*self.numbers.values(), *self.ranges.values()))
         return tables + (self.chain_bytes + WORKING_BYTES if self.transforms else 0)
 
-    def scale_of(self, name: str, array: str) -> float | None:
-        """Return the factor of an array of this name in the dataset, whose own name is ``array``; or None."""
-        return self.scale.get(self.views.get(name, name), self.scale.get(array))
-
-    def equals(self, other: Preparation) -> bool:
-        """Whether another does the same, leaving transforms aside."""
-        if self.scale != other.scale or self.methods != other.methods:
-            return False
-        return all(np.array_equal(table, other.numbers[name]) for name, table in self.numbers.items())
-
     def joined(self, other: Preparation) -> Preparation:
         """Return what does the same as both, to the arrays of both."""
-        names = ("scale", "methods", "numbers", "ranges", "views")
-        return replace(self, **{one: {**getattr(self, one), **getattr(other, one)} for one in names})
+        return replace(self, **{name: {**getattr(self, name), **getattr(other, name)} for name in _BY_ARRAY})
 
     def renamed(self, name_of: Callable[[str], str]) -> Preparation:
         """Return the same for arrays of other names."""
-        of_names = {
-            one: {name_of(name): value for name, value in getattr(self, one).items()}
-            for one in ("scale", "methods", "numbers", "ranges")
-        }
-        views = {name_of(view): name_of(array) for view, array in self.views.items()}
-        return replace(self, **of_names, views=views)  # type: ignore[arg-type]
+        tables = {name: getattr(self, name) for name in _BY_ARRAY}
+        named = {name: {name_of(key): value for key, value in of.items()} for name, of in tables.items()}
+        return replace(self, **named | {"views": {key: name_of(of) for key, of in named["views"].items()}})
 
     def plain(self) -> Preparation:
         """Return the same without transforms, as validations and predictions have it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,16 +17,7 @@ from oocdl.cli.demo import run_demo
 from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
 from oocdl.cli.texts import ConfigFile, numbers, sizes
-from oocdl.cli.verb_options import (
-    Dims,
-    Engine,
-    Out,
-    RunDir,
-    RunsAndData,
-    arguments_for,
-    records_for,
-    with_options,
-)
+from oocdl.cli.verb_options import Dims, Engine, Out, RunDir, arguments_for, records_for, with_options
 from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.data import convert as convert_files
 from oocdl.errors import CorruptError, InputError, printable
@@ -35,8 +25,8 @@ from oocdl.report.tables import Sheet
 from oocdl.report.units import counted, shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.repair import verify as verify_run
-from oocdl.training.predict import predict as predict_runs
 from oocdl.training.prediction.outputs import LABELS
+from oocdl.training.prediction.outputs import predict as predict_runs
 from oocdl.training.prediction.predictions import is_unfinished
 from oocdl.training.run import Run
 from oocdl.training.signals import Signals
@@ -81,28 +71,21 @@ def convert(
 @app.command()
 @with_options(PREDICT, leave_out=["runs"])
 def predict(
-    paths: RunsAndData,
-    dataset: Annotated[str | None, typer.Option(help="Dataset, where none stands behind the runs.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output path, where none stands behind it.")] = None,
+    run: RunDir,
+    further: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="Further run of a mean; may be repeated."),
+    ] = None,
     config: ConfigFile = None,
     **given: Any,
 ) -> None:
-    """Run trained models over a dataset; writes a Zarr group with one array an output, or volumes.
-
-    The leading paths that are run directories are the runs; of several, the mean is predicted.
-    """
-    runs = [paths[0], *takewhile(lambda path: (path / "run.json").is_file(), paths[1:])]
-    rest = paths[len(runs) :]
-    given |= {"runs": runs, "dataset": str(rest[0]) if rest else dataset, "out": rest[1] if rest[1:] else out}
-    if given["dataset"] is None or len(rest) > 2:
-        left = ", ".join(map(str, rest)) or "nothing"
-        raise InputError(f"predict takes runs, a dataset and perhaps an output; behind the runs is {left}")
+    """Run a trained model over a dataset; writes a Zarr group with one array an output, or volumes."""
     out = given["out"] or (given["nifti"] or Path()) / LABELS
     with (
         ending(lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED),
         waiting("predicting .."),
     ):
-        group = predict_runs(**arguments_for(PREDICT, given))
+        group = predict_runs([run, *(further or ())], **arguments_for(PREDICT, given))
     for name, array in sorted(group.arrays()):
         say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
     if given["nifti"] is not None:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -35,12 +35,10 @@ from oocdl.ops.losses.overlap_losses import DiceCE
 from oocdl.ops.schedules import Rate, WarmUp
 from oocdl.report.plan_view import Plan
 from oocdl.training.call import ALL_OPTIONS
-from oocdl.training.predict import Versions
 from oocdl.training.signature import records_of
 from oocdl.training.versions import Which
 from oocdl.tuning.values import with_values
 
-T = TypeVar("T")
 Records = Mapping[str, Option]
 """Options by their names in Python."""
 
@@ -58,17 +56,11 @@ def typed(text: str, kind: Any = str | None, default: Any = None) -> Option:
 Model = Annotated[Path, typer.Argument(help="ONNX file.")]
 Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
-RunsAndData = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="RUN.. DATASET [OUT]",
-        help="Run directories, a dataset as in fit, and an output path, which may be left out with --nifti.",
-    ),
-]
 Out = Annotated[Path, typer.Argument(help="Output path.")]
+OptionalOut = Annotated[Path | None, typer.Argument(help="Output path; may be left out with --nifti.")]
 Engine = Annotated[str, typer.Option(help=told("engine"))]
 Dims = Annotated[list[str] | None, typer.Option(metavar="NAME=SIZE,..", help="Open dimensions.")]
-ARGUMENTS = {"model": Model, "dataset": Data, "out": Out, "runs": RunsAndData}
+ARGUMENTS = {"model": Model, "dataset": Data, "out": Out}
 IN_PYTHON_ONLY = (
     "self", "client", "scheduler", "callbacks", "rates", "dynamic", "verify", "wait_seconds",
 )  # fmt: skip
@@ -127,7 +119,8 @@ def with_options(
 def _parameter(name: str, record: Option) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     if name in ARGUMENTS:
-        return inspect.Parameter(name, kind, default=record.default, annotation=ARGUMENTS[name])
+        annotation = ARGUMENTS[name] if record.default is not None else OptionalOut
+        return inspect.Parameter(name, kind, default=record.default, annotation=annotation)
     form, default, help_text = _form(name, record), record.default, record.first_sentence
     if form.type == list[str]:
         default, help_text = None, f"{help_text[:-1]}; may be repeated."
@@ -195,13 +188,8 @@ def _check_fields(what: str, record: Any, names: Sequence[str]) -> None:
             raise InputError(f"{what} has no {flag(name)}{nearest(name, others)}; it has {it_has}")
 
 
-def version(text: str) -> str | int:
-    """Read a version of a run."""
-    return int(text) if text.isdigit() else text
-
-
-def one_or_several(found: Sequence[T]) -> T | Sequence[T]:
-    """Return the item, where there is one.
+def one_or_several(found: Sequence[int]) -> int | Sequence[int]:
+    """Return the number, where there is one.
 
     >>> one_or_several((4,)), one_or_several((2, 5))
     (4, (2, 5))
@@ -281,11 +269,11 @@ FORMS: Mapping[Any, Form] = {
     int | Sequence[int]: Form(
         str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
     ),
-    Which: Form(str, lambda name, text: text and version(text), "last, best, ema or STEP"),
-    Versions: Form(
-        str,
-        lambda name, text: text and one_or_several([version(one) for one in text.split(",")]),
-        "last, best, ema or STEP, or one for each run: best,last,..",
+    **dict.fromkeys(
+        (Which, Which | Sequence[Which]),
+        Form(
+            str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best, ema or STEP"
+        ),
     ),
     bool | Sequence[int]: Form(bool),
     Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),

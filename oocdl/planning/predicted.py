@@ -1,23 +1,23 @@
-"""Probabilities, and means of them over networks and mirrored samples: one graph of copies of forward graphs.
+"""Probabilities, and their means over networks and mirrored samples: one graph of copies of forward graphs.
 
 Each copy reads its inputs mirrored, and what it predicts is mirrored back and added to what those before it
-predict. Copies of a network share its weights; those of several networks are told apart by a prefix.
+predict. Copies of a network share its weights; values of several networks have its number before their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import NamedTuple
 
 from oocdl.errors import InputError
-from oocdl.graph.ir.graph import Graph, Node, Shape
+from oocdl.graph.ir.graph import Graph, Node, Role, Shape
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops import RULES
 from oocdl.ops.ctc import CTC
 from oocdl.ops.expression import Lifted, apply, lift
-from oocdl.ops.gather import Rows
-from oocdl.ops.loss_functions import Labels, Loss, activation_of
+from oocdl.ops.loss_functions import Loss, activation_of
 from oocdl.ops.losses.class_losses import class_axis
 from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.planning.binding import heads_of
@@ -25,173 +25,139 @@ from oocdl.planning.recipe import Network, Request, import_model, logits_of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Member(Request):
-    """A network whose predictions are wanted, with the settings of its run."""
-
-    labels: Mapping[str, Shape]
-    """Output -> the shape that its labels had in training; empty if they had the extents of the inputs."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Prediction(Request):
-    """A pass whose outputs are means over networks and mirrored samples: of probabilities where losses have
-    classes, else of outputs. ``model``, ``binding`` and ``settings`` are those of the first network."""
+    """A pass that predicts means: of probabilities where losses have classes, else of outputs."""
 
-    members: Sequence[Member]
-    mirror: Sequence[int] = ()
-    """The spatial axes that samples are mirrored along, in all combinations."""
-    probabilities: bool = False
+    members: Sequence[tuple[Request, Mapping[str, Shape]]]
+    """The request of each network, the first of which is this, and the shapes of labels in its training."""
+    mirror: bool | Sequence[int]
+    """The spatial axes that samples are mirrored along, in all combinations; True: all of them."""
+    probabilities: bool
     """Whether outputs without probabilities are refused."""
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What is predicted of an output: a value, and the activation that makes it probabilities, if any."""
+class _Head(NamedTuple):
+    """What is predicted of an output: a value, and the activation that makes probabilities of it, if any."""
 
     value: str
     shape: Shape
-    activation: str | None
-    axis: int | None
+    activation: str = ""
+    axis: int = 0
 
 
 def import_networks(request: Request) -> Network:
-    """Import the networks of a pass as one graph.
+    """Import the network of a pass, or those whose mean it predicts, as one graph.
 
-    Raises InputError where networks do not go together, or an output has no probabilities.
+    Raises InputError where they do not go together, or an output has no probabilities.
     """
     if not isinstance(request, Prediction):
         return import_model(request)
-    networks, build = [import_model(one) for one in request.members], Builder(RULES)
+    networks, build = [import_model(one) for one, _ in request.members], Builder(RULES)
     build.scope = "/predicted/"
-    rank = max(len(port.dims) for port in request.model.inputs)
-    flips = [axes for count in range(len(request.mirror) + 1) for axes in combinations(request.mirror, count)]
-    totals: dict[str, Lifted] = {}
-    feeds, labels = dict[str, str](), dict[str, Labels | Rows]()
-    weights, first = dict(networks[0].imported.weights), dict[str, _Head]()
-    for number, (member, network) in enumerate(zip(request.members, networks, strict=True)):
-        prefix = f"/{number}/" if len(networks) > 1 else ""
-        heads = _heads(network, member, request.probabilities)
-        first = first or heads
-        _check_alike(first, heads, number)
-        graph = network.graph
-        names = _declared(build, graph, prefix)
-        feeds |= {names[name]: array for name, array in network.feeds.items()}
-        labels |= {names[name]: rows for name, rows in network.labels.items()}
+    shapes = [value.shape for value in networks[0].graph.of_role(Role.INPUT)]
+    spaces = {shape[2:] for shape in shapes if len(shape) == max(map(len, shapes))}
+    flips = _flips(request.mirror, len(next(iter(spaces))))
+    totals, heads = dict[str, Lifted](), [_heads(*pair, request) for pair in enumerate(networks)]
+    feeds, weights, labels = ({} for _ in range(3))
+    for number, network in enumerate(networks):
+        if [(o, *h[1:]) for o, h in heads[number].items()] != [(o, *h[1:]) for o, h in heads[0].items()]:
+            told = " and ".join(str({o: h[1:] for o, h in heads[at].items()}) for at in (0, number))
+            raise InputError(f"a mean is of equal outputs, and runs 1 and {number + 1} have {told}")
+        prefix, graph = f"/{number}/" if len(networks) > 1 else "", network.graph
+        names = _declared(build, graph, prefix, graph.values.keys() - network.feeds.keys())
+        weights |= {prefix + name: source for name, source in network.imported.weights.items()}
         for axes in flips:
-            places = [axis + 2 for axis in axes]
-            given = {name: _mirrored(lift(build, names[name]), places, rank).name for name in network.feeds}
-            copy = _copied(build, graph, names | given, f"{prefix}mirror{axes}/" if axes else prefix)
-            for output, head in heads.items():
-                found = lift(build, copy[head.value])
-                if head.activation is not None:
-                    found = apply(head.activation, found, **({"axis": head.axis} if head.axis else {}))
-                found = _mirrored(found, places, rank)
-                if output in totals:  # stored here: what copies make does not wait for the last one
-                    found = apply("Add", totals[output], found, runs_once=True)
-                totals[output] = found
-        if prefix:
-            weights = weights if number else {}
-            weights |= {prefix + name: source for name, source in network.imported.weights.items()}
-    copies = len(networks) * len(flips)
-    outputs = {output: (total / copies if copies > 1 else total).name for output, total in totals.items()}
-    imported = replace(networks[0].imported, weights=weights)
+            own = f"{prefix}mirror{axes}/" if axes else prefix
+            # Copies do not share inputs: all would compute at once what they read them for, and hold it.
+            read = _declared(build, graph, own, network.feeds)
+            feeds |= {read[name]: array for name, array in network.feeds.items()}
+            labels |= {read[name]: rows for name, rows in network.labels.items()}
+            given = {name: _mirrored(lift(build, value), axes, spaces).name for name, value in read.items()}
+            copy = _copied(build, graph, names | given, own)
+            for output, head in heads[number].items():
+                part = lift(build, copy[head.value])
+                if head.activation:
+                    part = apply(head.activation, part, **({"axis": head.axis} if head.axis else {}))
+                part = _mirrored(part, axes, spaces)
+                if output in totals:  # stored here: what copies compute does not wait for the last of them
+                    part = apply("Add", totals[output], part, runs_once=True)
+                totals[output] = part
+    count = len(networks) * len(flips)
+    outputs = {output: (total / count if count > 1 else total).name for output, total in totals.items()}
     graph = replace(build.graph(), outputs=tuple(outputs.values()))
+    imported = replace(networks[0].imported, weights=weights)
     return Network(imported=imported, graph=graph, feeds=feeds, outputs=outputs, labels=labels)
 
 
-def network_of(weight: str) -> tuple[int, str]:
-    """Return the number of the network that a weight is of, where there are several, and its name there.
-
-    >>> network_of("/2/conv.weight")
-    (2, 'conv.weight')
-    """
-    _, number, name = weight.split("/", 2)
-    return int(number), name
-
-
-def _heads(network: Network, member: Member, probabilities: bool) -> dict[str, _Head]:
-    """Return what is predicted of each output; of deep supervision, the first alone."""
-    loss, values = member.settings.loss, network.graph.values
-    losses: dict[str, Loss] = {name: spec for name, (spec, _) in heads_of(member.model, loss).items()}
-    if isinstance(loss, DeepSupervision):
-        losses = dict(list(losses.items())[:1])
-    found = {}
-    for output, value in network.outputs.items():
-        spec = losses.get(output)
-        if isinstance(loss, DeepSupervision) and spec is None:
-            continue
+def _heads(number: int, network: Network, prediction: Prediction) -> dict[str, _Head]:
+    """Return what is predicted of each output of a network; of deep supervision, of the first alone."""
+    (request, labels), values = prediction.members[number], network.graph.values
+    losses = {output: spec for output, (spec, _) in heads_of(request.model, request.settings.loss).items()}
+    deep = isinstance(request.settings.loss, DeepSupervision)
+    heads = {}
+    for output, value in list(network.outputs.items())[: 1 if deep else None]:
+        spec, heads[output] = losses.get(output), _Head(value, values[value].shape)
         activation = None if spec is None else activation_of(spec, values[value].shape)
-        if activation is None and probabilities:
+        if spec is not None and activation is not None:
+            logits = logits_of(network, output, spec, request.settings)
+            shape = values[logits].shape
+            axis = _class_axis(spec, shape, labels[output], network) if activation == "Softmax" else 0
+            heads[output] = _Head(logits, shape, activation, axis)
+        elif prediction.probabilities:
             what = "no loss" if spec is None else f"the loss {type(spec).__name__}"
-            raise InputError(f"output '{output}' has {what}, which makes no probabilities; leave them out")
-        if spec is None or activation is None:
-            found[output] = _Head(value, values[value].shape, None, None)
-            continue
-        logits = logits_of(network, output, spec, member.settings)
-        axis = _class_axis(network, member, spec, output, logits) if activation == "Softmax" else None
-        found[output] = _Head(logits, values[logits].shape, activation, axis)
-    return found
+            raise InputError(f"output '{output}' has {what}, which knows no probabilities; leave them out")
+    return heads
 
 
-def _class_axis(network: Network, member: Member, spec: Loss, output: str, logits: str) -> int:
-    """Return the axis of the classes that the loss compared in training."""
-    shape, labels = network.graph.values[logits].shape, member.labels[output]
+def _class_axis(spec: Loss, shape: Shape, labels: Shape, network: Network) -> int:
+    """Return the axis of the classes of logits, by the shape of labels in training or that of the inputs."""
     if isinstance(spec, CTC):
         return len(shape) - 1
     inputs = {network.graph.values[name].shape[2:] for name in network.feeds}
-    alike = not labels and len(shape) > 2 and shape[2:] in inputs
-    axis = 1 if alike else class_axis(shape, (shape[0], *labels[1:]))
+    axis = 1 if shape[2:] and shape[2:] in inputs else class_axis(shape, (shape[0], *labels[1:]))
     if axis is None:
         raise InputError(
-            f"output '{output}' of shape {list(shape)} has classes on an unknown axis, as labels had the shape "
-            f"{list(labels)} in training; give samples of that size, or take no probabilities, nor means"
+            f"the axis of classes is not known of logits {list(shape)}, whose labels were {list(labels)} in "
+            "training: give samples of that size, or take outputs as they are"
         )
     return axis
 
 
-def _check_alike(first: Mapping[str, _Head], heads: Mapping[str, _Head], number: int) -> None:
-    """Raise InputError if networks predict different things."""
-    told, others = (
-        {name: (list(head.shape), head.activation, head.axis) for name, head in some.items()}
-        for some in (first, heads)
-    )
-    if told != others:
-        raise InputError(
-            f"run {number + 1} predicts {others}, and run 1 {told}: a mean is of equal outputs; leave it out"
-        )
-
-
-def _declared(build: Builder, graph: Graph, prefix: str) -> dict[str, str]:
-    """Declare what no node makes, once for all copies of a graph; returns what it is called there.
-
-    Networks do not share inputs: all would compute at once what they read them for, and hold it.
-    """
+def _declared(build: Builder, graph: Graph, prefix: str, values: Iterable[str]) -> dict[str, str]:
+    """Declare those of some values that no node makes; returns what each is called."""
     made = {output for node in graph.nodes for output in node.outputs}
-    names = {name: prefix + name for name in graph.values if name not in made}
+    names = {name: prefix + name for name in values if name not in made}
     build.values |= {own: replace(graph.values[name], name=own) for name, own in names.items()}
-    build.constants |= {names[name]: array for name, array in graph.constants.items()}
+    build.constants |= {own: graph.constants[name] for name, own in names.items() if name in graph.constants}
     return names
 
 
 def _copied(build: Builder, graph: Graph, names: Mapping[str, str], prefix: str) -> Mapping[str, str]:
     """Add a copy of all nodes, which read ``names``; returns what each value is called there."""
-    names = dict(names)
+    made = {output: prefix + output for node in graph.nodes for output in node.outputs}
+    names = {**names, **made}
+    build.values |= {own: replace(graph.values[name], name=own) for name, own in made.items()}
     for node in graph.nodes:
-        names |= {output: prefix + output for output in node.outputs}
         inputs, outputs = (tuple(names[name] for name in some) for some in (node.inputs, node.outputs))
         build.nodes.append(Node(prefix + node.name, node.op, inputs, outputs, node.attrs))
-        for output in node.outputs:
-            build.values[names[output]] = replace(graph.values[output], name=names[output])
     return names
 
 
-def _mirrored(x: Lifted, axes: Sequence[int], rank: int) -> Lifted:
-    """Add a value mirrored along axes; one without spatial axes stays as it is."""
-    if len(x.shape) > 2 and len(x.shape) != rank and axes:
+def _flips(mirror: bool | Sequence[int], rank: int) -> list[tuple[int, ...]]:
+    """Return all combinations of the axes to mirror along. Raises InputError for others than there are."""
+    axes = tuple(range(rank)) if mirror is True else mirror or ()
+    if mirror and (not isinstance(axes, list | tuple) or not axes or set(axes) - set(range(rank))):
+        raise InputError(f"mirror takes True, or some of the {rank} spatial axes, from 0, not {mirror!r}")
+    return [flip for count in range(len(set(axes)) + 1) for flip in combinations(sorted(set(axes)), count)]
+
+
+def _mirrored(x: Lifted, axes: Sequence[int], spaces: Collection[Shape]) -> Lifted:
+    """Add a value mirrored along spatial axes; one without these stays as it is."""
+    space = x.shape[2:]
+    if axes and space not in spaces and set(space) - {1}:
         raise InputError(
-            f"mirror is for values of {rank} axes, as the largest input has, or without spatial ones, and "
-            f"'{x.name}' has the shape {list(x.shape)}; leave mirror out"
+            f"mirror takes values with the extents of the input, or none, not {list(x.shape)}; leave it out"
         )
-    for axis in axes if len(x.shape) == rank else ():
-        x = apply("Reverse", x, axis=axis)
+    for axis in axes if space in spaces else ():
+        x = apply("Reverse", x, axis=axis + 2)
     return x

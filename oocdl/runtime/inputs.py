@@ -111,9 +111,7 @@ def feeds_of(
         floats = np.dtype(value.dtype).kind == "f"
         image = value.role is Role.INPUT and len(value.shape) > 2 and floats
         stream = preparation.stream(source, array.shape[1:], len(value.shape) - 2 if image else None)
-        made[name] = Feed(
-            array, preparation.scale_of(source, array.name), labels.get(name), array.label, stream
-        )
+        made[name] = Feed(array, preparation.scale.get(array.name), labels.get(name), array.label, stream)
     return made
 
 

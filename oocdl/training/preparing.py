@@ -218,7 +218,7 @@ def _passes(
     normalized: bool = False,
 ) -> Blocks:
     """Return what begins passes over a channel of samples, or over its labelled voxels, in a fixed order."""
-    feed = Feed(array, preparation.scale_of(name, array.name), label=array.label)
+    feed = Feed(array, preparation.scale.get(array.name), label=array.label)
     rank = len(preparation.spatial)
     stream = preparation.stream(name, array.shape[1:], rank) if normalized else None
 

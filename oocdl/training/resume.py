@@ -279,6 +279,17 @@ def restored(data: Mapping[str, Any], names: Collection[str] = OF_PREDICTIONS) -
     return replace(make_settings(), **found)
 
 
+def settings_of(store: RunStore, names: Collection[str] = OF_PREDICTIONS) -> Settings:
+    """Return these settings of a run, of the others the defaults. Raises CorruptError."""
+    try:
+        return restored(store.meta["settings"], names)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CorruptError(
+            f"the settings in {store.path / 'run.json'} cannot be read ({reason}); of another version?"
+        ) from error
+
+
 def _value(data: Any) -> Any:
     if isinstance(data, list):
         return tuple(map(_value, data))

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import zarr
 
+from oocdl.config.options import Size
 from oocdl.data.label_volumes import sample_facts, write_labels
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
@@ -28,9 +29,12 @@ from oocdl.runtime import weight_io
 from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import locked
+from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Measured
-from oocdl.training.prediction.inference import Inference, Means, Trained
+from oocdl.training.prediction.inference import Inference
 from oocdl.training.prediction.predictions import Output, Predictions
+from oocdl.training.signature import public
+from oocdl.training.versions import Which, version_of
 
 Facts = Sequence[tuple[str, Mapping[str, Any]]]
 """Name and attributes of each sample."""
@@ -38,32 +42,89 @@ LABELS = "labels.zarr"
 """Labels beside the volumes that are made of them, where no other place was given."""
 
 
-def write_means(
-    trained: Sequence[Trained],
+class RunLike(Protocol):
+    """What ``fit`` and ``open`` return."""
+
+    path: Path
+
+
+@public
+def predict(
+    runs: RunLike | str | Path | Sequence[RunLike | str | Path],
     dataset: Any,
-    out: str | Path | None,
-    argmax: bool,
-    nifti: str | Path | None,
-    means: Means,
-    **given: Any,
+    out: str | Path | None = None,
+    *,
+    argmax: bool = False,
+    probabilities: bool = False,
+    mirror: bool | Sequence[int] = False,
+    nifti: str | Path | None = None,
+    memory: Size | None = None,
+    batch_size: int = 1,
+    inputs: Mapping[str, str] | None = None,
+    spill: str | Path | None = None,
+    which: Which | Sequence[Which] = None,
 ) -> zarr.Group:
-    """Predict as ``oocdl.predict`` tells; ``given`` are further parameters of ``Inference``."""
+    """Run trained models over a dataset, and write what they predict to the Zarr group ``out``.
+
+    The group gets one array for each output, with the sample axis first; an earlier prediction is
+    replaced. Until its end the group is marked (``oocdl_unfinished`` in its attributes), and is no
+    dataset. If the call is killed, the same call with the same runs, dataset and options goes on with it,
+    and computes what is not there as it was written. An output whose name cannot be a file's has it in
+    the attributes of its array.
+
+    Of several runs, and of mirrored samples, the mean is predicted: of probabilities where the loss has
+    classes (of deep supervision, of the first output), else of outputs. Each run has its own weights, its own
+    numbers of normalisation, and may have its own network; outputs, targets and precision are the same.
+
+    Parameters
+    ----------
+    runs
+        Run, or runs whose mean is predicted: paths, or what ``fit`` and ``open`` return.
+    dataset
+        What the network is run over, as in ``fit``; it needs no targets.
+    out
+        Path of the Zarr group to write; default with ``nifti``: labels.zarr in that folder.
+    argmax
+        Write the class of each voxel (uint8, [N, ..]) instead of logits [N, C, ..]; no logits are stored.
+    probabilities
+        Write probabilities of classes instead of outputs: their softmax, or their sigmoid where classes do
+        not exclude each other, and where there is one. Losses without classes are refused.
+    mirror
+        Mirror samples along all spatial axes, or along these (0 is the first), in all combinations.
+    nifti
+        Folder for labels as NIfTI, with ``argmax``: ``<sample>.nii.gz`` in the grid of the sample's file.
+    memory
+        Memory budget of the process; default: that of the (first) run.
+    batch_size
+        Samples that go through the network at once.
+    inputs
+        Model input -> dataset array; default: as in the run.
+    spill
+        Folder for what does not fit; default: $OOCDL_SPILL, else in the (first) run, or in the folder for
+        temporary files, with a warning, if the run can only be read.
+    which
+        The version: "last", "best", "ema" (the last, with the averages that ``ema=`` has made), or a step
+        of ``checkpoints``; of several runs, one of these or one for each; default: that of the best
+        validation if ``EarlyStopping`` has ended the run and restored it, else the last.
+
+    Raises
+    ------
+    What ``fit`` raises.
+    """
     if (nifti is not None and not argmax) or (out is None and nifti is None):
         raise InputError("predict takes out, a Zarr group to write, or argmax and nifti, a folder")
-    if argmax and means.probabilities:
-        raise InputError(
-            "argmax writes the classes, and probabilities what they are taken from; leave one out"
-        )
+    if argmax and probabilities:
+        raise InputError("argmax writes classes in the place of their probabilities: leave one of them out")
+    given = runs if isinstance(runs, list | tuple) else [runs]
+    versions = list(which) if isinstance(which, list | tuple) else [which] * len(given)
+    if not given or len(versions) != len(given):
+        raise InputError(f"predict takes a version of each run, got {len(versions)} of {len(given)} runs")
+    stores = [RunStore.open(path_of("runs", getattr(run, "path", run))) for run in given]
     volumes = None if nifti is None else path_of("nifti", nifti)
     target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
-    return write_predictions(Inference(trained, dataset, means=means, **given), target, argmax, volumes)
-
-
-def write_predictions(inference: Inference, target: Path, argmax: bool, volumes: Path | None) -> zarr.Group:
-    """Run the network over a dataset and write its outputs, or their classes, to a group; returns that.
-
-    With ``volumes`` labels are written there too, as NIfTI. Raises what ``Run.predict`` raises.
-    """
+    members = [version_of(store, version) for store, version in zip(stores, versions, strict=True)]
+    how = {"mirror": mirror, "probabilities": probabilities}
+    inference = Inference(members, dataset, memory, batch_size, inputs, spill, **how)
     outputs = logits = list(_outputs_of(inference))
     if volumes is not None:
         outputs = logits = _without_smaller(inference, outputs)
@@ -139,7 +200,7 @@ def _is_like(inference: Inference, outputs: Sequence[Output], row: int) -> bool:
 
 def _without_smaller(inference: Inference, outputs: Sequence[Output]) -> list[Output]:
     """Leave out outputs that were trained on the target of a larger one: those of deep supervision."""
-    heads = inference.trained.store.meta["identity"]["loss"]
+    heads = inference.store.meta["identity"]["loss"]
     targets = {one.name: heads.get(one.name, {}).get("target", one.name) for one in outputs}
     largest: dict[tuple[str, int | None], int] = {}
     for one in outputs:

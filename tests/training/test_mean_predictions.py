@@ -1,0 +1,206 @@
+"""``predict`` with probabilities, of several runs and of mirrored samples, against PyTorch in float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+import zarr
+from torch import Tensor, nn
+
+import oocdl
+from oocdl.errors import InputError
+from oocdl.planning.machine import Machine
+from oocdl.runtime.session import Session
+from tests.kit import nets
+from tests.kit.commands import run as call
+from tests.kit.models import UNet3d
+from tests.kit.settings import EXACT
+
+pytestmark = pytest.mark.usefixtures("planned_once")
+UNIT_BYTES = 250_000
+"""Units of these networks are cut to this size: no stored volume is whole in one."""
+ODD = [(9, 8, 10), (16, 12, 8)]
+Network = tuple[oocdl.Run, nn.Module, Callable[[Tensor], Tensor]]
+"""A run, its module with the trained weights, and what is done to its samples first."""
+
+
+def volumes(seed: int, shift: float) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    x = random.normal(shift, 1 + shift, (2, 1, 12, 8, 16)).astype("f4")
+    return {"x": x, "y": (x[:, 0] > shift).astype("u1") + (random.uniform(size=x[:, 0].shape) > 0.8)}
+
+
+def ct(data: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """nnU-Net's normalisation of CT, by the labelled voxels of the data that a run has."""
+    marked = data["x"][:, 0][data["y"] > 0].astype(np.float64)
+    low, high = np.percentile(marked, (0.5, 99.5))
+    return lambda x: (x.clip(low, high) - marked.mean()) / marked.std()
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> list[Network]:
+    """Two runs of one file that normalise by numbers of their own, and one of another network."""
+    folder, found = tmp_path_factory.mktemp("runs"), []
+    for seed, (base, method) in enumerate([(2, "ct"), (2, "ct"), (3, None)]):
+        torch.manual_seed(base)
+        module = UNet3d(base=base, depth=1).double().train()
+        if not (folder / f"{base}.onnx").exists():
+            oocdl.from_torch(module, torch.zeros(1, 1, 8, 8, 8).double(), folder / f"{base}.onnx")
+        data = volumes(seed, seed + 1.0)
+        how = {**EXACT, "steps": 1 + seed, "lr": 0.05, "loss": "dice_ce", "normalize": method}
+        run = oocdl.fit(folder / f"{base}.onnx", data, workdir=folder / f"run{seed}", **how)
+        run.load_into(module)
+        found.append((run, module.eval(), ct(data) if method else lambda x: x))
+    return found
+
+
+def read(group: zarr.Group) -> np.ndarray:
+    ((_, array),) = group.arrays()
+    return np.asarray(array)
+
+
+def mean_of(networks: Sequence[Network], x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """What PyTorch predicts: softmax, mirrored back, the mean of all."""
+    parts = []
+    with torch.no_grad():
+        for _, module, normalized in networks:
+            for count in range(len(axes) + 1):
+                for flip in itertools.combinations([axis + 2 for axis in axes], count):
+                    image = normalized(torch.from_numpy(x).double()).flip(flip)
+                    parts.append(module(image).softmax(1).flip(flip))
+    return torch.stack(parts).mean(0).numpy()
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+def test_means_are_pytorchs(
+    networks: list[Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    real, shares = Machine.limits, []
+    if cut:
+        monkeypatch.setattr(Machine, "limits", lambda self, settings, _: real(self, settings, UNIT_BYTES))
+    run_pass = Session.run_pass
+
+    def watched(self: Session, plan_id: str, info: Any) -> Any:
+        shares.append(self.compiled[plan_id].plan.peak_unit_bytes)
+        return run_pass(self, plan_id, info)
+
+    monkeypatch.setattr(Session, "run_pass", watched)
+    data = {"x": volumes(7, 1.5)["x"]}
+    paths = [run.path for run, _, _ in networks]
+    for members, mirror in ((1, False), (1, (0, 2)), (3, False), (3, True)):
+        axes = (0, 1, 2) if mirror is True else mirror or ()
+        found = oocdl.predict(
+            paths[:members], data, tmp_path / "out.zarr", probabilities=True, mirror=mirror, batch_size=2
+        )
+        wanted = mean_of(networks[:members], data["x"], axes)
+        np.testing.assert_allclose(read(found), wanted, rtol=0, atol=1e-12)
+    classes = oocdl.predict(paths, data, tmp_path / "out.zarr", argmax=True, mirror=True)
+    assert np.array_equal(read(classes), wanted.argmax(1))
+    assert max(shares) <= UNIT_BYTES or not cut
+
+
+def test_samples_of_own_sizes_and_volumes_from_the_command_line(
+    networks: list[Network], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = zarr.open_group(nets.write_samples(tmp_path / "odd.zarr", ODD), mode="r")
+    first, *others = (run.path for run, _, _ in networks)
+    said = call(
+        capsys, "predict", first, tmp_path / "odd.zarr", "--with", others[0], "--with", others[1], "--mirror",
+        "--argmax", "--nifti", tmp_path / "n",
+    )  # fmt: skip
+    assert said[0] == 0, said
+    for row, shape in enumerate(ODD):
+        pads = [(-extent % 2 // 2, -extent % 2 - -extent % 2 // 2) for extent in shape]
+        x = np.asarray(group[f"case_{row:03}/x"])
+        inner = tuple(slice(low, low + extent) for (low, _), extent in zip(pads, shape, strict=True))
+
+        def padded(normalized: Callable[[Tensor], Tensor], pads: Any = pads) -> Callable[[Tensor], Tensor]:
+            return lambda image: nn.functional.pad(
+                normalized(image), [n for pair in pads[::-1] for n in pair]
+            )
+
+        twins = [(run, module, padded(normalized)) for run, module, normalized in networks]
+        wanted = mean_of(twins, x[None], (0, 1, 2)).argmax(1)[0][inner]
+        image: Any = nib.load(tmp_path / f"n/case_{row:03}.nii.gz")
+        assert np.array_equal(np.asarray(image.dataobj).T, wanted)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_a_killed_mean_goes_on_with_the_same_question_alone(
+    networks: list[Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, out, first = Session.run_pass, tmp_path / "out.zarr", networks[0][0].path
+    paths, data = [run.path for run, _, _ in networks], {"x": volumes(7, 1.5)["x"]}
+    seen, alive = list[tuple[int, ...]](), [False]
+
+    def run_pass(self: Session, plan_id: str, info: Any) -> Any:
+        if not alive[0] and info.indices == (1,):
+            raise Killed
+        seen.append(info.indices)
+        return real(self, plan_id, info)
+
+    monkeypatch.setattr(Session, "run_pass", run_pass)
+    others: list[tuple[Any, Any]] = [(paths[1::-1], (0,)), ([first, first], (0,)), (paths[:2], (1,))]
+    for runs, mirror in [(paths[:2], (0,)), *others]:
+        alive[0] = False
+        with pytest.raises(Killed):
+            oocdl.predict(paths[:2], data, out, mirror=(0,))
+        alive[0] = bool(seen.clear() or True)
+        oocdl.predict(runs, data, out, mirror=mirror)
+        assert seen == ([(1,)] if (runs, mirror) == (paths[:2], (0,)) else [(0,), (1,)])
+
+
+def flat_run(folder: Path, name: str, final: str = "", classes: int = 3, **how: Any) -> oocdl.Run:
+    """A run of a perceptron; of numbers where the loss takes such."""
+    data = nets.vectors()
+    if how.get("loss") in ("mse", "bce"):
+        data["y"] = np.eye(classes)[data["y"]]
+    model = nets.write_mlp(folder / f"{name}.onnx", (6, 8, classes), final)
+    how = {**EXACT, "steps": 2, "batch_size": 5, "lr": 0.1, **how}
+    return oocdl.fit(model, data, workdir=folder / f"{name}.run", **how)
+
+
+def test_probabilities_are_what_the_loss_takes_them_for(tmp_path: Path) -> None:
+    data = {"x": nets.vectors()["x"]}
+
+    def predicted(runs: Any, **how: Any) -> np.ndarray:
+        return read(oocdl.predict(runs, data, tmp_path / "out.zarr", **how))
+
+    plain, bce = flat_run(tmp_path, "plain"), flat_run(tmp_path, "bce", loss="bce")
+    ended = flat_run(tmp_path, "ended", "Softmax", logits="auto", targets={"y": "y"}, ema=0.5)
+    numbers = [flat_run(tmp_path, f"mse{seed}", loss="mse", steps=1 + seed) for seed in range(2)]
+    raw = torch.from_numpy(predicted(plain))
+    assert np.allclose(predicted(plain, probabilities=True), raw.softmax(1), 0, 1e-14)
+    assert np.allclose(
+        predicted(bce, probabilities=True), torch.from_numpy(predicted(bce)).sigmoid(), 0, 1e-14
+    )
+    versions = [predicted(ended, which=which) for which in ("last", "ema")]
+    assert np.allclose(predicted(ended, probabilities=True), versions[0], 0, 1e-14), "no softmax of a softmax"
+    both = predicted([ended, ended, plain], which=["last", "ema", None])
+    assert np.allclose(both, (sum(versions) + raw.softmax(1).numpy()) / 3, 0, 1e-14)
+    assert np.allclose(predicted(numbers), sum(map(predicted, numbers)) / 2, 0, 1e-14)
+    wider = flat_run(tmp_path, "wider", classes=4)
+    other = flat_run(tmp_path, "other", precision="float32")
+    for runs, how, said in (
+        (numbers, {"probabilities": True}, "output 'y' has the loss MSE, which knows no probabilities"),
+        (plain, {"probabilities": True, "argmax": True}, "argmax writes classes"),
+        (plain, {"mirror": True}, "some of the 0 spatial axes"),
+        ([plain, wider], {}, r"a mean is of equal outputs, and runs 1 and 2 have .*\(10, 3\).*\(10, 4\)"),
+        ([plain, bce], {}, "a mean is of equal outputs"),
+        ([plain, other], {}, "equal precision, targets and padding: .*float64.*float32"),
+        ([plain, ended], {"which": ["last"]}, "a version of each run, got 1 of 2"),
+        ([], {}, "a version of each run, got 0 of 0"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said) as refused:
+            predicted(runs, **how)
+        assert "\n" not in str(refused.value)
