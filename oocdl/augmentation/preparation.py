@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from oocdl.augmentation.draws import Array, Shape
 from oocdl.augmentation.stream import CHAIN_BYTES, WORKING_BYTES, Stream
@@ -46,13 +47,13 @@ class Preparation:
 
     def joined(self, other: Preparation) -> Preparation:
         """Return what does the same as both, to the arrays of both."""
-        return replace(self, **{name: {**getattr(self, name), **getattr(other, name)} for name in _BY_ARRAY})
+        both: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in _BY_ARRAY}
+        return replace(self, **both)
 
-    def renamed(self, name_of: Callable[[str], str]) -> Preparation:
+    def renamed(self, named: Callable[[str], str]) -> Preparation:
         """Return the same for arrays of other names."""
-        tables = {name: getattr(self, name) for name in _BY_ARRAY}
-        named = {name: {name_of(key): value for key, value in of.items()} for name, of in tables.items()}
-        return replace(self, **named | {"views": {key: name_of(of) for key, of in named["views"].items()}})
+        of: dict[str, Any] = {n: {named(k): v for k, v in getattr(self, n).items()} for n in _BY_ARRAY}
+        return replace(self, **of | {"views": {view: named(array) for view, array in of["views"].items()}})
 
     def plain(self) -> Preparation:
         """Return the same without transforms, as validations and predictions have it."""

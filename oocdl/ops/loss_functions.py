@@ -116,11 +116,7 @@ def takes_as_it_is(spec: Loss, final: str) -> bool:
 
 
 def activation_of(spec: Loss, logits: Shape) -> str | None:
-    """Return the activation that a loss contains, which makes probabilities of logits; None if none is known.
-
-    >>> activation_of(Dice(), (2, 3, 8)), activation_of(Dice(), (2, 1, 8)), activation_of(MSE(), (2, 3))
-    ('Softmax', 'Sigmoid', None)
-    """
+    """Return the activation that a loss contains, which makes probabilities of logits; None if none does."""
     if not isinstance(spec, ClassLoss | BCE | CTC):
         return None
     one = not isinstance(spec, CrossEntropy | CTC) and has_one_class(logits)

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import NamedTuple
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Graph, Node, Role, Shape
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.reader import WeightSource
 from oocdl.ops import RULES
 from oocdl.ops.ctc import CTC
 from oocdl.ops.expression import Lifted, apply, lift
-from oocdl.ops.loss_functions import Loss, activation_of
+from oocdl.ops.gather import Rows
+from oocdl.ops.loss_functions import Labels, Loss, activation_of
 from oocdl.ops.losses.class_losses import class_axis
 from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.planning.binding import heads_of
@@ -36,13 +37,8 @@ class Prediction(Request):
     """Whether outputs without probabilities are refused."""
 
 
-class _Head(NamedTuple):
-    """What is predicted of an output: a value, and the activation that makes probabilities of it, if any."""
-
-    value: str
-    shape: Shape
-    activation: str = ""
-    axis: int = 0
+_Head = tuple[str, Shape, str, int]
+"""What is predicted of an output: a value, its shape, and activation and axis that make it probabilities."""
 
 
 def import_networks(request: Request) -> Network:
@@ -58,13 +54,14 @@ def import_networks(request: Request) -> Network:
     spaces = {shape[2:] for shape in shapes if len(shape) == max(map(len, shapes))}
     flips = _flips(request.mirror, len(next(iter(spaces))))
     totals, heads = dict[str, Lifted](), [_heads(*pair, request) for pair in enumerate(networks)]
-    feeds, weights, labels = ({} for _ in range(3))
+    feeds, labels = dict[str, str](), dict[str, Labels | Rows]()
+    weights = dict[str, WeightSource]()
     for number, network in enumerate(networks):
-        if [(o, *h[1:]) for o, h in heads[number].items()] != [(o, *h[1:]) for o, h in heads[0].items()]:
-            told = " and ".join(str({o: h[1:] for o, h in heads[at].items()}) for at in (0, number))
-            raise InputError(f"a mean is of equal outputs, and runs 1 and {number + 1} have {told}")
+        first, its = ({output: head[1:] for output, head in heads[at].items()} for at in (0, number))
+        if first != its:
+            raise InputError(f"a mean is of equal outputs: run 1 has {first}, and run {number + 1} {its}")
         prefix, graph = f"/{number}/" if len(networks) > 1 else "", network.graph
-        names = _declared(build, graph, prefix, graph.values.keys() - network.feeds.keys())
+        names = _declared(build, graph, prefix, [name for name in graph.values if name not in network.feeds])
         weights |= {prefix + name: source for name, source in network.imported.weights.items()}
         for axes in flips:
             own = f"{prefix}mirror{axes}/" if axes else prefix
@@ -74,10 +71,10 @@ def import_networks(request: Request) -> Network:
             labels |= {read[name]: rows for name, rows in network.labels.items()}
             given = {name: _mirrored(lift(build, value), axes, spaces).name for name, value in read.items()}
             copy = _copied(build, graph, names | given, own)
-            for output, head in heads[number].items():
-                part = lift(build, copy[head.value])
-                if head.activation:
-                    part = apply(head.activation, part, **({"axis": head.axis} if head.axis else {}))
+            for output, (value, _, activation, axis) in heads[number].items():
+                part = lift(build, copy[value])
+                if activation:
+                    part = apply(activation, part, **({"axis": axis} if axis else {}))
                 part = _mirrored(part, axes, spaces)
                 if output in totals:  # stored here: what copies compute does not wait for the last of them
                     part = apply("Add", totals[output], part, runs_once=True)
@@ -94,15 +91,14 @@ def _heads(number: int, network: Network, prediction: Prediction) -> dict[str, _
     (request, labels), values = prediction.members[number], network.graph.values
     losses = {output: spec for output, (spec, _) in heads_of(request.model, request.settings.loss).items()}
     deep = isinstance(request.settings.loss, DeepSupervision)
-    heads = {}
+    heads = dict[str, _Head]()
     for output, value in list(network.outputs.items())[: 1 if deep else None]:
-        spec, heads[output] = losses.get(output), _Head(value, values[value].shape)
-        activation = None if spec is None else activation_of(spec, values[value].shape)
-        if spec is not None and activation is not None:
+        spec, shape = losses.get(output), values[value].shape
+        heads[output] = value, shape, "", 0
+        if spec is not None and (activation := activation_of(spec, shape)):
             logits = logits_of(network, output, spec, request.settings)
-            shape = values[logits].shape
             axis = _class_axis(spec, shape, labels[output], network) if activation == "Softmax" else 0
-            heads[output] = _Head(logits, shape, activation, axis)
+            heads[output] = logits, shape, activation, axis
         elif prediction.probabilities:
             what = "no loss" if spec is None else f"the loss {type(spec).__name__}"
             raise InputError(f"output '{output}' has {what}, which knows no probabilities; leave them out")
@@ -145,8 +141,8 @@ def _copied(build: Builder, graph: Graph, names: Mapping[str, str], prefix: str)
 
 def _flips(mirror: bool | Sequence[int], rank: int) -> list[tuple[int, ...]]:
     """Return all combinations of the axes to mirror along. Raises InputError for others than there are."""
-    axes = tuple(range(rank)) if mirror is True else mirror or ()
-    if mirror and (not isinstance(axes, list | tuple) or not axes or set(axes) - set(range(rank))):
+    axes = range(rank) if mirror is True else mirror or ()
+    if mirror and (isinstance(axes, int | str) or not axes or set(axes) - set(range(rank))):
         raise InputError(f"mirror takes True, or some of the {rank} spatial axes, from 0, not {mirror!r}")
     return [flip for count in range(len(set(axes)) + 1) for flip in combinations(sorted(set(axes)), count)]
 

@@ -16,7 +16,7 @@ from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings, make_settings
 from oocdl.config.options import Metrics, Size
 from oocdl.errors import InputError, StoreError
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -52,14 +52,10 @@ class Network:
     sized: Sized
     preparation: Preparation
 
-    def together(self) -> dict[str, Any]:
+    def together(self) -> tuple[Any, ...]:
         """Return what is equal for runs whose mean is predicted."""
-        targets = {name: head["target"] for name, head in self.store.meta["identity"]["loss"].items()}
-        return {
-            "precision": self.settings.precision,
-            "targets": targets,
-            "multiples of sizes": self.sized.multiple,
-        }
+        targets = {output: head["target"] for output, head in self.store.meta["identity"]["loss"].items()}
+        return self.settings.precision, targets, self.sized.multiple
 
     def apart(self, prefix: str) -> Network:
         """Return the same with a prefix before all names of arrays."""
@@ -67,13 +63,6 @@ class Network:
         arrays = {named(name): replace(one, name=named(one.name)) for name, one in given.arrays.items()}
         sized = replace(self.sized.apart(named), dataset=replace(given, arrays=arrays))
         return replace(self, sized=sized, preparation=self.preparation.renamed(named))
-
-    def request(self, kind: Kind) -> Request:
-        """Return the request of its outputs, in a kind of passes."""
-        one, batch = self.sized.bindings[kind.label], kind.batch
-        return Request(
-            model=self.model, binding=one, settings=self.settings, batch=batch, kind=PassKind.FORWARD
-        )
 
     def facts(self) -> dict[str, Any]:
         """Return what predictions depend on but plans, as plain data."""
@@ -117,15 +106,14 @@ class Inference:
         opened: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         networks = [_network(one, opened, of_first | changes, with_targets) for one in members]
         for one in networks[1:]:
-            if one.together() != networks[0].together():
-                raise InputError(
-                    f"a mean is of runs with equal precision, targets and padding: {self.store.path} has "
-                    f"{networks[0].together()}, {one.store.path} {one.together()}"
-                )
+            first, its = networks[0].together(), one.together()
+            if first != its:
+                what = f"run {self.store.path} has {first}, and {one.store.path} {its}"
+                raise InputError(f"a mean is of equal precision, targets and multiples of sizes: {what}")
         if len(networks) > 1:  # each normalises samples by its own numbers
             networks = [one.apart(f"/{number}/") for number, one in enumerate(networks)]
-        first, self.networks = networks[0], networks
-        self.model, self.settings, self.sized = first.model, first.settings, first.sized
+        self.networks = networks
+        self.model, self.settings, self.sized = networks[0].model, networks[0].settings, networks[0].sized
         self.binding: Binding = self.sized.bindings[""]
         arrays = {name: array for one in networks for name, array in one.sized.dataset.arrays.items()}
         self.dataset: Dataset = replace(self.sized.dataset, arrays=arrays)
@@ -155,20 +143,16 @@ class Inference:
 
     def _request(self, kind: Kind) -> Request:
         """Return the request of means, or of outputs as they are."""
-        requests = [one.request(kind) for one in self.networks]
-        identities = [one.store.meta["identity"] for one in self.networks]
-        labels = [
-            {output: facts["dataset"][head["target"]]["shape"] for output, head in facts["loss"].items()}
-            for facts in identities
-        ]
-        if not self.is_mean:
-            return requests[0]
-        return Prediction(
-            **vars(requests[0]),
-            members=list(zip(requests, labels, strict=True)),
-            mirror=self.mirror,
-            probabilities=self.probabilities,
-        )
+        how: dict[str, Any] = {"batch": kind.batch, "kind": PassKind.FORWARD}
+        members = list[tuple[Request, Mapping[str, Shape]]]()
+        for one in self.networks:
+            binding, facts = one.sized.bindings[kind.label], one.store.meta["identity"]
+            shapes = {name: facts["dataset"][head["target"]]["shape"] for name, head in facts["loss"].items()}
+            request = Request(model=one.model, binding=binding, settings=one.settings, **how)
+            members.append((request, shapes))
+        first = members[0][0]
+        means: dict[str, Any] = {"mirror": self.mirror, "probabilities": self.probabilities}
+        return Prediction(**vars(first), members=members, **means) if self.is_mean else first
 
     def extents(self, row: int) -> tuple[int, ...]:
         """Return the spatial extents of a sample, of which there may be none."""

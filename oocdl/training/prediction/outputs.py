@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import zarr
@@ -42,15 +42,9 @@ LABELS = "labels.zarr"
 """Labels beside the volumes that are made of them, where no other place was given."""
 
 
-class RunLike(Protocol):
-    """What ``fit`` and ``open`` return."""
-
-    path: Path
-
-
 @public
 def predict(
-    runs: RunLike | str | Path | Sequence[RunLike | str | Path],
+    runs: Any,
     dataset: Any,
     out: str | Path | None = None,
     *,
@@ -72,14 +66,14 @@ def predict(
     and computes what is not there as it was written. An output whose name cannot be a file's has it in
     the attributes of its array.
 
-    Of several runs, and of mirrored samples, the mean is predicted: of probabilities where the loss has
-    classes (of deep supervision, of the first output), else of outputs. Each run has its own weights, its own
-    numbers of normalisation, and may have its own network; outputs, targets and precision are the same.
+    Of several runs, and with ``mirror``, the mean is predicted: of probabilities where the loss has classes
+    (of deep supervision: of the first output), else of outputs. Runs may differ in weights, network and
+    normalisation; outputs, targets and precision are the same.
 
     Parameters
     ----------
     runs
-        Run, or runs whose mean is predicted: paths, or what ``fit`` and ``open`` return.
+        A run, or runs whose mean is predicted: paths, or what ``fit`` and ``open`` return.
     dataset
         What the network is run over, as in ``fit``; it needs no targets.
     out
@@ -87,8 +81,8 @@ def predict(
     argmax
         Write the class of each voxel (uint8, [N, ..]) instead of logits [N, C, ..]; no logits are stored.
     probabilities
-        Write probabilities of classes instead of outputs: their softmax, or their sigmoid where classes do
-        not exclude each other, and where there is one. Losses without classes are refused.
+        Write probabilities of classes instead of outputs: softmax, or sigmoid where classes do not exclude
+        each other or there is one. Losses without classes are refused.
     mirror
         Mirror samples along all spatial axes, or along these (0 is the first), in all combinations.
     nifti
@@ -115,16 +109,17 @@ def predict(
         raise InputError("predict takes out, a Zarr group to write, or argmax and nifti, a folder")
     if argmax and probabilities:
         raise InputError("argmax writes classes in the place of their probabilities: leave one of them out")
-    given = runs if isinstance(runs, list | tuple) else [runs]
-    versions = list(which) if isinstance(which, list | tuple) else [which] * len(given)
-    if not given or len(versions) != len(given):
-        raise InputError(f"predict takes a version of each run, got {len(versions)} of {len(given)} runs")
-    stores = [RunStore.open(path_of("runs", getattr(run, "path", run))) for run in given]
+    members = runs if isinstance(runs, list | tuple) else [runs]
+    versions = which if isinstance(which, list | tuple) else [which] * len(members)
+    if not members or len(versions) != len(members):
+        raise InputError(f"predict takes a version of each run, got {len(versions)} of {len(members)} runs")
+    stores = [RunStore.open(path_of("runs", getattr(run, "path", run))) for run in members]
     volumes = None if nifti is None else path_of("nifti", nifti)
     target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
-    members = [version_of(store, version) for store, version in zip(stores, versions, strict=True)]
-    how = {"mirror": mirror, "probabilities": probabilities}
-    inference = Inference(members, dataset, memory, batch_size, inputs, spill, **how)
+    inference = Inference(
+        [version_of(*pair) for pair in zip(stores, versions, strict=True)],
+        dataset, memory, batch_size, inputs, spill, mirror=mirror, probabilities=probabilities,
+    )  # fmt: skip
     outputs = logits = list(_outputs_of(inference))
     if volumes is not None:
         outputs = logits = _without_smaller(inference, outputs)
