@@ -48,7 +48,7 @@ class Preparation:
     def joined(self, other: Preparation) -> Preparation:
         """Return what does the same as both, to the arrays of both."""
         both: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in _BY_ARRAY}
-        return replace(self, **both)
+        return replace(self, **both, spatial=self.spatial or other.spatial)
 
     def renamed(self, named: Callable[[str], str]) -> Preparation:
         """Return the same for arrays of other names."""

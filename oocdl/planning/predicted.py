@@ -6,7 +6,7 @@ predict. Copies of a network share its weights; values of several networks have 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -61,16 +61,18 @@ def import_networks(request: Request) -> Network:
         if first != its:
             raise InputError(f"a mean is of equal outputs: run 1 has {first}, and run {number + 1} {its}")
         prefix, graph = f"/{number}/" if len(networks) > 1 else "", network.graph
-        names = _declared(build, graph, prefix, [name for name in graph.values if name not in network.feeds])
         weights |= {prefix + name: source for name, source in network.imported.weights.items()}
+        made, shared = {output for node in graph.nodes for output in node.outputs}, dict[str, str]()
         for axes in flips:
             own = f"{prefix}mirror{axes}/" if axes else prefix
             # Copies do not share inputs: all would compute at once what they read them for, and hold it.
-            read = _declared(build, graph, own, network.feeds)
+            read = {name: own + name for name in network.feeds}
+            build.values |= {it: replace(graph.values[name], name=it) for name, it in read.items()}
             feeds |= {read[name]: array for name, array in network.feeds.items()}
             labels |= {read[name]: rows for name, rows in network.labels.items()}
             given = {name: _mirrored(lift(build, value), axes, spaces).name for name, value in read.items()}
-            copy = _copied(build, graph, names | given, own)
+            copy = _copied(build, graph, shared | given, own)
+            shared = {name: it for name, it in copy.items() if name not in made and name not in read}
             for output, (value, _, activation, axis) in heads[number].items():
                 part = lift(build, copy[value])
                 if activation:
@@ -119,20 +121,12 @@ def _class_axis(spec: Loss, shape: Shape, labels: Shape, network: Network) -> in
     return axis
 
 
-def _declared(build: Builder, graph: Graph, prefix: str, values: Iterable[str]) -> dict[str, str]:
-    """Declare those of some values that no node makes; returns what each is called."""
-    made = {output for node in graph.nodes for output in node.outputs}
-    names = {name: prefix + name for name in values if name not in made}
-    build.values |= {own: replace(graph.values[name], name=own) for name, own in names.items()}
-    build.constants |= {own: graph.constants[name] for name, own in names.items() if name in graph.constants}
-    return names
-
-
 def _copied(build: Builder, graph: Graph, names: Mapping[str, str], prefix: str) -> Mapping[str, str]:
-    """Add a copy of all nodes, which read ``names``; returns what each value is called there."""
-    made = {output: prefix + output for node in graph.nodes for output in node.outputs}
-    names = {**names, **made}
-    build.values |= {own: replace(graph.values[name], name=own) for name, own in made.items()}
+    """Add a copy of a graph, but for values that have ``names``; returns what each value is called."""
+    names = {name: names.get(name, prefix + name) for name in graph.values}
+    new = {name: own for name, own in names.items() if own not in build.values}
+    build.values |= {own: replace(graph.values[name], name=own) for name, own in new.items()}
+    build.constants |= {names[name]: array for name, array in graph.constants.items()}
     for node in graph.nodes:
         inputs, outputs = (tuple(names[name] for name in some) for some in (node.inputs, node.outputs))
         build.nodes.append(Node(prefix + node.name, node.op, inputs, outputs, node.attrs))

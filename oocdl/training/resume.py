@@ -269,10 +269,7 @@ class Noted:
 
 
 def settings_of(store: RunStore, names: Collection[str] = OF_PREDICTIONS) -> Settings:
-    """Make the settings of a run of what ``Settings.stored`` has made, of others than ``names`` the defaults.
-
-    Raises CorruptError for bad data.
-    """
+    """Make the settings of a run, of others than ``names`` the defaults. Raises CorruptError for bad data."""
     with understood(store.path):
         data = store.meta["settings"]
         found = {name: _value(data[name]) for name in ALL if name in names and name in data}

@@ -282,17 +282,8 @@ class Run:
         """
         table = table_path(per_sample)
         library = library_of(metrics)
-        inference = Inference(
-            [version_of(self._store, which)],
-            dataset,
-            memory,
-            batch_size,
-            inputs,
-            spill,
-            True,
-            targets,
-            metrics,
-        )
+        store = version_of(self._store, which)
+        inference = Inference([store], dataset, memory, batch_size, inputs, spill, True, targets, metrics)
         return evaluated(inference, library, table)
 
     def _committed(self, store: RunStore) -> tuple[Manifest, dict[str, TensorSpec]]:

@@ -95,6 +95,7 @@ def test_means_are_pytorchs(
 
     monkeypatch.setattr(Session, "run_pass", watched)
     data, out = {"x": volumes(7, 1.5)["x"]}, tmp_path / "out.zarr"
+    networks = networks[::-1] if cut else networks
     runs = [run for run, _, _ in networks]
     found = oocdl.predict(runs, data, out, probabilities=True, mirror=mirror, batch_size=1 + (not cut))
     wanted = mean_of(networks, data["x"], (0, 1, 2) if mirror is True else mirror)

@@ -89,16 +89,14 @@ def heavy_nodes(factored: Factored, rules: Rules) -> frozenset[str]:
 
 def _is_heavy(cell: Cell, rules: Rules, factored: Factored) -> bool:
     """Whether a node runs once: for its many operations, as a convolution of groups, whose few are slow, or
-    where the attribute ``runs_once`` says so: what it reads need not wait for those that read its result.
+    where its attribute ``runs_once`` says so, to be stored in its place.
 
     Of convolutions of groups, a chain that is recomputed to save bytes would soon take longer than the step.
     """
-    if cell.node.attrs.get("runs_once"):
-        return True
     product = rules[cell.node.op].product
     of_groups = product is not None and bool(product.data) and bool(cell.node.attrs.get("grouped"))
     enough = flop_per_byte(cell, rules, factored) >= HEAVY_FLOP_PER_BYTE
-    return of_groups or enough or _reads_much(cell, rules, factored)
+    return bool(cell.node.attrs.get("runs_once")) or of_groups or enough or _reads_much(cell, rules, factored)
 
 
 def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:

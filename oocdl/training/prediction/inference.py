@@ -106,8 +106,7 @@ class Inference:
         opened: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         networks = [_network(one, opened, of_first | changes, with_targets) for one in members]
         for one in networks[1:]:
-            first, its = networks[0].together(), one.together()
-            if first != its:
+            if (its := one.together()) != (first := networks[0].together()):
                 what = f"run {self.store.path} has {first}, and {one.store.path} {its}"
                 raise InputError(f"a mean is of equal precision, targets and multiples of sizes: {what}")
         if len(networks) > 1:  # each normalises samples by its own numbers
@@ -118,8 +117,8 @@ class Inference:
         arrays = {name: array for one in networks for name, array in one.sized.dataset.arrays.items()}
         self.dataset: Dataset = replace(self.sized.dataset, arrays=arrays)
         self.preparation = reduce(Preparation.joined, (one.preparation for one in networks))
-        self.mirror, self.probabilities = mirror, probabilities
-        self.is_mean = bool(len(networks) > 1 or mirror is not False or probabilities)
+        self.means: dict[str, Any] = {"mirror": mirror, "probabilities": probabilities}
+        self.is_mean = len(networks) > 1 or mirror is not False or probabilities
         check_budget(self.settings.memory_bytes)
         self.machine: Machine = machine_for(
             self.settings, self.dataset, preparing_bytes=self.preparation.nbytes
@@ -151,8 +150,7 @@ class Inference:
             request = Request(model=one.model, binding=binding, settings=one.settings, **how)
             members.append((request, shapes))
         first = members[0][0]
-        means: dict[str, Any] = {"mirror": self.mirror, "probabilities": self.probabilities}
-        return Prediction(**vars(first), members=members, **means) if self.is_mean else first
+        return Prediction(**vars(first), members=members, **self.means) if self.is_mean else first
 
     def extents(self, row: int) -> tuple[int, ...]:
         """Return the spatial extents of a sample, of which there may be none."""
@@ -163,7 +161,7 @@ class Inference:
         """Return what predictions depend on, as plain data."""
         plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
         first, *others = (one.facts() for one in self.networks)
-        mean = {"others": others, "mirror": self.mirror} if self.is_mean else {}
+        mean = {"others": others, "mirror": self.means["mirror"]} if self.is_mean else {}
         return {**first, **mean, "numerics": plans}
 
     def _read(self, name: str, region: Region, out: Array) -> Array:
