@@ -17,11 +17,13 @@ from torch import Tensor, nn
 import oocdl
 from oocdl.errors import InputError
 from oocdl.planning.machine import Machine
+from oocdl.presets.fingerprint import Topology
+from oocdl.presets.unets import write_nnunet
 from oocdl.runtime.session import Session
 from tests.kit import nets
 from tests.kit.commands import run as call
 from tests.kit.models import UNet3d
-from tests.kit.settings import EXACT
+from tests.kit.settings import EXACT, QUICK
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 UNIT_BYTES = 600_000
@@ -129,6 +131,19 @@ def test_samples_of_own_sizes_and_volumes_from_the_command_line(
         wanted = mean_of(twins, x[None], (0, 1, 2)).argmax(1)[0][inner]
         image: Any = nib.load(tmp_path / f"n/case_{row:03}.nii.gz")
         assert np.array_equal(np.asarray(image.dataobj).T, wanted)
+
+
+def test_of_deep_supervision_the_first_output_is_predicted(tmp_path: Path) -> None:
+    strides = ((1, 1, 1), (2, 2, 2), (2, 2, 2), (2, 2, 2))
+    write_nnunet(
+        tmp_path / "deep.onnx", Topology((2, 2, 2, 2), ((1, 3, 3),) * 4, strides), in_channels=1, classes=3
+    )
+    data = {"image": np.zeros((1, 1, 16, 16, 16), "f4"), "label": np.zeros((1, 16, 16, 16), "u1")}
+    loss = oocdl.losses.DeepSupervision(weights=(0.7, 0.3))
+    run = oocdl.fit(tmp_path / "deep.onnx", data, workdir=tmp_path / "run", loss=loss, steps=1, **QUICK)
+    for how, names in (({}, ["logits", "logits_1"]), ({"mirror": (1,)}, ["logits"])):
+        found = run.predict({"image": data["image"]}, tmp_path / "out.zarr", **how)
+        assert sorted(found.array_keys()) == names
 
 
 class Killed(BaseException):
