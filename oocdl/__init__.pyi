@@ -18,6 +18,7 @@ from .report.plan_view import Plan
 from .report.scaling import Scaling
 from .storage.run.repair import repair, verify
 from .training.call import Options
+from .training.prediction.outputs import predict
 from .training.run import Run
 from .training.simulation import simulate
 from .training.trainer import fit, open, plan
@@ -45,6 +46,7 @@ __all__ = [
     "ops",
     "optim",
     "plan",
+    "predict",
     "presets",
     "repair",
     "search",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from oocdl.augmentation.crop import MOST_VOXELS
 from oocdl.augmentation.draws import Array, Shape
 from oocdl.augmentation.stream import CHAIN_BYTES, WORKING_BYTES, Stream
 from oocdl.augmentation.transform import Transform
+
+_BY_ARRAY = ("scale", "methods", "numbers", "ranges", "views")
+"""Fields that map names of arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +50,16 @@ class Preparation:
         tables = sum(table.nbytes for table in (*self.numbers.values(), *self.ranges.values()))
         tables += 8 * MOST_VOXELS * len(self.voxels)
         return tables + (self.chain_bytes + WORKING_BYTES if self.transforms else 0)
+
+    def joined(self, other: Preparation) -> Preparation:
+        """Return what does the same as both, to the arrays of both."""
+        both: dict[str, Any] = {name: {**getattr(self, name), **getattr(other, name)} for name in _BY_ARRAY}
+        return replace(self, **both, spatial=self.spatial or other.spatial)
+
+    def renamed(self, named: Callable[[str], str]) -> Preparation:
+        """Return the same for arrays of other names."""
+        of: dict[str, Any] = {n: {named(k): v for k, v in getattr(self, n).items()} for n in _BY_ARRAY}
+        return replace(self, **of | {"views": {view: named(array) for view, array in of["views"].items()}})
 
     def plain(self) -> Preparation:
         """Return the same without transforms, as validations and predictions have it."""

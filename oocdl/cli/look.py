@@ -26,13 +26,14 @@ from oocdl.report.units import counted, shape_text, size_text
 from oocdl.storage.run.repair import repair as repair_run
 from oocdl.storage.run.repair import verify as verify_run
 from oocdl.training.prediction.outputs import LABELS
+from oocdl.training.prediction.outputs import predict as predict_runs
 from oocdl.training.prediction.predictions import is_unfinished
 from oocdl.training.run import Run
 from oocdl.training.signals import Signals
 from oocdl.training.trainer import open as open_run
 
-PREDICT, EVALUATE = records_for(Run.predict), records_for(Run.evaluate)
-EXPORT = {"which": PREDICT["which"]}
+PREDICT, EVALUATE = records_for(predict_runs), records_for(Run.evaluate)
+EXPORT = {"which": records_for(Run.export)["which"]}
 
 app = typer.Typer()
 
@@ -68,15 +69,22 @@ def convert(
 
 
 @app.command()
-@with_options(PREDICT)
-def predict(run: RunDir, config: ConfigFile = None, **given: Any) -> None:
+@with_options(PREDICT, leave_out=["runs"])
+def predict(
+    run: RunDir,
+    further: Annotated[
+        list[Path] | None, typer.Option("--with", help="Further run of a mean; may be repeated.")
+    ] = None,
+    config: ConfigFile = None,
+    **given: Any,
+) -> None:
     """Run a trained model over a dataset; writes a Zarr group with one array an output, or volumes."""
     out = given["out"] or (given["nifti"] or Path()) / LABELS
     with (
         ending(lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED),
         waiting("predicting .."),
     ):
-        group = open_run(run).predict(**arguments_for(PREDICT, given))
+        group = predict_runs([run, *(further or ())], **arguments_for(PREDICT, given))
     for name, array in sorted(group.arrays()):
         say(f"{out}/{name}: {shape_text(array.shape)} {array.dtype}")
     if given["nifti"] is not None:

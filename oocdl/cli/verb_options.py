@@ -271,9 +271,13 @@ FORMS: Mapping[Any, Form] = {
     int | Sequence[int]: Form(
         str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
     ),
-    Which: Form(
-        str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best, ema or STEP"
+    **dict.fromkeys(
+        (Which, Which | Sequence[Which]),
+        Form(
+            str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best, ema or STEP"
+        ),
     ),
+    bool | Sequence[int]: Form(bool),
     Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
     ParamGroup | Sequence[ParamGroup] | None: Form(
         list[str], lambda name, items: parse_groups(items or ()), "params=NAME,lr=.."

@@ -115,11 +115,18 @@ def takes_as_it_is(spec: Loss, final: str) -> bool:
     return isinstance(spec, MSE | L1 | Huber | FileLoss) or (isinstance(spec, CTC) and final == "LogSoftmax")
 
 
+def activation_of(spec: Loss, logits: Shape) -> str | None:
+    """Return the activation that a loss contains, which makes probabilities of logits; None if none does."""
+    if not isinstance(spec, ClassLoss | BCE | CTC):
+        return None
+    one = not isinstance(spec, CrossEntropy | CTC) and has_one_class(logits)
+    return "Sigmoid" if one or isinstance(spec, BCE) or not reads_labels(spec) else "Softmax"
+
+
 def check_dropped(spec: Loss, final: str, output: str, logits: Shape) -> None:
     """Raise InputError where a loss does not contain the final activation that is dropped of an output."""
-    one = not isinstance(spec, CrossEntropy | CTC) and has_one_class(logits)
-    contained = "Sigmoid" if one or isinstance(spec, BCE) or not reads_labels(spec) else "Softmax"
-    if contained not in final and not isinstance(spec, OwnLoss):  # LogSoftmax is a Softmax to it
+    contained = activation_of(spec, logits)
+    if contained is not None and contained not in final:  # LogSoftmax is a Softmax to it
         raise InputError(
             f"output '{output}' ends in {final}, but the loss contains a {contained}: predictions would not "
             "be what is trained; choose another loss, or export the model without it"

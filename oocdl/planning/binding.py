@@ -66,9 +66,9 @@ class Binding:
         inputs = {port: name_of(name) for port, name in self.inputs.items()}
         return Binding(inputs, tuple(targets), self.samples, arrays)
 
-    def apart(self) -> Binding:
-        """Return the same binding by the names of arrays in ``Dataset.with_validation``."""
-        return self.renamed(apart, {apart(name): array for name, array in self.arrays.items()})
+    def apart(self, name_of: Callable[[str], str] = apart) -> Binding:
+        """Return the same binding by other names of arrays; by default in ``Dataset.with_validation``."""
+        return self.renamed(name_of, {name_of(name): array for name, array in self.arrays.items()})
 
     def input_shape(self, port: Port, batch: int, dims: Mapping[str, int]) -> Shape:
         """The shape that a model input gets with ``batch`` samples; a missing channel axis of 1 is added.
@@ -112,7 +112,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
     targets: list[Target] = []
     if with_targets:
         used = set(inputs.values())
-        heads = _heads(model, settings.loss)
+        heads = heads_of(model, settings.loss)
         further = {output: further_arrays(spec, arrays) for output, (spec, _) in heads.items()}
         for output, more in further.items():
             for name, array in more.items():
@@ -203,7 +203,7 @@ def choose(
     )
 
 
-def _heads(
+def heads_of(
     model: OnnxModel, loss: Loss | Mapping[str, tuple[Loss, float]]
 ) -> Mapping[str, tuple[Loss, float]]:
     """Output -> (loss, weight), for each output that has a loss."""

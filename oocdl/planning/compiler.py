@@ -19,6 +19,7 @@ from oocdl.ops.optimizers import start_of
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import Rates, scratch_ratio
 from oocdl.planning.pass_plan import PassPlan, PassSize, estimate_pass, plan_pass, replan_pass
+from oocdl.planning.predicted import import_networks
 from oocdl.planning.recipe import (
     FACTOR_TRANSFORMS,
     GRAPH_TRANSFORMS,
@@ -27,7 +28,6 @@ from oocdl.planning.recipe import (
     PassKind,
     Request,
     apply,
-    import_model,
 )
 from oocdl.planning.slot_search import weight_cuts
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
@@ -137,7 +137,7 @@ def draft_pass(request: Request, pieces: Mapping[str, tuple[Region, ...]] | None
     are computed in bfloat16, all values that may be are stored as bfloat16. Raises InputError if the model
     and the settings do not agree.
     """
-    network = apply(GRAPH_TRANSFORMS, import_model(request), request)
+    network = apply(GRAPH_TRANSFORMS, import_networks(request), request)
     layering = _layering(network, request)
     if request.has_bfloat16:
         allowed = may_be_bfloat16(layering.factored.graph, _first_stored(layering))

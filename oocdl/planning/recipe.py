@@ -205,7 +205,7 @@ def _add_loss(network: Network, request: Request) -> Network:
     heads: dict[str, Head] = {}
     feeds = dict(network.feeds)
     for target in request.binding.targets:
-        logits = _logits(network, target.output, target.spec, request.settings)
+        logits = logits_of(network, target.output, target.spec, request.settings)
         if target.resized:
             name = resized_target(build, next(iter(heads.values())).target, logits, widest)
         else:
@@ -249,7 +249,7 @@ def _read(build: Builder, request: Request, array: str, name: str, dtype: str) -
     return build.value(name, shape, dtype, Role.TARGET)
 
 
-def _logits(network: Network, output: str, spec: Loss, settings: Settings) -> str:
+def logits_of(network: Network, output: str, spec: Loss, settings: Settings) -> str:
     """The value that the loss takes: a Softmax or Sigmoid at the end is stripped only if allowed."""
     end = network.imported.final_activation.get(output)
     if end is None or takes_as_it_is(spec, end):

@@ -52,10 +52,10 @@ class Sized:
     crops: Binding | None = None
     """The binding to crops of samples, where these are trained on; None: samples are whole."""
 
-    def apart(self) -> Sized:
-        """Return the same by the names of arrays in ``Dataset.with_validation``."""
-        bindings = {label: one.apart() for label, one in self.bindings.items()}
-        return replace(self, bindings=bindings, views={apart(v): apart(a) for v, a in self.views.items()})
+    def apart(self, name_of: Callable[[str], str] = apart) -> Sized:
+        """Return the same by other names of arrays; by default by those in ``Dataset.with_validation``."""
+        bindings = {label: one.apart(name_of) for label, one in self.bindings.items()}
+        return replace(self, bindings=bindings, views={name_of(v): name_of(a) for v, a in self.views.items()})
 
 
 def sized(

@@ -34,6 +34,7 @@ from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec
 from oocdl.storage.dataset.identity import compare
 from oocdl.storage.dataset.identity import identity as dataset_identity
 from oocdl.storage.run.run_store import RunStore
+from oocdl.storage.run.sealed_files import understood
 
 RUN_FORMAT = 3
 
@@ -268,16 +269,15 @@ class Noted:
         return known[step]
 
 
-def restored(data: Mapping[str, Any], names: Collection[str] = OF_PREDICTIONS) -> Settings:
-    """Make the settings of which ``Settings.stored`` has made ``data``, of the others the defaults.
-
-    Raises KeyError, TypeError, ValueError or AttributeError for bad data.
-    """
-    found = {name: _value(data[name]) for name in ALL if name in names and name in data}
-    heads = data["loss"].get("heads")
-    if heads is not None:
-        found["loss"] = {name: (_value(spec), float(weight)) for name, (spec, weight) in heads.items()}
-    return replace(make_settings(), **found)
+def settings_of(store: RunStore, names: Collection[str] = OF_PREDICTIONS) -> Settings:
+    """Make the settings of a run, of others than ``names`` the defaults. Raises CorruptError for bad data."""
+    with understood(store.path):
+        data = store.meta["settings"]
+        found = {name: _value(data[name]) for name in ALL if name in names and name in data}
+        heads = data["loss"].get("heads")
+        if heads is not None:
+            found["loss"] = {name: (_value(spec), float(weight)) for name, (spec, weight) in heads.items()}
+        return replace(make_settings(), **found)
 
 
 def _value(data: Any) -> Any:

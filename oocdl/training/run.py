@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,9 @@ import zarr
 from oocdl.config import Settings
 from oocdl.config.options import Metrics, Size
 from oocdl.dashboard import page_process
-from oocdl.errors import CorruptError, InputError, ModelWarning, StoreError
+from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import whole
-from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.host.paths import path_of
 from oocdl.planning.passes import Course
@@ -34,9 +33,9 @@ from oocdl.storage.run.safetensors_file import write_safetensors
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training.job import plan_again
 from oocdl.training.prediction.evaluation import evaluated, library_of, table_path
-from oocdl.training.prediction.inference import Inference, Trained
-from oocdl.training.prediction.outputs import LABELS, write_predictions
-from oocdl.training.resume import ALL, OF_PREDICTIONS, given_plan, numerics_of, restored, spec_of
+from oocdl.training.prediction.inference import Inference, model_of, model_path_of
+from oocdl.training.prediction.outputs import predict as predict_runs
+from oocdl.training.resume import ALL, given_plan, numerics_of, settings_of, spec_of
 from oocdl.training.signature import public
 from oocdl.training.versions import Weights, Which, kept_steps, version_of
 
@@ -56,18 +55,9 @@ class Run:
 
     def __post_init__(self) -> None:
         self._store = RunStore.open(self.path)
-        self._settings = self._restored(OF_PREDICTIONS)
+        settings_of(self._store)
         with understood(self.path):
-            _ = self._model_path, self.facts["accumulate"], self.finished
-
-    def _restored(self, names: Collection[str]) -> Settings:
-        try:
-            return restored(self._store.meta["settings"], names)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise CorruptError(
-                f"the settings in {self.path / 'run.json'} cannot be read ({reason}); of another version?"
-            ) from error
+            _ = model_path_of(self._store), self.facts["accumulate"], self.finished
 
     @property
     def steps(self) -> int:
@@ -94,7 +84,7 @@ class Run:
     @property
     def settings(self) -> Settings:
         """The settings that it was trained with, all ``steps`` that were asked for among them."""
-        found = self._restored(ALL)
+        found = settings_of(self._store, ALL)
         return replace(found, steps=self.total_steps or found.steps)
 
     @cached_property
@@ -108,11 +98,11 @@ class Run:
             return self.made
         frozen = given_plan(self.path)
         source = self._store.meta.get("source")
-        settings = self._restored(ALL)
+        settings = settings_of(self._store, ALL)
         spec = None if source is None else spec_of(source, settings.allow_missing_chunks)
         if spec is not None and spec.validation is not None:
             settings, spec = replace(settings, validation=spec.validation), replace(spec, validation=None)
-        found = plan_again(self._model().path, spec, settings, frozen)
+        found = plan_again(model_of(self._store).path, spec, settings, frozen)
         if numerics_of(found.kinds) != frozen["numerics"]:
             raise StoreError(f"the plan of the run in {self.path} is of another version of oocdl")
         return found
@@ -126,7 +116,7 @@ class Run:
     @property
     def model_name(self) -> str:
         """The path of its model."""
-        return str(self._model_path)
+        return str(model_path_of(self._store))
 
     @property
     def finished(self) -> bool:
@@ -158,7 +148,7 @@ class Run:
 
         After ``EarlyStopping`` with ``restore_best_weights`` they are those of the best validation.
         """
-        return Weights(version_of(self._store), self._model_path)
+        return Weights(version_of(self._store), model_path_of(self._store))
 
     @property
     def checkpoints(self) -> tuple[int, ...]:
@@ -197,7 +187,7 @@ class Run:
         ``path`` cannot be written.
         """
         target = path_of("path", path)
-        model = self._model()
+        model = model_of(self._store)
         store = version_of(self._store, which)
         _, specs = self._committed(store)
         if asked := self.facts.get("normalize"):
@@ -228,7 +218,7 @@ class Run:
         no step is committed; InputError, before anything is changed, if the module is another one, or the
         file is not of a module.
         """
-        model = self._model()
+        model = model_of(self._store)
         store = version_of(self._store, which)
         manifest, specs = self._committed(store)
         if model.metadata is None:
@@ -239,66 +229,11 @@ class Run:
         shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
         facts = self._store.meta["identity"]
         samples = facts["dataset"][next(iter(facts["inputs"].values()))]["shape"][0]
-        course = Course(samples, self._restored(ALL), labels=facts.get("sizes", ()))
+        course = Course(samples, settings_of(self._store, ALL), labels=facts.get("sizes", ()))
         passes = course.passes_until(manifest.meta["step"])
         load(module, model.metadata, shapes, lambda name: _verified_blocks(store, specs[name]), passes)
 
-    @public
-    def predict(
-        self,
-        dataset: Any,
-        out: str | Path | None = None,
-        *,
-        argmax: bool = False,
-        nifti: str | Path | None = None,
-        memory: Size | None = None,
-        batch_size: int = 1,
-        inputs: Mapping[str, str] | None = None,
-        spill: str | Path | None = None,
-        which: Which = None,
-    ) -> zarr.Group:
-        """Run the trained model over a dataset, and write its outputs to the Zarr group ``out``.
-
-        The group gets one array for each output, with the sample axis first; an earlier prediction is
-        replaced. Until its end the group is marked (``oocdl_unfinished`` in its attributes), and is no
-        dataset. If the call is killed, the same call with the same run, dataset and options goes on with it,
-        and computes what is not there as it was written. An output whose name cannot be a file's has it in
-        the attributes of its array.
-
-        Parameters
-        ----------
-        dataset
-            What the network is run over, as in ``fit``; it needs no targets.
-        out
-            Path of the Zarr group to write; default with ``nifti``: labels.zarr in that folder.
-        argmax
-            Write the class of each voxel (uint8, [N, ..]) instead of logits [N, C, ..]; no logits are stored.
-        nifti
-            Folder for labels as NIfTI, with ``argmax``: ``<sample>.nii.gz`` in the grid of the sample's file.
-        memory
-            Memory budget of the process; default: that of the run.
-        batch_size
-            Samples that go through the network at once.
-        inputs
-            Model input -> dataset array; default: as in the run.
-        spill
-            Folder for what does not fit; default: $OOCDL_SPILL, else in the run, or in the folder for
-            temporary files, with a warning, if the run can only be read.
-        which
-            The version: "last", "best", "ema" (the last, with the averages that ``ema=`` has made), or a step
-            of ``checkpoints``; default: that of the best validation if ``EarlyStopping`` has ended the run
-            and restored it, else the last.
-
-        Raises
-        ------
-        What ``fit`` raises.
-        """
-        if (nifti is not None and not argmax) or (out is None and nifti is None):
-            raise InputError("predict takes out, a Zarr group to write, or argmax and nifti, a folder")
-        volumes = None if nifti is None else path_of("nifti", nifti)
-        target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
-        inference = Inference(self._trained(which), dataset, memory, batch_size, inputs, spill)
-        return write_predictions(inference, target, argmax, volumes)
+    predict = predict_runs
 
     @public
     def evaluate(
@@ -347,9 +282,8 @@ class Run:
         """
         table = table_path(per_sample)
         library = library_of(metrics)
-        inference = Inference(
-            self._trained(which), dataset, memory, batch_size, inputs, spill, True, targets, metrics
-        )
+        store = version_of(self._store, which)
+        inference = Inference([store], dataset, memory, batch_size, inputs, spill, True, targets, metrics)
         return evaluated(inference, library, table)
 
     def _committed(self, store: RunStore) -> tuple[Manifest, dict[str, TensorSpec]]:
@@ -358,20 +292,6 @@ class Run:
         if manifest is None:
             raise StoreError(f"run {self.path} has no committed step yet")
         return manifest, {tensor.spec.name: tensor.spec for tensor in manifest.tensors.values()}
-
-    def _trained(self, which: Which) -> Trained:
-        return Trained(self.path, version_of(self._store, which), self._settings, self._model)
-
-    @property
-    def _model_path(self) -> Path:
-        name: str = self._store.meta["model"]
-        return self.path.absolute() / name  # in the run, if it was made of a module
-
-    def _model(self) -> OnnxModel:
-        model = inspect_onnx(self._model_path)
-        if model.fingerprint() != self._store.meta["identity"]["model"]:
-            raise StoreError(f"{model.path} is no longer the file this run was started with; restore it")
-        return model
 
     def _repr_html_(self) -> str:
         done, asked = self.steps, self.total_steps

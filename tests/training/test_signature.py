@@ -22,7 +22,7 @@ from oocdl.training.call import ALL_OPTIONS, Call
 from oocdl.training.signature import entries, records_of
 from tests.kit.code import ROOT
 
-PUBLIC = (oocdl.fit, oocdl.plan, oocdl.search, oocdl.simulate, oocdl.Run.predict, oocdl.Run.evaluate)
+PUBLIC = (oocdl.fit, oocdl.plan, oocdl.search, oocdl.simulate, oocdl.predict, oocdl.Run.evaluate)
 named = pytest.mark.parametrize("function", PUBLIC, ids=lambda function: function.__name__)
 
 

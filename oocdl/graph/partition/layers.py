@@ -88,14 +88,15 @@ def heavy_nodes(factored: Factored, rules: Rules) -> frozenset[str]:
 
 
 def _is_heavy(cell: Cell, rules: Rules, factored: Factored) -> bool:
-    """Whether a node runs once: for its many operations, or as a convolution of groups, whose few are slow.
+    """Whether a node runs once: for its many operations, as a convolution of groups, whose few are slow, or
+    where its attribute ``runs_once`` says so, to be stored in its place.
 
-    Of those, a chain that is recomputed to save bytes would soon take longer than the step.
+    Of convolutions of groups, a chain that is recomputed to save bytes would soon take longer than the step.
     """
     product = rules[cell.node.op].product
     of_groups = product is not None and bool(product.data) and bool(cell.node.attrs.get("grouped"))
     enough = flop_per_byte(cell, rules, factored) >= HEAVY_FLOP_PER_BYTE
-    return of_groups or enough or _reads_much(cell, rules, factored)
+    return bool(cell.node.attrs.get("runs_once")) or of_groups or enough or _reads_much(cell, rules, factored)
 
 
 def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:

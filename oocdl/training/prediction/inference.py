@@ -6,25 +6,30 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings, make_settings
 from oocdl.config.options import Metrics, Size
+from oocdl.errors import InputError, StoreError
+from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.own_operators import digests
-from oocdl.graph.onnx.reader import OnnxModel
+from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.choice.pass_kinds import draft_alike
 from oocdl.planning.compiler import CompiledPass, draft_pass
 from oocdl.planning.machine import Machine, check_device, machine_for
-from oocdl.planning.passes import Course
+from oocdl.planning.passes import Course, Kind
+from oocdl.planning.predicted import Prediction
 from oocdl.planning.recipe import PassKind, Request
-from oocdl.planning.sample_sizes import sized
+from oocdl.planning.sample_sizes import Sized, sized
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
 from oocdl.storage.dataset.sample_stack import own_sized, samples_of
@@ -33,28 +38,51 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Gathered, Measured, fold
 from oocdl.training.prediction.predictions import Predictions, warn_of_predictions
 from oocdl.training.preparing import measured, preparation_of, with_numbers_of
-from oocdl.training.resume import identity, same_operators
+from oocdl.training.resume import identity, same_operators, settings_of
 from oocdl.training.signals import Signals
 
 
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A run whose weights are read."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Network:
+    """A run's network, tied to a dataset."""
 
-    path: Path
     store: RunStore
+    model: OnnxModel
     settings: Settings
-    """Settings that it was trained with."""
-    model: Callable[[], OnnxModel]
-    """Opens its model. Raises StoreError if that has changed."""
+    sized: Sized
+    preparation: Preparation
+
+    def together(self) -> tuple[Any, ...]:
+        """Return what is equal for runs whose mean is predicted."""
+        targets = {output: head["target"] for output, head in self.store.meta["identity"]["loss"].items()}
+        return self.settings.precision, targets, self.sized.multiple
+
+    def apart(self, prefix: str) -> Network:
+        """Return the same with a prefix before all names of arrays."""
+        named, given = prefix.__add__, self.sized.dataset
+        arrays = {named(name): replace(one, name=named(one.name)) for name, one in given.arrays.items()}
+        sized = replace(self.sized.apart(named), dataset=replace(given, arrays=arrays))
+        return replace(self, sized=sized, preparation=self.preparation.renamed(named))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what predictions depend on but plans, as plain data."""
+        store = self.store
+        manifest = store.current()
+        version = "" if manifest is None else hashlib.sha256(manifest.dumps().encode()).hexdigest()
+        return {
+            "version": version,
+            **({"instead": dict(store.instead)} if store.instead else {}),
+            "scale": self.preparation.scale,
+            **identity(self.model, self.sized.bindings[""], self.settings),
+        }
 
 
 class Inference:
-    """Forward passes over a dataset, within a budget."""
+    """Forward passes over a dataset, within a budget, of the networks of one run or several."""
 
     def __init__(
         self,
-        trained: Trained,
+        members: Sequence[RunStore],
         dataset: Any,
         memory: Size | None,
         batch_size: int,
@@ -63,26 +91,34 @@ class Inference:
         with_targets: bool = False,
         targets: Mapping[str, str] | None = None,
         metrics: Metrics = (),
+        mirror: bool | Sequence[int] = False,
+        probabilities: bool = False,
     ) -> None:
-        stored = trained.settings
+        self.store, stored = members[0], settings_of(members[0])
         given = {"inputs": inputs, "targets": targets, "memory": memory, "spill": spill, "metrics": metrics}
         checked = make_settings(batch_size=batch_size, **given)
         kept = {"inputs": inputs, "targets": targets, "memory_bytes": memory}
         # Where the run's owner spilled is nothing to the caller.
         names = ["batch_size", "spill", "metrics", *(name for name in kept if kept[name] is not None)]
         changes = {name: getattr(checked, name) for name in names}
+        of_first = {name: getattr(stored, name) for name in ("memory_bytes", "engine", "threads")}
         use_one_heap()
-        self.trained, self.settings = trained, replace(stored, scale=None, **changes)
-        self.dataset: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
-        model = self.model = trained.model()
-        same_operators(trained.path, trained.store.meta["identity"], digests(model.nodes))
-        self.binding: Binding = bind(model, self.dataset, self.settings, with_targets=with_targets)
-        facts, whole = trained.store.meta["identity"], range(self.binding.samples)
-        used = self.dataset.only(self.binding.used)
-        least, alike = facts.get("multiple", ()), _outputs_like_inputs(model, facts)
-        self.sized = sized(model, used, self.binding, self.settings, whole, least=least, alike=alike)
-        self.dataset, self.binding = self.sized.dataset, self.sized.bindings[""]
-        self.preparation = self._preparation(facts, stored)
+        opened: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
+        networks = [_network(one, opened, of_first | changes, with_targets) for one in members]
+        for one in networks[1:]:
+            if (its := one.together()) != (first := networks[0].together()):
+                what = f"run {self.store.path} has {first}, and {one.store.path} {its}"
+                raise InputError(f"a mean is of equal precision, targets and multiples of sizes: {what}")
+        if len(networks) > 1:  # each normalises samples by its own numbers
+            networks = [one.apart(f"/{number}/") for number, one in enumerate(networks)]
+        self.networks = networks
+        self.model, self.settings, self.sized = networks[0].model, networks[0].settings, networks[0].sized
+        self.binding: Binding = self.sized.bindings[""]
+        arrays = {name: array for one in networks for name, array in one.sized.dataset.arrays.items()}
+        self.dataset: Dataset = replace(self.sized.dataset, arrays=arrays)
+        self.preparation = reduce(Preparation.joined, (one.preparation for one in networks))
+        self.means: dict[str, Any] = {"mirror": mirror, "probabilities": probabilities}
+        self.is_mean = len(networks) > 1 or mirror is not False or probabilities
         check_budget(self.settings.memory_bytes)
         self.machine: Machine = machine_for(
             self.settings, self.dataset, preparing_bytes=self.preparation.nbytes
@@ -96,64 +132,55 @@ class Inference:
         limits = self.machine.limits(self.settings, self.machine.unit_bytes)
         self.compiled: dict[str, CompiledPass] = {}
         for plan_id, kind in self.kinds.items():
-            request = Request(
-                model=model,
-                binding=self.sized.bindings[kind.label],
-                settings=self.settings,
-                batch=kind.batch,
-                kind=PassKind.FORWARD,
-            )
-            others = list(self.compiled.values())
-            draft = draft_alike(request, others[0]) if others else draft_pass(request)
+            request, known = self._request(kind), list(self.compiled.values())
+            draft = draft_alike(request, known[0]) if known else draft_pass(request)
             self.compiled[plan_id] = draft.cut(limits)
             check_device(self.compiled[plan_id].plan, self.machine)
         self.first = next(iter(self.compiled.values()))
-        warn_of_predictions(self.first.plan.factored.graph, model)
+        for one in networks:
+            warn_of_predictions(self.first.plan.factored.graph, one.model)
+
+    def _request(self, kind: Kind) -> Request:
+        """Return the request of means, or of outputs as they are."""
+        how: dict[str, Any] = {"batch": kind.batch, "kind": PassKind.FORWARD}
+        members = list[tuple[Request, Mapping[str, Shape]]]()
+        for one in self.networks:
+            binding, facts = one.sized.bindings[kind.label], one.store.meta["identity"]
+            shapes = {name: facts["dataset"][head["target"]]["shape"] for name, head in facts["loss"].items()}
+            request = Request(model=one.model, binding=binding, settings=one.settings, **how)
+            members.append((request, shapes))
+        first = members[0][0]
+        return Prediction(**vars(first), members=members, **self.means) if self.is_mean else first
 
     def extents(self, row: int) -> tuple[int, ...]:
         """Return the spatial extents of a sample, of which there may be none."""
         axes = max(len(port.dims) for port in self.model.inputs) - 2
         return own_sized(self.image, row).shape[-axes:] if axes > 0 else ()
 
-    def _preparation(self, identity: Mapping[str, Any], trained: Settings) -> Preparation:
-        """Return what is done to samples of this dataset: what is done to those of each input in training."""
-        arrays = {array: identity["inputs"][name] for name, array in self.binding.inputs.items()}
-        heads = {
-            target.array: identity["loss"][target.output]["target"]
-            for target in self.binding.targets
-            if target.output in identity["loss"]
-        }
-        factors, asked = trained.scale or {}, trained.normalize
-        pairs = [*arrays.items(), *heads.items()]
-        scale = {now: factors[then] for now, then in pairs if then in factors}
-        if isinstance(asked, Mapping):
-            asked = {now: asked[then] for now, then in arrays.items() if then in asked}
-        made = preparation_of(self.model, self.sized, replace(self.settings, scale=scale, normalize=asked))
-        return with_numbers_of(made, self.trained.store, arrays)
-
     def facts(self) -> dict[str, Any]:
         """Return what predictions depend on, as plain data."""
-        manifest = self.trained.store.current()
-        version = "" if manifest is None else hashlib.sha256(manifest.dumps().encode()).hexdigest()
         plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
-        return {
-            "version": version,
-            **({"instead": dict(self.trained.store.instead)} if self.trained.store.instead else {}),
-            "numerics": plans,
-            "scale": self.preparation.scale,
-            **identity(self.model, self.binding, self.settings),
-        }
+        first, *others = (one.facts() for one in self.networks)
+        mean = {"others": others, "mirror": self.means["mirror"]} if self.is_mean else {}
+        return {**first, **mean, "numerics": plans}
+
+    def _read(self, name: str, region: Region, out: Array) -> Array:
+        """Read a weight of a network."""
+        if len(self.networks) == 1:
+            return self.store.read(name, region, out)
+        _, number, own = name.split("/", 2)
+        return self.networks[int(number)].store.read(own, region, out)
 
     def spill(self) -> Path:
         """Return the folder of the spill: a run that cannot be written is read all the same."""
-        inside = self.trained.path / "spill"
+        inside = self.store.path / "spill"
         if os.access(existing(inside), os.W_OK) and not inside.is_symlink():
             return self.settings.spill_folder(inside)
         other = Path(tempfile.gettempdir()) / f"oocdl-spill-{os.geteuid()}"
         folder = self.settings.spill_folder(other)
         if folder == other:
             make_private(other)
-            text = f"the run in {self.trained.path} cannot be written; spilling to {other}"
+            text = f"the run in {self.store.path} cannot be written; spilling to {other}"
             warnings.warn(text, stacklevel=5)
         return folder
 
@@ -177,7 +204,7 @@ class Inference:
         taker, prepared = take if watched else None, measured(self.preparation, self.dataset)
         session = Session(self.compiled, self.dataset, prepared, self.machine, spill, taker, watched)
         with signals, session:
-            session.load(next(iter(self.compiled)), self.trained.store.read)
+            session.load(next(iter(self.compiled)), self._read)
             for plan_id, info in self.course.validation_passes:
                 if done.issuperset(info.indices):
                     continue
@@ -188,6 +215,51 @@ class Inference:
                 if len(results) > 1:
                     fold(results[0].sums, results[-1].sums)
         return results
+
+
+def model_path_of(store: RunStore) -> Path:
+    """Return the path of a run's model: in the run, if it was made of a module."""
+    name: str = store.meta["model"]
+    return store.path.absolute() / name
+
+
+def model_of(store: RunStore) -> OnnxModel:
+    """Open the model of a run. Raises StoreError if it has changed."""
+    model = inspect_onnx(model_path_of(store))
+    if model.fingerprint() != store.meta["identity"]["model"]:
+        raise StoreError(f"{model.path} is no longer the file this run was started with; restore it")
+    return model
+
+
+def _network(store: RunStore, dataset: Dataset, changes: Mapping[str, Any], with_targets: bool) -> Network:
+    """Tie the network of a run to a dataset, with other settings than it was trained with."""
+    facts, model, stored = store.meta["identity"], model_of(store), settings_of(store)
+    same_operators(store.path, facts, digests(model.nodes))
+    settings = replace(stored, scale=None, **changes)
+    binding = bind(model, dataset, settings, with_targets=with_targets)
+    used, whole, least = dataset.only(binding.used), range(binding.samples), facts.get("multiple", ())
+    alike = _outputs_like_inputs(model, facts)
+    made = sized(model, used, binding, settings, whole, least=least, alike=alike)
+    preparation = _preparation(model, made, settings, store)
+    return Network(store=store, model=model, settings=settings, sized=made, preparation=preparation)
+
+
+def _preparation(model: OnnxModel, found: Sized, settings: Settings, store: RunStore) -> Preparation:
+    """Return what is done to samples of a dataset: what is done to those of each input in training."""
+    identity, stored, binding = store.meta["identity"], settings_of(store), found.bindings[""]
+    arrays = {array: identity["inputs"][name] for name, array in binding.inputs.items()}
+    heads = {
+        target.array: identity["loss"][target.output]["target"]
+        for target in binding.targets
+        if target.output in identity["loss"]
+    }
+    factors, asked = stored.scale or {}, stored.normalize
+    pairs = [*arrays.items(), *heads.items()]
+    scale = {now: factors[then] for now, then in pairs if then in factors}
+    if isinstance(asked, Mapping):
+        asked = {now: asked[then] for now, then in arrays.items() if then in asked}
+    made = preparation_of(model, found, replace(settings, scale=scale, normalize=asked))
+    return with_numbers_of(made, store, arrays)
 
 
 def _outputs_like_inputs(model: OnnxModel, identity: Mapping[str, Any]) -> set[str]:

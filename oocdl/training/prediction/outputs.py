@@ -17,19 +17,24 @@ from typing import Any
 import numpy as np
 import zarr
 
+from oocdl.config.options import Size
 from oocdl.data.label_volumes import sample_facts, write_labels
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, region_shape, within
+from oocdl.host.paths import path_of
 from oocdl.planning.binding import Binding
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime import weight_io
 from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import locked
+from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Measured
 from oocdl.training.prediction.inference import Inference
 from oocdl.training.prediction.predictions import Output, Predictions
+from oocdl.training.signature import public
+from oocdl.training.versions import Which, version_of
 
 Facts = Sequence[tuple[str, Mapping[str, Any]]]
 """Name and attributes of each sample."""
@@ -37,11 +42,84 @@ LABELS = "labels.zarr"
 """Labels beside the volumes that are made of them, where no other place was given."""
 
 
-def write_predictions(inference: Inference, target: Path, argmax: bool, volumes: Path | None) -> zarr.Group:
-    """Run the network over a dataset and write its outputs, or their classes, to a group; returns that.
+@public
+def predict(
+    runs: Any,
+    dataset: Any,
+    out: str | Path | None = None,
+    *,
+    argmax: bool = False,
+    probabilities: bool = False,
+    mirror: bool | Sequence[int] = False,
+    nifti: str | Path | None = None,
+    memory: Size | None = None,
+    batch_size: int = 1,
+    inputs: Mapping[str, str] | None = None,
+    spill: str | Path | None = None,
+    which: Which | Sequence[Which] = None,
+) -> zarr.Group:
+    """Run trained models over a dataset, and write what they predict to the Zarr group ``out``.
 
-    With ``volumes`` labels are written there too, as NIfTI. Raises what ``Run.predict`` raises.
+    The group gets one array for each output, with the sample axis first; an earlier prediction is
+    replaced. Until its end the group is marked (``oocdl_unfinished`` in its attributes), and is no
+    dataset. If the call is killed, the same call with the same runs, dataset and options goes on with it,
+    and computes what is not there as it was written. An output whose name cannot be a file's has it in
+    the attributes of its array.
+
+    Of several runs, and with ``mirror``, the mean is predicted: of probabilities where the loss has classes
+    (of deep supervision: of the first output), else of outputs. Runs may differ in weights, network and
+    normalisation; outputs, targets and precision are the same.
+
+    Parameters
+    ----------
+    runs
+        A run, or runs whose mean is predicted: paths, or what ``fit`` and ``open`` return.
+    dataset
+        What the network is run over, as in ``fit``; it needs no targets.
+    out
+        Path of the Zarr group to write; default with ``nifti``: labels.zarr in that folder.
+    argmax
+        Write the class of each voxel (uint8, [N, ..]) instead of logits [N, C, ..]; no logits are stored.
+    probabilities
+        Write probabilities of classes instead of outputs: softmax, or sigmoid where classes do not exclude
+        each other or there is one. Losses without classes are refused.
+    mirror
+        Mirror samples along all spatial axes, or along these (0 is the first), in all combinations.
+    nifti
+        Folder for labels as NIfTI, with ``argmax``: ``<sample>.nii.gz`` in the grid of the sample's file.
+    memory
+        Memory budget of the process; default: that of the (first) run.
+    batch_size
+        Samples that go through the network at once.
+    inputs
+        Model input -> dataset array; default: as in the run.
+    spill
+        Folder for what does not fit; default: $OOCDL_SPILL, else in the (first) run, or in the folder for
+        temporary files, with a warning, if the run can only be read.
+    which
+        The version: "last", "best", "ema" (the last, with the averages that ``ema=`` has made), or a step
+        of ``checkpoints``; of several runs, one of these or one for each; default: that of the best
+        validation if ``EarlyStopping`` has ended the run and restored it, else the last.
+
+    Raises
+    ------
+    What ``fit`` raises.
     """
+    if (nifti is not None and not argmax) or (out is None and nifti is None):
+        raise InputError("predict takes out, a Zarr group to write, or argmax and nifti, a folder")
+    if argmax and probabilities:
+        raise InputError("argmax writes classes in the place of their probabilities: leave one of them out")
+    members = runs if isinstance(runs, list | tuple) else [runs]
+    versions = which if isinstance(which, list | tuple) else [which] * len(members)
+    if not members or len(versions) != len(members):
+        raise InputError(f"predict takes a version of each run, got {len(versions)} of {len(members)} runs")
+    stores = [RunStore.open(path_of("runs", getattr(run, "path", run))) for run in members]
+    volumes = None if nifti is None else path_of("nifti", nifti)
+    target = path_of("out", out) if out is not None else Path(volumes or "") / LABELS
+    inference = Inference(
+        [version_of(*pair) for pair in zip(stores, versions, strict=True)],
+        dataset, memory, batch_size, inputs, spill, mirror=mirror, probabilities=probabilities,
+    )  # fmt: skip
     outputs = logits = list(_outputs_of(inference))
     if volumes is not None:
         outputs = logits = _without_smaller(inference, outputs)
@@ -117,7 +195,7 @@ def _is_like(inference: Inference, outputs: Sequence[Output], row: int) -> bool:
 
 def _without_smaller(inference: Inference, outputs: Sequence[Output]) -> list[Output]:
     """Leave out outputs that were trained on the target of a larger one: those of deep supervision."""
-    heads = inference.trained.store.meta["identity"]["loss"]
+    heads = inference.store.meta["identity"]["loss"]
     targets = {one.name: heads.get(one.name, {}).get("target", one.name) for one in outputs}
     largest: dict[tuple[str, int | None], int] = {}
     for one in outputs:
