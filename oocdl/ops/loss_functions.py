@@ -115,18 +115,23 @@ def takes_as_it_is(spec: Loss, final: str) -> bool:
     return isinstance(spec, MSE | L1 | Huber | FileLoss) or (isinstance(spec, CTC) and final == "LogSoftmax")
 
 
-def activation_of(spec: Loss, logits: Shape) -> str | None:
-    """Return the activation that a loss contains, which makes probabilities of logits; None if none does."""
+ACTIVATION_OF = {True: "Softmax", False: "Sigmoid"}
+"""Whether classes exclude each other -> the activation that a loss of such contains."""
+
+
+def are_exclusive(spec: Loss, logits: Shape) -> bool | None:
+    """Return whether classes of a loss exclude each other; None if it has no classes."""
     if not isinstance(spec, ClassLoss | BCE | CTC):
         return None
     one = not isinstance(spec, CrossEntropy | CTC) and has_one_class(logits)
-    return "Sigmoid" if one or isinstance(spec, BCE) or not reads_labels(spec) else "Softmax"
+    return not (one or isinstance(spec, BCE)) and reads_labels(spec)
 
 
 def check_dropped(spec: Loss, final: str, output: str, logits: Shape) -> None:
     """Raise InputError where a loss does not contain the final activation that is dropped of an output."""
-    contained = activation_of(spec, logits)
-    if contained is not None and contained not in final:  # LogSoftmax is a Softmax to it
+    exclusive = are_exclusive(spec, logits)
+    contained = ACTIVATION_OF[bool(exclusive)]
+    if exclusive is not None and contained not in final:  # LogSoftmax is a Softmax to it
         raise InputError(
             f"output '{output}' ends in {final}, but the loss contains a {contained}: predictions would not "
             "be what is trained; choose another loss, or export the model without it"

@@ -18,7 +18,7 @@ from oocdl.ops import RULES
 from oocdl.ops.ctc import CTC
 from oocdl.ops.expression import Lifted, apply, lift
 from oocdl.ops.gather import Rows
-from oocdl.ops.loss_functions import Labels, Loss, activation_of
+from oocdl.ops.loss_functions import ACTIVATION_OF, Labels, Loss, are_exclusive
 from oocdl.ops.losses.class_losses import class_axis
 from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.planning.binding import heads_of
@@ -97,10 +97,11 @@ def _heads(number: int, network: Network, prediction: Prediction) -> dict[str, _
     for output, value in list(network.outputs.items())[: 1 if deep else None]:
         spec, shape = losses.get(output), values[value].shape
         heads[output] = value, shape, "", 0
-        if spec is not None and (activation := activation_of(spec, shape)):
+        exclusive = None if spec is None else are_exclusive(spec, shape)
+        if spec is not None and exclusive is not None:
             logits = logits_of(network, output, spec, request.settings)
-            axis = _class_axis(spec, shape, labels[output], network) if activation == "Softmax" else 0
-            heads[output] = logits, shape, activation, axis
+            axis = _class_axis(spec, shape, labels[output], network) if exclusive else 0
+            heads[output] = logits, shape, ACTIVATION_OF[exclusive], axis
         elif prediction.probabilities:
             what = "no loss" if spec is None else f"the loss {type(spec).__name__}"
             raise InputError(f"output '{output}' has {what}, which knows no probabilities; leave them out")
