@@ -51,9 +51,10 @@ def train_preset(
     with ending(lambda: str(outcome)), workers(given) as client:
         trained = nnunet(folder, client=client, callbacks=[outcome], **options)
     say(str(trained).rstrip())
-    steps = ",".join(map(str, trained.spacing))
+    steps, (first, *others) = ",".join(map(str, trained.spacing)), trained.runs.values()
+    further = "".join(f" --with {run.path}" for run in others)
     say(
-        f"results: {trained.path}; predict other cases:\n"
+        f"results: {trained.path}; predict other cases, by the mean of all folds and mirror images:\n"
         f"  oocdl convert {folder} test.zarr --split test --spacing {steps}\n"
-        f"  oocdl predict {next(iter(trained.runs.values())).path} test.zarr --argmax --nifti labels"
+        f"  oocdl predict {first.path} test.zarr{further} --mirror --argmax --nifti labels"
     )
