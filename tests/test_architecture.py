@@ -148,10 +148,10 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70421,
+    "lines of oocdl": 70429,
     "lines of augmentation": 1565,
     "lines of callbacks": 642,
-    "lines of cli": 2103,
+    "lines of cli": 2105,
     "lines of cluster": 1398,
     "lines of config": 842,
     "lines of dashboard": 3656,
@@ -160,8 +160,8 @@ LIMITS = {
     "lines of fusion": 1906,
     "lines of graph": 10701,
     "lines of host": 662,
-    "lines of ops": 6254,
-    "lines of planning": 8700,
+    "lines of ops": 6259,
+    "lines of planning": 8701,
     "lines of presets": 661,
     "lines of pytorch": 3089,
     "lines of report": 2782,
@@ -169,7 +169,7 @@ LIMITS = {
     "lines of storage": 6570,
     "lines of training": 4096,
     "lines of tuning": 1430,
-    "lines of tests": 48470,
+    "lines of tests": 48473,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -73,7 +73,8 @@ def convert(
 def predict(
     run: RunDir,
     further: Annotated[
-        list[Path] | None, typer.Option("--with", help="Further run of a mean; may be repeated.")
+        list[Path] | None,
+        typer.Option("--with", metavar="RUN", help="Further run of a mean; may be repeated."),
     ] = None,
     config: ConfigFile = None,
     **given: Any,
