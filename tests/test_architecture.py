@@ -169,7 +169,7 @@ LIMITS = {
     "lines of storage": 6570,
     "lines of training": 4096,
     "lines of tuning": 1430,
-    "lines of tests": 48474,
+    "lines of tests": 48473,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -19,7 +19,7 @@ from oocdl.pytorch.exporters import EXPORTERS
 from tests.kit.beside import Verdict, beside
 from tests.kit.random_modules import Spec, shrunk, spec_of
 
-FIRST, LAST = map(int, os.environ.get("OOCDL_MODULES", "0:160").split(":"))
+FIRST, LAST = map(int, os.environ.get("OOCDL_MODULES", "0:80").split(":"))
 TOGETHER = 20
 """Modules a test."""
 IDLE_AT_MOST = 0.3

@@ -160,8 +160,7 @@ class Stop(Exception):
     """Ends a run as a killed process would: nothing is committed after it."""
 
 
-@pytest.mark.parametrize("stop", [Stop, KeyboardInterrupt])
-@pytest.mark.parametrize("step", [3, 6, 12])
+@pytest.mark.parametrize(("step", "stop"), [(3, KeyboardInterrupt), (6, Stop), (12, KeyboardInterrupt)])
 def test_a_validation_that_was_broken_off_goes_on_where_it_was(
     net: Net,
     data: Path,
@@ -206,8 +205,7 @@ def test_a_validation_that_was_broken_off_goes_on_where_it_was(
     assert nets.files_of(run) == nets.files_of(whole)
 
 
-@pytest.mark.parametrize("validation", [None, [0, 3, 5]])
-@pytest.mark.parametrize("stop", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(("stop", "validation"), [(OSError, None), (KeyboardInterrupt, [0, 3, 5])])
 def test_a_step_that_is_done_is_kept_whatever_comes_before_it_is_told(
     net: Net,
     data: Path,
