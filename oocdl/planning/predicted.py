@@ -136,8 +136,9 @@ def _copied(build: Builder, graph: Graph, names: Mapping[str, str], prefix: str)
 
 def _flips(mirror: bool | Sequence[int], rank: int) -> list[tuple[int, ...]]:
     """Return all combinations of the axes to mirror along. Raises InputError for others than there are."""
-    axes = range(rank) if mirror is True else mirror or ()
-    if mirror and (isinstance(axes, int | str) or not axes or set(axes) - set(range(rank))):
+    axes = range(rank) if mirror is True else () if mirror is False else mirror
+    several = isinstance(axes, Sequence) and all(axis in range(rank) for axis in axes)
+    if not several or not (axes or mirror is False):
         raise InputError(f"mirror takes True, or some of the {rank} spatial axes, from 0, not {mirror!r}")
     return [flip for count in range(len(set(axes)) + 1) for flip in combinations(sorted(set(axes)), count)]
 

@@ -209,6 +209,7 @@ def test_probabilities_are_what_the_loss_takes_them_for(tmp_path: Path) -> None:
         (numbers, {"probabilities": True}, "output 'y' has the loss MSE, which knows no probabilities"),
         (plain, {"probabilities": True, "argmax": True}, "argmax writes classes"),
         (plain, {"mirror": True}, "some of the 0 spatial axes"),
+        *((plain, {"mirror": mirror}, "mirror takes True, or some") for mirror in ((), 0, None, "0")),
         ([plain, wider], {}, r"a mean is of equal outputs: run 1 has .*\(1, 3\).*run 2 .*\(1, 4\)"),
         ([plain, bce], {}, "a mean is of equal outputs"),
         ([plain, other], {}, "equal precision, targets and multiples of sizes: .*float64.*float32"),
