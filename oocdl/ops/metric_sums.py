@@ -75,7 +75,7 @@ def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str
     }
     for one in metrics:
         if isinstance(one, OwnMetric):
-            sums |= _own_sums(x, one, head.target, dtype)
+            sums |= _own_sums(x, one, head, dtype)
     return HeadSums(
         {name: value.name for name, value in sums.items() if isinstance(value, Lifted)},
         {name: value for name, value in sums.items() if isinstance(value, float)},
@@ -116,10 +116,7 @@ def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:
             f"'{metric}' takes a loss with one class of several at each place, not "
             f"{type(head.spec).__name__} of {shape[1]} channels"
         )
-    there = None
-    if known is not None and known.ignore_index is not None:
-        there = apply("Not", equal(labels, known.ignore_index))
-        there = apply("Reshape", there, shape=(*shape[:axis], 1, *shape[axis + 1 :]))
+    there = _counted_places(x, head)
     if name == "counted":
         return float(prod(shape[1:]) / shape[axis]) if there is None else _per_class(there, axis)
     if name == "joint":
@@ -131,6 +128,18 @@ def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:
     else:
         counted = predicted if name == "predicted" else labelled
     return _per_class(counted if there is None else apply("And", counted, there), axis)
+
+
+def _counted_places(x: Lifted, head: Head) -> Lifted | None:
+    """Add a value that tells which places have a label that counts, with 1 class; None if each counts."""
+    known = labels_of(head.spec, x.shape, x.to(head.target).shape)
+    if known is None or known.ignore_index is None:
+        return None
+    labels, axis = x.to(head.target), 1
+    if isinstance(head.spec, CrossEntropy) or x.shape[1] > 1:
+        labels, axis = labels_on_axis(x, head.target)
+    there = apply("Not", equal(labels, known.ignore_index))
+    return apply("Reshape", there, shape=(*x.shape[:axis], 1, *x.shape[axis + 1 :]))
 
 
 def _is_predicted(x: Lifted, axis: int) -> Lifted:
@@ -199,9 +208,12 @@ def _per_sample(y: Lifted) -> Lifted:
     return apply("Reshape", apply("ReduceSum", y, axes=axes) if axes else y, shape=(y.shape[0], 1))
 
 
-def _own_sums(x: Lifted, metric: OwnMetric, target: str, dtype: str) -> dict[str, Lifted | float]:
-    """Add the sums of a metric of the user's; InputError if it gives no values of samples."""
-    made: Any = metric.formula()(x.build, x.name, target)
+def _own_sums(x: Lifted, metric: OwnMetric, head: Head, dtype: str) -> dict[str, Lifted | float]:
+    """Add the sums of a metric of the user's; InputError if it gives no values of samples.
+
+    A single value that has the places of labels counts where these do.
+    """
+    made: Any = metric.formula()(x.build, x.name, head.target)
     names = made if isinstance(made, tuple) else (made,)
     shapes = [list(x.build.shape(name)) if name in x.build.values else None for name in names]
     if len(names) not in (1, 2) or any(shape is None or shape[:1] != [x.shape[0]] for shape in shapes):
@@ -209,5 +221,12 @@ def _own_sums(x: Lifted, metric: OwnMetric, target: str, dtype: str) -> dict[str
             f"the metric '{metric.title}' gave values of shapes {shapes}; it has to give one, or two, with "
             f"the samples, {x.shape[0]} here, on axis 0"
         )
-    sums: list[Lifted | float] = [_per_sample(apply("Cast", x.to(name), to=dtype)) for name in names]
-    return dict(zip(metric.needs, [*sums, float(prod(x.build.shape(names[0])[1:]))], strict=False))
+    y, *weights = (apply("Cast", x.to(name), to=dtype) for name in names)
+    sums: list[Lifted | float] = [_per_sample(one) for one in weights]
+    there = None if weights or len(x.shape) == 1 else _counted_places(x, head)
+    if there is not None and y.shape == x.to(head.target).shape:
+        there = apply("Reshape", there, shape=y.shape)
+    if there is not None and y.shape in (there.shape, x.shape):
+        y = where(there, y, y.number(0.0))
+        sums = [_per_sample(apply("Cast", there, to=dtype)) * (prod(y.shape) / prod(there.shape))]
+    return dict(zip(metric.needs, [_per_sample(y), *sums, float(prod(y.shape[1:]))], strict=False))

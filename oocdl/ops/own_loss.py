@@ -190,11 +190,12 @@ def register_metric(name: str, output: str | None = None) -> Callable[[MetricFor
 
     The function gets what ``oocdl.losses.register`` gives a loss: a builder and the names of a prediction and
     of its target. It adds nodes, and returns the name of a value whose first axis is that of samples: the
-    metric is the mean of all its elements over all samples. Or it returns two names, and the metric is the
-    sum of all elements of the first over that of the second: with zeros for places that do not count, as
-    those are whose label the loss ignores, around padded samples too. ``output`` names the output that has
-    the metric; by default each has it. A run notes the text of the function: a resume without it, or with
-    another, is refused. Raises InputError for a name that is taken. For example::
+    metric is the mean of all its elements over all samples. Where it has the places of the labels, with
+    classes or without, those whose label the loss ignores do not count, around padded samples too; reduce
+    over places only where none is ignored. Or it returns two names, and the metric is the sum of all elements
+    of the first over that of the second, which is zero for places that do not count. ``output`` names the
+    output that has the metric; by default each has it. A run notes the text of the function: a resume without
+    it, or with another, is refused. Raises InputError for a name that is taken. For example::
 
         @oocdl.metrics.register("bias")
         def bias(build, prediction, target):

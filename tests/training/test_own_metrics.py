@@ -92,6 +92,32 @@ def test_nodes_are_averaged_over_samples_and_places(job: Any, tmp_path: Path, cu
     assert oocdl.fit(net(), data, **{**given, "steps": 2}).steps == 2
 
 
+@pytest.mark.parametrize("cut", CUTS)
+def test_places_whose_label_is_ignored_do_not_count(job: Any, tmp_path: Path, cut: str) -> None:
+    """As what is around padded samples: in values of places and classes, of places, and of neither."""
+    for name, reduced in (
+        ("each", {}),
+        ("most", {"axes": (1,), "keepdims": False}),
+        ("rows", {"axes": (2,)}),
+    ):
+
+        @oocdl.metrics.register(name)
+        def metric(build: Any, prediction: str, target: str, reduced: Any = reduced) -> str:
+            found: str = build("ReduceMax", prediction, **reduced) if reduced else prediction
+            return found
+
+    random = np.random.default_rng(1)
+    y = random.choice([0, 1, 2, 255], size=(5, 6, 4))
+    data = nets.write_data(tmp_path / "data.zarr", {"x": job[1]["x"], "y": y})
+    given = {**GIVEN, "loss": oocdl.losses.CrossEntropy(ignore_index=255), "parallel": CUTS[cut]}
+    given |= {"workdir": tmp_path / "run", "validation": data, "metrics": ["each", "most", "rows"]}
+    run = oocdl.fit(net(), data, **given)
+    p, row, counted = predicted(run, job[1]["x"]), run.history[-1], y != 255
+    assert row["val_each"] == pytest.approx(np.moveaxis(p, 1, -1)[counted].mean(), rel=1e-12)
+    assert row["val_most"] == pytest.approx(p.max(1)[counted].mean(), rel=1e-12)
+    assert row["val_rows"] == pytest.approx(p.max(2).mean(), rel=1e-12)
+
+
 def test_bad_nodes_are_refused(job: Any, tmp_path: Path) -> None:
     for name, words in (("dice", "is a metric 'dice' already"), ("loss", "as a variable of Python")):
         with pytest.raises(InputError, match=words):
