@@ -43,8 +43,8 @@ from oocdl.training.signals import Signals
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Network:
-    """A run's network, tied to a dataset."""
+class BoundRun:
+    """A run, its network tied to a dataset."""
 
     store: RunStore
     model: OnnxModel
@@ -57,7 +57,7 @@ class Network:
         targets = {output: head["target"] for output, head in self.store.meta["identity"]["loss"].items()}
         return self.settings.precision, targets, self.sized.multiple
 
-    def apart(self, prefix: str) -> Network:
+    def apart(self, prefix: str) -> BoundRun:
         """Return the same with a prefix before all names of arrays."""
         named, given = prefix.__add__, self.sized.dataset
         arrays = {named(name): replace(one, name=named(one.name)) for name, one in given.arrays.items()}
@@ -231,7 +231,7 @@ def model_of(store: RunStore) -> OnnxModel:
     return model
 
 
-def _network(store: RunStore, dataset: Dataset, changes: Mapping[str, Any], with_targets: bool) -> Network:
+def _network(store: RunStore, dataset: Dataset, changes: Mapping[str, Any], with_targets: bool) -> BoundRun:
     """Tie the network of a run to a dataset, with other settings than it was trained with."""
     facts, model, stored = store.meta["identity"], model_of(store), settings_of(store)
     same_operators(store.path, facts, digests(model.nodes))
@@ -241,7 +241,7 @@ def _network(store: RunStore, dataset: Dataset, changes: Mapping[str, Any], with
     alike = _outputs_like_inputs(model, facts)
     made = sized(model, used, binding, settings, whole, least=least, alike=alike)
     preparation = _preparation(model, made, settings, store)
-    return Network(store=store, model=model, settings=settings, sized=made, preparation=preparation)
+    return BoundRun(store=store, model=model, settings=settings, sized=made, preparation=preparation)
 
 
 def _preparation(model: OnnxModel, found: Sized, settings: Settings, store: RunStore) -> Preparation:
