@@ -20,6 +20,7 @@ from oocdl.augmentation.rigid import RandFlip
 from oocdl.augmentation.transform import Operation, Sample, Transform
 
 Augment = Literal["nnunet"] | Transform | Sequence[Transform | Literal["nnunet"]] | None
+"""Transforms, and the name of a set of them."""
 ROTATION_3D, ROTATION_2D = pi / 6, pi
 """Largest angle about each axis, in radians."""
 LONG = 1.5

@@ -39,7 +39,6 @@ ParamGroup = str | Mapping[str, Any]
 """Weights that are updated alike: a pattern "params" and fields of the optimizer; or "no_decay_1d"."""
 Metrics = str | Metric | Sequence[str | Metric]
 """Metrics, by name or as objects."""
-"""Transforms, or the name of a set of them."""
 Normalize = str | Mapping[str, str] | None
 """A method, or methods by array."""
 

@@ -16,7 +16,8 @@ from oocdl.report.units import counted
 TIES = 3
 """Maximum number of tied tensors that are named; the others are counted."""
 UNSAID = (
-    'if the module froze weights, or used padding_idx or detach(), freeze=["pattern"] says so: ONNX does not'
+    "ONNX records no requires_grad, padding_idx or detach(): if the module had any, "
+    'say with freeze=["pattern"] what stays as it is'
 )
 
 
