@@ -300,7 +300,6 @@ def test_search(tmp_path: Path) -> None:
     assert (tmp_path / "search-example" / "best.onnx").is_file()
 
 
-@pytest.mark.slow
 def test_own_loss(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_loss.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -308,7 +307,6 @@ def test_own_loss(tmp_path: Path) -> None:
     assert float(after) < float(before)
 
 
-@pytest.mark.slow
 def test_own_listener(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_listener.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -316,7 +314,6 @@ def test_own_listener(tmp_path: Path) -> None:
     assert int(committed) == int(last) + 5 < 200
 
 
-@pytest.mark.slow
 def test_own_optimizer(tmp_path: Path) -> None:
     done = run(str(ROOT / "examples/own_optimizer.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -324,7 +321,6 @@ def test_own_optimizer(tmp_path: Path) -> None:
     assert float(after) < 0.1 * float(before)
 
 
-@pytest.mark.slow
 def test_own_operator(tmp_path: Path) -> None:
     done = run("-W", "ignore", str(ROOT / "examples/own_operator.py"), folder=tmp_path)
     assert done.returncode == 0, done.stderr

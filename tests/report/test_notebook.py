@@ -153,7 +153,6 @@ def test_a_search_and_scaling_as_pages(search: oocdl.Search) -> None:
     assert "weak scaling" in page_of(oocdl.Scaling(EVIL, True, ()))
 
 
-@pytest.mark.slow  # the tutorial's notebook runs each time
 def test_the_example_runs_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))))
     path = ROOT / "examples/notebook.ipynb"

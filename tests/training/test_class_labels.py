@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,15 @@ def test_a_file_of_hdf5_says_names_and_places_too(run: oocdl.Run, tmp_path: Path
     assert np.allclose(image.affine, AFFINE)
     told = oocdl.data.convert(tmp_path / "d.h5", tmp_path / "d.zarr").attrs
     assert told["samples"] == ["mine"] and np.allclose(told["affine"], AFFINE)  # type: ignore[arg-type]
+
+
+def test_a_library_that_is_missing_is_told_before_the_network_runs(
+    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nibabel", None)
+    with pytest.raises(InputError, match=r"writing NIfTI needs nibabel.*'oocdl\[mri\]'"):
+        run.predict({"image": np.zeros(SHAPE, "f4")}, argmax=True, nifti=tmp_path / "n")
+    assert not (tmp_path / "n").exists()
 
 
 @pytest.mark.parametrize("name", ["/outside", "a/b", "../b", ".hidden"])
