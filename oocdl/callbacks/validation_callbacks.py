@@ -62,11 +62,13 @@ class Monitored(Acting):
         return -1.0 if is_less else 1.0
 
     def check(self, results: Collection[str]) -> None:
-        """Raise InputError unless ``monitor`` is one of these, or that of a class of one of them."""
+        """Raise InputError unless ``monitor`` is one of these."""
         if not results:
             raise InputError(f"{type(self).__name__} looks at validations; pass validation=")
-        if {self.monitor, re.sub(r"/\d+$", "", self.monitor)}.isdisjoint(results):
-            raise InputError(f"there is no '{self.monitor}' to monitor, but {', '.join(results)}")
+        if self.monitor not in results:
+            metric = re.sub(r"/\d+$", "", self.monitor)
+            near = [name for name in results if re.sub(r"/\d+$", "", name) in (name, metric)]
+            raise InputError(f"there is no '{self.monitor}' to monitor, but {', '.join(near)}")
 
     def __call__(self, event: Event) -> None:
         """Take one event."""

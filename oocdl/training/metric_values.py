@@ -155,11 +155,19 @@ class Notes:
 
 
 def result_names(plan: Plan) -> list[str]:
-    """Return the names of results of validations without those of single classes; none without any."""
+    """Return the names of all results of validations; none without any."""
     ids = plan.of_role(VALIDATION)
     if not ids:
         return []
     compiled = plan.kinds[ids[0]]
-    outputs = {name: {**head.values, **head.known} for name, head in compiled.metric_sums.items()}
-    scores = [f"{before}{metric.name}" for before, _, metric in _by_output(plan.settings.metrics, outputs)]
+    values = compiled.plan.factored.graph.values
+    sample: PassSums = {
+        output: {
+            **{title: np.ones(values[name].shape).tolist() for title, name in head.values.items()},
+            **{title: [[number]] for title, number in head.known.items()},
+        }
+        for output, head in compiled.metric_sums.items()
+    }
+    with np.errstate(all="ignore"):
+        scores = metric_values(plan.settings.metrics, [sample])
     return [f"{VALIDATION_PREFIX}{name}" for name in (*compiled.named_losses(defaultdict(float)), *scores)]

@@ -272,6 +272,7 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
     for callback, text in [
         (EarlyStopping("val_dise"), "no 'val_dise' to monitor, but val_loss, val_accuracy"),
         (EarlyStopping("val_y/accuracy"), "no 'val_y/accuracy'"),
+        (EarlyStopping("val_accuracy/7"), "no 'val_accuracy/7'"),
         (ModelCheckpoint(), "pass validation="),
     ]:
         more = {"validation": None, "metrics": ()} if isinstance(callback, ModelCheckpoint) else {}
