@@ -313,7 +313,7 @@ METRICS: dict[str, Metric] = {
 """All metrics that there are, by the names that ``fit(metrics=...)`` and ``evaluate`` take."""
 
 
-def ratio(above: Numbers, below: Numbers, empty: float) -> Numbers:
+def ratio(above: npt.ArrayLike, below: npt.ArrayLike, empty: float) -> Numbers:
     """Divide; return ``empty`` where there is nothing to divide by."""
     there = np.asarray(below) != 0
     return np.where(there, np.asarray(above) / np.where(there, below, 1), empty)

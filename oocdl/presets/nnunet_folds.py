@@ -197,7 +197,7 @@ def _splits(root: Path, names: Sequence[str], folds: Sequence[Fold]) -> dict[Fol
             raise InputError(f"{len(names)} cases are too few for {FOLDS} folds; pass folds=['all']")
         order = np.arange(len(names))
         np.random.RandomState(FOLD_SEED).shuffle(order)  # as scikit-learn's KFold
-        splits = [[names[row] for row in sorted(part)] for part in np.array_split(order, FOLDS)]
+        splits = [[names[row] for row in sorted(part.tolist())] for part in np.array_split(order, FOLDS)]
         root.mkdir(parents=True, exist_ok=True)
         told = [{"train": [n for n in names if n not in held], "val": held} for held in splits]
         write_text(path, json.dumps(told, indent=2))

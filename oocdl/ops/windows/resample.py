@@ -141,7 +141,7 @@ def local_taps(
     row, column, weights = row[held] - first, column[held] - left, weights[held]
     counts = np.bincount(row, minlength=last - first)
     tap = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
-    shape = (max(counts.max(), 1), last - first)
+    shape = (max(int(counts.max()), 1), last - first)
     places, found = np.zeros(shape, np.int32), np.zeros(shape)
     places[:, row[tap == 0]] = column[tap == 0]
     places[tap, row], found[tap, row] = column, weights

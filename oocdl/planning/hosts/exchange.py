@@ -197,8 +197,8 @@ def _crossings(placed: Placed, homes: Mapping[TaskKey, int], group_of: Ints) -> 
         group[source],
         where[source],
         receiver[once],
-        ended(group_of[calls], group_of[-1])[once],
-        ended(flat.positions[calls], flat.positions.max(initial=0) + 1)[once],
+        ended(group_of[calls], int(group_of[-1]))[once],
+        ended(flat.positions[calls], int(flat.positions.max(initial=0)) + 1)[once],
     )
     legs, crossed = routes(pairs, int(workers.max(initial=0)) + 1)
     often = np.zeros(len(flat.source), np.int64)

@@ -277,6 +277,10 @@ class Zipped(Chunks):
 
     def __init__(self, store: ZipStore, path: str, keys: ChunkKeys) -> None:
         super().__init__(store, path, keys)
+        if store.path is None:
+            raise DatasetError(
+                f"array '{path}' is in a zip file that was opened without its name: name the file"
+            )
         self.path, self.file_mark = store.path, file_mark(store.path)
         with zipfile.ZipFile(self.path) as file:
             self.members = {

@@ -154,7 +154,8 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
     if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
         turned = np.flip(known, axis) if backwards else known
-        made = (np.cumsum if op == "Add" else np.cumprod)(turned, axis, dtype=known.dtype)
+        total = np.add if op == "Add" else np.multiply
+        made = total.accumulate(turned, axis, dtype=known.dtype)
         return [np.flip(made, axis) if backwards else made]
     x = ctx.value(0)
 
