@@ -318,10 +318,11 @@ def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
     first = begins.tolist()
     for large in np.flatnonzero(np.add.reduceat(nbytes, begins) >= LARGEST_BUNDLE_BYTES).tolist():
         size = 0
-        for number, one in enumerate(nbytes[begins[large] : ends[large] - 1].tolist(), int(begins[large]) + 1):
-            size += one
+        begin, end = int(begins[large]), int(ends[large])
+        for item, item_bytes in enumerate(nbytes[begin : end - 1].tolist(), begin + 1):
+            size += item_bytes
             if size >= LARGEST_BUNDLE_BYTES:
-                first.append(number)
+                first.append(item)
                 size = 0
     starts = np.array(sorted(first), np.int64)
     heads = order[starts]

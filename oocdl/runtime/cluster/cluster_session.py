@@ -154,7 +154,6 @@ class ClusterSession(Held):
         with uncollected():  # hundreds of thousands of objects, where units are as many
             members, graphs = len(self.addresses), {name: one.graph for name, one in kinds.items()}
             exchanges = exchanges_of(graphs, members, self.threads)
-            self.homes = next(iter(exchanges.values())).homes
             self.tasks = {
                 name: PassTasks(outline_of(one, members, self.threads)) for name, one in exchanges.items()
             }
@@ -203,7 +202,7 @@ class ClusterSession(Held):
             run_id=self.run_id,
             addresses=tuple(self.addresses),
             apart=apart,
-            homes=self.homes,
+            homes=next(iter(setup.passes.values())).homes,
         )
         if apart:
             self.say(
