@@ -50,8 +50,8 @@ def train(folder: Path, size: int) -> tuple[PassTasks, list[dict[str, object]]]:
     with workers, Client(workers) as client:
         client.get_task_stream()
         oocdl.fit(
-            model, folder / "data.zarr", client=client, workdir=folder / "step.run", loss="dice_ce", steps=STEPS,
-            optimizer="sgd", memory="4GiB", threads=1, parallel={"space": (8,)}, progress=False,
+            model, folder / "data.zarr", client=client, workdir=folder / "step.run", loss="dice_ce",
+            steps=STEPS, optimizer="sgd", memory="4GiB", threads=1, parallel={"space": (8,)}, progress=False,
         )  # fmt: skip
         return kinds[-1], client.get_task_stream()
 
