@@ -27,7 +27,8 @@ class WindowOrder:
     ``dependencies[number]`` are the distinct tasks whose results a task needs. Results of ``wanted`` are
     needed by the caller, too. Those of ``arriving`` come from elsewhere: they never start, and the caller
     tells when they are there (``finish``); until all are, the window begins at the oldest that runs or may.
-    Those of ``at_once`` take no time and no thread: as soon as they may run they are ``due``.
+    Those of ``at_once`` take no time and no thread: as soon as they may run they are ``due``. Tasks from
+    ``limit`` on do not start until the caller has raised it.
 
     >>> order = WindowOrder([[], [0], [], [1]], wanted=[3], window_tasks=2)
     >>> order.next(), order.next()
@@ -45,6 +46,7 @@ class WindowOrder:
         window_tasks: int = WINDOW_TASKS,
         arriving: Collection[int] = (),
         at_once: Collection[int] = (),
+        limit: int | None = None,
     ) -> None:
         self.dependencies, self.window_tasks = dependencies, window_tasks
         self.finished = 0
@@ -64,11 +66,28 @@ class WindowOrder:
         heapify(self._ready)
         self._done = [False] * len(dependencies)
         self._oldest = 0
+        self._starting = [
+            number not in self._arriving and number not in self._at_once for number in range(len(self._done))
+        ]
+        self._left = 0
+        """Number of tasks below the limit that start, and have not finished."""
+        self.limit = 0
+        self.raise_limit(len(self._done) if limit is None else limit)
 
     @property
     def running(self) -> int:
         """Number of tasks that have started and not finished."""
         return len(self._running)
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether every task below the limit that starts has finished."""
+        return not self._left
+
+    def raise_limit(self, limit: int) -> None:
+        """Let further tasks start, up to ``limit``."""
+        self._left += sum(self._starting[self.limit : limit])
+        self.limit = max(limit, self.limit)
 
     @property
     def over(self) -> bool:
@@ -82,11 +101,12 @@ class WindowOrder:
         """
         ready = self._ready
         # Tasks that wait for what arrives hold up nobody: the window begins at the oldest that runs, or may.
-        if ready and (not self._running or ready[0] < self._first() + self.window_tasks):
+        held = not ready or ready[0] >= self.limit
+        if not held and (not self._running or ready[0] < self._first() + self.window_tasks):
             number = heappop(ready)
             self._running.add(number)
             return number
-        if not (self.running or self._arriving or self.over):
+        if not (self.running or self._arriving or self.over or self.limit < len(self._done)):
             raise ValueError(f"tasks depend on each other in a circle; number {self._oldest} waits for it")
         return None
 
@@ -105,6 +125,7 @@ class WindowOrder:
         else:
             self._running.remove(number)
         self.finished += 1
+        self._left -= self._starting[number]
         done = self._done
         done[number] = True
         while self._oldest < len(done) and done[self._oldest]:

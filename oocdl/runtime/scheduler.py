@@ -29,7 +29,8 @@ class Running:
 
     Results of ``arriving`` keys come from elsewhere, by ``arrive``; their tasks only say where in the order
     they are awaited. Tasks of ``at_once`` take no time: whoever finishes what they wait for runs them.
-    ``finished`` is called with the key of each task that is done, under the lock.
+    ``finished`` is called with the key of each task that is done, under the lock. No task from ``limit`` on
+    starts before ``run_to`` asks for it.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Running:
         arriving: Collection[Hashable] = (),
         finished: Callable[[Any], None] | None = None,
         at_once: Collection[Hashable] = (),
+        limit: int | None = None,
     ) -> None:
         tasks: dict[Hashable, GraphNode] = convert_legacy_graph(dict(graph))
         self.numbers = {key: number for number, key in enumerate(tasks)}
@@ -52,10 +54,22 @@ class Running:
             window,
             [self.numbers[key] for key in arriving],
             [self.numbers[key] for key in at_once],
+            limit,
         )
         self.results: dict[Hashable, Any] = {}
         self.error: BaseException | None = None
         self.change = threading.Condition()
+        self._at_limit: Callable[[], None] | None = None
+
+    def run_to(self, limit: int, done: Callable[[], None]) -> None:
+        """Let the tasks before number ``limit`` start; call ``done`` when all of them have finished."""
+        with self.change:
+            self.order.raise_limit(limit)
+            if self.order.at_limit:
+                done()
+            else:
+                self._at_limit = done
+            self.change.notify_all()
 
     def next_task(self) -> GraphNode | None:
         """The first task that may start now; blocks until there is one; None at the end."""
@@ -83,6 +97,9 @@ class Running:
             dropped = [self.results.pop(self.tasks[number].key) for number in useless]
             if self.finished is not None:
                 self.finished(task.key)
+            if self.order.at_limit and self._at_limit is not None:
+                done, self._at_limit = self._at_limit, None
+                done()
             self.change.notify_all()
         del dropped
 
@@ -101,7 +118,7 @@ class Running:
         Tasks, and what ``finished`` is a method of, may refer to who refers to this: what is in such a circle
         stays in memory until the collector comes.
         """
-        self.tasks, self.finished = [], None
+        self.tasks, self.finished, self._at_limit = [], None, None
         self.results.clear()
 
     def work(self) -> None:

@@ -17,8 +17,8 @@ from distributed import Status
 
 from oocdl.graph.ir.graph import Array
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.exchange import exchanges_of
+from oocdl.planning.hosts.segments import Segment, outline_of
 from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import TaskKey
@@ -26,6 +26,7 @@ from oocdl.runtime import weight_io
 from oocdl.runtime.cluster import cluster_session, worker_tasks
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.member import Member, Setup, members
+from oocdl.runtime.cluster.pass_tasks import PassTasks
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out
 from oocdl.storage.cache.chunk import use
 from oocdl.storage.dataset.identity import identity
@@ -42,21 +43,34 @@ class InProcess:
     """Members that this process has all by itself, by number; each is a run of its own to it."""
 
     members: list[Member]
+    tasks: Mapping[str, PassTasks]
     random: random.Random
     messages: int = 0
     """How many were sent so far."""
 
     async def run_pass(self, name: str, plan_id: str, info: PassInfo, starts: bool) -> dict[str, float]:
-        """One pass, which members begin at different times."""
+        """One pass, which members begin at different times, as are all segments that may begin."""
         fetching, scalars = [], {}
-        for member in self.random.sample(self.members, len(self.members)):
+        tasks = self.tasks[plan_id]
+        done = {place: asyncio.Event() for place in tasks.keys}
+
+        async def run(segment: Segment) -> None:
+            for before in segment.after:
+                await done[before].wait()
             await self.later()
-            running = member.begin(name, plan_id, info, starts)
-            worker: Any = _Worker(self, member)
-            fetching.append(asyncio.create_task(fetch_all(worker, member, running)))
-        for member in self.members:
-            ended = await worker_tasks.end(member.setup.run_id, plan_id)
-            scalars.update(ended.scalars)
+            member = self.members[segment.member]
+            if not segment.number:
+                running = member.begin(name, plan_id, info, starts)
+                worker: Any = _Worker(self, member)
+                fetching.append(asyncio.create_task(fetch_all(worker, member, running)))
+            place = segment.member, segment.number
+            ends = tasks.keys[place] in tasks.ends
+            ended = await worker_tasks.run_segment(member.setup.run_id, segment.last_group, None, ends)
+            done[place].set()
+            if ended is not None:
+                scalars.update(ended.scalars)
+
+        await asyncio.gather(*map(run, self.random.sample(tasks.segments, len(done))))
         await asyncio.gather(*fetching)
         return scalars
 
@@ -132,10 +146,10 @@ def crew(
     """Members that hold the weights of the model file, set up as a driver does it."""
     threads = job.machine.threads
     kinds = {MAIN: kinds[MAIN], **kinds}
-    placed = {name: place(one.graph, count, threads) for name, one in kinds.items()}
-    homes = homes_of(placed.values())
-    exchanges = {name: exchange(one, homes, count) for name, one in placed.items()}
-    made = InProcess([], random.Random(seed))
+    exchanges = exchanges_of({name: one.graph for name, one in kinds.items()}, count, threads)
+    homes = exchanges[MAIN].homes
+    tasks = {name: PassTasks(outline_of(one, count, threads)) for name, one in exchanges.items()}
+    made = InProcess([], tasks, random.Random(seed))
     with ExitStack() as stack:
         for number, packed in enumerate(packed_shares(exchanges, count)):
             setup = Setup(

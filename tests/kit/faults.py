@@ -25,6 +25,7 @@ import numpy as np
 
 import oocdl
 from oocdl.events import Committed, Event, Notice, RunStarted, StepDone, WorkersChanged
+from oocdl.planning.hosts import segments
 from tests.kit import nets
 from tests.kit.fault_trial import KINDS, OF_WORKERS, Fault, Trial
 from tests.kit.processes import cluster
@@ -61,6 +62,7 @@ def train(folder: Path, workdir: Path, address: str, steps: int) -> None:
             words |= {"text": event.reason, "step": event.done}
         print(json.dumps(words), flush=True)
 
+    segments.HANDOVER_SECONDS = 1e-5  # a layer each: faults come between segments, too
     oocdl.fit(
         folder / "conv.onnx", folder / "data.zarr", workdir=workdir, client=address,
         wait_seconds=WAIT_SECONDS, callbacks=[listen], steps=steps, **OPTIONS,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from oocdl.planning.calls import PickCall
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each
-from oocdl.planning.hosts.placement import Placed, strip_key
+from oocdl.planning.hosts.placement import Placed, place, strip_key
 from oocdl.planning.hosts.ragged import Ints, runs, starts_of
 from oocdl.planning.hosts.relays import Pairs, routes
 from oocdl.planning.task_graph import TaskGraph
@@ -119,14 +119,24 @@ def homes_of(passes: Collection[Placed]) -> dict[TaskKey, int]:
             homes.setdefault(stored, int(placed.workers[placed.flat.maker[placed.flat.number[made]]]))
     for placed in passes:
         wanted = dict.fromkeys(key for key in placed.graph.inputs if key not in homes)
-        for place, call in enumerate(placed.graph.calls if wanted else ()):
+        for number, call in enumerate(placed.graph.calls if wanted else ()):
             for argument in () if isinstance(call, PickCall) else call.arguments:
                 if argument in wanted:
-                    homes.setdefault(argument, int(placed.workers[place]))
+                    homes.setdefault(argument, int(placed.workers[number]))
     for placed in passes:
         for key in placed.graph.inputs:
             homes.setdefault(key, 0)
     return homes
+
+
+def exchanges_of(graphs: Mapping[str, TaskGraph], workers: int, threads: int) -> dict[str, Exchange]:
+    """Place the calls of several kinds of passes on workers of so many threads, and list what travels.
+
+    They start from the same pieces; the first kind decides which worker holds each of these.
+    """
+    placed = {name: place(graph, workers, threads) for name, graph in graphs.items()}
+    homes = homes_of(placed.values())
+    return {name: exchange(one, homes, workers) for name, one in placed.items()}
 
 
 def exchange(placed: Placed, homes: Mapping[TaskKey, int], workers: int) -> Exchange:
@@ -308,10 +318,11 @@ def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
     first = begins.tolist()
     for large in np.flatnonzero(np.add.reduceat(nbytes, begins) >= LARGEST_BUNDLE_BYTES).tolist():
         size = 0
-        for place, one in enumerate(nbytes[begins[large] : ends[large] - 1].tolist(), int(begins[large]) + 1):
-            size += one
+        begin, end = int(begins[large]), int(ends[large])
+        for item, item_bytes in enumerate(nbytes[begin : end - 1].tolist(), begin + 1):
+            size += item_bytes
             if size >= LARGEST_BUNDLE_BYTES:
-                first.append(place)
+                first.append(item)
                 size = 0
     starts = np.array(sorted(first), np.int64)
     heads = order[starts]

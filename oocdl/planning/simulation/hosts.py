@@ -22,12 +22,10 @@ from oocdl.planning.hosts.exchange import (
     SMALL_BYTES,
     Bundle,
     Exchange,
-    exchange,
-    homes_of,
+    exchanges_of,
 )
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
-from oocdl.planning.hosts.placement import place
-from oocdl.planning.hosts.shown_groups import shown_tasks
+from oocdl.planning.hosts.segments import outline_of, segment_counts
 from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
 from oocdl.planning.simulation.one_process import after
 from oocdl.planning.simulation.process import Process, Step
@@ -197,7 +195,7 @@ class _Run:
         self.exchange, self.cluster, self.processes = pass_, cluster, processes
         self.clock = processes[0].clock
         self.network = Network(cluster)
-        self.tasks_of_cluster = shown_tasks(pass_, cluster.hosts, processes[0].slots)
+        self.tasks_of_cluster = segment_counts(outline_of(pass_, cluster.hosts, processes[0].slots))
         found = local_orders(pass_, range(cluster.hosts))
         self.orders = [found[host] for host in range(cluster.hosts)]
         self.items = items_of(pass_)
@@ -252,8 +250,7 @@ def simulate_hosts(
     Each host has a tier of ``tier_bytes``, runs ``slots`` programs at once, and has a disk as ``rates`` say.
     One host is simulated as ``one_process`` simulates it, but that its cores are shared.
     """
-    placed = place(compiled.graph, cluster.hosts, slots)
-    going = exchange(placed, homes_of([placed]), cluster.hosts)
+    going = exchanges_of({"": compiled.graph}, cluster.hosts, slots)[""]
     factors = compiled.plan.factored.factors
     feeds = {name: len(factors[name][0]) for name in compiled.feeds}
     return simulate_exchange(going, cluster, tier_bytes, slots, rates, keeps_old, feeds)

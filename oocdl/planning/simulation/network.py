@@ -111,15 +111,15 @@ class Cluster:
     def seconds(self, done_seconds: float, tasks: Sequence[int]) -> float:
         """Return the seconds of a pass whose work is done so long after it has begun.
 
-        ``tasks``: number of each host's tasks. They follow each other, and one scheduler handles those of all
-        hosts in turn; a host alone has none.
+        ``tasks``: number of each host's tasks. Between two of them it computes nothing, and one scheduler
+        handles those of all hosts in turn; a host alone has none.
         """
         if self.hosts == 1:
             return done_seconds
         hop_seconds = self.scheduler_seconds + 2 * self.notice_seconds
-        handled_seconds = max(max(tasks) * hop_seconds, sum(tasks) * self.scheduler_seconds)
+        handled_seconds = sum(tasks) * self.scheduler_seconds
         begun_seconds = self.pass_seconds + sum(tasks) * self.submit_seconds + self.notice_seconds
-        return begun_seconds + max(done_seconds + hop_seconds, handled_seconds)
+        return begun_seconds + max(done_seconds + max(tasks) * hop_seconds, handled_seconds)
 
 
 class Network:

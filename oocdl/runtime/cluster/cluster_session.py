@@ -28,8 +28,8 @@ from oocdl.errors import OocdlError, ResourceError
 from oocdl.events import ProcessLook
 from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
-from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.exchange import Exchange, exchanges_of
+from oocdl.planning.hosts.segments import outline_of
 from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key
@@ -38,7 +38,7 @@ from oocdl.runtime.cluster import connecting, crew, dask_limits, dask_records, m
 from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
 from oocdl.runtime.cluster.growth import Arrivals
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
-from oocdl.runtime.cluster.pass_tasks import Step, end_key, steps_of, tasks_of, worker_of_key
+from oocdl.runtime.cluster.pass_tasks import PassTasks, worker_of_key
 from oocdl.runtime.cluster.room import Room
 from oocdl.runtime.cluster.shares import Shares
 from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client
@@ -152,14 +152,13 @@ class ClusterSession(Held):
         self.run_id = uuid.uuid4().hex[:12]
         kinds = {MAIN: self.compiled[MAIN], **self.compiled} if MAIN in self.compiled else self.compiled
         with uncollected():  # hundreds of thousands of objects, where units are as many
-            exchanges = self._exchanges(kinds)
-            self.steps: dict[str, list[Step]] = {
-                name: steps_of(one, name, len(self.addresses), self.threads)
-                for name, one in exchanges.items()
+            members, graphs = len(self.addresses), {name: one.graph for name, one in kinds.items()}
+            exchanges = exchanges_of(graphs, members, self.threads)
+            self.tasks = {
+                name: PassTasks(outline_of(one, members, self.threads)) for name, one in exchanges.items()
             }
-            packed = packed_shares(exchanges, len(self.addresses))
+            packed = packed_shares(exchanges, members)
         self.ends: dict[str, PassEnd] = {}
-        layers = dict.fromkeys(layer for one in exchanges.values() for layer in one.groups)
         self.watch = Watch(self.client, self.addresses, self.say)
         setup = Setup(
             run_id=self.run_id,
@@ -175,7 +174,7 @@ class ClusterSession(Held):
             mark=member.mark_of(self.store.path),
             threads=self.threads,
         )
-        refusals = self._set_up(setup, packed, list(layers))
+        refusals = self._set_up(setup, packed)
         if refusals:
             self.room.refuse(refusals)
         else:
@@ -184,19 +183,12 @@ class ClusterSession(Held):
             self.room.enlist(self.recruits, hosts)
         return not refusals
 
-    def _exchanges(self, kinds: Mapping[str, CompiledPass]) -> dict[str, Exchange]:
-        """Place the calls of all kinds of passes on the members."""
-        count_ = len(self.addresses)
-        placed = {name: place(one.graph, count_, self.threads) for name, one in kinds.items()}
-        self.homes = homes_of(placed.values())
-        return {name: exchange(one, self.homes, count_) for name, one in placed.items()}
-
-    def _set_up(self, setup: Setup, packed: Sequence[bytes], layers: Sequence[str]) -> crew.Refusals:
+    def _set_up(self, setup: Setup, packed: Sequence[bytes]) -> crew.Refusals:
         """Set up all members; return the refusals of those that cannot take part."""
         assert self.watch is not None
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
-        self.watch.wait([in_loop(self.client, self._registered(cleanup))])
+        self.watch.wait([in_loop(self.client, dask_private.register_scheduler_plugin(self.client, cleanup))])
         common: bytes = dumps(setup)  # type: ignore[no-untyped-call]
         each = {address: (common, mine) for address, mine in zip(self.addresses, packed, strict=True)}
         sees = self.watch.ask_each(worker_tasks.set_up, each, refusal=OocdlError)
@@ -210,21 +202,22 @@ class ClusterSession(Held):
             run_id=self.run_id,
             addresses=tuple(self.addresses),
             apart=apart,
-            homes=self.homes,
+            homes=next(iter(setup.passes.values())).homes,
         )
         if apart:
             self.say(
                 f"{len(apart)} of {len(self.addresses)} workers do not see {self.store.path}, or may not "
                 "write there: their weights are read and committed through this process"
             )
-        with open_client():
-            self.groups = dask_records.hold_groups(self.client, self.run_id, ["", *layers])
+        self._hold_groups()
         dask_records.shorten_client_log(self.client)
         on_scheduler(self.client, dask_records.resize_sent_by_scheduler, dask_records.LOG_LENGTH)
         return {}
 
-    async def _registered(self, cleanup: Cleanup) -> None:
-        await dask_private.register_scheduler_plugin(self.client, cleanup)
+    def _hold_groups(self) -> None:
+        layers = dict.fromkeys(layer for tasks in self.tasks.values() for layer in tasks.layers)
+        with open_client():
+            self.groups = dask_records.hold_groups(self.client, self.run_id, layers)
 
     def dissolve(self) -> None:
         """Have all members that are left clear up. Never waits long, and never fails."""
@@ -296,11 +289,12 @@ class ClusterSession(Held):
     def run_pass(self, plan_id: str, info: PassInfo) -> dict[str, float]:
         """Run one pass; return its scalar outputs by value name. Raises WorkersLost."""
         assert self.watch is not None
-        starts, count_ = self.first_pass is None, len(self.addresses)
+        starts = self.first_pass is None
         self.first_pass = info.number if starts else self.first_pass
         name = f"{self.run_id}/{next(self.numbers)}"
-        tasks = tasks_of(self.steps[plan_id], count_, name, self.run_id, (plan_id, info, starts))
-        ends = [dask_key(end_key(number), name) for number in range(count_)]
+        of_kind, begun = self.tasks[plan_id], monotonic()
+        tasks = of_kind.of_pass(name, self.run_id, (plan_id, info, starts))
+        ends = [dask_key(key, name) for key in of_kind.ends]
         with annotate(workers=partial(worker_of_key, self.addresses), retries=0):
             # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
             graph = dask_private.LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
@@ -308,6 +302,8 @@ class ClusterSession(Held):
                 futures: list[Future[PassEnd]] = self.client.get(graph, ends, sync=False)  # type: ignore[no-untyped-call]
         found = self._results(futures)
         self.ends = dict(zip(self.addresses, found, strict=True))
+        if of_kind.note(monotonic() - begun):
+            self._hold_groups()
         for address, one in self.ends.items():
             self.tell(None if one.notice is None else f"worker {address}: {one.notice}")
         self.tasks_since_forgetting += len(tasks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
 from oocdl.errors import StoreError
@@ -56,7 +57,9 @@ class LocalPass:
                 group.set_result(None)
         tasks, arriving = self._tasks(take)
         bundles = [one.key for one in sent]
-        self._running = Running(tasks, wanted, window_of(threads), arriving, self._count, bundles)
+        self._ends = _ends(order)
+        self._segment: Future[None] = Future()
+        self._running = Running(tasks, wanted, window_of(threads), arriving, self._count, bundles, limit=0)
         self._wanted = tuple(wanted)
 
     @property
@@ -70,7 +73,10 @@ class LocalPass:
         return self._facts[2]
 
     def start(self, pool: Executor) -> None:
-        """Run the pass on threads of a pool: one more than compute, to read what comes next meanwhile."""
+        """Run the pass on threads of a pool: one more than compute, to read what comes next meanwhile.
+
+        They wait before each segment until that is asked for.
+        """
         workers = [pool.submit(self._running.work) for _ in range(self._threads + 1)]
         left = [len(workers)]
 
@@ -86,6 +92,14 @@ class LocalPass:
 
         for worker in workers:
             worker.add_done_callback(over)
+
+    def run_through(self, group: int) -> Future[None]:
+        """Run all that is left up to the end of a group of layers; return a future of when that is done."""
+        self._segment = Future()
+        self._running.run_to(self._ends[group], partial(self._segment.set_result, None))
+        if self._running.error is not None and not self._segment.done():
+            self._segment.set_exception(self._running.error)
+        return self._segment
 
     def arrive(self, keys: Sequence[TaskKey], chunks: Sequence[Chunk]) -> None:
         """Take chunks that have come from another member."""
@@ -122,7 +136,7 @@ class LocalPass:
             self._running.leave()
             self.done.set_result(made)
             return
-        waiting: list[Future[Any]] = [*self._sends.values(), *self.groups, self.done]
+        waiting: list[Future[Any]] = [*self._sends.values(), *self.groups, self._segment, self.done]
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
@@ -167,3 +181,12 @@ class LocalPass:
         run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
         references = [TaskRef(argument) for argument in call.arguments]
         return Task(call.key, self._work.run, run, run_id, plan_id, number, info, *references)
+
+
+def _ends(order: LocalOrder) -> list[int]:
+    """Return, for each group of layers, the number of tasks before the first call of a later group."""
+    found: list[int] = []
+    for number, step in enumerate(order.steps, len(order.stored)):
+        if isinstance(step, tuple) and not isinstance(step, TaskKey):
+            found += [number] * (order.group_of[step[1].key] - len(found))
+    return found + [len(order.stored) + len(order.steps)] * (len(order.calls_of_group) - len(found))

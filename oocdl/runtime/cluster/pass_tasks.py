@@ -1,73 +1,80 @@
-"""Makes the Dask tasks of a pass: they begin and end it on each member, and show what each works at.
+"""Makes the Dask tasks of a pass: the segments of all members, with the edges between them.
 
-A member runs its calls by itself, and asks others for what it reads of theirs (``transfers``). Tasks hold no
-arrays and do nothing but wait, each for the one before it on its worker.
+A task runs what its member does of some layers. Arrays go from member to member (``transfers``); a task hands
+on nothing but that it is done, and the last one of a member hands the driver its report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from oocdl.planning.hosts.exchange import Exchange
-from oocdl.planning.hosts.shown_groups import shown_groups
+from oocdl.planning.hosts.segments import Outline, Segment, segments_of
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, task_key
 from oocdl.runtime.cluster import worker_tasks
 from oocdl.runtime.dask_private import Task, TaskRef
 
-
-@dataclass(frozen=True)
-class Step:
-    """A task of every pass of one kind."""
-
-    key: TaskKey
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    after: tuple[TaskKey, ...]
+MEASURED_PASS = 2
+"""The pass of a kind by whose seconds it is cut: the first one compiles programs, too."""
 
 
-def steps_of(exchange: Exchange, plan_id: str, members: int, threads: int) -> list[Step]:
-    """Return the tasks of a pass on members of so many threads, without what differs from pass to pass."""
-    found: list[Step] = []
-    for number, shown in enumerate(shown_groups(exchange, members, threads)):
-        last = _begin(number)
-        for together in shown:
-            key = TaskKey(TaskKind.LAYERS, exchange.groups[together[0]], str(together[0]), number)
-            found.append(Step(key, worker_tasks.layers, (together,), (last,)))
-            last = key
-        found.append(Step(end_key(number), worker_tasks.end, (plan_id,), (last,)))
-    return found
+@dataclass(eq=False)
+class PassTasks:
+    """The tasks of all passes of one kind. They are cut anew once it is known how long a pass takes."""
 
+    outline: Outline
+    segments: list[Segment] = field(init=False)
+    keys: dict[tuple[int, int], TaskKey] = field(init=False)
+    """Member and number of each segment -> the key of its task, in order."""
+    passes: int = 0
+    """Number of passes so far."""
 
-def tasks_of(
-    steps: Sequence[Step], members: int, pass_name: str, run_id: str, facts: tuple[str, PassInfo, bool]
-) -> dict[DaskKey, Task]:
-    """Return the tasks of one pass; ``facts`` (plan id, pass, whether it starts a step) go once a member."""
-    begins = [Step(_begin(number), worker_tasks.begin, (pass_name, *facts), ()) for number in range(members)]
-    names = {step.key: dask_key(step.key, pass_name) for step in (*begins, *steps)}
-    return {
-        names[step.key]: Task(
-            names[step.key],
-            step.function,
-            run_id,
-            *step.arguments,
-            *(TaskRef(names[key]) for key in step.after),
-        )
-        for step in (*begins, *steps)
-    }
+    def __post_init__(self) -> None:
+        self._cut(None)
 
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers of segments, each once."""
+        return list(dict.fromkeys(key.layer for key in self.keys.values()))
 
-def end_key(number: int) -> TaskKey:
-    """Return the key of the task that ends a member's part of a pass."""
-    return TaskKey(TaskKind.END, "", "", number)
+    @property
+    def ends(self) -> list[TaskKey]:
+        """The keys of the last task of each member."""
+        return list({key.number: key for key in self.keys.values()}.values())
+
+    def note(self, seconds: float) -> bool:
+        """Note how long a pass took; return whether the next ones are cut anew."""
+        self.passes += 1
+        if self.passes == MEASURED_PASS:
+            self._cut(seconds)
+        return self.passes == MEASURED_PASS
+
+    def of_pass(self, pass_name: str, run_id: str, facts: tuple[str, PassInfo, bool]) -> dict[DaskKey, Task]:
+        """Return the tasks of one pass; ``facts``: plan id, pass, and whether it starts a step."""
+        names = {place: dask_key(key, pass_name) for place, key in self.keys.items()}
+        begin, ends = worker_tasks.Begin(pass_name, *facts), {*self.ends}
+        return {
+            names[one.member, one.number]: Task(
+                names[one.member, one.number],
+                worker_tasks.run_segment,
+                run_id,
+                one.last_group,
+                None if one.number else begin,
+                self.keys[one.member, one.number] in ends,
+                *(TaskRef(names[before]) for before in one.after),
+            )
+            for one in self.segments
+        }
+
+    def _cut(self, seconds: float | None) -> None:
+        self.segments, self.keys = segments_of(self.outline, seconds), {}
+        for one in self.segments:
+            first, last = (self.outline.groups[group] for group in (one.first_group, one.last_group))
+            layers = first if first == last else f"{first} to {last}"
+            self.keys[one.member, one.number] = TaskKey(TaskKind.SEGMENT, layers, str(one.number), one.member)
 
 
 def worker_of_key(addresses: Sequence[str], key: DaskKey) -> list[str]:
     """Return the address of the worker that runs a task; the scheduler asks for it."""
     return [addresses[task_key(key).number]]
-
-
-def _begin(number: int) -> TaskKey:
-    return TaskKey(TaskKind.BEGIN, "", "", number)

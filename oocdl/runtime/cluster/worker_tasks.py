@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import dask_private, execute
 from oocdl.runtime.cluster.cluster_progress import METRIC, told
 from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, restore_limits
-from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
+from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.member import (
     IN_ANOTHER_RUN,
     Member,
@@ -191,40 +191,46 @@ async def stop_recording(run_id: str) -> Recording:
     return execute.stop_recording(run_id)
 
 
-async def begin(run_id: str, name: str, plan_id: str, info: PassInfo, starts_step: bool) -> None:
-    """Begin a pass, once, when the one before is over; this is a task of Dask's."""
+@dataclass(frozen=True)
+class Begin:
+    """The pass that begins with a member's first segment."""
+
+    name: str
+    plan_id: str
+    info: PassInfo
+    starts_step: bool
+
+
+async def run_segment(
+    run_id: str, last_group: int, begins: Begin | None, ends: bool, *_: None
+) -> PassEnd | None:
+    """Run this member's part of a pass up to the end of a group of layers; this is a task of Dask's.
+
+    The first one of a pass begins it, once, when the one before is over; the last one returns a report.
+    """
     member = member_of(run_id)
-    if member.given_up:
-        raise Superseded("the run is about to end on this worker")
-    if member.running is not None or name in member.begun_before:
-        raise Superseded("the pass has begun on this worker, or another is not over")
-    running = member.begin(name, plan_id, info, starts_step)
-    worker = get_worker()
-    dask_private.call_soon(worker, fetch_all, worker, member, running)
-
-
-async def layers(run_id: str, groups: Sequence[int], *_: None) -> None:
-    """Wait as long as this member works at some groups of layers; this is a task of Dask's."""
-    running = _running(run_id)
-    for group in groups:
-        await result(running.groups[group])
-
-
-async def end(run_id: str, plan_id: str, *_: None) -> PassEnd:
-    """Wait for this member's end of a pass, and return its report; this is a task of Dask's."""
-    running = _running(run_id)
-    results = await result(running.done)
-    member = member_of(run_id)
-    if member.running is not running:
-        raise Superseded("the pass was given up before its end")
-    return member.end(plan_id, results)
-
-
-def _running(run_id: str) -> LocalPass:
-    running = member_of(run_id).running
+    if begins is not None:
+        _begin(member, begins)
+    running = member.running
     if running is None:
         raise Superseded("the pass is over on this worker")
-    return running
+    await result(running.run_through(last_group))
+    if not ends:
+        return None
+    results = await result(running.done)
+    if member.running is not running:
+        raise Superseded("the pass was given up before its end")
+    return member.end(running.plan_id, results)
+
+
+def _begin(member: Member, pass_: Begin) -> None:
+    if member.given_up:
+        raise Superseded("the run is about to end on this worker")
+    if member.running is not None or pass_.name in member.begun_before:
+        raise Superseded("the pass has begun on this worker, or another is not over")
+    running = member.begin(pass_.name, pass_.plan_id, pass_.info, pass_.starts_step)
+    worker = get_worker()
+    dask_private.call_soon(worker, fetch_all, worker, member, running)
 
 
 async def _in_pool(member: Member, call: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import make_settings
-from oocdl.planning.hosts import exchange, relays
+from oocdl.planning.hosts import exchange, relays, segments
 from oocdl.planning.passes import MAIN
 from oocdl.planning.task_key import TaskKey
 from oocdl.presets.unets import write_unet3d
@@ -67,7 +67,14 @@ def test_any_order_makes_the_same_bits(tmp_path: Path, monkeypatch: pytest.Monke
     one = job(tmp_path, name)
     kinds = one.plan().kinds
     held, told = alone(tmp_path / "spill", one, kinds)
-    for count, most_asked, groups, fan in ((1, 64, 1024, 4), (3, 1, 2, 1), (8, 64, 1024, 4)):
+    for count, most_asked, groups, fan, handover in (
+        (1, 64, 1024, 4, 1),
+        (3, 1, 2, 1, 1e-9),
+        (4, 64, 1024, 4, 1e-9),
+        (8, 64, 1024, 4, 1e-5),
+        (8, 64, 1024, 1, 1e-9),
+    ):
+        monkeypatch.setattr(segments, "HANDOVER_SECONDS", handover)
         monkeypatch.setattr(transfers, "MOST_ASKED", most_asked)
         monkeypatch.setattr(exchange, "MOST_GROUPS", groups)
         monkeypatch.setattr(relays, "FAN", fan)
@@ -92,7 +99,8 @@ def test_a_pass_that_begins_twice_changes_nothing(tmp_path: Path, monkeypatch: p
         plan_id, info = passes[0]
         run_id = members.members[0].setup.run_id
         with pytest.raises(Superseded):
-            await worker_tasks.begin(run_id, f"pass {info.number}", plan_id, info, True)
+            begin = worker_tasks.Begin(f"pass {info.number}", plan_id, info, True)
+            await worker_tasks.run_segment(run_id, 0, begin, False)
         return await members.roll_back(info.number)
 
     with crew.crew(tmp_path, one, kinds, 2, seed=1) as members:

@@ -19,7 +19,7 @@ from oocdl.augmentation.preparation import Preparation
 from oocdl.errors import BudgetError, ResourceError
 from oocdl.events import Event, Notice, StepDone, WorkersChanged
 from oocdl.host.limits import Limit, processor
-from oocdl.runtime.cluster import crew, growth
+from oocdl.runtime.cluster import cluster_session, crew, growth
 from oocdl.runtime.cluster.cluster_session import ClusterSession
 from oocdl.runtime.cluster.crew import Recruit
 from oocdl.runtime.cluster.room import Room
@@ -285,10 +285,10 @@ def test_who_comes_while_a_crew_is_gathered_joins_it_later(
     monkeypatch.setattr(growth, "GROW_SECONDS", -1.0)
     monkeypatch.setattr(crew, "gather", lambda *_: ([member], {}))
     monkeypatch.setattr(crew, "ask", lambda *_: ([late], {}))
-    monkeypatch.setattr(ClusterSession, "_exchanges", lambda *_: {})
+    monkeypatch.setattr(cluster_session, "exchanges_of", lambda *_: {})
     monkeypatch.setattr(ClusterSession, "_set_up", lambda *_: {})
     dataset = SimpleNamespace(spec=lambda: None, stored={})
-    compiled = {"main": SimpleNamespace(plan=SimpleNamespace(hosts=hosts))}
+    compiled = {"main": SimpleNamespace(plan=SimpleNamespace(hosts=hosts), graph=None)}
     session: Any = ClusterSession(
         client=None, planned=[member], compiled=compiled, dataset=dataset, threads=1,
         settings=SimpleNamespace(engine="torch"), preparation=Preparation(),

@@ -30,13 +30,14 @@ def test_a_pass_that_ends_after_a_step_was_rolled_back_changes_nothing(
 
     ended: list[Any] = []
     one = SimpleNamespace(
-        running=SimpleNamespace(done=done, fail=fail), began=7, before={"w": "old"}, held={"w": "half"},
+        running=SimpleNamespace(done=done, fail=fail, run_through=lambda _: done, plan_id="main"),
+        began=7, before={"w": "old"}, held={"w": "half"},
         pieces=1, given_up=False, end=lambda *given: ended.append(given),
     )  # fmt: skip
     monkeypatch.setitem(member.members, "run", one)  # type: ignore[arg-type]
 
     async def both() -> bool:
-        end = asyncio.create_task(worker_tasks.end("run", "main"))
+        end = asyncio.create_task(worker_tasks.run_segment("run", 0, None, True))
         await asyncio.sleep(0)
         if finished:
             done.set_result({})  # the end is about to go on
@@ -44,7 +45,8 @@ def test_a_pass_that_ends_after_a_step_was_rolled_back_changes_nothing(
         with pytest.raises(Superseded):
             await end
         with pytest.raises(Superseded):  # one that comes late
-            await worker_tasks.begin("run", "run/8", "main", PassInfo(8, 0), True)
+            begin = worker_tasks.Begin("run/8", "main", PassInfo(8, 0), True)
+            await worker_tasks.run_segment("run", 0, begin, False)
         return complete
 
     assert asyncio.run(both()) and one.held == {"w": "old"} and not ended

@@ -1,0 +1,129 @@
+"""Cuts a pass into segments, the tasks that a Dask cluster schedules.
+
+A segment is what one member does of consecutive layers. It begins when the member has done its segment
+before, and when the members whose strips, sums or weights it reads have done those of their segments that
+make them. All members are cut at the same layers, so no segment waits for itself. What layers of one segment
+read of each other travels while it runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from oocdl.planning.hosts.call_seconds import call_seconds
+from oocdl.planning.hosts.exchange import Exchange
+from oocdl.planning.hosts.ragged import Ints
+
+HANDOVER_SECONDS = 0.012
+"""Seconds, about, in which a member computes nothing between two segments: its last unit ends alone, and
+worker and scheduler tell each other."""
+HANDOVER_SHARE = 0.02
+"""Maximum share of a pass that handovers take."""
+MOST_SEGMENTS = 4000
+"""Maximum segments of a pass on all members together: each takes 2 ms of the scheduler."""
+
+Place = tuple[int, int]
+"""Member and number of a segment."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What a member does of consecutive layers."""
+
+    member: int
+    number: int
+    """Place of its layers in the pass; equal numbers of several members are the same layers."""
+    first_group: int
+    last_group: int
+    """The groups of layers, as ``Exchange`` has them, with which its work begins and ends."""
+    after: tuple[Place, ...]
+    """The segments that are done before it begins."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """The facts of a pass by which it is cut: who works at which groups of layers, and reads whom."""
+
+    groups: tuple[str, ...]
+    """Names of the groups, as in ``Exchange``."""
+    seconds: npt.NDArray[np.float64]
+    """Nominal seconds of each member (rows) for each group of layers."""
+    works: npt.NDArray[np.bool_]
+    """Whether each member has calls of each group."""
+    reads: Ints
+    """Receiver, group that reads, sender and group that makes what members send each other, each once."""
+
+
+def outline_of(going: Exchange, members: int, threads: int) -> Outline:
+    """Return the outline of a pass on members of so many threads."""
+    shape = members, len(going.groups)
+    code = going.placed.workers * shape[1] + np.array(going.group_of, np.int64)
+    seconds = np.array(call_seconds(going.graph)) / threads
+    sender, receiver, _, group, reader, *_ = going.columns
+    reads = np.stack((receiver, reader, sender, group))[:, group >= 0]
+    return Outline(
+        groups=going.groups,
+        seconds=np.bincount(code, seconds, shape[0] * shape[1]).astype(np.float64).reshape(shape),
+        works=np.bincount(code, minlength=shape[0] * shape[1]).reshape(shape) > 0,
+        reads=np.unique(reads, axis=1),
+    )
+
+
+def segments_of(outline: Outline, measured_seconds: float | None = None) -> list[Segment]:
+    """Return the segments of all members, each one's in order, as fine as handovers may cost.
+
+    ``measured_seconds``: seconds of a pass; None: those by nominal rates. Each member has the first segment,
+    with which others may ask it for weights, and the last, with which it ends.
+    """
+    number_of = _cut(outline, measured_seconds)
+    first = np.flatnonzero(np.diff(number_of, prepend=-1))
+    last = np.append(first[1:], len(number_of)) - 1
+    has = np.logical_or.reduceat(outline.works, first, axis=1)
+    has[:, [0, -1]] = True
+    after = _after(outline, number_of, has)
+    for member, mine in enumerate(has):
+        numbers = np.flatnonzero(mine).tolist()
+        for before, number in zip(numbers, numbers[1:], strict=False):
+            after.setdefault((member, number), []).append((member, before))
+    return [
+        Segment(member, number, int(first[number]), int(last[number]), tuple(after.get((member, number), ())))
+        for member, number in np.argwhere(has).tolist()
+    ]
+
+
+def _cut(outline: Outline, measured_seconds: float | None) -> Ints:
+    """Return the number of the segment of each group of layers; its busiest member decides how long it is."""
+    seconds = outline.seconds.max(axis=0) + 1e-12
+    total = float(seconds.sum())
+    count = int((total if measured_seconds is None else measured_seconds) * HANDOVER_SHARE / HANDOVER_SECONDS)
+    count = min(max(count, 1), max(MOST_SEGMENTS // len(outline.works), 1))
+    middles = np.cumsum(seconds) - seconds / 2
+    wanted = np.minimum((middles / total * count).astype(np.int64), count - 1)
+    return np.cumsum(np.diff(wanted, prepend=wanted[:1]) > 0)
+
+
+def _after(outline: Outline, number_of: Ints, has: npt.NDArray[np.bool_]) -> dict[Place, list[Place]]:
+    """Return, for segments that read of other members, the last segment of each that makes some of it."""
+    receiver, reader, sender, maker = outline.reads
+    columns = np.stack((receiver, number_of[reader], sender, number_of[maker]))
+    latest: dict[tuple[int, int, int], int] = {}
+    for to, when, other, made in np.unique(columns, axis=1).T.tolist():
+        if made < when and has[other, made]:  # else both are one, or the member only passes it on
+            when += int(has[to, when:].argmax())
+            latest[to, when, other] = max(made, latest.get((to, when, other), -1))
+    found: dict[Place, list[Place]] = {}
+    known: dict[Place, int] = {}
+    for (to, when, other), made in sorted(latest.items()):
+        if made > known.get((to, other), -1):
+            known[to, other] = made
+            found.setdefault((to, when), []).append((other, made))
+    return found
+
+
+def segment_counts(outline: Outline) -> list[int]:
+    """Return the number of segments of each member, by nominal rates."""
+    return [*Counter(one.member for one in segments_of(outline)).values()]
