@@ -26,7 +26,7 @@ Job = tuple[Path, Path]
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("rounded")
     torch.manual_seed(0)
-    x = np.random.default_rng(0).normal(size=(4, 1, 24, 16, 16)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(4, 1, 40, 24, 24)).astype("float32")
     group = zarr.open_group(folder / "data.zarr", mode="w")
     group.create_array("x", data=x, chunks=(1, *x.shape[1:]))
     group.create_array("y", data=(x[:, 0] > 0).astype("uint8"), chunks=(1, *x.shape[2:]))
@@ -42,10 +42,10 @@ def _slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store_rates("torch", slow)
 
 
-def fit_small(job: Job, workdir: Path, *, capacity_bytes: int = 5 << 19, **options: Any) -> oocdl.Run:
+def fit_small(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
     """Four steps with little memory."""
     settings = {"engine": "torch", "steps": 4, "memory": "6GiB", "progress": False, "threads": 2, "seed": 1}
-    return fit(*job, machine=Small(capacity_bytes=capacity_bytes), workdir=workdir, **{**settings, **options})
+    return fit(*job, machine=Small(capacity_bytes=5 << 19), workdir=workdir, **{**settings, **options})
 
 
 def bits(run: oocdl.Run) -> dict[str, bytes]:
@@ -55,14 +55,14 @@ def bits(run: oocdl.Run) -> dict[str, bytes]:
 @pytest.mark.usefixtures("_slow_disk")
 def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) -> None:
     # Tasks run one by one: of two at a time, the quicker one decides how much a step moves.
-    options = {"capacity_bytes": 5 << 18, "scheduler": lambda *a, **k: scheduler.get(*a, workers=1)}
-    plain = fit_small(job, tmp_path / "a", **options)
-    halved = fit_small(job, tmp_path / "b", spill_dtype="bfloat16", **options)
+    one_by_one = {"scheduler": lambda *a, **k: scheduler.get(*a, workers=1)}
+    plain = fit_small(job, tmp_path / "a", **one_by_one)
+    halved = fit_small(job, tmp_path / "b", spill_dtype="bfloat16", **one_by_one)
     assert not plain.plan.compiled.bfloat16_values and len(halved.plan.compiled.bfloat16_values) > 5
     moved = [
         sum(row["read_bytes"] + row["written_bytes"] for row in run.history[1:]) for run in (plain, halved)
     ]
-    assert moved[1] < 0.6 * moved[0], moved
+    assert 0 < moved[1] < 0.6 * moved[0], moved
     losses = [[row["loss"] for row in run.history] for run in (plain, halved)]
     np.testing.assert_allclose(*losses, rtol=1e-2)
     assert losses[0] != losses[1]
