@@ -107,7 +107,7 @@ def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Fou
     Raises InputError if there is no batch system, if there is a file (unless ``force``), or if it cannot be
     written.
     """
-    target = path or _default_path()
+    target = path or default_path()
     if target.is_dir():
         raise InputError(f"the site file cannot be written: {target} is a folder; name a file")
     if target.exists() and not force:
@@ -121,7 +121,8 @@ def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Fou
     return target, site
 
 
-def _default_path() -> Path:
+def default_path() -> Path:
+    """Return the site file that is written where none is named."""
     named = os.environ.get(SITE_VARIABLE)
     if named:
         return Path(named)

@@ -8,9 +8,13 @@ those of workers are in files that their jobs read: folder 0700, files 0600.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import os
 import secrets
 import shutil
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +26,10 @@ from distributed.security import Security
 
 from oocdl.errors import InputError
 
-VALID_DAYS = 366
+VALID_DAYS = 30
+"""Number of days for which keys are valid, and after which those of another machine are removed."""
+ORPHAN_SECONDS = 60.0
+"""Age from which keys that nobody has locked are those of a process that is gone."""
 CLOCKS_DAYS = 1
 """Number of days by which the clocks of nodes may be behind."""
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "worker-cert.pem", "worker-key.pem"
@@ -52,7 +59,8 @@ def make_keys(shared: Path) -> tuple[Path, Security]:
 
     Raises InputError if the folder cannot be made.
     """
-    folder = shared / f"keys-{secrets.token_hex(8)}"
+    _remove_orphans(shared)
+    folder = shared / f"keys-{socket.gethostname()}-{secrets.token_hex(8)}"
     authority = _pair("oocdl-authority", None)
     here, worker = _pair("oocdl-client", authority), _pair("oocdl-worker", authority)
     texts = {
@@ -63,17 +71,47 @@ def make_keys(shared: Path) -> tuple[Path, Security]:
     try:
         shared.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700)
+        _held[folder] = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):  # a file system without locks: they stay until they have expired
+            fcntl.flock(_held[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
         for name, text in texts.items():
             handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(handle, "w") as file:
                 file.write(text)
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_keys(folder)
         raise InputError(
             f"keys cannot be written to {shared} ({error.strerror}); name a folder that all nodes see "
             "with shared="
         ) from None
     return folder, security_of(folder, here.key_text(), here.certificate_text())
+
+
+def remove_keys(folder: Path) -> None:
+    """Remove the keys of a cluster that has ended."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder in _held:
+        os.close(_held.pop(folder))
+
+
+_held: dict[Path, int] = {}
+"""Folders of this process's keys -> the descriptor that keeps each locked as long as the process lives."""
+
+
+def _remove_orphans(shared: Path) -> None:
+    """Remove keys of processes of this machine that were killed, and those that have expired."""
+    for folder in shared.glob("keys-*"):
+        with suppress(OSError):  # it is another user's, or was removed meanwhile
+            age = time.time() - folder.stat().st_mtime
+            if age > (VALID_DAYS + CLOCKS_DAYS) * 86400:
+                shutil.rmtree(folder)
+            elif age > ORPHAN_SECONDS and folder.name.startswith(f"keys-{socket.gethostname()}-"):
+                handle = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder)
+                finally:
+                    os.close(handle)
 
 
 def security_of(folder: Path | str, key: str = "", certificate: str = "") -> Security:

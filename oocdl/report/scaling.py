@@ -12,6 +12,7 @@ from oocdl.report.figure import BLUE, empty_figure, picture_path, written
 from oocdl.report.tables import Column, Sheet, shortened, text_of
 
 CERTAINTY = "checked on 1 and 2 workers: off by up to 20 %; with attention 30 % too fast"
+NOMINAL_CERTAINTY = "by nominal rates: off by -57 to +47 % (oocdl info --machine measures)"
 """Accuracy against measurements (``perf/simulate.py``), in one line of a terminal."""
 
 COLUMNS = (
@@ -61,6 +62,13 @@ class Scaling:
     weak: bool
     """Whether the batch grows with the hosts."""
     rows: tuple[ScalingRow, ...]
+    nominal: bool = False
+    """Whether rates are nominal, as this machine was not measured."""
+
+    @property
+    def certainty(self) -> str:
+        """How far seconds are off, in one line."""
+        return NOMINAL_CERTAINTY if self.nominal else CERTAINTY
 
     def table(self) -> Sheet:
         """Make the table: % is efficiency, GiB/host memory, MiB/host traffic; "at work" if not all are."""
@@ -74,10 +82,10 @@ class Scaling:
         return f"<Scaling of {shortened(printable(self.title), 60)}: {shortened(hosts, 60)} hosts>"
 
     def _repr_html_(self) -> str:
-        return notebook.page(self.table(), CERTAINTY)
+        return notebook.page(self.table(), self.certainty)
 
     def __str__(self) -> str:
-        return f"{text_of(self.table()).rstrip()}\n{CERTAINTY}\n"
+        return f"{text_of(self.table()).rstrip()}\n{self.certainty}\n"
 
     def plot(self, path: str | Path) -> Path:
         """Draw the speed-up over the number of hosts beside the ideal, as PNG or SVG; returns the path.

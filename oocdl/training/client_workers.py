@@ -39,14 +39,14 @@ class Workers:
         """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
 
         ``memory_bytes`` is the budget that the user gives, if any. Raises ResourceError if none comes in
-        time, and why one that is there cannot take part.
+        time, and why one that is there cannot take part where none can.
         """
         try:
             recruits, refusals = crew.gather(self.client, self.wait_seconds, self.say, engine=resolve(engine))
         except WorkersLost as lost:
             raise ResourceError(f"no workers can be had: {lost}") from lost
-        for error in refusals.values():
-            raise error
+        if not recruits:
+            raise next(iter(refusals.values()))
         budget_bytes = room.budget_bytes(recruits) if memory_bytes is None else memory_bytes
         recruits = room.check_limits(recruits, budget_bytes)
         self.mustered[:] = recruits

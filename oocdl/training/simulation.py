@@ -13,7 +13,7 @@ from oocdl.errors import InputError
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.choice.budget import compile_within
 from oocdl.planning.compiler import draft_pass
-from oocdl.planning.cost_model import Rates
+from oocdl.planning.cost_model import NOMINAL, Rates
 from oocdl.planning.machine import discards_old_weights
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_hosts
@@ -83,6 +83,7 @@ def simulate(
     with planned_file(model, dataset, settings, AS_IT_IS) as (path, data):
         job = job_of(path, data, settings)
         rates = rates or known_rates(job.machine.engine)
+        nominal = rates is NOMINAL
         if disk_rate is not None:
             speed = parse_rate("disk_rate", disk_rate)
             rates = replace(rates, disk_read_bytes_per_second=speed, disk_write_bytes_per_second=speed)
@@ -94,7 +95,7 @@ def simulate(
     rows = tuple(
         _row(one, size * (one.hosts if weak else 1), base, job.machine.base_bytes) for one in found.values()
     )
-    return Scaling(f"{job.model.path.name} on hosts of {cores} cores", weak, rows)
+    return Scaling(f"{job.model.path.name} on hosts of {cores} cores", weak, rows, nominal)
 
 
 def parse_rate(name: str, rate: float | str) -> float:

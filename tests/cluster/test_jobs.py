@@ -170,6 +170,28 @@ def test_a_users_own_configuration_of_dask_jobqueue_may_name_the_interface() -> 
     assert "--interface ib0" in script and "--host" not in script
 
 
+def test_keys_of_a_killed_process_are_removed_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "ORPHAN_SECONDS", -1.0)
+    program = (
+        "import sys, pathlib; from oocdl.cluster.keys import make_keys; make_keys(pathlib.Path(sys.argv[1]))"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    (orphan,) = tmp_path.iterdir()
+    mine, _ = make_keys(tmp_path)
+    other, _ = make_keys(tmp_path)
+    assert {*tmp_path.iterdir()} == {mine, other} and not orphan.exists()
+    for folder in (mine, other):
+        keys.remove_keys(folder)
+    elsewhere = tmp_path / "keys-elsewhere-1"
+    elsewhere.mkdir()
+    for days in (keys.VALID_DAYS, keys.VALID_DAYS + 2):
+        os.utime(elsewhere, (then := time.time() - 86400 * days, then))
+        keys.remove_keys(make_keys(tmp_path)[0])
+        assert elsewhere.exists() == (days == keys.VALID_DAYS)
+
+
 def test_keys_that_cannot_all_be_written_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import oocdl
 from oocdl.errors import InputError
 from oocdl.presets.unets import write_unet3d
 from oocdl.report import scaling as scaling_view
-from oocdl.report.scaling import CERTAINTY
+from oocdl.report.scaling import CERTAINTY, NOMINAL_CERTAINTY
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,11 @@ def test_the_table_fits_a_terminal_and_the_picture_is_drawn(
 ) -> None:
     found = scaling(files, hosts=[1, 2])
     *lines, said = str(found).splitlines()
-    assert said == CERTAINTY and len(said) <= 80
+    assert said == found.certainty and max(len(CERTAINTY), len(NOMINAL_CERTAINTY)) <= 80
+    assert [replace(found, nominal=nominal).certainty for nominal in (True, False)] == [
+        NOMINAL_CERTAINTY,
+        CERTAINTY,
+    ]
     assert max(map(len, lines)) <= 80
     assert all(row.limit in str(found) for row in found.rows)
     pytest.importorskip("matplotlib")

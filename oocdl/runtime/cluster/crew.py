@@ -21,10 +21,11 @@ from oocdl.errors import InputError, OocdlError, ResourceError
 from oocdl.host.heap import give_back_freed_memory, use_one_heap
 from oocdl.host.limits import Limit, anonymous_bytes, available, code_digest, installed_version
 from oocdl.planning.machine import machine_facts
+from oocdl.runtime.cluster import dask_limits
 from oocdl.runtime.cluster.cluster_progress import METRIC, Report, told
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members, owners
-from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, roll
+from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, plain, roll
 from oocdl.runtime.lost import WorkersLost, check_losses
 
 SETTLE_SECONDS = 3.0
@@ -116,6 +117,8 @@ def ask(
     Each loads ``engine`` first, if one is named. Raises WorkersLost if one of them is lost meanwhile.
     """
     watch = Watch(client, workers, tell)
+    if engine is not None:
+        watch.ask(dask_limits.count_anonymous, nanny=True, refusal=Exception)
     found = watch.ask(_present, engine, code_digest(), refusal=Exception)
     recruits: list[Recruit] = []
     refusals: dict[str, OocdlError] = {}
@@ -142,7 +145,7 @@ def _unreachable(client: Client, address: str, error: Exception) -> NotNowError:
         )
     return NotNowError(
         f"worker {address} cannot be reached by the scheduler at {client.scheduler.address} "
-        f"({' '.join(str(error).split())}); look whether a firewall is between them"
+        f"({plain(error)}); look whether a firewall is between them"
     )
 
 

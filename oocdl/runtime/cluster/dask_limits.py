@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ from weakref import WeakKeyDictionary
 from distributed import Nanny, Worker
 from distributed.core import Status
 
+from oocdl.host.limits import anonymous_bytes_of
 from oocdl.runtime.cluster import dask_records
 
 MOST_WAITING = 1 << 20
@@ -78,6 +80,41 @@ _held: WeakKeyDictionary[Nanny, tuple[str, asyncio.Task[None]]] = WeakKeyDiction
 """Nannies of this process -> the run that holds each, and the task that releases it with its worker's end."""
 _over: deque[str] = deque(maxlen=64)
 """Runs that are over for the nannies of this process: a message to hold one may come late."""
+
+
+async def count_anonymous(dask_worker: Nanny) -> None:
+    """Have a nanny count the anonymous memory of its worker, as long as that worker lives.
+
+    Dask counts the mapped pages of libraries, too, and kills workers of less than 400 MiB or so that load an
+    engine.
+    """
+    callback, pid = dask_worker.periodic_callbacks.get(MONITOR), dask_worker.pid
+    if callback is None or pid is None or isinstance(callback.callback, _Anonymous):
+        return
+    callback.callback = _Anonymous(dask_worker, callback, pid, callback.callback)
+
+
+@dataclass(frozen=True)
+class _Anonymous:
+    """The look of a nanny at the memory of a worker that has loaded an engine."""
+
+    nanny: Nanny
+    callback: Any
+    pid: int
+    usual: Callable[[], object]
+
+    def __call__(self) -> None:
+        manager = self.nanny.memory_manager
+        if self.nanny.pid != self.pid:
+            self.callback.callback = self.usual
+        else:
+            try:
+                taken = anonymous_bytes_of(self.pid)
+            except OSError:  # it has just ended
+                return
+            if taken <= manager.memory_terminate_fraction * (manager.memory_limit or math.inf):
+                return
+        self.usual()
 
 
 async def hold_nanny(run_id: str, dask_worker: Nanny) -> None:

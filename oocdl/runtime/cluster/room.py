@@ -99,10 +99,11 @@ class Room:
     def leave_out(self, errors: Mapping[str, OocdlError]) -> None:
         """Leave out workers that cannot take part, and say why.
 
-        Raises the error of a worker that the run was planned for, if no crew has stood yet.
+        Raises the error of a worker that the run was planned for, if no crew has stood yet and none is left.
         """
-        first = [] if self.members else [one.address for one in self.planned if one.address in errors]
-        if first:
+        planned = [] if self.members else [one.address for one in self.planned]
+        first = [address for address in planned if address in errors]
+        if first and all(address in errors or address in self.told for address in planned):
             raise errors[first[0]]
         for address, error in errors.items():
             named, text = f"worker {address}", str(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError as LocalCancelled
@@ -183,7 +184,7 @@ class Watch:
             raise ResourceError(f"a worker cannot use its files: {error}") from error
         if isinstance(error, OSError | KilledWorker | Superseded | asyncio.CancelledError | LocalCancelled):
             self.look(now=True)  # which names who is lost
-            raise WorkersLost(" ".join(str(error).split()) or type(error).__name__) from error
+            raise WorkersLost(plain(error) or type(error).__name__) from error
         if not isinstance(error, OocdlError):
             self._look_twice()
         raise error
@@ -221,7 +222,16 @@ def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
 
 def words_of(error: BaseException) -> str:
     """Return type and text of a worker's error: of one that cannot be pickled Dask sends a text with both."""
-    return str(error) if type(error) is Exception else f"{type(error).__name__}: {error}"
+    return plain(error) if type(error) is Exception else f"{type(error).__name__}: {plain(error)}"
+
+
+def plain(error: BaseException) -> str:
+    """Return the text of an error in one line, without what Dask calls the connection.
+
+    >>> plain(OSError("in <TCP (closed) Broadcast local=tcp://a:1 remote=tcp://b:2>: Stream is closed"))
+    'Stream is closed'
+    """
+    return " ".join(re.sub(r"\bin <[^>]*>: ", "", str(error)).split())
 
 
 def failed(future: Future[Any] | LocalFuture[Any]) -> bool:
@@ -286,7 +296,7 @@ def on_scheduler(
         except TimeoutError as error:
             silent = monotonic() - asked
             if answer.done():  # the error is that of its connection
-                raise WorkersLost(f"the scheduler is gone ({error})") from error
+                raise WorkersLost(f"the scheduler is gone ({plain(error)})") from error
             if silent >= ANSWER_SECONDS or client.status != "running":
                 answer.cancel()
                 raise WorkersLost(f"the scheduler has not answered for {silent:.0f} s") from None
@@ -297,7 +307,7 @@ def on_scheduler(
                     f"{ANSWER_SECONDS:.0f} s"
                 )
         except (OSError, asyncio.CancelledError, LocalCancelled) as error:
-            raise WorkersLost(f"the scheduler is gone ({error})") from error
+            raise WorkersLost(f"the scheduler is gone ({plain(error)})") from error
 
 
 def _seen(dask_scheduler: Scheduler) -> dict[str, Seen]:

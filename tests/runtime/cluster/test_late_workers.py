@@ -320,3 +320,12 @@ def test_workers_that_a_run_is_planned_for_end_it_at_its_start() -> None:
     room.refuse({"b": BudgetError("no")})
     with pytest.raises(BudgetError, match="2 MiB"):
         room.refuse({"a": BudgetError("2 MiB are left"), "b": BudgetError("no")})
+
+
+def test_one_of_the_first_workers_that_cannot_take_part_is_left_out_and_the_last_ends_the_run() -> None:
+    told: list[str] = []
+    room = Room(100 * MIB, [worker("a"), worker("b")], told.append)
+    room.refuse({"a": ResourceError("worker a: its disk is full")})
+    assert told == ["worker a is left out: its disk is full; the run goes on without it"]
+    with pytest.raises(ResourceError, match="worker b cannot"):
+        room.refuse({"b": ResourceError("worker b cannot use its files")})
