@@ -26,6 +26,8 @@ from oocdl.planning.passes import Course
 from oocdl.runtime import scheduler
 from tests.kit.settings import EXACT
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 Array = NDArray[Any]
 SPATIAL, LR, SEED = (10, 8, 6), 0.05, 3
 LIST = (

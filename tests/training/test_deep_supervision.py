@@ -21,6 +21,8 @@ from oocdl.optim import SGD
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import save_arrays
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 CUTS: dict[str, Any] = {"whole": "auto", "batch": {"batch": 2}, "space": {"space": (3,)}}
 
 

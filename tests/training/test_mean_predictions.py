@@ -25,7 +25,7 @@ from tests.kit.commands import run as call
 from tests.kit.models import UNet3d
 from tests.kit.settings import EXACT, QUICK
 
-pytestmark = pytest.mark.usefixtures("planned_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 UNIT_BYTES = 600_000
 """Units of these networks are cut to this size: no stored volume is whole in one."""
 ODD = [(9, 8, 10), (16, 12, 8)]
