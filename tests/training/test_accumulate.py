@@ -149,13 +149,7 @@ ALL_KINDS = (7, 3)
     ],
 )
 def test_steps_are_those_of_pytorchs_loop(
-    samples: int,
-    k: int,
-    optimizer: str,
-    clip: float | None,
-    cuts: Any,
-    bench: Bench,
-    tmp_path: Path,
+    samples: int, k: int, optimizer: str, clip: float | None, cuts: Any, bench: Bench, tmp_path: Path
 ) -> None:
     ours = OPTIMIZERS[optimizer][0](clip_norm=clip)
     run = bench.fit(

@@ -148,12 +148,7 @@ def in_torch(
     [("zscore", "nnunet"), ("zscore_nonzero", LIST), ("percentiles", LIST), ("ct", "nnunet"), (None, LIST)],
 )
 def test_losses_are_those_of_pytorch_on_the_same_samples(
-    net: nn.Module,
-    arrays: dict[str, Array],
-    data: Path,
-    tmp_path: Path,
-    method: str | None,
-    augment: Any,
+    net: nn.Module, arrays: dict[str, Array], data: Path, tmp_path: Path, method: str | None, augment: Any
 ) -> None:
     options: dict[str, Any] = {"normalize": method, "augment": augment, "validation": [4]}
     run = fit(net, data, tmp_path / "whole", **options)

@@ -81,11 +81,7 @@ def mean_of(networks: Sequence[Network], x: np.ndarray, axes: Sequence[int]) -> 
 
 @pytest.mark.parametrize(("mirror", "cut"), [(True, False), ((0,), True)])
 def test_means_are_pytorchs(
-    networks: list[Network],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mirror: Any,
-    cut: bool,
+    networks: list[Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Any, cut: bool
 ) -> None:
     real, run_pass, largest = Machine.limits, Session.run_pass, []
     if cut:

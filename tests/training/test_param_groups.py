@@ -181,10 +181,7 @@ def fit(folder: Path, **options: Any) -> oocdl.Run:
     ("groups", "words"),
     [
         ([{"params": "decoder.*"}], "'decoder.*', which matches no trained weight, as 'w1', 'b1', "),
-        (
-            [{"params": "*"}, {"params": ["w1", "b?"]}],
-            "'w1, b[?]', whose weights are all in groups before",
-        ),
+        ([{"params": "*"}, {"params": ["w1", "b?"]}], "'w1, b[?]', whose weights are all in groups before"),
         ([{"params": "w1", "rate": 0.1}], "has 'rate' for 'w1'; it takes params, lr, momentum, nesterov"),
         ([{"params": "w1", "clip_norm": 0.1}], "has 'clip_norm' for 'w1'; it takes params"),
         ([{"params": "w1", "lr": -0.1}], "for 'w1': lr must not be negative, not -0.1"),
