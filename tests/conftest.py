@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils._pytree import tree_leaves, tree_structure
 
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.planning.choice import pass_kinds
+from oocdl.pytorch import export as exporting
 from oocdl.storage import files
 
 collect_ignore = ["graph/onnx/make_keras_files.py"]
@@ -65,6 +70,31 @@ def own_operators() -> Iterator[dict[str, Any]]:
     yield OWN
     OWN.clear()
     OWN.update(before)
+
+
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules of equal type, layers and state are exported once in a module that tests what comes after."""
+    export, folder = exporting.export, tmp_path_factory.mktemp("exported")
+    made: dict[str, exporting.Exported] = {}
+
+    def once(module: Any, given: Any, path: Any, *others: Any) -> Any:
+        parts = [(part.training, type(part)) for part in module.modules()]
+        leaves = [*module.state_dict(keep_vars=True).values(), *tree_leaves(given)]
+        digest = hashlib.sha256(repr((module, parts, tree_structure(given), others)).encode())
+        for leaf in leaves:
+            digest.update(repr((leaf.shape, leaf.dtype, leaf.requires_grad)).encode())
+            digest.update(leaf.detach().numpy().tobytes())
+        kept = folder / digest.hexdigest()
+        if kept.name not in made:
+            made[kept.name] = export(module, given, path, *others)
+            shutil.copyfile(path, kept)
+        shutil.copyfile(kept, path)
+        return replace(made[kept.name], path=Path(path).absolute())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "export", once)
+        yield
 
 
 @pytest.fixture(scope="module")

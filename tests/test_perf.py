@@ -34,10 +34,23 @@ def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedPr
     )  # fmt: skip
 
 
-def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
-    done = run(str(ROOT / "perf/traffic.py"), "--toy", "--json", "rows.json", folder=tmp_path)
+def example(folder: Path, name: str, *words: str) -> str:
+    """What an example prints that ends well."""
+    done = run("-W", "ignore", str(ROOT / f"examples/{name}.py"), *words, folder=folder)
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    return done.stdout
+
+
+def rows_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
+    """The rows that a script writes at toy size."""
+    done = run(str(ROOT / f"perf/{name}.py"), "--toy", "--json", "rows.json", *words, folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
+    return rows
+
+
+def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, "traffic")
     assert [row["model"] for row in rows] == ["GPT-1", "GPT-2", "ResNet-8", "ResNet-14", "U-Net 4 at 16"]
     assert all(row["read_bytes"] > row["forward_bytes"] > 0 for row in rows)
     assert all(0 < row["weight_traffic_bytes"] < row["read_bytes"] + row["written_bytes"] for row in rows)
@@ -45,19 +58,14 @@ def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
-    words = "--toy", "--grids", "2x2x2,8x1x1", "--json", "rows.json"
-    done = run(str(ROOT / "perf/planning.py"), *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = rows_of(tmp_path, "planning", "--grids", "2x2x2,8x1x1")
     assert [row["grid"] for row in rows] == ["2x2x2", "8x1x1"]
     assert all(row["units"] > row["layers"] > 0 and row["cpu_seconds"] > 0 for row in rows)
 
 
 @pytest.mark.slow
 def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
-    done = run(str(ROOT / "perf/placing.py"), "--toy", "--json", "rows.json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = rows_of(tmp_path, "placing")
     assert [row["network"] for row in rows] == ["unet8", "gpt"]
     for row in rows:
         assert row["calls"] > row["units"] > 0 and all(seconds > 0 for seconds in row["seconds"].values())
@@ -66,10 +74,7 @@ def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
-    words = "--toy", "--slots", "1,2,32", "--json", "rows.json"
-    done = run(str(ROOT / "perf/slots.py"), *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = rows_of(tmp_path, "slots", "--slots", "1,2,32")
     assert [(row["network"], row["slots"]) for row in rows] == [
         (network, slots) for network in ("unet8", "gpt") for slots in (1, 2, 32)
     ]
@@ -78,17 +83,13 @@ def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_grouped_prints_a_row_for_each_operator(tmp_path: Path) -> None:
-    done = run(str(ROOT / "perf/grouped.py"), "--toy", "--json", "rows.json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = rows_of(tmp_path, "grouped")
     assert len(rows) == 21 and all(row["oocdl"] > 0 and row["planes"] > 0 for row in rows)
 
 
 @pytest.mark.slow
 def test_attention_prints_a_row_for_each_case(tmp_path: Path) -> None:
-    done = run(str(ROOT / "perf/attention.py"), "--toy", "--json", "rows.json", folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    rows = rows_of(tmp_path, "attention")
     assert len(rows) == 6
     for row in rows:
         assert set(row["seconds"]) == {"PyTorch", "torch", "onnxruntime"}
@@ -275,7 +276,8 @@ def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
 
 def test_every_example_is_run_here() -> None:
     text = Path(__file__).read_text()
-    assert all(f"examples/{path.name}" in text for path in (ROOT / "examples").glob("*.py"))
+    named = {*re.findall(r'example\(tmp_path, "(\w+)"', text), *re.findall(r"examples/(\w+)\.py", text)}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} <= named
     assert "examples/notebook.ipynb" in (ROOT / "tests/report/test_notebook.py").read_text()
 
 
@@ -283,58 +285,51 @@ def test_first_steps(tmp_path: Path) -> None:
     words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
     # Twice: the second finds the run finished.
     for _ in range(2):
-        done = run("-W", "ignore", str(ROOT / "examples/first_steps.py"), *words, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
-    before, after = done.stdout.split("loss ")[-1].split(" in ")[0].split(" -> ")
+        told = example(tmp_path, "first_steps", *words)
+    before, after = told.split("loss ")[-1].split(" in ")[0].split(" -> ")
     assert float(after) < float(before)
-    assert float(done.stdout.split("not seen: ")[1].split()[0]) > 0.5
+    assert float(told.split("not seen: ")[1].split()[0]) > 0.5
     onnx.checker.check_model(tmp_path / "out/trained.onnx", full_check=True)
 
 
 @pytest.mark.slow
 def test_search(tmp_path: Path) -> None:
     words = ("--steps", "1", "--trials", "3", "--size", "8")
-    done = run(str(ROOT / "examples/search.py"), *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("stopped") + done.stdout.count("finished") == 3
+    told = example(tmp_path, "search", *words)
+    assert told.count("stopped") + told.count("finished") == 3
     assert (tmp_path / "search-example" / "best.onnx").is_file()
 
 
 def test_own_loss(tmp_path: Path) -> None:
-    done = run(str(ROOT / "examples/own_loss.py"), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    before, after = done.stdout.split("loss ")[-1].split(" -> ")
+    told = example(tmp_path, "own_loss")
+    before, after = told.split("loss ")[-1].split(" -> ")
     assert float(after) < float(before)
 
 
 def test_own_listener(tmp_path: Path) -> None:
-    done = run(str(ROOT / "examples/own_listener.py"), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    last, committed = done.stdout.split("since step ")[1].split(" steps are")[0].split(": ")
+    told = example(tmp_path, "own_listener")
+    last, committed = told.split("since step ")[1].split(" steps are")[0].split(": ")
     assert int(committed) == int(last) + 5 < 200
 
 
 def test_own_optimizer(tmp_path: Path) -> None:
-    done = run(str(ROOT / "examples/own_optimizer.py"), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    before, after = done.stdout.split("loss ")[-1].split(" -> ")
+    told = example(tmp_path, "own_optimizer")
+    before, after = told.split("loss ")[-1].split(" -> ")
     assert float(after) < 0.1 * float(before)
 
 
 def test_own_operator(tmp_path: Path) -> None:
-    done = run("-W", "ignore", str(ROOT / "examples/own_operator.py"), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    before, after = done.stdout.split("loss ")[-1].split("\n")[0].split(" -> ")
+    told = example(tmp_path, "own_operator")
+    before, after = told.split("loss ")[-1].split("\n")[0].split(" -> ")
     assert float(after) < 0.1 * float(before)
-    assert float(done.stdout.split("farthest from PyTorch's: ")[1]) < 1e-5
+    assert float(told.split("farthest from PyTorch's: ")[1]) < 1e-5
 
 
 @pytest.mark.slow
 def test_from_pytorch(tmp_path: Path) -> None:
     words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
-    done = run(str(ROOT / "examples/from_pytorch.py"), *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split("not seen: ")[1].split()[0]) > 0.5
+    told = example(tmp_path, "from_pytorch", *words)
+    assert float(told.split("not seen: ")[1].split()[0]) > 0.5
 
 
 def test_deep_speech(tmp_path: Path) -> None:
@@ -342,11 +337,10 @@ def test_deep_speech(tmp_path: Path) -> None:
     sound = "espeak" if shutil.which("espeak-ng") else "tones"
     words = ["--sound", sound, "--sentences", "2", "--channels", "4", "--hidden", "8", "--layers", "1"]
     more = ["--epochs", "3", "--memory", "3GiB", "--workdir", "out"]
-    done = run(str(ROOT / "examples/deep_speech.py"), *words, *more, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    before, after = done.stdout.split("loss ")[-1].split(" in ")[0].split(" -> ")
+    told = example(tmp_path, "deep_speech", *words, *more)
+    before, after = told.split("loss ")[-1].split(" in ")[0].split(" -> ")
     assert float(after) < float(before)
-    assert "of 2 sentences heard right" in done.stdout
+    assert "of 2 sentences heard right" in told
 
 
 def test_deep_speech_names_the_synthesizer_that_is_missing(tmp_path: Path) -> None:
@@ -360,11 +354,10 @@ def test_pronounce(tmp_path: Path) -> None:
     known = shutil.which("espeak-ng") and Path("/usr/share/dict/words").exists()
     words = ["--task", "sounds" if known else "reverse", "--words", "64", "--unseen", "4", "--width", "16"]
     more = ["--layers", "1", "--batch", "32", "--epochs", "4", "--memory", "3GiB", "--workdir", "out"]
-    done = run(str(ROOT / "examples/pronounce.py"), *words, *more, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    before, after = done.stdout.split("loss ")[-1].split(" in ")[0].split(" -> ")
+    told = example(tmp_path, "pronounce", *words, *more)
+    before, after = told.split("loss ")[-1].split(" in ")[0].split(" -> ")
     assert float(after) < float(before)
-    assert "of 4 words never seen" in done.stdout
+    assert "of 4 words never seen" in told
 
 
 @pytest.mark.slow
@@ -372,12 +365,11 @@ def test_instance_cut(tmp_path: Path) -> None:
     """With examples/multicut.py, which it uses; `tests/test_instance_cut.py` looks closer at both."""
     words = ["--scenes", "16", "--unseen", "2", "--size", "32", "--base", "4", "--steps", "12"]
     words += ["--memory", "3GiB", "--workdir", "out"]
-    done = run("-W", "ignore", str(ROOT / "examples/instance_cut.py"), *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
+    told = example(tmp_path, "instance_cut", *words)
     for name in ("loss", "loss/classes", "loss/edges"):
-        before, after = f"\n{done.stdout}".split(f"\n{name} ")[1].split(" in ")[0].split(" -> ")
+        before, after = f"\n{told}".split(f"\n{name} ")[1].split(" in ")[0].split(" -> ")
         assert float(after) < float(before)
-    assert "average precision " in done.stdout
+    assert "average precision " in told
     assert (tmp_path / "out/instance_cut.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -399,23 +391,10 @@ def templates(tmp_path: Path) -> Path:
 
 def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
     nib = pytest.importorskip("nibabel")
-    script = str(ROOT / "examples/brain_mri.py")
-    words = [
-        "--size",
-        "small",
-        "--steps",
-        "4",
-        "--data",
-        str(templates),
-        "--memory",
-        "2GiB",
-        "--workdir",
-        "out",
-    ]
-    done = run(script, *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Dice  background" in done.stdout
-    losses = [float(word) for word in done.stdout.split("loss  ")[1].splitlines()[0].split()[1::2]]
+    words = "--size small --steps 4 --memory 2GiB --workdir out --data"
+    told = example(tmp_path, "brain_mri", *words.split(), str(templates))
+    assert "Dice  background" in told
+    losses = [float(word) for word in told.split("loss  ")[1].splitlines()[0].split()[1::2]]
     assert losses[-1] < losses[0]
     assert (tmp_path / "out/brain.png").read_bytes().startswith(b"\x89PNG")
     assert nib.load(tmp_path / "out/prediction.nii.gz").ndim == 3
@@ -424,13 +403,11 @@ def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
 def test_a_folder_of_nnunet_becomes_labels(tmp_path: Path, templates: Path) -> None:
     pytest.importorskip("nibabel")
     words = "--step 4 --train 4 --test 1 --epochs 2 --depth 1 --base 4 --memory 2GiB --workdir out"
-    script = str(ROOT / "examples/nnunet_folder.py")
-    done = run(script, *words.split(" "), "--data", str(templates), folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = re.search(r"volume 0: Dice brain ([0-9.]+), fluid", done.stdout)
+    told = example(tmp_path, "nnunet_folder", *words.split(), "--data", str(templates))
+    found = re.search(r"volume 0: Dice brain ([0-9.]+), fluid", told)
     assert found is not None and float(found[1]) > 0.5
     assert (tmp_path / "out/history.png").read_bytes().startswith(b"\x89PNG")
-    assert "best validation: step " in done.stdout and done.stdout.count("$ oocdl ") == 4
+    assert "best validation: step " in told and told.count("$ oocdl ") == 4
 
 
 @pytest.mark.slow
@@ -460,21 +437,9 @@ def test_patches_stand_beside_whole_volumes(tmp_path: Path, templates: Path) -> 
 def test_slices(tmp_path: Path, templates: Path) -> None:
     pytest.importorskip("torchvision")
     (templates / "ch2.nii.gz").rename(templates / "inia19-t1-brain.nii.gz")
-    words = [
-        "--data",
-        str(templates),
-        "--size",
-        "32",
-        "--epochs",
-        "1",
-        "--memory",
-        "3GiB",
-        "--workdir",
-        "out",
-    ]
-    done = run(str(ROOT / "examples/slices.py"), *words, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "% of slices never seen are told apart" in done.stdout
+    words = "--size 32 --epochs 1 --memory 3GiB --workdir out --data"
+    told = example(tmp_path, "slices", *words.split(), str(templates))
+    assert "% of slices never seen are told apart" in told
 
 
 def test_brain_mri_without_data_says_how_to_get_it(tmp_path: Path) -> None:

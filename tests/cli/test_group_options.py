@@ -40,9 +40,6 @@ def test_groups_and_averages_reach_the_run(
 def test_what_is_no_group_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = nets.write_mlp(tmp_path / "net.onnx")
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
-    for words, said in (
-        ("nodecay", "got nodecay"),
-        ("params=w9,lr=1", "'w9', which matches no trained"),
-    ):
+    for words, said in (("nodecay", "got nodecay"), ("params=w9,lr=1", "'w9', which matches no trained")):
         code, _, err = run(capsys, "fit", model, data, *QUICK, "--param-groups", words)
         assert code == 2 and said in err and err.count("\n") == 1

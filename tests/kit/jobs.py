@@ -164,13 +164,7 @@ class Job:
 
     def settings(self, **options: Any) -> dict[str, Any]:
         """Options of ``fit``: all steps, in dataset order."""
-        return {
-            **EXACT,
-            "loss": self.net.loss,
-            "steps": STEPS,
-            "batch_size": BATCH,
-            **options,
-        }
+        return {**EXACT, "loss": self.net.loss, "steps": STEPS, "batch_size": BATCH, **options}
 
     def fit(self, workdir: Path, machine: Small = THIS, **options: Any) -> oocdl.Run:
         """Train on ``machine``."""

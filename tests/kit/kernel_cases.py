@@ -242,20 +242,8 @@ def structure() -> list[Case]:
             {"axis": 1},
             [[(0, 0), (0, 4), (0, 0), (0, 0)], [(0, 0), (1, 4), (0, 0), (0, 0)], shifted[2]],
         ),
-        Case(
-            "Slice",
-            "Slice",
-            [x],
-            lambda a: a[:, :, ::2],
-            {"axis": 2, "start": 7, "stop": 99, "step": 2},
-        ),
-        Case(
-            "Slice-1",
-            "Slice",
-            [x],
-            lambda a: a.clone(),
-            {"axis": 2, "start": 7, "stop": 9, "step": 1},
-        ),
+        Case("Slice", "Slice", [x], lambda a: a[:, :, ::2], {"axis": 2, "start": 7, "stop": 99, "step": 2}),
+        Case("Slice-1", "Slice", [x], lambda a: a.clone(), {"axis": 2, "start": 7, "stop": 9, "step": 1}),
         Case("Reverse", "Reverse", [x], lambda a: a.flip(2), {"axis": 2}),
         Case("Reverse-bool", "Reverse", [flags], lambda a: a.flip(3), {"axis": 3}),
         Case(

@@ -26,13 +26,7 @@ def reductions() -> list[Case]:
             lambda a: a.sum(0, keepdim=True),
             {"axes": (0,)},
         ),
-        Case(
-            "LogSumExp-inf",
-            "LogSumExp",
-            [lines],
-            lambda a: a.logsumexp(1, keepdim=True),
-            {"axes": (1,)},
-        ),
+        Case("LogSumExp-inf", "LogSumExp", [lines], lambda a: a.logsumexp(1, keepdim=True), {"axes": (1,)}),
         Case(
             "Moments-far",
             "Moments",
@@ -58,13 +52,7 @@ def reductions() -> list[Case]:
                 lambda a, axes=axes: a.logsumexp(axes, keepdim=True),
                 {"axes": axes},
             ),
-            Case(
-                f"Moments{axes}",
-                "Moments",
-                [x],
-                lambda a, axes=axes: variance(a, axes),
-                {"axes": axes},
-            ),
+            Case(f"Moments{axes}", "Moments", [x], lambda a, axes=axes: variance(a, axes), {"axes": axes}),
         ]
     return cases
 

@@ -387,10 +387,7 @@ def families() -> dict[str, Family]:
         lambda: (torch.randn(2, 3, 32, 32),),
     )
     found["gpt"] = (lambda: GPT(), lambda: (torch.randint(0, 50, (2, 12)),))
-    found["gpt-tanh-tied"] = (
-        lambda: GPT(gelu="tanh", tied=True),
-        lambda: (torch.randint(0, 50, (2, 16)),),
-    )
+    found["gpt-tanh-tied"] = (lambda: GPT(gelu="tanh", tied=True), lambda: (torch.randint(0, 50, (2, 16)),))
     found["mlp"] = (lambda: MLP(), lambda: (torch.randn(5, 8),))
     found["two-heads"] = (lambda: TwoHeads(), lambda: (torch.randn(2, 1, 6, 6),))
     return found

@@ -153,11 +153,7 @@ GRADS = [
         _window((1, 1, 1), (1, 1, 0, 1, 1, 0), kernel_shape=(3, 3, 3), grouped=True),
     ),
     Case("MaxPoolGrad", ((2, 2, 9), (2, 2, 5)), _window((2,), (1, 1), kernel_shape=(3,))),
-    Case(
-        "MaxPoolGrad",
-        ((1, 2, 9, 8), (1, 2, 4, 4)),
-        _window((2, 2), (0, 0, 0, 0), kernel_shape=(2, 2)),
-    ),
+    Case("MaxPoolGrad", ((1, 2, 9, 8), (1, 2, 4, 4)), _window((2, 2), (0, 0, 0, 0), kernel_shape=(2, 2))),
 ]
 REDUCE = [
     *(
@@ -190,14 +186,10 @@ CONV = [
     Case("ConvTranspose", ((2, 3, 5), (3, 4, 3)), _window((2,), (1, 1), spatial=(10,))),
     Case("ConvTranspose", ((1, 3, 5), (3, 2, 2)), _window((2,), (0, 0), (3,), spatial=(14,))),
     Case(
-        "ConvTranspose",
-        ((1, 3, 3, 2), (3, 4, 3, 2)),
-        _window((2, 3), (0, 1, 1, 0), (1, 2), spatial=(6, 5)),
+        "ConvTranspose", ((1, 3, 3, 2), (3, 4, 3, 2)), _window((2, 3), (0, 1, 1, 0), (1, 2), spatial=(6, 5))
     ),
     Case(
-        "ConvTranspose",
-        ((1, 2, 3, 2, 3), (2, 3, 2, 2, 2)),
-        _window((2, 2, 2), (0,) * 6, spatial=(6, 4, 6)),
+        "ConvTranspose", ((1, 2, 3, 2, 3), (2, 3, 2, 2, 2)), _window((2, 2, 2), (0,) * 6, spatial=(6, 4, 6))
     ),
     Case("ConvTranspose", ((1, 2, 5), (2, 3, 1)), _window((2,), (0, 0), spatial=(10,))),
     Case("Conv", ((2, 3, 2, 9), (3, 4, 2, 3)), _window((2,), (1, 1), grouped=True)),

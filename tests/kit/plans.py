@@ -31,11 +31,7 @@ def drafted(model: Path, data: Path, **options: object) -> Draft:
     binding = bind(opened, open_dataset(str(data), True), settings)
     return draft_pass(
         Request(
-            model=opened,
-            binding=binding,
-            settings=settings,
-            batch=settings.batch_size,
-            kind=PassKind.WHOLE,
+            model=opened, binding=binding, settings=settings, batch=settings.batch_size, kind=PassKind.WHOLE
         )
     )
 

@@ -116,8 +116,7 @@ def cluster(
     address = f"tcp://127.0.0.1:{port}"
     page = ["--dashboard-address", "127.0.0.1:0"] if dashboard else ["--no-dashboard"]
     scheduler = Kept(
-        [*DASK_SCHEDULER, "--host", "127.0.0.1", "--port", str(port), *page],
-        folder / "scheduler.log",
+        [*DASK_SCHEDULER, "--host", "127.0.0.1", "--port", str(port), *page], folder / "scheduler.log"
     )
     workers = [
         Kept(

@@ -13,10 +13,7 @@ Pads = tuple[tuple[int, int], ...]
 
 
 def operand(
-    slot: int,
-    shape: Shape,
-    crop: Sequence[Range] | None = None,
-    pads: Sequence[Range] | None = None,
+    slot: int, shape: Shape, crop: Sequence[Range] | None = None, pads: Sequence[Range] | None = None
 ) -> Operand:
     """An operand, its sequences made tuples."""
     return Operand(

@@ -197,11 +197,7 @@ def transposed(name: str, g: dict[str, Any], x: Array, w: Array) -> list[Case]:
     first = [b for b, _ in g["pads"]]
     variants = {
         "whole": ([(0, 0)] * rank, first, g["spatial"]),
-        "padded": (
-            [(1, 2)] * rank,
-            [b + s for b, s in zip(first, g["strides"], strict=True)],
-            g["spatial"],
-        ),
+        "padded": ([(1, 2)] * rank, [b + s for b, s in zip(first, g["strides"], strict=True)], g["spatial"]),
         "outside": ([(0, 0)] * rank, [-2] * rank, [n + 9 for n in g["spatial"]]),
         "inside": ([(0, 1)] * rank, [3] * rank, [2] * rank),
     }
@@ -211,12 +207,7 @@ def transposed(name: str, g: dict[str, Any], x: Array, w: Array) -> list[Case]:
         where = (0, 0, *crop)
 
         def reference(
-            a: Tensor,
-            b: Tensor,
-            g: Any = g,
-            pads: Any = pads,
-            where: Any = where,
-            shape: Any = shape,
+            a: Tensor, b: Tensor, g: Any = g, pads: Any = pads, where: Any = where, shape: Any = shape
         ) -> Tensor:
             kernel = TRANSPOSED[len(g["kernel"]) - 1]
             full = kernel(padded(a, around(pads)), b, stride=g["strides"], dilation=g["dilations"])

@@ -18,14 +18,7 @@ from oocdl.graph.ir.program_cost import ProgramScratch
 from oocdl.graph.ir.speed import RateTable, Scale, Streaming
 from oocdl.ops import RULES
 from oocdl.planning import calibrate
-from oocdl.planning.calibrate import (
-    cache_path,
-    disk_rates,
-    load_rates,
-    measure_rates,
-    rates_for,
-    store_rates,
-)
+from oocdl.planning.calibrate import cache_path, disk_rates, load_rates, measure_rates, rates_for, store_rates
 from oocdl.planning.cost_model import BFLOAT16_SUFFIX, NOMINAL, Rates, program_seconds
 from oocdl.planning.probes import computing_probes, overhead_program
 from oocdl.planning.task_graph import UnitCall

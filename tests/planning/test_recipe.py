@@ -36,11 +36,7 @@ def whole(tmp_path: Path) -> Request:
     options = {"batch_size": 2, "engine": "torch", "threads": 1, "keep": ["h", "grad/w1"]}
     settings = make_settings(**options, optimizer=SGD(0.1))
     return Request(
-        model=model,
-        binding=bind(model, data, settings),
-        settings=settings,
-        batch=2,
-        kind=PassKind.WHOLE,
+        model=model, binding=bind(model, data, settings), settings=settings, batch=2, kind=PassKind.WHOLE
     )
 
 

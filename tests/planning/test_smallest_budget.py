@@ -23,17 +23,7 @@ from oocdl.planning.machine import SLACK_BYTES
 from oocdl.presets.unets import write_unet3d
 from oocdl.testing import run_graph
 from tests.kit import nets
-from tests.kit.jobs import (
-    EVEN,
-    NETS,
-    OPTIMIZERS,
-    TOLERANCE,
-    Job,
-    check,
-    prepare,
-    train,
-    unet,
-)
+from tests.kit.jobs import EVEN, NETS, OPTIMIZERS, TOLERANCE, Job, check, prepare, train, unet
 from tests.kit.machine import Small
 
 PROCESS_BYTES = 300 << 20

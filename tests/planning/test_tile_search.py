@@ -10,13 +10,7 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan, estimate_pass, plan_pass
-from oocdl.planning.tile_search import (
-    MIN_SLAB_POSITIONS,
-    Layering,
-    Limits,
-    TileSearch,
-    unit_buffer_bytes,
-)
+from oocdl.planning.tile_search import MIN_SLAB_POSITIONS, Layering, Limits, TileSearch, unit_buffer_bytes
 
 CONV = {"strides": (1, 1, 1), "pads": (1,) * 6, "dilations": (1, 1, 1)}
 

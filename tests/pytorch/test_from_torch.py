@@ -26,6 +26,7 @@ from oocdl.pytorch import export as exporting
 from oocdl.pytorch.exported import Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
 from tests.kit.torch_modules import Encoding, Head, Words, frozen, in_evaluation, running, save_arrays
+from tests.kit.turns import some_of
 
 IMAGE = torch.zeros(2, 2, 8, 8)
 
@@ -335,25 +336,20 @@ class Times(nn.Module):
         return made
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS)
-@pytest.mark.parametrize(
-    ("number", "note"),
-    [
-        (lambda: torch.full((1,), 0.1), "the code rounds to float32 in"),
-        (lambda: torch.tensor(1.0) / 3, "the code rounds to float32 in"),
-        (lambda: 0.1 + torch.tensor(0.1), "the number 0.1 and its float32 rounding in a tensor"),
-        (lambda: torch.tensor(0.1), None),
-        (lambda: 0.1, None),
-    ],
-    ids=["filled", "divided", "both", "written out", "Python's"],
-)
+NUMBERS: dict[str, tuple[Callable[[], Any], str | None]] = {
+    "divided": (lambda: torch.tensor(1.0) / 3, "the code rounds to float32 in"),
+    "filled": (lambda: torch.full((1,), 0.1), "the code rounds to float32 in"),
+    "both": (lambda: 0.1 + torch.tensor(0.1), "the number 0.1 and its float32 rounding in a tensor"),
+    "written out": (lambda: torch.tensor(0.1), None),
+    "Python's": (lambda: 0.1, None),
+}
+
+
+@pytest.mark.parametrize(("name", "exporter"), some_of(NUMBERS, EXPORTERS))
 def test_numbers_that_float64_does_not_have_are_told(
-    number: Callable[[], Any],
-    note: str | None,
-    exporter: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    number, note = NUMBERS[name]
     monkeypatch.setattr(exporting, "EXPORTERS", {exporter: EXPORTERS[exporter]})
     for dtype in (torch.float64, torch.float32):
         module, x = Times(number).to(dtype), torch.ones(2, 3, dtype=dtype)

@@ -32,10 +32,7 @@ def of(library: str, name: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def pictures(size: int) -> Callable[[np.random.Generator], Arrays]:
-    return lambda r: {
-        "x": r.normal(size=(SAMPLES, 3, size, size)),
-        "target": r.integers(0, 5, SAMPLES),
-    }
+    return lambda r: {"x": r.normal(size=(SAMPLES, 3, size, size)), "target": r.integers(0, 5, SAMPLES)}
 
 
 def boxes(extent: int, space: int = 3) -> Callable[[np.random.Generator], Arrays]:

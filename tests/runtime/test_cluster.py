@@ -209,20 +209,19 @@ def test_what_a_pass_made_leaves_with_it_not_with_the_collector(
         assert nbytes <= 1.2 * found[1][worker]
 
 
-@pytest.mark.parametrize("local", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("here", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_nodes_and_values_may_have_any_name(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, local: bool
+    request: pytest.FixtureRequest, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, here: bool
 ) -> None:
     model, data = job
     odd_model = tmp_path / "odd.onnx"
     names = nets.write_with_odd_names(model, odd_model)
-    options = {**CUTS, **QUICK, "client": None if local else client}
-    plain = oocdl.fit(model, data, workdir=tmp_path / "plain", **options)
+    options = {**CUTS, **QUICK, "client": None if here else request.getfixturevalue("client")}
     odd = oocdl.fit(odd_model, data, workdir=tmp_path / "odd", **options)
     assert names and set(names.values()) == set(odd.weights)
     for name, other in names.items():
-        assert plain.weights[name][...].tobytes() == odd.weights[other][...].tobytes(), (name, other)
-    assert [row["loss"] for row in plain.history] == [row["loss"] for row in odd.history]
+        assert local.weights[name][...].tobytes() == odd.weights[other][...].tobytes(), (name, other)
+    assert [row["loss"] for row in local.history] == [row["loss"] for row in odd.history]
 
 
 @dataclass(frozen=True)

@@ -127,36 +127,35 @@ def check(run: oocdl.Run, losses: list[float], state: dict[str, Any], tolerance:
             assert np.abs(run.weights[name][...] - array).max() <= tolerance * np.abs(array).max(), name
 
 
+COURSES: dict[tuple[int, int], set[str]] = {
+    (5, 1): {MAIN, RAGGED},  # clipping alone
+    (8, 2): {MAIN, FIRST},
+    (9, 3): {MAIN, RAGGED, FIRST, NEXT},  # 3 passes, then a full and a ragged one
+    (7, 3): {MAIN, RAGGED, FIRST, NEXT, SINGLE_PASS},  # 3 passes, then a ragged one alone
+    (5, 9): {MAIN, RAGGED, FIRST, NEXT},  # an epoch is one step
+}
+"""Samples and passes a step, in batches of two -> kinds of passes."""
+WHOLE = ("adam", 0.05, "auto")
+CUT = ("sgd", None, {"batch": 2, "space": (2, 2), "channels": 2})
+ALL_KINDS = (7, 3)
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "clip", "cuts"),
-    [("adam", 0.05, "auto"), ("sgd", None, {"batch": 2, "space": (2, 2), "channels": 2})],
-    ids=["adam, clipped", "sgd, cut"],
-)
-@pytest.mark.parametrize(
-    ("samples", "k", "kinds"),
+    ("samples", "k", "optimizer", "clip", "cuts"),
     [
-        (5, 1, {MAIN, RAGGED}),  # clipping alone
-        (8, 2, {MAIN, FIRST}),
-        (9, 3, {MAIN, RAGGED, FIRST, NEXT}),  # 3 passes, then a full and a ragged one
-        (7, 3, {MAIN, RAGGED, FIRST, NEXT, SINGLE_PASS}),  # 3 passes, then a ragged one alone
-        (5, 9, {MAIN, RAGGED, FIRST, NEXT}),  # an epoch is one step
+        *((*course, *WHOLE) for course in COURSES),
+        (*ALL_KINDS, *CUT),
+        *(pytest.param(*one, *CUT, marks=pytest.mark.slow) for one in COURSES if one != ALL_KINDS),
     ],
 )
 def test_steps_are_those_of_pytorchs_loop(
-    samples: int,
-    k: int,
-    kinds: set[str],
-    optimizer: str,
-    clip: float | None,
-    cuts: Any,
-    bench: Bench,
-    tmp_path: Path,
+    samples: int, k: int, optimizer: str, clip: float | None, cuts: Any, bench: Bench, tmp_path: Path
 ) -> None:
     ours = OPTIMIZERS[optimizer][0](clip_norm=clip)
     run = bench.fit(
         tmp_path / "run", samples, batch_size=2, accumulate=k, epochs=2, optimizer=ours, parallel=cuts
     )
-    assert set(run.plan.kinds) == kinds
+    assert set(run.plan.kinds) == COURSES[samples, k]
     check(run, *bench.torch(samples, 2, k, optimizer, clip))
 
 

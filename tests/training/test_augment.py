@@ -26,6 +26,8 @@ from oocdl.planning.passes import Course
 from oocdl.runtime import scheduler
 from tests.kit.settings import EXACT
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 Array = NDArray[Any]
 SPATIAL, LR, SEED = (10, 8, 6), 0.05, 3
 LIST = (
@@ -146,12 +148,7 @@ def in_torch(
     [("zscore", "nnunet"), ("zscore_nonzero", LIST), ("percentiles", LIST), ("ct", "nnunet"), (None, LIST)],
 )
 def test_losses_are_those_of_pytorch_on_the_same_samples(
-    net: nn.Module,
-    arrays: dict[str, Array],
-    data: Path,
-    tmp_path: Path,
-    method: str | None,
-    augment: Any,
+    net: nn.Module, arrays: dict[str, Array], data: Path, tmp_path: Path, method: str | None, augment: Any
 ) -> None:
     options: dict[str, Any] = {"normalize": method, "augment": augment, "validation": [4]}
     run = fit(net, data, tmp_path / "whole", **options)

@@ -161,8 +161,7 @@ def test_what_has_no_classes_is_refused_before_anything_is_written(run: oocdl.Ru
 
 
 @pytest.mark.parametrize(
-    "attributes",
-    [{"affine": [[1]]}, *({"samples": names} for names in (["a"], ["a", "a"], ["a", "../b"]))],
+    "attributes", [{"affine": [[1]]}, *({"samples": names} for names in (["a"], ["a", "a"], ["a", "../b"]))]
 )
 def test_odd_attributes_are_refused(run: oocdl.Run, tmp_path: Path, attributes: dict[str, Any]) -> None:
     group = zarr.open_group(tmp_path / "d.zarr", mode="w", attributes=attributes)

@@ -39,7 +39,7 @@ SHAPES = [(9, 8, 10), (16, 12, 8), (7, 5, 6), (16, 12, 8), (8, 6, 5)]
 ROI, LR, SEED = (8, 6, 6), 0.05, 3
 EXACT: dict[str, Any] = {**settings.EXACT, "optimizer": "sgd", "lr": LR, "seed": SEED}
 CROP = RandSpatialCrop(ROI, foreground=0.5)
-pytestmark = pytest.mark.usefixtures("planned_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 
 def unet() -> UNet3d:

@@ -18,6 +18,8 @@ from oocdl.optim import SGD
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import save_arrays
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 SAMPLES, STEPS = 4, 3
 
 

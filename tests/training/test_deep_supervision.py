@@ -21,6 +21,8 @@ from oocdl.optim import SGD
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import save_arrays
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 CUTS: dict[str, Any] = {"whole": "auto", "batch": {"batch": 2}, "space": {"space": (3,)}}
 
 
@@ -104,11 +106,7 @@ def test_is_exact_whole_and_cut(size: tuple[int, int], cut: str, tmp_path: Path)
 def test_weights_modes_and_losses_are_taken(tmp_path: Path) -> None:
     arrays = volumes(8, 8)
     save_arrays(tmp_path / "data.zarr", arrays)
-    weights = {
-        "two": (1, 0.5, 0.5),
-        "same": (1, 1, 1),
-        "given": (0.5, 0.0, 2.0),
-    }
+    weights = {"two": (1, 0.5, 0.5), "same": (1, 1, 1), "given": (0.5, 0.0, 2.0)}
     for name, wanted in weights.items():
         torch.manual_seed(0)
         module = Levels().double()

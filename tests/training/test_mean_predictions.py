@@ -25,7 +25,7 @@ from tests.kit.commands import run as call
 from tests.kit.models import UNet3d
 from tests.kit.settings import EXACT, QUICK
 
-pytestmark = pytest.mark.usefixtures("planned_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 UNIT_BYTES = 600_000
 """Units of these networks are cut to this size: no stored volume is whole in one."""
 ODD = [(9, 8, 10), (16, 12, 8)]
@@ -81,11 +81,7 @@ def mean_of(networks: Sequence[Network], x: np.ndarray, axes: Sequence[int]) -> 
 
 @pytest.mark.parametrize(("mirror", "cut"), [(True, False), ((0,), True)])
 def test_means_are_pytorchs(
-    networks: list[Network],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mirror: Any,
-    cut: bool,
+    networks: list[Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mirror: Any, cut: bool
 ) -> None:
     real, run_pass, largest = Machine.limits, Session.run_pass, []
     if cut:

@@ -16,6 +16,8 @@ from oocdl.metrics import PSNR, Accuracy, Confusion, DiceMetric, IoU, TopK
 from oocdl.ops.metric_functions import METRICS
 from tests.kit import nets, settings
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 OF_CLASSES = ("dice", "iou", "accuracy", "sensitivity", "specificity", "precision", "f1")
 OF_ERRORS = ("mae", "rmse", "r2", "psnr")
 SAMPLES, CLASSES = 5, 3

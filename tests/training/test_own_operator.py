@@ -91,11 +91,7 @@ def test_a_run_goes_on_and_predicts_with_the_same_function_only(
     assert predicted.shape == (6, 4)
     register("audio::Snake", replace=True)(plain)
     digest = r"operators.audio::Snake was [0-9a-f]+, is [0-9a-f]+"
-    asks = [
-        lambda: fit(files, steps=3),
-        lambda: run.predict(files[1], out),
-        lambda: run.evaluate(files[1]),
-    ]
+    asks = [lambda: fit(files, steps=3), lambda: run.predict(files[1], out), lambda: run.evaluate(files[1])]
     for ask in asks:
         with pytest.raises(InputError, match=f"has other functions: {digest}; register those of the run"):
             ask()

@@ -73,7 +73,13 @@ CUTS: dict[str, Any] = {"whole": "auto", "batch": {"batch": 2}, "channels": {"ch
 
 
 @pytest.mark.parametrize(
-    ("name", "cut"), [("mlp", "whole"), ("mlp", "batch"), ("mlp", "channels"), ("resnet", "channels")]
+    ("name", "cut"),
+    [
+        ("mlp", "whole"),
+        ("mlp", "batch"),
+        ("mlp", "channels"),
+        pytest.param("resnet", "channels", marks=pytest.mark.slow),
+    ],
 )
 def test_is_exact_whole_and_cut(
     own: str, name: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -115,7 +115,7 @@ def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     wrong = [number for number, line in enumerate(CALLS.splitlines(), 1) if line.endswith("# wrong")]
-    lines = [line for line in done.stdout.splitlines() if ": error: " in line]
+    lines = [line for line in done.stdout.splitlines() if "calls.py:" in line and ": error: " in line]
     assert sorted({int(line.split(":")[1]) for line in lines}) == wrong, done.stdout + done.stderr
 
 

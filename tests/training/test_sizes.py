@@ -32,7 +32,7 @@ from tests.kit.models import UNet3d
 
 SHAPES = [(9, 8, 10), (16, 12, 8), (7, 5, 6), (16, 12, 8), (8, 6, 5)]
 """Padded to multiples of 2 these are three sizes, of which two are there twice."""
-pytestmark = pytest.mark.usefixtures("planned_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 EXACT: dict[str, Any] = {**settings.EXACT, "optimizer": SGD(lr=0.05, momentum=0.9)}
 Samples = list[tuple[np.ndarray, np.ndarray]]
 

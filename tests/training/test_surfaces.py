@@ -20,6 +20,8 @@ from oocdl.metrics import ASD, HD95
 from oocdl.training.prediction import surfaces
 from tests.kit import nets, settings
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 pytest.importorskip("scipy")
 CLASSES = 3
 SHAPES = ((9, 7, 8), (6, 9, 5), (8, 8, 8))

@@ -22,6 +22,8 @@ from oocdl.runtime.session import Session, StepTrace
 from tests.kit import nets, settings
 from tests.kit.machine import Small, plan
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 LR = 0.05
 
 

@@ -14,6 +14,8 @@ from oocdl.optim import SGD
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import Case, check, save_arrays, vectors
 
+pytestmark = pytest.mark.usefixtures("exported_once")
+
 
 class Stairs(nn.Module):
     """Linear layers whose gradients are zeros, and one that is only compared, whose gradient is None."""

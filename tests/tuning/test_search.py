@@ -83,8 +83,15 @@ def test_more_trials_extend_a_search(job: tuple[Path, Path], whole: oocdl.Search
         oocdl.search(*job, **{**HALVED, "rungs": 4}, workdir=tmp_path / "s")
 
 
-@pytest.mark.parametrize("sampler", ["random", "optuna"])
-@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(
+    ("sampler", "written"),
+    [
+        ("random", False),
+        ("optuna", True),
+        pytest.param("random", True, marks=pytest.mark.slow),
+        pytest.param("optuna", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_search_that_is_stopped_at_any_moment_goes_on(
     job: tuple[Path, Path], tmp_path: Path, sampler: str, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,11 +100,7 @@ BAD: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {
     "dangling": (of(("Add", "x b", "y")), "'b'", "made nowhere"),
     "twice": (of(("Relu", "x", "y"), ("Relu", "x", "y")), "'y' is made twice"),
     "output": (of(("Relu", "x", "z")), "output 'y' is made nowhere"),
-    "group": (
-        of(("Conv", "x w", "y"), group=3),
-        "node 'y' (Conv)",
-        "group 3 does not divide the channels",
-    ),
+    "group": (of(("Conv", "x w", "y"), group=3), "node 'y' (Conv)", "group 3 does not divide the channels"),
     "bomb": (
         conv_model(
             nodes=[

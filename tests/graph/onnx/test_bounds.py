@@ -42,10 +42,7 @@ def functions(depth: int, last: str) -> str:
 
 
 BOMBS = {
-    "functions that call each other twice": (
-        functions(30, "Tanh"),
-        "they are called, make",
-    ),
+    "functions that call each other twice": (functions(30, "Tanh"), "they are called, make"),
     "functions in functions": (functions(70, "Tanh"), "more than 64 stand in one another"),
     "a function that calls itself": (functions(3, "own.f0"), "calls itself"),
     "a call of too many": (
@@ -138,10 +135,7 @@ MALFORMED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     ),
     "an input left out": (lambda: node("Conv", "x,"), "node 'n' (Conv) has no input 1 (W), which it needs"),
     "too many inputs": (lambda: node("Relu", "x,w"), "node 'n' (Relu) has 2 inputs; it takes 1 to 1"),
-    "an axis that is not there": (
-        lambda: node("Transpose", perm=[0, 0, 7, -9]),
-        "node 'n' (Transpose)",
-    ),
+    "an axis that is not there": (lambda: node("Transpose", perm=[0, 0, 7, -9]), "node 'n' (Transpose)"),
     "an axis twice": (
         lambda: parser.parse_model(X + "{ a = Constant <value_ints=[0, 0]> () y = Unsqueeze (x, a) }"),
         "(Unsqueeze): its operands and attributes do not fit (ValueError: repeated axis",

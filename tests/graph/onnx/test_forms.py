@@ -102,18 +102,8 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
         {"r": None, "s": None, "z": np.array([1, 2, 3, 1])},
         {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"},
     ),
-    "resize-10": (
-        "Resize",
-        (1, 2, 5, 6),
-        {"s": np.array([1, 1, 2, 3], F)},
-        {"mode": "nearest", "opset": 10},
-    ),
-    "upsample": (
-        "Upsample",
-        (1, 2, 5, 6),
-        {"s": np.array([1, 1, 2, 3], F)},
-        {"mode": "nearest", "opset": 9},
-    ),
+    "resize-10": ("Resize", (1, 2, 5, 6), {"s": np.array([1, 1, 2, 3], F)}, {"mode": "nearest", "opset": 10}),
+    "upsample": ("Upsample", (1, 2, 5, 6), {"s": np.array([1, 1, 2, 3], F)}, {"mode": "nearest", "opset": 9}),
 }
 
 

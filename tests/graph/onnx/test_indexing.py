@@ -150,11 +150,7 @@ def test_values_and_gradients_in_every_cut(case: str, known: bool, tmp_path: Pat
     index = torch.as_tensor(arrays[1])
     model = model_of([helper.make_node(op, names, ["y"], **attrs)], given, ["y"], constants)
     check(
-        model,
-        given,
-        (lambda x, *rest: formula(x, index, *rest)) if known else formula,
-        tmp_path,
-        counts=(2,),
+        model, given, (lambda x, *rest: formula(x, index, *rest)) if known else formula, tmp_path, counts=(2,)
     )
 
 

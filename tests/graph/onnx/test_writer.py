@@ -30,9 +30,7 @@ def as_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize(
-    "model",
-    [UNet3d(norm="batch", dropout=0.5), UNet3d(norm="group"), GPT()],
-    ids=("batch", "group", "gpt"),
+    "model", [UNet3d(norm="batch", dropout=0.5), UNet3d(norm="group"), GPT()], ids=("batch", "group", "gpt")
 )
 def test_round_trip(
     model: torch.nn.Module, outside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,9 +67,15 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Draft:
     return unet_draft(tmp_path_factory.mktemp("unet"), 64)
 
 
-def test_workers_with_which_a_step_would_take_longer_get_no_work(volume: Draft) -> None:
+@pytest.fixture(scope="module")
+def spread(volume: Draft) -> CompiledPass:
+    """The plan that is chosen for it and eight workers."""
+    return found_for(volume, machine_of(8))
+
+
+def test_workers_with_which_a_step_would_take_longer_get_no_work(volume: Draft, spread: CompiledPass) -> None:
     machine = machine_of(8)
-    before, now = cut_for_all(volume, machine), found_for(volume, machine)
+    before, now = cut_for_all(volume, machine), spread
     assert now.plan.hosts is not None and 1 <= now.plan.hosts < 8
     assert set(over(now, machine).placed.workers.tolist()) == set(range(now.plan.hosts))
     assert simulated_seconds(now, machine) < 0.6 * simulated_seconds(before, machine)
@@ -100,13 +106,10 @@ def test_nobody_is_left_out_where_fewer_would_spill(tmp_path: Path) -> None:
     assert found_for(draft, machine_of(4, 4, 60 << 20)).plan.hosts is None
 
 
-def test_a_stored_plan_is_for_as_many_workers_again(volume: Draft) -> None:
-    machine = machine_of(8)
-    first = found_for(volume, machine)
-    frozen = frozen_cuts(first.plan)
-    again = compile_within(volume, machine, frozen)
-    assert again.plan.hosts == again.graph.hosts == first.plan.hosts
-    assert again.plan.numerics() == first.plan.numerics()
+def test_a_stored_plan_is_for_as_many_workers_again(volume: Draft, spread: CompiledPass) -> None:
+    again = compile_within(volume, machine_of(8), frozen_cuts(spread.plan))
+    assert again.plan.hosts == again.graph.hosts == spread.plan.hosts
+    assert again.plan.numerics() == spread.plan.numerics()
     fewer = place(again.graph, 2, THREADS)
     assert set(fewer.workers.tolist()) <= {0, 1}
 
@@ -135,7 +138,7 @@ def test_the_plan_of_one_process_says_nothing_of_hosts(volume: Draft) -> None:
     assert found.plan.hosts is None and "hosts" not in frozen_cuts(found.plan)
 
 
-@pytest.mark.parametrize("workers", (1, 2, 4, 8))
+@pytest.mark.parametrize("workers", (2, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))))
 @pytest.mark.parametrize("kind", ("volume", "batch", "wide"))
 def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: Draft, tmp_path: Path) -> None:
     if kind == "volume":

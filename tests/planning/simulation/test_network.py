@@ -62,9 +62,7 @@ def test_small_messages_overtake_large_ones_which_take_longer_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "ended"),
-    [(2, [2.0, 3.0, 3.0]), (1, [5.0, 5.0, 6.0])],
-    ids=["two cores", "one core"],
+    ("number", "ended"), [(2, [2.0, 3.0, 3.0]), (1, [5.0, 5.0, 6.0])], ids=["two cores", "one core"]
 )
 def test_what_runs_has_equal_shares(number: int, ended: list[float]) -> None:
     clock, found = Clock(), list[float]()

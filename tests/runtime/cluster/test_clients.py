@@ -45,11 +45,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ],
 )
 def test_what_is_wrong_is_told_before_workers_are_waited_for(
-    job: tuple[Path, Path],
-    tmp_path: Path,
-    options: dict[str, Any],
-    kind: type[OocdlError],
-    words: str,
+    job: tuple[Path, Path], tmp_path: Path, options: dict[str, Any], kind: type[OocdlError], words: str
 ) -> None:
     given = {"model": job[0], "dataset": job[1], **OPTIONS, "steps": 1, **options}
     with pytest.raises(kind, match=words):

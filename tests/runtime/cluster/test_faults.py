@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import json
 import os
 import signal
@@ -34,6 +35,7 @@ from tests.kit.faults import OPTIONS
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 QUICK: dict[str, Any] = {**OPTIONS, "steps": 6, "commit_seconds": 0}
+Go = Callable[..., oocdl.Run]
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,12 @@ def expected(job: tuple[Path, Path]) -> dict[str, bytes]:
     return nets.files_of(oocdl.fit(*job, **QUICK))
 
 
+@pytest.fixture
+def go(client: Client, job: tuple[Path, Path], tmp_path: Path) -> Go:
+    """``fit`` of the job on these workers."""
+    return functools.partial(oocdl.fit, *job, workdir=tmp_path / "run", client=client, **QUICK)
+
+
 def at_step(number: int, do: Callable[[], Any]) -> Callable[[Event], None]:
     """A listener that does something after a step, the first time."""
     done: list[Any] = []
@@ -80,9 +88,7 @@ def at_step(number: int, do: Callable[[], Any]) -> Callable[[Event], None]:
     return listen
 
 
-def test_limits_are_lifted_while_a_run_lasts(
-    client: Client, job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_limits_are_lifted_while_a_run_lasts(client: Client, go: Go, expected: dict[str, bytes]) -> None:
     found: list[Any] = []
 
     def look() -> None:
@@ -90,7 +96,7 @@ def test_limits_are_lifted_while_a_run_lasts(
             found.append(" ".join(words))
         found.extend(client.run(processes.held_nanny, nanny=True).values())
 
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[at_step(2, look)], **QUICK)
+    run = go(callbacks=[at_step(2, look)])
     for words in found[:2]:
         assert "memory monitor that is off" in words and "threshold that is off" in words, words
     assert found[2:] == [["a nanny's memory monitor that is off"]] * 2
@@ -98,13 +104,11 @@ def test_limits_are_lifted_while_a_run_lasts(
     assert processes.remains(client) == {}
 
 
-def test_a_killed_worker_is_told_and_made_up_for(
-    client: Client, job: tuple[Path, Path], expected: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_told_and_made_up_for(client: Client, go: Go, expected: dict[str, bytes]) -> None:
     events: list[Event] = []
     pid = sorted(client.run(os.getpid).values())[0]
     kill = at_step(3, lambda: os.kill(pid, signal.SIGKILL))
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, kill], **QUICK)
+    run = go(callbacks=[events.append, kill])
     assert nets.files_of(run) == expected
     changed = [event for event in events if isinstance(event, WorkersChanged)]
     assert changed and changed[0].done >= 2 and any(isinstance(event, Notice) for event in events)
@@ -125,18 +129,14 @@ def swallow_bundles(dask_worker: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_a_crew_of_which_nobody_moves_is_told_and_gathered_anew(
-    client: Client,
-    job: tuple[Path, Path],
-    expected: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    client: Client, go: Go, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All members live and send heartbeats, and each waits for what another has given, or will never give."""
     monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_TELL_SECONDS", 2.0)
     monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_SECONDS", 6.0)
     events: list[Event] = []
     lose = at_step(3, lambda: client.run(swallow_bundles))
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, lose], **QUICK)
+    run = go(callbacks=[events.append, lose])
     assert nets.files_of(run) == expected
     told = [event.text for event in events if isinstance(event, Notice)]
     assert "no worker has moved for" in told[0] and "waits for layer" in told[0], told
@@ -158,17 +158,13 @@ def slow_down(seconds: float) -> None:
 
 @pytest.mark.slow
 def test_a_slow_unit_is_waited_for(
-    client: Client,
-    job: tuple[Path, Path],
-    expected: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    client: Client, go: Go, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_TELL_SECONDS", 1.0)
     monkeypatch.setattr("oocdl.runtime.cluster.cluster_progress.STILL_SECONDS", 2.0)
     events: list[Event] = []
     slow = at_step(3, lambda: client.run(slow_down, 5.0))
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[events.append, slow], **QUICK)
+    run = go(callbacks=[events.append, slow])
     assert nets.files_of(run) == expected and max(row["seconds"] for row in run.history) >= 5
     assert not [event for event in events if isinstance(event, Notice | WorkersChanged)]
 
@@ -256,7 +252,7 @@ def test_losses_without_a_step_end(
 
 @pytest.mark.parametrize("where", ["second step", pytest.param("set-up", marks=pytest.mark.slow)])
 def test_workers_that_are_lost_again_and_again_end_the_run(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    client: Client, go: Go, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """As those are that their job's memory limit kills: at the same place, although they come each time."""
     name = {"set-up": "_set_up", "second step": "run_pass"}[where]
@@ -271,19 +267,14 @@ def test_workers_that_are_lost_again_and_again_end_the_run(
 
     monkeypatch.setattr(lost_, "MOST_LOSSES", 3)
     monkeypatch.setattr(ClusterSession, name, lose)
-    options = {**QUICK, "commit_seconds": 1e9}
     with pytest.raises(ResourceError, match="lost 3 times"):
-        oocdl.fit(*job, workdir=tmp_path / "run", client=client, **options)
+        go(commit_seconds=1e9)
     assert lost == [3] or where == "second step" and lost == [4]
     assert processes.remains(client) == {}
 
 
 def test_after_the_last_commit_nobody_is_needed(
-    client: Client,
-    job: tuple[Path, Path],
-    expected: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    go: Go, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report of the last commit asks the workers for what they have measured."""
     commits: list[int] = []
@@ -301,8 +292,7 @@ def test_after_the_last_commit_nobody_is_needed(
         assert not isinstance(event, WorkersChanged)
 
     monkeypatch.setattr(ClusterSession, "measured", measured)
-    options = {**QUICK, "commit_seconds": 1e9}  # an epoch is three steps
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **options)
+    run = go(callbacks=[listen], commit_seconds=1e9)  # an epoch is three steps
     assert run.finished and commits[-1] == 6 and nets.files_of(run) == expected
 
 

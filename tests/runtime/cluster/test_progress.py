@@ -47,9 +47,7 @@ def test_of_a_member_that_is_silent_one_line_is_told(monkeypatch: pytest.MonkeyP
     assert len(told) == 1 and "b has been silent for 10 s" in told[0]
 
 
-def test_whoever_was_stopped_with_the_driver_is_not_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_whoever_was_stopped_with_the_driver_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a machine is that sleeps: the scheduler reads the heartbeats a moment later."""
     looked = watch.Watch(None, ["a"], print)
     monkeypatch.setattr(watch, "drop", lambda *_: None)

@@ -278,10 +278,7 @@ def undefined_hdf5(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            undefined_v2,
-            "'x' .*: 1 of 6 chunks are not stored, first 1/0/0, .* fill value is not defined",
-        ),
+        (undefined_v2, "'x' .*: 1 of 6 chunks are not stored, first 1/0/0, .* fill value is not defined"),
         (nan_v3, "'x' .*: 4 of 6 chunks are not stored, first 1/0, and its fill value is nan; write them"),
         (undefined_hdf5, "'x' .*: 2 of 4 chunks are not stored, first 1/0, .*not defined"),
     ],

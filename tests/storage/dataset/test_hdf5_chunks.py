@@ -116,8 +116,7 @@ def test_a_chunk_that_is_larger_than_it_can_be_is_not_read(tmp_path: Path) -> No
     written(tmp_path / "a.h5", compression="gzip")
     put(tmp_path / "a.h5", zlib.compress(bytes(HUGE_BYTES), 1))
     with pytest.raises(
-        DatasetError,
-        match=r"2/1 has [0-9,]+ bytes, a chunk of its shape \[1, 1500\] takes at most 72,",
+        DatasetError, match=r"2/1 has [0-9,]+ bytes, a chunk of its shape \[1, 1500\] takes at most 72,"
     ):
         opened(tmp_path / "a.h5")
 

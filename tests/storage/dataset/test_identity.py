@@ -97,10 +97,7 @@ def test_a_copy_is_told_from_a_change(tmp_path: Path, size: str) -> None:
         (lambda path: write(path, X.astype("f8")), r"was float32 \[9, 20, 30\], is float64 \[9, 20, 30\]"),
         (lambda path: write(path, X[:, :19]), r"was float32 \[9, 20, 30\], is float32 \[9, 19, 30\]"),
         (lambda path: write(path, X + 1), "has other values"),
-        (
-            lambda path: write(path, chunks=(2, 20, 30)),
-            r"other chunks of all samples \(9 chunks, now 5\)",
-        ),
+        (lambda path: write(path, chunks=(2, 20, 30)), r"other chunks of all samples \(9 chunks, now 5\)"),
     ],
 )
 def test_what_was_changed_is_said(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:

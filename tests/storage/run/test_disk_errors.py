@@ -15,18 +15,7 @@ from oocdl.storage.run.repair import repair, verify
 from oocdl.storage.run.run_store import RunStore
 from tests.kit.run_dirs import check, commit
 
-CALLS = (
-    "open",
-    "write",
-    "fsync",
-    "replace",
-    "unlink",
-    "mkdir",
-    "scandir",
-    "listdir",
-    "stat",
-    "lstat",
-)
+CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "scandir", "listdir", "stat", "lstat")
 
 
 class Failing:

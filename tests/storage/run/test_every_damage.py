@@ -272,15 +272,9 @@ def test_a_damaged_history_never_keeps_a_writer_from_going_on(runs: Path, tmp_pa
     lines[line] = lines[line].replace('"loss": ', '"loss": 7', 1)
     path.write_text("".join(lines))
     said = rf"1 of 20 rows are lost \(line {line + 1}\)"
-    with (
-        RunStore.open(root) as store,
-        pytest.raises(CorruptError, match=said),
-    ):
+    with RunStore.open(root) as store, pytest.raises(CorruptError, match=said):
         store.history()
-    with (
-        pytest.warns(UserWarning, match=said),
-        RunStore.open(root, writable=True) as store,
-    ):
+    with pytest.warns(UserWarning, match=said), RunStore.open(root, writable=True) as store:
         assert [row["step"] for row in store.history()] == [n for n in range(1, 21) if n != line + 1]
     assert (root / "history/steps-damaged.jsonl").read_text() == "".join(lines)
     assert verify(root).sound
