@@ -85,6 +85,10 @@ class ResourceError(OocdlError):
     exit_code = 4
 
 
+class DiskFullError(ResourceError):
+    """A disk, or a user's quota of it, is full."""
+
+
 class BudgetError(ResourceError):
     """No plan fits the memory budget; names the worst layer and the smallest budget that would do."""
 

@@ -221,7 +221,10 @@ def _with_interface(found: Found, nodes: Sequence[str]) -> Found:
     if len(names) == 1 and names != ["none"]:
         return replace(found, values={**found.values, "scheduler_interface": names[0]})
     if names:
-        why = f"this machine reaches nodes by network interface {' and '.join(names)}"
+        known = [name for name in names if name != "none"]
+        why = f"this machine reaches nodes by network interface {' and '.join(known)}"
+        if known != names:
+            why = f"{why}, and others not at all" if known else "this machine has no route to nodes"
     else:
         why = f"{found.system} does not tell the addresses of nodes"
     usual = interface_to(INTERNET)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import OocdlError, ResourceError, StoreError
+from oocdl.errors import DiskFullError, OocdlError, StoreError
 from oocdl.graph.ir.index import Region, within
 
 Array = npt.NDArray[Any]
@@ -82,7 +82,7 @@ def io_error(error: OSError, path: Path, need: int, verb: str = "write") -> Oocd
     place = error.filename if isinstance(error.filename, str) else path
     if not is_full(error):
         return StoreError(f"cannot {verb} {place}: {error.strerror or error}; check the disk")
-    return ResourceError(f"no space left for {place}: {_why_full(error, path, need)}")
+    return DiskFullError(f"no space left for {place}: {_why_full(error, path, need)}")
 
 
 def _why_full(error: OSError, path: Path, need: int) -> str:

@@ -13,6 +13,7 @@ from distributed.scheduler import WorkerState
 
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster import dask_limits, dask_records, worker_tasks
+from oocdl.runtime.cluster.cluster_progress import METRIC
 
 AGAIN_SECONDS = 1.0
 """Seconds between two attempts to reach a member that does not answer."""
@@ -50,8 +51,11 @@ class Cleanup(SchedulerPlugin):
 class Stay(SchedulerPlugin):
     """Keeps an adaptive cluster from retiring workers while a client trains.
 
-    Members have no task of Dask's between two passes, nor while others are awaited.
+    Members have no task of Dask's between two passes, nor while others are awaited. Once a crew is
+    ``complete``, workers without part in any may be taken away.
     """
+
+    complete = False
 
     def __init__(self, client_id: str) -> None:
         self.name = f"oocdl-stay-{client_id}"
@@ -60,13 +64,20 @@ class Stay(SchedulerPlugin):
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
-        """Return the workers that may be taken away: none."""
-        return []
+        """Return the workers that may be taken away."""
+        return [one for one in workers if self.complete and METRIC not in one.metrics]
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Remove this plugin if its client has left, or its connection is broken."""
         if client == self._client_id:
             scheduler.remove_plugin(self.name)
+
+
+def set_complete(name: str, complete: bool, dask_scheduler: Scheduler) -> None:
+    """Tell the ``Stay`` of this name whether a crew is complete; runs on the scheduler."""
+    plugin = dask_scheduler.plugins.get(name)
+    if isinstance(plugin, Stay):
+        plugin.complete = complete
 
 
 async def clear_up(name: str, most_seconds: float, dask_scheduler: Scheduler) -> None:

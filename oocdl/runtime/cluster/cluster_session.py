@@ -41,7 +41,7 @@ from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
 from oocdl.runtime.cluster.pass_tasks import PassTasks, worker_of_key
 from oocdl.runtime.cluster.room import Room
 from oocdl.runtime.cluster.shares import Shares
-from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client
+from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client, plain
 from oocdl.runtime.lost import WorkersLost, check_losses
 from oocdl.runtime.measured import MEMORY, Measured, Moved, merged
 from oocdl.runtime.session import Deliver, Held, scalar_keys, watched_results, watched_values
@@ -114,6 +114,7 @@ class ClusterSession(Held):
                 connecting.keep_workers(self.client)
                 while not self._gather(max(deadline - monotonic(), 1.0)):
                     self.dissolve()
+                connecting.keep_members(self.client, len(self.recruits) >= self.most_hosts)
                 return
             except WorkersLost as lost:
                 losses += self.watch is not None  # some had come
@@ -331,13 +332,15 @@ class ClusterSession(Held):
         self.watch.wait(futures, tick=self.tick)
         for future in futures:
             if failed(future):
-                self.watch.raise_of(dask_private.error_of(future) or OSError(f"a task was {future.status}"))
+                error = dask_private.error_of(future) or OSError(f"a task was {future.status}")
+                self.room.spare(error, self.addresses)
+                self.watch.raise_of(error)
         gathered = in_loop(self.client, dask_private.gather(self.client, futures))
         self.watch.wait([gathered])
         try:
             return list(gathered.result())
         except Exception as error:
-            raise WorkersLost(" ".join(str(error).split())) from error
+            raise WorkersLost(plain(error)) from error
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
         """Write all weights and state as a new version: each member what it holds. Raises WorkersLost."""

@@ -18,7 +18,7 @@ from distributed.comm.core import connect
 from oocdl.config import shown
 from oocdl.errors import InputError, ResourceError
 from oocdl.runtime import dask_private
-from oocdl.runtime.cluster.cleanup import Stay, forget_plugin
+from oocdl.runtime.cluster.cleanup import Stay, forget_plugin, set_complete
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
 from oocdl.runtime.lost import WorkersLost
 
@@ -134,6 +134,12 @@ def keep_workers(client: Client) -> None:
             f"the scheduler at {client.scheduler.address} cannot take part ({why}); start it with the oocdl "
             "that this process and workers have"
         ) from error
+    keep_members(client, complete=False)
+
+
+def keep_members(client: Client, complete: bool) -> None:
+    """Have the scheduler take other workers away if it wants to, as a crew is ``complete``; or none again."""
+    on_scheduler(client, set_complete, Stay(client.id).name, complete)
 
 
 class Connection:

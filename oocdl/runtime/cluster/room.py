@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from oocdl.errors import BudgetError, OocdlError
+from oocdl.errors import BudgetError, DiskFullError, OocdlError
 from oocdl.host.limits import DEFAULT_BUDGET_SHARE
 from oocdl.planning.machine import values_of
 from oocdl.runtime.cluster.crew import Recruit, Tell
+from oocdl.runtime.lost import WorkersLost
 
 LIMIT_SHARE = 0.9
 """Share of a worker's memory limit that is its budget by default: its nanny and the system need a little."""
@@ -108,6 +109,13 @@ class Room:
         for address, error in errors.items():
             named, text = f"worker {address}", str(error)
             self._leave_out(address, text.removeprefix(f"{named}: ").replace(f"{named} ", "it ", 1))
+
+    def spare(self, error: BaseException, members: Sequence[str]) -> None:
+        """Leave a member out whose disk is full, if there are others: raises WorkersLost for these."""
+        full = [address for address in members if str(error).startswith(f"worker {address}: ")]
+        if isinstance(error, DiskFullError) and full and len(members) > 1:
+            self.refuse({full[0]: error})
+            raise WorkersLost(f"worker {full[0]} has no room on its disk") from error
 
     def welcome(self, addresses: Iterable[str]) -> None:
         """Forget what is known of the addresses of workers that have come: others may have had them."""

@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Worker, WorkerPlugin, get_worker
 from distributed.protocol.pickle import loads
 
-from oocdl.errors import OocdlError, ResourceError
+from oocdl.errors import DiskFullError, OocdlError, ResourceError
 from oocdl.events import ProcessLook
 from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
@@ -214,10 +214,13 @@ async def run_segment(
     running = member.running
     if running is None:
         raise Superseded("the pass is over on this worker")
-    await result(running.run_through(last_group))
-    if not ends:
+    try:
+        await result(running.run_through(last_group))
+        results = await result(running.done) if ends else None
+    except DiskFullError as error:  # segments of others that read of this one fail with it
+        raise DiskFullError(f"worker {get_worker().address}: {error}") from error
+    if results is None:
         return None
-    results = await result(running.done)
     if member.running is not running:
         raise Superseded("the pass was given up before its end")
     return member.end(running.plan_id, results)

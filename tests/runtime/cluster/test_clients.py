@@ -16,6 +16,8 @@ from distributed import Client, LocalCluster
 import oocdl
 from oocdl.errors import DatasetError, InputError, OocdlError, ResourceError
 from oocdl.runtime.cluster import connecting, crew
+from oocdl.runtime.cluster.cleanup import Stay, set_complete
+from oocdl.runtime.cluster.cluster_progress import METRIC
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
 from tests.kit import nets
 from tests.kit.faults import OPTIONS
@@ -133,6 +135,15 @@ def test_a_scheduler_that_lacks_oocdl(monkeypatch: pytest.MonkeyPatch, error: Ex
         monkeypatch.setattr(client, "_register_scheduler_plugin", refuse)
         with pytest.raises(ResourceError, match=f"scheduler at .* cannot take part .*{error}"):
             connecting.keep_workers(client)
+
+
+def test_of_an_adaptive_cluster_others_may_be_taken_away_once_a_crew_is_complete() -> None:
+    stay = Stay("client")
+    member, other = SimpleNamespace(metrics={METRIC: []}), SimpleNamespace(metrics={})
+    scheduler: Any = SimpleNamespace(plugins={stay.name: stay})
+    for complete, free in ((False, []), (True, [other]), (False, [])):
+        set_complete(stay.name, complete, scheduler)
+        assert stay.valid_workers_downscaling(scheduler, [member, other]) == free  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("most", [3, 10])

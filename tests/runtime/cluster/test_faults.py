@@ -30,6 +30,7 @@ from oocdl.runtime.cluster.cluster_session import ClusterSession
 from oocdl.runtime.cluster.transfers import HANDLER
 from oocdl.runtime.cluster.watch import Watch, on_scheduler
 from oocdl.runtime.lost import WorkersLost
+from oocdl.storage.files import io_error
 from tests.kit import nets, processes
 from tests.kit.faults import OPTIONS
 
@@ -115,6 +116,29 @@ def test_a_killed_worker_is_told_and_made_up_for(client: Client, go: Go, expecte
     assert [row["step"] for row in run.history] == [1, 2, 3, 4, 5, 6]
     client.wait_for_workers(2)
     assert processes.remains(client) == {}  # the nanny of the new worker, too, watches it again
+
+
+def fill_disk(dask_worker: Any) -> None:
+    """Have a worker find no room for what it spills; runs there."""
+
+    def run_unit(*_: Any) -> None:
+        raise io_error(OSError(errno.ENOSPC, "No space left on device"), Path("/"), 1)
+
+    execute.run_unit = run_unit
+
+
+def test_a_worker_with_a_full_disk_is_left_out_and_the_rest_goes_on(
+    client: Client, go: Go, expected: dict[str, bytes]
+) -> None:
+    events: list[Event] = []
+    first = sorted(client.scheduler_info(n_workers=-1)["workers"])[0]
+    try:
+        run = go(callbacks=[events.append, at_step(3, lambda: client.run(fill_disk, workers=[first]))])
+    finally:
+        client.restart_workers([first])
+    assert nets.files_of(run) == expected
+    said = " ".join(event.text for event in events if isinstance(event, Notice))
+    assert f"worker {first} is left out: no space left for /" in said and "the run goes on" in said
 
 
 def swallow_bundles(dask_worker: Any) -> None:
