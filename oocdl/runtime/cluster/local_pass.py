@@ -95,11 +95,18 @@ class LocalPass:
 
     def run_through(self, group: int) -> Future[None]:
         """Run all that is left up to the end of a group of layers; return a future of when that is done."""
-        self._segment = Future()
-        self._running.run_to(self._ends[group], partial(self._segment.set_result, None))
-        if self._running.error is not None and not self._segment.done():
-            self._segment.set_exception(self._running.error)
-        return self._segment
+        with self._running.change:
+            self._segment = segment = Future()
+            if self._running.error is not None:
+                segment.set_exception(self._running.error)
+            else:
+                self._running.run_to(self._ends[group], partial(_done, segment))
+        return segment
+
+    @property
+    def is_between(self) -> bool:
+        """Whether all that was asked for is done, and the next segment is not asked for yet."""
+        return self._running.order.at_limit
 
     def arrive(self, keys: Sequence[TaskKey], chunks: Sequence[Chunk]) -> None:
         """Take chunks that have come from another member."""
@@ -136,10 +143,11 @@ class LocalPass:
             self._running.leave()
             self.done.set_result(made)
             return
-        waiting: list[Future[Any]] = [*self._sends.values(), *self.groups, self._segment, self.done]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(error)
+        with self._running.change:
+            waiting: list[Future[Any]] = [*self._sends.values(), *self.groups, self._segment, self.done]
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error)
 
     def _count(self, key: Any) -> None:
         """Count a call as done, which may be the last one of its group."""
@@ -181,6 +189,11 @@ class LocalPass:
         run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
         references = [TaskRef(argument) for argument in call.arguments]
         return Task(call.key, self._work.run, run, run_id, plan_id, number, info, *references)
+
+
+def _done(future: Future[None]) -> None:
+    if not future.done():  # as it has failed
+        future.set_result(None)
 
 
 def _ends(order: LocalOrder) -> list[int]:

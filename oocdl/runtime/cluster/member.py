@@ -198,7 +198,7 @@ class Member:
             what = f"layer {first.key.layer!r}" if first.key.layer else "weights"
             words = f"waits for {what} of {self.address_of(first.sender)}"
         elif self.running is not None:
-            words = "waits for its own units"
+            words = "waits for others" if self.running.is_between else "waits for its own units"
         arriving_bytes = sum(bundle.nbytes for bundle in self.asked.values())
         return Report(self.work.running - waiting, tuple(moved), arriving_bytes, words)
 
