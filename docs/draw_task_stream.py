@@ -78,16 +78,16 @@ def draw(size: int = SIZE, path: Path = PICTURE) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tasks, records = train(Path(folder), size)
     bars = bars_of(tasks, records)
-    figure = Figure(figsize=(12, 3.2), dpi=120, layout="constrained")
+    figure = Figure(figsize=(12, 3.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     numbers = sorted({number for _, number in bars})
     for (member, number), (_, layers, begun, ended) in bars.items():
         colour = colormaps["tab20"](numbers.index(number) % 20)
-        axes.barh(1 - member, ended - begun, 0.5, begun, color=colour, edgecolor="white", linewidth=0.5)
+        axes.barh(1 - member, ended - begun, 0.6, begun, color=colour, edgecolor="white", linewidth=0.5)
         width = (ended - begun) / max(bar[3] for bar in bars.values())
         if width > 0.025:
-            name = layers.replace(" to ", "\nto ")
+            name = "\nto ".join(part if len(part) < 20 else f"{part[:18]}…" for part in layers.split(" to "))
             axes.text(
                 (begun + ended) / 2, 1 - member, name, ha="center", va="center", fontsize=6, rotation=90
             )
@@ -95,7 +95,7 @@ def draw(size: int = SIZE, path: Path = PICTURE) -> None:
         for member, number in segment.after:
             if member != segment.member:
                 ends = bars[member, number][3], bars[segment.member, segment.number][2]
-                heights = [1 - one + (0.25 if one else -0.25) for one in (member, segment.member)]
+                heights = [1 - one + (0.3 if one else -0.3) for one in (member, segment.member)]
                 axes.plot(ends, heights, color="black", linewidth=0.6)
     axes.set_yticks([1, 0], ["worker 1", "worker 2"])
     axes.set_xlabel("seconds since the step began")

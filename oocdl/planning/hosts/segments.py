@@ -18,7 +18,7 @@ from oocdl.planning.hosts.call_seconds import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.hosts.ragged import Ints
 
-HANDOVER_SECONDS = 0.012
+HANDOVER_SECONDS = 0.016
 """Seconds, about, in which a member computes nothing between two segments: its last unit ends alone, and
 worker and scheduler tell each other."""
 HANDOVER_SHARE = 0.02
