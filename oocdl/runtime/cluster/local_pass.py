@@ -96,7 +96,8 @@ class LocalPass:
     def run_through(self, group: int) -> Future[None]:
         """Run all that is left up to the end of a group of layers; return a future of when that is done."""
         with self._running.change:
-            self._segment = segment = Future()
+            segment: Future[None] = Future()
+            self._segment = segment
             if self._running.error is not None:
                 segment.set_exception(self._running.error)
             else:

@@ -21,6 +21,7 @@ from distributed.protocol.pickle import loads
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
+from oocdl.errors import DiskFullError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.graph.transforms.factorize import Factored
@@ -205,6 +206,12 @@ class Member:
     def address_of(self, number: int) -> str:
         """Return the address of a member."""
         return next(address for address, known in self.setup.numbers.items() if known == number)
+
+    def named(self, error: DiskFullError) -> DiskFullError:
+        """Return an error that names the worker whose disk is full: this one, unless another is named."""
+        text = str(error)
+        is_named = text.startswith("worker ")
+        return error if is_named else DiskFullError(f"worker {self.address_of(self.number)}: {text}")
 
     @property
     def sees_run(self) -> bool:

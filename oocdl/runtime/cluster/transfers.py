@@ -16,6 +16,7 @@ from distributed import Status, Worker
 from distributed.comm.core import CommClosedError
 from distributed.protocol.serialize import to_serialize
 
+from oocdl.errors import DiskFullError
 from oocdl.planning.hosts.exchange import DIRECT_BYTES, GROUPS_AHEAD, MOST_ASKED, SMALL_BYTES, Bundle
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member import Member, member_of
@@ -39,7 +40,10 @@ async def hand_out(comm: Any, run_id: str, name: str, number: int, now: bool) ->
     """
     member = member_of(run_id)
     running = await member.pass_named(name)
-    chunks = await result(running.bundle(number))
+    try:
+        chunks = await result(running.bundle(number))
+    except DiskFullError as error:  # with which the pass of the other member fails, too
+        raise member.named(error) from error
     if not now:
         return None
     running.handed_out(number)

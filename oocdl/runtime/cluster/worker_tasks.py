@@ -217,8 +217,8 @@ async def run_segment(
     try:
         await result(running.run_through(last_group))
         results = await result(running.done) if ends else None
-    except DiskFullError as error:  # segments of others that read of this one fail with it
-        raise DiskFullError(f"worker {get_worker().address}: {error}") from error
+    except DiskFullError as error:
+        raise member.named(error) from error
     if results is None:
         return None
     if member.running is not running:
