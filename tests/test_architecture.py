@@ -148,11 +148,11 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70801,
+    "lines of oocdl": 70786,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
-    "lines of cli": 2111,
-    "lines of cluster": 1440,
+    "lines of cli": 2105,
+    "lines of cluster": 1431,
     "lines of config": 841,
     "lines of dashboard": 3656,
     "lines of data": 1539,
@@ -169,7 +169,7 @@ LIMITS = {
     "lines of storage": 6574,
     "lines of training": 4108,
     "lines of tuning": 1430,
-    "lines of tests": 48530,
+    "lines of tests": 48514,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

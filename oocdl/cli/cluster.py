@@ -12,9 +12,9 @@ import typer
 from oocdl.cli.say import say
 from oocdl.cli.texts import flag
 from oocdl.cli.verb_options import Records, typed, with_options
-from oocdl.cluster.detect import default_path, write_site
+from oocdl.cluster.detect import write_site
 from oocdl.cluster.job_options import job_settings, walltime_text
-from oocdl.cluster.site import SYSTEM_SITE, SYSTEMS, site_path, user_site
+from oocdl.cluster.site import SYSTEMS, site_path
 from oocdl.cluster.systems import dashboard_hint, job_script, start
 from oocdl.config import parse_bytes
 from oocdl.errors import BudgetError, InputError
@@ -133,18 +133,12 @@ def _announce(jobs: Any, system: str, options: Mapping[str, Any]) -> None:
 def init(
     out: Annotated[
         Path | None,
-        typer.Option(help="Default: $OOCDL_SITE, /etc/oocdl/site.toml, or ~/.config/oocdl/site.toml."),
+        typer.Option(help="Default: $OOCDL_SITE, or your own. /etc/oocdl/site.toml is everybody's."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a site file: defaults of jobs, from what this machine tells.
-
-    Asks before it writes for everybody; who declines gets a file of their own.
-    """
-    target = out or default_path()
-    if out is None and target == SYSTEM_SITE and not typer.confirm(f"Write {target}, for everybody here?"):
-        target = user_site()
-    path, found = write_site(target, force)
+    """Write a site file: defaults of jobs, from what this machine tells; asks nothing."""
+    path, found = write_site(out, force)
     known = ", ".join(f"{key} {value}" for key, value in found.values.items())
     say(f"{path}: {found.system}{', ' if known else ''}{known}")
     if found.doubt is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oocdl.cluster.job_options import TAKERS, walltime_text
-from oocdl.cluster.site import SITE_VARIABLE, SYSTEM_SITE, SYSTEMS, user_site
+from oocdl.cluster.site import SITE_VARIABLE, SYSTEMS, user_site
 from oocdl.errors import InputError
 from oocdl.storage.cache.spill_store import MEMORY_FILESYSTEMS
 from oocdl.storage.files import filesystem
@@ -103,11 +103,11 @@ def site_text(found: Found) -> str:
 def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Found]:
     """Find the site, and write its file; returns where, and what was found.
 
-    ``path``: default ``$OOCDL_SITE``, else the system's where this user may write it, else the user's own.
+    ``path``: default ``$OOCDL_SITE``, else the user's own; that of everybody is written where it is named.
     Raises InputError if there is no batch system, if there is a file (unless ``force``), or if it cannot be
     written.
     """
-    target = path or default_path()
+    target = path or Path(os.environ.get(SITE_VARIABLE) or user_site())
     if target.is_dir():
         raise InputError(f"the site file cannot be written: {target} is a folder; name a file")
     if target.exists() and not force:
@@ -119,15 +119,6 @@ def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Fou
     except OSError as error:
         raise InputError(f"the site file {target} cannot be written: {error.strerror}") from None
     return target, site
-
-
-def default_path() -> Path:
-    """Return the site file that is written where none is named."""
-    named = os.environ.get(SITE_VARIABLE)
-    if named:
-        return Path(named)
-    there = next(parent for parent in SYSTEM_SITE.parents if parent.exists())
-    return SYSTEM_SITE if os.access(there, os.W_OK) else user_site()
 
 
 def _toml(value: str | int | bool | list[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
@@ -203,20 +202,6 @@ def test_options_that_do_not_go_together(
 ) -> None:
     code, out, err = run(capsys, *FIT, *words)
     assert (code, out, err.count("\n")) == (2, "", 1) and line in err
-
-
-@pytest.mark.parametrize("everybody", [True, False])
-def test_init_asks_before_it_writes_for_everybody(
-    here: Batch, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, everybody: bool
-) -> None:
-    files = {True: here.folder / "etc" / "site.toml", False: here.folder / "home" / "site.toml"}
-    monkeypatch.setattr("oocdl.cli.cluster.SYSTEM_SITE", files[True])
-    monkeypatch.setattr("oocdl.cli.cluster.default_path", lambda: files[True])
-    monkeypatch.setattr("oocdl.cli.cluster.user_site", lambda: files[False])
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" if everybody else "n\n"))
-    code, out, err = run(capsys, "cluster", "init")
-    assert code == 0 and "for everybody here?" in out + err
-    assert files[everybody].is_file() and not files[not everybody].exists()
 
 
 def test_init_writes_what_show_and_fit_then_use(

@@ -38,7 +38,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a batch system, and without a site file."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(site, "SYSTEM_SITE", tmp_path / "etc" / "site.toml")
-    monkeypatch.setattr(detect, "SYSTEM_SITE", tmp_path / "etc" / "site.toml")
     monkeypatch.delenv("OOCDL_SITE", raising=False)
     monkeypatch.delenv("SGE_ROOT", raising=False)
     (tmp_path / "bin").mkdir()
@@ -217,7 +216,7 @@ def test_it_is_written_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None
     command(home, "sbatch")
     command(home, "sinfo", SINFO)
     path, _ = write_site()
-    assert path == home / "etc" / "site.toml"  # this user may write there
+    assert path == home / "config" / "oocdl" / "site.toml"  # not everybody's, where this user may write too
     assert job_settings("slurm", {}).queue == "long"
     with pytest.raises(InputError, match=r"there is a site file .*--force"):
         write_site()
