@@ -14,9 +14,9 @@ import secrets
 import shutil
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -33,6 +33,8 @@ ORPHAN_SECONDS = 60.0
 CLOCKS_DAYS = 1
 """Number of days by which the clocks of nodes may be behind."""
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "worker-cert.pem", "worker-key.pem"
+LOCK_FILE = "lock"
+"""Locked as long as the process of a cluster lives."""
 
 
 class _Pair(NamedTuple):
@@ -54,9 +56,10 @@ class _Pair(NamedTuple):
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def make_keys(shared: Path) -> tuple[Path, Security]:
-    """Make the keys of a cluster; returns the folder of those that are files, and all of them for Dask.
+def make_keys(shared: Path) -> tuple[Path, Security, ExitStack]:
+    """Make the keys of a cluster; remove those of clusters whose processes were killed.
 
+    Returns the folder of those that are files, all of them for Dask, and what removes them when it is closed.
     Raises InputError if the folder cannot be made.
     """
     _remove_orphans(shared)
@@ -68,50 +71,41 @@ def make_keys(shared: Path) -> tuple[Path, Security]:
         CERTIFICATE_FILE: worker.certificate_text(),
         KEY_FILE: worker.key_text(),
     }
-    try:
-        shared.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700)
-        _held[folder] = os.open(folder, os.O_RDONLY)
-        with suppress(OSError):  # a file system without locks: they stay until they have expired
-            fcntl.flock(_held[folder], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for name, text in texts.items():
-            handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-    except OSError as error:
-        remove_keys(folder)
-        raise InputError(
-            f"keys cannot be written to {shared} ({error.strerror}); name a folder that all nodes see "
-            "with shared="
-        ) from None
-    return folder, security_of(folder, here.key_text(), here.certificate_text())
+    with ExitStack() as undo:
+        try:
+            shared.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            lock = undo.enter_context(_new(folder / LOCK_FILE))
+            with suppress(OSError):  # a file system without locks: keys stay until they have expired
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name, text in texts.items():
+                with _new(folder / name) as file:
+                    file.write(text)
+        except OSError as error:
+            raise InputError(
+                f"keys cannot be written to {shared} ({error.strerror}); name a folder that all nodes see "
+                "with shared="
+            ) from None
+        return folder, security_of(folder, here.key_text(), here.certificate_text()), undo.pop_all()
 
 
-def remove_keys(folder: Path) -> None:
-    """Remove the keys of a cluster that has ended."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder in _held:
-        os.close(_held.pop(folder))
-
-
-_held: dict[Path, int] = {}
-"""Folders of this process's keys -> the descriptor that keeps each locked as long as the process lives."""
+def _new(path: Path) -> IO[str]:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
 
 
 def _remove_orphans(shared: Path) -> None:
     """Remove keys of processes of this machine that were killed, and those that have expired."""
     for folder in shared.glob("keys-*"):
-        with suppress(OSError):  # it is another user's, or was removed meanwhile
-            age = time.time() - folder.stat().st_mtime
-            if age > (VALID_DAYS + CLOCKS_DAYS) * 86400:
+        with suppress(OSError):  # somebody uses it, it is another user's, or was removed meanwhile
+            age_seconds = time.time() - folder.stat().st_mtime
+            if age_seconds > (VALID_DAYS + CLOCKS_DAYS) * 86400:
                 shutil.rmtree(folder)
-            elif age > ORPHAN_SECONDS and folder.name.startswith(f"keys-{socket.gethostname()}-"):
-                handle = os.open(folder, os.O_RDONLY)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            elif age_seconds > ORPHAN_SECONDS and folder.name.startswith(f"keys-{socket.gethostname()}-"):
+                # Open for writing, as NFS locks nothing else; of another host it may not tell who has a lock.
+                with (folder / LOCK_FILE).open("w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(folder)
-                finally:
-                    os.close(handle)
 
 
 def security_of(folder: Path | str, key: str = "", certificate: str = "") -> Security:

@@ -21,7 +21,7 @@ from oocdl.cluster.ended_jobs import Ended
 from oocdl.cluster.job_options import TUNNEL_PORT, JobSettings, walltime_text
 from oocdl.cluster.jobqueue import CLUSTERS
 from oocdl.cluster.keep import LOST_WORKER_SECONDS, KeepJobs, Watch, forget_refused
-from oocdl.cluster.keys import make_keys, remove_keys, security_of
+from oocdl.cluster.keys import make_keys, security_of
 from oocdl.errors import InputError
 from oocdl.host.signal_mask import unstoppable
 
@@ -66,8 +66,8 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
     with ExitStack() as undo:
         security = None
         if settings.tls:
-            folder, security = make_keys(settings.shared)
-            undo.callback(remove_keys, folder)
+            _, security, keys = make_keys(settings.shared)
+            undo.enter_context(keys)
         undo.enter_context(patient())
         host, port = _scheduler_host(settings, tell), free_port()
         with dask.config.set(dashboard_settings(port)):

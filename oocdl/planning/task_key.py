@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-STORED_LAYER = "weights"
-"""The group, on a cluster, of what a pass starts from: it belongs to no layer."""
 HEX_NAME = re.compile("[0-9a-f]{32}")
 
 
@@ -101,8 +99,8 @@ def group_of(layer: str) -> str:
     Dask cuts names at a dash before what looks like a number or a hash, takes 32 hexadecimal digits for a
     hash, and strips quotes, brackets and all after a comma where the first character is no letter.
 
-    >>> group_of("down1.conv1"), group_of("head-1"), group_of("<lambda>"), group_of("")
-    ('down1.conv1', 'head_1', 'layer <lambda>', 'weights')
+    >>> group_of("down1.conv1"), group_of("head-1"), group_of("<lambda>")
+    ('down1.conv1', 'head_1', 'layer <lambda>')
     """
-    name = layer.replace("-", "_") or STORED_LAYER
-    return name if name[0].isalpha() and not HEX_NAME.fullmatch(name) else f"layer {name}"
+    name = layer.replace("-", "_")
+    return name if name[:1].isalpha() and not HEX_NAME.fullmatch(name) else f"layer {name}"

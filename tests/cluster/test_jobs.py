@@ -28,7 +28,7 @@ from tornado.websocket import websocket_connect
 import oocdl.cluster
 from oocdl.cluster import ended_jobs, keys
 from oocdl.cluster.job_options import JobSettings, job_settings
-from oocdl.cluster.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, make_keys
+from oocdl.cluster.keys import CA_FILE, CERTIFICATE_FILE, KEY_FILE, LOCK_FILE, make_keys
 from oocdl.cluster.launch import memory_bytes
 from oocdl.cluster.systems import dashboard_hint, job_script, tunnel
 from oocdl.errors import InputError
@@ -175,20 +175,21 @@ def test_keys_of_a_killed_process_are_removed_by_the_next_call(
 ) -> None:
     monkeypatch.setattr(keys, "ORPHAN_SECONDS", -1.0)
     program = (
-        "import sys, pathlib; from oocdl.cluster.keys import make_keys; make_keys(pathlib.Path(sys.argv[1]))"
+        "import os, sys, pathlib; from oocdl.cluster.keys import make_keys; "
+        "made = make_keys(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     (orphan,) = tmp_path.iterdir()
-    mine, _ = make_keys(tmp_path)
-    other, _ = make_keys(tmp_path)
-    assert {*tmp_path.iterdir()} == {mine, other} and not orphan.exists()
-    for folder in (mine, other):
-        keys.remove_keys(folder)
+    mine, _, first = make_keys(tmp_path)
+    other, _, second = make_keys(tmp_path)
+    with first, second:
+        assert {*tmp_path.iterdir()} == {mine, other} and not orphan.exists()
+    assert not [*tmp_path.iterdir()]
     elsewhere = tmp_path / "keys-elsewhere-1"
     elsewhere.mkdir()
     for days in (keys.VALID_DAYS, keys.VALID_DAYS + 2):
         os.utime(elsewhere, (then := time.time() - 86400 * days, then))
-        keys.remove_keys(make_keys(tmp_path)[0])
+        make_keys(tmp_path)[2].close()
         assert elsewhere.exists() == (days == keys.VALID_DAYS)
 
 
@@ -214,7 +215,8 @@ def test_only_who_has_a_key_of_this_cluster_comes_in(tmp_path: Path, monkeypatch
     with oocdl.cluster.slurm(**JOB, interface="lo") as cluster:
         with Client(cluster) as client:
             assert client.scheduler_info()["workers"] == {}
-        _, strangers = make_keys(tmp_path / "strangers")
+        _, strangers, removing = make_keys(tmp_path / "strangers")
+        removing.close()
         plain = Security()
         for security, address in (
             (strangers, cluster.scheduler_address),
@@ -225,7 +227,7 @@ def test_only_who_has_a_key_of_this_cluster_comes_in(tmp_path: Path, monkeypatch
         folder = here.keys()[0]
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == dict.fromkeys(
-            (CA_FILE, CERTIFICATE_FILE, KEY_FILE), 0o600
+            (CA_FILE, CERTIFICATE_FILE, KEY_FILE, LOCK_FILE), 0o600
         )
         assert "PRIVATE" not in (folder / CA_FILE).read_text()  # nobody can sign another key
         context = ssl.create_default_context(cafile=str(folder / CA_FILE))

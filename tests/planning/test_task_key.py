@@ -9,7 +9,7 @@ from dask.core import validate_key
 from dask.utils import key_split
 from distributed.utils import key_split_group
 
-from oocdl.planning.task_key import TaskKey, TaskKind, dask_key, result_key, stored_key, task_key
+from oocdl.planning.task_key import TaskKey, TaskKind, dask_key, result_key, task_key
 from tests.kit.nets import ODD_NAMES
 
 NAMES = (
@@ -40,7 +40,6 @@ def test_dask_groups_tasks_by_layer_and_by_nothing_else(layer: str) -> None:
 def test_a_plain_name_is_shown_as_it_is() -> None:
     for name in ("down1.conv1", "grad/up2.conv1", "update/w", "Gemm_12", "x @ y | z", "a = b > c"):
         assert dask_key(TaskKey(TaskKind.UNIT, name, "", 0), "p")[0] == name
-    assert dask_key(stored_key("w", 0), "p")[0] == "weights"
 
 
 def test_different_keys_and_passes_stay_different() -> None:

@@ -26,7 +26,7 @@ from oocdl.planning.task_key import TaskKey, TaskKind
 LARGEST_BUNDLE_BYTES = 8 << 20
 """A bundle is sent when it has grown to this: larger ones would take memory that nobody has reserved."""
 MOST_GROUPS = 1024
-"""Maximum number of groups of layers of a pass on all workers together; each is a task on the cluster."""
+"""Maximum number of groups of layers of a pass on all workers together: bundles do not span two of them."""
 GROUPS_AHEAD = 4
 """Number of groups of layers by which a bundle is requested ahead of its reader: earlier takes room."""
 MOST_ASKED = 64

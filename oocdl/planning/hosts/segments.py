@@ -8,8 +8,8 @@ read of each other travels while it runs.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Segment:
-    """What a member does of consecutive layers."""
+    """A task of the cluster: the calls of one member in consecutive layers."""
 
     member: int
     number: int
@@ -46,7 +46,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """The facts of a pass by which it is cut: who works at which groups of layers, and reads whom."""
+    """Tells who works at which groups of layers, and reads whom: by this a pass is cut."""
 
     groups: tuple[str, ...]
     """Names of the groups, as in ``Exchange``."""
@@ -60,34 +60,30 @@ class Outline:
 
 def outline_of(going: Exchange, members: int, threads: int) -> Outline:
     """Return the outline of a pass on members of so many threads."""
-    shape = members, len(going.groups)
-    code = going.placed.workers * shape[1] + np.array(going.group_of, np.int64)
-    seconds = np.array(call_seconds(going.graph)) / threads
     sender, receiver, _, group, reader, *_ = going.columns
     reads = np.stack((receiver, reader, sender, group))[:, group >= 0]
-    return Outline(
-        groups=going.groups,
-        seconds=np.bincount(code, seconds, shape[0] * shape[1]).astype(np.float64).reshape(shape),
-        works=np.bincount(code, minlength=shape[0] * shape[1]).reshape(shape) > 0,
-        reads=np.unique(reads, axis=1),
-    )
+    return Outline(going.groups, *_work(going, members, threads), np.unique(reads, axis=1))
+
+
+def segment_counts(going: Exchange, members: int, threads: int) -> list[int]:
+    """Return the number of segments of each member, by nominal rates."""
+    seconds, works = _work(going, members, threads)
+    counts: list[int] = _has(works, _cut(seconds, None)).sum(axis=1).tolist()
+    return counts
 
 
 def segments_of(outline: Outline, measured_seconds: float | None = None) -> list[Segment]:
     """Return the segments of all members, each one's in order, as fine as handovers may cost.
 
-    ``measured_seconds``: seconds of a pass; None: those by nominal rates. Each member has the first segment,
-    with which others may ask it for weights, and the last, with which it ends.
+    ``measured_seconds``: seconds of a pass; None: those by nominal rates.
     """
-    number_of = _cut(outline, measured_seconds)
+    number_of = _cut(outline.seconds, measured_seconds)
     first = np.flatnonzero(np.diff(number_of, prepend=-1))
     last = np.append(first[1:], len(number_of)) - 1
-    has = np.logical_or.reduceat(outline.works, first, axis=1)
-    has[:, [0, -1]] = True
-    after = _after(outline, number_of, has)
-    for member, mine in enumerate(has):
-        numbers = np.flatnonzero(mine).tolist()
-        for before, number in zip(numbers, numbers[1:], strict=False):
+    has = _has(outline.works, number_of)
+    after = _after(outline.reads, number_of, has)
+    for member, numbers in enumerate(map(np.flatnonzero, has)):
+        for before, number in pairwise(numbers.tolist()):
             after.setdefault((member, number), []).append((member, before))
     return [
         Segment(member, number, int(first[number]), int(last[number]), tuple(after.get((member, number), ())))
@@ -95,35 +91,49 @@ def segments_of(outline: Outline, measured_seconds: float | None = None) -> list
     ]
 
 
-def _cut(outline: Outline, measured_seconds: float | None) -> Ints:
+def _work(
+    going: Exchange, members: int, threads: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return the seconds of each member for each group of layers, and whether it has calls of it."""
+    shape = members, len(going.groups)
+    code = going.placed.workers * shape[1] + np.array(going.group_of, np.int64)
+    seconds = np.bincount(code, np.array(call_seconds(going.graph)) / threads, members * shape[1])
+    works = np.bincount(code, minlength=members * shape[1]) > 0
+    return seconds.astype(np.float64).reshape(shape), works.reshape(shape)
+
+
+def _cut(seconds: npt.NDArray[np.float64], measured_seconds: float | None) -> Ints:
     """Return the number of the segment of each group of layers; its busiest member decides how long it is."""
-    seconds = outline.seconds.max(axis=0) + 1e-12
-    total = float(seconds.sum())
+    longest = seconds.max(axis=0) + 1e-12
+    total = float(longest.sum())
     count = int((total if measured_seconds is None else measured_seconds) * HANDOVER_SHARE / HANDOVER_SECONDS)
-    count = min(max(count, 1), max(MOST_SEGMENTS // len(outline.works), 1))
-    middles = np.cumsum(seconds) - seconds / 2
+    count = min(max(count, 1), max(MOST_SEGMENTS // len(seconds), 1))
+    middles = np.cumsum(longest) - longest / 2
     wanted = np.minimum((middles / total * count).astype(np.int64), count - 1)
     return np.cumsum(np.diff(wanted, prepend=wanted[:1]) > 0)
 
 
-def _after(outline: Outline, number_of: Ints, has: npt.NDArray[np.bool_]) -> dict[Place, list[Place]]:
+def _has(works: npt.NDArray[np.bool_], number_of: Ints) -> npt.NDArray[np.bool_]:
+    """Return whether each member has each segment: the first, with which others may ask it for weights, those
+    in which it works, and the last, with which it ends."""
+    has = np.logical_or.reduceat(works, np.flatnonzero(np.diff(number_of, prepend=-1)), axis=1)
+    has[:, [0, -1]] = True
+    return has
+
+
+def _after(reads: Ints, number_of: Ints, has: npt.NDArray[np.bool_]) -> dict[Place, list[Place]]:
     """Return, for segments that read of other members, the last segment of each that makes some of it."""
-    receiver, reader, sender, maker = outline.reads
+    receiver, reader, sender, maker = reads
     columns = np.stack((receiver, number_of[reader], sender, number_of[maker]))
     latest: dict[tuple[int, int, int], int] = {}
-    for to, when, other, made in np.unique(columns, axis=1).T.tolist():
-        if made < when and has[other, made]:  # else both are one, or the member only passes it on
-            when += int(has[to, when:].argmax())
-            latest[to, when, other] = max(made, latest.get((to, when, other), -1))
-    found: dict[Place, list[Place]] = {}
+    for to, number, other, made in np.unique(columns, axis=1).T.tolist():
+        if made < number and has[other, made]:  # else both are one, or the member only passes it on
+            place = to, number + int(has[to, number:].argmax()), other
+            latest[place] = max(made, latest.get(place, -1))
+    after: dict[Place, list[Place]] = {}
     known: dict[Place, int] = {}
-    for (to, when, other), made in sorted(latest.items()):
+    for (to, number, other), made in sorted(latest.items()):
         if made > known.get((to, other), -1):
             known[to, other] = made
-            found.setdefault((to, when), []).append((other, made))
-    return found
-
-
-def segment_counts(outline: Outline) -> list[int]:
-    """Return the number of segments of each member, by nominal rates."""
-    return [*Counter(one.member for one in segments_of(outline)).values()]
+            after.setdefault((to, number), []).append((other, made))
+    return after

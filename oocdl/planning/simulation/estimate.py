@@ -17,7 +17,7 @@ from oocdl.graph.ir.array_layout import itemsize
 from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.cost_model import NOMINAL, Costs
 from oocdl.planning.hosts.exchange import Exchange, reader_of
-from oocdl.planning.hosts.segments import outline_of, segment_counts
+from oocdl.planning.hosts.segments import segment_counts
 from oocdl.planning.simulation.network import Cluster, Network
 
 
@@ -48,7 +48,7 @@ def estimated_seconds(going: Exchange, cluster: Cluster, threads: int, work: Seq
     network = estimate.network
     passed_seconds = max(*network.sent_bytes, *network.received_bytes, 0) / cluster.bytes_per_second
     ended = max(*map(max, estimate.free), *estimate.arrived.values(), *network.loop_seconds, passed_seconds)
-    return cluster.seconds(ended, segment_counts(outline_of(going, cluster.hosts, threads)))
+    return cluster.seconds(ended, segment_counts(going, cluster.hosts, threads))
 
 
 class _Estimate:

@@ -25,7 +25,7 @@ from oocdl.planning.hosts.exchange import (
     exchanges_of,
 )
 from oocdl.planning.hosts.local_order import LocalOrder, local_orders
-from oocdl.planning.hosts.segments import outline_of, segment_counts
+from oocdl.planning.hosts.segments import segment_counts
 from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
 from oocdl.planning.simulation.one_process import after
 from oocdl.planning.simulation.process import Process, Step
@@ -195,7 +195,7 @@ class _Run:
         self.exchange, self.cluster, self.processes = pass_, cluster, processes
         self.clock = processes[0].clock
         self.network = Network(cluster)
-        self.tasks_of_cluster = segment_counts(outline_of(pass_, cluster.hosts, processes[0].slots))
+        self.tasks_of_cluster = segment_counts(pass_, cluster.hosts, processes[0].slots)
         found = local_orders(pass_, range(cluster.hosts))
         self.orders = [found[host] for host in range(cluster.hosts)]
         self.items = items_of(pass_)

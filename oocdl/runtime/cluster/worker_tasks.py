@@ -193,7 +193,7 @@ async def stop_recording(run_id: str) -> Recording:
 
 @dataclass(frozen=True)
 class Begin:
-    """The pass that begins with a member's first segment."""
+    """Names the pass that a member's first segment begins."""
 
     name: str
     plan_id: str
