@@ -148,11 +148,11 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70786,
+    "lines of oocdl": 70788,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2105,
-    "lines of cluster": 1431,
+    "lines of cluster": 1425,
     "lines of config": 841,
     "lines of dashboard": 3656,
     "lines of data": 1539,
@@ -161,7 +161,7 @@ LIMITS = {
     "lines of graph": 10702,
     "lines of host": 662,
     "lines of ops": 6279,
-    "lines of planning": 8812,
+    "lines of planning": 8820,
     "lines of presets": 661,
     "lines of pytorch": 3089,
     "lines of report": 2791,
@@ -169,7 +169,7 @@ LIMITS = {
     "lines of storage": 6574,
     "lines of training": 4108,
     "lines of tuning": 1430,
-    "lines of tests": 48514,
+    "lines of tests": 48515,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
