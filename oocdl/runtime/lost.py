@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from oocdl.errors import ResourceError
 
+SILENT_SECONDS = 20.0
+"""Seconds of silence after which a worker is given up, if the user asks for no others."""
 MOST_LOSSES = 10
 """Number of losses of workers in a row, in set-up or before a further step is done, at which a run ends."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from oocdl.config.option_checks import MOST_PORT, anything, shown, whole
+from oocdl.config.option_checks import MOST_PORT, anything, seconds, shown, whole
 from oocdl.config.options import (
     OPTIONS,
     AllSettings,
@@ -22,11 +22,13 @@ from oocdl.events import Listener
 from oocdl.host.paths import path_of
 from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
+from oocdl.runtime.lost import SILENT_SECONDS
 from oocdl.runtime.trace import checked_path
 from oocdl.training.resume import given_plan
 
 WAIT_SECONDS = 300.0
 """Default seconds that ``fit`` waits for workers."""
+LEAST_SILENT_SECONDS = 3.0
 
 
 def _resume(name: str, value: Any) -> Any:
@@ -40,6 +42,14 @@ def listeners(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, Iterable) or not all(map(callable, items := list(value))):
         raise InputError(f"{name} takes a list of callables, each called with an event, got {shown(value)}")
     return items
+
+
+def _silent(name: str, value: Any) -> float:
+    if (number := seconds(name, value)) < LEAST_SILENT_SECONDS:
+        raise InputError(
+            f"{name} takes at least {LEAST_SILENT_SECONDS:g}: workers tell once a second that they are well"
+        )
+    return number
 
 
 def _page(name: str, value: Any) -> bool | int:
@@ -99,6 +109,9 @@ class FurtherCallOptions(TypedDict, total=False):
     workers."""
     wait_seconds: Annotated[float, Option(WAIT_SECONDS, "neither")]
     """Maximum seconds to wait for the first worker of a client."""
+    silent_seconds: Annotated[float, Option(SILENT_SECONDS, "neither", check=_silent)]
+    """Seconds without a heartbeat after which a worker of a client is given up, and the run goes on without
+    it. A worker whose process ends is noticed at once."""
     scheduler: Annotated[Callable[..., Any] | None, Option(None, "neither", check=_get)]
     """A Dask ``get`` such as ``dask.threaded.get`` for a run in this process; None: oocdl's own."""
     trace: Annotated[str | Path | None, Option(None, "neither", check=checked_path)]
@@ -134,6 +147,7 @@ class Call:
     plan: Mapping[str, Any] | None
     """Data to make the given plan again; None: none is given."""
     wait_seconds: float
+    silent_seconds: float
     scheduler: Callable[..., Any] | None
     trace: Path | None
 

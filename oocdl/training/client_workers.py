@@ -28,6 +28,7 @@ class Workers:
 
     client: Any
     wait_seconds: float
+    silent_seconds: float
     say: Callable[[str], None]
     """Called with lines for the user."""
     mustered: list[Any] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Workers:
             client=self.client,
             planned=tuple(self.mustered),
             wait_seconds=self.wait_seconds,
+            silent_seconds=self.silent_seconds,
             say=self.say,
             **given,
         )

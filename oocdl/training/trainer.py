@@ -123,7 +123,8 @@ def fit(
             from oocdl.training import client_workers
 
             client = stack.enter_context(connected(call.client))
-            workers = client_workers.Workers(client, call.wait_seconds, _notices(listeners))
+            seconds = call.wait_seconds, call.silent_seconds
+            workers = client_workers.Workers(client, *seconds, _notices(listeners))
             return workers.muster(None if memory is None else settings.memory_bytes, settings.engine)
 
         job = job_of(path, data, settings, None if call.client is None else muster)

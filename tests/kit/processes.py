@@ -156,14 +156,11 @@ def left_behind(dask_worker: Any) -> list[str]:
     found += [] if isinstance(chunk.home(), chunk.Plain) else ["a memory tier"]
     found += [f"plugin {name}" for name in dask_worker.plugins if name.startswith("oocdl-")]
     found += [f"{path}" for path in Path(dask_worker.local_directory).rglob("spill-*")]
-    if dask_worker.state.nthreads > 1000:
+    if dask_worker.state.nthreads != dask_worker.executors["default"]._max_workers:
         found.append(f"{dask_worker.state.nthreads} threads")
     monitor = dask_worker.periodic_callbacks.get(dask_limits.MONITOR)
     if monitor is not None and not monitor.is_running():
         found.append("a memory monitor that is off")
-    limit = getattr(dask_worker.data, "n", None)
-    if limit is not None and limit == float("inf"):
-        found.append("a spill threshold that is off")
     return found
 
 

@@ -20,11 +20,19 @@ AGAIN_SECONDS = 1.0
 
 
 class Cleanup(SchedulerPlugin):
-    """Tears a crew down when its client leaves the scheduler without having done so."""
+    """Tells the client of a crew when a member is gone; tears the crew down when the client itself is.
+
+    Its name is that of the topic of these events, each of which is the address of a worker.
+    """
 
     def __init__(self, run_id: str, client_id: str, members: Sequence[str]) -> None:
         self.name = f"oocdl-{run_id}"
         self._run_id, self._client_id, self._members = run_id, client_id, tuple(members)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **_: object) -> None:
+        """Tell the client that a worker has left the scheduler, if it is a member."""
+        if worker in self._members:
+            scheduler.log_event(self.name, worker)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Tear the crew down if its client has left, or its connection is broken."""

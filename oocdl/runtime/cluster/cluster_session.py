@@ -54,6 +54,8 @@ PAUSE_SECONDS = 1.0
 """Seconds between two attempts to gather a crew."""
 LOOK_TIMEOUT_SECONDS = 2.0
 """Seconds within which members tell how they stand; others are left out of a look."""
+PRIORITY = 100
+"""Dask's priority of segments: a worker has a thread more for each, which no other task is to take."""
 FAREWELL_SECONDS = 15.0
 """Seconds that members which are given up have to clear up."""
 
@@ -74,6 +76,8 @@ class ClusterSession(Held):
     store: RunStore
     wait_seconds: float
     """Seconds that it waits for workers where there are none."""
+    silent_seconds: float
+    """Seconds of silence after which a worker is given up."""
     say: Callable[[str], None]
     """Function that is called with lines for the user."""
     deliver: Deliver | None = None
@@ -160,7 +164,7 @@ class ClusterSession(Held):
             }
             packed = packed_shares(exchanges, members)
         self.ends: dict[str, PassEnd] = {}
-        self.watch = Watch(self.client, self.addresses, self.say)
+        self.watch = Watch(self.client, self.addresses, self.say, self.silent_seconds)
         setup = Setup(
             run_id=self.run_id,
             owner=self.owner,
@@ -190,6 +194,8 @@ class ClusterSession(Held):
         # Should this process end now, the scheduler clears up.
         cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
         self.watch.wait([in_loop(self.client, dask_private.register_scheduler_plugin(self.client, cleanup))])
+        with open_client():
+            self.client.subscribe_topic(cleanup.name, self.watch.removed)
         common: bytes = dumps(setup)  # type: ignore[no-untyped-call]
         each = {address: (common, mine) for address, mine in zip(self.addresses, packed, strict=True)}
         sees = self.watch.ask_each(worker_tasks.set_up, each, refusal=OocdlError)
@@ -296,7 +302,7 @@ class ClusterSession(Held):
         of_kind, begun = self.tasks[plan_id], monotonic()
         tasks = of_kind.of_pass(name, self.run_id, (plan_id, info, starts))
         ends = [dask_key(key, name) for key in of_kind.ends]
-        with annotate(workers=partial(worker_of_key, self.addresses), retries=0):
+        with annotate(workers=partial(worker_of_key, self.addresses), retries=0, priority=PRIORITY):
             # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
             graph = dask_private.LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
             with open_client():

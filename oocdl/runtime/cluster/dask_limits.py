@@ -1,7 +1,8 @@
 """Switches off what a Dask worker does about memory by itself, while a run owns it, and on again.
 
-A member counts its memory and keeps its budget. Dask would spill chunks that have left RAM already, pause
-the worker at 80 % of its limit for good, and kill it at 95 %.
+A member counts its memory and keeps its budget. Dask would pause the worker at 80 % of its limit for good, and
+kill it at 95 %. What other clients of the worker rely on stays: results of their tasks are spilled as always,
+and they get as many threads as before.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from distributed.core import Status
 from oocdl.host.limits import anonymous_bytes_of
 from oocdl.runtime.cluster import dask_records
 
-MOST_WAITING = 1 << 20
-"""Maximum number of tasks that a worker runs at once: they only wait for what our own threads do."""
+ACTIVE = ("waiting", "ready", "executing")
+"""States of tasks for which a worker has room."""
 MONITOR = "memory_monitor"
 LOOK_SECONDS = 1.0
 """Seconds between two looks at whether the worker of a held nanny is still the same process."""
@@ -37,7 +38,12 @@ class _Ours(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         key = record.args[0] if isinstance(record.args, tuple) and record.args else None
-        return not (isinstance(key, tuple) and len(key) > 1 and str(key[1]).startswith(self._run_id))
+        return not is_of_run(key, self._run_id)
+
+
+def is_of_run(key: object, run_id: str) -> bool:
+    """Return whether a key of Dask's is that of a task of a run."""
+    return isinstance(key, tuple) and len(key) > 1 and str(key[1]).startswith(run_id)
 
 
 @dataclass(frozen=True)
@@ -45,19 +51,13 @@ class Limits:
     """Settings that a worker had before a run lifted its limits."""
 
     threads: int
-    data_bytes: float | None
-    """Limit for results in memory, beyond which Dask spills; None: it never does."""
     hush: logging.Filter
 
 
 def lift_limits(worker: Worker, run_id: str) -> Limits:
-    """Have a worker run any number of tasks, and leave memory alone."""
-    data: Any = worker.data  # a SpillBuffer where the worker has a limit, else a dict
-    before = Limits(worker.state.nthreads, getattr(data, "n", None), _Ours(run_id))
+    """Have a worker leave memory alone, and not log what fails in a run."""
+    before = Limits(worker.state.nthreads, _Ours(run_id))
     logging.getLogger("distributed.worker").addFilter(before.hush)
-    worker.state.nthreads = MOST_WAITING
-    if before.data_bytes is not None:
-        data.n = math.inf
     _stop(worker)
     if worker.status == Status.paused:
         worker.status = Status.running
@@ -69,9 +69,6 @@ def restore_limits(worker: Worker, before: Limits) -> None:
     """Undo ``lift_limits``."""
     logging.getLogger("distributed.worker").removeFilter(before.hush)
     worker.state.nthreads = before.threads
-    data: Any = worker.data
-    if before.data_bytes is not None:
-        data.n = before.data_bytes
     _start(worker)
     dask_records.lengthen_worker_logs(worker)
 

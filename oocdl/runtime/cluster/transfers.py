@@ -14,6 +14,7 @@ from typing import Any
 
 from distributed import Status, Worker
 from distributed.comm.core import CommClosedError
+from distributed.core import error_message
 from distributed.protocol.serialize import to_serialize
 
 from oocdl.errors import DiskFullError
@@ -32,6 +33,14 @@ class Parcel:
     chunks: tuple[Chunk, ...]
 
 
+async def answer(comm: Any, **asked: Any) -> Any:
+    """Answer as ``hand_out`` does; an error is told to who asks, and not in this worker's log."""
+    try:
+        return await hand_out(comm, **asked)
+    except Exception as error:
+        return error_message(error)
+
+
 async def hand_out(comm: Any, run_id: str, name: str, number: int, now: bool) -> Any:
     """Answer another member once a bundle is made: with the bundle (``now``), or that it is there.
 
@@ -43,7 +52,7 @@ async def hand_out(comm: Any, run_id: str, name: str, number: int, now: bool) ->
     try:
         chunks = await result(running.bundle(number))
     except DiskFullError as error:  # with which the pass of the other member fails, too
-        raise member.named(error) from error
+        raise member.named(error) from None  # an error that is its own cause hangs Dask
     if not now:
         return None
     running.handed_out(number)

@@ -1,7 +1,7 @@
 """Waits for a crew without ever waiting for ever: whoever is lost is noticed within seconds.
 
-Dask tells of a worker whose connection breaks. It does not tell of one that is stopped or cut off until much
-later, so the driver looks how long each has been silent.
+The scheduler tells at once of a worker whose connection breaks. Of one that is stopped or cut off it tells
+much later, so the driver looks how long each has been silent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oocdl.errors import OocdlError, ResourceError
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.cluster_progress import METRIC, Report, Stillness, report_of
 from oocdl.runtime.cluster.local_pass import Superseded
-from oocdl.runtime.lost import WorkersLost
+from oocdl.runtime.lost import SILENT_SECONDS, WorkersLost
 
 LOOK_SECONDS, LOOKS = 1.0, 3
 """Seconds between two looks at an awaited crew, and number of looks within them after an odd error."""
@@ -33,8 +33,6 @@ LATE_SECONDS = 3.0
 """Seconds between two looks after which the later one says nothing of who was silent meanwhile."""
 TELL_SECONDS = 8.0
 """Seconds of silence after which a member is named to the user."""
-DROP_SECONDS = 20.0
-"""Seconds of silence after which a member is given up."""
 ANSWER_SECONDS = 20.0
 """Seconds within which the scheduler answers, or is taken for dead."""
 OF_FILES = {
@@ -45,13 +43,30 @@ OF_FILES = {
 
 
 class Watch:
-    """Watches the members of a crew, given by their addresses. ``tell`` is called with lines for the user."""
+    """Watches the members of a crew, given by their addresses. ``tell`` is called with lines for the user.
 
-    def __init__(self, client: Any, members: Collection[str], tell: Callable[[str], None]) -> None:
+    A member is given up after ``silent_seconds`` without a heartbeat.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        members: Collection[str],
+        tell: Callable[[str], None],
+        silent_seconds: float = SILENT_SECONDS,
+    ) -> None:
         self.client, self.members, self._tell = client, tuple(members), tell
+        self._drop_seconds, self._tell_seconds = silent_seconds, min(TELL_SECONDS, silent_seconds / 2)
         self._silent: set[str] = set()
+        self._removed: set[str] = set()
+        self._change = threading.Event()
         self._stillness = Stillness(tell)
         self._looked = float("-inf")
+
+    def removed(self, event: tuple[float, str]) -> None:
+        """Take an event of the scheduler: the time at which it removed a worker, and its address."""
+        self._removed.add(event[1])
+        self._change.set()
 
     def look(self, now: bool = False) -> None:
         """Look whether all members are there and well, and whether anybody moves; raise WorkersLost if not.
@@ -59,29 +74,29 @@ class Watch:
         Looks at most once in ``LOOK_SECONDS``, or ``now``.
         """
         since = monotonic() - self._looked
-        if since < LOOK_SECONDS and not now:
+        if since < LOOK_SECONDS and not now and not self._removed:
             return
         there = roll(self.client, self._tell)
         before, self._looked = self._looked, monotonic()
-        gone = [address for address in self.members if address not in there]
+        gone = [one for one in self.members if one not in there or one in self._removed]
         if gone:
             raise WorkersLost(f"{_named(gone)} gone")
         if self._looked - before > LATE_SECONDS and not now:
             return  # driver or scheduler were stopped: heartbeats of that time are still to be read
         for address in self.members:
             seconds = there[address].silent
-            if seconds < TELL_SECONDS:
+            if seconds < self._tell_seconds:
                 if address in self._silent:
                     self._silent.remove(address)
                     self._tell(f"worker {address} is back")
-            elif seconds >= DROP_SECONDS:
+            elif seconds >= self._drop_seconds:
                 drop(self.client, address)
                 raise WorkersLost(f"worker {address} has been silent for {seconds:.0f} s")
             elif address not in self._silent:
                 self._silent.add(address)
                 self._tell(
                     f"worker {address} has been silent for {seconds:.0f} s; it is given up after "
-                    f"{DROP_SECONDS:.0f} s"
+                    f"{self._drop_seconds:.0f} s"
                 )
         if not self._silent:  # whom the others may wait for
             reports = {address: there[address].report for address in self.members}
@@ -98,22 +113,22 @@ class Watch:
         ``nbytes``: what travels between the driver and members meanwhile. ``tick`` is called about once a
         second.
         """
-        change = threading.Event()
         self._stillness.begin(nbytes)
 
         def done(_: object) -> None:
-            change.set()
+            self._change.set()
 
         for future in futures:
             future.add_done_callback(done)
         left = list(futures)
         while left:
-            change.clear()
+            self._change.clear()
             if any(failed(future) for future in left):
                 return
             left = [future for future in left if not future.done()]
             if left:
-                change.wait(LOOK_SECONDS)
+                if not self._removed:
+                    self._change.wait(LOOK_SECONDS)
                 self.look()
                 if tick is not None:
                     tick()

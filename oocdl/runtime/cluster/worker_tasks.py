@@ -23,7 +23,7 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import dask_private, execute
 from oocdl.runtime.cluster.cluster_progress import METRIC, told
-from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, restore_limits
+from oocdl.runtime.cluster.dask_limits import ACTIVE, Limits, is_of_run, lift_limits, restore_limits
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.member import (
     IN_ANOTHER_RUN,
@@ -34,7 +34,7 @@ from oocdl.runtime.cluster.member import (
     member_of,
     members,
 )
-from oocdl.runtime.cluster.transfers import HANDLER, error_of, fetch_all, hand_out, result
+from oocdl.runtime.cluster.transfers import HANDLER, answer, error_of, fetch_all, result
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
@@ -47,17 +47,25 @@ _left: deque[str] = deque(maxlen=64)
 
 
 class MemberPlugin(WorkerPlugin):
-    """Closes a member when its worker closes, whatever the reason."""
+    """Makes room for the tasks of a member, and closes it when its worker closes, whatever the reason."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.limits: Limits | None = None
         self.name = f"oocdl-{member.setup.run_id}"
+        self.tasks: set[object] = set()
+        """Tasks of the run that are here: a worker has a thread more for each, so others keep theirs."""
 
     def setup(self, worker: Worker) -> None:
-        worker.handlers[HANDLER] = hand_out
+        worker.handlers[HANDLER] = answer
         worker.metrics[METRIC] = self.report
-        self.limits = lift_limits(worker, self.member.setup.run_id)
+        self.limits, self.state = lift_limits(worker, self.member.setup.run_id), worker.state
+
+    def transition(self, key: object, start: str, finish: str, **_: object) -> None:
+        """Count the tasks of the run, before Dask decides which task may run."""
+        if self.limits is not None and is_of_run(key, self.member.setup.run_id):
+            (self.tasks.add if finish in ACTIVE else self.tasks.discard)(key)
+            self.state.nthreads = self.limits.threads + len(self.tasks)
 
     def report(self, worker: Worker) -> list[Any]:
         """Return what this member does, which a heartbeat tells the scheduler."""
@@ -218,7 +226,7 @@ async def run_segment(
         await result(running.run_through(last_group))
         results = await result(running.done) if ends else None
     except DiskFullError as error:
-        raise member.named(error) from error
+        raise member.named(error) from None
     if results is None:
         return None
     if member.running is not running:

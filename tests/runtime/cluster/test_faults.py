@@ -99,10 +99,29 @@ def test_limits_are_lifted_while_a_run_lasts(client: Client, go: Go, expected: d
 
     run = go(callbacks=[at_step(2, look)])
     for words in found[:2]:
-        assert "memory monitor that is off" in words and "threshold that is off" in words, words
+        assert "memory monitor that is off" in words and "threads" not in words, words
     assert found[2:] == [["a nanny's memory monitor that is off"]] * 2
     assert nets.files_of(run) == expected
     assert processes.remains(client) == {}
+
+
+async def beside(number: int) -> int:
+    """Wait; return how many of these a worker has at once; runs there."""
+    beside.here = getattr(beside, "here", 0) + 1  # type: ignore[attr-defined]
+    most: int = beside.here  # type: ignore[attr-defined]
+    await asyncio.sleep(0.1)
+    beside.here -= 1  # type: ignore[attr-defined]
+    return most
+
+
+def test_tasks_of_others_get_the_threads_that_they_had(
+    client: Client, go: Go, expected: dict[str, bytes]
+) -> None:
+    others: list[Any] = []
+    run = go(callbacks=[at_step(1, lambda: others.extend(client.map(beside, range(60), pure=False)))])
+    assert nets.files_of(run) == expected
+    assert {future.status for future in others} != {"finished"}, "the run has waited for them"
+    assert max(client.gather(others)) <= 2  # one may begin in the thread that a segment has just left
 
 
 def test_a_killed_worker_is_told_and_made_up_for(client: Client, go: Go, expected: dict[str, bytes]) -> None:
@@ -131,12 +150,14 @@ def test_a_worker_with_a_full_disk_is_left_out_and_the_rest_goes_on(
     client: Client, go: Go, expected: dict[str, bytes]
 ) -> None:
     events: list[Event] = []
-    first = sorted(client.scheduler_info(n_workers=-1)["workers"])[0]
+    first, second = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    pid = client.run(os.getpid)[second]
     try:
         run = go(callbacks=[events.append, at_step(3, lambda: client.run(fill_disk, workers=[first]))])
     finally:
         client.restart_workers([first])
     assert nets.files_of(run) == expected
+    assert client.run(os.getpid, workers=[second]) == {second: pid}, "the other one has gone on"
     said = " ".join(event.text for event in events if isinstance(event, Notice))
     assert f"worker {first} is left out: no space left for /" in said and "the run goes on" in said
 
