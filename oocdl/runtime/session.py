@@ -100,7 +100,10 @@ class Held(ABC):
         return 0
 
     def gather_again(self) -> int:
-        """Begin anew with the workers that are there; returns their number. A single process loses none."""
+        """Begin anew, at the last commit, with the workers that are there; returns their number.
+
+        A single process loses none.
+        """
         raise AssertionError("a single process has no workers to lose")
 
     @abstractmethod

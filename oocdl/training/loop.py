@@ -169,7 +169,6 @@ class Trainer:
                     losses = 0 if self.stepped else losses + 1
                     check_losses(losses, lost)
                     self.rows, self.due, self.stepped = [], None, False
-                    self.store.forget_uncommitted()
                     with self.signals.allowed():
                         self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
                         members = session.gather_again()

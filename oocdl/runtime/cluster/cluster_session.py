@@ -239,8 +239,12 @@ class ClusterSession(Held):
             dask_records.shorten_client_log(self.client, dask_records.usual_length())
 
     def gather_again(self) -> int:
-        """Gather a crew anew, after workers were lost or have come; return how many members it has."""
+        """Gather a crew anew, after workers were lost or have come; return how many members it has.
+
+        Before that it deletes what those which were left have written of a commit that was broken off.
+        """
         self.dissolve()
+        self.store.forget_uncommitted()
         self.gather()
         return len(self.addresses)
 

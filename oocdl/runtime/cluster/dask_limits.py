@@ -21,6 +21,7 @@ from distributed.core import Status
 
 from oocdl.host.limits import anonymous_bytes_of
 from oocdl.runtime.cluster import dask_records
+from oocdl.runtime.cluster.local_pass import Superseded
 
 ACTIVE = ("waiting", "ready", "executing")
 """States of tasks for which a worker has room."""
@@ -30,7 +31,10 @@ LOOK_SECONDS = 1.0
 
 
 class _Ours(logging.Filter):
-    """Drops a worker's tracebacks of tasks of a run: the driver tells the user, in one line."""
+    """Drops a worker's tracebacks of tasks of a run: the driver tells the user, in one line.
+
+    So it does those of calls that come to a run which has left the worker: nobody waits for their answers.
+    """
 
     def __init__(self, run_id: str) -> None:
         super().__init__()
@@ -38,7 +42,8 @@ class _Ours(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         key = record.args[0] if isinstance(record.args, tuple) and record.args else None
-        return not is_of_run(key, self._run_id)
+        late = record.exc_info is not None and isinstance(record.exc_info[1], Superseded)
+        return not late and not is_of_run(key, self._run_id)
 
 
 def is_of_run(key: object, run_id: str) -> bool:
@@ -66,11 +71,15 @@ def lift_limits(worker: Worker, run_id: str) -> Limits:
 
 
 def restore_limits(worker: Worker, before: Limits) -> None:
-    """Undo ``lift_limits``."""
-    logging.getLogger("distributed.worker").removeFilter(before.hush)
+    """Undo ``lift_limits``, but for what is not logged: that is until all calls of the run have ended."""
     worker.state.nthreads = before.threads
     _start(worker)
     dask_records.lengthen_worker_logs(worker)
+
+
+def log_again(before: Limits) -> None:
+    """Have a worker log all that fails."""
+    logging.getLogger("distributed.worker").removeFilter(before.hush)
 
 
 _held: WeakKeyDictionary[Nanny, tuple[str, asyncio.Task[None]]] = WeakKeyDictionary()

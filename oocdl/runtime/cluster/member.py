@@ -139,6 +139,7 @@ class Member:
     delivering: threading.Lock = field(default_factory=threading.Lock)
     given_up: bool = False
     """Whether a step was broken off: what is held is committed, and no pass begins any more, however late."""
+    is_closing: bool = False
     ended: LocalPass | None = None
     """The last pass: others may still ask for bundles of it."""
     awaited: dict[str, asyncio.Future[LocalPass]] = field(default_factory=dict)
@@ -225,6 +226,7 @@ class Member:
 
     def close(self) -> None:
         """Stop what runs, and let go of everything. Waits for units that run."""
+        self.is_closing = True
         if self.running is not None:
             self.running.fail(Superseded("the run has left this worker"))
         self.pool.shutdown()
@@ -334,6 +336,8 @@ class Member:
                 if chunk is None:
                     continue
                 ((box, part),) = own_regions(factors, region)
+                if self.is_closing:
+                    raise Superseded("the run has left this worker")
                 with self.tier.reserve(0, [chunk]):
                     array = chunk.array()[part].reshape(region_shape(box))
                     if trained:

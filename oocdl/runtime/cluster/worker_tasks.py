@@ -23,7 +23,14 @@ from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import dask_private, execute
 from oocdl.runtime.cluster.cluster_progress import METRIC, told
-from oocdl.runtime.cluster.dask_limits import ACTIVE, Limits, is_of_run, lift_limits, restore_limits
+from oocdl.runtime.cluster.dask_limits import (
+    ACTIVE,
+    Limits,
+    is_of_run,
+    lift_limits,
+    log_again,
+    restore_limits,
+)
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.member import (
     IN_ANOTHER_RUN,
@@ -83,6 +90,8 @@ class MemberPlugin(WorkerPlugin):
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
         await closing
+        if self.limits is not None:
+            log_again(self.limits)
         if worker.metrics.get(METRIC) == self.report:  # else that of the next run
             del worker.metrics[METRIC]
 
