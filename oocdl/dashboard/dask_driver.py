@@ -64,6 +64,8 @@ class Showing:
         try:
             return on_scheduler(self._client(), function, self._name, *arguments)
         except Exception as error:  # of whatever kind: the page must not end the run
+            if isinstance(error, ImportError):  # the scheduler lacks oocdl
+                self._is_begun = self._has_page = False
             self._tell(_failed(self._run, error))
             return None
 

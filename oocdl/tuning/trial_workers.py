@@ -33,10 +33,12 @@ from oocdl.host.heap import use_one_heap
 from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import KNOWN, OPTIMIZERS, Own
 from oocdl.ops.own_loss import FORMULAS
+from oocdl.runtime.cluster.carried import carried
 from oocdl.runtime.cluster.crew import NotNowError, Recruit, ask, gather, one_a_process
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import SEARCH, become_host, guests
 from oocdl.runtime.cluster.room import Room, budget_bytes, check_limits
+from oocdl.runtime.cluster.scheduler_side import call_packed
 from oocdl.runtime.cluster.watch import Watch, roll
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
 from oocdl.training.run import Run
@@ -247,9 +249,8 @@ class Workers:
         busy = {address for _, address in self.running.values()}
         for address in [address for address in self.hired if address not in busy][: len(tasks)]:
             task, key = tasks.popleft(), f"oocdl-trial-{uuid.uuid4().hex}"
-            future = self.client.submit(
-                run_on_worker, task, key, self.parts, key=key, workers=[address], pure=False
-            )
+            packed = pickle.dumps((run_on_worker, (task, key, self.parts)))
+            future = self.client.submit(carried(call_packed), packed, key=key, workers=[address], pure=False)
             self.running[future] = task, address
             future.add_done_callback(self.ended.put)  # type: ignore[no-untyped-call]
 

@@ -109,14 +109,19 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    folder: Path, nannies: Sequence[bool], options: Sequence[str] = (), dashboard: bool = False
+    folder: Path,
+    nannies: Sequence[bool],
+    options: Sequence[str] = (),
+    dashboard: bool = False,
+    scheduler_command: Sequence[str] | None = None,
 ) -> Iterator[Cluster]:
     """A scheduler and a worker of one thread each, with a nanny or not; all are ended at the end."""
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
     page = ["--dashboard-address", "127.0.0.1:0"] if dashboard else ["--no-dashboard"]
     scheduler = Kept(
-        [*DASK_SCHEDULER, "--host", "127.0.0.1", "--port", str(port), *page], folder / "scheduler.log"
+        [*(scheduler_command or DASK_SCHEDULER), "--host", "127.0.0.1", "--port", str(port), *page],
+        folder / "scheduler.log",
     )
     workers = [
         Kept(
@@ -142,6 +147,7 @@ def cluster(
 
 _CLI = "import sys; from dask.__main__ import main; main()"
 DASK_SCHEDULER = (sys.executable, "-c", _CLI, "scheduler")
+WITHOUT_OOCDL = (sys.executable, "-c", f"import sys; sys.modules['oocdl'] = None; {_CLI}", "scheduler")
 DASK_WORKER = (sys.executable, "-c", _CLI, "worker")
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from oocdl.runtime.lost import WorkersLost
 
-METRIC = "oocdl"
-"""The name under which heartbeats tell what a member does."""
 STILL_TELL_SECONDS = 8.0
 """Seconds without a move after which the user is told who waits for what."""
 STILL_SECONDS = 60.0

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field, replace
-from functools import partial
 from itertools import count
 from math import inf, prod
 from time import monotonic, sleep
@@ -32,17 +31,26 @@ from oocdl.planning.hosts.exchange import Exchange, exchanges_of
 from oocdl.planning.hosts.segments import outline_of
 from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
-from oocdl.planning.task_key import dask_key
+from oocdl.planning.task_key import dask_key, task_key
 from oocdl.runtime import dask_private, weight_io
-from oocdl.runtime.cluster import connecting, crew, dask_limits, dask_records, member, shares, worker_tasks
-from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
+from oocdl.runtime.cluster import (
+    connecting,
+    crew,
+    dask_limits,
+    dask_records,
+    member,
+    scheduler_side,
+    shares,
+    worker_tasks,
+)
+from oocdl.runtime.cluster.carried import Carried
 from oocdl.runtime.cluster.growth import Arrivals
 from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
-from oocdl.runtime.cluster.pass_tasks import PassTasks, worker_of_key
+from oocdl.runtime.cluster.pass_tasks import PassTasks
 from oocdl.runtime.cluster.room import Room
 from oocdl.runtime.cluster.shares import Shares
 from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client, plain
-from oocdl.runtime.lost import WorkersLost, check_losses
+from oocdl.runtime.lost import SILENT_SECONDS, WorkersLost, check_losses
 from oocdl.runtime.measured import MEMORY, Measured, Moved, merged
 from oocdl.runtime.session import Deliver, Held, scalar_keys, watched_results, watched_values
 from oocdl.runtime.trace import Recording
@@ -76,10 +84,10 @@ class ClusterSession(Held):
     store: RunStore
     wait_seconds: float
     """Seconds that it waits for workers where there are none."""
-    silent_seconds: float
-    """Seconds of silence after which a worker is given up."""
     say: Callable[[str], None]
     """Function that is called with lines for the user."""
+    silent_seconds: float = SILENT_SECONDS
+    """Seconds of silence after which a worker is given up."""
     deliver: Deliver | None = None
     watched: frozenset[str] = frozenset()
     """Names of the values whose results ``deliver`` gets."""
@@ -87,6 +95,8 @@ class ClusterSession(Held):
     numbers: Iterator[int] = field(default_factory=count)
     """Numbers of passes: no two passes of a session have the same keys, even if one has failed."""
     watch: Watch | None = None
+    is_carried: bool = False
+    """Whether the scheduler lacks oocdl, so that tasks are carried through it."""
     first_pass: int | None = None
     """Number of the first pass of the step that runs, once it runs."""
     tasks_since_forgetting: int = 0
@@ -116,6 +126,7 @@ class ClusterSession(Held):
             try:
                 self.client = self.connection.renew()
                 connecting.keep_workers(self.client)
+                self.is_carried = on_scheduler(self.client, scheduler_side.lacks_oocdl)
                 while not self._gather(max(deadline - monotonic(), 1.0)):
                     self.dissolve()
                 connecting.keep_members(self.client, len(self.recruits) >= self.most_hosts)
@@ -160,7 +171,8 @@ class ClusterSession(Held):
             members, graphs = len(self.addresses), {name: one.graph for name, one in kinds.items()}
             exchanges = exchanges_of(graphs, members, self.threads)
             self.tasks = {
-                name: PassTasks(outline_of(one, members, self.threads)) for name, one in exchanges.items()
+                name: PassTasks(outline_of(one, members, self.threads), self.is_carried)
+                for name, one in exchanges.items()
             }
             packed = packed_shares(exchanges, members)
         self.ends: dict[str, PassEnd] = {}
@@ -192,10 +204,15 @@ class ClusterSession(Held):
         """Set up all members; return the refusals of those that cannot take part."""
         assert self.watch is not None
         # Should this process end now, the scheduler clears up.
-        cleanup = Cleanup(self.run_id, self.client.id, self.addresses)
-        self.watch.wait([in_loop(self.client, dask_private.register_scheduler_plugin(self.client, cleanup))])
+        farewells = [
+            (dumps(worker_tasks.tear_down), dumps((self.run_id,)), False),  # type: ignore[no-untyped-call]
+            (dumps(dask_limits.release_nanny), dumps((self.run_id,)), True),  # type: ignore[no-untyped-call]
+        ]
+        cleanup = scheduler_side.Cleanup(self.run_id, self.client.id, self.addresses, farewells)
+        registered = dask_private.register_scheduler_plugin(self.client, Carried(cleanup))
+        self.watch.wait([in_loop(self.client, registered)])
         with open_client():
-            self.client.subscribe_topic(cleanup.name, self.watch.removed)
+            self.client.subscribe_topic(cleanup.name, self.watch.removed)  # type: ignore[no-untyped-call]
         common: bytes = dumps(setup)  # type: ignore[no-untyped-call]
         each = {address: (common, mine) for address, mine in zip(self.addresses, packed, strict=True)}
         sees = self.watch.ask_each(worker_tasks.set_up, each, refusal=OocdlError)
@@ -218,7 +235,7 @@ class ClusterSession(Held):
             )
         self._hold_groups()
         dask_records.shorten_client_log(self.client)
-        on_scheduler(self.client, dask_records.resize_sent_by_scheduler, dask_records.LOG_LENGTH)
+        on_scheduler(self.client, scheduler_side.resize_sent, dask_records.LOG_LENGTH)
         return {}
 
     def _hold_groups(self) -> None:
@@ -235,8 +252,8 @@ class ClusterSession(Held):
         self.before_crew = self.moved()
         self.ends = {}
         with suppress(Exception):  # whoever does not answer in time is told by the scheduler when it does
-            on_scheduler(self.client, clear_up, f"oocdl-{self.run_id}", FAREWELL_SECONDS)
-            dask_records.shorten_client_log(self.client, dask_records.usual_length())
+            on_scheduler(self.client, scheduler_side.clear_up, f"oocdl-{self.run_id}", FAREWELL_SECONDS)
+            dask_records.shorten_client_log(self.client, scheduler_side.usual_length())
 
     def gather_again(self) -> int:
         """Gather a crew anew, after workers were lost or have come; return how many members it has.
@@ -306,7 +323,8 @@ class ClusterSession(Held):
         of_kind, begun = self.tasks[plan_id], monotonic()
         tasks = of_kind.of_pass(name, self.run_id, (plan_id, info, starts))
         ends = [dask_key(key, name) for key in of_kind.ends]
-        with annotate(workers=partial(worker_of_key, self.addresses), retries=0, priority=PRIORITY):
+        workers = {key: [self.addresses[task_key(key).number]] for key in tasks}
+        with annotate(workers=workers.__getitem__, retries=0, priority=PRIORITY):
             # The name of the pass tells its graph from all others; Dask would hash all tasks for that.
             graph = dask_private.LLGExpr(tasks, _determ_token=name)  # type: ignore[no-untyped-call]
             with open_client():
@@ -321,7 +339,7 @@ class ClusterSession(Held):
         if self.tasks_since_forgetting > dask_records.TASKS_BETWEEN_FORGETTING:
             self.tasks_since_forgetting = 0
             self.watch.ask(dask_records.forget_keys)
-            on_scheduler(self.client, dask_records.forget_keys_of_scheduler)
+            on_scheduler(self.client, scheduler_side.forget_keys)
         for value in watched_values(self.compiled[plan_id], self.watched):
             self._collect(plan_id, value, info)
         return {value: number for one in found for value, number in one.scalars.items()}

@@ -18,7 +18,8 @@ from distributed.comm.core import connect
 from oocdl.config import shown
 from oocdl.errors import InputError, ResourceError
 from oocdl.runtime import dask_private
-from oocdl.runtime.cluster.cleanup import Stay, forget_plugin, set_complete
+from oocdl.runtime.cluster.carried import Carried
+from oocdl.runtime.cluster.scheduler_side import Stay, forget_plugin, set_complete
 from oocdl.runtime.cluster.watch import in_loop, on_scheduler
 from oocdl.runtime.lost import WorkersLost
 
@@ -122,17 +123,20 @@ def keep_workers(client: Client) -> None:
     Raises WorkersLost if it does not answer, ResourceError if it cannot.
     """
     stay = Stay(client.id)
-    asked = dask_private.register_scheduler_plugin(client, stay)
+    asked = dask_private.register_scheduler_plugin(client, Carried(stay))
     try:
         in_loop(client, asked).result(CONNECT_SECONDS)
     except (OSError, CancelledError) as error:
         raise WorkersLost(f"the scheduler does not answer ({error})") from error
-    except (ImportError, ValueError) as error:  # ValueError: it was told to unpickle nothing
+    except (
+        ImportError,
+        ValueError,
+    ) as error:  # of another Python; or it may unpickle nothing
         assert client.scheduler is not None
         why = f"{type(error).__name__}: {error}"
         raise ResourceError(
-            f"the scheduler at {client.scheduler.address} cannot take part ({why}); start it with the oocdl "
-            "that this process and workers have"
+            f"the scheduler at {client.scheduler.address} cannot take part ({why}); start it with the Python "
+            "and Dask that this process and workers have, and let it unpickle (distributed.scheduler.pickle)"
         ) from error
     keep_members(client, complete=False)
 

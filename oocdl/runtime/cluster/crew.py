@@ -22,9 +22,10 @@ from oocdl.host.heap import give_back_freed_memory, use_one_heap
 from oocdl.host.limits import Limit, anonymous_bytes, available, code_digest, installed_version
 from oocdl.planning.machine import machine_facts
 from oocdl.runtime.cluster import dask_limits
-from oocdl.runtime.cluster.cluster_progress import METRIC, Report, told
+from oocdl.runtime.cluster.cluster_progress import Report, told
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members, owners
+from oocdl.runtime.cluster.scheduler_side import METRIC
 from oocdl.runtime.cluster.watch import TELL_SECONDS, Watch, plain, roll
 from oocdl.runtime.lost import WorkersLost, check_losses
 

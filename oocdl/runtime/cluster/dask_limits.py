@@ -1,8 +1,8 @@
 """Switches off what a Dask worker does about memory by itself, while a run owns it, and on again.
 
-A member counts its memory and keeps its budget. Dask would pause the worker at 80 % of its limit for good, and
-kill it at 95 %. What other clients of the worker rely on stays: results of their tasks are spilled as always,
-and they get as many threads as before.
+A member counts its memory and keeps its budget. Dask would pause the worker at 80 % of its limit for good,
+and kill it at 95 %. What other clients of the worker rely on stays: results of their tasks are spilled as
+always, and they get as many threads as before.
 """
 
 from __future__ import annotations

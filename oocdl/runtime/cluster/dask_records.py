@@ -9,24 +9,20 @@ entries each, take tens of MiB until they are full: they are short while a run l
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-import dask
 from dask.utils import key_split
-from distributed import Future, Scheduler, Worker
+from distributed import Future, Worker
 
 from oocdl.planning.task_key import TaskKey, TaskKind, dask_key
+from oocdl.runtime.cluster.scheduler_side import SENT, resize, usual_length
 from oocdl.runtime.dask_private import Task
 
 TASKS_BETWEEN_FORGETTING = 2_000
 """Number of tasks after which keys are forgotten: ``key_split`` takes 200 bytes for each."""
 LOG_LENGTH = 20
 """Number of entries of Dask's logs for developers during a run."""
-LOG_LENGTH_SETTING = "distributed.admin.low-level-log-length"
-SENT = ("recent_message_log",)
-"""A log of batches of messages: they take up to 50 KiB each on the scheduler, and Dask keeps a thousand."""
 OF_WORKER = ("profile_history", "profile_keys_history", "transfer_outgoing_log", "transfer_incoming_log")
 """Logs of a worker: a second of its profile takes a quarter of a MiB, a transfer half a KiB; Dask keeps a
 thousand, or as many as it is told."""
@@ -35,7 +31,7 @@ thousand, or as many as it is told."""
 def hold_groups(client: Any, run_id: str, layers: Collection[str]) -> list[Future[None]]:
     """Start a task in the group of each layer; the groups last as long as the futures are kept."""
     keys = [dask_key(TaskKey(TaskKind.GROUP, layer, "", 0), run_id) for layer in layers]
-    futures: list[Future[None]] = client.get({key: Task(key, _nothing) for key in keys}, keys, sync=False)
+    futures: list[Future[None]] = client.get({key: Task(key, bool) for key in keys}, keys, sync=False)
     return futures
 
 
@@ -44,44 +40,17 @@ async def forget_keys() -> None:
     key_split.cache_clear()
 
 
-def forget_keys_of_scheduler(dask_scheduler: Scheduler) -> None:
-    """Forget the names of keys that the scheduler has seen."""
-    key_split.cache_clear()
-
-
-def usual_length() -> int | None:
-    """Return how long Dask's logs are where nobody has made them shorter."""
-    length: int | None = dask.config.get(LOG_LENGTH_SETTING)
-    return length
-
-
 def shorten_client_log(client: Any, length: int | None = LOG_LENGTH) -> None:
     """Have a client keep fewer of the messages that it has sent."""
     if client.scheduler_comm is not None:
-        client.loop.add_callback(_resize, client.scheduler_comm, SENT, length)
-
-
-def resize_sent_by_scheduler(length: int | None, dask_scheduler: Scheduler) -> None:
-    """Have a scheduler keep so many of the messages that it has sent."""
-    for comm in (*dask_scheduler.stream_comms.values(), *dask_scheduler.client_comms.values()):
-        _resize(comm, SENT, length)
+        client.loop.add_callback(resize, client.scheduler_comm, SENT, length)
 
 
 def shorten_worker_logs(worker: Worker) -> None:
     """Have a worker keep less of its profile and transfers. Called in the worker's event loop."""
-    _resize(worker, OF_WORKER, LOG_LENGTH)
+    resize(worker, OF_WORKER, LOG_LENGTH)
 
 
 def lengthen_worker_logs(worker: Worker) -> None:
     """Undo ``shorten_worker_logs``."""
-    _resize(worker, OF_WORKER, usual_length())
-
-
-def _resize(holder: object, names: Collection[str], length: int | None) -> None:
-    """Give logs another length, with their last entries; runs in the event loop, where entries are added."""
-    for name in names:
-        setattr(holder, name, deque(getattr(holder, name), length))
-
-
-def _nothing() -> None:
-    """Do nothing: this task stands for a group."""
+    resize(worker, OF_WORKER, usual_length())

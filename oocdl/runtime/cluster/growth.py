@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import count
-from math import ceil
 from time import monotonic
 from typing import Any
 
-from distributed import Client, Future, Scheduler
-from distributed.scheduler import TaskPrefix
+from distributed import Client, Future
 
+from oocdl.runtime.cluster.scheduler_side import WANTED, threads_of_a_worker
 from oocdl.runtime.cluster.watch import LOOK_SECONDS, TELL_SECONDS, Seen, on_scheduler, open_client, roll
 
 GROW_SECONDS = 5.0
 """Seconds without a further worker after which those that have come while a run goes on join it."""
-WANTED = "oocdl-wanted"
-"""Name of a resource that no worker has, and of tasks that need it: they wait for workers, and never run."""
-WANTED_SECONDS = 3600.0
-"""Seconds that Dask takes one of them to last: it then wants a thread for each."""
 MOST_TASKS = 10_000
 
 
@@ -33,7 +28,7 @@ class Wanted:
         client = self._client
         if getattr(client.cluster, "_adaptive", client) is None:
             return  # its number of workers is fixed; of a scheduler elsewhere nobody knows
-        threads = on_scheduler(client, _threads_of_a_worker)
+        threads = on_scheduler(client, threads_of_a_worker)
         wanted = min(max(workers * threads - busy, 0), MOST_TASKS)
         with open_client():
             while len(self._tasks) < wanted:
@@ -45,14 +40,6 @@ class Wanted:
         """Withdraw all requests for threads but so many."""
         while len(self._tasks) > but:
             self._tasks.pop().release()  # type: ignore[no-untyped-call]
-
-
-def _threads_of_a_worker(dask_scheduler: Scheduler) -> int:
-    """Have wanted tasks count as long; return the threads that a worker has on average, rounded up."""
-    prefix = dask_scheduler.task_prefixes.setdefault(WANTED, TaskPrefix(WANTED))
-    prefix.duration_average = WANTED_SECONDS
-    workers = dask_scheduler.workers.values()
-    return ceil(sum(worker.nthreads for worker in workers) / max(len(workers), 1)) or 1
 
 
 def _well(there: Mapping[str, Seen]) -> set[str]:

@@ -6,13 +6,16 @@ on nothing but that it is done, and the last one of a member hands the driver it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
 from dataclasses import dataclass, field
+from typing import Any
 
 from oocdl.planning.hosts.segments import Outline, Segment, segments_of
 from oocdl.planning.passes import PassInfo
-from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key, task_key
+from oocdl.planning.task_key import DaskKey, TaskKey, TaskKind, dask_key
 from oocdl.runtime.cluster import worker_tasks
+from oocdl.runtime.cluster.carried import carried
+from oocdl.runtime.cluster.scheduler_side import await_packed
 from oocdl.runtime.dask_private import Task, TaskRef
 
 MEASURED_PASS = 2
@@ -24,6 +27,8 @@ class PassTasks:
     """The tasks of all passes of one kind. They are cut anew once it is known how long a pass takes."""
 
     outline: Outline
+    is_carried: bool = False
+    """Whether the scheduler lacks oocdl: it then gets tasks that it need not understand."""
     segments: list[Segment] = field(init=False)
     keys: dict[tuple[int, int], TaskKey] = field(init=False)
     """Member and number of each segment -> the key of its task, in order."""
@@ -53,19 +58,15 @@ class PassTasks:
     def of_pass(self, pass_name: str, run_id: str, facts: tuple[str, PassInfo, bool]) -> dict[DaskKey, Task]:
         """Return the tasks of one pass; ``facts``: plan id, pass, and whether it starts a step."""
         names = {place: dask_key(key, pass_name) for place, key in self.keys.items()}
-        begin, ends = worker_tasks.Begin(pass_name, *facts), {*self.ends}
-        return {
-            names[one.member, one.number]: Task(
-                names[one.member, one.number],
-                worker_tasks.run_segment,
-                run_id,
-                one.last_group,
-                None if one.number else begin,
-                self.keys[one.member, one.number] in ends,
-                *(TaskRef(names[before]) for before in one.after),
-            )
-            for one in self.segments
-        }
+        begin, ends, tasks = worker_tasks.Begin(pass_name, *facts), {*self.ends}, {}
+        for one in self.segments:
+            name, is_last = names[one.member, one.number], self.keys[one.member, one.number] in ends
+            arguments = run_id, one.last_group, None if one.number else begin, is_last
+            call: tuple[Any, ...] = (worker_tasks.run_segment, *arguments)
+            if self.is_carried:
+                call = carried(await_packed), pickle.dumps((worker_tasks.run_segment, arguments))
+            tasks[name] = Task(name, *call, *(TaskRef(names[before]) for before in one.after))
+        return tasks
 
     def _cut(self, seconds: float | None) -> None:
         self.segments, self.keys = segments_of(self.outline, seconds), {}
@@ -73,8 +74,3 @@ class PassTasks:
             first, last = (self.outline.groups[group] for group in (one.first_group, one.last_group))
             layers = first if first == last else f"{first} to {last}"
             self.keys[one.member, one.number] = TaskKey(TaskKind.SEGMENT, layers, str(one.number), one.member)
-
-
-def worker_of_key(addresses: Sequence[str], key: DaskKey) -> list[str]:
-    """Return the address of the worker that runs a task; the scheduler asks for it."""
-    return [addresses[task_key(key).number]]

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from time import monotonic, sleep
 from typing import Any, NamedTuple, NoReturn
 
-from distributed import Future, KilledWorker, Scheduler
+from distributed import Future, KilledWorker
 from distributed.client import ClosedClientError
-from distributed.metrics import time as scheduler_time
 
 from oocdl.errors import OocdlError, ResourceError
 from oocdl.runtime import dask_private
-from oocdl.runtime.cluster.cluster_progress import METRIC, Report, Stillness, report_of
+from oocdl.runtime.cluster import scheduler_side
+from oocdl.runtime.cluster.carried import carried
+from oocdl.runtime.cluster.cluster_progress import Report, Stillness, report_of
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.lost import SILENT_SECONDS, WorkersLost
 
@@ -288,13 +289,16 @@ def roll(client: Any, tell: Callable[[str], None] | None = None) -> dict[str, Se
 
     ``tell`` is called with a line if the scheduler is silent. Raises WorkersLost if it does not answer.
     """
-    found: dict[str, Seen] = on_scheduler(client, _seen, tell=tell)
-    return found
+    found = on_scheduler(client, scheduler_side.workers_seen, tell=tell)
+    return {
+        address: Seen(silent, None if told is None else report_of(told))
+        for address, (silent, told) in found.items()
+    }
 
 
 def drop(client: Any, address: str) -> None:
     """Have the scheduler forget a worker; if that is alive after all, it is told and starts anew."""
-    on_scheduler(client, _forget, address)
+    on_scheduler(client, scheduler_side.forget_worker, address)
 
 
 def on_scheduler(
@@ -303,7 +307,8 @@ def on_scheduler(
     """Call a function on the scheduler. Raises WorkersLost if that does not answer in ``ANSWER_SECONDS``."""
     if client.status != "running":
         raise WorkersLost("the connection to the scheduler is broken")
-    answer = in_loop(client, dask_private.run_on_scheduler(client, function, *arguments))
+    call: Any = carried(function) if function.__module__ == scheduler_side.__name__ else function
+    answer = in_loop(client, dask_private.run_on_scheduler(client, call, *arguments))
     asked, told = monotonic(), False
     while True:
         try:
@@ -323,19 +328,6 @@ def on_scheduler(
                 )
         except (OSError, asyncio.CancelledError, LocalCancelled) as error:
             raise WorkersLost(f"the scheduler is gone ({plain(error)})") from error
-
-
-def _seen(dask_scheduler: Scheduler) -> dict[str, Seen]:
-    now = scheduler_time()
-    found: dict[str, Seen] = {}
-    for address, state in dask_scheduler.workers.items():
-        told = state.metrics.get(METRIC)
-        found[address] = Seen(now - state.last_seen, None if told is None else report_of(told))
-    return found
-
-
-async def _forget(address: str, dask_scheduler: Scheduler) -> None:
-    await dask_scheduler.remove_worker(address, stimulus_id=f"oocdl-silent-{scheduler_time()}")
 
 
 def _named(addresses: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import dask_private, execute
-from oocdl.runtime.cluster.cluster_progress import METRIC, told
+from oocdl.runtime.cluster.cluster_progress import told
 from oocdl.runtime.cluster.dask_limits import (
     ACTIVE,
     Limits,
@@ -41,6 +41,7 @@ from oocdl.runtime.cluster.member import (
     member_of,
     members,
 )
+from oocdl.runtime.cluster.scheduler_side import METRIC
 from oocdl.runtime.cluster.transfers import HANDLER, answer, error_of, fetch_all, result
 from oocdl.runtime.measured import Measured
 from oocdl.runtime.trace import Recording

@@ -15,11 +15,11 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.errors import DatasetError, InputError, OocdlError, ResourceError
+from oocdl.events import Event, Notice
 from oocdl.runtime.cluster import connecting, crew
-from oocdl.runtime.cluster.cleanup import Stay, set_complete
-from oocdl.runtime.cluster.cluster_progress import METRIC
+from oocdl.runtime.cluster.scheduler_side import METRIC, Stay, set_complete
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
-from tests.kit import nets
+from tests.kit import nets, processes, searches
 from tests.kit.faults import OPTIONS
 
 NOBODY = "tcp://127.0.0.1:1"
@@ -126,8 +126,28 @@ def test_a_call_that_is_over_leaves_the_workers_to_another_of_the_same_client() 
         assert client.run_on_scheduler(plugins) == []
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'oocdl'"), ValueError("pickle")])
-def test_a_scheduler_that_lacks_oocdl(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_a_scheduler_that_lacks_oocdl(tmp_path: Path) -> None:
+    model, data = nets.write_conv(tmp_path / "conv.onnx"), nets.volumes(3, 8)
+    job = model, nets.write_data(tmp_path / "data.zarr", data)
+    expected = nets.files_of(oocdl.fit(*job, **OPTIONS))
+    notices: list[Event] = []
+    command, nannies = processes.WITHOUT_OOCDL, (True, False)
+    with (
+        processes.cluster(tmp_path, nannies, dashboard=True, scheduler_command=command) as cluster,
+        Client(cluster.address, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(2)
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[notices.append], **OPTIONS)
+        assert nets.files_of(run) == expected
+        assert processes.remains(client) == {}
+        searched = {**searches.OPTIONS, "trials": 2, "client": client, "workdir": tmp_path / "search"}
+        assert oocdl.search(*job, **searched).best_run.steps == searched["steps"]
+    said = [one.text for one in notices if isinstance(one, Notice)]
+    assert [text for text in said if "no page in Dask's dashboard" in text] == said
+
+
+@pytest.mark.parametrize("error", [ImportError("No module named 'x'"), ValueError("pickle")])
+def test_a_scheduler_that_cannot_unpickle(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     async def refuse(*_: Any, **__: Any) -> None:
         raise error
 

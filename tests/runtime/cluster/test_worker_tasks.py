@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from distributed.core import AsyncTaskGroup
+from tornado.ioloop import IOLoop
 
 from oocdl.planning.passes import PassInfo
-from oocdl.runtime.cluster import dask_limits, member, worker_tasks
-from oocdl.runtime.cluster.cleanup import Cleanup, clear_up
+from oocdl.runtime.cluster import dask_limits, member, scheduler_side, worker_tasks
 from oocdl.runtime.cluster.local_pass import Superseded
 
 
@@ -109,7 +108,7 @@ def test_of_two_runs_that_wait_for_the_same_worker_one_takes_it(monkeypatch: pyt
 
 def test_members_that_do_not_answer_are_told_until_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is stopped goes on later than a connection waits; one that has left needs nothing."""
-    monkeypatch.setattr("oocdl.runtime.cluster.cleanup.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("oocdl.runtime.cluster.scheduler_side.AGAIN_SECONDS", 0.0)
     tries: list[tuple[str, bool]] = []
 
     async def broadcast(
@@ -120,11 +119,17 @@ def test_members_that_do_not_answer_are_told_until_they_do(monkeypatch: pytest.M
 
     scheduler: Any = SimpleNamespace(
         plugins={}, stream_comms={}, client_comms={}, broadcast=broadcast,
-        _ongoing_background_tasks=AsyncTaskGroup(),
         workers={"stopped": SimpleNamespace(nanny=None), "well": SimpleNamespace(nanny="n")},
     )  # fmt: skip
     scheduler.remove_plugin = scheduler.plugins.pop
-    scheduler.plugins["oocdl-run"] = Cleanup("run", "client", ["gone", "stopped", "well"])
-    asyncio.run(clear_up("oocdl-run", 10.0, scheduler))
+    farewells = [(b"", b"", nanny) for nanny in (False, True)]
+    members = ["gone", "stopped", "well"]
+    scheduler.plugins["oocdl-run"] = scheduler_side.Cleanup("run", "client", members, farewells)
+
+    async def clear_up() -> None:
+        scheduler.loop = IOLoop.current()
+        await scheduler_side.clear_up("oocdl-run", 10.0, scheduler)
+
+    asyncio.run(clear_up())
     assert tries.count(("well", False)) == tries.count(("well", True)) == 1
     assert tries[-1] == ("stopped", False) and len(tries) == 9 and not scheduler.plugins
