@@ -31,10 +31,11 @@ from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.segments import outline_of
 from oocdl.planning.machine import Machine
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.recipe import PassKind, Request
-from oocdl.runtime.cluster.pass_tasks import steps_of, tasks_of
+from oocdl.runtime.cluster.pass_tasks import PassTasks
 from oocdl.storage.dataset.dataset import open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -85,8 +86,7 @@ def placing_seconds(compiled: CompiledPass, workers: int) -> float:
         begun = time.process_time()
         placed = place(compiled.graph, workers)
         going = exchange(placed, homes_of([placed]), workers)
-        steps = steps_of(going, MAIN, workers, THREADS)
-        tasks_of(steps, workers, "pass", "run", (MAIN, PassInfo(0, 0), True))
+        PassTasks(outline_of(going, workers, THREADS)).of_pass("pass", "run", (MAIN, PassInfo(0, 0), True))
         return time.process_time() - begun
 
 
