@@ -148,7 +148,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70953,
+    "lines of oocdl": 70437,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2105,
@@ -161,7 +161,7 @@ LIMITS = {
     "lines of graph": 10702,
     "lines of host": 662,
     "lines of ops": 6279,
-    "lines of planning": 8820,
+    "lines of planning": 8304,
     "lines of presets": 661,
     "lines of pytorch": 3089,
     "lines of report": 2791,

@@ -13,28 +13,10 @@ import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region
-from oocdl.graph.ir.region_index import Parts
 from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
-from oocdl.planning.hosts.ragged import Ints, Ragged, counts_of, runs, starts_of
+from oocdl.planning.hosts.ragged import Ints, counts_of, runs, starts_of
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
-
-
-class Reads(NamedTuple):
-    """The reads of units. Units of a layer share most of them, so few are looked at one by one."""
-
-    objects: Sequence[Read]
-    """``Read`` objects, each once."""
-    of_units: Ints
-    """Place in ``objects`` of each read of each unit, one after another."""
-    region: Ints
-    """Place in ``FlatPass.regions`` of the region of each object."""
-    parts: Sequence[Parts]
-    """``Parts`` objects, each once."""
-    parts_of: Ints
-    """Place in ``parts`` of the parts of each of ``objects``."""
-    of_parts: Ragged
-    """Places of the regions of each of ``parts``."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,17 +56,12 @@ class FlatPass:
     cut: npt.NDArray[np.bool_]
     """Whether only a part of each argument is read."""
     regions: Sequence[Region]
-    """Distinct regions: those that are read of chunks, and others that calls read or make."""
-    ends: Ragged
-    """Starts and stops of the ranges of each region."""
-    made: Ints
-    """Place in ``regions`` of each chunk that is made."""
-    reads: Reads
+    """Distinct regions: those that are read of chunks, and those that calls make."""
     read_runs: tuple[Ints, Ints]
     """Number that equal lists of arguments share, and their length, for each read of each unit and the sums
     of each call, in order; empty lists are left out."""
-    added: Ints
-    """Call, result, argument and elements so far of each partial sum that a unit adds to."""
+    adding: Ints
+    """Places of the units that add to a partial sum."""
 
     @property
     def calls(self) -> Sequence[Call]:
@@ -125,28 +102,25 @@ def flatten(graph: TaskGraph) -> FlatPass:
     keys = [*graph.inputs, *named]
     number = dict(zip(keys, range(len(keys)), strict=True))
     objects, of_units, last = _objects(units)
-    parts = [*{id(read.parts): read.parts for read in objects}.values()]
-    regions, (in_parts, of_objects, made) = _numbered(
-        list(chain.from_iterable(parts)),
-        [read.region for read in objects],
-        [region for call in working for region in _made(call)],
+    parts = [*{id(read.parts): read.parts for read in objects}.values()]  # few, as most reads share theirs
+    regions, (in_parts, made) = _numbered(
+        list(chain.from_iterable(parts)), [region for call in working for region in _made(call)]
     )
-    place_of = {id(one): place for place, one in enumerate(parts)}
-    parts_of = np.fromiter((place_of[id(read.parts)] for read in objects), np.int64, len(objects))
-    of_parts = Ragged(starts_of(counts_of(parts)), in_parts)
-    reads = Reads(objects, of_units, of_objects, parts, parts_of, of_parts)
-    ends = ends_of(regions)
-    elements = _products(ends)
+    elements = _elements(regions)
     before = np.fromiter((graph.input_bytes[key] for key in graph.inputs), np.int64, len(graph.inputs))
     itemsizes = _itemsizes([dtype for call in working for dtype in call.dtypes])
     sizes = np.concatenate((before, elements[made] * itemsizes))
-    begins, source, part = _arguments_of(reads, units, last, number)
-    nbytes = elements[part] * np.repeat(_itemsizes([read.dtype for read in objects]), np.diff(begins))
+    place_of = {id(one): place for place, one in enumerate(parts)}
+    parts_of = np.fromiter((place_of[id(read.parts)] for read in objects), np.int64, len(objects))
+    counts = counts_of(parts)[parts_of]
+    part = in_parts[runs(starts_of(counts_of(parts))[parts_of], counts)]
+    source = _sources_of(objects, counts, units, last, number)
+    nbytes = elements[part] * np.repeat(_itemsizes([read.dtype for read in objects]), counts)
     cut = nbytes != sizes[source]
     sums = _sums(zip(np.flatnonzero(works).tolist(), working, results[:-1][works].tolist(), strict=True))
     read_counts = _spread(works, [call.reads if isinstance(call, UnitCall) else () for call in working])
     sum_counts = np.bincount(np.array(sums.calls, np.int64), minlength=len(calls))
-    column = runs(*(read_runs := _in_order(begins, of_units, read_counts, sum_counts)))
+    column = runs(*(read_runs := _in_order(starts_of(counts), of_units, read_counts, sum_counts)))
     return FlatPass(
         graph=graph,
         own=own,
@@ -164,11 +138,8 @@ def flatten(graph: TaskGraph) -> FlatPass:
         part=np.concatenate((part, np.full(len(sums.keys), -1)))[column],
         cut=np.concatenate((cut, np.zeros(len(sums.keys), bool)))[column],
         regions=regions,
-        ends=ends,
-        made=made,
-        reads=reads,
         read_runs=read_runs,
-        added=np.array(sums.added, np.int64).reshape(-1, 4).T,
+        adding=np.unique(np.array(sums.adding, np.int64)),
     )
 
 
@@ -181,22 +152,23 @@ def _objects(units: Sequence[UnitCall]) -> tuple[list[Read], Ints, Ints]:
     return list(last), of_units, np.fromiter(last.values(), np.int64, len(last))
 
 
-def _arguments_of(
-    reads: Reads, units: Sequence[UnitCall], last: Ints, number: Mapping[TaskKey, int]
-) -> tuple[Ints, Ints, Ints]:
-    """Return the first argument of each read, and for all arguments the chunk and the region read of it.
+def _sources_of(
+    objects: Sequence[Read],
+    counts: Ints,
+    units: Sequence[UnitCall],
+    last: Ints,
+    number: Mapping[TaskKey, int],
+) -> Ints:
+    """Return the chunks that are the arguments of reads, ``counts`` of each.
 
     All units that share a read have the same arguments by it: those of its ``last`` unit are taken.
     """
-    begins, part = reads.of_parts.take(reads.parts_of)
-    counts = np.diff(begins)
     reader = np.searchsorted(np.cumsum(counts_of([unit.reads for unit in units])), last, "right")
     found = (
         units[unit].arguments[read.first : read.first + count]
-        for unit, read, count in zip(reader.tolist(), reads.objects, counts.tolist(), strict=True)
+        for unit, read, count in zip(reader.tolist(), objects, counts.tolist(), strict=True)
     )
-    source = np.fromiter(map(number.__getitem__, chain.from_iterable(found)), np.int64, int(begins[-1]))
-    return begins, source, part
+    return np.fromiter(map(number.__getitem__, chain.from_iterable(found)), np.int64, int(counts.sum()))
 
 
 def _in_order(begins: Ints, of_units: Ints, read_counts: Ints, sum_counts: Ints) -> tuple[Ints, Ints]:
@@ -227,18 +199,13 @@ def _numbered(*lists: Sequence[Region]) -> tuple[list[Region], list[Ints]]:
     return list(number), found
 
 
-def ends_of(regions: Sequence[Region]) -> Ragged:
-    """Return the starts and stops of the ranges of regions."""
-    counts = 2 * counts_of(regions)
-    values = chain.from_iterable(chain.from_iterable(regions))
-    return Ragged(starts_of(counts), np.fromiter(values, np.int64, int(counts.sum())))
-
-
-def _products(ends: Ragged) -> Ints:
-    """Return the number of elements of each region, from the ends of its ranges."""
-    extents = np.append(ends.values[1::2] - ends.values[::2], 1)
-    found: Ints = np.multiply.reduceat(extents, ends.first[:-1] // 2)
-    found[np.diff(ends.first) == 0] = 1
+def _elements(regions: Sequence[Region]) -> Ints:
+    """Return the number of elements of each region."""
+    counts = counts_of(regions)
+    ends = np.fromiter(chain.from_iterable(chain.from_iterable(regions)), np.int64, 2 * int(counts.sum()))
+    extents = np.append(ends[1::2] - ends[::2], 1)
+    found: Ints = np.multiply.reduceat(extents, starts_of(counts)[:-1])
+    found[counts == 0] = 1
     return found
 
 
@@ -254,8 +221,8 @@ class _Sums(NamedTuple):
     """A chunk of the same size as each."""
     calls: list[int]
     """Place of the call of each."""
-    added: list[tuple[int, int, int, int]]
-    """Tuples (call, result, argument, elements so far), as in the columns of ``FlatPass.added``."""
+    adding: list[int]
+    """Places of the units that add to one."""
 
 
 def _sums(calls: Iterable[tuple[int, UnitCall | CombineCall, int]]) -> _Sums:
@@ -273,7 +240,7 @@ def _sums(calls: Iterable[tuple[int, UnitCall | CombineCall, int]]) -> _Sums:
                     found.keys.append(call.arguments[partial_sum[0]])
                     found.alike.append(first + result)
                     found.calls.append(place)
-                    found.added.append((place, result, *partial_sum))
+                    found.adding.append(place)
     return found
 
 

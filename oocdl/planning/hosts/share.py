@@ -16,10 +16,9 @@ import numpy as np
 
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, PickCall
-from oocdl.planning.hosts.call_columns import columns_of
 from oocdl.planning.hosts.exchange import Bundle, Exchange
 from oocdl.planning.hosts.placement import Strip, strip_key, with_strips
-from oocdl.planning.hosts.ragged import Ints, runs, small, starts_of
+from oocdl.planning.hosts.ragged import Ints, runs, starts_of
 from oocdl.planning.task_key import TaskKey, TaskKind
 
 T_co = TypeVar("T_co", covariant=True)
@@ -45,6 +44,15 @@ class Facts(Protocol):
     @property
     def calls(self) -> Numbered[Call]:
         """The calls."""
+
+
+@dataclass(frozen=True, eq=False)
+class SomeFacts:
+    """Some facts of a pass, by their numbers in it."""
+
+    keys: Mapping[int, TaskKey]
+    regions: Mapping[int, Region]
+    calls: Mapping[int, Call]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -177,17 +185,20 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
 
 def packed_shares(exchanges: Mapping[str, Exchange], members: int) -> list[bytes]:
     """Return the pickled shares of each member, by the names of passes, each with the facts it needs."""
-    columns = [columns_of(one.placed.flat) for one in exchanges.values()]
-    packed = []
-    for mine in zip(*(shares_of(one, range(members)) for one in exchanges.values()), strict=True):
-        travelling = {}
-        for name, share, known in zip(exchanges, mine, columns, strict=True):
-            chunks = np.concatenate((share.sources, share.chunk_of, share.stored_chunks))
-            facts = known.part(share.numbers, chunks, share.regions)
-            shorter = {key: small(one) for key, one in vars(share).items() if isinstance(one, np.ndarray)}
-            travelling[name] = replace(share, facts=facts, **shorter)
-        packed.append(pickle.dumps(travelling, pickle.HIGHEST_PROTOCOL))
-    return packed
+    each = zip(*(shares_of(one, range(members)) for one in exchanges.values()), strict=True)
+    known = ({name: _alone(share) for name, share in zip(exchanges, mine, strict=True)} for mine in each)
+    return [pickle.dumps(mine, pickle.HIGHEST_PROTOCOL) for mine in known]
+
+
+def _alone(share: Share) -> Share:
+    """Return a share with no other facts than those that it needs."""
+    chunks = np.unique(np.concatenate((share.sources, share.chunk_of, share.stored_chunks)))
+
+    def some(facts: Numbered[T_co], numbers: Ints) -> dict[int, T_co]:
+        return {number: facts[number] for number in numbers.tolist()}
+
+    keys, regions = some(share.facts.keys, chunks), some(share.facts.regions, np.unique(share.regions))
+    return replace(share, facts=SomeFacts(keys, regions, some(share.facts.calls, share.numbers)))
 
 
 def _with_picks(calls: Sequence[Call], places: Ints) -> Ints:

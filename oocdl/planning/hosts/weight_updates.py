@@ -35,7 +35,7 @@ def going(flat: FlatPass, update_of: Mapping[int, int], together: Mapping[int, t
     arguments, reader = flat.arguments_of(list(update_of))
     piece = np.array([min(together[piece]) for piece in update_of.values()], np.int64)[reader]
     adds = np.zeros(len(flat.calls), bool)
-    adds[flat.added[0]] = True
+    adds[flat.adding] = True
     source = flat.source[arguments]
     known = (flat.maker[source] >= 0) & ~adds[flat.maker[source]]
     columns = np.stack([source, piece, flat.part[arguments]])[:, known]
