@@ -23,9 +23,10 @@ from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import weight_io
-from oocdl.runtime.cluster import cluster_session, worker_tasks
+from oocdl.runtime.cluster import worker_tasks
 from oocdl.runtime.cluster.local_pass import Superseded
-from oocdl.runtime.cluster.member import Member, Setup, members
+from oocdl.runtime.cluster.member import Member, members
+from oocdl.runtime.cluster.member_setup import Setup, pass_setup
 from oocdl.runtime.cluster.pass_tasks import PassTasks
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out
 from oocdl.storage.cache.chunk import use
@@ -156,7 +157,7 @@ def crew(
                 run_id=f"{folder.name}-{seed}-{number}",
                 owner="test",
                 numbers={str(one): one for one in range(count)},
-                passes={name: cluster_session._facts(kinds[name], one) for name, one in exchanges.items()},
+                passes={name: pass_setup(kinds[name], one) for name, one in exchanges.items()},
                 dataset=job.dataset.spec(),
                 identities={name: identity(array) for name, array in job.dataset.arrays.items()},
                 settings=job.settings,

@@ -27,32 +27,24 @@ from oocdl.errors import OocdlError, ResourceError
 from oocdl.events import ProcessLook
 from oocdl.host.heap import uncollected
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts.exchange import Exchange, exchanges_of
+from oocdl.planning.hosts.exchange import exchanges_of
 from oocdl.planning.hosts.segments import outline_of
 from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key, task_key
 from oocdl.runtime import dask_private, weight_io
-from oocdl.runtime.cluster import (
-    connecting,
-    crew,
-    dask_limits,
-    dask_records,
-    member,
-    scheduler_side,
-    shares,
-    worker_tasks,
-)
-from oocdl.runtime.cluster.carried import Carried
+from oocdl.runtime.cluster import connecting, crew, dask_records, scheduler_side, shares, worker_tasks
+from oocdl.runtime.cluster.dask_limits import hold_nanny
 from oocdl.runtime.cluster.growth import Arrivals
-from oocdl.runtime.cluster.member import PassEnd, PassSetup, Setup
+from oocdl.runtime.cluster.member import PassEnd, mark_of
+from oocdl.runtime.cluster.member_setup import Setup, pass_setup
 from oocdl.runtime.cluster.pass_tasks import PassTasks
 from oocdl.runtime.cluster.room import Room
 from oocdl.runtime.cluster.shares import Shares
 from oocdl.runtime.cluster.watch import Watch, failed, in_loop, on_scheduler, open_client, plain
 from oocdl.runtime.lost import SILENT_SECONDS, WorkersLost, check_losses
 from oocdl.runtime.measured import MEMORY, Measured, Moved, merged
-from oocdl.runtime.session import Deliver, Held, scalar_keys, watched_results, watched_values
+from oocdl.runtime.session import Deliver, Held, watched_results, watched_values
 from oocdl.runtime.trace import Recording
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.identity import identity
@@ -181,14 +173,14 @@ class ClusterSession(Held):
             run_id=self.run_id,
             owner=self.owner,
             numbers={address: number for number, address in enumerate(self.addresses)},
-            passes={name: _facts(kinds[name], one) for name, one in exchanges.items()},
+            passes={name: pass_setup(kinds[name], one) for name, one in exchanges.items()},
             dataset=self.dataset.spec(),
             identities={name: identity(array) for name, array in self.dataset.stored.items()},
             settings=self.settings,
             preparation=self.preparation,
             watched=watched_results(self.compiled, self.watched),
             run=self.store.path,
-            mark=member.mark_of(self.store.path),
+            mark=mark_of(self.store.path),
             threads=self.threads,
         )
         refusals = self._set_up(setup, packed)
@@ -203,23 +195,14 @@ class ClusterSession(Held):
     def _set_up(self, setup: Setup, packed: Sequence[bytes]) -> crew.Refusals:
         """Set up all members; return the refusals of those that cannot take part."""
         assert self.watch is not None
-        # Should this process end now, the scheduler clears up.
-        farewells = [
-            (dumps(worker_tasks.tear_down), dumps((self.run_id,)), False),  # type: ignore[no-untyped-call]
-            (dumps(dask_limits.release_nanny), dumps((self.run_id,)), True),  # type: ignore[no-untyped-call]
-        ]
-        cleanup = scheduler_side.Cleanup(self.run_id, self.client.id, self.addresses, farewells)
-        registered = dask_private.register_scheduler_plugin(self.client, Carried(cleanup))
-        self.watch.wait([in_loop(self.client, registered)])
-        with open_client():
-            self.client.subscribe_topic(cleanup.name, self.watch.removed)  # type: ignore[no-untyped-call]
+        connecting.watch_over(self.watch, self.run_id)
         common: bytes = dumps(setup)  # type: ignore[no-untyped-call]
         each = {address: (common, mine) for address, mine in zip(self.addresses, packed, strict=True)}
         sees = self.watch.ask_each(worker_tasks.set_up, each, refusal=OocdlError)
         refusals = {address: found for address, found in sees.items() if isinstance(found, OocdlError)}
         if refusals:
             return refusals
-        self.watch.ask(dask_limits.hold_nanny, self.run_id, nanny=True)
+        self.watch.ask(hold_nanny, self.run_id, nanny=True)
         apart = tuple(address for address in self.addresses if not sees[address])
         self.shares = Shares(
             watch=self.watch,
@@ -409,19 +392,3 @@ class ClusterSession(Held):
         """Stop recording; return what each member has done."""
         assert self.watch is not None
         return list(self.watch.ask(worker_tasks.stop_recording, self.run_id).values())
-
-
-def _facts(compiled: CompiledPass, going: Exchange) -> PassSetup:
-    """Return the facts of a kind of pass that all members are told."""
-    return PassSetup(
-        factored=compiled.plan.factored,
-        peak_unit_bytes=compiled.plan.peak_unit_bytes,
-        versioned_bytes=compiled.plan.versioned_bytes,
-        crossing_bytes=going.crossing_bytes,
-        homes=going.homes,
-        renewed=going.graph.replaced,
-        feeds=dict(compiled.feeds),
-        labels=dict(compiled.labels),
-        pieces=compiled.pieces,
-        scalars=scalar_keys(compiled),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from distributed.comm.core import connect
 from oocdl.config import shown
 from oocdl.errors import InputError, ResourceError
 from oocdl.runtime import dask_private
+from oocdl.runtime.cluster import dask_limits, scheduler_side, worker_tasks
 from oocdl.runtime.cluster.carried import Carried
 from oocdl.runtime.cluster.scheduler_side import Stay, forget_plugin, set_complete
-from oocdl.runtime.cluster.watch import in_loop, on_scheduler
+from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, open_client
 from oocdl.runtime.lost import WorkersLost
 
 CONNECT_SECONDS = 30.0
@@ -144,6 +146,19 @@ def keep_workers(client: Client) -> None:
 def keep_members(client: Client, complete: bool) -> None:
     """Have the scheduler take other workers away if it wants to, as a crew is ``complete``; or none again."""
     on_scheduler(client, set_complete, Stay(client.id).name, complete)
+
+
+def watch_over(watch: Watch, run_id: str) -> None:
+    """Have the scheduler tell ``watch`` of members that are gone, and clear up if this process ends."""
+    client, members = watch.client, watch.members
+    farewells = [
+        (pickle.dumps(worker_tasks.tear_down), pickle.dumps((run_id,)), False),
+        (pickle.dumps(dask_limits.release_nanny), pickle.dumps((run_id,)), True),
+    ]
+    cleanup = scheduler_side.Cleanup(run_id, client.id, members, farewells)
+    watch.wait([in_loop(client, dask_private.register_scheduler_plugin(client, Carried(cleanup)))])
+    with open_client():
+        client.subscribe_topic(cleanup.name, watch.removed)
 
 
 class Connection:

@@ -18,17 +18,12 @@ from typing import Any
 
 from distributed.protocol.pickle import loads
 
-from oocdl.augmentation.preparation import Preparation
-from oocdl.config import Settings
 from oocdl.engines.engine import get_engine
 from oocdl.errors import DiskFullError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, region_shape
-from oocdl.graph.transforms.factorize import Factored
 from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
 from oocdl.host.limits import check_budget
-from oocdl.ops.gather import Rows
-from oocdl.ops.loss_functions import Labels
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.local_order import local_order
 from oocdl.planning.hosts.share import Share
@@ -38,12 +33,13 @@ from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.cluster.cluster_progress import Report, Work
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
+from oocdl.runtime.cluster.member_setup import Setup
 from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
 from oocdl.runtime.measured import Moved
 from oocdl.storage.cache.chunk import Chunk, home, use
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
-from oocdl.storage.dataset.dataset import DatasetSpec, open_dataset
+from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.dataset.identity import check_same
 from oocdl.storage.run.commit import Writer
 from oocdl.storage.run.run_store import RunStore
@@ -56,57 +52,6 @@ SENDING = 2
 """Maximum number of large bundles that are on their way to others at once."""
 TRAVELLING = 1 + SENDING
 """Number of largest bundles for which memory is kept: one arrives, and the others leave."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PassSetup:
-    """The facts of one kind of pass that all members need."""
-
-    factored: Factored
-    """The graph that the pass runs."""
-    peak_unit_bytes: int
-    versioned_bytes: int
-    """Bytes of weights and state; both numbers are as in ``PassPlan``."""
-    crossing_bytes: int
-    """Bytes of the largest bundle."""
-    homes: Mapping[TaskKey, int]
-    renewed: Mapping[TaskKey, TaskKey]
-    """Stored piece -> the chunk that replaces it; both mappings are as in ``Exchange``."""
-    feeds: Mapping[str, str]
-    labels: Mapping[str, Labels | Rows]
-    pieces: Mapping[str, tuple[Region, ...]]
-    scalars: Mapping[str, TaskKey]
-    """Keys of the outputs of shape (), by name."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Setup:
-    """The facts of a run that all workers need. Each also gets its ``Share`` of each kind of pass."""
-
-    run_id: str
-    owner: str
-    """Name of the session: what it has left on a worker makes room for its next crew."""
-    numbers: Mapping[str, int]
-    """Address of a worker -> its number as a member."""
-    passes: Mapping[str, PassSetup]
-    dataset: DatasetSpec
-    identities: Mapping[str, Mapping[str, Any]]
-    """Identity of each array of the dataset, as the driver has found it."""
-    settings: Settings
-    preparation: Preparation
-    watched: Mapping[str, frozenset[TaskKey]]
-    """Plan id -> keys of the results that the driver wants."""
-    run: Path
-    """The run directory, where the driver sees it."""
-    mark: str
-    """A digest of its ``run.json``: another folder of that name is another run."""
-    threads: int
-    """Number of programs that a member runs at once."""
-
-    @property
-    def crossing_bytes(self) -> int:
-        """Bytes of the largest bundle."""
-        return max(one.crossing_bytes for one in self.passes.values())
 
 
 @dataclass(frozen=True)

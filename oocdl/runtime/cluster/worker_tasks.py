@@ -36,11 +36,11 @@ from oocdl.runtime.cluster.member import (
     IN_ANOTHER_RUN,
     Member,
     PassEnd,
-    Setup,
     become_member,
     member_of,
     members,
 )
+from oocdl.runtime.cluster.member_setup import Setup
 from oocdl.runtime.cluster.scheduler_side import METRIC
 from oocdl.runtime.cluster.transfers import HANDLER, answer, error_of, fetch_all, result
 from oocdl.runtime.measured import Measured
