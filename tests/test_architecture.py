@@ -189,7 +189,7 @@ LIMIT_SLACK = 0.01
 """Share by which a size may be below its limit before the limit has to follow."""
 
 
-every_module = for_each(modules())
+every_module = for_each(modules)
 every_folder = for_each(sorted({path.parent for path in PACKAGE.rglob("*.py")}))
 
 

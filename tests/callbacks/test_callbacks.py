@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import google_crc32c
-import mlflow
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -113,9 +112,14 @@ def from_tensorboard(folder: Path, tag: str = "loss") -> Curve:
     return found
 
 
+def mlflow() -> Any:
+    """MLflow, where it is used: it takes two seconds, which each worker would spend that lists the tests."""
+    return importlib.import_module("mlflow")
+
+
 def from_mlflow(uri: str, workdir: Path) -> list[tuple[str, Curve]]:
     """Status and losses of each MLflow run of a run, the oldest first."""
-    client = mlflow.MlflowClient(tracking_uri=uri)
+    client = mlflow().MlflowClient(tracking_uri=uri)
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     found = []
     for run in client.search_runs(ids, order_by=["attributes.start_time ASC"]):
@@ -198,7 +202,7 @@ def test_a_server_that_is_away_does_not_stop_a_run(tmp_path: Path, uri: str, mon
     log_batch = listener._client.log_batch
 
     def away(*args: Any, **named: Any) -> None:
-        raise mlflow.exceptions.MlflowException("no route")
+        raise mlflow().exceptions.MlflowException("no route")
 
     monkeypatch.setattr(listener._client, "log_batch", away)
     listener(row(1, 9.0))
@@ -208,7 +212,7 @@ def test_a_server_that_is_away_does_not_stop_a_run(tmp_path: Path, uri: str, mon
     for event in (row(2, 8.0), Committed(2), RunFinished(2, 1.0)):
         listener(event)
     assert from_mlflow(uri, tmp_path / "run") == [("FINISHED", {1: 9.0, 2: 8.0})]
-    monkeypatch.setattr(mlflow.MlflowClient, "get_experiment_by_name", away)
+    monkeypatch.setattr(mlflow().MlflowClient, "get_experiment_by_name", away)
     with pytest.raises(ResourceError, match="MLflow cannot be used: no route; fit without it"):
         listener(RunStarted(None, str(tmp_path / "run"), 4, 0))
 

@@ -8,14 +8,18 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def for_each(items: Iterable[T]) -> Callable[[Callable[[T], None]], Callable[[], None]]:
-    """Make a test of a check: it looks at all items, and fails with those that are wrong."""
-    cases = tuple(items)
+def for_each(
+    items: Iterable[T] | Callable[[], Iterable[T]],
+) -> Callable[[Callable[[T], None]], Callable[[], None]]:
+    """Make a test of a check: it looks at all items, and fails with those that are wrong.
+
+    ``items`` may be a function: what takes seconds to list is listed where the test runs, not by each worker.
+    """
 
     def make(check: Callable[[T], None]) -> Callable[[], None]:
         def test() -> None:
             wrong = []
-            for item in cases:
+            for item in items() if callable(items) else items:
                 try:
                     check(item)
                 except Exception as failure:  # whatever a check raises, the others are looked at, too

@@ -103,7 +103,7 @@ def has_kernels(name: str) -> bool:
     )
 
 
-@for_each([name for name in modules() if not names_operators(name)])
+@for_each(lambda: [name for name in modules() if not names_operators(name)])
 def test_no_operator_is_told_apart_by_its_name(name: str) -> None:
     wrong = [(line, text) for line, text in named(modules()[name]) if text in RULES]
     if name in NAME_OPERATORS:
