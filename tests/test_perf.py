@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +21,9 @@ from oocdl.engines.engine import get_engine
 from oocdl.errors import ResourceError
 from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
+from tests.kit.code import ROOT
+from tests.kit.commands import script
 
-ROOT = Path(__file__).parents[1]
 CHROMIUM = pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="needs Debian's chromium")
 
 
@@ -40,16 +37,8 @@ def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedPr
 
 
 def example(folder: Path, name: str, *words: str) -> str:
-    """What an example prints, in this process: a new one takes seconds until it has imported."""
-    told = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(told), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [name, *words])
-            patch.setenv("PYTHONPATH", str(ROOT))
-            patch.syspath_prepend(ROOT / "examples")
-            runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
-    return told.getvalue()
+    """What an example prints."""
+    return script(ROOT / f"examples/{name}.py", folder, *words)
 
 
 def rows_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
