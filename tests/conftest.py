@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from torch.utils._pytree import tree_leaves, tree_structure
 
+from oocdl.config.settings import setting_names
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.planning.choice import pass_kinds
 from oocdl.pytorch import export as exporting
@@ -101,14 +102,28 @@ def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def planned_once() -> Iterator[None]:
     """Equal settings are planned once in a module: half the time of its runs, which are what it tests."""
     made: dict[str, Any] = {}
+    names = setting_names(lambda option: option.changes == "plan")
 
-    def once(model: Any, binding: Any, settings: Any, machine: Any, *others: Any) -> Any:
+    def sizes(binding: Any) -> Any:
+        arrays = [(one.label, one.shape, one.dtype, one.chunks) for one in binding.arrays.values()]
+        return binding.inputs, binding.targets, arrays
+
+    def once(
+        model: Any, bindings: Any, settings: Any, machine: Any, course: Any, frozen: Any, validations: Any
+    ) -> Any:
         # The process is not equally large each time; a plan is another where much less is left.
-        rough = replace(machine, base_bytes=0, reserved_bytes=0, capacity_bytes=machine.capacity_bytes >> 28)
-        key = repr((model.path, settings, rough, others))
+        rough = machine.capacity_bytes >> 28 if machine.capacity_bytes >> 30 else machine.capacity_bytes
+        key = repr((
+            model.path, [getattr(settings, name) for name in names], frozen, course.passes,
+            replace(machine, base_bytes=0, reserved_bytes=0, capacity_bytes=rough),
+            course.kinds, course.validation_kinds,
+            [{label: sizes(one) for label, one in each.items()} for each in (bindings, validations)],
+        ))  # fmt: skip
         if key not in made:
-            made[key] = pass_kinds.compile_passes(model, binding, settings, machine, *others)
-        return made[key]
+            how = settings, machine, course, frozen, validations
+            # Settings stay alive: no other object gets an address that the key has.
+            made[key] = settings, pass_kinds.compile_passes(model, bindings, *how)
+        return made[key][1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("oocdl.training.job.compile_passes", once)
