@@ -55,7 +55,7 @@ def bits(run: oocdl.Run) -> dict[str, bytes]:
 @pytest.mark.usefixtures("_slow_disk")
 def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) -> None:
     # Tasks run one by one: of two at a time, the quicker one decides how much a step moves.
-    one_by_one = {"scheduler": lambda *a, **k: scheduler.get(*a, workers=1)}
+    one_by_one = {"scheduler": lambda *a, **k: scheduler.get(*a, workers=1), "steps": 2}
     plain = fit_small(job, tmp_path / "a", **one_by_one)
     halved = fit_small(job, tmp_path / "b", spill_dtype="bfloat16", **one_by_one)
     assert not plain.plan.compiled.bfloat16_values and len(halved.plan.compiled.bfloat16_values) > 5

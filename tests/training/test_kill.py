@@ -24,7 +24,7 @@ from oocdl.events import RunStarted, StepDone
 from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
 
-STEPS = 30
+STEPS = 20
 NOTHING: Mapping[str, str] = {}
 FORKS = multiprocessing.get_context("forkserver")
 
@@ -172,11 +172,20 @@ def test_spill_of_the_dead_is_removed(job: tuple[Path, Path], tmp_path: Path, wh
     assert not list(tmp_path.rglob("spill-*"))
 
 
-@pytest.mark.parametrize("left", ["nothing", "run.json", "plan.json"])
-def test_killed_before_the_first_commit(job: tuple[Path, Path], tmp_path: Path, left: str) -> None:
-    """What is there after a kill between two files of the beginning."""
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def whole(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps that nothing has disturbed."""
+    run = tmp_path_factory.mktemp("whole") / "run"
     Process(*job, run, steps=2).finish()
+    return run
+
+
+@pytest.mark.parametrize("left", ["nothing", "run.json", "plan.json"])
+def test_killed_before_the_first_commit(
+    job: tuple[Path, Path], whole: Path, tmp_path: Path, left: str
+) -> None:
+    """What is there after a kill between two files of the beginning."""
+    run = shutil.copytree(whole, tmp_path / "run")
     expected = nets.files_of(oocdl.open(run))
     for path in [
         run / "CURRENT",
