@@ -63,14 +63,19 @@ def pointer_text(root: Path) -> str | None:
         raise CorruptError(f"{root / 'CURRENT'} is damaged ({error}); {WAY_OUT}") from error
 
 
-def load_current(root: Path) -> tuple[Manifest | None, str | None]:
+def load_current(
+    root: Path, known: tuple[Manifest | None, str | None] = (None, None)
+) -> tuple[Manifest | None, str | None]:
     """Read the manifest of the committed version, and the text of CURRENT; None before the first commit.
 
+    ``known`` is what an earlier call returned: the manifest is read again only if CURRENT has changed.
     Raises CorruptError if CURRENT or its manifest is damaged, lost, or older than what was committed.
     """
     while True:
         # In this order: a writer replaces CURRENT before it acknowledges.
         acknowledged, pointer = acknowledged_version(root), pointer_text(root)
+        if known[0] is not None and pointer == known[1] and known[0].version >= acknowledged:
+            return known
         try:
             return _load(root, pointer, acknowledged), pointer
         except CorruptError:

@@ -182,7 +182,7 @@ class RunStore:
     def current(self) -> Manifest | None:
         """Return the committed version, None before the first; readers see later commits of the writer."""
         if self._lock is None and not self._pinned:
-            self._manifest, self._pointer = load_current(self.path)
+            self._manifest, self._pointer = load_current(self.path, (self._manifest, self._pointer))
         return self._manifest
 
     def at(self, step: int) -> RunStore:

@@ -231,8 +231,9 @@ def test_a_run_that_somebody_deletes_while_it_is_written_is_gone_and_not_taken_o
             store.append_history([{"step": 3}])
 
 
-def test_a_reader_sees_new_commits(path: Path) -> None:
+def test_a_reader_sees_new_commits_and_reads_a_manifest_once(path: Path) -> None:
     with RunStore.open(path) as reader, RunStore.open(path, writable=True) as writer:
+        assert reader.current() is reader.current()
         commit(writer, 3).finish({"step": 30})
         check(reader, 3)
 
