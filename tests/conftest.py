@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import importlib
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from torch.utils._pytree import tree_leaves, tree_structure
 
+from oocdl.cli import app
 from oocdl.config.settings import setting_names
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.planning.choice import pass_kinds
@@ -61,6 +63,14 @@ def _no_fsync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         patch.setattr(files, "SYNC_THREADS", 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_once() -> Iterator[None]:
+    """A process makes its commands once, this one for hundreds of command lines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "get_group", functools.cache(app.get_group))
         yield
 
 

@@ -6,6 +6,7 @@ Each ends with a known exit code, and an error is one line. None trains for more
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -19,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer.main
 
-from oocdl.cli import verbs
+from oocdl.cli import app, verbs
 from oocdl.cli.app import run_command
 from tests.kit import nets
 from tests.kit.changed_files import TooSlow
@@ -67,7 +67,7 @@ def _one(random: Random, items: Any) -> Any:
 def line(seed: int, folder: Path, there: list[str]) -> list[str]:
     """Return the words of a command line: mostly options that a command has, with values that are odd."""
     random = np.random.default_rng(seed)
-    root: Any = typer.main.get_command(verbs.app)
+    root: Any = app.get_group(verbs.app)
     group = dict(root.commands)
     cluster = group.pop("cluster")
     group |= {f"cluster {name}": command for name, command in cluster.commands.items()}
@@ -121,6 +121,7 @@ def _too_slow(*_: object) -> None:
 def main(first: int, last: int) -> None:
     """Try the command lines of seeds; prints as JSON how many ended how, and what was wrong."""
     warnings.simplefilter("ignore")
+    app.get_group = functools.cache(app.get_group)  # the commands are made once, as by a shell
     os.environ |= {"OOCDL_PLAN_CACHE": "off", "OOCDL_MEASURE": "off"}
     signal.signal(signal.SIGVTALRM, _too_slow)
     ended: Counter[str] = Counter()
