@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -125,16 +126,22 @@ def test_every_unet_is_exact(net: Unet, cut: str, jobs: Any, tmp_path: Path) -> 
     exact(jobs(net), ("sgd", "adam")[PRODUCT.index(net) % 2], cut, tmp_path / "run")
 
 
+QUICK = {
+    *(("resnet", "sgd", cut) for cut in ("whole", "slabs", "bricks", "channels", "mixed")),
+    *(("gpt", "sgd", cut) for cut in ("whole", "slabs", "channels", "mixed")),
+    *(("mlp", "sgd", cut) for cut in ("whole", "channels")),
+    *(("two-heads", "sgd", cut) for cut in ("slabs", "bricks", "mixed")),
+    *((name, "adam", "batch") for name in ("resnet", "gpt", "mlp", "two-heads")),
+}
+"""Each network with each cut, but for those that cut nothing of it, or what another cut of it cuts, too."""
+
+
 @pytest.mark.parametrize(
-    ("optimizer", "cut"),
+    ("name", "optimizer", "cut"),
     [
-        *(("sgd", cut) for cut in CUTS),
-        ("adam", "batch"),
-        pytest.param("adam", "channels", marks=pytest.mark.slow),
+        case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow)
+        for case in product(NETS, OPTIMIZERS, CUTS)
     ],
-)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "grouped" else []) for name in NETS]
 )
 def test_network_is_exact(name: str, optimizer: str, cut: str, jobs: Any, tmp_path: Path) -> None:
     exact(jobs(name), optimizer, cut, tmp_path / "run")
@@ -228,9 +235,17 @@ def test_running_statistics_are_pytorchs(jobs: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(made["y"][...], wanted.numpy(), rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("cut", ["whole", "mixed"])
-@pytest.mark.parametrize("engine", ["torch", "onnxruntime"])
-@pytest.mark.parametrize("name", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "engine", "cut"),
+    [("resnet", "torch", "mixed"), ("resnet", "onnxruntime", "mixed"), ("resnet", "onnxruntime", "whole")]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (
+            ("resnet", "torch", "whole"),
+            *product(["unet"], ["torch", "onnxruntime"], ["whole", "mixed"]),
+        )
+    ],
+)
 def test_float32_is_as_good_as_pytorchs(name: str, engine: str, cut: str, jobs: Any, tmp_path: Path) -> None:
     """At most three times PyTorch's own error of float32 against float64 (with a floor of 1e-5)."""
     job = jobs(EVEN[0] if name == "unet" else name)

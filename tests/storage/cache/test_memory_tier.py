@@ -378,7 +378,7 @@ def test_closing_wakes_the_waiters(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     phases=[Phase.generate],  # shrinking a deadlock would wait for it again and again
     suppress_health_check=[HealthCheck.function_scoped_fixture],
