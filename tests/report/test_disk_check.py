@@ -125,6 +125,7 @@ def go_on(job: Job, run: Path, options: dict[str, Any], whole: dict[str, bytes],
 
 def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path) -> None:
     roomy, plan = machine.plan(*job, **{**tight, "memory": "4GiB"}), machine.plan(*job, **tight)
+    assert machine.plan(*job, **tight).compiled is plan.compiled, "planned_once does not"
     assert roomy.spill_bytes == 0 and roomy.disk_bytes == roomy.store_bytes >= 3 * roomy.weight_bytes
     assert plan.spill_bytes > 2 * plan.compiled.plan.peak_unit_bytes
     most = {"spill": 0, "store": 0}
