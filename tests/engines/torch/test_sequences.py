@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ CASES = [
 ]
 
 
+@cache
 def programs() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
     """(operator, operands, results, attributes)"""
     found = []
