@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from oocdl.cli import app
@@ -81,6 +82,13 @@ def own_operators() -> Iterator[dict[str, Any]]:
     yield OWN
     OWN.clear()
     OWN.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Modules begin with equal weights in each test, where they are exported once."""
+    if "exported_once" in request.fixturenames:
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")
