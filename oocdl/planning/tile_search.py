@@ -139,11 +139,13 @@ def units_memory(
 
     Combining their partial results counts as a unit, too.
     """
-    buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in units]
-    scratch = max(scratch_of(unit.program).scratch_bytes for unit in units)
-    for unit in units:
+    kinds = {unit.program.key: unit for unit in units}.values()  # equal programs take equal memory
+    buffers = [unit_buffer_bytes(unit, cutter.layer, factored) for unit in kinds]
+    scratch = max(scratch_of(unit.program).scratch_bytes for unit in kinds)
+    partial = [cell for cell in cutter.sinks if cell.combine] if cutter.layer.partials else []
+    for unit in kinds if partial else ():
         made = bytes_of(unit.makes, factored)
-        for cell in cutter.layer.cells:
+        for cell in partial:
             for names in combined_together(cell, cutter.layer.partials):
                 buffers.append(combine_buffer_bytes([made[name] for name in names], str(cell.combine)))
     return max(buffers), scratch
@@ -178,7 +180,8 @@ class Layering:
         self._layers: dict[frozenset[int], tuple[Layer, ...]] = {}
         self._operands = Operands(factored)
         self._kinds = LayerKinds(factored, self.classes)
-        self._samples: dict[Cut, tuple[int, int]] = {}
+        self._samples: dict[Cut, int] = {}
+        self._flops: dict[Cut, int] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
         self._middle: dict[Cut, tuple[float, list[int]]] = {}
         self.slot_cuts: dict[int, list[int]] = {}
@@ -220,21 +223,36 @@ class Layering:
                     cut_bytes[cut] += nbytes
         return sorted(order, key=lambda cut: 2 * (every - cut_bytes[cut]) > every)
 
-    def sample_units(self, cutter: LayerCutter) -> tuple[int, int]:
-        """Bytes of the largest of three sample units (first, middle, last) and FLOPs of all units, estimated.
+    def samples(self, cutter: LayerCutter) -> list[Unit]:
+        """Three sample units: first, middle, last."""
+        shards = cutter.shards()
+        return [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
 
-        The bytes are those of arrays and scratch.
-        """
+    def sample_flops(self, cutter: LayerCutter) -> int:
+        """FLOPs of all units, estimated from three."""
+        key = self.cut_key(cutter)
+        if key not in self._flops:
+            most = max(self.flops(unit.program) for unit in self.samples(cutter))
+            self._flops[key] = most * cutter.count
+        return self._flops[key]
+
+    def sample_bytes(self, cutter: LayerCutter) -> int:
+        """Bytes of the arrays and the scratch of the largest of three sample units."""
         key = self.cut_key(cutter)
         if key not in self._samples:
-            shards = cutter.shards()
-            units = [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
-            flops = max(self.flops(unit.program) for unit in units)
-            memory = units_memory(cutter, units, self.factored, self.scratch)
-            self._samples[key] = sum(memory), flops * len(shards)
-            if len(units) == len(shards):
+            memory = units_memory(cutter, self.samples(cutter), self.factored, self.scratch)
+            self._samples[key] = sum(memory)
+            if cutter.count <= 3:
                 self._largest[key] = memory
         return self._samples[key]
+
+    def is_worth_cutting(self, cutter: LayerCutter) -> bool:
+        """Whether the units of a layer have enough to do to be cut for the sake of threads."""
+        for cell in cutter.sinks if cutter.count == 1 else ():  # one unit makes at least all of these
+            shapes = ([view.shape for view in views] for views in (cell.inputs, cell.outputs))
+            if self.rules[cell.node.op].flops(cell.node, *shapes) > MIN_PARALLEL_FLOPS:
+                return True
+        return self.sample_flops(cutter) > MIN_PARALLEL_FLOPS
 
     def middle_unit(self, cutter: LayerCutter) -> tuple[float, list[int]]:
         """Predicted seconds of the unit in the middle, and the bytes that it makes of each partial value."""
@@ -249,9 +267,8 @@ class Layering:
         """The most bytes of arrays and of scratch of any unit of the layer."""
         key = self.cut_key(cutter)
         if key not in self._largest:
-            # Units with equal programs take equal memory.
-            units = {unit.program.key: unit for unit in cutter.distinct_units()}
-            self._largest[key] = units_memory(cutter, list(units.values()), self.factored, self.scratch)
+            units = cutter.distinct_units()
+            self._largest[key] = units_memory(cutter, units, self.factored, self.scratch)
         return self._largest[key]
 
     def units(self, cutter: LayerCutter, known: dict[Cut, tuple[LayerKind, Sequence[Unit]]]) -> list[Unit]:
@@ -301,19 +318,14 @@ class TileSearch:
         """``fit_samples`` where each class is cut to the end before the next, in the given order."""
         least = {cut: self.requested.get(cut, 1) for cut in layer.touched}
         cutter = (self.for_slots or self.layering.cutter)(layer, least)
-        peak, flops = self.layering.sample_units(cutter)
-        pieces = cutter.count
-        if self.for_slots is None and pieces < self.limits.threads and flops > MIN_PARALLEL_FLOPS:
-            finer = self.finer(cutter, self.limits.threads / pieces, order)
-            if finer is not None:
-                cutter = finer
-                peak, _ = self.layering.sample_units(cutter)
-        while peak > self.limits.unit_bytes:
+        pieces, threads = cutter.count, self.limits.threads
+        if self.for_slots is None and pieces < threads and self.layering.is_worth_cutting(cutter):
+            cutter = self.finer(cutter, threads / pieces, order) or cutter
+        while (peak := self.layering.sample_bytes(cutter)) > self.limits.unit_bytes:
             finer = self.finer(cutter, peak / self.limits.unit_bytes, order)
             if finer is None:
                 break
             cutter = finer
-            peak, _ = self.layering.sample_units(cutter)
         return cutter, peak
 
     def fit_every_unit(self, cutter: LayerCutter) -> tuple[LayerCutter, int]:
@@ -337,7 +349,7 @@ class TileSearch:
         few = threads < count <= MAX_EVENED_UNITS_PER_THREAD * threads
         if not missing or not few:
             return cutter
-        if self.layering.sample_units(cutter)[1] <= threads * MIN_PARALLEL_FLOPS:
+        if self.layering.sample_flops(cutter) <= threads * MIN_PARALLEL_FLOPS:
             return cutter
         finer = self.finer(cutter, (count + missing) / count, order)
         if finer is None or finer.count != count + missing:

@@ -41,6 +41,7 @@ from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 Grid = Mapping[int, int]
 """Cut class -> number of pieces."""
+Regions = tuple[tuple[str, Region], ...]
 OwnedLetter = tuple[str, int, tuple[Range, ...]]
 """A letter that is cut, the place of its class in the grid, and the range of each piece."""
 
@@ -100,8 +101,57 @@ class LayerCutter:
     def unit(self, shard: Shard) -> Unit:
         """Return the regions and the program of one shard."""
         if shard not in self._units:
-            self._units[shard] = self._unit(shard)
+            first = tuple([first[piece] for first, piece in zip(self._firsts, shard, strict=True)])
+            self._units[shard] = self._unit(shard) if first == shard else self._moved(self.unit(first), shard)
         return self._units[shard]
+
+    @cached_property
+    def _firsts(self) -> list[Sequence[int]]:
+        """For each class and piece, the first piece from which it differs by a shift alone."""
+        firsts: list[Sequence[int]] = []
+        owned = [marks for cell in self._owned.values() for marks in cell]
+        localized = any(self.rules[cell.node.op].localize is not None for cell in self.layer.cells)
+        for place, (cut, count) in enumerate(self.grid.items()):
+            known: dict[object, int] = {}
+            if count > 1 and not localized and all(self._is_plain(cell, cut) for cell in self.layer.cells):
+                sizes = zip(*([b - a for a, b in marks] for _, at, marks in owned if at == place), strict=True)
+                firsts.append([known.setdefault(size, piece) for piece, size in enumerate(sizes)])
+            else:
+                firsts.append(range(count))
+        return firsts
+
+    def _is_plain(self, cell: Cell, cut: int) -> bool:
+        """Whether a node reads and makes, along all axes of a class, exactly a shard's piece."""
+        letter, of_axes = self.classes.cut_letter(cell, cut), self.classes.of_axes
+        for view in (*cell.inputs, *cell.outputs):
+            if cut not in of_axes[view.value]:
+                continue
+            for positions, indices in zip(view.positions, view.indices, strict=True):
+                for position, index in zip(positions, indices, strict=False):
+                    if of_axes[view.value][position] == cut and (
+                        not isinstance(index, Plain) or index.letter != letter
+                    ):
+                        return False
+        return True
+
+    def _moved(self, unit: Unit, shard: Shard) -> Unit:
+        """The unit of a shard that differs from another by a shift along some classes alone."""
+        steps = zip(self.grid.items(), unit.shard, shard, strict=True)
+        by = {cut: (count, piece) for (cut, count), before, piece in steps if before != piece}
+
+        def moved(regions: Regions) -> Regions:
+            return tuple([(name, self._piece_of(name, region, by)) for name, region in regions])
+
+        return Unit(unit.layer, shard, moved(unit.reads), unit.program, moved(unit.makes), unit.counts)
+
+    def _piece_of(self, name: str, region: Region, by: Mapping[int, tuple[int, int]]) -> Region:
+        """A region, moved along the axes of the classes in ``by`` to a piece, one of so many."""
+        ranges = list(region)
+        for axis, cut in enumerate(self.classes.of_axes[name]):
+            if cut in by:
+                count, piece = by[cut]
+                ranges[axis] = boundaries(self.factored.shapes[name][axis], self.base[cut], count)[piece]
+        return tuple(ranges)
 
     def units(self) -> list[Unit]:
         """Return the units of all shards, the last cut class varying fastest."""

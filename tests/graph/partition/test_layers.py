@@ -102,7 +102,7 @@ def test_a_small_layer_is_not_cut_for_threads(unet: Layering) -> None:
     small = next(
         layer for layer in unet.layers([depth])
         if depth in layer.touched
-        and 0 < unet.sample_units(unet.cutter(layer, {depth: 3}))[1] < MIN_PARALLEL_FLOPS
+        and 0 < unet.sample_flops(unet.cutter(layer, {depth: 3})) < MIN_PARALLEL_FLOPS
     )  # fmt: skip
     assert evened(unet, small.name, 3, 2) == 3
 
