@@ -151,6 +151,11 @@ def units_memory(
     return max(buffers), scratch
 
 
+def _sampled(count: int) -> list[int]:
+    """The numbers of those of so many units that are samples: the first, the middle, the last."""
+    return sorted({0, count // 2, count - 1})
+
+
 class Layering:
     """A pass's graph with its cut classes, and the layers that each choice of cuts makes.
 
@@ -180,6 +185,7 @@ class Layering:
         self._layers: dict[frozenset[int], tuple[Layer, ...]] = {}
         self._operands = Operands(factored)
         self._kinds = LayerKinds(factored, self.classes)
+        self._sampled: dict[Cut, tuple[LayerKind, Sequence[Unit]]] = {}
         self._samples: dict[Cut, int] = {}
         self._flops: dict[Cut, int] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
@@ -223,10 +229,21 @@ class Layering:
                     cut_bytes[cut] += nbytes
         return sorted(order, key=lambda cut: 2 * (every - cut_bytes[cut]) > every)
 
-    def samples(self, cutter: LayerCutter) -> list[Unit]:
+    def samples(self, cutter: LayerCutter) -> Sequence[Unit]:
         """Three sample units: first, middle, last."""
+        self._reuse(cutter)
         shards = cutter.shards()
-        return [cutter.unit(shard) for shard in {shards[0], shards[len(shards) // 2], shards[-1]}]
+        units = tuple([cutter.unit(shards[number]) for number in _sampled(cutter.count)])
+        self._sampled.setdefault(self.cut_key(cutter), (self._kinds.kind_of(cutter.layer), units))
+        return units
+
+    def _reuse(self, cutter: LayerCutter) -> None:
+        """Give a cutter the sample units of an equal one."""
+        before, units = self._sampled.get(self.cut_key(cutter), (None, ()))
+        if before is not None:
+            shards = [cutter.shards()[number] for number in _sampled(cutter.count)]
+            kind = self._kinds.kind_of(cutter.layer)
+            cutter.know(renamed(units, cutter.layer.index, shards, before, kind))
 
     def sample_flops(self, cutter: LayerCutter) -> int:
         """FLOPs of all units, estimated from three."""
@@ -267,6 +284,7 @@ class Layering:
         """The most bytes of arrays and of scratch of any unit of the layer."""
         key = self.cut_key(cutter)
         if key not in self._largest:
+            self._reuse(cutter)
             units = cutter.distinct_units()
             self._largest[key] = units_memory(cutter, units, self.factored, self.scratch)
         return self._largest[key]
@@ -277,6 +295,7 @@ class Layering:
         if key in known:
             before, units = known[key]
             return renamed(units, cutter.layer.index, cutter.shards(), before, kind)
+        self._reuse(cutter)
         units = cutter.units()
         known[key] = kind, tuple(units)
         return units

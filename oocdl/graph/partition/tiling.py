@@ -98,6 +98,10 @@ class LayerCutter:
                     owned.append((letter, place, boundaries(cell.extents[letter], self.base[cut], count)))
         return cuts
 
+    def know(self, units: Sequence[Unit]) -> None:
+        """Take units that an equal layer's cutter has derived."""
+        self._units |= {unit.shard: unit for unit in units}
+
     def unit(self, shard: Shard) -> Unit:
         """Return the regions and the program of one shard."""
         if shard not in self._units:
