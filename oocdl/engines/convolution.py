@@ -115,7 +115,7 @@ def _merged(item: Instruction) -> Instruction:
 
 def _without_groups(operand: Operand, place: int) -> Operand:
     pads = None if operand.pads is None else _joined(operand.pads, place, (0, 0))
-    return replace(operand, shape=_product(operand.shape, place), pads=pads)
+    return operand._replace(shape=_product(operand.shape, place), pads=pads)
 
 
 def _product(shape: Shape, place: int) -> Shape:

@@ -77,7 +77,7 @@ def with_channels_last(item: Instruction) -> Instruction:
         places = from_channels_last(range(rank))
         attrs["axes"] = tuple(sorted(places[axis % rank] for axis in attrs["axes"]))
     operands = tuple(
-        replace(o, shape=to_channels_last(o.shape)) if len(o.shape) == rank else o for o in item.operands
+        o._replace(shape=to_channels_last(o.shape)) if len(o.shape) == rank else o for o in item.operands
     )
     shapes = tuple(to_channels_last(shape) for shape in item.kernel_shapes)
     return replace(item, operands=operands, kernel_shapes=shapes, attrs=attrs)

@@ -69,14 +69,14 @@ class _Copy:
         domain = self.target.domain
         if operand.slot in self.makers:
             found = self.make(operand.slot, box)
-            return replace(operand, slot=self.slots[operand.slot, box], shape=domain) if found else None
+            return operand._replace(slot=self.slots[operand.slot, box], shape=domain) if found else None
         if operand.shape == self.source.domain:
             part = operand.crop or tuple((0, extent) for extent in self.shapes[operand.slot])
             if region_shape(part) != item.shapes[0]:
                 return None
             crop = _inner(operand.crop, box)
             self.large.add((operand.slot, crop))
-            return replace(operand, crop=crop, shape=domain)
+            return operand._replace(crop=crop, shape=domain)
         lead = len(domain) - len(operand.shape)
         varies = (axis + lead for axis, extent in enumerate(operand.shape) if extent > 1)
         same = all(self.source.domain[axis] == domain[axis] for axis in varies)
@@ -96,7 +96,7 @@ def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
         part = (operand.slot, operand.crop)
         if part not in wanted:
             return operand
-        return replace(operand, slot=copy.slots[part], crop=None, shape=domain)
+        return operand._replace(slot=copy.slots[part], crop=None, shape=domain)
 
     members = [replace(i, operands=tuple(map(seen, i.operands))) for i in copy.target.members]
     return replace(copy.target, members=(*copy.members, *members))

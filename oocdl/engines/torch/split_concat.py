@@ -30,7 +30,7 @@ def _of_channels(weights: Operand, span: Span) -> Operand:
     crop = [(0, extent) for extent in weights.shape]
     crop[CHANNEL_AXIS] = span
     shape = (weights.shape[0], span[1] - span[0], *weights.shape[2:])
-    return replace(weights, crop=tuple(crop), shape=shape)
+    return weights._replace(crop=tuple(crop), shape=shape)
 
 
 def _is_whole(weights: Operand, shapes: Mapping[int, Shape]) -> bool:
@@ -74,11 +74,11 @@ def _sum(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> Iterato
     total: Operand | None = None
     for number, (part, span) in enumerate(zip(parts, _spans(parts), strict=True), start=1):
         one = Operand(fresh(made), None, shape, None)
-        operands = (replace(part, pads=data.pads), _of_channels(weights, span))
+        operands = (part._replace(pads=data.pads), _of_channels(weights, span))
         yield replace(reader, operands=operands, outputs=(one.slot,))
         if total is not None:
             both = (total, one)
-            one = replace(one, slot=made if number == len(parts) else fresh(made))
+            one = one._replace(slot=made if number == len(parts) else fresh(made))
             yield replace(reader, op="Add", operands=both, outputs=(one.slot,), attrs={}, fill=0.0)
         total = one
 
@@ -92,7 +92,7 @@ def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> I
         pieces.append(Operand(fresh(reader.outputs[0]), None, piece, None))
         yield replace(
             reader,
-            operands=(replace(part, pads=data.pads), grad),
+            operands=(part._replace(pads=data.pads), grad),
             outputs=(pieces[-1].slot,),
             kernel_shapes=(piece,),
             shapes=(piece,),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,8 +20,7 @@ from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Node, Shape
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """An operand of an instruction: a slot, cropped, viewed in the node's own axes, and padded."""
 
     slot: int

@@ -12,7 +12,18 @@ from math import prod
 from typing import NamedTuple
 
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.index import Around, Index, Inverse, Plain, Range, Region, Whole, clip, is_empty
+from oocdl.graph.ir.index import (
+    Around,
+    Index,
+    Inverse,
+    Plain,
+    Range,
+    Region,
+    Whole,
+    clip,
+    is_empty,
+    region_shape,
+)
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 MOST_KNOWN = 1 << 14
@@ -63,6 +74,8 @@ class _Operand:
 class CellFacts(NamedTuple):
     """Facts that determine the regions of a node, beside ranges."""
 
+    number: int
+    """Equal for nodes that are equal but for names and attributes."""
     whole: Mapping[str, Range]
     """Letter -> its whole range."""
     outputs: tuple[tuple[str, tuple[str, ...]], ...]
@@ -72,6 +85,20 @@ class CellFacts(NamedTuple):
     """Types of the results."""
     has_crop: bool
     """Whether an operand's axis is the inverse of a window."""
+
+
+class CellRegions(NamedTuple):
+    """The regions of a node, for given ranges of its letters."""
+
+    operands: tuple[OperandRegion, ...]
+    results: tuple[Region, ...]
+    """Of the stored values."""
+    shapes: tuple[Shape, ...]
+    """Their extents."""
+    kernel_shapes: tuple[Shape, ...]
+    """Extents of the results' own axes."""
+    crop: tuple[int, ...] | None
+    """See ``Instruction.attrs``; None where no operand's axis is the inverse of a window."""
 
 
 class Operands:
@@ -86,8 +113,9 @@ class Operands:
         """Id of a view's indices -> letters of the stored axes."""
         self._whole: dict[int, Mapping[str, Range]] = {}
         """Id of the extents of a node's letters, which equal nodes share -> whole range of each letter."""
-        self._numbers: dict[tuple[_Axis, ...], int] = {}
-        self._known: dict[tuple[object, ...], OperandRegion] = {}
+        self._numbers: dict[object, int] = {}
+        self._known: dict[tuple[object, ...], CellRegions] = {}
+        self._needed: dict[tuple[object, ...], OperandRegion] = {}
 
     def facts(self, cell: Cell) -> CellFacts:
         """Return the facts that determine the regions of a node."""
@@ -96,15 +124,37 @@ class Operands:
             facts = self._facts[cell.node.name] = self._find(cell)
         return facts
 
-    def region(self, operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
-        """Return the region of an operand that is needed; ``ranges``: letter -> range."""
-        key = (operand.number, *[ranges[letter] for letter in operand.letters])
-        needed = self._known.get(key)
-        if needed is None:
+    def regions(self, cell: Cell, facts: CellFacts, ranges: Mapping[str, Range]) -> CellRegions:
+        """Return the regions of a node; ``ranges``: letter -> range."""
+        key = (facts.number, *ranges.values())
+        regions = self._known.get(key)
+        if regions is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            needed = self._known[key] = _region(operand, ranges)
-        return needed
+                self._needed.clear()
+            regions = self._known[key] = self._regions(cell, facts, ranges)
+        return regions
+
+    def _regions(self, cell: Cell, facts: CellFacts, ranges: Mapping[str, Range]) -> CellRegions:
+        results = tuple([tuple([ranges[letter] for letter in stored]) for _, stored in facts.outputs])
+        shapes = tuple(map(region_shape, results))
+        return CellRegions(
+            operands=tuple([self._region(operand, ranges) for operand in facts.inputs]),
+            results=results,
+            shapes=shapes,
+            kernel_shapes=tuple(
+                tuple([prod([shape[position] for position in positions]) for positions in view.positions])
+                for view, shape in zip(cell.outputs, shapes, strict=True)
+            ),
+            crop=_crop(cell, ranges) if facts.has_crop else None,
+        )
+
+    def _region(self, operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
+        key = (operand.number, *[ranges[letter] for letter in operand.letters])
+        region = self._needed.get(key)
+        if region is None:
+            region = self._needed[key] = _region(operand, ranges)
+        return region
 
     def _find(self, cell: Cell) -> CellFacts:
         values = self.factored.graph.values
@@ -113,9 +163,13 @@ class Operands:
             whole = {letter: (0, extent) for letter, extent in cell.extents.items()}
             self._whole[id(cell.extents)] = whole
         inputs = tuple([self._operand(view) for view in cell.inputs])
+        stored = [(view.value, self._letters(view)) for view in cell.outputs]
+        makes = [(letters, view.positions) for view, (_, letters) in zip(cell.outputs, stored, strict=True)]
+        alike = *whole.items(), *makes, *[operand.number for operand in inputs]
         return CellFacts(
+            number=self._numbers.setdefault(alike, len(self._numbers)),
             whole=whole,
-            outputs=tuple([(view.value, self._letters(view)) for view in cell.outputs]),
+            outputs=tuple(stored),
             inputs=inputs,
             dtypes=tuple([values[name].dtype for name in cell.node.outputs]),
             has_crop=any([operand.inverse for operand in inputs]),
@@ -159,19 +213,38 @@ def _stored_letters(view: View) -> tuple[str, ...]:
     return tuple(letters)
 
 
+def _crop(cell: Cell, ranges: Mapping[str, Range]) -> tuple[int, ...]:
+    """Return where the region starts in the uncropped result, for Inverse and Around axes."""
+    crop = [0] * len(cell.outputs[0].shape)
+    outputs = {
+        index.letter: axis
+        for axis, indices in enumerate(cell.outputs[0].indices)
+        for index in indices
+        if isinstance(index, Plain)
+    }
+    for index in (index for view in cell.inputs for indices in view.indices for index in indices):
+        if isinstance(index, (Inverse, Around)) and index.letter in outputs:
+            wanted = ranges[index.letter]
+            solved = Inverse(index.letter, index.kernel, index.stride, index.dilation, index.pad)
+            first = solved.needs(wanted)[0]
+            crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
+    return tuple(crop)
+
+
 def _region(operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
     part: list[Range] = [(0, 0)] * operand.rank
     needed, pads, nothing = [], [], False
-    for axis in operand.axes:
-        wants = [_needs(index, ranges, n) for index, n in zip(axis.indices, axis.extents, strict=True)]
-        clipped = [clip(want, extent) for want, extent in zip(wants, axis.extents, strict=True)]
-        for position, inside in zip(axis.positions, clipped, strict=False):
-            part[position] = inside
-        inner = prod(stop - start for start, stop in clipped[1:])
-        (start, stop), (low, high) = clipped[0], wants[0]
+    for positions, indices, extents in operand.axes:
+        inner, (low, high) = 1, _needs(indices[0], ranges, extents[0])
+        start, stop = clip((low, high), extents[0])
+        if positions:
+            part[positions[0]] = start, stop
+        for position, index, extent in zip(positions[1:], indices[1:], extents[1:], strict=True):
+            first, last = part[position] = clip(_needs(index, ranges, extent), extent)
+            inner *= last - first
         if start == stop:
             nothing = True
-            start = stop = min(max(low, 0), axis.extents[0])
+            start = stop = min(max(low, 0), extents[0])
         needed.append((start * inner, stop * inner))
         pads.append(((start - low) * inner, (high - stop) * inner))
     region = tuple(part)
@@ -179,7 +252,7 @@ def _region(operand: _Operand, ranges: Mapping[str, Range]) -> OperandRegion:
         part=region,
         read=tuple(r if r[0] < r[1] else (0, 1) for r in region) if is_empty(region) else region,
         own=tuple(needed),
-        shape=tuple(stop - start for start, stop in needed),
+        shape=tuple([stop - start for start, stop in needed]),
         pads=tuple(pads) if any(pad != (0, 0) for pad in pads) else None,
         nothing=nothing,
     )

@@ -13,13 +13,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
-from typing import Any
 
 from oocdl.errors import UnsupportedError
-from oocdl.graph.ir.graph import Shape
+from oocdl.graph.ir.graph import Attrs
 from oocdl.graph.ir.index import (
-    Around,
-    Inverse,
     Plain,
     Range,
     Region,
@@ -32,13 +29,15 @@ from oocdl.graph.ir.index import (
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
 from oocdl.graph.partition.cut_classes import Classes, find_classes
-from oocdl.graph.partition.operand_regions import OperandRegion, Operands
+from oocdl.graph.partition.operand_regions import CellFacts, CellRegions, OperandRegion, Operands
 from oocdl.graph.partition.shard_grid import ShardGrid, find_shard_grid
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.unit import Shard, Unit
 from oocdl.graph.transforms.channels_last import slot_orders
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
+_Step = tuple[Cell, CellFacts, Mapping[str, Range], CellRegions]
+"""A node that a shard computes, with the ranges of its letters."""
 Grid = Mapping[int, int]
 """Cut class -> number of pieces."""
 Regions = tuple[tuple[str, Region], ...]
@@ -118,7 +117,9 @@ class LayerCutter:
         for place, (cut, count) in enumerate(self.grid.items()):
             known: dict[object, int] = {}
             if count > 1 and not localized and all(self._is_plain(cell, cut) for cell in self.layer.cells):
-                sizes = zip(*([b - a for a, b in marks] for _, at, marks in owned if at == place), strict=True)
+                sizes = zip(
+                    *([b - a for a, b in marks] for _, at, marks in owned if at == place), strict=True
+                )
                 firsts.append([known.setdefault(size, piece) for piece, size in enumerate(sizes)])
             else:
                 firsts.append(range(count))
@@ -187,43 +188,44 @@ class LayerCutter:
     def _unit(self, shard: Shard) -> Unit:
         wanted: dict[str, Region] = {}
         makes: dict[str, Region] = {}
-        ranges: dict[str, Mapping[str, Range]] = {}
-        operands: dict[str, list[OperandRegion]] = {}
+        steps: list[_Step] = []
         counts: dict[str, int] = {}
         for cell in reversed(self.layer.cells):
-            name, facts = cell.node.name, self.operands.facts(cell)
+            facts = self.operands.facts(cell)
             letters = dict(facts.whole)
-            mine = {letter: marks[shard[place]] for letter, place, marks in self._owned.get(name, ())}
+            owned = self._owned.get(cell.node.name, ())
+            mine = {letter: marks[shard[place]] for letter, place, marks in owned}
+            ranges: dict[str, Range] = {}
+            seen = False
             for value, stored in facts.outputs:
                 if value in self.made:
                     region = tuple([mine.get(letter) or letters[letter] for letter in stored])
                     makes[value] = region
                     wanted[value] = hull(wanted.get(value), region)
-            seen = [
-                (stored, wanted[value])
-                for value, stored in facts.outputs
-                if value in wanted and not is_empty(wanted[value])
-            ]
+                if value in wanted and not is_empty(wanted[value]):
+                    _widen(ranges, stored, wanted[value])
+                    seen = True
             if not seen:
                 continue
-            letters.update(_letters(cell, seen))
-            partial = [value for value, _ in facts.outputs if value in self._partials]
-            letters.update((k, v) for k, v in mine.items() if partial or k in cell.reduced)
-            ranges[name] = letters
-            for value, stored in facts.outputs:
-                wanted[value] = tuple([letters[letter] for letter in stored])
+            letters |= ranges if not cell.uncut else {k: v for k, v in ranges.items() if k not in cell.uncut}
+            partial = self._partials and [value for value, _ in facts.outputs if value in self._partials]
+            if mine:
+                letters |= mine if partial else {k: v for k, v in mine.items() if k in cell.reduced}
+            regions = self.operands.regions(cell, facts, letters)
+            wanted |= zip([value for value, _ in facts.outputs], regions.results, strict=True)
             for value in partial:
                 counts[value] = prod(letters[k][1] - letters[k][0] for k in cell.reduced)
-            needed = operands[name] = [self.operands.region(taken, letters) for taken in facts.inputs]
-            for view, operand in zip(cell.inputs, needed, strict=True):
-                if not self._is_left_out(cell, operand):
+            joins = self.rules[cell.node.op].joins
+            for view, operand in zip(cell.inputs, regions.operands, strict=True):
+                if not (joins and operand.nothing):
                     wanted[view.value] = hull(wanted.get(view.value), operand.read)
+            steps.append((cell, facts, letters, regions))
         order = [*self.layer.stores, *self.layer.partials]
         reads = tuple(
             (name, wanted[name]) for name in self.layer.reads if name in wanted and not is_empty(wanted[name])
         )
         written = tuple((name, makes[name]) for name in order)
-        program = self._program(reads, wanted, ranges, operands, written)
+        program = self._program(reads, wanted, steps[::-1], written)
         sizes = tuple(counts[name] if name in self._partials else 1 for name in order)
         return Unit(
             layer=self.layer.index, shard=shard, reads=reads, program=program, makes=written, counts=sizes
@@ -233,28 +235,16 @@ class LayerCutter:
     def _partials(self) -> frozenset[str]:
         return frozenset(self.layer.partials)
 
-    def _is_left_out(self, cell: Cell, region: OperandRegion) -> bool:
-        """Whether an operand is a part of a result of which the shard needs other parts only."""
-        return region.nothing and self.rules[cell.node.op].joins
-
     def _program(
-        self,
-        reads: Sequence[tuple[str, Region]],
-        regions: Mapping[str, Region],
-        ranges: Mapping[str, Mapping[str, Range]],
-        operands: Mapping[str, Sequence[OperandRegion]],
-        outputs: Sequence[tuple[str, Region]],
+        self, reads: Regions, regions: Mapping[str, Region], steps: Sequence[_Step], outputs: Regions
     ) -> Program:
         slots: dict[str, int] = {name: number for number, (name, _) in enumerate(reads)}
         values = self.factored.graph.values
         instructions: list[Instruction] = []
-        for cell in self.layer.cells:
-            name = cell.node.name
-            if name not in ranges:
-                continue
-            for view in cell.outputs:
-                slots[view.value] = len(slots)
-            instructions.append(self._instruction(cell, ranges[name], operands[name], regions, slots))
+        for step in steps:
+            for value, _ in step[1].outputs:
+                slots[value] = len(slots)
+            instructions.append(self._instruction(*step, regions, slots))
         tails = tuple(
             Operand(slots[name], _crop(region, regions[name]), region_shape(region), None)
             for name, region in outputs
@@ -271,36 +261,32 @@ class LayerCutter:
     def _instruction(
         self,
         cell: Cell,
+        facts: CellFacts,
         letters: Mapping[str, Range],
-        needed: Sequence[OperandRegion],
+        needed: CellRegions,
         regions: Mapping[str, Region],
         slots: Mapping[str, int],
     ) -> Instruction:
-        rule, node, facts = self.rules[cell.node.op], cell.node, self.operands.facts(cell)
+        rule, node = self.rules[cell.node.op], cell.node
         operands = [
             self._operand(cell, view, region, regions[view.value], slots)
-            for view, region in zip(cell.inputs, needed, strict=True)
-            if not self._is_left_out(cell, region)
+            for view, region in zip(cell.inputs, needed.operands, strict=True)
+            if not (rule.joins and region.nothing)
         ]
-        further: dict[str, Any] = {}
-        if facts.has_crop:
-            crop = [0] * len(cell.outputs[0].shape)
-            for view in cell.inputs:
-                _find_crop(cell, view, letters, crop)
-            further["crop"] = tuple(crop)
+        attrs: Attrs = node.attrs if needed.crop is None else {**node.attrs, "crop": needed.crop}
         if rule.localize is not None:
             out = _own_ranges(cell.outputs[0], letters)
             wholes = [view.shape for view in cell.inputs]
-            further |= rule.localize(node, out, [region.own for region in needed], wholes)
-        shapes = [region_shape(regions[view.value]) for view in cell.outputs]
+            further = rule.localize(node, out, [region.own for region in needed.operands], wholes)
+            attrs = {**attrs, **further}
         return Instruction(
             op=node.op,
             operands=tuple(operands),
-            outputs=tuple([slots[view.value] for view in cell.outputs]),
-            kernel_shapes=tuple([_own_shape(v, s) for v, s in zip(cell.outputs, shapes, strict=True)]),
-            shapes=tuple(shapes),
+            outputs=tuple([slots[value] for value, _ in facts.outputs]),
+            kernel_shapes=needed.kernel_shapes,
+            shapes=needed.shapes,
             dtypes=facts.dtypes,
-            attrs={**node.attrs, **further},
+            attrs=attrs,
             fill=rule.fill,
         )
 
@@ -322,17 +308,12 @@ class LayerCutter:
         return Operand(slots[view.value], _crop(part, held), needed.shape, pads)
 
 
-def _letters(cell: Cell, wanted: Sequence[tuple[tuple[str, ...], Region]]) -> dict[str, Range]:
-    """Return the ranges of the letters that results need, all of those that cannot be cut.
-
-    ``wanted``: the letters of a result's stored axes, and the region of it that is needed.
-    """
-    ranges: dict[str, Range] = {}
-    for letters, region in wanted:
-        for letter, (start, stop) in zip(letters, region, strict=True):
-            low, high = ranges.get(letter, (start, stop))
-            ranges[letter] = min(low, start), max(high, stop)
-    return {k: (0, cell.extents[k]) if k in cell.uncut else ranges[k] for k in ranges}
+def _widen(ranges: dict[str, Range], letters: Sequence[str], region: Region) -> None:
+    """Let ``ranges`` hold those of the letters of a result's stored axes, of which a region is needed."""
+    for letter, needed in zip(letters, region, strict=True):
+        before = ranges.setdefault(letter, needed)
+        if before != needed:
+            ranges[letter] = min(before[0], needed[0]), max(before[1], needed[1])
 
 
 def _own_ranges(view: View, letters: Mapping[str, Range]) -> Region:
@@ -350,32 +331,10 @@ def _own_ranges(view: View, letters: Mapping[str, Range]) -> Region:
     return tuple(ranges)
 
 
-def _own_shape(view: View, stored: Shape) -> Shape:
-    return tuple(prod(stored[p] for p in positions) for positions in view.positions)
-
-
 def _crop(part: Region, held: Region) -> tuple[tuple[int, int], ...] | None:
     if part == held:
         return None
     return tuple((cut.start, cut.stop) for cut in within(part, held))
-
-
-def _find_crop(cell: Cell, view: View, letters: Mapping[str, Range], crop: list[int]) -> None:
-    """Put into ``crop`` where the region starts in the uncropped result, for Inverse and Around axes."""
-    outputs = {
-        index.letter: axis
-        for axis, indices in enumerate(cell.outputs[0].indices)
-        for index in indices
-        if isinstance(index, Plain)
-    }
-    for indices in view.indices:
-        for index in indices:
-            if isinstance(index, (Inverse, Around)) and index.letter in outputs:
-                wanted = letters[index.letter]
-                first = Inverse(index.letter, index.kernel, index.stride, index.dilation, index.pad).needs(
-                    wanted
-                )[0]
-                crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
 
 
 def whole_unit(factored: Factored, rules: Rules, stored: Sequence[str]) -> Unit:
