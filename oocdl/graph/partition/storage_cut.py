@@ -12,8 +12,9 @@ layers, found by local search: values are tried in order until none pays.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from oocdl.graph.partition.layers import Group, Grouping
 from oocdl.graph.partition.wiring import Wiring
@@ -50,7 +51,7 @@ class _Search:
 
     def __init__(self, wiring: Wiring, grouping: Grouping) -> None:
         self.wiring, self.grouping = wiring, grouping
-        self.costs, self.maker = wiring.costs, wiring.maker
+        self.costs, self.first_costs, self.maker = wiring.costs, wiring.first_costs, wiring.maker
         self.cheap: dict[str, tuple[str, ...]] = {}
         """Value that is not an anchor's -> what it is computed from."""
         self.inside: dict[str, int] = {}
@@ -70,6 +71,13 @@ class _Search:
         self.readers: defaultdict[str, set[int]] = defaultdict(set)
         self.moved_bytes = 0
         """Bytes that all layers read, and that are written for them."""
+        self.walked: list[str] = []
+        """Values that the change at hand looked at: all that it depends on, and all that it changes."""
+        self.changed: dict[str, int] = {}
+        """Value -> number of the last change that was made where it was looked at."""
+        self.refused: dict[str, tuple[int, list[str]]] = {}
+        """Value -> how many changes there were when it was tried in vain, and what that looked at."""
+        self.changes = 0
 
     def begin(self) -> None:
         """Find what all layers read and compute, with the choice of stored values that is there."""
@@ -81,53 +89,59 @@ class _Search:
 
     def _need(self, layer: int, values: Iterable[str]) -> None:
         """Something in a layer needs ``values``, which it reads, or computes from what these need."""
-        pending, counts = list(values), self.counts[layer]
+        walked, counts, moved = list(values), self.counts[layer], 0
         cheap, home, inside = self.cheap, self.home, self.inside
-        while pending:
-            value = pending.pop()
-            counts[value] = count = counts.get(value, 0) + 1
-            if count > 1:
+        for value in walked:  # which grows
+            count = counts.get(value, 0)
+            counts[value] = count + 1
+            if count:
                 continue
             sources = cheap.get(value)
             if sources is None:
-                if inside.get(value) != layer:
-                    self._read(layer, value)
-            elif home.get(value, layer) < layer:
-                self._read(layer, value)
-            else:
+                if inside.get(value) == layer:
+                    continue
+            elif home.get(value, layer) >= layer:
                 self.users[value].add(layer)
-                pending += sources
+                walked += sources
+                continue
+            readers = self.readers[value]
+            moved += self.costs[value] if readers else self.first_costs[value]
+            readers.add(layer)
+        self.moved_bytes += moved
+        self.walked += walked
 
     def _forgo(self, layer: int, values: Iterable[str]) -> None:
         """Something in a layer no longer needs ``values``: the reverse of ``_need``."""
-        pending, counts = list(values), self.counts[layer]
-        cheap, inside = self.cheap, self.inside
-        while pending:
-            value = pending.pop()
+        walked, counts, moved = list(values), self.counts[layer], 0
+        cheap, inside, users = self.cheap, self.inside, self.users
+        for value in walked:  # which grows
             counts[value] -= 1
             if counts[value]:
                 continue
             del counts[value]
-            if value in cheap and layer in self.users[value]:
-                self.users[value].discard(layer)
-                pending += cheap[value]
-            elif inside.get(value) != layer:
-                self._read_no_more(layer, value)
+            sources = cheap.get(value)
+            if sources is None:
+                if inside.get(value) == layer:
+                    continue
+            elif layer in users[value]:
+                users[value].discard(layer)
+                walked += sources
+                continue
+            readers = self.readers[value]
+            readers.discard(layer)
+            moved += self.costs[value] if readers else self.first_costs[value]
+        self.moved_bytes -= moved
+        self.walked += walked
 
     def _read(self, layer: int, value: str) -> None:
         readers = self.readers[value]
-        self.moved_bytes += self._bytes_for(value, readers)
+        self.moved_bytes += self.costs[value] if readers else self.first_costs[value]
         readers.add(layer)
 
     def _read_no_more(self, layer: int, value: str) -> None:
         readers = self.readers[value]
         readers.discard(layer)
-        self.moved_bytes -= self._bytes_for(value, readers)
-
-    def _bytes_for(self, value: str, others: Collection[int]) -> int:
-        """Return the bytes moved for a reader of a value beside ``others``: the first has it written, too."""
-        writes = not others and value in self.maker and value not in self.finals
-        return self.costs[value] * (1 + writes)
+        self.moved_bytes -= self.costs[value] if readers else self.first_costs[value]
 
     def is_written(self, value: str) -> bool:
         """Whether some layer has to write the value."""
@@ -135,11 +149,20 @@ class _Search:
 
     def try_change(self, value: str, home: int | None) -> bool:
         """Store ``value`` in layer ``home`` (None: nowhere) if that lowers the traffic."""
+        if value in self.refused:
+            number, walked = self.refused[value]
+            if max(map(self.changed.get, walked, repeat(0))) <= number:
+                return False  # as before: nothing that it depends on has changed
         before, old = self.moved_bytes, self.home.get(value)
+        self.walked = [value]
         self._move(value, home)
+        walked = self.walked
         if self.moved_bytes < before:
+            self.changes += 1
+            self.changed |= dict.fromkeys(walked, self.changes)
             return True
         self._move(value, old)
+        self.refused[value] = self.changes, walked
         return False
 
     def _move(self, value: str, home: int | None) -> None:
@@ -217,7 +240,7 @@ def _named_apart(layers: Iterable[Layer]) -> tuple[Layer, ...]:
         name = layer.name
         while name in named:
             name += "'"
-        named[name] = replace(layer, name=name)
+        named[name] = layer if name == layer.name else replace(layer, name=name)
     return tuple(named.values())
 
 

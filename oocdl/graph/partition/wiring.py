@@ -44,6 +44,8 @@ class Wiring:
     nbytes: Mapping[str, int]
     costs: Mapping[str, int]
     """Value -> bytes that could move between layers while it is read."""
+    first_costs: Mapping[str, int]
+    """The same for the first layer that reads it, for which another writes it, too."""
     large: Set[str]
     """Values that count when layers are compared by what they read."""
     finals: tuple[str, ...]
@@ -62,6 +64,11 @@ def wire(factored: Factored, heavy: Set[str]) -> Wiring:
         for result, cell in maker.items()
         if cell.node.op == "Cast" and nbytes[reads[cell.node.name][0]] < nbytes[result]
     }
+    finals = dict.fromkeys(final_values(factored))
+    costs = {
+        name: nbytes[name] * (DATASET_READ_COST if value.role in DATASET_ROLES else 1)
+        for name, value in values.items()
+    }
     return Wiring(
         factored=factored,
         heavy=heavy,
@@ -74,16 +81,14 @@ def wire(factored: Factored, heavy: Set[str]) -> Wiring:
         uses=_uses(reads, narrow),
         wide=narrow.keys(),
         nbytes=nbytes,
-        costs={
-            name: nbytes[name] * (DATASET_READ_COST if value.role in DATASET_ROLES else 1)
-            for name, value in values.items()
-        },
+        costs=costs,
+        first_costs=costs | {name: 2 * costs[name] for name in maker.keys() - finals},
         large=frozenset(
             name
             for name, value in values.items()
             if value.role not in SMALL_ROLES and nbytes[name] >= LEAST_COMPARED_BYTES
         ),
-        finals=tuple(final_values(factored)),
+        finals=tuple(finals),
     )
 
 
