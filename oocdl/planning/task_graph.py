@@ -9,8 +9,10 @@ to what is fixed by the plan, never by who was first.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from oocdl.graph.ir.array_layout import footprint, itemsize
 from oocdl.graph.ir.graph import Role
@@ -50,6 +52,16 @@ class TaskGraph:
     """Maximum number of workers of a cluster that get work; None: all that there are."""
 
 
+class _Found(NamedTuple):
+    """A region that units of a layer read."""
+
+    keys: list[TaskKey]
+    """Chunks that have a part of it."""
+    parts: Parts
+    reads: dict[tuple[int, bool], Read]
+    """(number of the first argument, whether it is overwritten) -> the read of those units: one object."""
+
+
 @dataclass
 class _Draft:
     """The growing step."""
@@ -57,12 +69,10 @@ class _Draft:
     plan: PassPlan
     calls: list[Call] = field(default_factory=list)
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    readers: dict[TaskKey, list[int]] = field(default_factory=dict)
+    readers: defaultdict[TaskKey, list[int]] = field(default_factory=lambda: defaultdict(list))
     position: int = 0
-    reads: dict[tuple[str, Region, int, bool], Read] = field(default_factory=dict)
-    """(value, region, number of the first argument, whether it is overwritten) -> the layer's read."""
-    found: dict[tuple[RegionIndex, Region], tuple[list[TaskKey], Parts]] = field(default_factory=dict)
-    """Region that the layer reads -> its parts."""
+    found: dict[tuple[str, Region], _Found] = field(default_factory=dict)
+    """Value and region that the layer reads -> what is found of them."""
     parts: dict[Parts, Parts] = field(default_factory=dict)
     """Parts of all layers; equal ones are one object."""
     indexes: dict[str, tuple[int, RegionIndex]] = field(default_factory=dict)
@@ -70,8 +80,9 @@ class _Draft:
 
     def add(self, call: UnitCall | CombineCall) -> None:
         """Add the call at ``position``, which moves on."""
+        readers, position = self.readers, self.position
         for argument in dict.fromkeys(call.arguments):
-            self.readers.setdefault(argument, []).append(self.position)
+            readers[argument].append(position)
         self.calls.append(call)
         self.position += 1
 
@@ -163,7 +174,7 @@ def _read_in_next_step(draft: _Draft, pieces: Mapping[str, Sequence[Region]]) ->
         for number, region in enumerate(pieces.get(name, ())):
             before = stored_key(name, number)
             readers = draft.readers.get(before, ())
-            draft.readers.setdefault(made[region], []).extend(draft.position + reader for reader in readers)
+            draft.readers[made[region]] += [draft.position + reader for reader in readers]
             replaced[before] = made[region]
     return replaced
 
@@ -175,7 +186,6 @@ def _expand_layer(draft: _Draft, planned: LayerPlan) -> None:
     combines = tuple(cell_of[name].combine if name in layer.partials else None for name in names)
     dtypes = tuple(values[name].dtype for name in names)
     buffer_bytes: dict[str, int] = {}  # by program: units with equal programs have equal arrays
-    draft.reads.clear()
     draft.found.clear()
     sums, alone = PartialSums(draft.plan, planned), (None,) * len(names)
     for number, unit in enumerate(planned.units):
@@ -184,8 +194,8 @@ def _expand_layer(draft: _Draft, planned: LayerPlan) -> None:
         arguments: list[TaskKey] = []
         scratch, program = planned.scratch[unit.program.key], unit.program.key
         reads = tuple(
-            _read(draft, name, region, arguments, place in scratch.overwrites)
-            for place, (name, region) in enumerate(unit.reads)
+            _read(draft, pair, arguments, place in scratch.overwrites)
+            for place, pair in enumerate(unit.reads)
         )
         added_to: list[tuple[int, int] | None] = [None] * len(names)
         for index in range(len(layer.stores), len(names)):
@@ -240,9 +250,9 @@ def _stored(draft: _Draft, name: str, pieces: Mapping[str, Sequence[Region]]) ->
 
 def _cut_anew(draft: _Draft, name: str, region: Region, key: TaskKey) -> None:
     """A call that only puts parts of other pieces together: its program has no instructions."""
-    arguments: list[TaskKey] = []
+    arguments, parts, _ = _find(draft, name, region)
     dtype, shape = draft.plan.factored.graph.values[name].dtype, region_shape(region)
-    read = Read(name, region, dtype, _parts(draft, name, region, arguments))
+    read = Read(name, region, dtype, parts)
     program = make_program((0,), (shape,), (dtype,), (), (Operand(0, None, shape, None),))
     unit = Unit(len(draft.plan.layers), (key.number,), ((name, region),), program, ((name, region),), (1,))
     draft.add(
@@ -261,31 +271,28 @@ def _cut_anew(draft: _Draft, name: str, region: Region, key: TaskKey) -> None:
     )
 
 
-def _read(draft: _Draft, name: str, region: Region, arguments: list[TaskKey], overwritten: bool) -> Read:
-    factored, first = draft.plan.factored, len(arguments)
-    value = factored.graph.values[name]
-    from_source = value.role in SOURCES and name not in draft.pieces
-    parts = Parts() if from_source else _parts(draft, name, region, arguments)
-    # What several units of a layer read alike is one object.
-    key = name, region, first, overwritten
-    read = draft.reads.get(key)
+def _read(draft: _Draft, pair: tuple[str, Region], arguments: list[TaskKey], overwritten: bool) -> Read:
+    """Return a read of a unit; ``arguments`` grows by the chunks that have a part of the region."""
+    found, first = draft.found.get(pair), len(arguments)
+    if found is None:
+        found = draft.found[pair] = _find(draft, *pair)
+    arguments += found.keys
+    read = found.reads.get((first, overwritten))
     if read is None:
-        order = factored.orders.get(name, ())
-        read = draft.reads[key] = Read(name, region, value.dtype, parts, first, order, overwritten)
+        factored, (name, region) = draft.plan.factored, pair
+        dtype, order = factored.graph.values[name].dtype, factored.orders.get(name, ())
+        read = Read(name, region, dtype, found.parts, first, order, overwritten)
+        found.reads[first, overwritten] = read
     return read
 
 
-def _parts(draft: _Draft, name: str, region: Region, arguments: list[TaskKey]) -> Parts:
-    """Return what to read of each piece; ``arguments`` grows by those that have a part of the region."""
-    index = draft.index(name)
-    found = draft.found.get((index, region))
-    if found is None:
-        pieces = draft.pieces[name]
-        numbers, parts = index.overlaps(region)
-        found = [pieces[number][1] for number in numbers], draft.parts.setdefault(parts, parts)
-        draft.found[index, region] = found
-    arguments += found[0]
-    return found[1]
+def _find(draft: _Draft, name: str, region: Region) -> _Found:
+    """Find the chunks that have a part of a region, and what to read of each."""
+    if name not in draft.pieces and draft.plan.factored.graph.values[name].role in SOURCES:
+        return _Found([], Parts(), {})
+    pieces = draft.pieces[name]
+    numbers, parts = draft.index(name).overlaps(region)
+    return _Found([pieces[number][1] for number in numbers], draft.parts.setdefault(parts, parts), {})
 
 
 def _combine(draft: _Draft, layer: str, cell: Cell, names: Sequence[str], sums: PartialSums) -> None:

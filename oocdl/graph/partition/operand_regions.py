@@ -24,6 +24,7 @@ from oocdl.graph.ir.index import (
     is_empty,
     region_shape,
 )
+from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 MOST_KNOWN = 1 << 14
@@ -114,6 +115,8 @@ class Operands:
         self._whole: dict[int, Mapping[str, Range]] = {}
         """Id of the extents of a node's letters, which equal nodes share -> whole range of each letter."""
         self._numbers: dict[object, int] = {}
+        self.plain: dict[tuple[Layer, int], bool] = {}
+        """Layer and class -> whether its shards differ by a shift alone along the class (``tiling``)."""
         self._known: dict[tuple[object, ...], CellRegions] = {}
         self._needed: dict[tuple[object, ...], OperandRegion] = {}
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 
 from oocdl.graph.partition.layers import Group, Grouping
@@ -40,6 +41,16 @@ class Layer:
     """Values of which each shard makes a partial result."""
     touched: frozenset[int]
     """Cut classes along which it may be cut."""
+
+    @cached_property
+    def makes(self) -> frozenset[str]:
+        """Values that it stores, or makes partial results of."""
+        return frozenset((*self.stores, *self.partials))
+
+    @cached_property
+    def sinks(self) -> tuple[Cell, ...]:
+        """The nodes that make these."""
+        return tuple([c for c in self.cells if any([v.value in self.makes for v in c.outputs])])
 
 
 class _Search:

@@ -10,8 +10,8 @@ padding at the node that reads it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from itertools import pairwise, product
+from functools import cached_property, lru_cache
+from itertools import pairwise, product, zip_longest
 from math import prod
 
 from oocdl.errors import UnsupportedError
@@ -20,6 +20,7 @@ from oocdl.graph.ir.index import (
     Plain,
     Range,
     Region,
+    Whole,
     hull,
     is_empty,
     pieces,
@@ -45,6 +46,7 @@ OwnedLetter = tuple[str, int, tuple[Range, ...]]
 """A letter that is cut, the place of its class in the grid, and the range of each piece."""
 
 
+@lru_cache(maxsize=1 << 12)
 def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
     """Cut an axis into pieces, aligned with those of the coarsest axis (of extent ``base``) of its class.
 
@@ -66,8 +68,7 @@ class LayerCutter:
     def __init__(self, operands: Operands, classes: Classes, rules: Rules, layer: Layer, grid: Grid) -> None:
         self.operands, self.factored = operands, operands.factored
         self.classes, self.rules, self.layer = classes, rules, layer
-        self.made = {*layer.stores, *layer.partials}
-        self.sinks = [c for c in layer.cells if any(v.value in self.made for v in c.outputs)]
+        self.made, self.sinks = layer.makes, layer.sinks
         self._units: dict[Shard, Unit] = {}
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
         self.grid = {cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()}
@@ -113,31 +114,38 @@ class LayerCutter:
         """For each class and piece, the first piece from which it differs by a shift alone."""
         firsts: list[Sequence[int]] = []
         owned = [marks for cell in self._owned.values() for marks in cell]
-        localized = any(self.rules[cell.node.op].localize is not None for cell in self.layer.cells)
         for place, (cut, count) in enumerate(self.grid.items()):
             known: dict[object, int] = {}
-            if count > 1 and not localized and all(self._is_plain(cell, cut) for cell in self.layer.cells):
-                sizes = zip(
-                    *([b - a for a, b in marks] for _, at, marks in owned if at == place), strict=True
-                )
+            if count > 1 and self._is_plain(cut):
+                sizes = zip(*([b - a for a, b in m] for _, at, m in owned if at == place), strict=True)
                 firsts.append([known.setdefault(size, piece) for piece, size in enumerate(sizes)])
             else:
                 firsts.append(range(count))
         return firsts
 
-    def _is_plain(self, cell: Cell, cut: int) -> bool:
-        """Whether a node reads and makes, along all axes of a class, exactly a shard's piece."""
-        letter, of_axes = self.classes.cut_letter(cell, cut), self.classes.of_axes
+    def _is_plain(self, cut: int) -> bool:
+        """Whether all nodes read and make, along all axes of a class, exactly a shard's piece."""
+        known, key = self.operands.plain, (self.layer, cut)
+        if key not in known:
+            known[key] = all(self._keeps_piece(cell, cut) for cell in self.layer.cells)
+        return known[key]
+
+    def _keeps_piece(self, cell: Cell, cut: int) -> bool:
+        """The same of one node: what follows the letter that is cut, are whole axes of the class."""
+        letter, shapes = self.classes.cut_letter(cell, cut), self.factored.shapes
         for view in (*cell.inputs, *cell.outputs):
-            if cut not in of_axes[view.value]:
-                continue
+            of_axes = self.classes.of_axes[view.value]
             for positions, indices in zip(view.positions, view.indices, strict=True):
-                for position, index in zip(positions, indices, strict=False):
-                    if of_axes[view.value][position] == cut and (
-                        not isinstance(index, Plain) or index.letter != letter
-                    ):
+                for position, index in zip_longest(positions, indices):
+                    follows = not isinstance(index, Whole | None) and index.letter == letter
+                    if not follows and (position is None or of_axes[position] != cut):
+                        continue
+                    stored = position is not None and of_axes[position] == cut
+                    if not (follows and stored and isinstance(index, Plain)):
                         return False
-        return True
+                    if cell.extents[index.letter] != shapes[view.value][position]:
+                        return False
+        return self.rules[cell.node.op].localize is None
 
     def _moved(self, unit: Unit, shard: Shard) -> Unit:
         """The unit of a shard that differs from another by a shift along some classes alone."""
