@@ -113,6 +113,7 @@ def _wanted(target: Chain, slots: frozenset[int]) -> list[Part]:
 def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], dict[int, str]]:
     """Return groups in which later chains recompute cheap values, and slot -> dtype, new slots included."""
     found, dtypes, shapes = list(groups), slot_dtypes(program), slot_shapes(program)
+    reads = [reads_of(group) for group in found]
     final = {item.slot for item in program.outputs}
     numbers = count(max(dtypes, default=0) + 1)
     for index, source in enumerate(found):
@@ -120,10 +121,8 @@ def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], 
             continue
         cheap = [i for i in source.members if i.op in RECOMPUTED_OPS and i.kernel_shapes[0] == source.domain]
         makers = {item.outputs[0]: item for item in cheap}
-        readers = [at for at in range(index + 1, len(found)) if reads_of(found[at]) & makers.keys()]
-        elsewhere = {
-            slot for at in readers if not isinstance(found[at], Chain) for slot in reads_of(found[at])
-        }
+        readers = [at for at in range(index + 1, len(found)) if not reads[at].isdisjoint(makers)]
+        elsewhere = {slot for at in readers if not isinstance(found[at], Chain) for slot in reads[at]}
         slots = frozenset(slot for slot in makers if slot not in final | elsewhere)
         for at in readers:
             target = found[at]
@@ -136,7 +135,7 @@ def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], 
             made = _replaced(copy, wanted)
             kinds = {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
             if made is not None and is_loop(made, dtypes | kinds):
-                found[at] = made
+                found[at], reads[at] = made, reads_of(made)
                 dtypes |= kinds
                 shapes |= {item.outputs[0]: item.shapes[0] for item in copy.members}
     return found, dtypes

@@ -240,10 +240,11 @@ class Layering:
     def _reuse(self, cutter: LayerCutter) -> None:
         """Give a cutter the sample units of an equal one."""
         before, units = self._sampled.get(self.cut_key(cutter), (None, ()))
-        if before is not None:
+        kind, layer = self._kinds.kind_of(cutter.layer), cutter.layer.index
+        if before is not None and before is not kind:
             shards = [cutter.shards()[number] for number in _sampled(cutter.count)]
-            kind = self._kinds.kind_of(cutter.layer)
-            cutter.know(renamed(units, cutter.layer.index, shards, before, kind))
+            units = renamed(units, layer, shards, before, kind)
+        cutter.know(units)
 
     def sample_flops(self, cutter: LayerCutter) -> int:
         """FLOPs of all units, estimated from three."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import prod
 
-import numpy as np
-
 from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, DEVICE_CHUNK_ELEMENTS
+from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of
@@ -54,7 +53,7 @@ DeviceScratch = Callable[[Instruction, str, bool], int]
 
 def nbytes(shape: Iterable[int], dtype: str) -> int:
     """Bytes of an array."""
-    return prod(shape) * int(np.dtype(dtype).itemsize)
+    return prod(shape) * itemsize(dtype)
 
 
 def by_rule(item: Instruction, slots: Slots, rules: Rules) -> int:

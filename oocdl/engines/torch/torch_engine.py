@@ -125,16 +125,11 @@ def _arrangement(instruction: Instruction, index: int, channels_last_slots: Coll
 class _Stage:
     """A group of instructions, and which results can be copied out and freed after it."""
 
-    step: Step | ChainStep
+    part: ChainStep | Instruction
     done: tuple[int, ...]
     """Outputs of the program (by number) whose slots nothing reads after it."""
     dying: tuple[int, ...]
     """Slots that nothing reads after it."""
-
-    @property
-    def part(self) -> ChainStep | Instruction:
-        """The chain or instruction, as ``scratch`` takes it."""
-        return self.step if isinstance(self.step, ChainStep) else self.step.instruction
 
 
 def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
@@ -151,7 +146,6 @@ def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
 
 def _stages(program: Program, elements: int) -> list[_Stage]:
     """The program in the order it runs."""
-    channels_last_slots = frozenset(slot for slot, _ in program.orders)
     arranged = arrange(program, elements, BLOCKWISE)
     groups, dtype_of = recomputed(arranged, program)
     last_use = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
@@ -167,11 +161,11 @@ def _stages(program: Program, elements: int) -> list[_Stage]:
         if isinstance(group, Chain):
             needed = frozenset(slot for slot in makes_of(group) if slot not in ending or slot in final)
             spare = _spare(program, ending & own, group.channels_last)
-            step: Step | ChainStep = ChainStep(group, needed, spare, dtype_of)
+            part: Instruction | ChainStep = ChainStep(group, needed, spare, dtype_of)
         else:
-            step = Step(group, channels_last_slots)
+            part = group
         done = tuple(number for number, item in enumerate(program.outputs) if item.slot in ending)
-        stages.append(_Stage(step, done, tuple(sorted(ending))))
+        stages.append(_Stage(part, done, tuple(sorted(ending))))
     return stages
 
 
@@ -221,6 +215,8 @@ class TorchEngine(Engine):
         stages = _stages(program, self.block_elements)
         parts = [stage.part for stage in stages]
         direct, own = placed(program, parts), overwritten(program, parts)
+        orders = dict(program.orders)
+        steps = [part if isinstance(part, ChainStep) else Step(part, orders) for part in parts]
         made = {slot for stage in stages for slot in stage.dying}
         rest = [number for number, item in enumerate(program.outputs) if item.slot not in made]
 
@@ -241,8 +237,8 @@ class TorchEngine(Engine):
                             found = crop(slots[item.slot], item.crop).reshape(item.shape)
                             shared(outs[number]).copy_(found)
 
-                for stage in stages:
-                    stage.step.run(slots, places)
+                for step, stage in zip(steps, stages, strict=True):
+                    step.run(slots, places)
                     put(stage.done)
                     for slot in stage.dying:
                         slots.pop(slot, None)

@@ -77,7 +77,7 @@ def slot_dtypes(program: Program) -> dict[int, str]:
     """Return slot -> dtype."""
     dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
     for instruction in program.instructions:
-        dtypes |= dict(zip(instruction.outputs, instruction.dtypes, strict=True))
+        dtypes.update(zip(instruction.outputs, instruction.dtypes, strict=True))
     return dtypes
 
 
@@ -85,7 +85,7 @@ def slot_shapes(program: Program) -> dict[int, Shape]:
     """Return slot -> shape of the array it holds."""
     shapes = dict(zip(program.inputs, program.input_shapes, strict=True))
     for instruction in program.instructions:
-        shapes |= dict(zip(instruction.outputs, instruction.shapes, strict=True))
+        shapes.update(zip(instruction.outputs, instruction.shapes, strict=True))
     return shapes
 
 

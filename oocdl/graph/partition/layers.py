@@ -130,7 +130,10 @@ class _Grouper:
         self.deferred: dict[str, Cell] = {}
         """Outputs of reductions that have no layer yet."""
         self.reach = _Reach(wiring, self.anchors)
+        self.anchored = {value for name in self.anchors for value in wiring.makes[name]}
+        """Values that anchors make."""
         self._cones: dict[str, frozenset[str]] = {}
+        self._ends: dict[str, tuple[list[tuple[str, int]], int]] = {}
 
     def is_anchor(self, cell: Cell) -> bool:
         return cell.node.name in self.anchors
@@ -205,15 +208,14 @@ class _Grouper:
 
     def _find_cone(self, cell: Cell) -> set[str]:
         cone: set[str] = set()
-        pending = deque(view.value for view in cell.inputs)
+        pending, large = deque(self.wiring.reads[cell.node.name]), self.wiring.large
         while pending and len(cone) < CONE_VALUES:
             value = pending.popleft()
-            if value in cone or value not in self.wiring.large:
+            if value in cone or value not in large:
                 continue
             cone.add(value)
-            maker = self.wiring.maker.get(value)
-            if maker is not None and not self.is_anchor(maker):
-                pending.extend(view.value for view in maker.inputs)
+            if value not in self.anchored:
+                pending += self.wiring.sources.get(value, ())
         return cone
 
     def find_group(self, cell: Cell, floor: int, inside: bool) -> Group | None:
@@ -235,14 +237,18 @@ class _Grouper:
 
     def costs_less_here(self, cell: Cell, group: Group) -> bool:
         """Whether a layer reads or computes most of the bytes that a reduction has to read."""
-        cone, nbytes = self.cone(cell), self.wiring.nbytes
-        ends = [name for name in cone if self.is_end(name)] or list(cone)
-        shared = sum(nbytes[name] for name in ends if name in group.values)
-        return 2 * shared > sum(nbytes[name] for name in ends)
+        ends, total = self.ends(cell)
+        return 2 * sum([nbytes for name, nbytes in ends if name in group.values]) > total
 
-    def is_end(self, value: str) -> bool:
-        maker = self.wiring.maker.get(value)
-        return maker is None or self.is_anchor(maker)
+    def ends(self, cell: Cell) -> tuple[list[tuple[str, int]], int]:
+        """The values, with their bytes, that a reduction has to read in the end; and the bytes of all."""
+        found = self._ends.get(cell.node.name)
+        if found is None:
+            cone, sources = self.cone(cell), self.wiring.sources
+            ends = [name for name in cone if name in self.anchored or name not in sources] or list(cone)
+            pairs = [(name, self.wiring.nbytes[name]) for name in ends]
+            found = self._ends[cell.node.name] = pairs, sum([nbytes for _, nbytes in pairs])
+        return found
 
     def can_chain(self, cell: Cell, group: Group) -> bool:
         """Whether ``cell`` can run in the layer, because values between them are needed nowhere else."""

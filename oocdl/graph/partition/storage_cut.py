@@ -12,7 +12,7 @@ layers, found by local search: values are tried in order until none pays.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
@@ -86,7 +86,7 @@ class _Search:
         """Values that the change at hand looked at: all that it depends on, and all that it changes."""
         self.changed: dict[str, int] = {}
         """Value -> number of the last change that was made where it was looked at."""
-        self.refused: dict[str, tuple[int, list[str]]] = {}
+        self.refused: dict[str, tuple[int, Sequence[str]]] = {}
         """Value -> how many changes there were when it was tried in vain, and what that looked at."""
         self.changes = 0
 
@@ -158,21 +158,23 @@ class _Search:
         """Whether some layer has to write the value."""
         return value in self.maker and (value in self.finals or bool(self.readers.get(value)))
 
-    def try_change(self, value: str, home: int | None) -> bool:
-        """Store ``value`` in layer ``home`` (None: nowhere) if that lowers the traffic."""
-        if value in self.refused:
-            number, walked = self.refused[value]
-            if max(map(self.changed.get, walked, repeat(0))) <= number:
-                return False  # as before: nothing that it depends on has changed
-        before, old = self.moved_bytes, self.home.get(value)
+    def improve(self, value: str) -> bool:
+        """Store a value where it is best stored, or no longer if it is stored, if that lowers the traffic."""
+        changes, walked = self.refused.get(value, (0, ()))
+        if walked and max(map(self.changed.get, walked, repeat(0))) <= changes:
+            return False  # as before: nothing that it depends on has changed
+        old, before = self.home.get(value), self.moved_bytes
+        home = self.best_home(value) if old is None and value not in self.finals else None
         self.walked = [value]
-        self._move(value, home)
+        if home is not None or old is not None:
+            self._move(value, home)
         walked = self.walked
         if self.moved_bytes < before:
             self.changes += 1
             self.changed |= dict.fromkeys(walked, self.changes)
             return True
-        self._move(value, old)
+        if home is not None or old is not None:
+            self._move(value, old)
         self.refused[value] = self.changes, walked
         return False
 
@@ -233,13 +235,7 @@ def choose_stored(wiring: Wiring, grouping: Grouping) -> tuple[Layer, ...]:
     _seed(search)
     cheap = [value for value in search.cheap if value not in wiring.wide]
     for _ in range(SWEEPS):
-        changed = False
-        for value in cheap:
-            if value in search.home:
-                changed |= search.try_change(value, None)
-            elif value not in search.finals and (home := search.best_home(value)) is not None:
-                changed |= search.try_change(value, home)
-        if not changed:
+        if not sum([search.improve(value) for value in cheap]):
             break
     return _named_apart(_finish(search, group) for group in grouping.groups)
 
@@ -257,11 +253,14 @@ def _named_apart(layers: Iterable[Layer]) -> tuple[Layer, ...]:
 
 def _finish(search: _Search, group: Group) -> Layer:
     index = group.index
-    reads = {value for value in search.counts[index] if index in search.readers.get(value, ())}
     anchors = {cell.node.name for cell in group.anchors}
-    partial = search.grouping.partial
-    computed = (search.maker[value] for value in search.counts[index] if index in search.users.get(value, ()))
-    inside = {cell.node.name: cell for cell in (*group.anchors, *computed)}
+    partial, reads, inside = search.grouping.partial, [], {cell.node.name: cell for cell in group.anchors}
+    for value in search.counts[index]:
+        if index in search.readers.get(value, ()):
+            reads.append(value)
+        if index in search.users.get(value, ()):
+            cell = search.maker[value]
+            inside[cell.node.name] = cell
     cells = tuple(sorted(inside.values(), key=lambda cell: search.wiring.place[cell.node.name]))
     # A cell with several results makes all of them again, also one that is stored.
     computed_values = {view.value for cell in cells for view in cell.outputs}
@@ -287,7 +286,7 @@ def _finish(search: _Search, group: Group) -> Layer:
         name=title,
         index=index,
         cells=cells,
-        reads=tuple(sorted(reads - computed_values)),
+        reads=tuple(sorted(set(reads) - computed_values)),
         stores=tuple(stores),
         partials=tuple(partials),
         touched=group.touched,
