@@ -18,8 +18,9 @@ from math import prod
 from oocdl.graph.ir.index import Range, Region
 from oocdl.graph.partition.unit import Shard, Unit
 
-MIN_SHARDS = 32
-"""Layers of fewer shards are derived one by one: scans would take as long."""
+MIN_SHARDS, MIN_SHARDS_ALONG = 32, 8
+"""Layers of fewer shards are derived one by one, as scans would take as long; the second is for shards
+along one class that do not differ by a shift alone."""
 
 Derive = Callable[[Shard], Unit]
 IsEven = Callable[[int, int, int], bool]
@@ -88,9 +89,13 @@ class ShardGrid:
         return [self.unit(shard) for shard in product(*(range(len(scan)) for scan in self.scans))]
 
 
-def find_shard_grid(pieces: Shard, derive: Derive, is_even: IsEven) -> ShardGrid | None:
-    """The shards of a layer with so many ``pieces`` of each class; None if they have to be derived each."""
-    if prod(pieces) < MIN_SHARDS:
+def find_shard_grid(pieces: Shard, distinct: Shard, derive: Derive, is_even: IsEven) -> ShardGrid | None:
+    """The shards of a layer with so many ``pieces`` of each class; None if they have to be derived each.
+
+    ``distinct``: pieces of each class that do not differ by a shift alone.
+    """
+    along = max(pieces, default=1) == prod(pieces) and prod(distinct) >= MIN_SHARDS_ALONG
+    if prod(pieces) < MIN_SHARDS and not along:
         return None
     middle = tuple(count // 2 for count in pieces)
     base = derive(middle)

@@ -178,7 +178,8 @@ class LayerCutter:
 
     @cached_property
     def _shard_grid(self) -> ShardGrid | None:
-        return find_shard_grid(tuple(self.grid.values()), self.unit, self._is_even)
+        distinct = tuple(len(set(first)) for first in self._firsts)
+        return find_shard_grid(tuple(self.grid.values()), distinct, self.unit, self._is_even)
 
     def _is_even(self, place: int, low: int, high: int) -> bool:
         """Whether from piece ``low`` to ``high`` of a class each is as far from the one before."""
