@@ -244,7 +244,7 @@ class Layering:
         if before is not None and before is not kind:
             shards = [cutter.shards()[number] for number in _sampled(cutter.count)]
             units = renamed(units, layer, shards, before, kind)
-        cutter.know(units)
+        cutter.known |= {unit.shard: unit for unit in units}
 
     def sample_flops(self, cutter: LayerCutter) -> int:
         """FLOPs of all units, estimated from three."""

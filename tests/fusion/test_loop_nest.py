@@ -24,7 +24,7 @@ from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import slot_dtypes
-from oocdl.graph.ir.program import Instruction, Program
+from oocdl.graph.ir.program import Instruction, Operand, Program
 from tests.kit.op_cases import CASES
 from tests.kit.programs import operand, program
 
@@ -52,7 +52,7 @@ def noise(shape: Shape, dtype: str, seed: int = 0) -> Array:
 
 def step(op: str, reads: Sequence[Any], made: int, shape: Shape, dtype: str, **attrs: Any) -> Instruction:
     """An elementwise instruction; ``reads``: (slot, shape) or operands."""
-    operands = tuple(operand(*one) if isinstance(one, tuple) else one for one in reads)
+    operands = tuple(operand(*one) if not isinstance(one, Operand) else one for one in reads)
     return Instruction(op, operands, (made,), (shape,), (shape,), (dtype,), {**CASE_OF[op].attrs, **attrs})
 
 

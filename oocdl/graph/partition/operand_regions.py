@@ -12,18 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.index import (
-    Around,
-    Index,
-    Inverse,
-    Plain,
-    Range,
-    Region,
-    Whole,
-    clip,
-    is_empty,
-    region_shape,
-)
+from oocdl.graph.ir.index import Around, Index, Inverse, Plain, Range, Region, Whole, clip, is_empty
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
@@ -140,7 +129,7 @@ class Operands:
 
     def _regions(self, cell: Cell, facts: CellFacts, ranges: Mapping[str, Range]) -> CellRegions:
         results = tuple([tuple([ranges[letter] for letter in stored]) for _, stored in facts.outputs])
-        shapes = tuple(map(region_shape, results))
+        shapes = tuple([tuple([stop - start for start, stop in region]) for region in results])
         return CellRegions(
             operands=tuple([self._region(operand, ranges) for operand in facts.inputs]),
             results=results,

@@ -144,16 +144,6 @@ class _Search:
         self.moved_bytes -= moved
         self.walked += walked
 
-    def _read(self, layer: int, value: str) -> None:
-        readers = self.readers[value]
-        self.moved_bytes += self.costs[value] if readers else self.first_costs[value]
-        readers.add(layer)
-
-    def _read_no_more(self, layer: int, value: str) -> None:
-        readers = self.readers[value]
-        readers.discard(layer)
-        self.moved_bytes -= self.costs[value] if readers else self.first_costs[value]
-
     def is_written(self, value: str) -> bool:
         """Whether some layer has to write the value."""
         return value in self.maker and (value in self.finals or bool(self.readers.get(value)))
@@ -165,32 +155,35 @@ class _Search:
             return False  # as before: nothing that it depends on has changed
         old, before = self.home.get(value), self.moved_bytes
         home = self.best_home(value) if old is None and value not in self.finals else None
-        self.walked = [value]
-        if home is not None or old is not None:
+        self.walked = walked = [value]
+        if home != old:
             self._move(value, home)
-        walked = self.walked
         if self.moved_bytes < before:
             self.changes += 1
             self.changed |= dict.fromkeys(walked, self.changes)
             return True
-        if home is not None or old is not None:
+        self.walked = []
+        if home != old:
             self._move(value, old)
         self.refused[value] = self.changes, walked
         return False
 
     def _move(self, value: str, home: int | None) -> None:
         """Store a value that is not stored in layer ``home``; None: store one that is stored no longer."""
+        readers = self.readers[value]
         if home is not None:
             self.home[value] = home
             self._need(home, (value,))
             for index in [index for index in self.users[value] if index > home]:
                 self.users[value].discard(index)
-                self._read(index, value)
+                self.moved_bytes += self.costs[value] if readers else self.first_costs[value]
+                readers.add(index)
                 self._forgo(index, self.cheap[value])
             return
         old = self.home.pop(value)
-        for index in list(self.readers[value]):
-            self._read_no_more(index, value)
+        for index in list(readers):
+            readers.discard(index)
+            self.moved_bytes -= self.costs[value] if readers else self.first_costs[value]
             self.users[value].add(index)
             self._need(index, self.cheap[value])
         self._forgo(old, (value,))

@@ -69,7 +69,8 @@ class LayerCutter:
         self.operands, self.factored = operands, operands.factored
         self.classes, self.rules, self.layer = classes, rules, layer
         self.made, self.sinks = layer.makes, layer.sinks
-        self._units: dict[Shard, Unit] = {}
+        self.known: dict[Shard, Unit] = {}
+        """Units that are derived already, here or for an equal layer."""
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
         self.grid = {cut: len(pieces(base, min(grid.get(cut, 1), base))) for cut, base in self.base.items()}
 
@@ -98,16 +99,12 @@ class LayerCutter:
                     owned.append((letter, place, boundaries(cell.extents[letter], self.base[cut], count)))
         return cuts
 
-    def know(self, units: Sequence[Unit]) -> None:
-        """Take units that an equal layer's cutter has derived."""
-        self._units |= {unit.shard: unit for unit in units}
-
     def unit(self, shard: Shard) -> Unit:
         """Return the regions and the program of one shard."""
-        if shard not in self._units:
+        if shard not in self.known:
             first = tuple([first[piece] for first, piece in zip(self._firsts, shard, strict=True)])
-            self._units[shard] = self._unit(shard) if first == shard else self._moved(self.unit(first), shard)
-        return self._units[shard]
+            self.known[shard] = self._unit(shard) if first == shard else self._moved(self.unit(first), shard)
+        return self.known[shard]
 
     @cached_property
     def _firsts(self) -> list[Sequence[int]]:
@@ -137,14 +134,14 @@ class LayerCutter:
             of_axes = self.classes.of_axes[view.value]
             for positions, indices in zip(view.positions, view.indices, strict=True):
                 for position, index in zip_longest(positions, indices):
-                    follows = not isinstance(index, Whole | None) and index.letter == letter
-                    if not follows and (position is None or of_axes[position] != cut):
-                        continue
-                    stored = position is not None and of_axes[position] == cut
-                    if not (follows and stored and isinstance(index, Plain)):
+                    follows = index is not None and not isinstance(index, Whole) and index.letter == letter
+                    if position is None or of_axes[position] != cut:
+                        if follows:
+                            return False
+                    elif not (follows and isinstance(index, Plain)):
                         return False
-                    if cell.extents[index.letter] != shapes[view.value][position]:
-                        return False
+                    elif cell.extents[index.letter] != shapes[view.value][position]:
+                        return False  # what is beyond is padding
         return self.rules[cell.node.op].localize is None
 
     def _moved(self, unit: Unit, shard: Shard) -> Unit:
@@ -152,19 +149,16 @@ class LayerCutter:
         steps = zip(self.grid.items(), unit.shard, shard, strict=True)
         by = {cut: (count, piece) for (cut, count), before, piece in steps if before != piece}
 
-        def moved(regions: Regions) -> Regions:
-            return tuple([(name, self._piece_of(name, region, by)) for name, region in regions])
+        def moved(pair: tuple[str, Region]) -> tuple[str, Region]:
+            name, ranges = pair[0], list(pair[1])
+            for axis, cut in enumerate(self.classes.of_axes[name]):
+                if cut in by:
+                    count, piece = by[cut]
+                    ranges[axis] = boundaries(self.factored.shapes[name][axis], self.base[cut], count)[piece]
+            return name, tuple(ranges)
 
-        return Unit(unit.layer, shard, moved(unit.reads), unit.program, moved(unit.makes), unit.counts)
-
-    def _piece_of(self, name: str, region: Region, by: Mapping[int, tuple[int, int]]) -> Region:
-        """A region, moved along the axes of the classes in ``by`` to a piece, one of so many."""
-        ranges = list(region)
-        for axis, cut in enumerate(self.classes.of_axes[name]):
-            if cut in by:
-                count, piece = by[cut]
-                ranges[axis] = boundaries(self.factored.shapes[name][axis], self.base[cut], count)[piece]
-        return tuple(ranges)
+        reads, makes = tuple(map(moved, unit.reads)), tuple(map(moved, unit.makes))
+        return Unit(unit.layer, shard, reads, unit.program, makes, unit.counts)
 
     def units(self) -> list[Unit]:
         """Return the units of all shards, the last cut class varying fastest."""

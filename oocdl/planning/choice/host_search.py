@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.cost_model import NOMINAL, Costs
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.assignment import NETWORK_BYTES_PER_SECOND
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
@@ -80,24 +80,21 @@ def fastest_over_hosts(every: Candidate, machine: Machine, cut: Cut, layering: L
     That may be one for fewer workers, only where nothing is spilled, one whose weights are cut, or one of
     whole layers. ``layering``: of the pass.
     """
-    costs = Costs(NOMINAL)
-    best = _timed(every, machine, machine.workers, costs)
+    best = _timed(every, machine, machine.workers)
     if best.work_seconds < MIN_HOST_SECONDS * machine.threads:
         return every.compiled
-    best = _along_weights(best, machine, machine.workers, cut, layering, costs)
-    hosts = _half(machine.workers)
+    best, hosts = _along_weights(best, machine, machine.workers, cut, layering), _half(machine.workers)
     while hosts and WORTH_RATIO * best.work_seconds < best.seconds * hosts * machine.threads:
         found = cut(machine.of(hosts), None)
         if found is None or found.moved_bytes:
             break
-        fewer = _timed(found, machine, hosts, costs)
-        fewer = _along_weights(fewer, machine, hosts, cut, layering, costs)
+        fewer = _along_weights(_timed(found, machine, hosts), machine, hosts, cut, layering)
         if WORTH_RATIO * fewer.seconds > best.seconds:
             break
         best, hosts = fewer._replace(seconds=min(best.seconds, fewer.seconds)), _half(hosts)
     if best.work_seconds < WORTH_RATIO * best.seconds * machine.permits:
         whole = cut(replace(machine, slots=1), None)
-        best = best if whole is None else _better(best, _timed(whole, machine, machine.workers, costs))
+        best = best if whole is None else _better(best, _timed(whole, machine, machine.workers))
     return best.compiled
 
 
@@ -110,9 +107,7 @@ def _better(best: _Timed, other: _Timed) -> _Timed:
     return other if other.seconds <= WORTH_RATIO * best.seconds else best
 
 
-def _along_weights(
-    best: _Timed, machine: Machine, hosts: int, cut: Cut, layering: Layering, costs: Costs
-) -> _Timed:
+def _along_weights(best: _Timed, machine: Machine, hosts: int, cut: Cut, layering: Layering) -> _Timed:
     """The best way, or a faster one on so many workers whose weights are cut along one of their axes."""
     # Without that cut each worker gets weights, and tells their gradients.
     least = 2 * weight_bytes(layering) / NETWORK_BYTES_PER_SECOND
@@ -123,17 +118,17 @@ def _along_weights(
         travels = travelling_seconds(layering, cuts, hosts, NETWORK_BYTES_PER_SECOND)
         made = cut(machine.of(hosts), side) if travels < WORTH_RATIO * best.seconds else None
         if made is not None and (hosts == machine.workers or not made.moved_bytes):
-            found.append(_timed(made, machine, hosts, costs))
+            found.append(_timed(made, machine, hosts))
     return _better(best, min(found, key=lambda one: one.seconds)) if found else best
 
 
-def _timed(found: Candidate, machine: Machine, hosts: int, costs: Costs) -> _Timed:
+def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
     """A way to cut a pass for so many of a machine's workers, and what it takes."""
     compiled = found.compiled if hosts == machine.workers else on_hosts(found.compiled, hosts)
     placed = place(compiled.graph, machine.workers, machine.threads)
     going = exchange(placed, homes_of([placed]), machine.workers)
     cluster = Cluster(hosts=machine.workers, bytes_per_second=NETWORK_BYTES_PER_SECOND)
-    work = work_seconds(going, costs)
+    work = work_seconds(going)
     seconds = estimated_seconds(going, cluster, machine.threads, work)
     if found.moved_bytes:
         disk_seconds = found.simulated.read_bytes / NOMINAL.disk_read_bytes_per_second

@@ -15,24 +15,22 @@ import numpy as np
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.planning.calls import CombineCall, PickCall
-from oocdl.planning.cost_model import Costs
+from oocdl.planning.cost_model import NOMINAL, Costs
 from oocdl.planning.hosts.exchange import Exchange, reader_of
 from oocdl.planning.hosts.segments import segment_counts
 from oocdl.planning.simulation.network import Cluster, Network
 
 
-def work_seconds(going: Exchange, costs: Costs) -> list[float]:
-    """Return seconds of each call on one thread, with putting its inputs together; 0 for picks."""
-    found = []
+def work_seconds(going: Exchange) -> list[float]:
+    """Return nominal seconds of each call on one thread, with putting its inputs together; 0 for picks."""
+    costs, found = Costs(NOMINAL), []
     for call in going.graph.calls:
         if isinstance(call, PickCall):
             found.append(0.0)
             continue
-        nbytes = parts = 0
-        for one in () if isinstance(call, CombineCall) else call.reads:
-            if not one.parts.is_one:
-                nbytes += one.parts.size() * itemsize(one.dtype)
-                parts += len(one.parts)
+        several = [] if isinstance(call, CombineCall) else [one for one in call.reads if not one.parts.is_one]
+        nbytes = sum(one.parts.size() * itemsize(one.dtype) for one in several)
+        parts = sum(len(one.parts) for one in several)
         found.append(costs.shared_seconds(call) + costs.gathering_seconds(parts, nbytes))
     return found
 
@@ -70,10 +68,6 @@ class _Estimate:
         """Item of a bundle -> the chunk that it is, or of which it is a strip."""
         homes = [going.homes[key] for key in going.graph.inputs]
         self.where = [*homes, *placed.workers[flat.maker[flat.inputs :]].tolist()]
-        readers = flat.readers(np.arange(len(flat.source)))
-        elsewhere = (item != flat.source) | (np.array(self.where)[flat.source] != placed.workers[readers])
-        self.travels = (np.bincount(readers[elsewhere], minlength=len(self.workers)) > 0).tolist()
-        """Call -> whether anything that it reads comes from another host, or is a strip."""
         self.made_at = [0.0] * len(flat.keys)
         """Chunk -> when it is there where it is made."""
         self.arrived: dict[tuple[int, int], float] = {}
@@ -100,17 +94,14 @@ class _Estimate:
         """Do the calls of a block: those first that can be first."""
         if begin and self.flat.task_of[begin] != self.flat.task_of[begin - 1]:
             self.network.clear()
-        ready, made_at, arrived = [], self.made_at, self.arrived
+        ready = []
         for place in range(begin, end):
-            first, last, at = self.first[place], self.first[place + 1], 0.0
-            for source in self.source[first:last]:
-                if made_at[source] > at:
-                    at = made_at[source]
-            if self.travels[place]:
-                mine, arguments = self.workers[place], slice(first, last)
-                pairs = zip(self.item[arguments], self.source[arguments], strict=True)
-                at = max([arrived.get((item, mine), made_at[source]) for item, source in pairs])
-            ready.append((at, place))
+            mine, arguments = self.workers[place], slice(self.first[place], self.first[place + 1])
+            there = (
+                self.arrived.get((item, mine), self.made_at[source])
+                for item, source in zip(self.item[arguments], self.source[arguments], strict=True)
+            )
+            ready.append((max(there, default=0.0), place))
         for when, place in sorted(ready):
             threads = self.free[self.workers[place]]
             done = max(when, threads[0]) + work[place]

@@ -10,7 +10,7 @@ import pytest
 from oocdl.planning.choice import budget, host_search
 from oocdl.planning.choice.budget import compile_within, predict_pass
 from oocdl.planning.compiler import CompiledPass, Draft
-from oocdl.planning.cost_model import NOMINAL, Costs
+from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
@@ -149,7 +149,7 @@ def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: D
         draft, machine = mlp_draft(tmp_path, [2048] * 3, 2048), machine_of(workers)
     compiled = cut_for_all(draft, machine)
     going = over(compiled, machine)
-    work = work_seconds(going, Costs(NOMINAL))
+    work = work_seconds(going)
     found = estimated_seconds(going, cluster_of(machine), machine.threads, work)
     assert 0.6 < found / simulated_seconds(compiled, machine) < 1.5
 
