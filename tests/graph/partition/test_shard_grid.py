@@ -51,9 +51,9 @@ def test_units_are_equal(
     for layer in layering.layers([cut for cut, count in grid.items() if count > 1]):
         quick, slow = layering.cutter(layer, grid), layering.cutter(layer, grid)
         units = quick.units()
-        put_together += len(units) > len(quick._units)
+        put_together += len(units) > len(quick.known)
         for unit in units:
-            full = slow.unit(unit.shard)
+            full = slow._unit(unit.shard)
             assert (unit.reads, unit.makes, unit.counts) == (full.reads, full.makes, full.counts)
             assert unit.program.key == full.program.key
         keys = {unit.program.key for unit in units}
