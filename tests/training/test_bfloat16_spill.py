@@ -45,7 +45,9 @@ def _slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def fit_small(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
     """Four steps with little memory."""
     settings = {"engine": "torch", "steps": 4, "memory": "6GiB", "progress": False, "threads": 2, "seed": 1}
-    return fit(*job, machine=Small(capacity_bytes=5 << 19), workdir=workdir, **{**settings, **options})
+    return fit(
+        *job, machine=Small(5 << 19, process_bytes=512 << 20), workdir=workdir, **{**settings, **options}
+    )
 
 
 def bits(run: oocdl.Run) -> dict[str, bytes]:

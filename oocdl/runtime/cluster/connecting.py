@@ -22,7 +22,7 @@ from oocdl.runtime import dask_private
 from oocdl.runtime.cluster import dask_limits, scheduler_side, worker_tasks
 from oocdl.runtime.cluster.carried import Carried
 from oocdl.runtime.cluster.scheduler_side import Stay, forget_plugin, set_complete
-from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, open_client
+from oocdl.runtime.cluster.watch import Watch, in_loop, on_scheduler, open_client, plain
 from oocdl.runtime.lost import WorkersLost
 
 CONNECT_SECONDS = 30.0
@@ -129,7 +129,7 @@ def keep_workers(client: Client) -> None:
     try:
         in_loop(client, asked).result(CONNECT_SECONDS)
     except (OSError, CancelledError) as error:
-        raise WorkersLost(f"the scheduler does not answer ({error})") from error
+        raise WorkersLost(f"the scheduler does not answer ({plain(error)})") from error
     except (
         ImportError,
         ValueError,
