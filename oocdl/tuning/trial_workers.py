@@ -249,7 +249,7 @@ class Workers:
         busy = {address for _, address in self.running.values()}
         for address in [address for address in self.hired if address not in busy][: len(tasks)]:
             task, key = tasks.popleft(), f"oocdl-trial-{uuid.uuid4().hex}"
-            packed = pickle.dumps((run_on_worker, (task, key, self.parts)))
+            packed = cloudpickle.dumps((run_on_worker, (task, key, self.parts)))
             future = self.client.submit(carried(call_packed), packed, key=key, workers=[address], pure=False)
             self.running[future] = task, address
             future.add_done_callback(self.ended.put)  # type: ignore[no-untyped-call]

@@ -141,6 +141,7 @@ def test_a_scheduler_that_lacks_oocdl(tmp_path: Path) -> None:
         assert nets.files_of(run) == expected
         assert processes.remains(client) == {}
         searched = {**searches.OPTIONS, "trials": 2, "client": client, "workdir": tmp_path / "search"}
+        searched["metric"] = lambda run: run.history[-1]["loss"]  # as scripts have it: nobody can import it
         assert oocdl.search(*job, **searched).best_run.steps == searched["steps"]
     said = [one.text for one in notices if isinstance(one, Notice)]
     assert [text for text in said if "no page in Dask's dashboard" in text] == said
