@@ -82,11 +82,11 @@ class CellRegions(NamedTuple):
 
     operands: tuple[OperandRegion, ...]
     results: tuple[Region, ...]
-    """Of the stored values."""
+    """The region of each result, along the axes that it is stored with."""
     shapes: tuple[Shape, ...]
-    """Their extents."""
+    """The extents of these regions."""
     kernel_shapes: tuple[Shape, ...]
-    """Extents of the results' own axes."""
+    """The extents of the same regions along the node's own axes."""
     crop: tuple[int, ...] | None
     """See ``Instruction.attrs``; None where no operand's axis is the inverse of a window."""
 

@@ -128,7 +128,7 @@ class LayerCutter:
         return known[key]
 
     def _keeps_piece(self, cell: Cell, cut: int) -> bool:
-        """The same of one node: what follows the letter that is cut, are whole axes of the class."""
+        """Whether a node does: the letter that is cut runs along whole axes of the class, and no others."""
         letter, shapes = self.classes.cut_letter(cell, cut), self.factored.shapes
         for view in (*cell.inputs, *cell.outputs):
             of_axes = self.classes.of_axes[view.value]

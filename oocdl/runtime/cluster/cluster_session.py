@@ -235,7 +235,7 @@ class ClusterSession(Held):
         self.before_crew = self.moved()
         self.ends = {}
         with suppress(Exception):  # whoever does not answer in time is told by the scheduler when it does
-            on_scheduler(self.client, scheduler_side.clear_up, f"oocdl-{self.run_id}", FAREWELL_SECONDS)
+            connecting.watch_no_more(self.client, self.run_id, FAREWELL_SECONDS)
             dask_records.shorten_client_log(self.client, scheduler_side.usual_length())
 
     def gather_again(self) -> int:

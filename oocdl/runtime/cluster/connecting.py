@@ -130,10 +130,7 @@ def keep_workers(client: Client) -> None:
         in_loop(client, asked).result(CONNECT_SECONDS)
     except (OSError, CancelledError) as error:
         raise WorkersLost(f"the scheduler does not answer ({plain(error)})") from error
-    except (
-        ImportError,
-        ValueError,
-    ) as error:  # of another Python; or it may unpickle nothing
+    except (ImportError, ValueError) as error:  # ValueError: it was told to unpickle nothing
         assert client.scheduler is not None
         why = f"{type(error).__name__}: {error}"
         raise ResourceError(
@@ -159,6 +156,13 @@ def watch_over(watch: Watch, run_id: str) -> None:
     watch.wait([in_loop(client, dask_private.register_scheduler_plugin(client, Carried(cleanup)))])
     with open_client():
         client.subscribe_topic(cleanup.name, watch.removed)
+
+
+def watch_no_more(client: Client, run_id: str, most_seconds: float) -> None:
+    """Undo ``watch_over``: the scheduler clears up, which is awaited for so many seconds."""
+    name = f"oocdl-{run_id}"
+    on_scheduler(client, scheduler_side.clear_up, name, most_seconds)
+    client.unsubscribe_topic(name)  # type: ignore[no-untyped-call]
 
 
 class Connection:
