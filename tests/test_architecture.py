@@ -148,7 +148,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70615,
+    "lines of oocdl": 70619,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2105,
@@ -165,11 +165,11 @@ LIMITS = {
     "lines of presets": 661,
     "lines of pytorch": 3089,
     "lines of report": 2791,
-    "lines of runtime": 5296,
+    "lines of runtime": 5300,
     "lines of storage": 6579,
     "lines of training": 4124,
     "lines of tuning": 1431,
-    "lines of tests": 48671,
+    "lines of tests": 48679,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

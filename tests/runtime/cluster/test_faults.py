@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client, LocalCluster
 from distributed.comm import CommClosedError
@@ -41,15 +42,21 @@ Go = Callable[..., oocdl.Run]
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """Two workers with nannies, whose limit is hardly more than the budget."""
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        memory_limit="1890MiB",
-        dashboard_address=":0",
-        local_directory=str(tmp_path_factory.mktemp("workers")),
-    ) as cluster:
+    """Two workers with nannies, whose limit is hardly more than the budget.
+
+    A worker that is killed in two tests within Dask's 15 s would be taken for one that has not come back.
+    """
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "600s"}),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=True,
+            memory_limit="1890MiB",
+            dashboard_address=":0",
+            local_directory=str(tmp_path_factory.mktemp("workers")),
+        ) as cluster,
+    ):
         yield cluster
 
 
