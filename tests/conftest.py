@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import hashlib
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.utils._pytree import tree_leaves, tree_structure
 
 from oocdl.cli import app
@@ -49,6 +52,14 @@ def _settled() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _frozen_is_not_counted() -> Iterator[None]:
+    """To count what this process has frozen goes through all of it: 20 ms and more of each plan."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Plans by nominal rates, not by those that somebody has measured on this machine."""
     with pytest.MonkeyPatch.context() as patch:
@@ -72,6 +83,23 @@ def _commands_once() -> Iterator[None]:
     """A process makes its commands once, this one for hundreds of command lines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "get_group", functools.cache(app.get_group))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torchlib_once() -> Iterator[None]:
+    """PyTorch's newer exporter makes its table of functions once, not in 0.6 s of each export."""
+    known = functools.cache(ONNXRegistry.from_torchlib)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        known(TORCHLIB_OPSET)  # before this process forks exporters
+
+    def copied(opset_version: int = TORCHLIB_OPSET) -> ONNXRegistry:
+        table = copy.copy(known(opset_version))
+        table.functions = {name: list(functions) for name, functions in table.functions.items()}
+        return table
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield
 
 
