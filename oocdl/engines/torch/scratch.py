@@ -19,7 +19,7 @@ from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
 from oocdl.fusion.executor import MOST_COPIED_ELEMENTS
-from oocdl.fusion.loop_nest import Fused
+from oocdl.fusion.loop_nest import Fused, View
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
@@ -34,6 +34,8 @@ class _Heap(Slots):
         self.owner: dict[int, int] = {}
         self.users: dict[int, int] = {}
         self.size: dict[int, int] = {}
+        self.turned: dict[int, View] = {}
+        """Slots that are views with other orders of axes than their memory, and how they lie."""
         self.live = self.peak = 0
 
     def add(self, slot: int, nbytes: int) -> None:
@@ -61,11 +63,27 @@ class _Heap(Slots):
         self.peak = max(self.peak, self.live + nbytes)
 
 
-def _blocks_bytes(step: ChainStep) -> int:
-    """Bytes that a chain takes beside its results: sums of its loop, or blocks and parts of sums."""
+def _turned(item: Instruction, dtype: str) -> View:
+    """How a Transpose of an operand without gaps lies; one with gaps lies no better for a loop."""
+    shape, width = item.operands[0].shape, int(np.dtype(dtype).itemsize)
+    steps = [width * prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return View(0, item.kernel_shapes[0], tuple(steps[axis] for axis in item.attrs["perm"]))
+
+
+def _blocks_bytes(heap: _Heap, step: ChainStep) -> int:
+    """Bytes that a chain takes beside its results.
+
+    A loop has its sums, and copies of operands that do not lie in one of its orders; other chains have blocks
+    and parts of sums.
+    """
     plan = step.plan
     if isinstance(plan, Fused):
-        return plan.scratch_bytes
+        copied = (
+            nbytes(shape, heap.dtype_of[slot])
+            for slot, _, shape in (key for key in step.columns if isinstance(key, tuple))
+            if (view := heap.turned.get(slot)) and (view.shape != shape or plan.place(view) is None)
+        )
+        return plan.scratch_bytes + sum(copied)
     block = prod(step.chain.block)
     width = max((np.dtype(dtype).itemsize for _, dtype in plan.kinds.values()), default=8)
     blocks = sum(nbytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
@@ -98,7 +116,7 @@ def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
                 heap.share(slot, old)
             else:
                 heap.add(slot, nbytes(shape, dtype))
-    heap.need(_blocks_bytes(step))
+    heap.need(_blocks_bytes(heap, step))
 
 
 def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: Rules) -> None:
@@ -108,6 +126,8 @@ def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: R
         heap.dtype_of[slot], heap.shape_of[slot] = dtype, shape
         if kernel.result is Result.VIEW and pads_of(item.operands[0]) is None:
             heap.share(slot, item.operands[0].slot)
+            if item.op == "Transpose":
+                heap.turned[slot] = _turned(item, dtype)
         elif slot not in direct:
             heap.add(slot, nbytes(shape, dtype))
     heap.need(scratch)

@@ -11,12 +11,14 @@ import pytest
 
 import oocdl
 from oocdl.engines.engine import get_engine
-from oocdl.graph.ir.program import Program
+from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops import RULES
 from oocdl.planning.probes import probe_program
 from oocdl.presets.unets import write_unet3d
 from tests.kit import models, nets
+from tests.kit.programs import operand
+from tests.kit.programs import program as program_of
 
 torch = pytest.importorskip("torch")
 from tests.kit.torch_heap import peak_bytes  # noqa: E402
@@ -102,6 +104,22 @@ def test_on_a_device_they_take_no_more_than_is_asked_for(programs: list[Program]
         if taken > max(said, LEAST_BYTES):
             over[str([step.op for step in program.instructions])] = taken, said
     assert not over
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1)])
+def test_a_loop_that_copies_a_transposed_operand_says_so(order: tuple[int, ...]) -> None:
+    """As updates of weights do whose gradients are products the other way round."""
+    shape = (512, 600, 3)
+    turned = tuple(shape[axis] for axis in order)
+    float32 = ("float32",)
+    steps = [
+        Instruction("Transpose", (operand(0, shape),), (2,), (turned,), (turned,), float32, {"perm": order}),
+        Instruction("Add", (operand(1, turned), operand(2, turned)), (3,), (turned,), (turned,), float32),
+    ]
+    arrays = [np.zeros(shape, np.float32), np.zeros(turned, np.float32)]
+    made = program_of(arrays, steps, [(3, turned)], f"turned {order}")
+    said = get_engine("torch").scratch_of(made, RULES).scratch_bytes
+    assert LEAST_BYTES < peak_bytes(made) <= said < 1.5 * arrays[0].nbytes
 
 
 @pytest.mark.parametrize("axis", [2, 4])
