@@ -126,7 +126,7 @@ def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: R
         heap.dtype_of[slot], heap.shape_of[slot] = dtype, shape
         if kernel.result is Result.VIEW and pads_of(item.operands[0]) is None:
             heap.share(slot, item.operands[0].slot)
-            if item.op == "Transpose":
+            if "perm" in item.attrs:
                 heap.turned[slot] = _turned(item, dtype)
         elif slot not in direct:
             heap.add(slot, nbytes(shape, dtype))
