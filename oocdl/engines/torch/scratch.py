@@ -12,18 +12,22 @@ from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from oocdl.engines.torch.kernel_scratch import Slots, nbytes
+from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
-from oocdl.fusion.executor import MOST_COPIED_ELEMENTS
-from oocdl.fusion.loop_nest import Fused, View
+from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, crop
+from oocdl.fusion.loop_nest import Fused
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS
+from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 
 class _Heap(Slots):
@@ -34,8 +38,8 @@ class _Heap(Slots):
         self.owner: dict[int, int] = {}
         self.users: dict[int, int] = {}
         self.size: dict[int, int] = {}
-        self.turned: dict[int, View] = {}
-        """Slots that are views with other orders of axes than their memory, and how they lie."""
+        self.views: dict[int, Tensor] = {}
+        """Slots that are views -> tensors without memory that lie as they do."""
         self.live = self.peak = 0
 
     def add(self, slot: int, nbytes: int) -> None:
@@ -63,27 +67,29 @@ class _Heap(Slots):
         self.peak = max(self.peak, self.live + nbytes)
 
 
-def _turned(item: Instruction, dtype: str) -> View:
-    """How a Transpose of an operand without gaps lies; one with gaps lies no better for a loop."""
-    shape, width = item.operands[0].shape, int(np.dtype(dtype).itemsize)
-    steps = [width * prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return View(0, item.kernel_shapes[0], tuple(steps[axis] for axis in item.attrs["perm"]))
+def _view(heap: _Heap, item: Instruction) -> Tensor:
+    """The view that an instruction makes, as a tensor without memory: PyTorch tells how it lies."""
+    operand = item.operands[0]
+    source = heap.views.get(operand.slot)
+    if source is None:
+        dtype = getattr(torch, heap.dtype_of[operand.slot])
+        source = torch.empty(heap.shape_of[operand.slot], dtype=dtype, device="meta")
+        if operand.slot in heap.channels_last and source.dim() in SPATIAL_RANKS:
+            source = channels_last(source)
+    (made,) = KERNELS[item.op].run([crop(source, operand.crop).reshape(operand.shape)], item)
+    return made.reshape(item.shapes[0])
 
 
 def _blocks_bytes(heap: _Heap, step: ChainStep) -> int:
     """Bytes that a chain takes beside its results.
 
-    A loop has its sums, and copies of operands that do not lie in one of its orders; other chains have blocks
-    and parts of sums.
+    A loop has its sums and its copies of operands; other chains have blocks and parts of sums.
     """
     plan = step.plan
     if isinstance(plan, Fused):
-        copied = (
-            nbytes(shape, heap.dtype_of[slot])
-            for slot, _, shape in (key for key in step.columns if isinstance(key, tuple))
-            if (view := heap.turned.get(slot)) and (view.shape != shape or plan.place(view) is None)
-        )
-        return plan.scratch_bytes + sum(copied)
+        outside = [key for key in step.columns if isinstance(key, tuple) and key[0] in heap.views]
+        copied = [key for key in outside if step.copies(plan, key, heap.views[key[0]])]
+        return plan.scratch_bytes + sum(nbytes(shape, heap.dtype_of[slot]) for slot, _, shape in copied)
     block = prod(step.chain.block)
     width = max((np.dtype(dtype).itemsize for _, dtype in plan.kinds.values()), default=8)
     blocks = sum(nbytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
@@ -126,8 +132,7 @@ def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: R
         heap.dtype_of[slot], heap.shape_of[slot] = dtype, shape
         if kernel.result is Result.VIEW and pads_of(item.operands[0]) is None:
             heap.share(slot, item.operands[0].slot)
-            if "perm" in item.attrs:
-                heap.turned[slot] = _turned(item, dtype)
+            heap.views[slot] = _view(heap, item)
         elif slot not in direct:
             heap.add(slot, nbytes(shape, dtype))
     heap.need(scratch)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
-from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.grouping import Chain, Kind
+from oocdl.fusion.executor import AnyChainStep, crop
+from oocdl.fusion.grouping import Chain, Key, Kind
 from oocdl.fusion.loop_nest import Fused, View
 from oocdl.graph.ir.graph import Array, Shape
 
@@ -60,6 +60,14 @@ class ChainStep(AnyChainStep[Tensor]):
                         found[slot] = old
                         break
         return found
+
+    def copies(self, loop: Fused, key: Key, array: Tensor) -> bool:
+        """Whether the loop takes a copy of an operand whose slot's array lies like this one."""
+        part = crop(array, key[1])
+        seen = self._seen(part, key[2])
+        # What has gaps or turned axes, and none in another shape, was copied to be seen in it.
+        anew = not self.chain.channels_last and seen.is_contiguous() and not part.is_contiguous()
+        return anew or loop.place(self._view(seen)) is None
 
     def _empty(self, shape: Shape, dtype: str) -> Tensor:
         return torch.empty(shape, dtype=getattr(torch, dtype))
