@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from oocdl.errors import ResourceError
-from oocdl.host.heap import IS_SUPPORTED, Heap, MemoryGuard
+from oocdl.host.heap import IS_SUPPORTED, Heap, MemoryGuard, give_back_freed_memory, keep_freed_memory
+from oocdl.host.limits import anonymous_bytes
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Tier
 from oocdl.storage.cache.spill_store import SpillStore
@@ -73,6 +75,27 @@ def test_what_the_process_grew_by_is_no_scratch_of_the_next_program() -> None:
     with heap.program(10 * MIB):
         assert heap.withheld_bytes() == 5 * MIB
     del grown
+
+
+@pytest.mark.skipif(not IS_SUPPORTED, reason="the C library cannot trim the heap")
+def test_what_a_program_has_freed_leaves_while_it_runs() -> None:
+    """Of two programs at once each leaves holes to the other: together they had up to 30 MiB too much."""
+    keep_freed_memory()
+    try:
+        most_bytes = anonymous_bytes() + 20 * MIB
+        heap = Heap(2, 100 * MIB, Arrays, MemoryGuard(most_bytes))
+        with heap.program(0):
+            freed, end = ctypes.create_string_buffer(60 * MIB), ctypes.create_string_buffer(MIB)
+            ctypes.memset(freed, 1, len(freed))
+            assert anonymous_bytes() > most_bytes
+            del freed
+            until = time.monotonic() + 10
+            while anonymous_bytes() > most_bytes and time.monotonic() < until:
+                time.sleep(0.001)
+            assert anonymous_bytes() <= most_bytes
+            del end
+    finally:
+        give_back_freed_memory()
 
 
 @pytest.mark.skipif(not IS_SUPPORTED, reason="the C library tells not what of the heap is in use")
