@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from oocdl.fusion.llvm_ir import KINDS, Builder
-from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC, Emit, deviation
+from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC, Emit, deviation
 
 VECTOR_LANES = 16
 """Lanes of a vector: 512 bits of float32. LLVM takes several registers where they are smaller."""
@@ -126,7 +126,8 @@ class Writer:
         """Loop over the vectors of a row, as many at once as registers allow."""
         full, rest = divmod(self.loop.lanes, VECTOR_LANES)
         widths = [VECTOR_LANES] * full + ([rest] if rest else [])
-        most = 4 if len(self.loop.sums) < 2 else 2
+        heavy = sum(EXPONENTIALS.get(op.name, 0) for op in self.loop.ops)
+        most = 4 if len(self.loop.sums) < 2 and not heavy else 2 if heavy < 2 else 1
         many = full // most if full >= 2 * most else 0
         if many:
             with self.b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
@@ -308,7 +309,8 @@ def knows(op: Op, dtypes: Mapping[int, str]) -> bool:
     if op.name in LOGIC:
         return set(kinds) == {"bool"}
     if op.name in FLOATS:
-        return op.dtype in _WIDTH and set(kinds) == {op.dtype}
+        exact = op.dtype != "float64" or op.name not in EXPONENTIALS
+        return exact and op.dtype in _WIDTH and set(kinds) == {op.dtype}
     return op.name in COMPARE and len(set(kinds)) == 1 and kinds[0] != "bool"
 
 

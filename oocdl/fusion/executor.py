@@ -29,9 +29,6 @@ from oocdl.fusion.loop_nest import Fused, Placed, View, fuse
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
-MOST_COPIED_ELEMENTS = 1 << 14
-"""An operand of at most so many elements is copied to have its channels last."""
-
 
 def crop(array: Any, box: Crop | None) -> Any:
     """View the box of an array; all of it where there is none."""
@@ -253,7 +250,7 @@ class AnyChainStep(ABC, Generic[A]):
         for key, column in self.columns.items():
             if isinstance(key, tuple):
                 slot, box, shape = key
-                operand = self._wide(self._seen(crop(slots[slot], box), shape))
+                operand = self._seen(crop(slots[slot], box), shape)
                 columns[column] = self.blocks.pieces(operand)
         block = self.chain.block
         buffers = [
@@ -303,19 +300,6 @@ class AnyChainStep(ABC, Generic[A]):
             array = self._library.moveaxis(array, -1, 1)
         seen: A = array.reshape(shape)
         return seen
-
-    def _wide(self, array: Any) -> A:
-        """Repeat a value of one element for each channel over a whole row.
-
-        Innermost loops over few channels do not fill the registers (8 of them: 60 us a block, not 21).
-        """
-        if self.chain.channels_last:
-            *_, places, channels = self.chain.domain
-            alone = array.ndim == self.rank and tuple(array.shape[-2:]) == (1, channels)
-            if alone and prod(array.shape) * places <= MOST_COPIED_ELEMENTS:
-                return self._copy(self._library.broadcast_to(array, (*array.shape[:-2], places, channels)))
-        whole: A = array
-        return whole
 
     @abstractmethod
     def _view(self, array: A) -> View:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 KINDS = {"float32": "float", "float64": "double", "bfloat16": "bfloat", "int64": "i64", "int32": "i32"}
 KINDS |= {"bool": "i1", "uint8": "i8"}
 """LLVM's name of each dtype that loops know."""
+
+
+def constant(value: float, kind: str) -> str:
+    """Round a number to ``kind`` and write it as LLVM does.
+
+    >>> constant(0.01, "float")
+    '0x3F847AE140000000'
+    """
+    if kind == "float":
+        value = struct.unpack("f", struct.pack("f", value))[0]
+    return f"0x{struct.unpack('Q', struct.pack('d', value))[0]:016X}"
 
 
 class Builder:
@@ -62,6 +74,10 @@ class Builder:
     def splat(self, scalar: str) -> str:
         """Return a constant vector with ``scalar`` in each lane."""
         return f"<{', '.join([f'{self.kind} {scalar}'] * self.lanes)}>"
+
+    def number(self, value: float) -> str:
+        """Return a constant vector with a number in each lane."""
+        return self.splat(constant(value, self.kind))
 
     def spread(self, scalar: str, kind: str) -> str:
         """Return a vector with the value ``scalar`` in each lane."""

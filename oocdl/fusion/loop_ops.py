@@ -8,31 +8,16 @@ or reordered: a fused chain rounds where its members do.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from oocdl.fusion.functions import FUNCTIONS, function
 from oocdl.fusion.llvm_ir import Builder
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import POINTWISE, Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
-
-
-def constant(value: float, kind: str) -> str:
-    """Round a number to ``kind`` and write it as LLVM does.
-
-    >>> constant(0.01, "float")
-    '0x3F847AE140000000'
-    """
-    if kind == "float":
-        value = struct.unpack("f", struct.pack("f", value))[0]
-    return f"0x{struct.unpack('Q', struct.pack('d', value))[0]:016X}"
-
-
-def _splat(b: Builder, value: float) -> str:
-    return b.splat(constant(value, b.kind))
 
 
 def _two(name: str) -> Emit:
@@ -56,8 +41,8 @@ def _compare(floats: str, integers: str) -> Emit:
 def deviation(b: Builder, variance: str, eps: float) -> str:
     """Return the factor of centred values, ``1 / sqrt(variance + eps)``."""
     if (variance, eps) not in b.deviations:
-        moved = b.new(f"fadd {b.type} {variance}, {_splat(b, eps)}")
-        return b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {b.call('sqrt', b.type, [moved])}")
+        moved = b.new(f"fadd {b.type} {variance}, {b.number(eps)}")
+        return b.new(f"fdiv {b.type} {b.number(1.0)}, {b.call('sqrt', b.type, [moved])}")
     return b.deviations[variance, eps]
 
 
@@ -73,7 +58,7 @@ def _by_formula(row: Row) -> Emit:
 
     def emit(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
         def apply(op: str, given: list[str | float]) -> str:
-            return _PRIMITIVES[op](b, [g if isinstance(g, str) else _splat(b, g) for g in given], {})
+            return _PRIMITIVES[op](b, [g if isinstance(g, str) else b.number(g) for g in given], {})
 
         return compute(row.steps(attrs), args, apply)
 
@@ -92,7 +77,7 @@ _ARITHMETIC: Mapping[str, Emit] = {
     "Abs": _call("fabs"),
     "Floor": _call("floor"),
     "Round": _call("roundeven"),
-    "Reciprocal": lambda b, args, attrs: b.new(f"fdiv {b.type} {_splat(b, 1.0)}, {args[0]}"),
+    "Reciprocal": lambda b, args, attrs: b.new(f"fdiv {b.type} {b.number(1.0)}, {args[0]}"),
 }
 """Primitives on floating-point numbers whose operands all have the dtype of the result."""
 
@@ -115,30 +100,33 @@ _PRIMITIVES: Mapping[str, Emit] = {
     **COMPARE,
     "LessOrEqual": _compare("ole", "sle"),
     "Where": lambda b, args, attrs: b.select(*args),
+    **{op: function(op) for op in FUNCTIONS},
 }
 """Primitives that formulas are made of."""
 
 ATTRIBUTES = frozenset({"eps", *(name for row in FORMULAS.values() for name in row.sample)})
 """Attributes that the entries of these tables read."""
 
-_FUNCTION = "LLVM has no vectors of this function: it would call the C library a number at a time"
-_ORDER = "engines multiply in orders of their own, and their bits would change"
-
-
+_FUNCTION = "it has no polynomials in loops: they would call the C library a number at a time"
 NO_LOOP: Mapping[str, str] = {
-    **{row.op: _FUNCTION for row in POINTWISE if row.flops > 1},
-    **{
-        op: _FUNCTION
-        for op, row in FORMULAS.items()
-        if any(step.op not in _PRIMITIVES for step in row.steps(row.sample))
-    },
-    **dict.fromkeys(("SigmoidGrad", "TanhGrad"), _ORDER),
+    row.op: _FUNCTION for row in POINTWISE if row.flops > 1 and row.op not in FUNCTIONS
 }
 """Operator that chains run block by block -> the reason why loops do not compute it."""
 
 FLOATS: Mapping[str, Emit] = {
     **_ARITHMETIC,
-    **{op: _by_formula(row) for op, row in FORMULAS.items() if op not in NO_LOOP},
+    **{op: entry for op, entry in _PRIMITIVES.items() if op in FUNCTIONS and op != "Expm1"},
+    **{op: _by_formula(row) for op, row in FORMULAS.items()},
     "Normalize": _normalize,
 }
 """Operators on floating-point numbers whose operands all have the dtype of the result."""
+
+EXPONENTIALS: Mapping[str, int] = {
+    **dict.fromkeys(FUNCTIONS, 1),
+    **{
+        op: count
+        for op, row in FORMULAS.items()
+        if (count := sum(step.op in FUNCTIONS for step in row.steps(row.sample)))
+    },
+}
+"""Operator -> how many of ``functions`` it has: loops compute it in float32 alone, and not a second time."""

@@ -12,13 +12,13 @@ from itertools import count
 
 from oocdl.fusion.grouping import Chain, Crop, Group, reads_of
 from oocdl.fusion.loop_nest import is_loop
-from oocdl.fusion.loop_ops import FLOATS
+from oocdl.fusion.loop_ops import EXPONENTIALS, FLOATS
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.index import region_shape
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Operand, Program
 
-RECOMPUTED_OPS = frozenset(FLOATS) | {"Cast"}
+RECOMPUTED_OPS = (FLOATS.keys() - EXPONENTIALS.keys()) | {"Cast"}
 Part = tuple[int, Crop | None]
 """A slot, and the box of it that is read; None: all of it."""
 

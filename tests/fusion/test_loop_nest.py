@@ -19,7 +19,7 @@ from oocdl.engines.ort.ort_kernels import BLOCKWISE
 from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.fusion.grouping import Chain, arrange
 from oocdl.fusion.loop_nest import is_loop
-from oocdl.fusion.loop_ops import COMPARE, FLOATS, LOGIC
+from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
@@ -72,8 +72,15 @@ def close(found: Array, wanted: Array, dtype: str) -> None:
     np.testing.assert_allclose(*wide, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("op", sorted([*FLOATS, *COMPARE, *LOGIC]))
+@pytest.mark.parametrize(
+    ("op", "dtype"),
+    [
+        (op, dtype)
+        for op in sorted([*FLOATS, *COMPARE, *LOGIC])
+        for dtype in ("float32", "float64", "bfloat16")
+        if dtype != "float64" or op not in EXPONENTIALS
+    ],
+)
 def test_every_operator(op: str, dtype: str) -> None:
     shape = (3, 37)
     arrays = [noise(shape, "float32", seed) for seed in range(3)]
@@ -193,12 +200,12 @@ def test_gaps_change_no_bit(make: Callable[[], Engine]) -> None:
 def test_what_loops_do_not_know_runs_in_blocks() -> None:
     shape = (8, 32)
     steps = [step("Add", [(0, shape), (0, shape)], 1, shape, "float32")]
-    steps.append(step("Exp", [(1, shape)], 2, shape, "float32"))
+    steps.append(step("Sin", [(1, shape)], 2, shape, "float32"))
     x = noise(shape, "float32")
     made = program([x], steps, [(2, shape)], "fused not")
     (chain,) = chains(made)
     assert not is_loop(chain, slot_dtypes(made))
-    close(TorchEngine(block_elements=16).compile(made)([x])[0], np.exp(2 * x.astype(np.float64)), "float32")
+    close(TorchEngine(block_elements=16).compile(made)([x])[0], np.sin(2 * x.astype(np.float64)), "float32")
 
 
 def test_a_later_chain_makes_cheap_values_again() -> None:

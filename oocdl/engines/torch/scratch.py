@@ -21,7 +21,7 @@ from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
-from oocdl.fusion.executor import MOST_COPIED_ELEMENTS, crop
+from oocdl.fusion.executor import crop
 from oocdl.fusion.loop_nest import Fused
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
@@ -95,8 +95,6 @@ def _blocks_bytes(heap: _Heap, step: ChainStep) -> int:
     blocks = sum(nbytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
     temporaries = max(BLOCKWISE[item.op].temporaries for item in step.chain.members)
     blocks += temporaries * block * int(width)
-    if step.chain.channels_last:
-        blocks += MOST_COPIED_ELEMENTS * int(width) * len(step.columns)
     for item in step.chain.members:
         if item.outputs in plan.parts:
             count = prod(len(step.blocks.sizes[axis]) for axis in plan.parts[item.outputs])
