@@ -19,8 +19,6 @@ from oocdl.ops._broadcast import is_float, size
 from tests.kit.interpret import OPS, evaluate, run
 from tests.kit.op_cases import CASES, DIFFERENTIABLE, RESAMPLE, Case, params
 
-TORCH_FLOATS = (torch.float32, torch.float64)
-
 
 def test_every_operator_has_a_case_and_an_oracle() -> None:
     assert {case.op for case in CASES} == set(RULES) == set(OPS)

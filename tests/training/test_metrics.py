@@ -19,7 +19,6 @@ from tests.kit import nets, settings
 pytestmark = pytest.mark.usefixtures("exported_once")
 
 OF_CLASSES = ("dice", "iou", "accuracy", "sensitivity", "specificity", "precision", "f1")
-OF_ERRORS = ("mae", "rmse", "r2", "psnr")
 SAMPLES, CLASSES = 5, 3
 CUTS: dict[str, Any] = {"whole": {}, "cut": {"parallel": {"batch": 2, "space": (3, 2), "channels": 2}}}
 Arrays = dict[str, Any]
