@@ -50,7 +50,7 @@ from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 11
 """Version of the file and of what the probes measure: rates of another version are measured anew."""
 DISK_FILE_BYTES = 8 << 20
 """Size of each file that the disk is measured with: that of a chunk."""

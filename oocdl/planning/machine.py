@@ -14,6 +14,7 @@ from typing import Protocol
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, model_of, resolve, runtime_of
 from oocdl.errors import BudgetError, InputError
+from oocdl.fusion.loop_ops import LOOPS_VERSION
 from oocdl.graph.onnx.model_file import size_text
 from oocdl.host.heap import MemoryGuard, give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, available, cores, installed_version, processor
@@ -338,10 +339,10 @@ def check_device(plan: PassPlan, machine: Machine) -> None:
 
 
 def machine_facts(engine: str) -> dict[str, str]:
-    """Return what results depend on here: the processor, the engine's version, its device if it has one."""
+    """Return what bits depend on: processor, versions of engine and loops, the device if there is one."""
     model = model_of(engine)
-    version = installed_version(runtime_of(engine))
-    return {"processor": processor(), engine: version, **({"device": model} if model else {})}
+    versions = {engine: installed_version(runtime_of(engine)), "loops": LOOPS_VERSION}
+    return {"processor": processor(), **versions, **({"device": model} if model else {})}
 
 
 def values_of(machines: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
