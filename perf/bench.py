@@ -1,8 +1,9 @@
 """What a bench of one network does: variants in rounds, each in a process and a cgroup of its own.
 
 Each round measures every variant; before and after them, what the machine can do (``limits.py``). PyTorch
-in memory runs with several allocators in the first round; the fastest goes on, is the baseline of all
-ratios, and its memory is what budgets are parts of. The first step of a process does not count.
+in memory runs with several allocators in the first round; the fastest goes on, and its seconds over those of
+a variant are that one's practicality. Parts of a budget are of what the smallest takes, and all of it is what
+the largest does. The first step of a process does not count.
 """
 
 from __future__ import annotations
@@ -59,8 +60,6 @@ class Rounds:
     place: Path
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
-    peaks: dict[str, int] = field(default_factory=dict)
-    """By precision, what budgets are parts of: settled when the first is asked for."""
 
     @cached_property
     def variants(self) -> list[Variant]:
@@ -86,12 +85,15 @@ class Rounds:
             return None
         return float(median(s for outcome in found for s in outcome.result["seconds"][1:]))
 
+    def baselines(self, precision: str) -> list[Variant]:
+        """Runs in memory of that precision."""
+        return [variant for variant in self.variants if variant.baseline and variant.precision == precision]
+
     def baseline(self, precision: str) -> Variant | None:
-        """The fastest run in memory of that precision so far."""
+        """The fastest of them so far."""
         known = [
             (took, number, variant)
-            for number, variant in enumerate(self.variants)
-            if variant.baseline and variant.precision == precision
+            for number, variant in enumerate(self.baselines(precision))
             if (took := self.seconds(variant)) is not None
         ]
         return min(known)[2] if known else None
@@ -105,14 +107,13 @@ class Rounds:
             return TOY_MEMORY if self.args.toy else found[0].anonymous_bytes // MIB * MIB
         if variant.part is None or self.args.toy:
             return None if variant.part is None else TOY_MEMORY
-        if variant.precision not in self.peaks:
-            baseline = self.baseline(variant.precision)
-            if baseline is None and not self.args.peak:
-                raise ValueError("no run in memory to take a part of; --peak would tell what it takes")
-            taken = self.outcomes[baseline.name][0].anonymous_bytes if baseline else 0
-            self.peaks[variant.precision] = parse_bytes(self.args.peak or taken)
+        known = [self.outcomes.get(found.name, []) for found in self.baselines(variant.precision)]
+        taken = [outcomes[0].anonymous_bytes for outcomes in known if outcomes and not failure(outcomes[0])]
+        if not taken and not self.args.peak:
+            raise ValueError("no run in memory to take a part of; --peak would tell what it takes")
+        peak = parse_bytes(self.args.peak or (max(taken) if variant.part == 1 else min(taken)))
         # A cgroup's limit is whole pages, and a budget above it is refused.
-        return self.peaks[variant.precision] // variant.part // MIB * MIB
+        return peak // variant.part // MIB * MIB
 
     def start(self, variant: Variant) -> Outcome:
         """One process."""
@@ -209,7 +210,7 @@ class Rounds:
             except ValueError:
                 budget = None
             row = row_of(variant, self.outcomes[variant.name], budget, self.limits)
-            row.ratio_to(self.seconds(baseline) if baseline else None)
+            row.practicality_beside(self.seconds(baseline) if baseline else None)
             row.loss_beside(self.outcomes[true.name][0].result["losses"] if true else None)
             rows.append(row)
         return rows

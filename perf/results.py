@@ -1,4 +1,4 @@
-"""What rounds have found: rows with ratios and rooflines, as a table and as a picture."""
+"""What rounds have found: rows with practicality and rooflines, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ class Row:
     """What the step's FLOPs take at the machine's best."""
     disk_seconds: float | None = None
     """What its bytes take the disk alone."""
-    ratio: float | None = None
-    """To PyTorch in memory, in the same precision."""
+    practicality: float | None = None
+    """Seconds of the fastest PyTorch in memory, in the same precision, over its own."""
     first_off: float | None = None
     """The first loss beside PyTorch's, as a part of it."""
     loss_off: float | None = None
     """The one that is furthest off."""
 
-    def ratio_to(self, baseline: float | None) -> None:
+    def practicality_beside(self, baseline: float | None) -> None:
         """Set beside seconds of PyTorch."""
         if baseline and self.seconds is not None:
-            self.ratio = self.seconds / baseline
+            self.practicality = baseline / self.seconds
 
     def loss_beside(self, true: Sequence[float] | None) -> None:
         """Set beside losses of PyTorch."""
@@ -112,7 +112,7 @@ def row_of(variant: Variant, outcomes: Sequence[Outcome], budget: int | None, li
 
 
 HEADS = (
-    "", "s/step", "least to most", "vs PyTorch", "budget MiB", "taken MiB", "read GB", "written GB",
+    "", "s/step", "least to most", "practicality", "budget MiB", "taken MiB", "read GB", "written GB",
     "roofline s", "bound by", "share %", "first loss off", "worst",
 )  # fmt: skip
 
@@ -132,7 +132,7 @@ def cells(row: Row) -> tuple[str, ...]:
         share = 100 * roofline / row.seconds
         bound = "disk" if roofline == row.disk_seconds else "FLOPs"
     return (
-        row.variant.name, cell(row.seconds), f"{cell(row.least)} to {cell(row.most)}", cell(row.ratio),
+        row.variant.name, cell(row.seconds), f"{cell(row.least)} to {cell(row.most)}", cell(row.practicality),
         budget, mib(row.anonymous_bytes), *moved, cell(roofline), bound, cell(share, ".0f"),
         cell(row.first_off, ".0e"), cell(row.loss_off, ".0e"),
     )  # fmt: skip
@@ -177,12 +177,12 @@ def plot(name: str, rows: Sequence[Row], path: Path) -> None:
     seconds = [row.seconds or 0.0 for row in done]
     panel.barh([row.variant.name for row in done], seconds, color=colours)
     for place, row in enumerate(done):
-        text = f" {row.seconds:.2f} s" + (f", {row.ratio:.2f}x" if row.ratio else "")
+        text = f" {row.seconds:.2f} s" + (f", {row.practicality:.2f}" if row.practicality else "")
         panel.text(row.seconds or 0.0, place, text, va="center", fontsize=8)
         if row.roofline is not None:
             panel.vlines(row.roofline, place - 0.4, place + 0.4, color="black")
     panel.set_xlim(right=1.2 * max(seconds, default=1.0))
-    panel.set_xlabel("seconds a step; black: the roofline")
+    panel.set_xlabel("seconds a step, and practicality; black: the roofline")
     panel.set_title(name)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -31,7 +31,7 @@ class Variant:
     """Or a mode of ``train_one.py``, or ``deepspeed``."""
     precision: str = "float32"
     part: int | None = None
-    """Budget and limit of the cgroup: one ``part``-th of what PyTorch takes in memory in this precision."""
+    """Budget and limit of the cgroup: one ``part``-th of what PyTorch in memory takes in this precision."""
     like: str = ""
     """Or what the variant of this name takes. With neither there is no limit."""
     baseline: bool = False

@@ -111,7 +111,7 @@ def rounds(folder: Path, name: str, only: str, *words: str) -> dict[str, dict[st
     assert all(f"| {name} " in printed for name in found)
     for row in found.values():
         if not row["why"]:
-            assert row["seconds"] > 0 and row["ratio"] > 0 and row["flop_seconds"] > 0
+            assert row["seconds"] > 0 and row["practicality"] > 0 and row["flop_seconds"] > 0
             assert row["loss_off"] < (1e-4 if row["variant"]["precision"] == "float32" else 0.1)
     return found
 
