@@ -148,7 +148,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70896,
+    "lines of oocdl": 70_905,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2105,
@@ -156,7 +156,7 @@ LIMITS = {
     "lines of config": 841,
     "lines of dashboard": 3658,
     "lines of data": 1539,
-    "lines of engines": 6267,
+    "lines of engines": 6_276,
     "lines of fusion": 2126,
     "lines of graph": 10824,
     "lines of host": 689,
@@ -169,7 +169,7 @@ LIMITS = {
     "lines of storage": 6579,
     "lines of training": 4124,
     "lines of tuning": 1431,
-    "lines of tests": 48843,
+    "lines of tests": 48_850,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

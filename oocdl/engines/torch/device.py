@@ -132,8 +132,9 @@ class TorchDeviceEngine(Engine):
         return STREAMS * self._run_bytes(program, rules) + LIBRARY_BYTES
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
-        """See ``Engine.scratch_of``: nothing, unless the device's memory is the host's."""
-        return ProgramScratch(self._run_bytes(program, rules) if self._is_host else 0)
+        """See ``Engine.scratch_of``: nothing where a device with memory of its own does all of the work."""
+        on_host = self._is_host or any(KERNELS[item.op].on_host for item in program.instructions)
+        return ProgramScratch(self._run_bytes(program, rules) if on_host else 0)
 
     def _run_bytes(self, program: Program, rules: Rules) -> int:
         """Bytes of the device that one run takes: inputs, results, and scratch."""

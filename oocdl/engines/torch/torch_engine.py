@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
+from oocdl.engines.torch.torch_record import Run as KernelRun
 from oocdl.engines.torch.transfer import shared, to_torch
 from oocdl.fusion.executor import crop
 from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
@@ -71,6 +73,8 @@ class Step:
         self.instruction = instruction
         kernel = KERNELS[instruction.op]
         self.kernel = kernel.on_device or kernel.run if on_device else kernel.run
+        if on_device and kernel.on_host:
+            self.kernel = partial(_by_processor, kernel.run)
         self.slots = [operand.slot for operand in instruction.operands]
         wanted = _operands_channels_last(instruction, channels_last_slots)
         self.prepare = [_preparation(instruction, i, wanted[i]) for i in range(len(instruction.operands))]
@@ -97,6 +101,12 @@ class Step:
                     f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
                 )
             slots[item.outputs[index]] = self.arrange[index](result).reshape(item.shapes[index])
+
+
+def _by_processor(kernel: KernelRun, args: list[Tensor], item: Instruction) -> list[Tensor]:
+    """Run a kernel on copies of its operands in the memory of the host."""
+    made = kernel([tensor.cpu() for tensor in args], item)
+    return [result.to(args[0].device) for result in made]
 
 
 def _operands_channels_last(instruction: Instruction, channels_last_slots: Collection[int]) -> list[bool]:

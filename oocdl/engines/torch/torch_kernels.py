@@ -88,9 +88,11 @@ KERNELS: Mapping[str, Kernel] = {
     "Pad": Kernel(lambda args, item: args, Result.VIEW),  # the operand comes padded
     **{
         op: Kernel(run, Result.OWN)
-        for table in (torch_recurrent.KERNELS, torch_ctc.KERNELS, torch_attention.KERNELS)
+        for table in (torch_recurrent.KERNELS, torch_attention.KERNELS)
         for op, run in table.items()
     },
+    "Ctc": Kernel(torch_ctc.ctc, Result.OWN),
+    "CtcGrad": Kernel(torch_ctc.ctc_grad, Result.OWN, on_host=True),
     "Gather": Kernel(torch_lookup.gather, Result.EITHER),
     "GatherGrad": Kernel(
         torch_lookup.gather_grad, Result.EITHER, on_device=partial(torch_lookup.gather_grad, ordered=True)

@@ -50,6 +50,8 @@ class Kernel:
     result: Result
     on_device: Run | None = None
     """The kernel for tensors of any device, by PyTorch's general functions; None: ``run`` is one."""
+    on_host: bool = False
+    """Whether devices have no kernel that gives equal bits in all runs: then the processor does the work."""
     takes_unpadded: bool = False
     """Whether operands come without their padding, because the kernel can do without a padded copy."""
     convolution: Convolution | None = None

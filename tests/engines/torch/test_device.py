@@ -394,6 +394,13 @@ def test_work_is_the_devices_where_it_has_memory(monkeypatch: pytest.MonkeyPatch
     assert engine.needed_bytes(copies, RULES) >= torch_device.LIBRARY_BYTES + STREAMS * 2 * x.nbytes
 
 
+def test_what_the_processor_does_for_a_device_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchDeviceEngine("cpu")
+    monkeypatch.setattr(engine, "_is_host", False)
+    case = next(case for case in CASES if case.op == "CtcGrad")
+    assert engine.scratch_of(case.program("float32"), RULES).scratch_bytes > 0
+
+
 def test_rates_and_plans_name_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert model_of("torch") == model_of("torch:cpu") == "" != calibrate.cache_path("torch:cpu").name

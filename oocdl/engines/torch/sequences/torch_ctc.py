@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.torch_record import Run
 from oocdl.graph.ir.program import Instruction
 
 aten = torch.ops.aten
@@ -40,6 +37,3 @@ def ctc_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     losses, sums = aten._ctc_loss(*given, skip)
     grads = aten._ctc_loss_backward(args[4].contiguous(), *given[:4], losses, sums, given[4], skip)
     return [grads.transpose(0, 1).masked_fill(wrong[:, None, None], float("nan"))]
-
-
-KERNELS: Mapping[str, Run] = {"Ctc": ctc, "CtcGrad": ctc_grad}
