@@ -56,6 +56,12 @@ def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
     assert all(0 < row["weight_traffic_bytes"] < row["read_bytes"] + row["written_bytes"] for row in rows)
 
 
+def test_a_gpu_is_compared_with_pytorch_on_the_same(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, "gpu", "--steps", "2")
+    assert [row["name"] for row in rows] == ["PyTorch, as it comes", "PyTorch, exact float32", "oocdl 1 of 1"]
+    np.testing.assert_allclose(rows[2]["losses"], rows[1]["losses"], rtol=1e-4)
+
+
 @pytest.mark.slow
 def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "planning", "--grids", "2x2x2,8x1x1")

@@ -170,7 +170,7 @@ class PassOptions(TypedDict, total=False):
     accumulate: Annotated[int, Option(1, "plan", fixed="run")]
     """Number of batches per update, which uses the mean of their gradients."""
     threads: Annotated[int | None, Option(None, "plan", check=THREADS)]
-    """Compute threads; default: all cores."""
+    """Compute threads; default: all cores, and one where a GPU computes."""
 
 
 class SettingOptions(TypedDict, total=False):

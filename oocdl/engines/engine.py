@@ -13,13 +13,15 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine_registry import ENGINES
 from oocdl.errors import InputError
+from oocdl.graph.ir.array_layout import DeviceArray
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import check_known, empty_outputs
@@ -51,8 +53,20 @@ Run = Callable[[Sequence[Array], Sequence[Array], Mapping[int, Array]], None]
 """A run of a program: ``Compiled`` with all that may be left out there, and the results in ``outs``."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A box of an input of a program, and where its elements come from."""
+
+    source: Any
+    """An array of the host, or what ``DeviceArray.hold`` has returned."""
+    box: tuple[slice, ...] = ()
+    """The elements of the source, as slices; all of them by default."""
+    place: tuple[slice, ...] = ()
+    """Where they go in the input; by default they are all of it."""
+
+
 class Device(Protocol):
-    """A processor with memory of its own, such as a GPU."""
+    """A processor with memory of its own, such as a GPU. Results stay there until the host wants them."""
 
     @property
     def model(self) -> str:
@@ -66,6 +80,29 @@ class Device(Protocol):
     def needed_bytes(self, program: Program, rules: Rules) -> int:
         """Upper bound of the bytes of the device that runs of a program take, as many at once as the engine
         does."""
+        ...
+
+    def keep(self, array: Array) -> DeviceArray:
+        """Copy an array of the host, which must not change any more, to the device to stay there."""
+        ...
+
+    def run(
+        self, program: Program, rules: Rules, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
+    ) -> Sequence[DeviceArray]:
+        """Begin to run a program on inputs that are each put together of parts; returns its results.
+
+        ``outs`` are arrays of the host with the results' shapes and dtypes: ``DeviceArray.settle`` fills
+        them. The host may go on at once. Raises ResourceError if the device has too little memory.
+        """
+        ...
+
+    def combine(
+        self, how: str, partial: Sequence[Sequence[Any]], counts: Sequence[int], outs: Sequence[Array]
+    ) -> Sequence[DeviceArray]:
+        """Begin to combine partial results (``partial_results.combine``), each of ``counts`` elements.
+
+        Arrays are of the host, or what ``DeviceArray.hold`` has returned; ``outs`` as for ``run``.
+        """
         ...
 
 

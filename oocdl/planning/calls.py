@@ -128,14 +128,25 @@ def in_place(read: Read, arguments: Sequence[A]) -> A | None:
     return piece if piece.region == read.region else None
 
 
-def acquired(call: UnitCall | CombineCall, arguments: Sequence[A]) -> Acquired[A]:
-    """Return the memory and chunks that a call with these ``arguments`` acquires."""
+def read_bytes(call: UnitCall) -> int:
+    """Return the bytes of the inputs of a unit's program."""
+    return sum(region_size(read.region) * itemsize(read.dtype) for read in call.reads)
+
+
+def acquired(
+    call: UnitCall | CombineCall, arguments: Sequence[A], elsewhere: Collection[int] = ()
+) -> Acquired[A]:
+    """Return the memory and chunks that a call with these ``arguments`` acquires.
+
+    Arguments with the numbers ``elsewhere`` are on a device, and are not wanted in RAM.
+    """
     if isinstance(call, CombineCall):
         return Acquired((), call.buffer_bytes, 0)
-    found = (in_place(read, arguments) for read in call.reads)
-    pins = tuple({id(piece): piece for piece in found if piece is not None}.values())
-    pinned_bytes = sum(pin.footprint_bytes for pin in pins)
-    return Acquired(pins, max(call.buffer_bytes - pinned_bytes, 0), call.scratch_bytes)
+    found = ((read.first, in_place(read, arguments)) for read in call.reads)
+    whole = {id(piece): (number, piece) for number, piece in found if piece is not None}
+    array_bytes = max(call.buffer_bytes - sum(piece.footprint_bytes for _, piece in whole.values()), 0)
+    pins = tuple(piece for number, piece in whole.values() if number not in elsewhere)
+    return Acquired(pins, array_bytes, call.scratch_bytes)
 
 
 class Made(NamedTuple):

@@ -206,9 +206,9 @@ def machine_for(
     """Spend the budget. Loads the engine first: it is part of the process, which is measured here.
 
     ``threads`` counts those of one process where the settings do not say; None: those of the crew, or one
-    for each core. With a ``crew`` the budget is that of each of its processes, and this one's size is none of
-    it but for what the plan takes here, as it will there. ``preparing_bytes`` is what it takes to normalise
-    and transform samples.
+    for each core, or one for a device. With a ``crew`` the budget is that of each of its processes, and this
+    one's size is none of it but for what the plan takes here, as it will there. ``preparing_bytes`` is what
+    it takes to normalise and transform samples.
     Raises InputError if the engine cannot compute or store as the settings ask.
     """
     engine = resolve(settings.engine)
@@ -220,7 +220,8 @@ def machine_for(
             f"engine '{engine}' has no precision 'bfloat16' here; use engine='torch' on a processor with "
             "AVX-512 or engine='torch:cuda' on a device that has it, or precision='float32'"
         )
-    threads = settings.threads or threads or (cores() if crew is None else crew.threads)
+    alone = 1 if loaded.device else cores()  # kernels take turns on a device, so units need not be many
+    threads = settings.threads or threads or (alone if crew is None else crew.threads)
     reading = _reading_bytes(dataset)
     reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     reserved += loaded.held_bytes + preparing_bytes

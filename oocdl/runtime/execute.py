@@ -12,29 +12,30 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from time import perf_counter, process_time
 from typing import Any
 
-import numpy as np
-
 from oocdl.engines.checked_indices import IndexOutside
-from oocdl.engines.engine import Engine
+from oocdl.engines.engine import Compiled, Engine
 from oocdl.events import ProcessLook
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap
 from oocdl.host.limits import anonymous_bytes, machine_seconds
-from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place
+from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place, read_bytes
 from oocdl.planning.hosts.share import Share
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
 from oocdl.runtime.checked_values import index_error
+from oocdl.runtime.combining import add_partial_sums, combined
 from oocdl.runtime.dask_private import Task, TaskRef
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Board, Measured, Phase, Spent
+from oocdl.runtime.on_device import Begin, Devices, gather_on_device, held_on_device
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Reservation, Tier
@@ -122,7 +123,9 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     context = _contexts[run_id]
     call = context.task_graphs[plan_id].calls[number]
     assert isinstance(call, UnitCall)
-    needed = acquired(call, chunks)
+    device = context.engine.device
+    there = held_on_device(chunks) if device else {}
+    needed = acquired(call, chunks, there)
     context.tier.advance(call.position)
     program = context.engine.compile(call.unit.program)
     phases = context.board.phases
@@ -130,12 +133,11 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     begun = perf_counter()
     with context.tier.reserve(needed.array_bytes, needed.pins, needed.scratch_bytes) as held:
         reserved = perf_counter()
-        arrays, rooms, lent = [], {}, None
-        for index, wanted in enumerate(call.reads):
-            lent = _lent(held, wanted, chunks)
-            if lent is not None:
-                rooms[index] = held.empty(lent.shape, lent.dtype, wanted.order)
-            arrays.append(lent if lent is not None else _gather(context, held, plan_id, wanted, info, chunks))
+        source = partial(_source, context, held, plan_id, info)
+        if device is None:
+            begin = _on_host(held, program, call, chunks, source)
+        else:
+            begin = gather_on_device(held, device, call, chunks, there, source)
         results = [
             held.empty(region_shape(region), dtype, order)
             for (_, region), dtype, order in zip(
@@ -147,18 +149,19 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
         with context.heap.program(call.scratch_bytes):
             computing = perf_counter()
             try:
-                program(arrays, results, rooms)
+                devices = begin(results)
             except IndexOutside as error:
                 factored = context.sources[plan_id].factored
                 raise index_error(error, call, factored, info.indices) from error
         computed = perf_counter()
         phases[number] = Phase.WRITING
-        read, made_bytes = sum(a.nbytes for a in arrays), sum(r.nbytes for r in results)
-        del arrays, rooms, lent
-        _add_partial_sums(held, call, results, chunks)
-        _deliver(context, plan_id, call, call.unit.makes, results, info)
+        read, made_bytes = read_bytes(call), sum(r.nbytes for r in results)
+        del begin
+        add_partial_sums(held, device, call, results, devices, chunks)
+        _deliver(context, plan_id, call, call.unit.makes, results, devices, info)
         shapes = [context.sources[plan_id].factored.shapes[name] for name, _ in call.unit.makes]
-        made = _put(held, call.unit.makes, results, call.uses, [*map(_cut_axis, call.unit.makes, shapes)])
+        outers = [*map(_cut_axis, call.unit.makes, shapes)]
+        made = _put(held, call.unit.makes, results, call.uses, outers, devices)
     done, waited = perf_counter(), reserved - begun + computing - gathered
     spent = Spent(1, waited, gathered - reserved, done - computing, read, made_bytes)
     context.measured.add(call.key.layer, spent)
@@ -180,23 +183,16 @@ def run_combine(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks:
     begun = perf_counter()
     with context.tier.reserve(acquired(call, chunks).array_bytes) as held:
         reserved = perf_counter()
-        width = len(call.values)
-        total, count = [_copy(held, chunk) for chunk in chunks[:width]], call.counts[0]
-        for other, elements in enumerate(call.counts[1:], 1):
-            others = chunks[other * width : (other + 1) * width]
-            arrays = [_in_place_or_copied(held, chunk) for chunk in others]
-            combine(call.combine, total, count, arrays, elements)
-            count += elements
         makes = tuple((name, call.region) for name in call.values)
-        _deliver(context, plan_id, call, makes, total, info)
-        del arrays
-        combined = perf_counter()
-        made = _put(held, makes, total, call.uses, [0] * len(makes))
+        total, devices = combined(held, context.engine.device, call, chunks)
+        _deliver(context, plan_id, call, makes, total, devices, info)
+        summed = perf_counter()
+        made = _put(held, makes, total, call.uses, [0] * len(makes), devices)
     done = perf_counter()
     context.measured.add(call.key.layer, Spent(0, reserved - begun, 0.0, done - reserved))
-    context.board.done(number, (begun, reserved, reserved, reserved, combined, done))
+    context.board.done(number, (begun, reserved, reserved, reserved, summed, done))
     if (recorder := context.recorder) is not None:
-        times, facts = (begun, reserved, combined, done), _facts(call, plan_id, info)
+        times, facts = (begun, reserved, summed, done), _facts(call, plan_id, info)
         recorder.task("combine", f"{call.key.layer}: combine", COMBINE_PHASES, times, facts)
     return made[0] if len(made) == 1 else made
 
@@ -207,14 +203,17 @@ def _deliver(
     call: UnitCall | CombineCall,
     makes: Sequence[tuple[str, Region]],
     results: Sequence[Array],
+    devices: Devices,
     info: PassInfo,
 ) -> None:
     """Hand on those results of a call that somebody wants."""
     watched = context.watched.get(plan_id)
     if context.deliver is None or not watched:
         return
-    for (name, region), array in zip(makes, results, strict=True):
+    for (name, region), array, there in zip(makes, results, devices, strict=True):
         if result_key(call.key, name, len(makes)) in watched:
+            if there is not None:
+                there.settle()
             context.deliver(plan_id, name, region, array, info)
 
 
@@ -228,19 +227,6 @@ def _facts(call: UnitCall | CombineCall, plan_id: str, info: PassInfo) -> dict[s
         "plan": plan_id,
         "pass": info.number,
     }
-
-
-def _copy(held: Reservation, chunk: Chunk) -> Array:
-    """All of a chunk, in reserved memory."""
-    out = held.empty(chunk.shape, chunk.dtype, chunk.order)
-    chunk.read(chunk.region, out)
-    return out
-
-
-def _in_place_or_copied(held: Reservation, chunk: Chunk) -> Array:
-    """All of a chunk, to be read only."""
-    lent = held.lend(chunk)
-    return _copy(held, chunk) if lent is None else lent
 
 
 def run_strip(run_id: str, region: Region, chunk: Chunk) -> Chunk:
@@ -258,45 +244,6 @@ def run_strip(run_id: str, region: Region, chunk: Chunk) -> Chunk:
     return made
 
 
-def combine(how: str, total: list[Array], count: int, other: Sequence[Array], elements: int) -> None:
-    """Combine partial results into ``total``, in place.
-
-    ``moments`` by Chan, Golub and LeVeque (1983), in float64: arrays are mean and
-    (biased) variance over ``count`` and ``elements`` elements. ``logsumexp``:
-    partial results are themselves log-sum-exps.
-    """
-    if how == "sum":
-        total[0] += other[0]
-    elif how == "max":
-        np.maximum(total[0], other[0], out=total[0])
-    elif how == "logsumexp":
-        np.logaddexp(total[0], other[0], out=total[0])
-    else:
-        mean, var = (array.astype(np.float64) for array in total)
-        delta = other[0] - mean
-        share = elements / (count + elements)
-        total[0][...] = mean + delta * share
-        total[1][...] = var * (1 - share) + other[1] * share + delta * delta * share * (1 - share)
-
-
-def _add_partial_sums(
-    held: Reservation, call: UnitCall, results: list[Array], chunks: Sequence[Chunk]
-) -> None:
-    """Add the partial sums so far to the unit's own partial results."""
-    end = 0
-    for index, (how, partial_sum) in enumerate(zip(call.combines, call.partial_sums, strict=True)):
-        if partial_sum is None or index < end:
-            continue
-        assert how is not None
-        # Mean and variance of one node stand side by side, and are combined together.
-        end = index + (2 if how == "moments" else 1)
-        before = [
-            _copy(held, chunks[found[0]]) for found in call.partial_sums[index:end] if found is not None
-        ]
-        combine(how, before, partial_sum[1], results[index:end], call.unit.counts[index])
-        results[index:end] = before
-
-
 def _lent(held: Reservation, read: Read, chunks: Sequence[Chunk]) -> Array | None:
     """An input that is written over, where it lies in RAM: with a room beside it, it need not be copied."""
     if not (read.overwritten and read.parts.is_one):
@@ -305,19 +252,48 @@ def _lent(held: Reservation, read: Read, chunks: Sequence[Chunk]) -> Array | Non
     return held.lend(piece) if piece.region == read.region else None
 
 
-def _gather(
-    context: Context, held: Reservation, plan_id: str, read: Read, info: PassInfo, chunks: Sequence[Chunk]
+def _on_host(
+    held: Reservation,
+    program: Compiled,
+    call: UnitCall,
+    chunks: Sequence[Chunk],
+    source: Callable[[Read], Array],
+) -> Begin:
+    """Gather a unit's inputs; the function that is returned runs its program on them."""
+    arrays, rooms = [], {}
+    for index, read in enumerate(call.reads):
+        lent = _lent(held, read, chunks)
+        if lent is not None:
+            rooms[index] = held.empty(lent.shape, lent.dtype, read.order)
+        arrays.append(_gathered(held, read, chunks, source) if lent is None else lent)
+
+    def begin(results: Sequence[Array]) -> Devices:
+        program(arrays, results, rooms)
+        return [None] * len(results)
+
+    return begin
+
+
+def _source(context: Context, held: Reservation, plan_id: str, info: PassInfo, read: Read) -> Array:
+    """An input that is read from no chunk."""
+    out = held.empty(region_shape(read.region), read.dtype, read.order)
+    begun, sources = perf_counter(), context.sources[plan_id]
+    sources.read(read.value, read.region, info, out)
+    if (recorder := context.recorder) is not None and read.value in sources.feeds:
+        recorder.transfer("dataset", f"dataset: {read.value}", begun, out.nbytes)
+    return out
+
+
+def _gathered(
+    held: Reservation, read: Read, chunks: Sequence[Chunk], source: Callable[[Read], Array]
 ) -> Array:
     """One input of a program as one array."""
     pinned = in_place(read, chunks)
     if pinned is not None:
         return pinned.array()
-    out = held.empty(region_shape(read.region), read.dtype, read.order)
     if not read.parts:
-        begun, sources = perf_counter(), context.sources[plan_id]
-        sources.read(read.value, read.region, info, out)
-        if (recorder := context.recorder) is not None and read.value in sources.feeds:
-            recorder.transfer("dataset", f"dataset: {read.value}", begun, out.nbytes)
+        return source(read)
+    out = held.empty(region_shape(read.region), read.dtype, read.order)
     for number, part in read.chunks:
         if not is_empty(part):
             chunks[number].read(part, out[within(part, read.region)])
@@ -330,10 +306,11 @@ def _put(
     results: list[Array],
     uses: Sequence[tuple[int, ...]],
     outers: Iterable[int],
+    devices: Devices,
 ) -> tuple[Chunk, ...]:
     return tuple(
-        held.put(array, region, used, outer)
-        for (_, region), array, used, outer in zip(makes, results, uses, outers, strict=True)
+        held.put(array, region, used, outer, device)
+        for (_, region), array, used, outer, device in zip(makes, results, uses, outers, devices, strict=True)
     )
 
 

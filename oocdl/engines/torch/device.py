@@ -1,8 +1,8 @@
 """The torch engine on a device with memory of its own: ``engine="torch:cuda"``.
 
-A run copies its inputs to the device, calls one kernel after another there, and copies the results
-back, all on one stream. There are two streams, so that one program can compute while the
-arrays of another travel. With "torch:cpu" the same code runs on the processor, without streams.
+Programs call one kernel after another on one stream, so a thread goes on to the next program while kernels
+run. Two more streams copy, so that arrays travel meanwhile. What a unit makes stays on the device for those
+that read it (``device_memory``). With "torch:cpu" the same code runs on the processor, without streams.
 
 Runs give equal bits: no kernel here adds by atomics, and PyTorch is told to refuse those that do.
 Pooling is made of maxima and sums of slices; resampling of products and gathers; the gradient of a
@@ -13,22 +13,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Engine, Run
+from oocdl.engines.engine import Engine, Part, Run
+from oocdl.engines.partial_results import combine
+from oocdl.engines.torch.device_memory import DeviceMemory
 from oocdl.engines.torch.torch_engine import Step, use_one_thread
 from oocdl.engines.torch.torch_kernels import KERNELS
-from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream
+from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream, cuda_stream
 from oocdl.errors import InputError, ResourceError
 from oocdl.fusion.executor import crop
-from oocdl.graph.ir.array_layout import array_bytes
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.array_layout import DeviceArray, array_bytes
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import endings
 from oocdl.graph.ir.program import Program
@@ -36,7 +40,7 @@ from oocdl.graph.ir.program_cost import ProgramScratch, program_scratch_bytes
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 
 STREAMS = 2
-"""Runs at once: while one computes, the arrays of the other travel."""
+"""Streams that copy, and runs that are begun at once: while one computes, the arrays of the other travel."""
 LIBRARY_BYTES = 512 << 20
 """Bytes of scratch of cuDNN and cuBLAS on the device, which cannot be known beforehand."""
 
@@ -47,6 +51,8 @@ _PLACES = (
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 )
 """Owner and name of each of PyTorch's global settings but the first of ``Settings``."""
+Launch = Callable[[list[Tensor]], list[Tensor]]
+"""Begins a program on tensors of its inputs, which it takes out of their list, and returns its results."""
 Settings = tuple[int | bool, ...]
 EXACT: Settings = (2, False, True, False, False, False, False)
 """Settings for exact and equal results. The first, 2: PyTorch raises where a kernel's bits may differ from
@@ -112,10 +118,13 @@ class TorchDeviceEngine(Engine):
         self.device = None if self._is_host else self
         self.has_bfloat16 = _has_bfloat16(self._device)
         self._needed: dict[str, int] = {}
+        self._launches: dict[str, Launch] = {}
+        self._computing = cuda_stream(self._device)
         self._streams: SimpleQueue[Stream] = SimpleQueue()
         for _ in range(STREAMS):
-            self._streams.put(Stream(self._device))
+            self._streams.put(Stream(self._device, self._computing))
         self._load_libraries()
+        self.memory = DeviceMemory(self.free_bytes, self._fetch)
 
     @property
     def model(self) -> str:
@@ -124,8 +133,10 @@ class TorchDeviceEngine(Engine):
 
     def free_bytes(self) -> int:
         """See ``Device.free_bytes``."""
-        idle = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return torch.cuda.mem_get_info(self._device)[0] + idle
+        taken, used = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
+        free, whole = torch.cuda.mem_get_info(self._device)
+        share = _memory_fraction(self._device)
+        return min(free, int(share * whole) - taken) + taken - used
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
         """See ``Device.needed_bytes``."""
@@ -156,34 +167,93 @@ class TorchDeviceEngine(Engine):
     def forget(self) -> None:
         """See ``Engine.forget``."""
         super().forget()
+        self._launches.clear()
+        self.memory.capacity_bytes = None
+        self._empty_cache()
+
+    def _empty_cache(self) -> None:
         if not self._is_host:
             torch.cuda.empty_cache()
 
+    def keep(self, array: Array) -> DeviceArray:
+        """See ``Device.keep``."""
+        self.memory.make_room(array.nbytes + LIBRARY_BYTES)
+        with self._stream() as stream:
+            return self.memory.add(stream.to_device(array))
+
+    def run(
+        self, program: Program, rules: Rules, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
+    ) -> Sequence[DeviceArray]:
+        """See ``Device.run``."""
+        self.memory.make_room(self.needed_bytes(program, rules))
+        try:
+            return self._begin(program, inputs, outs)
+        except ResourceError:  # free memory in parts that are too small, or another process has taken some
+            self.memory.make_room()
+            self._empty_cache()
+            return self._begin(program, inputs, outs)
+
+    def _begin(
+        self, program: Program, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
+    ) -> list[DeviceArray]:
+        self.compile(program)
+        with self._stream() as stream:
+            tensors = [
+                _joined(stream, parts, shape, getattr(torch, dtype))
+                for parts, shape, dtype in zip(
+                    inputs, program.input_shapes, program.input_dtypes, strict=True
+                )
+            ]
+            # A part of a larger array would keep all of it.
+            made = [
+                (x if x.untyped_storage().nbytes() == x.nbytes else x.clone()).contiguous()
+                for x in self._launches[program.key](tensors)
+            ]
+            return self._kept(made, outs)
+
+    def combine(
+        self, how: str, partial: Sequence[Sequence[Any]], counts: Sequence[int], outs: Sequence[Array]
+    ) -> Sequence[DeviceArray]:
+        """See ``Device.combine``."""
+        self.memory.make_room((len(partial) + 1) * sum(out.nbytes for out in outs) + LIBRARY_BYTES)
+        with self._stream() as stream:
+            first, *others = ([_there(stream, array) for array in arrays] for arrays in partial)
+            total, count = [tensor.clone() for tensor in first], counts[0]
+            for other, elements in zip(others, counts[1:], strict=True):
+                combine(torch, how, total, count, other, elements)
+                count += elements
+            return self._kept(total, outs)
+
+    def _kept(self, made: Sequence[Tensor], outs: Sequence[Array]) -> list[DeviceArray]:
+        """Keep what was just begun to be made for arrays of the host."""
+        ready = None if self._computing is None else self._computing.record_event()
+        return [self.memory.add(tensor, ready, out) for tensor, out in zip(made, outs, strict=True)]
+
     def _make(self, program: Program) -> Run:
-        steps = [Step(item, (), on_device=True) for item in program.instructions]
-        dying = endings(program)
+        self._launches[program.key] = launch = _launch(program)
 
         def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
-            use_one_thread()
             with self._stream() as stream:
-                slots = dict(zip(program.inputs, map(stream.to_device, arrays), strict=True))
-                for step, ending in zip(steps, dying, strict=True):
-                    step.run(slots, {})
-                    for slot in ending:
-                        del slots[slot]
-                for item, out in zip(program.outputs, outs, strict=True):
-                    stream.to_host(crop(slots[item.slot], item.crop).reshape(item.shape), out)
+                for tensor, out in zip(launch([*map(stream.to_device, arrays)]), outs, strict=True):
+                    stream.to_host(tensor, out)
+                stream.finish()
 
         return run
 
+    def _fetch(self, tensor: Tensor, ready: Any, out: Array) -> None:
+        """See ``device_memory.Fetch``."""
+        with self._stream() as stream:
+            stream.to_host(tensor, out, ready)
+            stream.finish()
+
     @contextmanager
     def _stream(self) -> Iterator[Stream]:
-        """A stream for one run; when it ends all results are in their arrays."""
+        """A stream to copy with, while kernels that are called go to that on which programs run."""
+        use_one_thread()
         stream = self._streams.get()
         try:
-            with torch.inference_mode(), _exactly, torch.cuda.stream(stream.cuda_stream):
+            with torch.inference_mode(), _exactly, torch.cuda.stream(self._computing):
                 yield stream
-                stream.finish()
         except torch.OutOfMemoryError as error:
             raise ResourceError(
                 f"the device of engine '{self.name}' has no memory left; free what others use of it, ask for "
@@ -204,6 +274,51 @@ class TorchDeviceEngine(Engine):
                 y, x, w, None, [1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1, [True, True, False]
             )
             stream.to_host(x.flatten(1) @ w.flatten(1).t(), np.empty((4, 4), np.float32))
+            stream.finish()
+
+
+def _memory_fraction(device: torch.device) -> float:
+    """The share of a device's memory that the user lets PyTorch have, where this version of it tells."""
+    told = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    return float(told(device)) if told else 1.0
+
+
+def _launch(program: Program) -> Launch:
+    """Prepare a program to be begun on tensors of its inputs."""
+    steps = [Step(item, (), on_device=True) for item in program.instructions]
+    dying = endings(program)
+
+    def launch(tensors: list[Tensor]) -> list[Tensor]:
+        slots = dict(zip(program.inputs, tensors, strict=True))
+        tensors.clear()
+        for step, ending in zip(steps, dying, strict=True):
+            step.run(slots, {})
+            for slot in ending:
+                del slots[slot]
+        return [crop(slots[item.slot], item.crop).reshape(item.shape) for item in program.outputs]
+
+    return launch
+
+
+def _there(stream: Stream, array: Array | Tensor) -> Tensor:
+    """An array of the host, or one that is on the device, on the device."""
+    if isinstance(array, Tensor):
+        return array
+    if array.size == 1:  # goes with the call of a kernel, and waits for no copy
+        dtype = getattr(torch, array.dtype.name)
+        return torch.full(array.shape, array.item(), dtype=dtype, device=stream.device)
+    return stream.to_device(array)
+
+
+def _joined(stream: Stream, parts: Sequence[Part], shape: Shape, dtype: torch.dtype) -> Tensor:
+    """An input of its parts."""
+    there = [_there(stream, part.source) for part in parts]
+    if len(parts) == 1 and not parts[0].place:
+        return there[0]
+    made = torch.empty(shape, dtype=dtype, device=stream.device)
+    for part, tensor in zip(parts, there, strict=True):
+        made[part.place] = tensor[part.box] if part.box else tensor
+    return made
 
 
 def _found(name: str) -> torch.device:

@@ -105,14 +105,21 @@ class _Piece:
             self.goes_to = None
 
 
-class Stream:
-    """A stream of the device for one run at a time, with pieces that are used in turn."""
+def cuda_stream(device: torch.device) -> Any:
+    """A new stream of a device; None where copies and kernels are done when they are asked for."""
+    return None if device.type == "cpu" else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.cuda_stream: Any = None
-        if device.type != "cpu":
-            self.cuda_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+class Stream:
+    """A stream of the device that copies for one thread at a time, with pieces that are used in turn.
+
+    ``computing`` is the stream that kernels run on, one after the other: what is copied to the device is
+    there before kernels begun later run, and what is copied from it is made by kernels begun before.
+    """
+
+    def __init__(self, device: torch.device, computing: Any = None) -> None:
+        self.device, self.computing = device, computing
+        self.copying = cuda_stream(device)
         self.pieces = [_Piece(device) for _ in range(PIECES_PER_STREAM)]
         self.turn = 0
 
@@ -122,19 +129,34 @@ class Stream:
         return self.pieces[self.turn]
 
     def to_device(self, array: Array) -> Tensor:
-        """Copy an array to the device, where it is contiguous."""
-        made = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=self.device)
-        for part, target in zip(pieces(array, PIECE_BYTES), pieces(made, PIECE_BYTES), strict=True):
-            piece = self._next()
-            piece.copy(target, piece.of(target).copy_(to_torch(part)))
+        """Begin to copy an array to the device, where it is contiguous."""
+        with torch.cuda.stream(self.copying):
+            made = torch.empty(array.shape, dtype=getattr(torch, array.dtype.name), device=self.device)
+            for part, target in zip(pieces(array, PIECE_BYTES), pieces(made, PIECE_BYTES), strict=True):
+                piece = self._next()
+                piece.copy(target, piece.of(target).copy_(to_torch(part)))
+        if self.copying is not None:
+            self.computing.wait_stream(self.copying)
+            made.record_stream(self.computing)  # not used again before kernels are done with it
         return made
 
-    def to_host(self, tensor: Tensor, out: Array) -> None:
-        """Begin to copy ``tensor`` to ``out`` on the host."""
-        for part, place in zip(pieces(tensor, PIECE_BYTES), pieces(shared(out), PIECE_BYTES), strict=True):
-            piece = self._next()
-            piece.copy(piece.of(part), part)
-            piece.goes_to = place
+    def to_host(self, tensor: Tensor, out: Array, ready: Any = None) -> None:
+        """Begin to copy ``tensor`` to ``out`` on the host, once it is made.
+
+        That is when the event ``ready`` has passed; None: when all kernels begun so far are done.
+        """
+        if self.copying is not None:
+            if ready is None:
+                self.copying.wait_stream(self.computing)
+            else:
+                self.copying.wait_event(ready)
+            tensor.record_stream(self.copying)
+        with torch.cuda.stream(self.copying):
+            places = pieces(shared(out), PIECE_BYTES)
+            for part, place in zip(pieces(tensor, PIECE_BYTES), places, strict=True):
+                piece = self._next()
+                piece.copy(piece.of(part), part)
+                piece.goes_to = place
 
     def finish(self) -> None:
         """Wait for all copies that were begun."""

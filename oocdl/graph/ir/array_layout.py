@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,18 @@ Order = tuple[int, ...]
 PAGE_BYTES = 4096
 LEAST_PAGED_BYTES = 32 << 10
 """Arrays of fewer bytes come from the heap, because pages of their own would be mostly empty."""
+
+
+class DeviceArray(Protocol):
+    """An array in the memory of a device, and the array of the host that is reserved for its bytes."""
+
+    def hold(self) -> Any:
+        """Return what keeps the bytes on the device as long as it is referred to; None: they have left it."""
+        ...
+
+    def settle(self) -> None:
+        """Copy the bytes to the array of the host, unless they are there. Waits for the device."""
+        ...
 
 
 @cache

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+from oocdl.engines.engine import get_engine
 from oocdl.errors import BudgetError
 from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import uncollected
@@ -26,7 +27,7 @@ from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.task_graph import TaskGraph
 
 LARGEST_UNIT_BYTES = 1 << 30
-"""Larger units are no faster, and what they reserve is more than they come to take."""
+"""Larger units are no faster on a processor, and what they reserve is more than they come to take."""
 SMALLER_UNITS_TIME_RATIO = 0.97
 """Smaller units are taken only if their predicted time is at most this share of that of larger ones."""
 TRIAL_TASK_BYTES = 256 << 10
@@ -159,7 +160,8 @@ def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
 
 def _large_units(machine: Machine) -> list[int]:
     """Return the bytes of a unit if each thread has one while another is read, and parts of that."""
-    largest = min(machine.unit_bytes, LARGEST_UNIT_BYTES)
+    most = LARGEST_BUDGET_BYTES if get_engine(machine.engine).device else LARGEST_UNIT_BYTES
+    largest = min(machine.unit_bytes, most)
     return [max(largest // divisor, 1) for divisor in (1, 2, 4, 8)]
 
 

@@ -12,7 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.ir.array_layout import Order, as_numbered, as_stored, footprint, in_memory_order, ordered
+from oocdl.graph.ir.array_layout import (
+    DeviceArray,
+    Order,
+    as_numbered,
+    as_stored,
+    footprint,
+    in_memory_order,
+    ordered,
+)
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.storage.cache.spill_store import SpillFile
 
@@ -27,12 +35,13 @@ class Slot:
     """
 
     __slots__ = (
-        "array", "busy", "dropped", "dtype", "file", "footprint_bytes", "nbytes", "outer", "pins", "readers",
-        "shape", "uses",
+        "array", "busy", "device", "dropped", "dtype", "file", "footprint_bytes", "nbytes", "outer", "pins",
+        "readers", "shape", "uses",
     )  # fmt: skip
 
-    def __init__(self, array: Array, uses: Uses, outer: int = 0) -> None:
+    def __init__(self, array: Array, uses: Uses, outer: int = 0, device: DeviceArray | None = None) -> None:
         self.array: Array | None = array
+        self.device = device  # the same on a device, from which ``array`` is filled once it is wanted
         self.file: SpillFile | None = None  # set: the spill has it, RAM may be dropped
         self.shape = array.shape
         self.dtype = array.dtype
@@ -51,6 +60,12 @@ class Slot:
 
     def leave_ram(self) -> None:
         self.array = None
+
+    def settle(self) -> None:
+        """Fill ``array`` if only a device has its bytes. Waits for the device: not under the tier's lock."""
+        device = self.device  # it may be dropped meanwhile
+        if device is not None:
+            device.settle()
 
 
 def outermost(stored: Array, order: Order, axis: int) -> int:
@@ -79,10 +94,12 @@ class Plain:
     """The home of chunks in a process without a tier: plain memory."""
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
+        slot.settle()
         assert slot.array is not None
         np.copyto(out, slot.array[as_slices(box)])
 
     def view(self, slot: Slot) -> Array:
+        slot.settle()
         assert slot.array is not None
         return slot.array
 
@@ -170,6 +187,11 @@ class Chunk:
         box = tuple(box[axis] for axis in self.order) or box
         self.home.read(self.slot, box, as_stored(out, self.order))
 
+    def on_device(self) -> Any:
+        """Return what keeps the chunk on a device as long as it is referred to; None: it is not there."""
+        device = self.slot.device
+        return None if device is None else device.hold()
+
     def array(self) -> Array:
         """Return the array in RAM, read-only and not copied; ValueError if no reservation pins the chunk."""
         return self.seen(self.home.view(self.slot))
@@ -188,6 +210,7 @@ class Chunk:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In RAM the array itself is handed to the pickler, which can send it without a copy.
+        self.slot.settle()
         array = self.slot.array
         stored = as_stored(self.copy(), self.order) if array is None else array
         return _restore, (stored, self.region, self.uses, self.order)

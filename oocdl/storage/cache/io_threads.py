@@ -45,6 +45,8 @@ class Mover:
             self.changed.notify_all()
         self._wakes.put(False)
         self._burier.join()
+        with self.changed:
+            self.bury()
         self._writers.shutdown()
         self.spill.close()
 
@@ -78,9 +80,11 @@ class Mover:
     # --- anywhere ------------------------------------------------------------------------
 
     def drop(self, slot: Slot) -> None:
-        """Queue a chunk whose handle is gone."""
-        self._dead.put(slot)
-        self._wakes.put(True)  # the slot itself would keep its memory
+        """Queue a chunk whose handle is gone; a device needs no lock to let go of it."""
+        slot.device = None
+        if not self._closed:
+            self._dead.put(slot)
+            self._wakes.put(True)  # the slot itself would keep its memory
 
     # --- threads -------------------------------------------------------------------------
 
@@ -94,6 +98,7 @@ class Mover:
         array, file, error = slot.array, None, None
         if array is not None and not slot.dropped and not self._closed:
             try:
+                slot.settle()
                 file = self.spill.write(array, slot.outer)
             except Exception as failure:  # kept for those who wait: this thread must live on
                 error = failure

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import BudgetError
-from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Order, in_memory_order, ordered
+from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, DeviceArray, Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost
 from oocdl.storage.cache.io_threads import Mover
@@ -57,6 +57,7 @@ class Reservation:
         tier, slot = self._tier, chunk.slot
         if chunk.home is not tier:
             return None
+        slot.settle()
         with tier._changed:
             array = slot.array
             if array is None or tier._ledger.line:
@@ -65,16 +66,24 @@ class Reservation:
         self._lent.append(chunk)
         return chunk.seen(array)
 
-    def put(self, array: Array, region: Region, uses: Uses = (), outer: int = 0) -> Chunk:
+    def put(
+        self,
+        array: Array,
+        region: Region,
+        uses: Uses = (),
+        outer: int = 0,
+        device: DeviceArray | None = None,
+    ) -> Chunk:
         """Turn ``footprint(array.nbytes)`` bytes of the reservation into a chunk that the tier owns.
 
         The array is taken over, not copied: it must have no gaps (``empty`` makes such) and must not
         change any more. ``uses`` lists the plan positions at which the chunk will be read, sorted. If it
-        is spilled, strips along axis ``outer`` can be read in one go. Raises BudgetError if fewer bytes
-        are left.
+        is spilled, strips along axis ``outer`` can be read in one go. With ``device`` the bytes are there,
+        and come to the array when they are wanted. Raises BudgetError if fewer bytes are left.
         """
         stored, order = in_memory_order(array)
-        made = Chunk(self._tier, Slot(stored, uses, outermost(stored, order, outer)), region, order)
+        slot = Slot(stored, uses, outermost(stored, order, outer), device)
+        made = Chunk(self._tier, slot, region, order)
         with self._tier._changed:
             self._tier._ledger.put(self._claim, made.slot)
             self._tier._changed.notify_all()
@@ -283,6 +292,7 @@ class Tier:
     # --- what chunks and reservations call -----------------------------------------------
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
+        slot.settle()
         with self._changed:
             if slot.array is not None and slot.nbytes < LEAST_PAGED_BYTES:
                 out[...] = slot.array[tuple(slice(*axis) for axis in box)]
@@ -309,6 +319,7 @@ class Tier:
             self._ledger.read_bytes += count
 
     def view(self, slot: Slot) -> Array:
+        slot.settle()
         with self._changed:
             if not slot.pins or slot.array is None:
                 raise ValueError("array() needs a reservation that pins the chunk")

@@ -7,6 +7,7 @@ import pickle
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -488,3 +489,81 @@ def test_reads_race_with_eviction(tmp_path: Path) -> None:
         assert tier.stats.peak_bytes <= 3 * array.nbytes
         assert tier.stats.evictions > 10
         assert chunk is not None
+
+
+# --- bytes on a device ----------------------------------------------------------------------
+
+
+class Late:
+    """A device array whose bytes, all of one value, come to the host when they are wanted."""
+
+    def __init__(self, array: np.ndarray, value: float) -> None:
+        self.array, self.value, self.times = array, value, 0
+
+    def hold(self) -> object:
+        return self
+
+    def settle(self) -> None:
+        if not self.times:
+            self.array[...] = self.value
+        self.times += 1
+
+
+def put_late(tier: Tier, value: float) -> tuple[Chunk, Late]:
+    with tier.reserve(2000) as unit:
+        array = unit.empty((250,), np.float64)
+        array[...] = -1
+        late = Late(array, value)
+        return unit.put(array, ((0, 250),), device=late), late
+
+
+def read(chunk: Chunk) -> float:
+    out = np.empty(250)
+    chunk.read(chunk.region, out)
+    assert (out == out[0]).all()
+    return float(out[0])
+
+
+def test_bytes_come_from_the_device_whoever_wants_them(tier: Tier) -> None:
+    chunks.use(tier)
+    for value, ask in enumerate(
+        (
+            read,
+            lambda chunk: tier.reserve(0).lend(chunk)[0],  # type: ignore[index]
+            lambda chunk: pinned(tier, chunk),
+            lambda chunk: read(pickle.loads(pickle.dumps(chunk))),
+        )
+    ):
+        chunk, late = put_late(tier, value)
+        assert not late.times
+        assert ask(chunk) == value
+        assert read(chunk) == value
+        del chunk
+
+
+def pinned(tier: Tier, chunk: Chunk) -> float:
+    with tier.reserve(0, [chunk]):
+        return float(chunk.array()[0])
+
+
+def test_bytes_come_from_the_device_before_they_are_spilled(tier: Tier) -> None:
+    made = [put_late(tier, value) for value in range(6)]  # the tier has room for four
+    until(lambda: len(files(tier)) >= 2)
+    assert sum(late.times for _, late in made) < 6
+    assert [read(chunk) for chunk, _ in made] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_dropped_chunk_leaves_the_device_at_once(tier: Tier) -> None:
+    """Though the ledger still has it in an outdated entry of its order."""
+    chunk, late = put_late(tier, 1)
+    gone = weakref.ref(late)
+    del late
+    assert gone() is not None
+    del chunk
+    assert gone() is None
+    kept, late = put_late(tier, 2)
+    gone = weakref.ref(late)
+    del late
+    tier.close()
+    del kept
+    assert gone() is None
