@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ _PLACES = (
     (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
 )
 """Owner and name of each of PyTorch's global settings but the first of ``Settings``."""
+T = TypeVar("T")
 Launch = Callable[[list[Tensor]], list[Tensor]]
 """Begins a program on tensors of its inputs, which it takes out of their list, and returns its results."""
 Settings = tuple[int | bool, ...]
@@ -177,52 +178,52 @@ class TorchDeviceEngine(Engine):
 
     def keep(self, array: Array) -> DeviceArray:
         """See ``Device.keep``."""
-        self.memory.make_room(array.nbytes + LIBRARY_BYTES)
-        with self._stream() as stream:
-            return self.memory.add(stream.to_device(array))
+        nbytes = array.nbytes + LIBRARY_BYTES
+        return self._with_room(nbytes, lambda stream: self.memory.add(stream.to_device(array)))
 
     def run(
         self, program: Program, rules: Rules, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
     ) -> Sequence[DeviceArray]:
         """See ``Device.run``."""
-        self.memory.make_room(self.needed_bytes(program, rules))
-        try:
-            return self._begin(program, inputs, outs)
-        except ResourceError:  # free memory in parts that are too small, or another process has taken some
-            self.memory.make_room()
-            self._empty_cache()
-            return self._begin(program, inputs, outs)
-
-    def _begin(
-        self, program: Program, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
-    ) -> list[DeviceArray]:
         self.compile(program)
-        with self._stream() as stream:
-            tensors = [
-                _joined(stream, parts, shape, getattr(torch, dtype))
-                for parts, shape, dtype in zip(
-                    inputs, program.input_shapes, program.input_dtypes, strict=True
-                )
-            ]
+        given = [*zip(inputs, program.input_shapes, program.input_dtypes, strict=True)]
+
+        def begin(stream: Stream) -> list[DeviceArray]:
+            tensors = [_joined(stream, parts, shape, getattr(torch, dtype)) for parts, shape, dtype in given]
+            made = self._launches[program.key](tensors)
             # A part of a larger array would keep all of it.
-            made = [
-                (x if x.untyped_storage().nbytes() == x.nbytes else x.clone()).contiguous()
-                for x in self._launches[program.key](tensors)
-            ]
-            return self._kept(made, outs)
+            alone = (x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in made)
+            return self._kept([x.contiguous() for x in alone], outs)
+
+        return self._with_room(self.needed_bytes(program, rules), begin)
 
     def combine(
         self, how: str, partial: Sequence[Sequence[Any]], counts: Sequence[int], outs: Sequence[Array]
     ) -> Sequence[DeviceArray]:
         """See ``Device.combine``."""
-        self.memory.make_room((len(partial) + 1) * sum(out.nbytes for out in outs) + LIBRARY_BYTES)
-        with self._stream() as stream:
+
+        def begin(stream: Stream) -> list[DeviceArray]:
             first, *others = ([_there(stream, array) for array in arrays] for arrays in partial)
             total, count = [tensor.clone() for tensor in first], counts[0]
             for other, elements in zip(others, counts[1:], strict=True):
                 combine(torch, how, total, count, other, elements)
                 count += elements
             return self._kept(total, outs)
+
+        nbytes = (len(partial) + 1) * sum(out.nbytes for out in outs) + LIBRARY_BYTES
+        return self._with_room(nbytes, begin)
+
+    def _with_room(self, nbytes: int, begin: Callable[[Stream], T]) -> T:
+        """Call ``begin`` once so much is free; once more, with nothing kept, if that was too little."""
+        self.memory.make_room(nbytes)
+        try:
+            with self._stream() as stream:
+                return begin(stream)
+        except ResourceError:  # what is free lies in parts that are too small, or others have taken it
+            self.memory.make_room()
+            self._empty_cache()
+            with self._stream() as stream:
+                return begin(stream)
 
     def _kept(self, made: Sequence[Tensor], outs: Sequence[Array]) -> list[DeviceArray]:
         """Keep what was just begun to be made for arrays of the host."""

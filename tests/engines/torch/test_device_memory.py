@@ -268,6 +268,8 @@ def test_a_full_device_gives_up_what_it_keeps(
     monkeypatch.setattr(Stream, "to_device", full)
     small.run(exp, RULES, [[Part(x)]], [out])[0].settle()
     assert out[0] == pytest.approx(np.e) and kept.hold() is None
+    failures.append(1)
+    assert small.keep(x).hold() is not None
     failures.extend([1, 1])
     with pytest.raises(ResourceError, match="has no memory left"):
         small.run(exp, RULES, [[Part(x)]], [out])
