@@ -140,13 +140,20 @@ class Heap:
 
     The limit counts what the process takes from now on, and is the capacity of the RAM tier, which
     ``arrays`` returns; the plan makes sure that its arrays and the scratch of programs fit together. Where
-    they do not, as a prediction was too low, ``guard`` says how much the tier is to do without.
+    they do not, as a prediction was too low, ``guard`` says how much the tier is to do without. Memory that
+    programs have freed may take ``kept_bytes`` beyond the limit, as the next takes it again.
     """
 
     def __init__(
-        self, permits: int, limit_bytes: int, arrays: Callable[[], Arrays], guard: MemoryGuard
+        self,
+        permits: int,
+        limit_bytes: int,
+        arrays: Callable[[], Arrays],
+        guard: MemoryGuard,
+        kept_bytes: int = 0,
     ) -> None:
         self._limit = limit_bytes
+        self._kept = kept_bytes
         self._arrays = arrays
         self._guard = guard
         self._permits = threading.Semaphore(permits)
@@ -325,7 +332,7 @@ class Heap:
         # What is mapped is not all touched yet.
         taken = max(taken, self._arrays().mapped_bytes)
         to_come = max(self._running - self._taken_bytes(), 0)
-        self._spare = min(self._limit - taken - to_come - nbytes, MOST_UNCHECKED_BYTES)
+        self._spare = min(self._limit + self._kept - taken - to_come - nbytes, MOST_UNCHECKED_BYTES)
         if self._spare < 0:
             _library.malloc_trim(0)
 

@@ -134,7 +134,9 @@ class Session(Held):
     scheduler: Scheduler | None = None
     """A Dask ``get``; None: our own."""
     most_bytes: int | None = None
-    """Maximum memory worth taking; None: all that the machine gives."""
+    """Maximum memory worth taking by arrays and programs; None: all that the machine gives."""
+    kept_bytes: int = 0
+    """Freed memory beyond that which is worth keeping, where there is room for it."""
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     started: dict[TaskKey, Chunk] | None = None
@@ -145,7 +147,8 @@ class Session(Held):
         self.room_bytes = room if self.most_bytes is None else min(room, self.most_bytes)
         keep_freed_memory()
         guard = self.machine.guard()
-        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier, guard)
+        kept_bytes = min(self.kept_bytes, room - self.room_bytes)
+        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier, guard, kept_bytes)
         self.tier = Tier(
             self.room_bytes,
             SpillStore(self.spill),

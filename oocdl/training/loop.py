@@ -211,6 +211,7 @@ class Trainer:
             spill=settings.spill_folder(self.store.path / "spill"),
             scheduler=self.scheduler,
             most_bytes=self.plan.most_bytes,
+            kept_bytes=self.plan.kept_bytes,
             **given,
         )
 

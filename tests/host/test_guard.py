@@ -98,6 +98,24 @@ def test_what_a_program_has_freed_leaves_while_it_runs() -> None:
         give_back_freed_memory()
 
 
+@pytest.mark.skipif(not IS_SUPPORTED, reason="the C library cannot trim the heap")
+@pytest.mark.parametrize("kept_bytes", [0, 64 * MIB])
+def test_freed_memory_is_kept_where_there_is_room_for_it(kept_bytes: int) -> None:
+    """The next program takes it again, without page faults."""
+    keep_freed_memory()
+    try:
+        heap, before = Heap(1, 8 * MIB, Arrays, Process(0).guard(1 << 40), kept_bytes), anonymous_bytes()
+        freed, end = ctypes.create_string_buffer(32 * MIB), ctypes.create_string_buffer(MIB)
+        ctypes.memset(freed, 1, len(freed))
+        del freed
+        with heap.program(10 * MIB):
+            left = anonymous_bytes() - before
+        del end
+    finally:
+        give_back_freed_memory()
+    assert left > 30 * MIB if kept_bytes else left < 10 * MIB
+
+
 @pytest.mark.skipif(not IS_SUPPORTED, reason="the C library tells not what of the heap is in use")
 def test_scratch_that_a_program_has_taken_is_not_counted_twice() -> None:
     process = Process(50 * MIB)

@@ -20,7 +20,7 @@ from tests.kit import nifti
 from tests.kit.commands import run
 
 SHAPES: dict[str, tuple[int, int, int]] = {f"case_{row}": (66 + row % 2, 9, 10) for row in range(5)}
-QUICK = ("--memory", "1GiB", "--threads", 1, "--engine", "onnxruntime", "--steps", 2, "--no-progress")
+QUICK = ("--memory", "2GiB", "--threads", 1, "--engine", "onnxruntime", "--steps", 2, "--no-progress")
 
 
 ONE, FLAT, ALL = (1, 3, 3), (1, 2, 2), (2, 2, 2)

@@ -58,7 +58,8 @@ def test_the_plan_shows_seconds_and_the_budget(
         (row,) = (line for line in lines if line.startswith(f"│ {plan.layer_names[layer.layer.name]} "))
         assert row.split()[-2] == f"{seconds[layer.layer.name]:.4f}"
     assert sum(seconds.values()) == pytest.approx(plan.simulated[-1].compute_seconds)
-    parts = ("base process", "arrays and programs, simulated", "to spare for them")
+    spare = ("to spare for them", "freed memory, kept for the next")
+    parts = ("base process", "arrays and programs, simulated", *spare)
     memory = {line.split("│")[1].strip(): line.split("│")[2] for line in lines if line.count("│") == 3}
     *terms, peak, budget = (int(memory[name]) for name in (*parts, "predicted peak", "budget"))
     assert peak == pytest.approx(sum(terms), abs=2)  # each is rounded
