@@ -149,7 +149,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71438,
+    "lines of oocdl": 71435,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2105,
@@ -165,7 +165,7 @@ LIMITS = {
     "lines of planning": 8359,
     "lines of presets": 661,
     "lines of pytorch": 3089,
-    "lines of report": 2800,
+    "lines of report": 2797,
     "lines of runtime": 5446,
     "lines of storage": 6618,
     "lines of training": 4125,

@@ -44,8 +44,7 @@ STORED_VERSIONS = 3
 PEAK_MARGIN_FACTOR, PEAK_MARGIN_BYTES = 1.15, 8 << 20
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
 KEPT_SHARE, KEPT_BYTES = 0.25, 64 << 20
-"""Freed memory that a run keeps, as a share of what arrays and programs take and in bytes, where the budget
-has room for it: the next program takes it again. Without it page faults took 5 to 15 % of a step."""
+"""Freed memory that is worth keeping, beside what is in use: page faults were 5 to 15 % of a step."""
 
 
 def _shards(layers: Sequence[LayerFacts]) -> str:
@@ -324,10 +323,8 @@ class Plan:
         """Make the table of memory: the terms of the predicted peak, and the budget."""
         simulated = max(one.peak_tier_bytes for one in (*self.simulated, *self.validation.values()))
         simulated = min(simulated, self.most_bytes)
-        columns = (
-            Column("what", "memory", kind="words"),
-            Column("nbytes", "MiB", lambda n: f"{n / 2**20:.0f}"),
-        )
+        mib = Column("nbytes", "MiB", lambda n: f"{n / 2**20:.0f}")
+        columns = (Column("what", "memory", kind="words"), mib)
         rows = (
             ("base process", self.process_bytes),
             ("arrays and programs, simulated", simulated),
