@@ -57,7 +57,7 @@ def draw_networks(axes: Axes) -> None:
         axes.bar_label(bars, [row[column] for row in shown], padding=3)
     axes.axvline(1, color=PYTORCH, linestyle="--")
     axes.set_yticks(range(len(shown)), [row[0].split(",")[0] for row in shown])
-    axes.set(xlim=(0, 1.2), xlabel="seconds of the fastest PyTorch over oocdl's (higher is better)")
+    axes.set(xlim=(0, 1.3), xlabel="seconds of the fastest PyTorch over oocdl's (higher is better)")
     axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), frameon=False)
 
 

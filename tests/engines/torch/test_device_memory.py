@@ -81,8 +81,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> TorchDeviceEngine:
 # --- a network ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nbytes", [1 << 40, 2 << 20, 0], ids=["roomy", "tight", "none"])
-@pytest.mark.parametrize("cut", [{"threads": 1}, CUT, {**CUT, "threads": 4}], ids=["whole", "cut", "threads"])
+@pytest.mark.parametrize(
+    ("nbytes", "cut"),
+    [(1 << 40, {"threads": 1}), (1 << 40, CUT), (2 << 20, {**CUT, "threads": 4}), (0, {**CUT, "threads": 2})],
+    ids=["whole", "cut", "tight, four threads", "nothing stays, two threads"],
+)
 def test_a_network_is_exact(
     device: Callable[[int], OnHost], job: Job, nbytes: int, cut: dict[str, Any], tmp_path: Path
 ) -> None:
