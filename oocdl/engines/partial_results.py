@@ -20,7 +20,7 @@ def combine(xp: Any, how: str, total: Sequence[Any], count: int, other: Sequence
     [array([3.]), array([2.])]
     """
     if how == "sum":
-        total[0][...] += other[0]
+        xp.add(total[0], other[0], out=total[0])
     elif how == "max":
         xp.maximum(total[0], other[0], out=total[0])
     elif how == "logsumexp":

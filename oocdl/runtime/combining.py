@@ -22,15 +22,15 @@ def combined(
     """Combine partial sums, one after the other."""
     width = len(call.values)
     if device is None:
-        return _on_host(held, call, chunks), [None] * width
+        return _combined_on_host(held, call, chunks), [None] * width
     there = [on_device(device, chunk, partial(copied, held, chunk)) for chunk in chunks]
     total = [held.empty(chunk.shape, chunk.dtype) for chunk in chunks[:width]]
     groups = [there[start : start + width] for start in range(0, len(there), width)]
     return total, [*device.combine(call.combine, groups, call.counts, total)]
 
 
-def _on_host(held: Reservation, call: CombineCall, chunks: Sequence[Chunk]) -> list[Array]:
-
+def _combined_on_host(held: Reservation, call: CombineCall, chunks: Sequence[Chunk]) -> list[Array]:
+    """The same with NumPy; one of the others is in memory at a time."""
     width = len(call.values)
     total, count = [copied(held, chunk) for chunk in chunks[:width]], call.counts[0]
     for other, elements in enumerate(call.counts[1:], 1):
@@ -38,7 +38,7 @@ def _on_host(held: Reservation, call: CombineCall, chunks: Sequence[Chunk]) -> l
         arrays = [_in_place_or_copied(held, chunk) for chunk in others]
         combine(np, call.combine, total, count, arrays, elements)
         count += elements
-        del arrays
+        del arrays  # before the next are read
     return total
 
 
