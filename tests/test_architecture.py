@@ -149,7 +149,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71435,
+    "lines of oocdl": 71445,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2105,
@@ -157,12 +157,12 @@ LIMITS = {
     "lines of config": 841,
     "lines of dashboard": 3658,
     "lines of data": 1539,
-    "lines of engines": 6581,
+    "lines of engines": 6590,
     "lines of fusion": 2126,
     "lines of graph": 10836,
     "lines of host": 696,
     "lines of ops": 6279,
-    "lines of planning": 8359,
+    "lines of planning": 8360,
     "lines of presets": 661,
     "lines of pytorch": 3089,
     "lines of report": 2797,

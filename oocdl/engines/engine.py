@@ -74,7 +74,7 @@ class Device(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Bytes of the device's memory that this process could have."""
+        """Bytes of the device's memory that runs of this process could have, were nothing kept there."""
         ...
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:

@@ -137,7 +137,7 @@ class TorchDeviceEngine(Engine):
         taken, used = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
         free, whole = torch.cuda.mem_get_info(self._device)
         share = _memory_fraction(self._device)
-        return min(free, int(share * whole) - taken) + taken - used
+        return max(min(free, int(share * whole) - taken) + taken - used + self.memory.kept_bytes, 0)
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
         """See ``Device.needed_bytes``."""

@@ -82,15 +82,24 @@ class DeviceMemory:
             self._residents.add(made)
         return made
 
+    def _there(self) -> list[Resident]:
+        with self._lock:
+            return [one for one in self._residents if one.is_there]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the arrays that are kept."""
+        return sum(one.nbytes for one in self._there())
+
     def make_room(self, nbytes: int | None = None) -> None:
         """Have arrays leave the device until ``nbytes`` are free beside the others; None: all of them."""
-        with self._lock:
-            there = sorted((one for one in self._residents if one.is_there), key=lambda one: one.used)
-        kept_bytes = sum(one.nbytes for one in there)
         if self.capacity_bytes is None:
-            self.capacity_bytes = self.free_bytes() + kept_bytes
-        short_bytes = kept_bytes + (nbytes or 0) - self.capacity_bytes
-        for one in there:
+            self.capacity_bytes = self.free_bytes()
+        there = self._there()
+        short_bytes = sum(one.nbytes for one in there) + (nbytes or 0) - self.capacity_bytes
+        if nbytes is not None and short_bytes <= 0:
+            return
+        for one in sorted(there, key=lambda one: one.used):
             if nbytes is not None and short_bytes <= 0:
                 break
             one.leave()

@@ -160,8 +160,9 @@ def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
 
 def _large_units(machine: Machine) -> list[int]:
     """Return the bytes of a unit if each thread has one while another is read, and parts of that."""
-    most = LARGEST_BUDGET_BYTES if get_engine(machine.engine).device else LARGEST_UNIT_BYTES
-    largest = min(machine.unit_bytes, most)
+    largest = machine.unit_bytes
+    if get_engine(machine.engine).device is None:
+        largest = min(largest, LARGEST_UNIT_BYTES)
     return [max(largest // divisor, 1) for divisor in (1, 2, 4, 8)]
 
 

@@ -223,7 +223,7 @@ def test_what_was_used_the_longest_ago_leaves_first() -> None:
     def fetch(tensor: torch.Tensor, ready: object, out: Array) -> None:
         out[...] = tensor.numpy()
 
-    memory = DeviceMemory(lambda: 0, fetch)
+    memory = DeviceMemory(lambda: 48, fetch)
     made = [memory.add(torch.full((4,), float(n + 1)), None, out) for n, out in enumerate(outs)]
     memory.make_room(0)
     made[0].hold()
