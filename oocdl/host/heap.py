@@ -47,6 +47,9 @@ WATCH_SECONDS = 0.005
 """Seconds between two looks at the process while programs run."""
 IDLE_LOOKS = 200
 """Looks without a program that runs, after which nobody watches until the next one begins."""
+TOUCHED_MEANWHILE_BYTES, MOST_LOOKS = 1 << 18, 8
+"""The process is measured anew, so often, where arrays changed by more than this meanwhile: a thread that
+waits for the interpreter's lock between two looks may find megabytes written."""
 GLIBC_THRESHOLD_BYTES = 128 << 10
 """Both of glibc's thresholds at the start of a process."""
 
@@ -275,20 +278,26 @@ class Heap:
         self._seen = max(self._seen, has_bytes)
         return has_bytes
 
+    def _own_bytes(self) -> int:
+        """Measure what the process has beside arrays, anew where these grew or left meanwhile."""
+        for _ in range(MOST_LOOKS):
+            before_bytes = self._arrays().touched_bytes
+            has_bytes, touched_bytes = self._has_bytes(), self._arrays().touched_bytes
+            if abs(touched_bytes - before_bytes) <= TOUCHED_MEANWHILE_BYTES:
+                break
+        return has_bytes - touched_bytes
+
     def _is_over(self, promised_bytes: int) -> bool:
         """Whether the process will have more than it may, once arrays and programs have what is promised.
 
         If so, enough is withheld from the tier to prevent it once its chunks have left.
         """
         most_bytes = self._guard.most_bytes
-        if self._is_time("measure"):
-            most_own_bytes = self._has_bytes() - self._arrays().touched_bytes
-            if most_own_bytes + promised_bytes > most_bytes and self._is_time("relieve", RELIEF_SECONDS):
-                # In this order, what other threads take and touch meanwhile is not taken for its own.
-                taken_bytes = self._taken_bytes()
-                trim()
-                has_bytes = self._has_bytes()
-                self._own = has_bytes - self._arrays().touched_bytes - taken_bytes
+        has_too_much = self._is_time("measure") and self._own_bytes() + promised_bytes > most_bytes
+        if has_too_much and self._is_time("relieve", RELIEF_SECONDS):
+            taken_bytes = self._taken_bytes()
+            trim()
+            self._own = self._own_bytes() - taken_bytes
         over_bytes = self._own + promised_bytes - most_bytes
         if over_bytes <= 0:
             return False

@@ -66,6 +66,19 @@ def test_the_tier_does_without_what_the_process_itself_has_too_much() -> None:
     assert heap.withheld_bytes() == 15 * MIB
 
 
+def test_arrays_that_grow_while_the_process_is_measured_hide_nothing_of_its_own() -> None:
+    """A thread that writes 8 MiB between both looks; then what it wrote seemed to be all that grew."""
+    arrays = Arrays(promised_bytes=40 * MIB)
+
+    def measure() -> int:
+        has_bytes = 65 * MIB + arrays.touched_bytes
+        arrays.touched_bytes = 8 * MIB
+        return has_bytes
+
+    heap = Heap(2, 50 * MIB, lambda: arrays, MemoryGuard(100 * MIB, measure=measure, clock=Process(0).clock))
+    assert heap.withheld_bytes() == 15 * MIB
+
+
 @pytest.mark.skipif(not IS_SUPPORTED, reason="the C library tells not what of the heap is in use")
 def test_what_the_process_grew_by_is_no_scratch_of_the_next_program() -> None:
     """As by compiled loops; else a program would seem to have taken what it is still to take."""
@@ -133,8 +146,9 @@ def test_what_a_unit_has_reserved_and_not_written_yet_leaves_no_room_for_the_nex
     own_bytes, most_bytes, peak = 14 * MIB, 26 * MIB, [0]
 
     def measure() -> int:
-        peak[0] = max(peak[0], own_bytes + tier.touched_bytes)
-        return own_bytes + tier.touched_bytes
+        has_bytes = own_bytes + tier.touched_bytes
+        peak[0] = max(peak[0], has_bytes)
+        return has_bytes
 
     def fill(nbytes: int) -> None:
         with tier.reserve(nbytes) as unit:
@@ -166,8 +180,9 @@ def test_many_units_stay_within_what_the_process_may_have_and_end(tmp_path: Path
     own_bytes, most_bytes, peak = 13 * MIB, 26 * MIB, [0]
 
     def measure() -> int:
-        peak[0] = max(peak[0], own_bytes + tier.touched_bytes)
-        return own_bytes + tier.touched_bytes
+        has_bytes = own_bytes + tier.touched_bytes
+        peak[0] = max(peak[0], has_bytes)
+        return has_bytes
 
     def work(number: int) -> int:
         nbytes, scratch = (1 + number % 5) * MIB, number % 3 * MIB
@@ -180,7 +195,7 @@ def test_many_units_stay_within_what_the_process_may_have_and_end(tmp_path: Path
             del read, made
         measure()
         kept.append(chunk)
-        return int(kept[number // 2].copy()[0])
+        return int(kept[number // 3].copy()[0])
 
     kept: list[Chunk] = []
     heap = Heap(2, 16 * MIB, lambda: tier, MemoryGuard(most_bytes, measure=measure, clock=Process(0).clock))
