@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from oocdl.fusion.jit import has_feature
 from oocdl.fusion.llvm_ir import KINDS, Builder
 from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC, Emit, deviation
 
@@ -275,7 +276,40 @@ def cast(b: Builder, value: str, source: str, target: str) -> str:
     how = conversion(source, target)
     if how is None:
         return value
+    if "bfloat16" in (source, target) and not has_feature("avx512bf16"):
+        if source == "bfloat16":
+            return cast(b, _widened(b, value), "float32", target)
+        return _rounded(b, cast(b, value, source, "float32"))
     return b.new(f"{how} <{b.lanes} x {KINDS[source]}> {value} to <{b.lanes} x {KINDS[target]}>")
+
+
+def _rounded(b: Builder, value: str) -> str:
+    """Round float32 to bfloat16, ties to even, by its bits.
+
+    Where a processor has no instruction for that, LLVM calls a function to which no loop is linked.
+    It must not see the reverse either: the maximum of two such numbers would be rounded in the same way.
+    """
+    number, whole = f"<{b.lanes} x float>", f"<{b.lanes} x i32>"
+
+    def each(word: int) -> str:
+        return f"splat (i32 {word})"
+
+    bits = b.new(f"bitcast {number} {value} to {whole}")
+    upper = b.new(f"lshr {whole} {bits}, {each(16)}")
+    half = b.new(f"add {whole} {b.new(f'and {whole} {upper}, {each(1)}')}, {each(0x7FFF)}")
+    nearest = b.new(f"lshr {whole} {b.new(f'add {whole} {bits}, {half}')}, {each(16)}")
+    quiet = b.new(f"or {whole} {upper}, {each(0x40)}")
+    is_nan = b.new(f"fcmp uno {number} {value}, {value}")
+    kept = b.new(f"select <{b.lanes} x i1> {is_nan}, {whole} {quiet}, {whole} {nearest}")
+    narrow = b.new(f"trunc {whole} {kept} to <{b.lanes} x i16>")
+    return b.new(f"bitcast <{b.lanes} x i16> {narrow} to <{b.lanes} x bfloat>")
+
+
+def _widened(b: Builder, value: str) -> str:
+    """Convert bfloat16 to float32 by its bits: see ``_rounded``."""
+    half, whole = f"<{b.lanes} x i16>", f"<{b.lanes} x i32>"
+    bits = b.new(f"zext {half} {b.new(f'bitcast <{b.lanes} x bfloat> {value} to {half}')} to {whole}")
+    return b.new(f"bitcast {whole} {b.new(f'shl {whole} {bits}, splat (i32 16)')} to <{b.lanes} x float>")
 
 
 _WIDTH = {"bfloat16": 16, "float32": 32, "float64": 64}

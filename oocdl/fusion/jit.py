@@ -68,6 +68,16 @@ def _machine() -> Any:
 
 
 @cache
+def has_feature(name: str) -> bool:
+    """Whether this processor has a feature, by LLVM's name of it.
+
+    >>> has_feature("no such feature")
+    False
+    """
+    return bool(llvm.get_host_cpu_features().get(name))
+
+
+@cache
 def _linker() -> _Linker:
     return _Linker()
 
