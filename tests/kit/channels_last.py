@@ -43,7 +43,8 @@ def gradients(
     """A convolution and its gradients by ``x`` (unpadded) and ``w``, by PyTorch in float64."""
     wide, kernel = (torch.from_numpy(array).double().requires_grad_() for array in (x, w))
     convolve = functional.conv2d if x.ndim == 4 else functional.conv3d
-    made = convolve(padded(wide, around(pads)), kernel, None, stride, 0, dilations)
+    groups = x.shape[1] // w.shape[1]
+    made = convolve(padded(wide, around(pads)), kernel, None, stride, 0, dilations, groups)
     dx, dw = torch.autograd.grad(made, (wide, kernel), torch.from_numpy(dy).double())
     return [tensor.detach().numpy() for tensor in (made, dx, dw)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from oocdl.engines.convolution import Convolution, clipped, flipped_pads, groups_of, slide_of
+from oocdl.engines.torch.conv.compiled_gradient import loop_by_shape
 from oocdl.engines.torch.conv.conv_calls import has_onednn
 from oocdl.engines.torch.conv.conv_padding import evened, rows_alone
 from oocdl.engines.torch.conv.im2col import has_few_taps
@@ -14,7 +15,7 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import Pads, spatial_pads
 from oocdl.graph.ir.program import Instruction, padded_shape
-from oocdl.graph.ir.slabs import is_thin
+from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS, is_thin
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 ONEDNN_DTYPES = frozenset({"float32", "bfloat16"})
@@ -60,10 +61,7 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
         return by_rule(item, slots, rules)
     (x, other), dtype, slide = item.operands, slots.dtype(item), slide_of(item)
     result, whole = nbytes(item.kernel_shapes[0], item.dtypes[0]), nbytes(padded_shape(x), dtype)
-    weights, in_steps = kind.weights(item), set(slide.strides) == {1}
-    # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
-    scratch = 4 * nbytes((_blocks_of_16(weights[0]), _blocks_of_16(weights[1]), *weights[2:]), dtype)
-    scratch += _group_blocks_bytes(kind, item, dtype)
+    weights, in_steps, scratch = kind.weights(item), set(slide.strides) == {1}, 0
     point = is_point(weights, slide, () if kind.transposed else spatial_pads(x))
     few = has_few_taps(weights, slide, dtype)
     for index in kind.data:
@@ -71,6 +69,11 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
         operand = item.operands[index]
         if not taken and (operand.slot not in slots.channels_last or _has_gaps(item, index, slots)):
             scratch += nbytes(operand.shape, dtype)  # sorted first
+    if kind.makes_weights and not (point or few) and loop_by_shape(weights, slide, dtype) is not None:
+        return scratch + 3 * nbytes(weights, dtype)
+    # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
+    scratch += 4 * nbytes((_blocks_of_16(weights[0]), _blocks_of_16(weights[1]), *weights[2:]), dtype)
+    scratch += _group_blocks_bytes(kind, item, dtype)
     if point:
         scratch += _one_tap_bytes(kind, item, dtype)
     elif few or _copies_data(kind, item):
@@ -89,6 +92,8 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
             for shape in map(padded_shape, item.operands):
                 scratch += 2 * nbytes(shape, dtype) // max(shape[2], 1)
     elif in_steps:
+        if prod(x.shape) <= THIN_SLAB_ELEMENTS:  # PyTorch takes it by im2col
+            scratch += nbytes((*weights[1:], *item.kernel_shapes[0][2:]), dtype)
         scratch += result // 8 + (0 if item.outputs[0] in slots.channels_last else result)
     else:
         scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
+from oocdl.engines.torch.conv import compiled_gradient, thin_slab
 from oocdl.engines.torch.conv import im2col as columns
 from oocdl.engines.torch.conv import one_by_one as points
-from oocdl.engines.torch.conv import thin_slab
 from oocdl.engines.torch.conv.conv_calls import by_onednn, convolve, has_onednn, into, weight_gradient
 from oocdl.engines.torch.conv.conv_padding import end_rows, evened, rows_alone, shared, surplus
 from oocdl.engines.torch.conv.im2col import has_few_taps
@@ -210,6 +210,8 @@ def conv_weight_grad(args: list[Tensor], item: Instruction, tuned: bool = True) 
         return [points.weight_gradient(dy, x, slide.strides, shape).to(dtype)]
     if tuned and has_few_taps(shape, slide, x.dtype):
         return [columns.weight_gradient(_in_space(x, pads), dy, shape, slide.dilations)]
+    if tuned and (loop := compiled_gradient.loop_of(x, dy, shape, slide)) is not None:
+        return [compiled_gradient.weight_gradient(loop, x, dy, shape, pads, slide)]
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
         if tuned and slide.groups > 1:
