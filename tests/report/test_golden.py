@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -94,6 +94,14 @@ def make_plan(name: str, folder: Path) -> Plan:
     course = Course(binding.samples, settings)
     kinds = compile_passes(model, {"": binding}, settings, MACHINE, course, {}, {})
     return Plan(kinds, settings, MACHINE, model.path.name, dataset, course)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_processor() -> Iterator[None]:
+    """Kernels of other processors take other scratch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -109,9 +109,12 @@ def _images(x: Array, channels_last: bool, planes: int) -> tuple[Array, bool]:
     not blocked; ``planes`` of them are taken at once."""
     if channels_last:
         return blocks.sort_channels_last(np.ascontiguousarray(np.moveaxis(x, 0, -1))), False
-    x = np.ascontiguousarray(x.swapaxes(0, 1))
+    x = x.swapaxes(0, 1)
     if planes * x.shape[1] < block():
-        return x, True
+        return np.ascontiguousarray(x), True
+    if more := -x.shape[1] % 4:  # not known to the operator that sorts
+        x = np.pad(x, ((0, 0), (0, more), (0, 0), (0, 0)))
+    x = np.ascontiguousarray(x)
     made = np.empty((len(x), blocks_of(x.shape[1]) * block(), *x.shape[2:]), np.float32)
     blocks.sort_planes(x, made)
     return made, False
