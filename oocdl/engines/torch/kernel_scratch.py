@@ -7,7 +7,7 @@ measures them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import prod
 
 from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, DEVICE_CHUNK_ELEMENTS
@@ -32,6 +32,8 @@ class Slots:
         self.shape_of = dict(zip(program.inputs, program.input_shapes, strict=True))
         self.order_of = dict(program.orders)
         self.channels_last = frozenset(self.order_of)
+        self.direct: Collection[int] = ()
+        """Slots that are made where the program's results belong."""
 
     def has_channels_last(self, item: Instruction) -> bool:
         """Whether an operand with axes of space, or the result, has its channels last."""

@@ -104,7 +104,7 @@ def _blocks_bytes(heap: _Heap, step: ChainStep) -> int:
     return blocks
 
 
-def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
+def _run_chain(heap: _Heap, step: ChainStep) -> None:
     """Count a chain: whole values that are read after it, and blocks of those that are not."""
     for item in step.chain.members:
         heap.shape_of.update(zip(item.outputs, item.shapes, strict=True))
@@ -112,7 +112,7 @@ def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
             heap.dtype_of[slot] = dtype
             if slot in step.summed:
                 heap.add(slot, nbytes(shape, dtype))
-            if slot not in step.full or slot in direct:
+            if slot not in step.full or slot in heap.direct:
                 continue
             old = step.reuse.get(slot)
             # A part of a larger result has gaps if there are several samples, and is not taken over.
@@ -123,7 +123,7 @@ def _run_chain(heap: _Heap, step: ChainStep, direct: Collection[int]) -> None:
     heap.need(_blocks_bytes(heap, step))
 
 
-def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: Rules) -> None:
+def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
     kernel = KERNELS[item.op]
     scratch = kernel.scratch(item, heap, rules)
     for slot, shape, dtype in zip(item.outputs, item.shapes, item.dtypes, strict=True):
@@ -131,7 +131,7 @@ def _run_alone(heap: _Heap, item: Instruction, direct: Collection[int], rules: R
         if kernel.result is Result.VIEW and pads_of(item.operands[0]) is None:
             heap.share(slot, item.operands[0].slot)
             heap.views[slot] = _view(heap, item)
-        elif slot not in direct:
+        elif slot not in heap.direct:
             heap.add(slot, nbytes(shape, dtype))
     heap.need(scratch)
 
@@ -148,11 +148,12 @@ def scratch_bytes(
     ``direct``: slots that are made where the program's results belong.
     """
     heap = _Heap(program)
+    heap.direct = direct
     for step, dying in stages:
         if isinstance(step, ChainStep):
-            _run_chain(heap, step, direct)
+            _run_chain(heap, step)
         else:
-            _run_alone(heap, step, direct, rules)
+            _run_alone(heap, step, rules)
         for slot in dying:
             heap.drop(slot)
     return heap.peak * HEAP_QUARTERS // 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from oocdl.graph.ir.speed import Probe
 from oocdl.ops import RULES
 from oocdl.planning.probes import probe_program
 from oocdl.presets.unets import write_unet3d
-from tests.kit import models, nets
-from tests.kit.programs import operand
+from tests.kit import channels_last, models, nets
+from tests.kit.kernel_cases import around
+from tests.kit.kernels import turned
+from tests.kit.programs import operand, single
 from tests.kit.programs import program as program_of
 
 torch = pytest.importorskip("torch")
@@ -159,6 +162,38 @@ def test_resampling_takes_no_more_than_it_says_and_never_a_matrix(axis: int) -> 
     for engine in ("torch", "torch:cpu"):
         said = get_engine(engine).scratch_of(program, RULES).scratch_bytes
         assert LEAST_BYTES < peak_bytes(program, engine) <= said < 40 << 20
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in place", "apart"])
+@pytest.mark.parametrize("loop", [False, True], ids=["onednn", "loop"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("space", [(48, 48), (16, 20), (12, 12, 12)], ids=str)
+def test_small_samples_that_pytorch_takes_by_im2col(
+    space: Shape, stride: int, loop: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 20,480 numbers: a copy of nine or 27 times that. Apart: a part of what is made is the result."""
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2" if loop else "AVX512")
+    rank = len(space)
+    ones, seen, made = (1,) * rank, (1, 8, *space), (1, 16, *((n - 1) // stride + 1 for n in space))
+    x, w, dy = (channels_last.noise(*shape) for shape in (seen, (16, 8, *(3,) * rank), made))
+    plain = {"strides": (stride,) * rank, "dilations": ones, "pads": (1,) * (2 * rank)}
+    turned_back = {**plain, "spatial": space, "crop": (0, 0, *ones)}
+    for op, arrays, shape, attrs in (
+        ("Conv", [x, w], made, plain),
+        ("ConvTranspose", [dy, w], seen, turned_back),
+        ("ConvWeightGrad", [x, dy], w.shape, {**plain, "kernel_shape": (3,) * rank}),
+    ):
+        pads = None if op == "ConvTranspose" else [around(((1, 1),) * rank), None]
+        key = f"{op} {space} {stride} {loop} {apart}"
+        program = turned(single(op, arrays, [(shape, "float32")], attrs, pads, key=key))
+        if apart:
+            (whole,) = program.outputs
+            kept = whole.shape[-1] - 1
+            crop = [*((0, n) for n in whole.shape[:-1]), (0, kept)]
+            part = operand(whole.slot, (*whole.shape[:-1], kept), crop)
+            program = replace(program, outputs=(part,))
+        said = get_engine("torch").scratch_of(program, RULES).scratch_bytes
+        assert peak_bytes(program) <= said, op
 
 
 def test_blocks_of_16_channels_for_each_group_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """The gradient of weights by a compiled loop, for shapes of which oneDNN's kernels are slow.
 
-Without AVX-512 these gather the windows of a volume first (16 to 16 channels, 3^3, on one core of an AMD EPYC
-of AVX2: 16 GFLOP/s, the loop 60, the convolution itself 75), and of depthwise windows wider than three they
-have only those for groups of many channels (5 x 5: 5 GFLOP/s, the loop 14).
+Without AVX-512 oneDNN gathers the windows of a volume in memory before it multiplies, and its kernels for
+images are half as fast as the convolution. Depthwise windows wider than three are slow with AVX-512, too.
+docs/explanation/kernel-measurements.md, section 6, has the figures.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from oocdl.graph.ir.operands import Pads
 LANES = {"AVX2": 8, "AVX512": 16}
 """Capability of the processor, by PyTorch's name -> float32 numbers in a vector."""
 LEAST_INPUTS = 4
-"""Channels of the data, below which oneDNN is as fast."""
+"""Fewest channels of the data for which the loop is faster than oneDNN."""
 ONEDNN_DEPTHWISE_TAPS = 9
-"""Taps of depthwise windows, up to which it is."""
+"""Most taps of a depthwise window for which, without AVX-512, oneDNN is as fast as the loop."""
 
 
 def loop_of(x: Tensor, dy: Tensor, shape: Sequence[int], slide: Slide) -> SumLoop | None:

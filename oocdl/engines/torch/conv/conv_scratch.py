@@ -74,6 +74,8 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
     # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
     scratch += 4 * nbytes((_blocks_of_16(weights[0]), _blocks_of_16(weights[1]), *weights[2:]), dtype)
     scratch += _group_blocks_bytes(kind, item, dtype)
+    if not (point or few):
+        scratch += _columns_bytes(kind, item, slots)
     if point:
         scratch += _one_tap_bytes(kind, item, dtype)
     elif few or _copies_data(kind, item):
@@ -92,13 +94,30 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
             for shape in map(padded_shape, item.operands):
                 scratch += 2 * nbytes(shape, dtype) // max(shape[2], 1)
     elif in_steps:
-        if prod(x.shape) <= THIN_SLAB_ELEMENTS:  # PyTorch takes it by im2col
-            scratch += nbytes((*weights[1:], *item.kernel_shapes[0][2:]), dtype)
         scratch += result // 8 + (0 if item.outputs[0] in slots.channels_last else result)
     else:
         scratch += result // 8 + (2 * result if dtype == "float32" and is_thin(x.shape) else 0)
         scratch += result if slide.groups > 1 else 0  # one that is cut is copied: channels are factors
     return scratch
+
+
+def _columns_bytes(kind: Convolution, item: Instruction, slots: Slots) -> int:
+    """Count the im2col of one small sample, for which PyTorch by itself leaves oneDNN out.
+
+    oneDNN takes it where it is told where the result belongs, or is called by hand, as for a thin slab.
+    """
+    x, dtype, weights = item.operands[0], slots.dtype(item), kind.weights(item)
+    by_hand = item.outputs[0] in slots.direct or is_thin(x.shape)
+    large = x.shape[0] > 1 or prod(x.shape[:4]) > THIN_SLAB_ELEMENTS or min(weights[-2:]) > 3
+    if by_hand or large or groups_of(item) > 1 or dtype != "float32" or len(weights) < 4:
+        return 0
+    flipped = kind.transposed and set(slide_of(item).strides) == {1}
+    places = item.operands[1].shape if kind.makes_weights else item.kernel_shapes[0]
+    if kind.transposed and not flipped:
+        places = x.shape
+    columns = nbytes((weights[0 if flipped else 1], *weights[2:], *places[2:]), dtype)
+    copied = (x.shape, places) if len(weights) == 5 else ()  # of volumes both are sorted into planes
+    return columns + sum(nbytes(shape, dtype) for shape in copied)
 
 
 def _blocks_of_16(channels: int) -> int:
