@@ -276,10 +276,12 @@ def cast(b: Builder, value: str, source: str, target: str) -> str:
     how = conversion(source, target)
     if how is None:
         return value
-    if "bfloat16" in (source, target) and not has_feature("avx512bf16"):
-        if source == "bfloat16":
-            return cast(b, _widened(b, value), "float32", target)
-        return _rounded(b, cast(b, value, source, "float32"))
+    if target == "bfloat16" and source != "float32":  # processors that round at all round float32
+        return cast(b, cast(b, value, source, "float32"), "float32", target)
+    if target == "bfloat16" and not has_feature("avx512bf16"):
+        return _rounded(b, value)
+    if source == "bfloat16" and not has_feature("avx512bf16"):
+        return cast(b, _widened(b, value), "float32", target)
     return b.new(f"{how} <{b.lanes} x {KINDS[source]}> {value} to <{b.lanes} x {KINDS[target]}>")
 
 

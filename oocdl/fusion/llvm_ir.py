@@ -157,6 +157,14 @@ class Builder:
     def _lane(self, address: str, step: str, lane: int) -> str:
         return self.at(address, self.new(f"mul i64 {step}, {lane}"))
 
+    def add(self, first: str, second: str) -> str:
+        """Return the sum of two numbers, which are indices."""
+        return self.new(f"add i64 {first}, {second}")
+
+    def element(self, address: str, kind: str, number: str) -> str:
+        """Return the address of an element of an array of ``kind``."""
+        return self.new(f"getelementptr {kind}, ptr {address}, i64 {number}")
+
     def at(self, address: str, offset: str) -> str:
         """Return the address ``offset`` bytes further on."""
         return self.new(f"getelementptr i8, ptr {address}, i64 {offset}")

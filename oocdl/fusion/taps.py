@@ -43,19 +43,19 @@ class TapLoop:
     def _loops(self, b: Builder, given: dict[str, str]) -> None:
         rows, row = given["results"], b.new(f"mul i64 {given['extent']}, {given['after']}")
         with b.loop("0", given["before"], 1) as at:
-            x = _element(b, given["x"], b.kind, b.new(f"mul i64 {at}, {row}"))
+            x = b.element(given["x"], b.kind, b.new(f"mul i64 {at}, {row}"))
             first = b.new(f"mul i64 {at}, {rows}")
             if self.gathers:
                 with b.loop("0", rows, self.lanes) as lane:
                     place = self._inside(b, lane, rows)
-                    self._sum(b, given, x, place, _element(b, given["y"], b.kind, _add(b, first, place)))
+                    self._sum(b, given, x, place, b.element(given["y"], b.kind, b.add(first, place)))
                 return
             with b.loop("0", rows, 1) as result:
-                made = b.new(f"mul i64 {_add(b, first, result)}, {given['after']}")
+                made = b.new(f"mul i64 {b.add(first, result)}, {given['after']}")
                 with b.loop("0", given["after"], self.lanes) as lane:
                     place = self._inside(b, lane, given["after"])
-                    y = _element(b, given["y"], b.kind, _add(b, made, place))
-                    self._sum(b, given, _element(b, x, b.kind, place), result, y)
+                    y = b.element(given["y"], b.kind, b.add(made, place))
+                    self._sum(b, given, b.element(x, b.kind, place), result, y)
 
     def _inside(self, b: Builder, lane: str, extent: str) -> str:
         """Return where a vector begins: the last one overlaps the one before, and writes the same again."""
@@ -68,33 +68,25 @@ class TapLoop:
         total = b.slot(b.type)
         b.do(f"store {b.type} zeroinitializer, ptr {total}")
         with b.loop("0", given["taps"], 1) as tap:
-            number = _add(b, b.new(f"mul i64 {tap}, {given['results']}"), result)
-            column = _element(b, given["columns"], "i32", number)
+            number = b.add(b.new(f"mul i64 {tap}, {given['results']}"), result)
+            column = b.element(given["columns"], "i32", number)
             step = "next" if self.gathers else "one"
-            weight = b.load(self.dtype, _element(b, given["weights"], b.kind, number), step)
+            weight = b.load(self.dtype, b.element(given["weights"], b.kind, number), step)
             if self.gathers:
                 columns = b.load("int32", column, "next")
                 value = "poison"
                 for lane in range(self.lanes):
                     index = b.new(f"extractelement <{self.lanes} x i32> {columns}, i64 {lane}")
-                    seen = _element(b, x, b.kind, b.new(f"sext i32 {index} to i64"))
+                    seen = b.element(x, b.kind, b.new(f"sext i32 {index} to i64"))
                     scalar = b.new(f"load {b.kind}, ptr {seen}, align 1")
                     value = b.new(f"insertelement {b.type} {value}, {b.kind} {scalar}, i64 {lane}")
             else:
                 index = b.new(f"sext i32 {b.new(f'load i32, ptr {column}, align 1')} to i64")
-                seen = _element(b, x, b.kind, b.new(f"mul i64 {index}, {given['after']}"))
+                seen = b.element(x, b.kind, b.new(f"mul i64 {index}, {given['after']}"))
                 value = b.load(self.dtype, seen, "next")
             before = b.new(f"load {b.type}, ptr {total}")
             b.do(f"store {b.type} {b.call('fma', b.type, [weight, value, before])}, ptr {total}")
         b.store(self.dtype, b.new(f"load {b.type}, ptr {total}"), y, "next")
-
-
-def _add(b: Builder, first: str, second: str) -> str:
-    return b.new(f"add i64 {first}, {second}")
-
-
-def _element(b: Builder, address: str, kind: str, number: str) -> str:
-    return b.new(f"getelementptr {kind}, ptr {address}, i64 {number}")
 
 
 def weigh(

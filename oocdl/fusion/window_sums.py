@@ -67,48 +67,37 @@ class SumLoop:
 
     def _sum(self, b: Builder, given: dict[str, str], job: dict[str, str], first: str, output: str) -> None:
         """Add the sums of a job to ``dw``, for inputs from ``first`` and outputs from ``output`` on."""
-        places = list(product(range(self.block or 1), range(self.vectors)))
-        totals = {place: b.slot(b.type) for place in places}
+        totals = {place: b.slot(b.type) for place in product(range(self.block or 1), range(self.vectors))}
         for total in totals.values():
             b.do(f"store {b.type} zeroinitializer, ptr {total}")
-        starts = {"x": _add(b, job["x"], first), "dy": _add(b, job["dy"], output)}
+        starts = {"x": b.add(job["x"], first), "dy": b.add(job["dy"], output)}
         with b.loop("0", job["rows"], 1) as row:
             rows = {name: _along(b, given, name, "row", row, starts[name]) for name in starts}
             with b.loop("0", job["columns"], 1) as column:
                 at = {name: _along(b, given, name, "step", column, rows[name]) for name in starts}
-                x, dy = (_element(b, given[name], at[name]) for name in starts)
+                x, dy = (b.element(given[name], "float", at[name]) for name in starts)
                 grads = [self._load(b, dy, vector * self.lanes, "next") for vector in range(self.vectors)]
-                for place in places:
-                    channel, vector = place
-                    if self.block and vector == 0:
-                        seen = self._load(b, x, channel, "one")
-                    elif not self.block:
-                        seen = self._load(b, x, vector * self.lanes, "next")
-                    before = b.new(f"load {b.type}, ptr {totals[place]}")
+                for (channel, vector), total in totals.items():
+                    if not self.block or vector == 0:
+                        first_one, step = (channel, "one") if self.block else (vector * self.lanes, "next")
+                        seen = self._load(b, x, first_one, step)
+                    before = b.new(f"load {b.type}, ptr {total}")
                     made = b.call("fma", b.type, [seen, grads[vector], before])
-                    b.do(f"store {b.type} {made}, ptr {totals[place]}")
+                    b.do(f"store {b.type} {made}, ptr {total}")
         for (channel, vector), total in totals.items():
-            line = b.new(f"mul i64 {_add(b, first, str(channel))}, {given['outputs']}") if self.block else "0"
-            weight = _add(b, _add(b, job["dw"], line), _add(b, output, str(vector * self.lanes)))
-            address = _element(b, given["dw"], weight)
+            line = b.new(f"mul i64 {b.add(first, str(channel))}, {given['outputs']}") if self.block else "0"
+            weight = b.add(b.add(job["dw"], line), b.add(output, str(vector * self.lanes)))
+            address = b.element(given["dw"], "float", weight)
             before, more = b.load("float32", address, "next"), b.new(f"load {b.type}, ptr {total}")
             b.store("float32", b.new(f"fadd {b.type} {before}, {more}"), address, "next")
 
     def _load(self, b: Builder, address: str, element: int, step: str) -> str:
-        return b.load("float32", _element(b, address, str(element)), step)
-
-
-def _add(b: Builder, first: str, second: str) -> str:
-    return b.new(f"add i64 {first}, {second}")
-
-
-def _element(b: Builder, address: str, number: str) -> str:
-    return b.new(f"getelementptr float, ptr {address}, i64 {number}")
+        return b.load("float32", b.element(address, "float", str(element)), step)
 
 
 def _along(b: Builder, given: dict[str, str], name: str, axis: str, index: str, start: str) -> str:
     """Return the number of the element that is ``index`` rows or steps behind ``start``."""
-    return _add(b, start, b.new(f"mul i64 {index}, {given[f'{name}_{axis}']}"))
+    return b.add(start, b.new(f"mul i64 {index}, {given[f'{name}_{axis}']}"))
 
 
 @dataclass(frozen=True)

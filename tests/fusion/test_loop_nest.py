@@ -108,6 +108,16 @@ def test_numbers_are_rounded_to_bfloat16_by_their_bits(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(TorchEngine().compile(made)([array])[0].astype(np.float32), wanted)
 
 
+def test_float64_is_rounded_to_bfloat16_by_way_of_float32() -> None:
+    """As PyTorch does. No processor has an instruction for it, and LLVM's function is not linked."""
+    array, shape = noise((4, 33), "float64") / 3, (4, 33)
+    steps = [step("Cast", [(0, shape)], 1, shape, "bfloat16", to="bfloat16")]
+    made = program([array], steps, [(1, shape)], "bfloat16 of float64")
+    assert_is_a_loop(made)
+    wanted = array.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(TorchEngine().compile(made)([array])[0].astype(np.float32), wanted)
+
+
 def check_operator(op: str, dtype: str, shape: Shape) -> None:
     arrays = [noise(shape, "float32", seed) for seed in range(3)]
     count = len(CASE_OF[op].operands)
