@@ -149,7 +149,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71761,
+    "lines of oocdl": 71774,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2105,
@@ -157,7 +157,7 @@ LIMITS = {
     "lines of config": 841,
     "lines of dashboard": 3658,
     "lines of data": 1539,
-    "lines of engines": 6665,
+    "lines of engines": 6687,
     "lines of fusion": 2358,
     "lines of graph": 10836,
     "lines of host": 705,
@@ -170,7 +170,7 @@ LIMITS = {
     "lines of storage": 6618,
     "lines of training": 4125,
     "lines of tuning": 1431,
-    "lines of tests": 49390,
+    "lines of tests": 49435,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
