@@ -80,14 +80,14 @@ FLOORS = (
         Room("events", "what fit tells listeners", GROUND),
     ),
 )
-"""From the top down. The roof, ``oocdl/__init__.py``, is above all of them."""
+"""From the top down. The roof, ``oocdl/__init__.py`` and ``__main__.py``, is above all of them."""
 
 ROOF = Room("__init__", "fit, plan, open", PEOPLE)
 
 
 def rooms() -> list[list[str]]:
     """Names of rooms, floor by floor, from the roof down."""
-    return [[ROOF.name], *([room.name for room in floor] for floor in FLOORS)]
+    return [[ROOF.name, "__main__"], *([room.name for room in floor] for floor in FLOORS)]
 
 
 def description() -> str:

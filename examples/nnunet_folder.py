@@ -115,7 +115,7 @@ def write_folder(folder: Path, whole: tuple[Array, Array, Array], train: int, te
 def command(folder: Path, *words: object) -> None:
     """Run ``oocdl`` as in a shell."""
     print("$ oocdl", shlex.join(map(str, words)), flush=True)
-    subprocess.run([sys.executable, "-m", "oocdl.cli.app", *map(str, words)], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "oocdl", *map(str, words)], cwd=folder, check=True)
 
 
 def dice(truth: Array, found: Array) -> float:

@@ -53,6 +53,7 @@ PACKAGES = (
     "presets",
     "cli",
     "__init__",
+    "__main__",
 )
 """In the order of imports: data flows the other way, from the command line down to bytes."""
 
@@ -77,7 +78,8 @@ INNER = {
 }
 """The same inside packages that have packages."""
 
-FACE = {"__init__", "errors", "events", "losses", "metrics", "optim", "space", "testing", "transforms"}
+ROOF = {"__init__", "__main__"}
+FACE = {"errors", "events", "losses", "metrics", "optim", "space", "testing", "transforms"} | ROOF
 """Modules that may stand at the top: the public face, and what everybody needs."""
 
 ONLY = {

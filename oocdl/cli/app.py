@@ -148,7 +148,3 @@ def complain(error: Exception, text: str, code: int, debug: bool) -> int:
         traceback.print_exception(error)
     print(f"oocdl: {' '.join(text.split())}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    main()

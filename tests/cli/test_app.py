@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_full_disk_under_the_output_is_one_line() -> None:
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "oocdl.cli.app", "--version"]
+        command = [sys.executable, "-m", "oocdl", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == ResourceError.exit_code
     assert done.stderr.startswith("oocdl: no space left for the output") and done.stderr.count("\n") == 1

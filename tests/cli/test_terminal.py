@@ -197,7 +197,7 @@ def test_a_history_is_written_elsewhere_too(
 def test_a_report_complains_of_nothing(folder: Path, tmp_path: Path) -> None:
     words = ["report", folder / "net.run", "--out", tmp_path / "page.html"]
     done = subprocess.run(
-        [sys.executable, "-m", "oocdl.cli.app", *map(str, words)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "oocdl", *map(str, words)], capture_output=True, text=True, check=True
     )
     assert done.stderr == f"the page is in {tmp_path / 'page.html'}\n"
 

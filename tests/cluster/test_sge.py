@@ -93,7 +93,7 @@ def test_a_job_that_is_deleted_in_mid_step(tmp_path: Path) -> None:
 
 def oocdl_(*words: object) -> str:
     """What a command of oocdl prints."""
-    command = [sys.executable, "-m", "oocdl.cli.app", *map(str, words)]
+    command = [sys.executable, "-m", "oocdl", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

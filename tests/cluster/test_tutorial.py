@@ -35,7 +35,7 @@ def commands() -> list[str]:
             assert line.startswith("oocdl ")
             for long, short in SMALLER.items():
                 line = line.replace(long, short)
-            found.append(f"{sys.executable} -m oocdl.cli.app {line.removeprefix('oocdl ')}")
+            found.append(f"{sys.executable} -m oocdl {line.removeprefix('oocdl ')}")
     return found
 
 

@@ -191,7 +191,7 @@ def finished(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def address(finished: oocdl.Run) -> Iterator[str]:
     """Of the page that ``oocdl dashboard RUN`` shows."""
-    command = [sys.executable, "-m", "oocdl.cli.app", "dashboard", str(finished.path)]
+    command = [sys.executable, "-m", "oocdl", "dashboard", str(finished.path)]
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}
     process = subprocess.Popen(

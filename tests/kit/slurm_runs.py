@@ -37,7 +37,7 @@ def write_job(folder: Path, samples: int = 4) -> None:
 def fit(folder: Path, name: str, *more: object) -> Iterator[subprocess.Popen[str]]:
     """The command, started; ended if it has not by then."""
     words = ("fit", "net.onnx", "data.zarr", "--workdir", name, *OPTIONS, *more)
-    command = [sys.executable, "-m", "oocdl.cli.app", *map(str, words)]
+    command = [sys.executable, "-m", "oocdl", *map(str, words)]
     with log_of(folder / name).open("w") as out:
         started = subprocess.Popen(command, cwd=folder, stdout=out, stderr=subprocess.STDOUT, text=True)
         try:

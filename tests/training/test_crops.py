@@ -245,7 +245,7 @@ def test_a_sample_four_times_the_budget_is_never_whole_in_memory(net: Exported, 
     assert x.nbytes > 4 * memory
     crop, more = "RandSpatialCrop((32, 32, 32), foreground=1.0)", ("--threads", 1, "--engine", "onnxruntime")
     words = ("fit", net.path, "data.zarr", "--augment", crop, "--steps", 2, "--workdir", "run", *more)
-    command = map(str, (sys.executable, "-m", "oocdl.cli.app", *words, "--memory", memory))
+    command = map(str, (sys.executable, "-m", "oocdl", *words, "--memory", memory))
     paths = {**os.environ, "PYTHONPATH": str(Path(oocdl.__file__).parents[1])}
     done = subprocess.run([*command], capture_output=True, text=True, cwd=tmp_path, env=paths)
     assert done.returncode == 0, done.stderr
