@@ -15,7 +15,7 @@ makes its input.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -57,22 +57,6 @@ class Group:
     """Results of its heavy anchors, as a set of bits (``_Reach``)."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Grouping:
-    """Anchors in their layers, and the layer from which each value can first be read."""
-
-    groups: tuple[Group, ...]
-    layer_of: dict[str, int]
-    """Anchor output or final value -> layer."""
-    ready: dict[str, Ready]
-    partial: frozenset[str]
-    """Values of which shards make partial results."""
-    anchors: Set[str]
-    """Nodes that are heavy, or of which shards make partial results."""
-    touched: Mapping[str, frozenset[int]]
-    """Node -> the cut classes that cut it."""
-
-
 def flop_per_byte(cell: Cell, rules: Rules, factored: Factored) -> float:
     """Return the arithmetic intensity of a node: operations for each byte of operands and results."""
     values = factored.graph.values
@@ -110,23 +94,27 @@ def _reads_much(cell: Cell, rules: Rules, factored: Factored) -> bool:
     return read >= LARGE_MATRIX_BYTES and read > 4 * written
 
 
-class _Grouper:
-    """Gives each anchor its layer, in one walk over the cells."""
+class Grouping:
+    """Anchors in their layers, and the layer from which each value can first be read."""
 
     def __init__(self, wiring: Wiring, classes: Classes, cuts: Iterable[int]) -> None:
         self.wiring, self.classes, self.heavy = wiring, classes, wiring.heavy
         self.cuts = frozenset(cuts)
         self.partial: set[str] = set()
+        """Values of which shards make partial results."""
         self.anchors = set(wiring.heavy)
+        """Nodes that are heavy, or of which shards make partial results."""
         for cell in wiring.factored.cells:
             partial = classes.partial_outputs(cell, self.cuts)
             if partial:
                 self.partial |= partial
                 self.anchors.add(cell.node.name)
         self.touched = {c.node.name: classes.touched(c, self.cuts) for c in wiring.factored.cells}
+        """Node -> the cut classes that cut it."""
         self.groups: list[Group] = []
         self.ready: dict[str, Ready] = {}
         self.layer_of: dict[str, int] = {}
+        """Anchor output or final value -> layer."""
         self.deferred: dict[str, Cell] = {}
         """Outputs of reductions that have no layer yet."""
         self.reach = _Reach(wiring, self.anchors)
@@ -328,52 +316,45 @@ def _set_bits(bits: int) -> Iterator[int]:
 
 
 def group(wiring: Wiring, classes: Classes, cuts: Iterable[int]) -> Grouping:
-    """Put every anchor, and every value the graph must deliver, into a layer."""
-    grouper = _Grouper(wiring, classes, cuts)
+    """Put every anchor, in one walk over the cells, and every value the graph must deliver into a layer."""
+    grouping = Grouping(wiring, classes, cuts)
     for cell in wiring.early_first:
-        grouper.place_awaited(cell)
-        if not grouper.is_anchor(cell):
-            ready = grouper.earliest(cell)
+        grouping.place_awaited(cell)
+        if not grouping.is_anchor(cell):
+            ready = grouping.earliest(cell)
             for view in cell.outputs:
-                grouper.ready[view.value] = ready
-        elif cell.node.name in grouper.heavy or grouper.home(cell) is not None:
-            grouper.place(cell)
+                grouping.ready[view.value] = ready
+        elif cell.node.name in grouping.heavy or grouping.home(cell) is not None:
+            grouping.place(cell)
         else:
-            grouper.deferred.update({view.value: cell for view in cell.outputs})
-    grouper.place_all()
-    _place_finals(grouper)
-    return Grouping(
-        groups=tuple(grouper.groups),
-        layer_of=grouper.layer_of,
-        ready=grouper.ready,
-        partial=frozenset(grouper.partial),
-        anchors=grouper.anchors,
-        touched=grouper.touched,
-    )
+            grouping.deferred.update({view.value: cell for view in cell.outputs})
+    grouping.place_all()
+    _place_finals(grouping)
+    return grouping
 
 
-def _place_finals(grouper: _Grouper) -> None:
+def _place_finals(grouping: Grouping) -> None:
     """Give the outputs that no anchor makes (updates, the loss) a layer."""
     small: dict[frozenset[int], Group] = {}
     filled: dict[int, int] = {}
-    for value in grouper.wiring.finals:
-        maker = grouper.wiring.maker.get(value)
-        if maker is None or grouper.is_anchor(maker):
+    for value in grouping.wiring.finals:
+        maker = grouping.wiring.maker.get(value)
+        if maker is None or grouping.is_anchor(maker):
             continue
-        layer, inside = grouper.ready[value]
-        touched = grouper.touched[maker.node.name]
-        if inside and grouper.groups[layer].touched == touched:
-            grouper.groups[layer].finals.append(value)
-            grouper.layer_of[value] = layer
+        layer, inside = grouping.ready[value]
+        touched = grouping.touched[maker.node.name]
+        if inside and grouping.groups[layer].touched == touched:
+            grouping.groups[layer].finals.append(value)
+            grouping.layer_of[value] = layer
             continue
         home = small.get(touched)
-        size = grouper.wiring.nbytes[value]
+        size = grouping.wiring.nbytes[value]
         if home is None or size > SHARED_LAYER_BYTES or filled[home.index] + size > SHARED_LAYER_BYTES:
-            home = Group(len(grouper.groups), touched)
-            grouper.groups.append(home)
+            home = Group(len(grouping.groups), touched)
+            grouping.groups.append(home)
             filled[home.index] = 0
             if size <= SHARED_LAYER_BYTES:
                 small[touched] = home
         home.finals.append(value)
         filled[home.index] += size
-        grouper.layer_of[value] = home.index
+        grouping.layer_of[value] = home.index
