@@ -50,29 +50,26 @@ class Shifted:
 
 
 @dataclass(frozen=True)
-class Window:
-    """The indices are ``stride * letter + dilation * z - pad`` for ``z`` in ``range(kernel)``."""
+class _Sliding:
+    """A window that slides along an axis."""
 
     letter: str
     kernel: int
     stride: int = 1
     dilation: int = 1
     pad: int = 0
+
+
+class Window(_Sliding):
+    """The indices are ``stride * letter + dilation * z - pad`` for ``z`` in ``range(kernel)``."""
 
     def needs(self, out: Range) -> Range:
         start = out[0] * self.stride - self.pad
         return start, (out[1] - 1) * self.stride - self.pad + self.dilation * (self.kernel - 1) + 1
 
 
-@dataclass(frozen=True)
-class Inverse:
+class Inverse(_Sliding):
     """The indices ``o`` that solve ``stride * o + dilation * z - pad = letter`` for some ``z``."""
-
-    letter: str
-    kernel: int
-    stride: int = 1
-    dilation: int = 1
-    pad: int = 0
 
     def needs(self, out: Range) -> Range:
         reach = self.dilation * (self.kernel - 1)
@@ -81,19 +78,11 @@ class Inverse:
         return start, max(stop, start + 1)
 
 
-@dataclass(frozen=True)
-class Around:
+class Around(_Sliding):
     """All indices of every window that touches the letter: a ``Window`` of an ``Inverse`` (MaxPoolGrad)."""
 
-    letter: str
-    kernel: int
-    stride: int = 1
-    dilation: int = 1
-    pad: int = 0
-
     def needs(self, out: Range) -> Range:
-        fields = (self.letter, self.kernel, self.stride, self.dilation, self.pad)
-        return Window(*fields).needs(Inverse(*fields).needs(out))
+        return Window(**vars(self)).needs(Inverse(**vars(self)).needs(out))
 
 
 @dataclass(frozen=True)

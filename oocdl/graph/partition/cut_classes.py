@@ -147,9 +147,7 @@ def _letters(view: View) -> set[str]:
 
 def is_local(index: Index | None) -> bool:
     """Whether a shard reads, along a cut axis, only the piece that the same shard made, without a halo."""
-    if isinstance(index, Window):
-        return index.kernel <= index.stride and index.pad == 0
-    if isinstance(index, Inverse):
+    if isinstance(index, (Window, Inverse)):
         return index.kernel <= index.stride and index.pad == 0
     return (
         index is None

@@ -217,8 +217,7 @@ def _crop(cell: Cell, ranges: Mapping[str, Range]) -> tuple[int, ...]:
     for index in (index for view in cell.inputs for indices in view.indices for index in indices):
         if isinstance(index, (Inverse, Around)) and index.letter in outputs:
             wanted = ranges[index.letter]
-            solved = Inverse(index.letter, index.kernel, index.stride, index.dilation, index.pad)
-            first = solved.needs(wanted)[0]
+            first = Inverse(**vars(index)).needs(wanted)[0]
             crop[outputs[index.letter]] = wanted[0] + index.pad - index.stride * first
     return tuple(crop)
 
