@@ -119,13 +119,20 @@ def own_row(op: str) -> str:
         return f"| `{op}` | rewritten | | | {gradient} | all |"
     axes = _largest(op, rule)
     engines = ", ".join(name for name, kernels in ENGINES.items() if op in kernels)
-    reduced = ", ".join(axes.reduced) if axes.combine else ""
-    combined = f"{reduced} ({axes.combine})" if reduced else ""
+    reduced = _reduced(axes)
+    combined = f"{', '.join(reduced)} ({axes.combine})" if reduced and axes.combine else ""
     whole = [letter for letter in axes.extents if letter in axes.uncut]
     if not axes.combine:
-        whole += [letter for letter in axes.reduced if letter not in axes.uncut]
+        whole += [letter for letter in reduced if letter not in axes.uncut]
     sides = (", ".join(_axes(side) for side in part) for part in (axes.inputs, axes.outputs))
     return f"| `{op}` | {' → '.join(sides)} | {combined} | {', '.join(whole)} | {gradient} | {engines} |"
+
+
+def _reduced(rule: AxisRule) -> list[str]:
+    """The letters of inputs that no output has, in order of appearance."""
+    kept = {axis.letter for axes in rule.outputs for axis in axes if axis is not None}
+    read = (axis for axes in rule.inputs for axis in axes if axis is not None and not isinstance(axis, Whole))
+    return [letter for letter in dict.fromkeys(axis.letter for axis in read) if letter not in kept]
 
 
 def _largest(op: str, rule: OpRule) -> AxisRule:

@@ -126,23 +126,6 @@ class AxisRule:
     """The way to combine partial results over a cut reduced letter: ``sum``, ``moments``,
     ``logsumexp``; ``None`` where reduced letters are never cut."""
 
-    @property
-    def kept(self) -> frozenset[str]:
-        """The letters of the outputs."""
-        return frozenset(axis.letter for axes in self.outputs for axis in axes if axis is not None)
-
-    @property
-    def reduced(self) -> tuple[str, ...]:
-        """The letters of inputs that no output has, in order of appearance."""
-        kept = self.kept
-        letters = (
-            axis.letter
-            for axes in self.inputs
-            for axis in axes
-            if axis is not None and not isinstance(axis, Whole)
-        )
-        return tuple(dict.fromkeys(letter for letter in letters if letter not in kept))
-
 
 def clip(wanted: Range, extent: int) -> Range:
     """Return the part of ``wanted`` inside ``range(extent)``; ``(0, 0)`` if there is none."""

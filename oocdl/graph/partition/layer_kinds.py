@@ -89,8 +89,7 @@ class LayerKinds:
         key = id(cell.extents), *(id(view.indices) for view in views)  # nodes alike share them
         if key not in self._axes:
             axes = tuple((view.shape, view.positions, view.indices) for view in views)
-            letters = tuple(cell.extents.items()), cell.uncut, cell.kept, cell.reduced
-            self._axes[key] = self._number((axes, letters))
+            self._axes[key] = self._number((axes, tuple(cell.extents.items()), cell.uncut))
         return cell.node.op, _attrs(cell.node.attrs), len(cell.inputs), self._axes[key], cell.combine
 
     def _number(self, facts: object) -> int:

@@ -51,8 +51,8 @@ class Cell:
     extents: Mapping[str, int]
     uncut: frozenset[str]
     combine: str | None
-    kept: frozenset[str]
     reduced: tuple[str, ...]
+    """Letters of inputs that no output has, in order of appearance."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -309,10 +309,10 @@ class _Letters:
             [index for _, indices in side for axis in indices for index in axis]
             for side in (self.outputs, self.inputs)
         )
-        self.kept = frozenset(index.letter for index in made if isinstance(index, Plain))
+        kept = {index.letter for index in made if isinstance(index, Plain)}
         seen = (index.letter for index in read if index is not None and not isinstance(index, Whole))
         self.reduced = tuple(
-            dict.fromkeys(letter for letter in seen if letter not in self.kept and self.extents[letter] > 1)
+            dict.fromkeys(letter for letter in seen if letter not in kept and self.extents[letter] > 1)
         )
 
 
@@ -346,7 +346,6 @@ def _cell(factored: Factored, node: Node, rule: AxisRule, known: dict[tuple[obje
         extents=found.extents,
         uncut=found.uncut,
         combine=rule.combine,
-        kept=found.kept,
         reduced=found.reduced,
     )
 
