@@ -15,6 +15,7 @@ from math import prod
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule
 from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
+from oocdl.graph.ir.operands import classify
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.speed import Computing, Heavy, Scale
 from oocdl.ops._broadcast import extents_by, fail, plain_by, same_float, size, summed_dtype
@@ -76,28 +77,20 @@ def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
 # Speed ---------------------------------------------------------------------------------------
 
 
-def _node(step: Instruction) -> Node:
-    return Node("", step.op, (), (), step.attrs)
-
-
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    left, right, out = map(set, parse(_node(step)))
-    extents = _extents(_node(step), shapes)
-    inner, rows, columns = (
-        prod(extents[x] for x in letters)
-        for letters in (left & right - out, left - right & out, right - left & out)
-    )
+    letters, extents = classify(step.attrs["equation"]), _extents(step.node, shapes)
+    sides = letters.inner, letters.rows, letters.columns
+    inner, rows, columns = (prod(extents[x] for x in side) for side in sides)
     smallest = max(min(inner, rows, columns), 1)
-    if any(extents[x] > 1 for x in left & right & out):
+    if any(extents[x] > 1 for x in letters.batch):
         return "Einsum batched", smallest
     return f"Einsum {'inner' if inner == smallest else 'outer'}", smallest
 
 
 def _transposed(step: Instruction) -> Sequence[str]:
     """Return the Transpose that follows, unless the result has the rows of the left operand first."""
-    left, right, out = parse(_node(step))
-    ordered = sorted(left + right, key=lambda x: (x not in left or x not in right, x not in left))
-    return () if "".join(x for x in dict.fromkeys(ordered) if x in out) == out else (MOVING,)
+    letters = classify(step.attrs["equation"])
+    return () if letters.batch + letters.rows + letters.columns == letters.out else (MOVING,)
 
 
 def _probes(scale: Scale) -> Iterator[Heavy]:

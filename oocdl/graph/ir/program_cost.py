@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from oocdl.graph.ir.array_layout import array_bytes, itemsize
 from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.ir.operands import endings, slot_dtypes
 from oocdl.graph.ir.program import Program, padded_shape
 
 
@@ -42,17 +43,11 @@ def program_scratch_bytes(program: Program, rules: Rules) -> int:
     copied to their arrays), padded copies of that instruction's operands, and its scratch space.
     """
     size: dict[int, int] = {}
-    dtype_of = dict(zip(program.inputs, program.input_dtypes, strict=True))
-    last: dict[int, int] = {}
-    for number, step in enumerate(program.instructions):
-        for operand in step.operands:
-            last[operand.slot] = number
-    held = {operand.slot for operand in program.outputs} | set(program.inputs)
+    dtype_of = slot_dtypes(program)
     live = peak = 0
-    for number, step in enumerate(program.instructions):
+    for step, ending in zip(program.instructions, endings(program), strict=True):
         for slot, shape, dtype in zip(step.outputs, step.shapes, step.dtypes, strict=True):
             size[slot] = array_bytes(shape, dtype)
-            dtype_of[slot] = dtype
             live += size[slot]
         shapes = [padded_shape(operand) for operand in step.operands]
         elements = rules[step.op].scratch_elements(step.node, shapes, list(step.kernel_shapes))
@@ -61,10 +56,7 @@ def program_scratch_bytes(program: Program, rules: Rules) -> int:
             if operand.pads is not None or operand.crop is not None:
                 scratch += array_bytes(shape, dtype_of[operand.slot])
         peak = max(peak, live + scratch)
-        for slot in {operand.slot for operand in step.operands} | set(step.outputs):
-            if last.get(slot, -1) <= number and slot not in held:
-                live -= size[slot]
-                held.add(slot)
+        live -= sum(size.get(slot, 0) for slot in ending)  # inputs are not counted
     return peak * HEAP_QUARTERS // 4
 
 
