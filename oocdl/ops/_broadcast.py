@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule, Plain
 from oocdl.graph.ir.op_rule import Builder, Cost
 
@@ -26,11 +26,6 @@ def fail(node: Node, why: str) -> NoReturn:
 def no_second_derivative(build: Builder, node: Node, *grads: str | None) -> NoReturn:
     """The gradient rule of operators that occur in gradients only: an error, never a silent zero."""
     raise UnsupportedError(f"node '{node.name}' ({node.op}) has no derivative: remove it from the model")
-
-
-def is_float(dtype: str) -> bool:
-    """Whether values of this dtype can have gradients."""
-    return dtype.startswith(("float", "bfloat"))
 
 
 def summed_dtype(dtype: str) -> str:

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from oocdl.errors import InputError
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule, Whole
 from oocdl.graph.ir.op_rule import Gradient, OpRule, Spec
 from oocdl.graph.ir.speed import Probe
-from oocdl.ops._broadcast import extents_by, fail, is_float, no_second_derivative, plain, plain_by, size
+from oocdl.ops._broadcast import extents_by, fail, no_second_derivative, plain, plain_by, size
 from oocdl.ops._speed import EXPONENTIAL, streaming
 from oocdl.ops.expression import Lifted, apply
 

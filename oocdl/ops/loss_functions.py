@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.formula import digest_of
-from oocdl.graph.ir.graph import Role, Shape
+from oocdl.graph.ir.graph import Role, Shape, is_float
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops._broadcast import is_float
 from oocdl.ops.ctc import CTC, LENGTHS, add_ctc
 from oocdl.ops.expression import Lifted, lift
 from oocdl.ops.losses.class_losses import (

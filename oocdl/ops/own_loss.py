@@ -14,11 +14,11 @@ import numpy as np
 
 from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.formula import digest_of
-from oocdl.graph.ir.graph import Role
+from oocdl.graph.ir.graph import Role, is_float
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops._broadcast import cure, is_float
+from oocdl.ops._broadcast import cure
 from oocdl.ops.expression import Lifted, apply, lift
 from oocdl.ops.metric_functions import METRICS, Metric, Sums, ratio
 

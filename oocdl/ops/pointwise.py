@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
     broadcast,
     broadcast_axes,
     fail,
-    is_float,
     no_second_derivative,
     reduce_to,
     same_dtype,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule
 from oocdl.graph.ir.op_rule import Axes, Builder, Infer, OpRule, Spec, no_cost
 from oocdl.ops._broadcast import (
@@ -25,7 +25,6 @@ from oocdl.ops._broadcast import (
     broadcast_axes,
     extents_of,
     fail,
-    is_float,
     letters,
     operand_size,
     same_dtype,

@@ -7,7 +7,7 @@ Importers make nodes by ``Builder`` only, so every value has its shape and dtype
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
 from typing import Any
@@ -103,6 +103,21 @@ def needed_nodes(nodes: Sequence[Node], results: Iterable[str]) -> tuple[Node, .
             wanted.update(node.inputs)
             kept.append(node)
     return tuple(kept[::-1])
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """Return a node with what ``names`` has called otherwise: itself, its inputs and its outputs."""
+    return replace(
+        node,
+        name=names.get(node.name, node.name),
+        inputs=tuple(names.get(name, name) for name in node.inputs),
+        outputs=tuple(names.get(name, name) for name in node.outputs),
+    )
+
+
+def is_float(dtype: str) -> bool:
+    """Whether values of this dtype can have gradients."""
+    return dtype.startswith(("float", "bfloat"))
 
 
 def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:

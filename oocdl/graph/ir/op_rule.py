@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array, Graph, Node, Role, Shape, Value
+from oocdl.graph.ir.graph import Array, Graph, Node, Role, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule, Region
 from oocdl.graph.ir.speed import Speed
 
@@ -87,7 +88,7 @@ class OpRule:
     axes: Axes | None = None
     expand: Expand | None = None
     speed: Speed | None = None
-    flops: Cost = lambda node, inputs, outputs: sum(_size(shape) for shape in outputs)
+    flops: Cost = lambda node, inputs, outputs: sum(map(prod, outputs))
     """(node, shapes of inputs, shapes of outputs) -> floating-point operations, 2 for a multiply-add; the
     shapes are those of one shard."""
     scratch_elements: Cost
@@ -117,10 +118,6 @@ class OpRule:
 
 
 Rules = Mapping[str, OpRule]
-
-
-def _size(shape: Shape) -> int:
-    return int(np.prod(shape, dtype=np.int64))
 
 
 class Builder:
@@ -224,7 +221,7 @@ class Builder:
         pending, seen = [value], set[str]()
         while pending:
             name = pending.pop()
-            if name in seen or not self.dtype(name).startswith(("float", "bfloat")):
+            if name in seen or not is_float(self.dtype(name)):
                 continue
             seen.add(name)
             if self.values[name].role in (Role.WEIGHT, Role.INPUT):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value, needed_nodes
+from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value, needed_nodes, renamed
 from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder, Rules
 
@@ -44,18 +44,9 @@ def _expanded(graph: Graph, rules: Rules) -> Graph:
                     del build.values[result]
                 else:
                     names[old] = kept.get(result, result)
-            build.nodes[start:] = [_renamed(new, kept) for new in build.nodes[start:]]
+            build.nodes[start:] = [renamed(new, kept) for new in build.nodes[start:]]
         graph = _substitute(build.graph(), names)
     return graph
-
-
-def _renamed(node: Node, names: Mapping[str, str]) -> Node:
-    return replace(
-        node,
-        name=names.get(node.name, node.name),
-        inputs=tuple(names.get(name, name) for name in node.inputs),
-        outputs=tuple(names.get(name, name) for name in node.outputs),
-    )
 
 
 def _resolve(name: str, names: Mapping[str, str]) -> str:
@@ -206,7 +197,7 @@ def _merged(graph: Graph, rules: Rules) -> Graph:
     return replace(
         merged,
         values=values,
-        nodes=tuple(_renamed(node, names) for node in merged.nodes),
+        nodes=tuple(renamed(node, names) for node in merged.nodes),
         outputs=tuple(names.get(name, name) for name in merged.outputs),
         updates={key: names.get(name, name) for key, name in merged.updates.items()},
     )

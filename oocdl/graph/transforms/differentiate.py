@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Node, Role
+from oocdl.graph.ir.graph import Node, Role, is_float, renamed
 from oocdl.graph.ir.op_rule import Builder
 
 
@@ -22,7 +22,7 @@ def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, st
     another value's gradient too, as behind an Add). What the loss does not depend on has none.
     Raises ModelError if the loss is no floating-point scalar, or a value is not floating-point.
     """
-    if build.shape(loss) != () or not _is_float(build, loss):
+    if build.shape(loss) != () or not is_float(build.dtype(loss)):
         raise ModelError(
             f"loss '{loss}' must be one floating-point number, not {build.dtype(loss)} "
             f"of shape {list(build.shape(loss))}"
@@ -58,23 +58,19 @@ def sources(build: Builder, value: str) -> set[str]:
     names = {value}
     for node in reversed(build.nodes):
         if not names.isdisjoint(node.outputs):
-            names.update(name for name in node.inputs if _is_float(build, name))
+            names.update(name for name in node.inputs if is_float(build.dtype(name)))
     return names
-
-
-def _is_float(build: Builder, name: str) -> bool:
-    return build.dtype(name).startswith(("float", "bfloat"))
 
 
 def _reached(build: Builder, nodes: Iterable[Node], wrt: Sequence[str]) -> set[str]:
     """Return the floating-point values that depend on ``wrt``."""
     for name in wrt:
-        if name not in build.values or not _is_float(build, name):
+        if name not in build.values or not is_float(build.dtype(name)):
             raise ModelError(f"'{name}' can have no gradient: it is not a floating-point value")
     reached = set(wrt)
     for node in nodes:
         if any(name in reached for name in node.inputs):
-            reached.update(name for name in node.outputs if _is_float(build, name))
+            reached.update(name for name in node.outputs if is_float(build.dtype(name)))
     return reached
 
 
@@ -98,7 +94,7 @@ def _visit(build: Builder, node: Node, grads: Sequence[str | None]) -> list[tupl
         )
     pairs = []
     for name, grad in zip(node.inputs, gradients, strict=True):
-        if grad is None or not _is_float(build, name):
+        if grad is None or not is_float(build.dtype(name)):
             continue
         value, other = build.values[name], build.values[grad]
         if (value.shape, value.dtype) != (other.shape, other.dtype):
@@ -125,15 +121,7 @@ def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]
         if old in taken:
             names[old] = _free(f"{old}.", taken, computed)
             taken.add(names[old])
-    build.nodes[start:] = [
-        replace(
-            node,
-            name=names.get(node.name, node.name),
-            inputs=tuple(names.get(name, name) for name in node.inputs),
-            outputs=tuple(names.get(name, name) for name in node.outputs),
-        )
-        for node in build.nodes[start:]
-    ]
+    build.nodes[start:] = [renamed(node, names) for node in build.nodes[start:]]
     build.values = {
         names.get(name, name): replace(value, name=names.get(name, name))
         for name, value in build.values.items()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from oocdl.errors import InputError
-from oocdl.graph.ir.graph import Array, Shape
-from oocdl.ops._broadcast import cure, is_float, size
+from oocdl.graph.ir.graph import Array, Shape, is_float
+from oocdl.ops._broadcast import cure, size
 from oocdl.ops.expression import Lifted, apply, equal, exp, softplus, where
 from oocdl.ops.losses.number_losses import along_channels, binary_surprise, weighted
 from oocdl.ops.own_loss import truth_of

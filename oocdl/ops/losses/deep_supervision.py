@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import InputError
+from oocdl.graph.ir.graph import is_float
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.ops._broadcast import is_float
 from oocdl.ops.expression import apply, lift
 
 MODES = ("exp", "two", "same")

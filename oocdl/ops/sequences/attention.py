@@ -32,7 +32,7 @@ from math import inf
 from typing import Any
 
 from oocdl.errors import UnsupportedError
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule, Region
 from oocdl.graph.ir.op_rule import Builder, Gradient, OpRule, Product, Spec
 from oocdl.graph.ir.program import Instruction
@@ -49,7 +49,6 @@ from oocdl.graph.ir.speed import Computing, Heavy, Scale
 from oocdl.ops._broadcast import (
     extents_by,
     fail,
-    is_float,
     no_second_derivative,
     plain_by,
     same_float,

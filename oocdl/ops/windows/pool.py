@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import inf, prod
 
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.index import Around, AxisRule, Index, Inverse, Plain, Window
 from oocdl.graph.ir.op_rule import OpRule, Spec
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.speed import Computing, Heavy, Scale
-from oocdl.ops._broadcast import fail, is_float, no_second_derivative, plain, same_dtype, size
+from oocdl.ops._broadcast import fail, no_second_derivative, plain, same_dtype, size
 from oocdl.ops._speed import READING, probe
 from oocdl.ops.windows.slides import slides, spatial_letters, window_shape
 

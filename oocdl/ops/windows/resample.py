@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.ir.graph import Node, Shape, Value
+from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule, Band, Plain, Range, Region
 from oocdl.graph.ir.op_rule import Builder, OpRule, Spec
 from oocdl.graph.ir.speed import Probe
-from oocdl.ops._broadcast import extents_of, fail, is_float, letters, size
+from oocdl.ops._broadcast import extents_of, fail, letters, size
 from oocdl.ops._speed import ARITHMETIC, probe, streaming
 
 Matrix = npt.NDArray[np.float64]
