@@ -16,6 +16,7 @@ from typing import Any, Literal
 from oocdl.fusion.jit import has_feature
 from oocdl.fusion.llvm_ir import KINDS, Builder
 from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC, Emit, deviation
+from oocdl.graph.ir.array_layout import itemsize
 
 VECTOR_LANES = 16
 """Lanes of a vector: 512 bits of float32. LLVM takes several registers where they are smaller."""
@@ -78,9 +79,6 @@ class Loop:
     def write(self, name: str) -> str:
         """Return the text of an LLVM module whose one function is called ``name``."""
         return Writer(self).write(name)
-
-
-_BYTES = {"float": 4, "double": 8, "bfloat": 2, "i64": 8, "i32": 4, "i1": 1, "i8": 1}
 
 
 class Writer:
@@ -165,7 +163,7 @@ class _Vector:
         self.lane = lane
         self.addresses = []
         for stream, base, fields in zip((*loop.reads, *loop.writes), bases, writer.fields, strict=True):
-            step = {"one": "0", "next": str(_BYTES[KINDS[stream.dtype]]), "far": fields[-1]}[stream.step]
+            step = {"one": "0", "next": str(itemsize(stream.dtype)), "far": fields[-1]}[stream.step]
             self.addresses.append(b.at(base, b.new(f"mul i64 {lane}, {step}")))
         self.constant = {
             stream.column: self._load(index, stream, self.addresses[index])

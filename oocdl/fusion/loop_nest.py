@@ -18,6 +18,7 @@ from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, S
 from oocdl.fusion.grouping import Chain, Key, Member, members_of
 from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_ops import ATTRIBUTES
+from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction
 
@@ -248,8 +249,7 @@ class Fused:
         streams = []
         for number, column in enumerate((*self.reads, *self.writes)):
             fields = arguments[OUTER_AXES + 1 + FIELDS_PER_ARRAY * number :][:FIELDS_PER_ARRAY]
-            nbytes = int(np.dtype(self.dtypes[column]).itemsize)
-            single = call.lanes == 1 or fields[-1] == nbytes
+            single = call.lanes == 1 or fields[-1] == itemsize(self.dtypes[column])
             step: Step = "one" if fields[-1] == 0 else "next" if single else "far"
             streams.append(Stream(column, self.dtypes[column], step, bool(fields[-2])))
         reads, writes = tuple(streams[: len(self.reads)]), tuple(streams[len(self.reads) :])

@@ -108,7 +108,10 @@ class _Grid:
             else:
                 numbers = [number + step for number in numbers for step in steps]
         parts = Parts(None, tuple(axes), self._places)
-        return numbers, parts if len(numbers) != 1 else Parts((_shared(next(iter(parts)), region),))
+        if len(numbers) != 1:
+            return numbers, parts
+        part = next(iter(parts))  # thousands of units need not hold the same region twice
+        return numbers, Parts((region if part == region else part,))
 
     def _along(self, axis: int, wanted: Range) -> tuple[list[int], tuple[Range, ...]]:
         """For the pieces along one axis that are wanted, what each adds to the number, and its part."""
@@ -124,11 +127,6 @@ class _Grid:
         if step < 0:
             overlapping.reverse()
         return [number for number, _ in overlapping], tuple(part for _, part in overlapping)
-
-
-def _shared(part: Region, region: Region) -> Region:
-    """``part``, but ``region`` itself if they are equal: thousands of units need not hold both."""
-    return region if part == region else part
 
 
 def _grid_of(regions: Sequence[Region]) -> _Grid | None:

@@ -16,17 +16,7 @@ from math import prod
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Attrs
-from oocdl.graph.ir.index import (
-    Plain,
-    Range,
-    Region,
-    Whole,
-    hull,
-    is_empty,
-    pieces,
-    region_shape,
-    within,
-)
+from oocdl.graph.ir.index import Plain, Range, Region, Whole, hull, is_empty, pieces, region_shape, within
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
 from oocdl.graph.partition.cut_classes import Classes, find_classes
@@ -34,7 +24,6 @@ from oocdl.graph.partition.operand_regions import CellFacts, CellRegions, Operan
 from oocdl.graph.partition.shard_grid import ShardGrid, find_shard_grid
 from oocdl.graph.partition.storage_cut import Layer
 from oocdl.graph.partition.unit import Shard, Unit
-from oocdl.graph.transforms.channels_last import slot_orders
 from oocdl.graph.transforms.factorize import Cell, Factored, View
 
 _Step = tuple[Cell, CellFacts, Mapping[str, Range], CellRegions]
@@ -56,10 +45,9 @@ def boundaries(extent: int, base: int, count: int) -> tuple[Range, ...]:
     coarse = pieces(base, count)
     ratio = round(extent / base)
     marks = [start * ratio for start, _ in coarse] + [extent]
-    if all(a < b for a, b in zip(marks[:-1], marks[1:], strict=True)):
-        return tuple(zip(marks[:-1], marks[1:], strict=True))
-    marks = [extent * number // len(coarse) for number in range(len(coarse) + 1)]
-    return tuple(zip(marks[:-1], marks[1:], strict=True))
+    if any(a >= b for a, b in pairwise(marks)):
+        marks = [extent * number // len(coarse) for number in range(len(coarse) + 1)]
+    return tuple(pairwise(marks))
 
 
 class LayerCutter:
@@ -252,13 +240,14 @@ class LayerCutter:
             Operand(slots[name], _crop(region, regions[name]), region_shape(region), None)
             for name, region in outputs
         )
+        orders = self.factored.orders
         return make_program(
             tuple(range(len(reads))),
             tuple(region_shape(region) for _, region in reads),
             tuple(values[name].dtype for name, _ in reads),
             tuple(instructions),
             tails,
-            slot_orders(slots, self.factored.orders),
+            tuple((slot, orders[name]) for name, slot in slots.items() if name in orders),
         )
 
     def _instruction(

@@ -8,7 +8,7 @@ memory is concerned: regions, cuts and programs name axes as before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from oocdl.graph.ir.array_layout import Order
@@ -85,8 +85,3 @@ def channels_last(factored: Factored, rules: Rules, ranks: Collection[int] = SPA
             if any(orders.get(value) == order for value, order in pairs):
                 add(pairs)
     return replace(factored, orders=orders)
-
-
-def slot_orders(slots: Mapping[str, int], orders: Mapping[str, Order]) -> tuple[tuple[int, Order], ...]:
-    """Return (slot, order of its axes in memory) for the slots that are not in C order."""
-    return tuple((slot, orders[name]) for name, slot in slots.items() if name in orders)
