@@ -179,17 +179,14 @@ class _Vector:
         if any(one.moments for one in loop.sums):
             values = self._values(first)
             self.origins = {one.column: values[one.column] for one in loop.sums if one.moments}
-        self.totals = [[self._zero(one) for _ in range(min(one.planes, 2))] for one in loop.sums]
+        self.totals = [
+            [b.slot(f"<{width} x {KINDS[writer.dtypes[one.column]]}>") for _ in range(min(one.planes, 2))]
+            for one in loop.sums
+        ]
 
     def _load(self, index: int, stream: Stream, address: str) -> str:
         step = self.w.fields[index][-1] if stream.step == "far" else stream.step
         return self.b.load(stream.dtype, address, step)
-
-    def _zero(self, one: Sum) -> str:
-        kind = f"<{self.width} x {KINDS[self.w.dtypes[one.column]]}>"
-        slot = self.b.slot(kind)
-        self.b.do(f"store {kind} zeroinitializer, ptr {slot}")
-        return slot
 
     def _row_address(self, index: int, row: str) -> str:
         return self.b.at(self.addresses[index], self.b.new(f"mul i64 {row}, {self.w.fields[index][-2]}"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from oocdl.fusion.llvm_ir import Builder
 
@@ -54,6 +55,8 @@ class _Floats:
 
     def __init__(self, b: Builder) -> None:
         self.b, self.integers = b, f"<{b.lanes} x i32>"
+        self.add, self.sub = partial(self.do, "fadd"), partial(self.do, "fsub")
+        self.mul, self.div = partial(self.do, "fmul"), partial(self.do, "fdiv")
 
     def number(self, value: str | float) -> str:
         """Return a vector of a number; a vector stays as it is."""
@@ -61,18 +64,6 @@ class _Floats:
 
     def do(self, name: str, x: str | float, y: str | float) -> str:
         return self.b.new(f"{name} {self.b.type} {self.number(x)}, {self.number(y)}")
-
-    def add(self, x: str | float, y: str | float) -> str:
-        return self.do("fadd", x, y)
-
-    def mul(self, x: str | float, y: str | float) -> str:
-        return self.do("fmul", x, y)
-
-    def sub(self, x: str | float, y: str | float) -> str:
-        return self.do("fsub", x, y)
-
-    def div(self, x: str | float, y: str | float) -> str:
-        return self.do("fdiv", x, y)
 
     def fma(self, x: str | float, y: str | float, z: str | float) -> str:
         """Add ``x y + z``, rounded once."""

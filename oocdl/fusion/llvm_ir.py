@@ -99,9 +99,10 @@ class Builder:
         return self.new(f"call {type_} {full}({', '.join(f'{type_} {arg}' for arg in args)})")
 
     def slot(self, type_: str) -> str:
-        """Add a variable. All are allocated at the start: in a loop each iteration would allocate another."""
+        """Add a variable, which is zero. It is allocated at the start: a loop would do so each time."""
         name = f"%s{len(self.variables)}"
         self.variables.append(f"  {name} = alloca {type_}")
+        self.do(f"store {type_} zeroinitializer, ptr {name}")
         return name
 
     @contextmanager

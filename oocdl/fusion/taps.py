@@ -66,7 +66,6 @@ class TapLoop:
     def _sum(self, b: Builder, given: dict[str, str], x: str, result: str, y: str) -> None:
         """Sum over the taps of one result, or of those from ``result`` on, and store it at ``y``."""
         total = b.slot(b.type)
-        b.do(f"store {b.type} zeroinitializer, ptr {total}")
         with b.loop("0", given["taps"], 1) as tap:
             number = b.add(b.new(f"mul i64 {tap}, {given['results']}"), result)
             column = b.element(given["columns"], "i32", number)

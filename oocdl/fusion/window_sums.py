@@ -68,8 +68,6 @@ class SumLoop:
     def _sum(self, b: Builder, given: dict[str, str], job: dict[str, str], first: str, output: str) -> None:
         """Add the sums of a job to ``dw``, for inputs from ``first`` and outputs from ``output`` on."""
         totals = {place: b.slot(b.type) for place in product(range(self.block or 1), range(self.vectors))}
-        for total in totals.values():
-            b.do(f"store {b.type} zeroinitializer, ptr {total}")
         starts = {"x": b.add(job["x"], first), "dy": b.add(job["dy"], output)}
         with b.loop("0", job["rows"], 1) as row:
             rows = {name: _along(b, given, name, "row", row, starts[name]) for name in starts}
