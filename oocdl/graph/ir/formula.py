@@ -28,7 +28,8 @@ def digest_of(formula: Any) -> str:
 def _collect(formula: FunctionType, found: dict[str, str]) -> None:
     found[formula.__qualname__] = _text(formula)
     read = inspect.getclosurevars(formula)
-    defaults = {f"default of {n}": v for n, v in _defaults(formula)}
+    parameters = inspect.signature(formula).parameters.values()
+    defaults = {f"default of {p.name}": p.default for p in parameters if p.default is not p.empty}
     for name, value in {**read.globals, **read.nonlocals, **defaults}.items():
         if isinstance(value, FunctionType):
             if value.__module__ == formula.__module__ and value.__qualname__ not in found:
@@ -50,11 +51,6 @@ def _text(formula: FunctionType) -> str:
         return inspect.getsource(formula) if in_file else repr(_facts(formula.__code__))
     except (OSError, TypeError):  # the file is gone
         return repr(_facts(formula.__code__))
-
-
-def _defaults(formula: FunctionType) -> list[tuple[str, Any]]:
-    parameters = inspect.signature(formula).parameters.values()
-    return [(p.name, p.default) for p in parameters if p.default is not p.empty]
 
 
 def _facts(code: CodeType) -> tuple[Any, ...]:

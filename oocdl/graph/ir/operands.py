@@ -89,16 +89,10 @@ def slot_shapes(program: Program) -> dict[int, Shape]:
     return shapes
 
 
-def output_dtypes(program: Program) -> list[str]:
-    """Return the dtype of each output of a program."""
-    dtypes = slot_dtypes(program)
-    return [dtypes[item.slot] for item in program.outputs]
-
-
 def empty_outputs(program: Program) -> list[Array]:
     """Make arrays for the outputs of a program, their axes in the order in memory that it asks for."""
-    kinds = zip(program.outputs, output_dtypes(program), program.output_orders, strict=True)
-    return [ordered(np.empty, item.shape, dtype, order) for item, dtype, order in kinds]
+    dtypes, outputs = slot_dtypes(program), zip(program.outputs, program.output_orders, strict=True)
+    return [ordered(np.empty, item.shape, dtypes[item.slot], order) for item, order in outputs]
 
 
 def endings(program: Program) -> list[list[int]]:

@@ -127,13 +127,5 @@ def make_program(
             digest.update(attr.tobytes() if isinstance(attr, np.ndarray) else repr(attr).encode())
     key = digest.hexdigest()
     # Thousands of shards have a few programs between them: one of each is enough.
-    program = Program(
-        inputs=inputs,
-        input_shapes=shapes,
-        input_dtypes=dtypes,
-        instructions=instructions,
-        outputs=outputs,
-        key=key,
-        orders=orders,
-    )
+    program = Program(inputs, shapes, dtypes, instructions, outputs, key, orders)
     return _programs.setdefault(key, program)

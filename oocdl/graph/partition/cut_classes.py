@@ -37,10 +37,6 @@ class Classes:
         """Return the letter of ``cell`` that a cut of class ``cut`` cuts; None if it cuts none."""
         return self.letters[cell.node.name].get(cut)
 
-    def touched(self, cell: Cell, cuts: Iterable[int]) -> frozenset[int]:
-        """Return the classes among ``cuts`` that cut ``cell``."""
-        return frozenset(cuts).intersection(self.letters[cell.node.name])
-
     def partial_outputs(self, cell: Cell, cuts: Iterable[int]) -> frozenset[str]:
         """Return the outputs of ``cell`` that are partial results if ``cuts`` are cut.
 

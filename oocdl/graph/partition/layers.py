@@ -109,7 +109,7 @@ class Grouping:
             if partial:
                 self.partial |= partial
                 self.anchors.add(cell.node.name)
-        self.touched = {c.node.name: classes.touched(c, self.cuts) for c in wiring.factored.cells}
+        self.touched = {name: self.cuts.intersection(cut) for name, cut in classes.letters.items()}
         """Node -> the cut classes that cut it."""
         self.groups: list[Group] = []
         self.ready: dict[str, Ready] = {}
@@ -122,9 +122,6 @@ class Grouping:
         """Values that anchors make."""
         self._cones: dict[str, frozenset[str]] = {}
         self._ends: dict[str, tuple[list[tuple[str, int]], int]] = {}
-
-    def is_anchor(self, cell: Cell) -> bool:
-        return cell.node.name in self.anchors
 
     def earliest(self, cell: Cell) -> Ready:
         """Return the first layer in which all inputs can be read; inside it only if no halo is read there."""
@@ -160,11 +157,6 @@ class Grouping:
         for view in cell.inputs:
             if view.value in self.deferred:
                 self.place(self.deferred[view.value])
-
-    def place_all(self) -> None:
-        """Place the reductions that nobody waits for; by now a layer may make their input anyway."""
-        while self.deferred:
-            self.place(next(iter(self.deferred.values())))
 
     def home(self, cell: Cell) -> Group | None:
         """Return the layer that an anchor can share now; None if it needs one of its own."""
@@ -320,7 +312,7 @@ def group(wiring: Wiring, classes: Classes, cuts: Iterable[int]) -> Grouping:
     grouping = Grouping(wiring, classes, cuts)
     for cell in wiring.early_first:
         grouping.place_awaited(cell)
-        if not grouping.is_anchor(cell):
+        if cell.node.name not in grouping.anchors:
             ready = grouping.earliest(cell)
             for view in cell.outputs:
                 grouping.ready[view.value] = ready
@@ -328,7 +320,8 @@ def group(wiring: Wiring, classes: Classes, cuts: Iterable[int]) -> Grouping:
             grouping.place(cell)
         else:
             grouping.deferred.update({view.value: cell for view in cell.outputs})
-    grouping.place_all()
+    while grouping.deferred:  # nobody waits for these, and by now a layer may make their input anyway
+        grouping.place(next(iter(grouping.deferred.values())))
     _place_finals(grouping)
     return grouping
 
@@ -339,7 +332,7 @@ def _place_finals(grouping: Grouping) -> None:
     filled: dict[int, int] = {}
     for value in grouping.wiring.finals:
         maker = grouping.wiring.maker.get(value)
-        if maker is None or grouping.is_anchor(maker):
+        if maker is None or maker.node.name in grouping.anchors:
             continue
         layer, inside = grouping.ready[value]
         touched = grouping.touched[maker.node.name]

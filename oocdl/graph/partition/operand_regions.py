@@ -170,7 +170,12 @@ class Operands:
     def _letters(self, view: View) -> tuple[str, ...]:
         key = id(view.indices)
         if key not in self._stored:
-            self._stored[key] = _stored_letters(view)
+            letters = []
+            for positions, indices in zip(view.positions, view.indices, strict=True):
+                for _, index in zip(positions, indices, strict=False):
+                    assert isinstance(index, Plain)
+                    letters.append(index.letter)
+            self._stored[key] = tuple(letters)
         return self._stored[key]
 
     def _operand(self, view: View) -> _Operand:
@@ -194,15 +199,6 @@ class Operands:
         number = self._numbers.setdefault(axes, len(self._numbers))
         inverse = any(isinstance(index, (Inverse, Around)) for axis in axes for index in axis.indices)
         return _Operand(number, axes, tuple(letters), len(shape), inverse)
-
-
-def _stored_letters(view: View) -> tuple[str, ...]:
-    letters = []
-    for positions, indices in zip(view.positions, view.indices, strict=True):
-        for _, index in zip(positions, indices, strict=False):
-            assert isinstance(index, Plain)
-            letters.append(index.letter)
-    return tuple(letters)
 
 
 def _crop(cell: Cell, ranges: Mapping[str, Range]) -> tuple[int, ...]:

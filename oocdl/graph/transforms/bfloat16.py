@@ -64,7 +64,7 @@ class _Rewriting:
             if (
                 maker is not None
                 and self.rules[maker.op].moves_only
-                and self._reads_float32(maker)
+                and all(self.graph.values[item].dtype == "float32" for item in maker.inputs)
                 and name not in self.names
             ):
                 inputs = tuple(self.in_bfloat16(item) for item in maker.inputs)
@@ -131,9 +131,6 @@ class _Rewriting:
         weights = self.graph.values[product.weights(node.inputs, node.outputs)].shape
         first, second, *taps = weights[1:] if node.attrs.get("grouped") else weights
         return prod(taps) == 1 and min(first, second) < LEAST_ONE_TAP_CHANNELS
-
-    def _reads_float32(self, node: Node) -> bool:
-        return all(self.graph.values[name].dtype == "float32" for name in node.inputs)
 
     def _in_float32(self, name: str) -> str:
         """The float32 value that nodes read for ``name``."""

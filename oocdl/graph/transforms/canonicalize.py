@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Graph, Node, Role, Shape, Value, needed_nodes, renamed
+from oocdl.graph.ir.graph import Graph, Node, Role, Shape, needed_nodes, renamed
 from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder, Rules
 
@@ -153,11 +153,9 @@ class _Merger:
             specs = self.rules[node.op].infer(draft, [self.graph.values[name] for name in inputs])
         except ModelError:
             return False
-        wanted = [(value.shape, value.dtype) for value in self.outputs(node)]
+        made = [self.graph.values[name] for name in node.outputs]
+        wanted = [(value.shape, value.dtype) for value in made]
         return [(tuple(shape), dtype) for shape, dtype in specs] == wanted
-
-    def outputs(self, node: Node) -> list[Value]:
-        return [self.graph.values[name] for name in node.outputs]
 
     def is_elementwise(self, node: Node) -> bool:
         """Whether each operand axis is the output's letter there, or is broadcast."""
