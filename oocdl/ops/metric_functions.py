@@ -89,15 +89,12 @@ class Overlap(_Scored):
     ignore_empty: bool = True
     needs = ("both", "predicted", "labelled")
 
-    def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the mean as in MONAI with ``reduction="mean"``, of classes as with "mean_batch"."""
-        return self._means(sums, 0.0)
-
     def of_sample(self, sums: Sums) -> dict[str, float]:
         """Return the same of a single sample; NaN where it has none of the classes."""
-        return self._means(sums, float("nan"))
+        return self.numbers(sums, float("nan"))
 
-    def _means(self, sums: Sums, empty: float) -> dict[str, float]:
+    def numbers(self, sums: Sums, empty: float = 0.0) -> dict[str, float]:
+        """Return the mean as in MONAI with ``reduction="mean"``, of classes as with "mean_batch"."""
         first = 0 if self.include_background or sums["both"].shape[1] == 1 else 1
         counts = [sums[name][:, first:] for name in self.needs]
         scores = self.scores(counts, 1.0)

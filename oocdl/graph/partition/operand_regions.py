@@ -99,8 +99,6 @@ class Operands:
         self._facts: dict[str, CellFacts] = {}
         self._operands: dict[tuple[int, Shape], _Operand] = {}
         """(id of a view's indices, which equal nodes share; shape of its stored value) -> operand."""
-        self._stored: dict[int, tuple[str, ...]] = {}
-        """Id of a view's indices -> letters of the stored axes."""
         self._whole: dict[int, Mapping[str, Range]] = {}
         """Id of the extents of a node's letters, which equal nodes share -> whole range of each letter."""
         self._numbers: dict[object, int] = {}
@@ -155,7 +153,7 @@ class Operands:
             whole = {letter: (0, extent) for letter, extent in cell.extents.items()}
             self._whole[id(cell.extents)] = whole
         inputs = tuple([self._operand(view) for view in cell.inputs])
-        stored = [(view.value, self._letters(view)) for view in cell.outputs]
+        stored = [(view.value, _stored_letters(view)) for view in cell.outputs]
         makes = [(letters, view.positions) for view, (_, letters) in zip(cell.outputs, stored, strict=True)]
         alike = *whole.items(), *makes, *[operand.number for operand in inputs]
         return CellFacts(
@@ -166,17 +164,6 @@ class Operands:
             dtypes=tuple([values[name].dtype for name in cell.node.outputs]),
             has_crop=any([operand.inverse for operand in inputs]),
         )
-
-    def _letters(self, view: View) -> tuple[str, ...]:
-        key = id(view.indices)
-        if key not in self._stored:
-            letters = []
-            for positions, indices in zip(view.positions, view.indices, strict=True):
-                for _, index in zip(positions, indices, strict=False):
-                    assert isinstance(index, Plain)
-                    letters.append(index.letter)
-            self._stored[key] = tuple(letters)
-        return self._stored[key]
 
     def _operand(self, view: View) -> _Operand:
         shape = self.factored.shapes[view.value]
@@ -199,6 +186,15 @@ class Operands:
         number = self._numbers.setdefault(axes, len(self._numbers))
         inverse = any(isinstance(index, (Inverse, Around)) for axis in axes for index in axis.indices)
         return _Operand(number, axes, tuple(letters), len(shape), inverse)
+
+
+def _stored_letters(view: View) -> tuple[str, ...]:
+    letters = []
+    for positions, indices in zip(view.positions, view.indices, strict=True):
+        for _, index in zip(positions, indices, strict=False):
+            assert isinstance(index, Plain)
+            letters.append(index.letter)
+    return tuple(letters)
 
 
 def _crop(cell: Cell, ranges: Mapping[str, Range]) -> tuple[int, ...]:

@@ -1,6 +1,4 @@
-"""Finds attention that is written out, as exporters do it.
-
-    q k^T -> [scales, masks] -> Softmax over keys -> [0 where that is not a number] -> [Dropout] -> times v
+"""Finds attention that is written out, as exporters do it: ``written_out`` has the form.
 
 The products are Einsums. What follows is looked for from the end: each step is what is done to scores. Of
 masks it is found which scores they let count, and which of them are bands.
