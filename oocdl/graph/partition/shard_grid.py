@@ -64,12 +64,9 @@ class ShardGrid:
     kinds: dict[Shard, Unit]
     """One shard for each program that there may be, derived in full."""
 
-    def kind(self, shard: Shard) -> Shard:
-        """The shard whose program this one has."""
-        return tuple(first[piece] for first, piece in zip(self.firsts, shard, strict=True))
-
     def unit(self, shard: Shard) -> Unit:
         """One unit, put together."""
+        alike = tuple(first[piece] for first, piece in zip(self.firsts, shard, strict=True))
         along = [scan[piece] for scan, piece in zip(self.scans, shard, strict=True)]
         counts = self.middle.counts
         if any(unit.counts != counts for unit in along):
@@ -79,7 +76,7 @@ class ShardGrid:
             layer=self.middle.layer,
             shard=shard,
             reads=tuple(axes.region(shard) for axes in self.reads),
-            program=self.kinds[self.kind(shard)].program,
+            program=self.kinds[alike].program,
             makes=tuple(axes.region(shard) for axes in self.makes),
             counts=counts,
         )
@@ -141,7 +138,8 @@ def _scan(place: int, pieces: Shard, middle: Shard, derive: Derive, is_even: IsE
             return
         first, second, last = at(low), at(low + 1), at(high)
         same = first.program.key == second.program.key == last.program.key
-        if same and is_even(place, low, high) and _shifted(first, second, high - low) == _facts(last):
+        facts = last.reads, last.makes, last.counts
+        if same and is_even(place, low, high) and _shifted(first, second, high - low) == facts:
             for piece in range(low + 2, high):
                 reads, makes, counts = _shifted(first, second, piece - low)
                 shard = (*middle[:place], piece, *middle[place + 1 :])
@@ -156,10 +154,6 @@ def _scan(place: int, pieces: Shard, middle: Shard, derive: Derive, is_even: IsE
         fill(count - 1, count - 1)
         fill(1, count - 2)
     return [units[piece] for piece in range(count)]
-
-
-def _facts(unit: Unit) -> tuple[Regions, Regions, tuple[int, ...]]:
-    return unit.reads, unit.makes, unit.counts
 
 
 def _shifted(first: Unit, second: Unit, times: int) -> tuple[Regions, Regions, tuple[int, ...]]:
