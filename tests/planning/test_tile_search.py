@@ -39,7 +39,7 @@ def product(rows: int, inner: int, columns: int) -> Layering:
 
 def class_of(layering: Layering, name: str, axis: int) -> int:
     """The cut class of an axis of a value."""
-    return layering.classes.of_axis[name, axis]
+    return layering.classes.of_axes[name][axis]
 
 
 def pieces(plan: PassPlan, kind: str) -> list[int]:

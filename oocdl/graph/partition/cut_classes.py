@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Index, Inverse, Plain, Shifted, Whole, Window
 from oocdl.graph.transforms.factorize import Cell, Factored, View
-
-StoredAxis = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Classes:
     """The cut class of every stored axis, and what a cut of it cuts in each node."""
 
-    of_axis: Mapping[StoredAxis, int]
     of_axes: Mapping[str, tuple[int, ...]]
     """Stored value -> the classes of its axes."""
     letters: Mapping[str, Mapping[int, str]]
@@ -78,9 +76,8 @@ def find_classes(factored: Factored) -> Classes:
         anchors.append(mine)
     numbers: dict[int, int] = {}
     of_place = [numbers.setdefault(root(place), len(numbers)) for place in range(len(axes))]
-    of_axis = dict(zip(axes, of_place, strict=True))
     extents: dict[int, int] = {}
-    for (name, position), number in of_axis.items():
+    for (name, position), number in zip(axes, of_place, strict=True):
         extents[number] = max(extents.get(number, 0), factored.shapes[name][position])
     letters = {
         cell.node.name: _cut_letters(cell, {letter: of_place[place] for letter, place in mine.items()})
@@ -90,7 +87,7 @@ def find_classes(factored: Factored) -> Classes:
         name: tuple(of_place[first[name] : first[name] + len(shape)]) if shape else ()
         for name, shape in factored.shapes.items()
     }
-    return Classes(of_axis, of_axes, letters, _names(factored, of_axis), extents)
+    return Classes(of_axes, letters, _names(factored, of_axes), extents)
 
 
 def _cut_letters(cell: Cell, of_letter: Mapping[str, int]) -> dict[int, str]:
@@ -110,12 +107,12 @@ def _cut_letters(cell: Cell, of_letter: Mapping[str, int]) -> dict[int, str]:
     return cut
 
 
-def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, str]:
+def _names(factored: Factored, of_axes: Mapping[str, tuple[int, ...]]) -> dict[int, str]:
     """Name classes after the axes of the model's inputs; all other classes are channels."""
     names: dict[int, str] = {}
     inputs = factored.graph.of_role(Role.INPUT, Role.TARGET)
     for value in inputs:
-        stored = factored.stored(value.name)
+        classes = of_axes[factored.stored(value.name)]
         position = 0
         for axis, parts in enumerate(factored.factors[value.name]):
             for number, _ in enumerate(parts):
@@ -124,13 +121,13 @@ def _names(factored: Factored, of_axis: Mapping[StoredAxis, int]) -> dict[int, s
                     label = "channels"
                 elif len(value.shape) == 2 and axis == 1:
                     label = "space0" if value.dtype.startswith("int") else "channels"
-                elif value.role is Role.TARGET and axis > 0 and (stored, position) in of_axis:
+                elif value.role is Role.TARGET and axis > 0:
                     label = ""
                 if label and number == 0 and label != "channels":
-                    names.setdefault(of_axis[stored, position], label)
+                    names.setdefault(classes[position], label)
                 position += 1
     count = 0
-    for number in dict.fromkeys(of_axis.values()):
+    for number in dict.fromkeys(chain.from_iterable(of_axes.values())):
         if number not in names:
             names[number] = f"channels{count}"
             count += 1

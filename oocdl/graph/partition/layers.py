@@ -141,7 +141,7 @@ class Grouping:
             return True
         for positions, indices in zip(view.positions, view.indices, strict=True):
             for position, index in zip(positions, indices, strict=False):
-                cut = self.classes.of_axis[view.value, position]
+                cut = self.classes.of_axes[view.value][position]
                 if cut not in self.cuts:
                     continue
                 if not is_local(index) or isinstance(index, Whole):

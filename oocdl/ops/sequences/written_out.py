@@ -10,7 +10,6 @@ queries are read once. Where anything else reads the scores or their Softmax, or
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from math import inf, nan, prod
 
 from oocdl.graph.ir.graph import Graph, Node, Shape
@@ -40,10 +39,13 @@ def with_attention(graph: Graph, rules: Rules, kept: Collection[str] = ()) -> Gr
 def _rewrite(build: Builder, finder: Finder, node: Node, found: Found) -> bool:
     """Add the nodes that take the place of ``node``; False, and nothing is added, if they cannot."""
     asked, told = _asked(found.scores), _told(node, found.weights)
-    if asked is None or told is None or _is_of_channels(finder, found, asked[0], told):
+    if asked is None or told is None:
+        return False
+    v, letters, wanted = told
+    if _is_of_channels(finder, found, asked[0], v):
         return False
     before, known = len(build.nodes), set(build.values)
-    operands = tuple(_in_order(build, *one) for one in (*asked, told.values))
+    operands = tuple(_in_order(build, *one) for one in (*asked, v))
     made = _attend(build, finder, found, operands)
     if made is None:
         del build.nodes[before:]
@@ -52,7 +54,7 @@ def _rewrite(build: Builder, finder: Finder, node: Node, found: Found) -> bool:
             build.constants.pop(name, None)
         return False
     shape = (*finder.shape(found.weights)[:-2], *build.shape(made)[3:])
-    perm = tuple(told.made.index(letter) for letter in told.wanted)
+    perm = tuple(letters.index(letter) for letter in wanted)
     if perm == tuple(range(len(perm))):
         build.node("Reshape", [made], {"shape": shape}, node.outputs)
     else:
@@ -79,17 +81,8 @@ def _asked(scores: Node) -> tuple[Ordered, Ordered] | None:
     return (q, asking, batch + query + inner), (k, asked, batch + key + inner)
 
 
-@dataclass(frozen=True)
-class _Told:
-    """v, and the letters of the result: as matrices, and as it is wanted."""
-
-    values: Ordered
-    made: str
-    wanted: str
-
-
-def _told(node: Node, weights: str) -> _Told | None:
-    """Return what the product with v is, if it is one over the keys, matrix by matrix."""
+def _told(node: Node, weights: str) -> tuple[Ordered, str, str] | None:
+    """Return v and the letters of the result, as matrices and as wanted, of a product over the keys."""
     first, second, out = parse(node)
     place = node.inputs.index(weights)
     mine, term = (first, second) if place == 0 else (second, first)
@@ -97,15 +90,15 @@ def _told(node: Node, weights: str) -> _Told | None:
     own = "".join(letter for letter in term if letter not in mine)
     if len(own) != 1 or {*term} != {*batch, key, own} or {*out} != {*batch, query, own}:
         return None
-    return _Told((node.inputs[1 - place], term, batch + key + own), batch + query + own, out)
+    return (node.inputs[1 - place], term, batch + key + own), batch + query + own, out
 
 
-def _is_of_channels(finder: Finder, found: Found, q: Ordered, told: _Told) -> bool:
+def _is_of_channels(finder: Finder, found: Found, q: Ordered, v: Ordered) -> bool:
     """Whether sizes are longer than there are keys, as where channels attend to each other.
 
     Their scores are few, and what is long may be space: it is cut in products, and never in attention.
     """
-    extents = [finder.shape(value)[term.index(order[-1])] for value, term, order in (q, told.values)]
+    extents = [finder.shape(value)[term.index(order[-1])] for value, term, order in (q, v)]
     return max(extents) > max(LARGEST_SIZE, finder.shape(found.weights)[-1])
 
 
