@@ -17,6 +17,7 @@ from oocdl.fusion.jit import has_feature
 from oocdl.fusion.llvm_ir import KINDS, Builder
 from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC, Emit, deviation
 from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.graph import is_float
 
 VECTOR_LANES = 16
 """Lanes of a vector: 512 bits of float32. LLVM takes several registers where they are smaller."""
@@ -309,9 +310,6 @@ def _widened(b: Builder, value: str) -> str:
     return b.new(f"bitcast {whole} {b.new(f'shl {whole} {bits}, splat (i32 16)')} to <{b.lanes} x float>")
 
 
-_WIDTH = {"bfloat16": 16, "float32": 32, "float64": 64}
-
-
 def conversion(source: str, target: str) -> str | None:
     """Return LLVM's instruction that converts one dtype to another; None where they are the same.
 
@@ -320,8 +318,8 @@ def conversion(source: str, target: str) -> str | None:
     """
     if source == target:
         return None
-    if source in _WIDTH:
-        return "fpext" if _WIDTH[source] < _WIDTH[target] else "fptrunc"
+    if is_float(source):
+        return "fpext" if itemsize(source) < itemsize(target) else "fptrunc"
     return "uitofp" if source == "bool" else "sitofp"
 
 
@@ -334,14 +332,14 @@ def knows(op: Op, dtypes: Mapping[int, str]) -> bool:
     if any(kind not in KINDS for kind in (*kinds, op.dtype)):
         return False
     if op.name == "Cast":
-        return op.dtype in _WIDTH
+        return is_float(op.dtype)
     if op.name == "Where":
         return kinds == ["bool", op.dtype, op.dtype]
     if op.name in LOGIC:
         return set(kinds) == {"bool"}
     if op.name in FLOATS:
         exact = op.dtype != "float64" or op.name not in EXPONENTIALS
-        return exact and op.dtype in _WIDTH and set(kinds) == {op.dtype}
+        return exact and is_float(op.dtype) and set(kinds) == {op.dtype}
     return op.name in COMPARE and len(set(kinds)) == 1 and kinds[0] != "bool"
 
 
