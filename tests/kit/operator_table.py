@@ -119,20 +119,15 @@ def own_row(op: str) -> str:
         return f"| `{op}` | rewritten | | | {gradient} | all |"
     axes = _largest(op, rule)
     engines = ", ".join(name for name, kernels in ENGINES.items() if op in kernels)
-    reduced = _reduced(axes)
+    made = {index.letter for side in axes.outputs for index in side if index is not None}
+    read = (getattr(index, "letter", None) for side in axes.inputs for index in side)
+    reduced = [letter for letter in dict.fromkeys(read) if letter is not None and letter not in made]
     combined = f"{', '.join(reduced)} ({axes.combine})" if reduced and axes.combine else ""
     whole = [letter for letter in axes.extents if letter in axes.uncut]
     if not axes.combine:
         whole += [letter for letter in reduced if letter not in axes.uncut]
     sides = (", ".join(_axes(side) for side in part) for part in (axes.inputs, axes.outputs))
     return f"| `{op}` | {' → '.join(sides)} | {combined} | {', '.join(whole)} | {gradient} | {engines} |"
-
-
-def _reduced(rule: AxisRule) -> list[str]:
-    """The letters of inputs that no output has, in order of appearance."""
-    kept = {axis.letter for axes in rule.outputs for axis in axes if axis is not None}
-    read = (axis for axes in rule.inputs for axis in axes if axis is not None and not isinstance(axis, Whole))
-    return [letter for letter in dict.fromkeys(axis.letter for axis in read) if letter not in kept]
 
 
 def _largest(op: str, rule: OpRule) -> AxisRule:

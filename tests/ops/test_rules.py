@@ -93,11 +93,10 @@ def _letter(index: Any) -> str:
 def random_ranges(rule: AxisRule, random: np.random.Generator) -> dict[str, tuple[int, int]]:
     """A random part of every letter that may be cut; all of the others."""
     found = {}
-    kept = {_letter(axis) for axes in rule.outputs for axis in axes}
     for letter, extent in rule.extents.items():
         start = int(random.integers(extent))
         stop = int(random.integers(start, extent)) + 1
-        whole = letter in rule.uncut or letter not in kept
+        whole = letter in rule.uncut or all(letter != _letter(axis) for axes in rule.outputs for axis in axes)
         found[letter] = (0, extent) if whole else (start, stop)
     return found
 
