@@ -26,7 +26,7 @@ from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.graph.transforms.bfloat16 import use_bfloat16
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.channels_last import channels_last
-from oocdl.graph.transforms.differentiate import differentiate, sources
+from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import Factored, Factors, factorize
 from oocdl.graph.transforms.verify import verify, verify_factored
 from oocdl.ops import RULES
@@ -286,7 +286,7 @@ def _differentiate(network: Network, request: Request) -> Network:
     loss = network.loss if whole else shared_loss(build, network.loss)
     found = differentiate(build, loss, weights)
     gradients = {weight: found.get(weight) or build.zeros_like(weight) for weight in weights}
-    idle = frozenset(weights) - sources(build, network.loss)
+    idle = frozenset(weights) - build.sources(network.loss)
     if len(idle) == len(weights):
         raise InputError("nothing to train: the loss depends on no weight that is not frozen")
     return replace(network, graph=build.graph(), gradients=gradients, idle=idle)

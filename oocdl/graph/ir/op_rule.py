@@ -217,18 +217,19 @@ class Builder:
 
     def may_be_trained(self, value: str) -> bool:
         """Return whether a value follows, by floating-point values, from a weight or an input."""
-        makers = {name: node for node in self.nodes for name in node.outputs}
-        pending, seen = [value], set[str]()
-        while pending:
-            name = pending.pop()
-            if name in seen or not is_float(self.dtype(name)):
-                continue
-            seen.add(name)
-            if self.values[name].role in (Role.WEIGHT, Role.INPUT):
-                return True
-            if name in makers:
-                pending.extend(makers[name].inputs)
-        return False
+        roles = {self.values[name].role for name in self.sources(value)}
+        return is_float(self.dtype(value)) and not roles.isdisjoint((Role.WEIGHT, Role.INPUT))
+
+    def sources(self, value: str) -> set[str]:
+        """Return what ``value`` is computed from by floating-point numbers alone, whatever their slopes are.
+
+        PyTorch gives these gradients, if only zeros (behind a ``round``, say); all others have none.
+        """
+        names = {value}
+        for node in reversed(self.nodes):
+            if not names.isdisjoint(node.outputs):
+                names.update(name for name in node.inputs if is_float(self.dtype(name)))
+        return names
 
     def shape(self, value: str) -> Shape:
         """Return the shape of a value."""

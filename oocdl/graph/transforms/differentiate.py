@@ -50,18 +50,6 @@ def differentiate(build: Builder, loss: str, wrt: Sequence[str]) -> dict[str, st
     return {name: names.get(grad, grad) for name, grad in answer.items()}
 
 
-def sources(build: Builder, value: str) -> set[str]:
-    """Return what ``value`` is computed from by floating-point numbers alone, whatever their slopes are.
-
-    PyTorch gives these gradients, if only zeros (behind a ``round``, say); all others have none.
-    """
-    names = {value}
-    for node in reversed(build.nodes):
-        if not names.isdisjoint(node.outputs):
-            names.update(name for name in node.inputs if is_float(build.dtype(name)))
-    return names
-
-
 def _reached(build: Builder, nodes: Iterable[Node], wrt: Sequence[str]) -> set[str]:
     """Return the floating-point values that depend on ``wrt``."""
     for name in wrt:
