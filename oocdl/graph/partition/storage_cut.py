@@ -91,7 +91,10 @@ class _Search:
         self.changes = 0
 
     def begin(self) -> None:
-        """Find what all layers read and compute, with the choice of stored values that is there."""
+        """Store values of several readers where they are made: else every cone would reach the inputs."""
+        for value in self.cheap:
+            if self.wiring.uses.get(value, 0) > 1 and (ready := self.made_where_ready(value)) is not None:
+                self.home[value] = ready
         for group in self.grouping.groups:
             self._need(group.index, [view.value for anchor in group.anchors for view in anchor.inputs])
             self._need(group.index, group.finals)
@@ -213,19 +216,10 @@ class _Search:
         return self.grouping.touched[self.maker[value].node.name]
 
 
-def _seed(search: _Search) -> None:
-    """Store values of several readers where they are made, to start: else every cone reaches the inputs."""
-    uses = search.wiring.uses
-    for value in search.cheap:
-        if uses.get(value, 0) > 1 and (home := search.made_where_ready(value)) is not None:
-            search.home[value] = home
-    search.begin()
-
-
 def choose_stored(wiring: Wiring, grouping: Grouping) -> tuple[Layer, ...]:
     """Choose the values that are stored, and finish the layers."""
     search = _Search(wiring, grouping)
-    _seed(search)
+    search.begin()
     cheap = [value for value in search.cheap if value not in wiring.wide]
     for _ in range(SWEEPS):
         if not sum([search.improve(value) for value in cheap]):
