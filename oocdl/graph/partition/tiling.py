@@ -56,7 +56,7 @@ class LayerCutter:
     def __init__(self, operands: Operands, classes: Classes, rules: Rules, layer: Layer, grid: Grid) -> None:
         self.operands, self.factored = operands, operands.factored
         self.classes, self.rules, self.layer = classes, rules, layer
-        self.made, self.sinks = layer.makes, layer.sinks
+        self.made, self.partials, self.sinks = layer.makes, frozenset(layer.partials), layer.sinks
         self.known: dict[Shard, Unit] = {}
         """Units that are derived already, here or for an equal layer."""
         self.base = {cut: self._coarsest(cut) for cut in sorted(layer.touched)}
@@ -199,7 +199,7 @@ class LayerCutter:
             if not seen:
                 continue
             letters |= ranges if not cell.uncut else {k: v for k, v in ranges.items() if k not in cell.uncut}
-            partial = self._partials and [value for value, _ in facts.outputs if value in self._partials]
+            partial = self.partials and [value for value, _ in facts.outputs if value in self.partials]
             if mine:
                 letters |= mine if partial else {k: v for k, v in mine.items() if k in cell.reduced}
             regions = self.operands.regions(cell, facts, letters)
@@ -217,14 +217,10 @@ class LayerCutter:
         )
         written = tuple((name, makes[name]) for name in order)
         program = self._program(reads, wanted, steps[::-1], written)
-        sizes = tuple(counts[name] if name in self._partials else 1 for name in order)
+        sizes = tuple(counts[name] if name in self.partials else 1 for name in order)
         return Unit(
             layer=self.layer.index, shard=shard, reads=reads, program=program, makes=written, counts=sizes
         )
-
-    @cached_property
-    def _partials(self) -> frozenset[str]:
-        return frozenset(self.layer.partials)
 
     def _program(
         self, reads: Regions, regions: Mapping[str, Region], steps: Sequence[_Step], outputs: Regions
