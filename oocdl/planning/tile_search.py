@@ -28,7 +28,7 @@ from oocdl.graph.partition.operand_regions import Operands
 from oocdl.graph.partition.storage_cut import Layer, choose_stored
 from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
-from oocdl.graph.partition.wiring import wire
+from oocdl.graph.partition.wiring import Wiring
 from oocdl.graph.transforms.factorize import Cell, Factored
 from oocdl.planning.cost_model import NOMINAL, Rates, by_key, program_seconds
 
@@ -175,7 +175,7 @@ class Layering:
         self.flops = by_key(partial(program_flops, rules=rules))
         self.seconds = by_key(partial(program_seconds, rules=rules, rates=rates))
         self.classes = find_classes(factored)
-        self._wiring = wire(factored, heavy_nodes(factored, rules))
+        self._wiring = Wiring(factored, heavy_nodes(factored, rules))
         self.cut_order = cut_preference(self.classes)
         self._axes_of = {
             name: (factored.graph.values[name].nbytes, frozenset(classes))

@@ -15,7 +15,7 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.partition.cut_classes import find_classes
 from oocdl.graph.partition.layers import Grouping, group, heavy_nodes
 from oocdl.graph.partition.storage_cut import choose_stored
-from oocdl.graph.partition.wiring import DATASET_READ_COST, final_values, wire
+from oocdl.graph.partition.wiring import DATASET_READ_COST, Wiring, final_values
 from oocdl.graph.transforms.factorize import Factored, factorize
 from oocdl.ops import RULES
 
@@ -168,7 +168,7 @@ def choices(factored: Factored, grouping: Grouping) -> Iterator[dict[str, int]]:
 def test_no_other_choice_moves_fewer_bytes(draw: Callable[[Drawing], Factored]) -> None:
     factored = draw(Drawing())
     classes = find_classes(factored)
-    wiring = wire(factored, heavy_nodes(factored, RULES))
+    wiring = Wiring(factored, heavy_nodes(factored, RULES))
     grouping = group(wiring, classes, ())
     layers = choose_stored(wiring, grouping)
     nbytes = costs(factored)
