@@ -15,7 +15,7 @@ from math import prod
 from oocdl.graph.ir.graph import Node, Shape, Value
 from oocdl.graph.ir.index import AxisRule
 from oocdl.graph.ir.op_rule import Builder, OpRule, Product, Spec
-from oocdl.graph.ir.operands import classify
+from oocdl.graph.ir.operands import Letters
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.speed import Computing, Heavy, Scale
 from oocdl.ops._broadcast import extents_by, fail, plain_by, same_float, size, summed_dtype
@@ -78,7 +78,7 @@ def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
-    letters, extents = classify(step.attrs["equation"]), _extents(step.node, shapes)
+    letters, extents = Letters(step.attrs["equation"]), _extents(step.node, shapes)
     sides = letters.inner, letters.rows, letters.columns
     inner, rows, columns = (prod(extents[x] for x in side) for side in sides)
     smallest = max(min(inner, rows, columns), 1)
@@ -89,7 +89,7 @@ def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -
 
 def _transposed(step: Instruction) -> Sequence[str]:
     """Return the Transpose that follows, unless the result has the rows of the left operand first."""
-    letters = classify(step.attrs["equation"])
+    letters = Letters(step.attrs["equation"])
     return () if letters.batch + letters.rows + letters.columns == letters.out else (MOVING,)
 
 

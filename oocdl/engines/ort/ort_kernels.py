@@ -24,7 +24,7 @@ from oocdl.engines.ort.ort_session import run
 from oocdl.fusion.grouping import Blockwise
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.operands import aligned, classify
+from oocdl.graph.ir.operands import Letters, aligned
 from oocdl.graph.ir.program import Instruction
 
 
@@ -43,7 +43,7 @@ def _grouped(x: Array, term: str, *groups: str) -> Array:
 
 def _einsum(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """Einsum of two operands as one matrix product; see ``Letters``."""
-    letters = classify(item.attrs["equation"])
+    letters = Letters(item.attrs["equation"])
     left, right = letters.left_kept, letters.right_kept
     a = _sum_lone(args[0], letters.left, left)
     b = _sum_lone(args[1], letters.right, right)

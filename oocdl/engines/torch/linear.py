@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from oocdl.fusion.taps import DTYPES, weigh
-from oocdl.graph.ir.operands import Letters, classify
+from oocdl.graph.ir.operands import Letters
 from oocdl.graph.ir.program import Instruction
 
 linear_pointwise: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -68,7 +68,7 @@ def contract(a: Tensor, b: Tensor, letters: Letters) -> Tensor:
 
 def einsum(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     """Einsum of two operands, in whose terms no letter stands twice."""
-    letters = classify(instruction.attrs["equation"])
+    letters = Letters(instruction.attrs["equation"])
     product = contract(args[0], args[1], letters)
     shape = instruction.kernel_shapes[0]
     extents = dict(zip(letters.out, shape, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -115,43 +114,26 @@ def check_known(program: Program, known: frozenset[str], engine: str) -> None:
         raise UnsupportedError(f"engine '{engine}' has no kernel for {names}")
 
 
-@dataclass(frozen=True)
 class Letters:
-    """The letters of an einsum of two operands, sorted by the operands that have them."""
+    """The letters of an einsum of two operands, sorted by the operands that have them.
 
-    left: str
-    right: str
-    out: str
-    left_kept: str
-    """Letters of the left operand, without those that only it has and that are summed."""
-    right_kept: str
-    batch: str
-    """Letters of both operands and the result."""
-    rows: str
-    """Letters of the left operand and the result."""
-    inner: str
-    """Letters of both operands but not the result, which the product sums over."""
-    columns: str
-    """Letters of the right operand and the result."""
-
-
-def classify(equation: str) -> Letters:
-    """Sort the letters of an einsum of two operands.
-
-    >>> letters = classify("bik,bjkl->bij")
+    >>> letters = Letters("bik,bjkl->bij")
     >>> letters.batch, letters.rows, letters.inner, letters.columns, letters.right_kept
     ('b', 'i', 'k', 'j', 'bjk')
     """
-    terms, out = equation.replace(" ", "").split("->")
-    left, right = terms.split(",")
-    return Letters(
-        left,
-        right,
-        out,
-        left_kept="".join(x for x in left if x in right or x in out),
-        right_kept="".join(x for x in right if x in left or x in out),
-        batch="".join(x for x in left if x in right and x in out),
-        rows="".join(x for x in left if x not in right and x in out),
-        inner="".join(x for x in left if x in right and x not in out),
-        columns="".join(x for x in right if x not in left and x in out),
-    )
+
+    def __init__(self, equation: str) -> None:
+        terms, out = equation.replace(" ", "").split("->")
+        left, right = terms.split(",")
+        self.left, self.right, self.out = left, right, out
+        self.left_kept = "".join(x for x in left if x in right or x in out)
+        """Letters of the left operand, without those that only it has and that are summed."""
+        self.right_kept = "".join(x for x in right if x in left or x in out)
+        self.batch = "".join(x for x in left if x in right and x in out)
+        """Letters of both operands and the result."""
+        self.rows = "".join(x for x in left if x not in right and x in out)
+        """Letters of the left operand and the result."""
+        self.inner = "".join(x for x in left if x in right and x not in out)
+        """Letters of both operands but not the result, which the product sums over."""
+        self.columns = "".join(x for x in right if x not in left and x in out)
+        """Letters of the right operand and the result."""
