@@ -132,10 +132,14 @@ class Lifted(Term):
         """Return the value in a dtype, with a Cast where it has another."""
         return self if self.dtype == dtype else self.to(self.build("Cast", self.name, to=dtype))
 
+    def summed(self, axes: tuple[int, ...]) -> Lifted:
+        """Return the sum over some axes, which stay with extent one; the value itself if there are none."""
+        return apply("ReduceSum", self, axes=axes) if axes else self
+
     def total(self) -> Lifted:
         """Add the sum of all elements, of shape ()."""
         axes = tuple(range(len(self.shape)))
-        return apply("Reshape", apply("ReduceSum", self, axes=axes), shape=()) if axes else self
+        return apply("Reshape", self.summed(axes), shape=()) if axes else self
 
     def mean(self) -> Lifted:
         """Add the mean of all elements, of shape ()."""

@@ -167,21 +167,15 @@ def _joint(labelled: Lifted, predicted: Lifted, axis: int) -> Lifted:
     left = "abcdefgh"[: len(shape)]
     outer = left.replace(left[axis], "")[:-1]
     equation = f"{left},{left.replace(left[axis], 'z')}->{outer}{left[axis]}z"
-    counts = apply("Einsum", rows, columns, equation=equation).cast("int64")
-    if outer[1:]:
-        counts = apply("ReduceSum", counts, axes=tuple(range(1, len(outer))))
+    counts: Lifted = apply("Einsum", rows, columns, equation=equation)
+    counts = counts.cast("int64").summed(tuple(range(1, len(outer))))
     return apply("Reshape", counts, shape=(shape[0], shape[axis] ** 2))
 
 
 def _per_class(there: Lifted, axis: int) -> Lifted:
     """Count the places of each sample and class: along the last axis in float32, then as whole numbers."""
     others = tuple(place for place in range(1, len(there.shape)) if place != axis)
-    counts = there.cast("float32")
-    if others:
-        counts = apply("ReduceSum", counts, axes=others[-1:])
-    counts = counts.cast("int64")
-    if others[:-1]:
-        counts = apply("ReduceSum", counts, axes=others[:-1])
+    counts = there.cast("float32").summed(others[-1:]).cast("int64").summed(others[:-1])
     return apply("Reshape", counts, shape=(there.shape[0], there.shape[axis]))
 
 
@@ -194,7 +188,7 @@ def _error_sum(x: Lifted, head: Head, name: str, dtype: str) -> Lifted | float:
         y = apply("Cast", x, to=dtype) - y
     if name == "spread":
         axes = tuple(range(1, len(y.shape)))
-        y = y - (apply("ReduceSum", y, axes=axes) / float(prod(y.shape[1:])) if axes else y)
+        y = y - (y.summed(axes) / float(prod(y.shape[1:])) if axes else y)
     if name == "absolute":
         y = apply("Abs", y)
     elif name != "truth":
@@ -204,8 +198,7 @@ def _error_sum(x: Lifted, head: Head, name: str, dtype: str) -> Lifted | float:
 
 def _per_sample(y: Lifted) -> Lifted:
     """Add the sum of all elements of each sample."""
-    axes = tuple(range(1, len(y.shape)))
-    return apply("Reshape", apply("ReduceSum", y, axes=axes) if axes else y, shape=(y.shape[0], 1))
+    return apply("Reshape", y.summed(tuple(range(1, len(y.shape)))), shape=(y.shape[0], 1))
 
 
 def _own_sums(x: Lifted, metric: OwnMetric, head: Head, dtype: str) -> dict[str, Lifted | float]:

@@ -97,8 +97,7 @@ def add_dice(x: Lifted, spec: Dice, target: str, further: Mapping[str, str]) -> 
     if spec.class_weights is not None:
         refuse_one_class(x)
     chance, truth, axis, others = _chances(x, spec.ignore_index, target)
-    both = apply("ReduceSum", chance * truth, axes=others)
-    either = apply("ReduceSum", chance + truth, axes=others)
+    both, either = (chance * truth).summed(others), (chance + truth).summed(others)
     smooth = both.number(spec.smooth)
     scores: Lifted = (both + both + smooth) / (either + smooth)
     if spec.class_weights is None:
@@ -110,9 +109,7 @@ def add_tversky(x: Lifted, spec: Tversky, target: str, further: Mapping[str, str
     """Append Tversky; returns its value, of shape ()."""
     chance, truth, _, others = _chances(x, spec.ignore_index, target)
     overlap = chance * truth
-    both, wrong, missed = (
-        apply("ReduceSum", value, axes=others) for value in (overlap, chance - overlap, truth - overlap)
-    )
+    both, wrong, missed = (part.summed(others) for part in (overlap, chance - overlap, truth - overlap))
     wrong, missed = wrong * spec.alpha, missed * spec.beta
     above = both + spec.smooth
     return 1.0 - (above / (above + (wrong + missed))).mean()
