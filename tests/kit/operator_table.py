@@ -137,9 +137,8 @@ def _largest(op: str, rule: OpRule) -> AxisRule:
     for case in CASES:
         if case.op == op:
             build, inputs, outputs = case.node(case.arrays())
-            node = build.nodes[-1]
             shapes = [tuple(build.shape(name) for name in names) for names in (inputs, outputs)]
-            found.append(rule.axes(node, *shapes))
+            found.append(rule.axes(build.nodes[-1], *shapes))
     return max(found, key=lambda axes: (len(axes.extents), len(axes.inputs)))
 
 

@@ -128,9 +128,7 @@ def traffic(factored: Factored, grouping: Grouping, home: Mapping[str, int]) -> 
         for cell in found.anchors
         for view in cell.outputs
     }
-    partial = {
-        view.value for cell in factored.cells if cell.node.name in grouping.partial for view in cell.outputs
-    }
+    partial = {v.value for cell in factored.cells if cell.node.name in grouping.partial for v in cell.outputs}
     moved, written = 0, {name for name in final_values(factored) if name in inputs}
     for found in grouping.groups:
         reads: set[str] = set()
