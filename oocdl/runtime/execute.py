@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -23,10 +24,11 @@ from oocdl.events import ProcessLook
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
-from oocdl.host.heap import Heap
+from oocdl.host.heap import Heap, keep_freed_memory
 from oocdl.host.limits import anonymous_bytes, machine_seconds
 from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place, read_bytes
 from oocdl.planning.hosts.share import Share
+from oocdl.planning.machine import Machine
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
@@ -34,11 +36,12 @@ from oocdl.runtime.checked_values import index_error
 from oocdl.runtime.combining import add_partial_sums, combined
 from oocdl.runtime.dask_private import Task, TaskRef
 from oocdl.runtime.inputs import Sources
-from oocdl.runtime.measured import Board, Measured, Phase, Spent
+from oocdl.runtime.measured import Board, Measured, Moved, Phase, Spent
 from oocdl.runtime.on_device import Begin, Devices, gather_on_device, held_on_device
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
-from oocdl.storage.cache.chunk import Chunk
+from oocdl.storage.cache.chunk import Chunk, use
 from oocdl.storage.cache.memory_tier import Reservation, Tier
+from oocdl.storage.cache.spill_store import SpillStore
 
 
 @dataclass(eq=False)
@@ -59,11 +62,33 @@ class Context:
     measured: Measured = field(default_factory=Measured)
     recorder: Recorder | None = None
     """Takes the times of tasks, while a trace is wanted."""
-    left: dict[TaskKey, Chunk] = field(default_factory=dict)
-    """Chunks on their way from one task of this process to another that does not depend on it."""
 
     def __post_init__(self) -> None:
         self.board = Board(max((len(graph.calls) for graph in self.task_graphs.values()), default=0))
+
+    def begin_pass(self, plan_id: str) -> None:
+        """Begin to measure a pass."""
+        self.board.begin(plan_id, len(self.task_graphs[plan_id].calls))
+        self._begun = perf_counter(), self.tier.stats
+
+    def end_pass(self, plan_id: str) -> None:
+        """Count what the pass took."""
+        (begun, before), now = self._begun, self.tier.stats
+        read_bytes = now.read_bytes - before.read_bytes
+        written_bytes = now.written_bytes - before.written_bytes
+        self.measured.end(plan_id, perf_counter() - begun, read_bytes, written_bytes)
+
+    def moved(self, base_bytes: int) -> Moved:
+        """Return totals so far, of a process that has ``base_bytes`` beside arrays and programs."""
+        stats = self.tier.stats
+        return Moved(
+            self.measured.read_bytes,
+            self.measured.made_bytes,
+            stats.read_bytes,
+            stats.written_bytes,
+            base_bytes + stats.peak_bytes,
+            self.heap.process_bytes(),
+        )
 
     def look(self, threads: int, base_bytes: int) -> ProcessLook:
         """Tell how this process stands."""
@@ -85,6 +110,21 @@ class Context:
             phases=board.now(),
             last_pass=board.last_pass,
         )
+
+
+def open_tier(machine: Machine, room_bytes: int, spill: Path, kept_bytes: int = 0) -> tuple[Heap, Tier]:
+    """Make the heap of a run and its RAM tier, where chunks that arrive in this process stay from now on."""
+    keep_freed_memory()
+    heap = Heap(machine.threads, room_bytes, lambda: tier, machine.guard(), kept_bytes)
+    tier = Tier(
+        room_bytes,
+        SpillStore(spill),
+        before_mapping=heap.before_mapping,
+        withheld_bytes=heap.withheld_bytes,
+        check_alone=heap.check_alone,
+    )
+    use(tier)
+    return heap, tier
 
 
 _contexts: dict[str, Context] = {}

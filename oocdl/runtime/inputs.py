@@ -19,7 +19,7 @@ import numpy as np
 from oocdl.augmentation import draws
 from oocdl.augmentation.preparation import Preparation
 from oocdl.augmentation.stream import Stream, evaluate
-from oocdl.graph.ir.graph import Array, Graph, Role, Shape
+from oocdl.graph.ir.graph import Array, Role, Shape
 from oocdl.graph.ir.index import Region, as_slices, moved, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.ops.gather import Rows
@@ -95,26 +95,27 @@ class Feed:
         evaluate(operations, box, read, out if axis else out[None], stream.chain_bytes, dtype)
 
 
-def feeds_of(
+def sources_of(
+    plan_id: str,
+    factored: Factored,
     feeds: Mapping[str, str],
     labels: Mapping[str, Labels | Rows],
-    graph: Graph,
     dataset: Dataset,
     preparation: Preparation,
-    plan_id: str,
-) -> dict[str, Feed]:
+    kept: Kept,
+) -> Sources:
     """Bind values of a graph to arrays: ``feeds`` says to which, ``labels`` what stands in some of them."""
     made = {}
     if role_of(plan_id) == VALIDATION:
         preparation = preparation.plain()
     for name, source in feeds.items():
-        array, value = dataset.arrays[source], graph.values[name]
+        array, value = dataset.arrays[source], factored.graph.values[name]
         # Whole numbers are no image: transforms that move voxels take them along as they take labels.
         floats = np.dtype(value.dtype).kind == "f"
         image = value.role is Role.INPUT and len(value.shape) > 2 and floats
         stream = preparation.stream(source, array.shape[1:], len(value.shape) - 2 if image else None)
         made[name] = Feed(array, preparation.scale.get(array.name), labels.get(name), array.label, stream)
-    return made
+    return Sources(factored, made, kept)
 
 
 def own_regions(factors: Factors, region: Region) -> list[tuple[Region, tuple[slice, ...]]]:

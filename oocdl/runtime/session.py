@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
-from time import perf_counter
 from typing import Any
 
 from dask.delayed import Delayed
@@ -26,20 +25,18 @@ from oocdl.errors import InputError
 from oocdl.events import ProcessLook
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
-from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
+from oocdl.host.heap import give_back_freed_memory, trim
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import DaskKey, TaskKey, dask_key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.dask_private import List, Task, TaskRef
-from oocdl.runtime.inputs import Kept, Sources, feeds_of
+from oocdl.runtime.inputs import Kept, sources_of
 from oocdl.runtime.measured import Measured, Moved
 from oocdl.runtime.scheduler import get
 from oocdl.runtime.trace import Recording, write_trace
 from oocdl.storage.cache.chunk import Chunk, home, use
-from oocdl.storage.cache.memory_tier import Tier
-from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.run.run_store import RunStore
 
@@ -144,23 +141,16 @@ class Session(Held):
 
     def __enter__(self) -> Session:
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
-        self.room_bytes = room if self.most_bytes is None else min(room, self.most_bytes)
-        keep_freed_memory()
-        guard = self.machine.guard()
-        kept_bytes = min(self.kept_bytes, room - self.room_bytes)
-        heap = Heap(self.machine.threads, self.room_bytes, lambda: self.tier, guard, kept_bytes)
-        self.tier = Tier(
-            self.room_bytes,
-            SpillStore(self.spill),
-            before_mapping=heap.before_mapping,
-            withheld_bytes=heap.withheld_bytes,
-            check_alone=heap.check_alone,
-        )
+        used = room if self.most_bytes is None else min(room, self.most_bytes)
         self.before, kept = home(), Kept()
-        use(self.tier)
+        heap, self.tier = execute.open_tier(self.machine, used, self.spill, min(self.kept_bytes, room - used))
+        data = self.dataset, self.preparation, kept
         self.context = execute.Context(
             {name: compiled.graph for name, compiled in self.compiled.items()},
-            {name: self._sources(name, kept) for name in self.compiled},
+            {
+                name: sources_of(name, one.plan.factored, one.feeds, one.labels, *data)
+                for name, one in self.compiled.items()
+            },
             get_engine(self.machine.engine),
             self.tier,
             heap,
@@ -189,12 +179,6 @@ class Session(Held):
         finally:
             self.started = None
 
-    def _sources(self, plan_id: str, kept: Kept) -> Sources:
-        one = self.compiled[plan_id]
-        factored, prepared = one.plan.factored, self.preparation
-        feeds = feeds_of(one.feeds, one.labels, factored.graph, self.dataset, prepared, plan_id)
-        return Sources(factored, feeds, kept)
-
     def load(self, plan_id: str, read: weight_io.Read) -> None:
         compiled = self.compiled[plan_id]
         self.held = weight_io.load(compiled.pieces, compiled.plan.factored, read, self.tier)
@@ -214,13 +198,10 @@ class Session(Held):
         run = self.scheduler or get
         ours = {"workers": self.machine.threads + 1, "tick": self.tick}
         options: dict[str, Any] = ours if run is get else {}
-        self.context.board.begin(plan_id, len(graph.calls))
-        stats, begun = self.tier.stats, perf_counter()
+        self.context.begin_pass(plan_id)
         results = run(tasks, list(graph.outputs), **options)
         del tasks
-        now, seconds = self.tier.stats, perf_counter() - begun
-        read, written = now.read_bytes - stats.read_bytes, now.written_bytes - stats.written_bytes
-        self.context.measured.end(plan_id, seconds, read, written)
+        self.context.end_pass(plan_id)
         made = dict(zip(graph.outputs, results, strict=True))
         self.held = weight_io.after_pass(compiled, made, self.held)
         self.tell(self.context.heap.notice)
@@ -237,15 +218,7 @@ class Session(Held):
         weight_io.commit(store, self.compiled[plan_id], self.held, self.tier, meta)
 
     def moved(self) -> Moved:
-        stats, moved = self.tier.stats, self.context.measured
-        return Moved(
-            moved.read_bytes,
-            moved.made_bytes,
-            stats.read_bytes,
-            stats.written_bytes,
-            self.machine.base_bytes + stats.peak_bytes,
-            self.context.heap.process_bytes(),
-        )
+        return self.context.moved(self.machine.base_bytes)
 
     def looks(self) -> tuple[ProcessLook, ...]:
         return (self.context.look(self.machine.threads, self.machine.base_bytes),)

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from distributed.protocol.pickle import loads
@@ -22,7 +21,7 @@ from oocdl.engines.engine import get_engine
 from oocdl.errors import DiskFullError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region, region_shape
-from oocdl.host.heap import Heap, give_back_freed_memory, keep_freed_memory, trim
+from oocdl.host.heap import give_back_freed_memory, trim
 from oocdl.host.limits import check_budget
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.local_order import local_order
@@ -34,11 +33,9 @@ from oocdl.runtime import execute, weight_io
 from oocdl.runtime.cluster.cluster_progress import Report, Work
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member_setup import Setup
-from oocdl.runtime.inputs import Kept, Sources, feeds_of, own_regions
+from oocdl.runtime.inputs import Kept, own_regions, sources_of
 from oocdl.runtime.measured import Moved
 from oocdl.storage.cache.chunk import Chunk, home, use
-from oocdl.storage.cache.memory_tier import Tier
-from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.dataset.identity import check_same
 from oocdl.storage.run.commit import Writer
@@ -114,20 +111,12 @@ class Member:
             known.settings, dataset, known.threads, preparing_bytes=known.preparation.nbytes
         )
         room = machine.room_bytes(known.passes.values(), TRAVELLING * known.crossing_bytes)
-        keep_freed_memory()
-        heap = Heap(known.threads, room, lambda: self.tier, machine.guard())
-        self.tier = Tier(
-            room,
-            SpillStore(self.spill),
-            before_mapping=heap.before_mapping,
-            withheld_bytes=heap.withheld_bytes,
-            check_alone=heap.check_alone,
-        )
-        use(self.tier)
-        prepared, kept, sources = known.preparation, Kept(), {}
-        for name, one in known.passes.items():
-            feeds = feeds_of(one.feeds, one.labels, one.factored.graph, dataset, prepared, name)
-            sources[name] = Sources(one.factored, feeds, kept)
+        heap, self.tier = execute.open_tier(machine, room, self.spill)
+        data = dataset, known.preparation, Kept()
+        sources = {
+            name: sources_of(name, one.factored, one.feeds, one.labels, *data)
+            for name, one in known.passes.items()
+        }
         self.context = execute.Context(shares, sources, engine, self.tier, heap, self._deliver, known.watched)
         execute.register(known.run_id, self.context)
         self.orders = {name: local_order(share) for name, share in shares.items()}
@@ -221,11 +210,9 @@ class Member:
         facts = (self.setup.run_id, name, plan_id, info)
         self.ended = None
         self.delivered.clear()
-        stats = self.tier.stats
-        self.begun = perf_counter(), stats.read_bytes, stats.written_bytes
-        threads = self.setup.threads
-        self.context.board.begin(plan_id, len(self.context.task_graphs[plan_id].calls))
-        self.running = LocalPass(order, take, list(dict.fromkeys(wanted)), facts, threads, self.work)
+        self.context.begin_pass(plan_id)
+        keys, threads = list(dict.fromkeys(wanted)), self.setup.threads
+        self.running = LocalPass(order, take, keys, facts, threads, self.work)
         self.asked = {}
         self.running.start(self.pool)
         self.begun_before.append(name)
@@ -244,18 +231,8 @@ class Member:
                 held[stored] = results[made]
         self.held, self.running, self.ended = held, None, self.running
         scalars = {name: float(results[key].copy()) for name, key in known.scalars.items() if key in results}
-        stats, measured = self.tier.stats, self.context.measured
-        begun, read, written = self.begun
-        measured.end(plan_id, perf_counter() - begun, stats.read_bytes - read, stats.written_bytes - written)
-        moved = Moved(
-            measured.read_bytes,
-            measured.made_bytes,
-            stats.read_bytes,
-            stats.written_bytes,
-            self.machine.base_bytes + stats.peak_bytes,
-            self.context.heap.process_bytes(),
-        )
-        return PassEnd(scalars, moved, self.context.heap.notice)
+        self.context.end_pass(plan_id)
+        return PassEnd(scalars, self.context.moved(self.machine.base_bytes), self.context.heap.notice)
 
     def load(self, plan_id: str) -> None:
         """Load the pieces that this member holds from the run."""
