@@ -203,7 +203,7 @@ class Session(Held):
         del tasks
         self.context.end_pass(plan_id)
         made = dict(zip(graph.outputs, results, strict=True))
-        self.held = weight_io.after_pass(compiled, made, self.held)
+        self.held = weight_io.after_pass(compiled.plan.factored, graph.replaced, made, self.held)
         self.tell(self.context.heap.notice)
         return {name: float(made[key].copy()) for name, key in scalar_keys(compiled).items()}
 
@@ -288,7 +288,8 @@ def step_delayed(
         assert loss is not None
         ((_, key),) = compiled.graph.pieces[compiled.plan.factored.stored(loss)]
         losses.append(names[key])
-        held = weight_io.after_pass(compiled, {key: names[key] for key in compiled.graph.outputs}, held)
+        made = {key: names[key] for key in compiled.graph.outputs}
+        held = weight_io.after_pass(compiled.plan.factored, compiled.graph.replaced, made, held)
     value = ("loss", 0)
     references = [List(*(TaskRef(key) for key in keys)) for keys in (losses, held.values())]
     tasks[value] = Task(value, _finish, TaskRef(opened), *references)

@@ -134,15 +134,18 @@ def write_initial(store: RunStore, compiled: CompiledPass, meta: Mapping[str, ob
 
 
 def after_pass(
-    compiled: CompiledPass, made: Mapping[TaskKey, T], held: Mapping[TaskKey, T]
+    factored: Factored,
+    replaced: Mapping[TaskKey, TaskKey],
+    made: Mapping[TaskKey, T],
+    held: Mapping[TaskKey, T],
 ) -> dict[TaskKey, T]:
     """Return what the next pass starts from: the updates that this pass made, the rest as it was.
 
     Sums of gradients that this pass did not make anew are used up.
     """
-    sums = {value.name for value in compiled.plan.factored.graph.of_role(Role.SUM)}
+    sums = {value.name for value in factored.graph.of_role(Role.SUM)}
     new = {key: chunk for key, chunk in held.items() if key.value not in sums}
-    return new | {stored: made[key] for stored, key in compiled.graph.replaced.items()}
+    return new | {stored: made[key] for stored, key in replaced.items()}
 
 
 def specs(compiled: CompiledPass) -> list[TensorSpec]:

@@ -156,7 +156,7 @@ def crew(
             setup = Setup(
                 run_id=f"{folder.name}-{seed}-{number}",
                 owner="test",
-                numbers={str(one): one for one in range(count)},
+                addresses=tuple(map(str, range(count))),
                 passes={name: pass_setup(kinds[name], one) for name, one in exchanges.items()},
                 dataset=job.dataset.spec(),
                 identities={name: identity(array) for name, array in job.dataset.arrays.items()},

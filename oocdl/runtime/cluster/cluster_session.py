@@ -172,7 +172,7 @@ class ClusterSession(Held):
         setup = Setup(
             run_id=self.run_id,
             owner=self.owner,
-            numbers={address: number for number, address in enumerate(self.addresses)},
+            addresses=tuple(self.addresses),
             passes={name: pass_setup(kinds[name], one) for name, one in exchanges.items()},
             dataset=self.dataset.spec(),
             identities={name: identity(array) for name, array in self.dataset.stored.items()},

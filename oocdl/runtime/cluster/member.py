@@ -19,7 +19,7 @@ from distributed.protocol.pickle import loads
 
 from oocdl.engines.engine import get_engine
 from oocdl.errors import DiskFullError
-from oocdl.graph.ir.graph import Array, Role
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, region_shape
 from oocdl.host.heap import give_back_freed_memory, trim
 from oocdl.host.limits import check_budget
@@ -32,7 +32,7 @@ from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime import execute, weight_io
 from oocdl.runtime.cluster.cluster_progress import Report, Work
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
-from oocdl.runtime.cluster.member_setup import Setup
+from oocdl.runtime.cluster.member_setup import PassSetup, Setup
 from oocdl.runtime.inputs import Kept, own_regions, sources_of
 from oocdl.runtime.measured import Moved
 from oocdl.storage.cache.chunk import Chunk, home, use
@@ -132,21 +132,17 @@ class Member:
         words = "has nothing to do"
         if first is not None:
             what = f"layer {first.key.layer!r}" if first.key.layer else "weights"
-            words = f"waits for {what} of {self.address_of(first.sender)}"
+            words = f"waits for {what} of {self.setup.addresses[first.sender]}"
         elif self.running is not None:
             words = "waits for others" if self.running.is_between else "waits for its own units"
         arriving_bytes = sum(bundle.nbytes for bundle in self.asked.values())
         return Report(self.work.running - waiting, tuple(moved), arriving_bytes, words)
 
-    def address_of(self, number: int) -> str:
-        """Return the address of a member."""
-        return next(address for address, known in self.setup.numbers.items() if known == number)
-
     def named(self, error: DiskFullError) -> DiskFullError:
         """Return an error that names the worker whose disk is full: this one, unless another is named."""
         text = str(error)
         is_named = text.startswith("worker ")
-        return error if is_named else DiskFullError(f"worker {self.address_of(self.number)}: {text}")
+        return error if is_named else DiskFullError(f"worker {self.setup.addresses[self.number]}: {text}")
 
     @property
     def sees_run(self) -> bool:
@@ -205,7 +201,7 @@ class Member:
             return self.held.pop(key)
 
         self.tier.renew((chunk, order.uses.get(key, ())) for key, chunk in self.held.items())
-        wanted = [made for stored, made in known.renewed.items() if known.homes[stored] == self.number]
+        wanted = [*self._renewed(known).values()]
         wanted += [key for key in known.scalars.values() if key in order.group_of]
         facts = (self.setup.run_id, name, plan_id, info)
         self.ended = None
@@ -221,15 +217,15 @@ class Member:
             waiting.set_result(self.running)
         return self.running
 
+    def _renewed(self, known: PassSetup) -> dict[TaskKey, TaskKey]:
+        """Return stored piece -> the chunk that replaces it, of the pieces that this member holds."""
+        return {key: made for key, made in known.renewed.items() if known.homes[key] == self.number}
+
     def end(self, plan_id: str, results: Mapping[TaskKey, Chunk]) -> PassEnd:
         """End a pass: hold what the next one starts from, and return a report."""
         known = self.setup.passes[plan_id]
-        sums = {value.name for value in known.factored.graph.of_role(Role.SUM)}
-        held = {key: chunk for key, chunk in self.held.items() if key.value not in sums}
-        for stored, made in known.renewed.items():
-            if known.homes[stored] == self.number:
-                held[stored] = results[made]
-        self.held, self.running, self.ended = held, None, self.running
+        self.held = weight_io.after_pass(known.factored, self._renewed(known), results, self.held)
+        self.running, self.ended = None, self.running
         scalars = {name: float(results[key].copy()) for name, key in known.scalars.items() if key in results}
         self.context.end_pass(plan_id)
         return PassEnd(scalars, self.context.moved(self.machine.base_bytes), self.context.heap.notice)

@@ -48,8 +48,8 @@ class Setup:
     run_id: str
     owner: str
     """Name of the session: what it has left on a worker makes room for its next crew."""
-    numbers: Mapping[str, int]
-    """Address of a worker -> its number as a member."""
+    addresses: tuple[str, ...]
+    """Address of each member, by number."""
     passes: Mapping[str, PassSetup]
     dataset: DatasetSpec
     identities: Mapping[str, Mapping[str, Any]]

@@ -83,11 +83,10 @@ async def fetch_all(worker: Worker, member: Member, running: LocalPass) -> None:
     room, one_at_a_time = asyncio.Semaphore(MOST_ASKED), asyncio.Lock()
     direct = 0
     """Bytes of bundles that will come as soon as they are made."""
-    addresses = {number: address for address, number in member.setup.numbers.items()}
 
     async def fetch(bundle: Bundle) -> None:
         async def ask(now: bool) -> Any:
-            asked = getattr(worker.rpc(addresses[bundle.sender]), HANDLER)
+            asked = getattr(worker.rpc(member.setup.addresses[bundle.sender]), HANDLER)
             answer = await asked(
                 run_id=member.setup.run_id, name=running.name, number=bundle.key.number, now=now
             )

@@ -117,7 +117,7 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
     use_one_heap()
     # Threads of its own start now, so they share the main heap: the worker's may have started before.
     pool = ThreadPoolExecutor(setup.threads + 1, thread_name_prefix="oocdl")
-    member = Member(setup, setup.numbers[dask_worker.address], folder, pool)
+    member = Member(setup, setup.addresses.index(dask_worker.address), folder, pool)
     if not become_member(member):
         raise Superseded("another run, or a trial of a search, was faster to take this worker")
     plugin = MemberPlugin(member)

@@ -75,8 +75,8 @@ def test_of_a_pass_that_fails_nothing_more_is_asked_for() -> None:
     failed.set_exception(Superseded("the pass was given up"))
     bundle = SimpleNamespace(reader=GROUPS_AHEAD)
     one: Any = SimpleNamespace(
-        setup=SimpleNamespace(numbers={}, run_id="run"), orders={"main": SimpleNamespace(arriving=[bundle])},
-        asked={},
+        setup=SimpleNamespace(addresses=(), run_id="run"), asked={},
+        orders={"main": SimpleNamespace(arriving=[bundle])},
     )  # fmt: skip
     running: Any = SimpleNamespace(groups=[failed], plan_id="main", name="pass")
     worker: Any = None

@@ -86,7 +86,7 @@ def test_of_two_runs_that_wait_for_the_same_worker_one_takes_it(monkeypatch: pyt
 
     def setup(run_id: str, owner: str) -> Any:
         settings = SimpleNamespace(spill_folder=lambda folder: folder)
-        return SimpleNamespace(run_id=run_id, owner=owner, settings=settings, threads=1, numbers={"here": 0})
+        return SimpleNamespace(run_id=run_id, owner=owner, settings=settings, threads=1, addresses=("here",))
 
     async def both() -> list[Any]:
         closing = asyncio.get_running_loop().create_future()
