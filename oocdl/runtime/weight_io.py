@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any, TypeVar
@@ -196,10 +196,25 @@ def boxes_of(
                 yield title, box, array[place].reshape(region_shape(box))
 
 
-def fill(full: Array, factors: Factors, region: Region, array: Array) -> None:
-    """Put a piece into the array it belongs to."""
-    for box, place in own_regions(factors, region):
-        full[as_slices(box)] = array[place].reshape(region_shape(box))
+def box_of(factored: Factored, name: str, region: Region, array: Array) -> tuple[Region, Array]:
+    """Return where a piece of one box stands in the stored array, and what stands there, which is checked."""
+    ((box, place),) = own_regions(factored.factors[name], region)
+    part = array[place].reshape(region_shape(box))
+    if name in factored.graph.updates:
+        check_finite(name, part)
+    return box, part
+
+
+def write_whole(
+    writing: Commit, factored: Factored, spec: TensorSpec, pieces: Iterable[tuple[Region, Array]], full: Array
+) -> None:
+    """Put all pieces of an array together in ``full``, check it, and write it."""
+    for region, array in pieces:
+        for box, place in own_regions(factored.factors[spec.name], region):
+            full[as_slices(box)] = array[place].reshape(region_shape(box))
+    if spec.name in factored.graph.updates:
+        check_finite(spec.name, full)
+    writing.write(spec.name, whole(spec.shape), full)
 
 
 def check_finite(name: str, array: Array) -> None:
@@ -227,25 +242,14 @@ def commit(
     factored = compiled.plan.factored
     with new_version(store, compiled, meta) as writing:
         for spec in specs(compiled):
-            regions, factors = compiled.pieces[spec.name], factored.factors[spec.name]
+            regions = compiled.pieces[spec.name]
             chunks = [held[stored_key(spec.name, number)] for number in range(len(regions))]
-            trained = spec.name in factored.graph.updates
             if by_piece(spec, regions):
                 for chunk, region in zip(chunks, regions, strict=True):
-                    ((box, place),) = own_regions(factors, region)
                     with tier.reserve(0, [chunk]):
-                        array = chunk.array()[place].reshape(region_shape(box))
-                        if trained:
-                            check_finite(spec.name, array)
-                        writing.write(spec.name, box, array)
-                        del array
+                        writing.write(spec.name, *box_of(factored, spec.name, region, chunk.array()))
                 continue
             size = int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
             with tier.reserve(footprint(size), chunks) as reserved:
-                full = reserved.empty(spec.shape, spec.dtype)
-                for chunk, region in zip(chunks, regions, strict=True):
-                    fill(full, factors, region, chunk.array())
-                if trained:
-                    check_finite(spec.name, full)
-                writing.write(spec.name, whole(spec.shape), full)
-                del full
+                pieces = ((region, chunk.array()) for region, chunk in zip(regions, chunks, strict=True))
+                write_whole(writing, factored, spec, pieces, reserved.empty(spec.shape, spec.dtype))

@@ -20,7 +20,7 @@ from distributed.protocol.pickle import loads
 from oocdl.engines.engine import get_engine
 from oocdl.errors import DiskFullError
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.index import Region, region_shape
+from oocdl.graph.ir.index import Region
 from oocdl.host.heap import give_back_freed_memory, trim
 from oocdl.host.limits import check_budget
 from oocdl.planning.hosts.exchange import Bundle
@@ -33,7 +33,7 @@ from oocdl.runtime import execute, weight_io
 from oocdl.runtime.cluster.cluster_progress import Report, Work
 from oocdl.runtime.cluster.local_pass import LocalPass, Superseded
 from oocdl.runtime.cluster.member_setup import PassSetup, Setup
-from oocdl.runtime.inputs import Kept, own_regions, sources_of
+from oocdl.runtime.inputs import Kept, sources_of
 from oocdl.runtime.measured import Moved
 from oocdl.storage.cache.chunk import Chunk, home, use
 from oocdl.storage.dataset.dataset import open_dataset
@@ -248,18 +248,14 @@ class Member:
         self.before, self.began = {}, None
         records: dict[str, Any] = {}
         for name in names:
-            factors, trained = known.factored.factors[name], name in known.factored.graph.updates
             for number, region in enumerate(known.pieces[name]):
                 chunk = self.held.get(stored_key(name, number))
                 if chunk is None:
                     continue
-                ((box, part),) = own_regions(factors, region)
                 if self.is_closing:
                     raise Superseded("the run has left this worker")
                 with self.tier.reserve(0, [chunk]):
-                    array = chunk.array()[part].reshape(region_shape(box))
-                    if trained:
-                        weight_io.check_finite(name, array)
+                    box, array = weight_io.box_of(known.factored, name, region, chunk.array())
                     records.setdefault(name, {}).update(writer.write(name, box, array))
                     del array
         return records

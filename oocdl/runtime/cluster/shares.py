@@ -11,13 +11,12 @@ from math import prod
 
 import numpy as np
 
-from oocdl.graph.ir.index import region_shape, whole
+from oocdl.graph.ir.index import region_shape
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.task_key import TaskKey, stored_key
 from oocdl.runtime import weight_io
 from oocdl.runtime.cluster import worker_tasks
 from oocdl.runtime.cluster.watch import Watch
-from oocdl.runtime.inputs import own_regions
 from oocdl.storage.run.commit import Commit
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
@@ -88,11 +87,7 @@ def _write_pieces(shares: Shares, writing: Commit, compiled: CompiledPass, name:
             continue
         nbytes = prod(region_shape(region)) * np.dtype(factored.graph.values[name].dtype).itemsize
         found = shares.watch.ask(worker_tasks.held, shares.run_id, [key], only=[address], nbytes=nbytes)
-        ((box, part),) = own_regions(factored.factors[name], region)
-        array = found[address][key].copy()[part].reshape(region_shape(box))
-        if name in factored.graph.updates:
-            weight_io.check_finite(name, array)
-        writing.write(name, box, array)
+        writing.write(name, *weight_io.box_of(factored, name, region, found[address][key].copy()))
 
 
 def _write_whole(shares: Shares, writing: Commit, compiled: CompiledPass, spec: TensorSpec) -> None:
@@ -102,8 +97,5 @@ def _write_whole(shares: Shares, writing: Commit, compiled: CompiledPass, spec: 
     full = np.empty(spec.shape, spec.dtype)
     found = shares.watch.ask(worker_tasks.held, shares.run_id, keys, nbytes=full.nbytes).values()
     chunks = {key: chunk for one in found for key, chunk in one.items()}
-    for key, region in zip(keys, regions, strict=True):
-        weight_io.fill(full, factored.factors[spec.name], region, chunks[key].copy())
-    if spec.name in factored.graph.updates:
-        weight_io.check_finite(spec.name, full)
-    writing.write(spec.name, whole(spec.shape), full)
+    pieces = ((region, chunks[key].copy()) for region, key in zip(regions, keys, strict=True))
+    weight_io.write_whole(writing, factored, spec, pieces, full)
