@@ -26,7 +26,7 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, is_empty, region_shape, within
 from oocdl.host.heap import Heap, keep_freed_memory
 from oocdl.host.limits import anonymous_bytes, machine_seconds
-from oocdl.planning.calls import CombineCall, PickCall, Read, UnitCall, acquired, in_place, read_bytes
+from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall, acquired, in_place, read_bytes
 from oocdl.planning.hosts.share import Share
 from oocdl.planning.machine import Machine
 from oocdl.planning.passes import PassInfo
@@ -146,7 +146,7 @@ def start_recording(run_id: str) -> None:
     """Begin to record what tasks, spill and tier of a run in this process do."""
     context = _contexts[run_id]
     context.recorder = recorder = Recorder()
-    context.tier.watch(recorder.spilled, recorder.counted)
+    context.tier.watch(partial(recorder.transfer, "spill"), recorder.counted)
 
 
 def stop_recording(run_id: str) -> Recording:
@@ -367,12 +367,17 @@ def pick(made: Sequence[Chunk], number: int) -> Chunk:
 
 def pass_tasks(graph: TaskGraph, run_id: Any, plan_id: str, info: PassInfo) -> dict[Any, Any]:
     """The Dask tasks of one step, in plan order; ``graph.inputs`` are keys that the caller adds."""
-    tasks: dict[Any, Any] = {}
-    for number, call in enumerate(graph.calls):
-        if isinstance(call, PickCall):
-            tasks[call.key] = Task(call.key, pick, TaskRef(call.source), call.number)
-            continue
-        function = run_unit if isinstance(call, UnitCall) else run_combine
-        references = [TaskRef(argument) for argument in call.arguments]
-        tasks[call.key] = Task(call.key, function, run_id, plan_id, number, info, *references)
-    return tasks
+    return {
+        call.key: call_task(call, run_id, plan_id, number, info) for number, call in enumerate(graph.calls)
+    }
+
+
+def call_task(
+    call: Call, run_id: Any, plan_id: str, number: int, info: PassInfo, *around: Callable[..., Any]
+) -> Task:
+    """The task of a call, by its ``number`` in the pass; units and sums are run by ``around``, if given."""
+    if isinstance(call, PickCall):
+        return Task(call.key, pick, TaskRef(call.source), call.number)
+    function = run_unit if isinstance(call, UnitCall) else run_combine
+    references = [TaskRef(argument) for argument in call.arguments]
+    return Task(call.key, *around, function, run_id, plan_id, number, info, *references)

@@ -87,10 +87,6 @@ class Recorder:
         thread, times = threading.current_thread().name, (begun, perf_counter())
         self._spans.append(Span(name, kind, thread, times, (), {"bytes": nbytes}))
 
-    def spilled(self, name: str, begun: float, nbytes: int) -> None:
-        """A transfer from or to the spill."""
-        self.transfer("spill", name, begun, nbytes)
-
     def counted(self, resident_bytes: int, reserved_bytes: int) -> None:
         """The memory tier counts so many bytes from now on."""
         self._memory.append(Memory(perf_counter(), resident_bytes, reserved_bytes))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from oocdl.runtime.lost import WorkersLost
 
@@ -49,29 +49,20 @@ class Work:
             self.done += 1
 
 
-@dataclass(frozen=True)
-class Report:
-    """The state of a member's work. If two reports are equal, nothing has moved between them."""
+class Report(NamedTuple):
+    """The state of a member's work. If two reports are equal, nothing has moved between them.
+
+    Heartbeats carry it as a list.
+    """
 
     busy: int
     """Number of units and the like that run now, and do not wait for memory."""
-    moved: tuple[int, ...]
+    moved: Sequence[int]
     """Counts that grow: units that were done, bundles that came or were given, bytes of the spill."""
     arriving_bytes: int
     """Bytes of bundles that were asked for and may be on their way."""
     words: str
     """Words for the user that tell what the member waits for."""
-
-
-def told(report: Report) -> list[Any]:
-    """Return a report as a heartbeat can carry it."""
-    return [report.busy, list(report.moved), report.arriving_bytes, report.words]
-
-
-def report_of(words: Sequence[Any]) -> Report:
-    """Return the report that ``told`` has made a heartbeat of."""
-    busy, moved, arriving_bytes, text = words
-    return Report(busy, tuple(moved), arriving_bytes, text)
 
 
 class Stillness:

@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass, field, replace
 from itertools import count
 from math import inf, prod
 from time import monotonic, sleep
+from typing import Any
 
 import numpy as np
 from dask import annotate  # type: ignore[attr-defined]
@@ -32,7 +33,7 @@ from oocdl.planning.hosts.segments import outline_of
 from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key, task_key
-from oocdl.runtime import dask_private, weight_io
+from oocdl.runtime import dask_private, execute, weight_io
 from oocdl.runtime.cluster import connecting, crew, dask_records, scheduler_side, shares, worker_tasks
 from oocdl.runtime.cluster.dask_limits import hold_nanny
 from oocdl.runtime.cluster.growth import Arrivals
@@ -202,7 +203,7 @@ class ClusterSession(Held):
         refusals = {address: found for address, found in sees.items() if isinstance(found, OocdlError)}
         if refusals:
             return refusals
-        self.watch.ask(hold_nanny, self.run_id, nanny=True)
+        self._ask(hold_nanny, nanny=True)
         apart = tuple(address for address in self.addresses if not sees[address])
         self.shares = Shares(
             watch=self.watch,
@@ -291,9 +292,8 @@ class ClusterSession(Held):
         """Return whether all members hold again what the step began with."""
         if self.first_pass is None:
             return True
-        assert self.watch is not None
         try:
-            return all(self.watch.ask(worker_tasks.roll_back, self.run_id, self.first_pass).values())
+            return all(self._ask(worker_tasks.roll_back, self.first_pass).values())
         except WorkersLost:
             return False
 
@@ -329,11 +329,11 @@ class ClusterSession(Held):
 
     def _collect(self, plan_id: str, value: str, info: PassInfo) -> None:
         """Have members send what they have made of a watched value."""
-        assert self.watch is not None and self.deliver is not None
+        assert self.deliver is not None
         factored = self.compiled[plan_id].plan.factored
         nbytes = prod(factored.shapes[value]) * np.dtype(factored.graph.values[value].dtype).itemsize
         for address in self.addresses:  # one at a time: all of it may be more than this process has room for
-            made = self.watch.ask(worker_tasks.delivered, self.run_id, value, only=[address], nbytes=nbytes)
+            made = self._ask(worker_tasks.delivered, value, only=[address], nbytes=nbytes)
             for chunk in made[address]:
                 self.deliver(plan_id, value, chunk.region, chunk.copy(), info)
 
@@ -380,15 +380,15 @@ class ClusterSession(Held):
 
     def measured(self) -> Measured:
         """Return what was measured of tasks on all members of this crew."""
-        assert self.watch is not None
-        return merged(list(self.watch.ask(worker_tasks.measured, self.run_id).values()))
+        return merged(self._ask(worker_tasks.measured).values())
 
     def start_recording(self) -> None:
-        """Start to record what all members do."""
-        assert self.watch is not None
-        self.watch.ask(worker_tasks.start_recording, self.run_id)
+        self._ask(execute.start_recording)
 
     def stop_recording(self) -> list[Recording]:
-        """Stop recording; return what each member has done."""
+        return list(self._ask(execute.stop_recording).values())
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Call a function on members, with the id of the run first: see ``Watch.ask``."""
         assert self.watch is not None
-        return list(self.watch.ask(worker_tasks.stop_recording, self.run_id).values())
+        return self.watch.ask(function, self.run_id, *arguments, **options)

@@ -22,7 +22,7 @@ from oocdl.host.heap import give_back_freed_memory, use_one_heap
 from oocdl.host.limits import Limit, anonymous_bytes, available, code_digest, installed_version
 from oocdl.planning.machine import machine_facts
 from oocdl.runtime.cluster import dask_limits
-from oocdl.runtime.cluster.cluster_progress import Report, told
+from oocdl.runtime.cluster.cluster_progress import Report
 from oocdl.runtime.cluster.growth import Wanted
 from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, guests, members, owners
 from oocdl.runtime.cluster.scheduler_side import METRIC
@@ -202,7 +202,7 @@ async def _load(engine: str, dask_worker: Worker) -> None:
 
 
 def _loads(worker: Worker) -> list[Any]:
-    return told(Report(1, (), 0, "loads its engine"))
+    return [*Report(1, [], 0, "loads its engine")]
 
 
 async def _present(engine: str | None, code: str, dask_worker: Worker) -> Recruit | OocdlError:

@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any
 
 from oocdl.errors import StoreError
-from oocdl.graph.ir.index import Region
-from oocdl.planning.calls import Call, CombineCall, PickCall
 from oocdl.planning.hosts.exchange import Bundle
 from oocdl.planning.hosts.local_order import LocalOrder
 from oocdl.planning.hosts.placement import Strip
@@ -33,7 +31,8 @@ class Superseded(StoreError):
 class LocalPass:
     """A pass that runs on this member. ``take`` gives a stored piece; results of keys ``wanted`` are kept.
 
-    ``work`` counts its units.
+    ``facts`` are the id of the run, the name of the pass, which no other of the run has, the plan id of its
+    kind and what its units are told. ``work`` counts its units.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class LocalPass:
         work: Work,
     ) -> None:
         self._threads, self._work = threads, work
-        self._order, self._facts = order, facts
+        self._order, (self._run_id, self.name, self.plan_id, self._info) = order, facts
         sent = [step for step in order.steps if isinstance(step, Bundle)]
         self._sends: dict[int, Future[tuple[Chunk, ...]]] = {one.key.number: Future() for one in sent}
         self.groups: list[Future[None]] = [Future() for _ in order.calls_of_group]
@@ -61,16 +60,6 @@ class LocalPass:
         self._segment: Future[None] = Future()
         self._running = Running(tasks, wanted, window_of(threads), arriving, self._count, bundles, limit=0)
         self._wanted = tuple(wanted)
-
-    @property
-    def name(self) -> str:
-        """The name of the pass, which no other of the run has."""
-        return self._facts[1]
-
-    @property
-    def plan_id(self) -> str:
-        """Plan id of its kind of pass."""
-        return self._facts[2]
 
     def start(self, pool: Executor) -> None:
         """Run the pass on threads of a pool: one more than compute, to read what comes next meanwhile.
@@ -164,6 +153,7 @@ class LocalPass:
 
     def _tasks(self, take: Callable[[TaskKey], Chunk]) -> tuple[dict[Any, GraphNode], list[TaskKey]]:
         """Return all tasks in order, and the keys of those that arrive."""
+        run, run_id = self._work.run, self._run_id
         tasks: dict[Any, GraphNode] = {key: Task(key, take, key) for key in self._order.stored}
         arriving: list[TaskKey] = []
         for step in self._order.steps:
@@ -171,25 +161,15 @@ class LocalPass:
                 arriving.append(step)
                 tasks[step] = DataNode(step, None)
             elif isinstance(step, Strip):
-                tasks[step.key] = self._strip_task(step.key, step.region, step.source)
+                source = TaskRef(step.source)
+                tasks[step.key] = Task(step.key, run, execute.run_strip, run_id, step.region, source)
             elif isinstance(step, Bundle):
                 items = [TaskRef(item) for item in step.items]
                 tasks[step.key] = Task(step.key, self._hand_out, step.key.number, *items)
             else:
-                tasks[step[1].key] = self._call_task(*step)
+                number, call = step
+                tasks[call.key] = execute.call_task(call, run_id, self.plan_id, number, self._info, run)
         return tasks, arriving
-
-    def _strip_task(self, key: TaskKey, region: Region, source: TaskKey) -> Task:
-        run_id, *_ = self._facts
-        return Task(key, self._work.run, execute.run_strip, run_id, region, TaskRef(source))
-
-    def _call_task(self, number: int, call: Call) -> Task:
-        if isinstance(call, PickCall):
-            return Task(call.key, execute.pick, TaskRef(call.source), call.number)
-        run_id, _, plan_id, info = self._facts
-        run = execute.run_combine if isinstance(call, CombineCall) else execute.run_unit
-        references = [TaskRef(argument) for argument in call.arguments]
-        return Task(call.key, self._work.run, run, run_id, plan_id, number, info, *references)
 
 
 def _done(future: Future[None]) -> None:

@@ -136,7 +136,7 @@ class Member:
         elif self.running is not None:
             words = "waits for others" if self.running.is_between else "waits for its own units"
         arriving_bytes = sum(bundle.nbytes for bundle in self.asked.values())
-        return Report(self.work.running - waiting, tuple(moved), arriving_bytes, words)
+        return Report(self.work.running - waiting, moved, arriving_bytes, words)
 
     def named(self, error: DiskFullError) -> DiskFullError:
         """Return an error that names the worker whose disk is full: this one, unless another is named."""

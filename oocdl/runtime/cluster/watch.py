@@ -24,7 +24,7 @@ from oocdl.errors import OocdlError, ResourceError
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster import scheduler_side
 from oocdl.runtime.cluster.carried import carried
-from oocdl.runtime.cluster.cluster_progress import Report, Stillness, report_of
+from oocdl.runtime.cluster.cluster_progress import Report, Stillness
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.lost import SILENT_SECONDS, WorkersLost
 
@@ -173,14 +173,12 @@ class Watch:
         self,
         asked: Sequence[LocalFuture[Mapping[str, Any]]],
         nbytes: int,
-        refusal: type[Exception] | tuple[()] = (),
+        refusal: type[Exception] | tuple[()],
     ) -> dict[str, Any]:
         """Return what members answer; raise what one of them has raised that is no ``refusal``."""
         self.wait(asked, nbytes)
         found: dict[str, Any] = {}
-        for answer in sorted(
-            asked, key=failed, reverse=True
-        ):  # if one has failed, others may be awaited still
+        for answer in sorted(asked, key=failed, reverse=True):  # others than one that failed may not be done
             try:
                 found |= answer.result()
             except Exception as error:
@@ -217,22 +215,20 @@ def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
 
     ``refuses``: an error that is not ours means that this worker cannot do it.
     """
-    told: BaseException = error
     words = words_of(error)
     if isinstance(error, ImportError) or words.startswith(("ImportError", "ModuleNotFoundError")):
-        told = ResourceError(
-            f"worker {address} cannot import what it needs ({words}); install the same versions of oocdl and "
-            "its extras there"
+        text = (
+            f"cannot import what it needs ({words}); install the same versions of oocdl and its extras there"
         )
     elif isinstance(error, OSError) and error.errno in OF_FILES:
-        told = ResourceError(f"worker {address} cannot use its files: {error}")
+        text = f"cannot use its files: {error}"
     elif refuses and isinstance(error, Exception) and not isinstance(error, OocdlError | OSError):
-        told = ResourceError(
-            f"worker {address} fails ({words}); look in its log, and whether it has "
-            "the same versions of oocdl and its extras"
-        )
-    if told is not error:
-        told.__cause__ = error
+        same = "the same versions of oocdl and its extras"
+        text = f"fails ({words}); look in its log, and whether it has {same}"
+    else:
+        return error
+    told = ResourceError(f"worker {address} {text}")
+    told.__cause__ = error
     return told
 
 
@@ -291,8 +287,8 @@ def roll(client: Any, tell: Callable[[str], None] | None = None) -> dict[str, Se
     """
     found = on_scheduler(client, scheduler_side.workers_seen, tell=tell)
     return {
-        address: Seen(silent, None if told is None else report_of(told))
-        for address, (silent, told) in found.items()
+        address: Seen(silent, None if report is None else Report(*report))
+        for address, (silent, report) in found.items()
     }
 
 

@@ -21,8 +21,7 @@ from oocdl.events import ProcessLook
 from oocdl.host.heap import use_one_heap
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
-from oocdl.runtime import dask_private, execute
-from oocdl.runtime.cluster.cluster_progress import told
+from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.dask_limits import (
     ACTIVE,
     Limits,
@@ -44,7 +43,6 @@ from oocdl.runtime.cluster.member_setup import Setup
 from oocdl.runtime.cluster.scheduler_side import METRIC
 from oocdl.runtime.cluster.transfers import HANDLER, answer, error_of, fetch_all, result
 from oocdl.runtime.measured import Measured
-from oocdl.runtime.trace import Recording
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.run.commit import Writer
 
@@ -77,7 +75,7 @@ class MemberPlugin(WorkerPlugin):
 
     def report(self, worker: Worker) -> list[Any]:
         """Return what this member does, which a heartbeat tells the scheduler."""
-        return told(self.member.report())
+        return [*self.member.report()]
 
     async def teardown(self, worker: Worker) -> None:
         members.pop(self.member.setup.run_id, None)
@@ -197,16 +195,6 @@ async def roll_back(run_id: str, number: int) -> bool:
 async def measured(run_id: str) -> Measured:
     """Return what was measured of this member's tasks so far."""
     return member_of(run_id).context.measured
-
-
-async def start_recording(run_id: str) -> None:
-    """Record what this member does, for a trace."""
-    execute.start_recording(run_id)
-
-
-async def stop_recording(run_id: str) -> Recording:
-    """Stop recording; return what has been recorded."""
-    return execute.stop_recording(run_id)
 
 
 @dataclass(frozen=True)
