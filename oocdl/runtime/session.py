@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ STEPS_BEFORE = 2
 """Steps before the one that is traced: the first also compiles programs and makes files of the spill."""
 
 
-class Held(ABC):
+class Held(AbstractContextManager["Held"]):
     """Runs steps, and holds the chunks of weights and state between passes, here or elsewhere."""
 
     spent: bool = False
@@ -65,12 +65,6 @@ class Held(ABC):
     @abstractmethod
     def whole_step(self) -> AbstractContextManager[None]:
         """All passes of a step or none: if one fails, what is held is as it was before the first."""
-
-    @abstractmethod
-    def __enter__(self) -> Held: ...
-
-    @abstractmethod
-    def __exit__(self, *_: object) -> None: ...
 
     @abstractmethod
     def load(self, plan_id: str, read: weight_io.Read) -> None:

@@ -180,7 +180,8 @@ def runs_of() -> list[str]:
 def held_nanny(dask_worker: Any) -> list[str]:
     """The same of its nanny; runs there."""
     monitor = dask_worker.periodic_callbacks.get("memory_monitor")
-    return [] if monitor is None or monitor.is_running() else ["a nanny's memory monitor that is off"]
+    is_held = monitor is not None and getattr(monitor.callback, "run_id", None) is not None
+    return ["a nanny's memory monitor that is off"] if is_held else []
 
 
 ANSWER_SECONDS = 60.0

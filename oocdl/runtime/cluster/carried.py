@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -12,7 +11,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from oocdl.runtime.cluster import scheduler_side
 
-_packing = threading.Lock()
+cloudpickle.register_pickle_by_value(scheduler_side)
 
 
 @cache
@@ -29,12 +28,7 @@ class Carried:
 
     def __init__(self, carried: Any) -> None:
         self.name = getattr(carried, "name", "")
-        with _packing:
-            cloudpickle.register_pickle_by_value(scheduler_side)
-            try:
-                self._packed: bytes = cloudpickle.dumps(carried)
-            finally:
-                cloudpickle.unregister_pickle_by_value(scheduler_side)
+        self._packed: bytes = cloudpickle.dumps(carried)
 
     def __call__(self, *arguments: Any) -> Any:
         return pickle.loads(self._packed)(*arguments)

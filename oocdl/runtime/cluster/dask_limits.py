@@ -7,27 +7,23 @@ always, and they get as many threads as before.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from distributed import Nanny, Worker
 from distributed.core import Status
 
 from oocdl.host.limits import anonymous_bytes_of
-from oocdl.runtime.cluster import dask_records
+from oocdl.runtime.cluster.dask_records import LOG_LENGTH, OF_WORKER
 from oocdl.runtime.cluster.local_pass import Superseded
+from oocdl.runtime.cluster.scheduler_side import resize, usual_length
 
 ACTIVE = ("waiting", "ready", "executing")
 """States of tasks for which a worker has room."""
 MONITOR = "memory_monitor"
-LOOK_SECONDS = 1.0
-"""Seconds between two looks at whether the worker of a held nanny is still the same process."""
 
 
 class _Ours(logging.Filter):
@@ -63,18 +59,21 @@ def lift_limits(worker: Worker, run_id: str) -> Limits:
     """Have a worker leave memory alone, and not log what fails in a run."""
     before = Limits(worker.state.nthreads, _Ours(run_id))
     logging.getLogger("distributed.worker").addFilter(before.hush)
-    _stop(worker)
+    if MONITOR in worker.periodic_callbacks:
+        worker.periodic_callbacks[MONITOR].stop()
     if worker.status == Status.paused:
         worker.status = Status.running
-    dask_records.shorten_worker_logs(worker)
+    resize(worker, OF_WORKER, LOG_LENGTH)
     return before
 
 
 def restore_limits(worker: Worker, before: Limits) -> None:
     """Undo ``lift_limits``, but for what is not logged: that is until all calls of the run have ended."""
     worker.state.nthreads = before.threads
-    _start(worker)
-    dask_records.lengthen_worker_logs(worker)
+    monitor = worker.periodic_callbacks.get(MONITOR)
+    if monitor is not None and not monitor.is_running():
+        monitor.start()
+    resize(worker, OF_WORKER, usual_length())
 
 
 def log_again(before: Limits) -> None:
@@ -82,37 +81,27 @@ def log_again(before: Limits) -> None:
     logging.getLogger("distributed.worker").removeFilter(before.hush)
 
 
-_held: WeakKeyDictionary[Nanny, tuple[str, asyncio.Task[None]]] = WeakKeyDictionary()
-"""Nannies of this process -> the run that holds each, and the task that releases it with its worker's end."""
 _over: deque[str] = deque(maxlen=64)
 """Runs that are over for the nannies of this process: a message to hold one may come late."""
 
 
-async def count_anonymous(dask_worker: Nanny) -> None:
-    """Have a nanny count the anonymous memory of its worker, as long as that worker lives.
-
-    Dask counts the mapped pages of libraries, too, and kills workers of less than 400 MiB or so that load an
-    engine.
-    """
-    callback, pid = dask_worker.periodic_callbacks.get(MONITOR), dask_worker.pid
-    if callback is None or pid is None or isinstance(callback.callback, _Anonymous):
-        return
-    callback.callback = _Anonymous(dask_worker, callback, pid, callback.callback)
-
-
-@dataclass(frozen=True)
-class _Anonymous:
-    """The look of a nanny at the memory of a worker that has loaded an engine."""
+@dataclass(eq=False)
+class _Look:
+    """The look of a nanny at the memory of a worker that has loaded an engine, as long as that lives."""
 
     nanny: Nanny
-    callback: Any
     pid: int
     usual: Callable[[], object]
+    """Dask's own look, which counts mapped pages of libraries, too."""
+    run_id: str | None = None
+    """The run that keeps the nanny from killing its worker; None: there is none."""
 
     def __call__(self) -> None:
         manager = self.nanny.memory_manager
         if self.nanny.pid != self.pid:
-            self.callback.callback = self.usual
+            self.nanny.periodic_callbacks[MONITOR].callback = self.usual
+        elif self.run_id is not None:
+            return
         else:
             try:
                 taken = anonymous_bytes_of(self.pid)
@@ -123,39 +112,35 @@ class _Anonymous:
         self.usual()
 
 
+def _look_of(nanny: Nanny) -> _Look | None:
+    """Return the look of a nanny at its worker, from now on; None if it does not look."""
+    callback, pid = nanny.periodic_callbacks.get(MONITOR), nanny.pid
+    if callback is None or pid is None:
+        return None
+    look = callback.callback
+    if not isinstance(look, _Look) or look.pid != pid:
+        look = callback.callback = _Look(nanny, pid, getattr(look, "usual", look))
+    return look
+
+
+async def count_anonymous(dask_worker: Nanny) -> None:
+    """Have a nanny count the anonymous memory of its worker, as long as that worker lives.
+
+    Dask would kill workers of less than 400 MiB or so that load an engine.
+    """
+    _look_of(dask_worker)
+
+
 async def hold_nanny(run_id: str, dask_worker: Nanny) -> None:
     """Keep a nanny from killing its worker at 95 % of its limit, as long as that worker lives."""
-    if run_id in _over:
-        return
-    if dask_worker in _held:
-        _held.pop(dask_worker)[1].cancel()
-    _stop(dask_worker)
-    _held[dask_worker] = run_id, asyncio.create_task(_release_when_gone(run_id, dask_worker))
+    look = _look_of(dask_worker)
+    if look is not None and run_id not in _over:
+        look.run_id = run_id
 
 
 async def release_nanny(run_id: str, dask_worker: Nanny) -> None:
     """Undo ``hold_nanny``, also one that comes later; do nothing if another run holds the nanny by now."""
     _over.append(run_id)
-    if dask_worker in _held and _held[dask_worker][0] == run_id:
-        _held.pop(dask_worker)[1].cancel()
-        _start(dask_worker)
-
-
-async def _release_when_gone(run_id: str, nanny: Nanny) -> None:
-    """Release a nanny once its worker is another process, which knows nothing of the run."""
-    pid = nanny.pid
-    while nanny.pid == pid:
-        await asyncio.sleep(LOOK_SECONDS)
-    del _held[nanny]
-    _start(nanny)
-
-
-def _stop(server: Any) -> None:
-    if MONITOR in server.periodic_callbacks:
-        server.periodic_callbacks[MONITOR].stop()
-
-
-def _start(server: Any) -> None:
-    callback = server.periodic_callbacks.get(MONITOR)
-    if callback is not None and not callback.is_running():
-        callback.start()
+    look = _look_of(dask_worker)
+    if look is not None and look.run_id == run_id:
+        look.run_id = None

@@ -13,10 +13,10 @@ from collections.abc import Collection
 from typing import Any
 
 from dask.utils import key_split
-from distributed import Future, Worker
+from distributed import Future
 
 from oocdl.planning.task_key import TaskKey, TaskKind, dask_key
-from oocdl.runtime.cluster.scheduler_side import SENT, resize, usual_length
+from oocdl.runtime.cluster.scheduler_side import SENT, resize
 from oocdl.runtime.dask_private import Task
 
 TASKS_BETWEEN_FORGETTING = 2_000
@@ -44,13 +44,3 @@ def shorten_client_log(client: Any, length: int | None = LOG_LENGTH) -> None:
     """Have a client keep fewer of the messages that it has sent."""
     if client.scheduler_comm is not None:
         client.loop.add_callback(resize, client.scheduler_comm, SENT, length)
-
-
-def shorten_worker_logs(worker: Worker) -> None:
-    """Have a worker keep less of its profile and transfers. Called in the worker's event loop."""
-    resize(worker, OF_WORKER, LOG_LENGTH)
-
-
-def lengthen_worker_logs(worker: Worker) -> None:
-    """Undo ``shorten_worker_logs``."""
-    resize(worker, OF_WORKER, usual_length())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client, Future
 
 from oocdl.runtime.cluster.scheduler_side import WANTED, threads_of_a_worker
-from oocdl.runtime.cluster.watch import LOOK_SECONDS, TELL_SECONDS, Seen, on_scheduler, open_client, roll
+from oocdl.runtime.cluster.watch import LOOK_SECONDS, TELL_SECONDS, on_scheduler, open_client, roll
 
 GROW_SECONDS = 5.0
 """Seconds without a further worker after which those that have come while a run goes on join it."""
@@ -42,10 +42,6 @@ class Wanted:
             self._tasks.pop().release()  # type: ignore[no-untyped-call]
 
 
-def _well(there: Mapping[str, Seen]) -> set[str]:
-    return {address for address, seen in there.items() if seen.silent < TELL_SECONDS}
-
-
 class Arrivals:
     """Workers that come after those that were ``known`` when a crew was gathered."""
 
@@ -63,7 +59,7 @@ class Arrivals:
         self._looked = now
         there = roll(client)
         self._known &= there.keys()  # another may come to the address of one that is gone
-        new = _well(there) - self._known
+        new = {address for address, seen in there.items() if seen.silent < TELL_SECONDS} - self._known
         self._came = {address: self._came.get(address, now) for address in new}
         return sorted(new) if all(now - came > GROW_SECONDS for came in self._came.values()) else []
 

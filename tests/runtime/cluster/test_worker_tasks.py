@@ -57,7 +57,8 @@ def test_a_worker_that_was_told_to_leave_takes_no_part_any_more(monkeypatch: pyt
     monkeypatch.setattr(dask_limits, "_over", dask_limits._over.copy())
     worker: Any = SimpleNamespace(address="tcp://1", local_directory=".", plugins={})
     setup = pickle.dumps(SimpleNamespace(run_id="late", owner="x"))
-    nanny: Any = SimpleNamespace(periodic_callbacks=None, pid=1)
+    monitor = SimpleNamespace(callback=print)
+    nanny: Any = SimpleNamespace(periodic_callbacks={dask_limits.MONITOR: monitor}, pid=1)
 
     async def both() -> None:
         await worker_tasks.tear_down("late", worker)
@@ -67,7 +68,7 @@ def test_a_worker_that_was_told_to_leave_takes_no_part_any_more(monkeypatch: pyt
         await dask_limits.hold_nanny("late", nanny)
 
     asyncio.run(both())
-    assert "late" not in member.members and nanny not in dask_limits._held
+    assert "late" not in member.members and monitor.callback.run_id is None  # type: ignore[attr-defined]
 
 
 def test_of_two_runs_that_wait_for_the_same_worker_one_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
