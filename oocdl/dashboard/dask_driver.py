@@ -105,26 +105,23 @@ class Sender:
 
     def __call__(self, event: Event) -> None:
         """Send what is new, if the last message has arrived and is at least ``SEND_SECONDS`` old."""
-        if self._failed or (self._sending is not None and not self._sending.done()):
-            return
-        if time.monotonic() - self._sent_at < SEND_SECONDS:
-            return
-        self._send()
+        has_arrived = self._sending is None or self._sending.done()
+        if has_arrived and time.monotonic() - self._sent_at >= SEND_SECONDS:
+            self._send(0.0)
 
     def finish(self) -> None:
         """Send all that is left, and wait for it at most ``END_SECONDS``."""
         deadline = time.monotonic() + END_SECONDS
-        while not self._failed:
-            if self._sending is not None:
-                self._wait(deadline - time.monotonic())
-            if self._failed or not self._send():
-                return
+        while self._send(deadline - time.monotonic()):
+            pass
 
-    def _send(self) -> bool:
-        """Send what is new; return whether there was anything."""
+    def _send(self, wait_seconds: float) -> bool:
+        """Send what is new, once the last message has arrived; return whether there was anything."""
+        if self._failed:
+            return False
         try:
             if self._sending is not None:
-                self._sending.result(0)
+                self._sending.result(max(wait_seconds, 0.0))
             self._sending, self._sent_at = None, time.monotonic()
             pieces = self._source.news()
             if pieces:
@@ -132,20 +129,11 @@ class Sender:
                 self._sending = in_loop(self._client, call)
             return bool(pieces)
         except Exception as error:  # of whatever kind: the page must not end the run
-            self._fail(error)
+            if self._sending is not None:
+                self._sending.cancel()
+            self._failed = True
+            self._tell(_failed(self._run, error))
             return False
-
-    def _wait(self, seconds: float) -> None:
-        assert self._sending is not None
-        try:
-            self._sending.result(max(seconds, 0.0))
-        except Exception as error:
-            self._sending.cancel()
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._failed = True
-        self._tell(_failed(self._run, error))
 
 
 def _failed(run: Path, error: Exception) -> str:

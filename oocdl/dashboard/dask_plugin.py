@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,10 +55,8 @@ class Pages(SchedulerPlugin):
 
     scheduler: Scheduler
     runs: dict[str, RunOnPage] = field(default_factory=dict)
-    page: Any = None
-    """Function that removes the page: see ``oocdl/dashboard/dask_page.py``."""
-    reader: asyncio.Task[None] | None = None
-    forget_metrics: Callable[[], None] = lambda: None
+    page: ExitStack | None = None
+    """Takes away the page, what reads for it, and the numbers for Prometheus."""
 
     name = NAME
 
@@ -67,10 +66,11 @@ class Pages(SchedulerPlugin):
         if not one.is_copy:
             one.shown = self._page_module().look(one.folder)
         if self.page is None:
-            add = self._page_module().add
-            self.page = add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest)
-            self.reader = asyncio.create_task(self._read())
-            self.forget_metrics = register(self._views)
+            add, undo = self._page_module().add, ExitStack()
+            undo.callback(add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest))
+            undo.callback(asyncio.create_task(self._read()).cancel)
+            undo.callback(register(self._views))
+            self.page = undo
 
     def _views(self) -> list[View]:
         return [one.shown.view for one in self.runs.values() if one.shown is not None]
@@ -97,11 +97,9 @@ class Pages(SchedulerPlugin):
         if one.is_copy:
             await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
         if not self.runs:
-            if self.page is not None and self.reader is not None:
-                self.page()
-                self.reader.cancel()
-                self.forget_metrics()
-            self.page = self.reader = None
+            if self.page is not None:
+                self.page.close()
+            self.page = None
             if NAME in self.scheduler.plugins:
                 self.scheduler.remove_plugin(NAME)
 
