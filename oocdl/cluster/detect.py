@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -121,15 +122,9 @@ def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Fou
     return target, site
 
 
-def _toml(value: str | int | bool | list[str]) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def _toml(value: str | int | list[str]) -> str:
+    """Write a value as TOML, which writes these as JSON does."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _ask(command: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shlex
 import shutil
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
-from distributed.utils import get_ip, get_ip_interface
+from distributed.utils import get_ip, get_ip_interface, open_port
 
 from oocdl.cluster.ended_jobs import Ended
 from oocdl.cluster.job_options import TUNNEL_PORT, JobSettings, walltime_text
@@ -69,7 +68,7 @@ def start(settings: JobSettings, tell: Callable[[str], None] | None) -> Any:
             _, security, keys = make_keys(settings.shared)
             undo.enter_context(keys)
         undo.enter_context(patient())
-        host, port = _scheduler_host(settings, tell), free_port()
+        host, port = _scheduler_host(settings, tell), open_port(LOOPBACK)
         with dask.config.set(dashboard_settings(port)):
             cluster = kind(
                 security=security,
@@ -270,11 +269,3 @@ def patient() -> Iterator[None]:
             _clusters.discard(token)
             if not _clusters:
                 _changed.close()
-
-
-def free_port() -> int:
-    """Return a port of this machine's own address that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-    return port
