@@ -42,8 +42,8 @@ class Showing:
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
-        if isinstance(event, WorkersChanged) and self._is_lost():
-            self._begin()
+        if isinstance(event, WorkersChanged) and self._has_page and self._ask(dask_plugin.is_shown) is False:
+            self._begin()  # on a scheduler that has started anew
         if self._sender is not None:
             self._sender(event)
 
@@ -68,10 +68,6 @@ class Showing:
                 self._is_begun = self._has_page = False
             self._tell(_failed(self._run, error))
             return None
-
-    def _is_lost(self) -> bool:
-        """Return whether a scheduler that has pages shows the run no longer."""
-        return self._has_page and self._ask(dask_plugin.is_shown) is False
 
     def _begin(self) -> None:
         client, self._sender, self._is_begun = self._client(), None, True

@@ -37,7 +37,7 @@ from oocdl.runtime.combining import add_partial_sums, combined
 from oocdl.runtime.dask_private import Task, TaskRef
 from oocdl.runtime.inputs import Sources
 from oocdl.runtime.measured import Board, Measured, Moved, Phase, Spent
-from oocdl.runtime.on_device import Begin, Devices, gather_on_device, held_on_device
+from oocdl.runtime.on_device import Begin, Devices, Origins, gather_on_device, held_on_device
 from oocdl.runtime.trace import COMBINE_PHASES, STRIP_PHASES, UNIT_PHASES, Recorder, Recording
 from oocdl.storage.cache.chunk import Chunk, use
 from oocdl.storage.cache.memory_tier import Reservation, Tier
@@ -173,11 +173,11 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     begun = perf_counter()
     with context.tier.reserve(needed.array_bytes, needed.pins, needed.scratch_bytes) as held:
         reserved = perf_counter()
-        source = partial(_source, context, held, plan_id, info)
+        origins = Origins(held, chunks, partial(_source, context, held, plan_id, info))
         if device is None:
-            begin = _on_host(held, program, call, chunks, source)
+            begin = _on_host(origins, program, call)
         else:
-            begin = gather_on_device(held, device, call, chunks, there, source)
+            begin = gather_on_device(origins, device, call, there)
         results = [
             held.empty(region_shape(region), dtype, order)
             for (_, region), dtype, order in zip(
@@ -284,28 +284,22 @@ def run_strip(run_id: str, region: Region, chunk: Chunk) -> Chunk:
     return made
 
 
-def _lent(held: Reservation, read: Read, chunks: Sequence[Chunk]) -> Array | None:
+def _lent(origins: Origins, read: Read) -> Array | None:
     """An input that is written over, where it lies in RAM: with a room beside it, it need not be copied."""
     if not (read.overwritten and read.parts.is_one):
         return None
-    piece = chunks[read.first]
-    return held.lend(piece) if piece.region == read.region else None
+    piece = origins.chunks[read.first]
+    return origins.held.lend(piece) if piece.region == read.region else None
 
 
-def _on_host(
-    held: Reservation,
-    program: Compiled,
-    call: UnitCall,
-    chunks: Sequence[Chunk],
-    source: Callable[[Read], Array],
-) -> Begin:
+def _on_host(origins: Origins, program: Compiled, call: UnitCall) -> Begin:
     """Gather a unit's inputs; the function that is returned runs its program on them."""
     arrays, rooms = [], {}
     for index, read in enumerate(call.reads):
-        lent = _lent(held, read, chunks)
+        lent = _lent(origins, read)
         if lent is not None:
-            rooms[index] = held.empty(lent.shape, lent.dtype, read.order)
-        arrays.append(_gathered(held, read, chunks, source) if lent is None else lent)
+            rooms[index] = origins.held.empty(lent.shape, lent.dtype, read.order)
+        arrays.append(_gathered(origins, read) if lent is None else lent)
 
     def begin(results: Sequence[Array]) -> Devices:
         program(arrays, results, rooms)
@@ -324,19 +318,17 @@ def _source(context: Context, held: Reservation, plan_id: str, info: PassInfo, r
     return out
 
 
-def _gathered(
-    held: Reservation, read: Read, chunks: Sequence[Chunk], source: Callable[[Read], Array]
-) -> Array:
+def _gathered(origins: Origins, read: Read) -> Array:
     """One input of a program as one array."""
-    pinned = in_place(read, chunks)
+    pinned = in_place(read, origins.chunks)
     if pinned is not None:
         return pinned.array()
     if not read.parts:
-        return source(read)
-    out = held.empty(region_shape(read.region), read.dtype, read.order)
+        return origins.source(read)
+    out = origins.held.empty(region_shape(read.region), read.dtype, read.order)
     for number, part in read.chunks:
         if not is_empty(part):
-            chunks[number].read(part, out[within(part, read.region)])
+            origins.chunks[number].read(part, out[within(part, read.region)])
     return out
 
 

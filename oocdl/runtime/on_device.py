@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from oocdl.engines.engine import Device, Part
@@ -13,6 +14,17 @@ from oocdl.ops import RULES
 from oocdl.planning.calls import Read, UnitCall, in_place
 from oocdl.storage.cache.chunk import Chunk
 from oocdl.storage.cache.memory_tier import Reservation
+
+
+@dataclass(frozen=True, eq=False)
+class Origins:
+    """What a unit's inputs are made of, and the memory for those that are put together."""
+
+    held: Reservation
+    chunks: Sequence[Chunk]
+    source: Callable[[Read], Array]
+    """Reads an input that comes from no chunk."""
+
 
 There = Mapping[int, Any]
 """Number of a chunk -> what keeps it on the device while this is referred to."""
@@ -37,44 +49,30 @@ def on_device(device: Device, chunk: Chunk, array: Callable[[], Array]) -> Any:
     return there
 
 
-def gather_on_device(
-    held: Reservation,
-    device: Device,
-    call: UnitCall,
-    chunks: Sequence[Chunk],
-    there: There,
-    source: Callable[[Read], Array],
-) -> Begin:
+def gather_on_device(origins: Origins, device: Device, call: UnitCall, there: There) -> Begin:
     """Gather what a unit's inputs are made of; the function that is returned begins its program."""
-    inputs = [_parts(held, device, read, chunks, there, source) for read in call.reads]
+    inputs = [_parts(origins, device, read, there) for read in call.reads]
     return lambda results: [*device.run(call.unit.program, RULES, inputs, results)]
 
 
-def _parts(
-    held: Reservation,
-    device: Device,
-    read: Read,
-    chunks: Sequence[Chunk],
-    there: There,
-    source: Callable[[Read], Array],
-) -> list[Part]:
+def _parts(origins: Origins, device: Device, read: Read, there: There) -> list[Part]:
     """The parts of one input, each on the device or in RAM."""
-    piece = in_place(read, chunks)
+    piece = in_place(read, origins.chunks)
     if piece is not None:
         found = there.get(read.first)
         return [Part(on_device(device, piece, piece.array) if found is None else found)]
     if not read.parts:
-        return [Part(source(read))]
+        return [Part(origins.source(read))]
     parts, block = [], None
     for number, region in read.chunks:
         if is_empty(region):
             continue
-        place, chunk = within(region, read.region), chunks[number]
+        place, chunk = within(region, read.region), origins.chunks[number]
         if number in there:
             parts.append(Part(there[number], within(region, chunk.region), place))
             continue
         if block is None:
-            block = held.empty(region_shape(read.region), read.dtype)
+            block = origins.held.empty(region_shape(read.region), read.dtype)
         chunk.read(region, block[place])
         parts.append(Part(block[place], (), place))
     return parts

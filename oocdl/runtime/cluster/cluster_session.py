@@ -15,7 +15,6 @@ from dataclasses import astuple, dataclass, field, replace
 from itertools import count
 from math import inf, prod
 from time import monotonic, sleep
-from typing import Any
 
 import numpy as np
 from dask import annotate  # type: ignore[attr-defined]
@@ -34,7 +33,7 @@ from oocdl.planning.hosts.share import packed_shares
 from oocdl.planning.passes import MAIN, PassInfo
 from oocdl.planning.task_key import dask_key, task_key
 from oocdl.runtime import dask_private, execute, weight_io
-from oocdl.runtime.cluster import connecting, crew, dask_records, scheduler_side, shares, worker_tasks
+from oocdl.runtime.cluster import connecting, crew, dask_records, scheduler_side, worker_tasks
 from oocdl.runtime.cluster.dask_limits import hold_nanny
 from oocdl.runtime.cluster.growth import Arrivals
 from oocdl.runtime.cluster.member import PassEnd, mark_of
@@ -203,7 +202,6 @@ class ClusterSession(Held):
         refusals = {address: found for address, found in sees.items() if isinstance(found, OocdlError)}
         if refusals:
             return refusals
-        self._ask(hold_nanny, nanny=True)
         apart = tuple(address for address in self.addresses if not sees[address])
         self.shares = Shares(
             watch=self.watch,
@@ -212,6 +210,7 @@ class ClusterSession(Held):
             apart=apart,
             homes=next(iter(setup.passes.values())).homes,
         )
+        self.shares.ask(hold_nanny, nanny=True)
         if apart:
             self.say(
                 f"{len(apart)} of {len(self.addresses)} workers do not see {self.store.path}, or may not "
@@ -272,7 +271,7 @@ class ClusterSession(Held):
 
     def load(self, plan_id: str, read: weight_io.Read) -> None:
         """Have each member load its share from the run; ``read`` is for those that do not see it."""
-        shares.load(self.shares, self.compiled[plan_id], plan_id, read)
+        self.shares.load(self.compiled[plan_id], plan_id, read)
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
@@ -293,7 +292,7 @@ class ClusterSession(Held):
         if self.first_pass is None:
             return True
         try:
-            return all(self._ask(worker_tasks.roll_back, self.first_pass).values())
+            return all(self.shares.ask(worker_tasks.roll_back, self.first_pass).values())
         except WorkersLost:
             return False
 
@@ -333,7 +332,7 @@ class ClusterSession(Held):
         factored = self.compiled[plan_id].plan.factored
         nbytes = prod(factored.shapes[value]) * np.dtype(factored.graph.values[value].dtype).itemsize
         for address in self.addresses:  # one at a time: all of it may be more than this process has room for
-            made = self._ask(worker_tasks.delivered, value, only=[address], nbytes=nbytes)
+            made = self.shares.ask(worker_tasks.delivered, value, only=[address], nbytes=nbytes)
             for chunk in made[address]:
                 self.deliver(plan_id, value, chunk.region, chunk.copy(), info)
 
@@ -355,7 +354,7 @@ class ClusterSession(Held):
 
     def commit(self, store: RunStore, plan_id: str, meta: Mapping[str, object]) -> None:
         """Write all weights and state as a new version: each member what it holds. Raises WorkersLost."""
-        shares.commit(self.shares, self.compiled[plan_id], plan_id, store, meta)
+        self.shares.commit(self.compiled[plan_id], plan_id, store, meta)
 
     # --- what is measured ------------------------------------------------------------------
 
@@ -380,15 +379,10 @@ class ClusterSession(Held):
 
     def measured(self) -> Measured:
         """Return what was measured of tasks on all members of this crew."""
-        return merged(self._ask(worker_tasks.measured).values())
+        return merged(self.shares.ask(worker_tasks.measured).values())
 
     def start_recording(self) -> None:
-        self._ask(execute.start_recording)
+        self.shares.ask(execute.start_recording)
 
     def stop_recording(self) -> list[Recording]:
-        return list(self._ask(execute.stop_recording).values())
-
-    def _ask(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
-        """Call a function on members, with the id of the run first: see ``Watch.ask``."""
-        assert self.watch is not None
-        return self.watch.ask(function, self.run_id, *arguments, **options)
+        return list(self.shares.ask(execute.stop_recording).values())

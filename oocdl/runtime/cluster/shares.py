@@ -5,9 +5,10 @@ Members that see the run directory read and write there, all at once. The driver
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -40,62 +41,60 @@ class Shares:
         """Addresses of the members that see the run directory."""
         return [address for address in self.addresses if address not in self.apart]
 
+    def ask(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+        """Call a function on members, with the id of the run first: see ``Watch.ask``."""
+        return self.watch.ask(function, self.run_id, *arguments, **options)
 
-def load(shares: Shares, compiled: CompiledPass, plan_id: str, read: weight_io.Read) -> None:
-    """Have each member load its share; ``read`` is for those that do not see the run. Raises WorkersLost."""
-    ask = shares.watch.ask
-    if shares.seeing:
-        ask(worker_tasks.load, shares.run_id, plan_id, only=shares.seeing)
-    for address in shares.apart:
-        number = shares.addresses.index(address)
-        mine = [key for key, home in shares.homes.items() if home == number]
-        ask(worker_tasks.hold, shares.run_id, {}, False, only=[address])
-        for key in mine:  # one at a time: all of them may be more than this process has room for
-            piece = weight_io.read_piece(compiled.pieces, compiled.plan.factored, read, key)
-            if piece is not None:
-                given = shares.run_id, {key: piece}, True
-                ask(worker_tasks.hold, *given, only=[address], nbytes=piece.nbytes)
+    def load(self, compiled: CompiledPass, plan_id: str, read: weight_io.Read) -> None:
+        """Have members load their shares, by ``read`` where they do not see the run. Raises WorkersLost."""
+        if self.seeing:
+            self.ask(worker_tasks.load, plan_id, only=self.seeing)
+        for address in self.apart:
+            number = self.addresses.index(address)
+            mine = [key for key, home in self.homes.items() if home == number]
+            self.ask(worker_tasks.hold, {}, False, only=[address])
+            for key in mine:  # one at a time: all of them may be more than this process has room for
+                piece = weight_io.read_piece(compiled.pieces, compiled.plan.factored, read, key)
+                if piece is not None:
+                    self.ask(worker_tasks.hold, {key: piece}, True, only=[address], nbytes=piece.nbytes)
 
+    def commit(
+        self, compiled: CompiledPass, plan_id: str, store: RunStore, meta: Mapping[str, object]
+    ) -> None:
+        """Write all weights and state as a new version of the run. Raises WorkersLost."""
+        tensors = weight_io.specs(compiled)
+        with weight_io.new_version(store, compiled, meta) as writing:
+            by_piece = [one for one in tensors if weight_io.by_piece(one, compiled.pieces[one.name])]
+            names = [one.name for one in by_piece]
+            if self.seeing:
+                written = self.ask(worker_tasks.write, plan_id, writing.writer(), names, only=self.seeing)
+                for found in written.values():
+                    for name, records in found.items():
+                        writing.record(name, records)
+            for name in names if self.apart else ():
+                self._write_pieces(writing, compiled, name)
+            for spec in tensors:
+                if spec not in by_piece:
+                    self._write_whole(writing, compiled, spec)
 
-def commit(
-    shares: Shares, compiled: CompiledPass, plan_id: str, store: RunStore, meta: Mapping[str, object]
-) -> None:
-    """Write all weights and state as a new version of the run. Raises WorkersLost."""
-    tensors = weight_io.specs(compiled)
-    with weight_io.new_version(store, compiled, meta) as writing:
-        by_piece = [one for one in tensors if weight_io.by_piece(one, compiled.pieces[one.name])]
-        names = [one.name for one in by_piece]
-        if shares.seeing:
-            arguments = (shares.run_id, plan_id, writing.writer(), names)
-            for found in shares.watch.ask(worker_tasks.write, *arguments, only=shares.seeing).values():
-                for name, records in found.items():
-                    writing.record(name, records)
-        for name in names if shares.apart else ():
-            _write_pieces(shares, writing, compiled, name)
-        for spec in tensors:
-            if spec not in by_piece:
-                _write_whole(shares, writing, compiled, spec)
+    def _write_pieces(self, writing: Commit, compiled: CompiledPass, name: str) -> None:
+        """Write here the pieces of an array that are with members which do not see the run."""
+        factored = compiled.plan.factored
+        for number, region in enumerate(compiled.pieces[name]):
+            key = stored_key(name, number)
+            address = self.addresses[self.homes[key]]
+            if address not in self.apart:
+                continue
+            nbytes = prod(region_shape(region)) * np.dtype(factored.graph.values[name].dtype).itemsize
+            found = self.ask(worker_tasks.held, [key], only=[address], nbytes=nbytes)
+            writing.write(name, *weight_io.box_of(factored, name, region, found[address][key].copy()))
 
-
-def _write_pieces(shares: Shares, writing: Commit, compiled: CompiledPass, name: str) -> None:
-    """Write here the pieces of an array that are with members which do not see the run."""
-    factored = compiled.plan.factored
-    for number, region in enumerate(compiled.pieces[name]):
-        key = stored_key(name, number)
-        address = shares.addresses[shares.homes[key]]
-        if address not in shares.apart:
-            continue
-        nbytes = prod(region_shape(region)) * np.dtype(factored.graph.values[name].dtype).itemsize
-        found = shares.watch.ask(worker_tasks.held, shares.run_id, [key], only=[address], nbytes=nbytes)
-        writing.write(name, *weight_io.box_of(factored, name, region, found[address][key].copy()))
-
-
-def _write_whole(shares: Shares, writing: Commit, compiled: CompiledPass, spec: TensorSpec) -> None:
-    """Put an array together here, and write it, as its pieces are no whole chunks."""
-    regions, factored = compiled.pieces[spec.name], compiled.plan.factored
-    keys = [stored_key(spec.name, number) for number in range(len(regions))]
-    full = np.empty(spec.shape, spec.dtype)
-    found = shares.watch.ask(worker_tasks.held, shares.run_id, keys, nbytes=full.nbytes).values()
-    chunks = {key: chunk for one in found for key, chunk in one.items()}
-    pieces = ((region, chunks[key].copy()) for region, key in zip(regions, keys, strict=True))
-    weight_io.write_whole(writing, factored, spec, pieces, full)
+    def _write_whole(self, writing: Commit, compiled: CompiledPass, spec: TensorSpec) -> None:
+        """Put an array together here, and write it, as its pieces are no whole chunks."""
+        regions, factored = compiled.pieces[spec.name], compiled.plan.factored
+        keys = [stored_key(spec.name, number) for number in range(len(regions))]
+        full = np.empty(spec.shape, spec.dtype)
+        found = self.ask(worker_tasks.held, keys, nbytes=full.nbytes).values()
+        chunks = {key: chunk for one in found for key, chunk in one.items()}
+        pieces = ((region, chunks[key].copy()) for region, key in zip(regions, keys, strict=True))
+        weight_io.write_whole(writing, factored, spec, pieces, full)

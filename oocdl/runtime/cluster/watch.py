@@ -215,7 +215,8 @@ def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
 
     ``refuses``: an error that is not ours means that this worker cannot do it.
     """
-    words = words_of(error)
+    # Of an error that cannot be pickled Dask sends a text with its type.
+    words = plain(error) if type(error) is Exception else f"{type(error).__name__}: {plain(error)}"
     if isinstance(error, ImportError) or words.startswith(("ImportError", "ModuleNotFoundError")):
         text = (
             f"cannot import what it needs ({words}); install the same versions of oocdl and its extras there"
@@ -230,11 +231,6 @@ def _told(address: str, error: BaseException, refuses: bool) -> BaseException:
     told = ResourceError(f"worker {address} {text}")
     told.__cause__ = error
     return told
-
-
-def words_of(error: BaseException) -> str:
-    """Return type and text of a worker's error: of one that cannot be pickled Dask sends a text with both."""
-    return plain(error) if type(error) is Exception else f"{type(error).__name__}: {plain(error)}"
 
 
 def plain(error: BaseException) -> str:
