@@ -133,14 +133,14 @@ async def count_anonymous(dask_worker: Nanny) -> None:
 
 async def hold_nanny(run_id: str, dask_worker: Nanny) -> None:
     """Keep a nanny from killing its worker at 95 % of its limit, as long as that worker lives."""
-    look = _look_of(dask_worker)
-    if look is not None and run_id not in _over:
+    look = None if run_id in _over else _look_of(dask_worker)
+    if look is not None:
         look.run_id = run_id
 
 
 async def release_nanny(run_id: str, dask_worker: Nanny) -> None:
     """Undo ``hold_nanny``, also one that comes later; do nothing if another run holds the nanny by now."""
     _over.append(run_id)
-    look = _look_of(dask_worker)
-    if look is not None and look.run_id == run_id:
+    look = getattr(dask_worker.periodic_callbacks.get(MONITOR), "callback", None)
+    if isinstance(look, _Look) and look.run_id == run_id:
         look.run_id = None
