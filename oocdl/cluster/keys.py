@@ -46,9 +46,7 @@ class _Pair(NamedTuple):
     def key_text(self) -> str:
         """Return the private key, as PEM."""
         return self.key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
 
     def certificate_text(self) -> str:

@@ -135,14 +135,7 @@ class Running:
             del result
 
 
-def get(
-    graph: Any,
-    keys: Any,
-    *,
-    workers: int = 2,
-    tick: Callable[[], None] | None = None,
-    **_: Any,
-) -> Any:
+def get(graph: Any, keys: Any, *, workers: int = 2, tick: Callable[[], None] | None = None, **_: Any) -> Any:
     """Compute ``keys`` of ``graph`` in the order of the graph.
 
     Parameters

@@ -31,14 +31,7 @@ from oocdl.runtime.cluster.dask_limits import (
     restore_limits,
 )
 from oocdl.runtime.cluster.local_pass import Superseded
-from oocdl.runtime.cluster.member import (
-    IN_ANOTHER_RUN,
-    Member,
-    PassEnd,
-    become_member,
-    member_of,
-    members,
-)
+from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, Member, PassEnd, become_member, member_of, members
 from oocdl.runtime.cluster.member_setup import Setup
 from oocdl.runtime.cluster.scheduler_side import METRIC
 from oocdl.runtime.cluster.transfers import HANDLER, answer, error_of, fetch_all, result
