@@ -45,11 +45,9 @@ class Runs:
         """Find runs, and read on; whether there is anything new."""
         newest = sorted(_found(self.run), key=_changed, reverse=True)[:MOST_RUNS]
         names = {str(path.relative_to(self.run)): path for path in newest}
-        new = names.keys() - self.views.keys() - self._broken
-        found = {
-            name: self.views.get(name) or View(names[name]) for name in names if name not in self._broken
-        }
-        changed = bool(new) or list(found) != list(self.views)
+        known = {name: path for name, path in names.items() if name not in self._broken}
+        found = {name: self.views.get(name) or View(path) for name, path in known.items()}
+        changed = list(found) != list(self.views)
         self.views = found
         for name, view in list(found.items()):
             try:
