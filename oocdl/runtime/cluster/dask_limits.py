@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from distributed import Nanny, Worker
 from distributed.core import Status
@@ -26,20 +27,14 @@ ACTIVE = ("waiting", "ready", "executing")
 MONITOR = "memory_monitor"
 
 
-class _Ours(logging.Filter):
-    """Drops a worker's tracebacks of tasks of a run: the driver tells the user, in one line.
+def _is_logged(run_id: str, record: logging.LogRecord) -> bool:
+    """Return whether a worker logs something: tracebacks of a run are told by the driver, in one line.
 
-    So it does those of calls that come to a run which has left the worker: nobody waits for their answers.
+    Those of calls that come to a run which has left the worker are not: nobody waits for their answers.
     """
-
-    def __init__(self, run_id: str) -> None:
-        super().__init__()
-        self._run_id = run_id
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        key = record.args[0] if isinstance(record.args, tuple) and record.args else None
-        late = record.exc_info is not None and isinstance(record.exc_info[1], Superseded)
-        return not late and not is_of_run(key, self._run_id)
+    key = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    late = record.exc_info is not None and isinstance(record.exc_info[1], Superseded)
+    return not late and not is_of_run(key, run_id)
 
 
 def is_of_run(key: object, run_id: str) -> bool:
@@ -52,13 +47,13 @@ class Limits:
     """Settings that a worker had before a run lifted its limits."""
 
     threads: int
-    hush: logging.Filter
+    is_logged: Callable[[logging.LogRecord], bool]
 
 
 def lift_limits(worker: Worker, run_id: str) -> Limits:
     """Have a worker leave memory alone, and not log what fails in a run."""
-    before = Limits(worker.state.nthreads, _Ours(run_id))
-    logging.getLogger("distributed.worker").addFilter(before.hush)
+    before = Limits(worker.state.nthreads, partial(_is_logged, run_id))
+    logging.getLogger("distributed.worker").addFilter(before.is_logged)
     if MONITOR in worker.periodic_callbacks:
         worker.periodic_callbacks[MONITOR].stop()
     if worker.status == Status.paused:
@@ -78,7 +73,7 @@ def restore_limits(worker: Worker, before: Limits) -> None:
 
 def log_again(before: Limits) -> None:
     """Have a worker log all that fails."""
-    logging.getLogger("distributed.worker").removeFilter(before.hush)
+    logging.getLogger("distributed.worker").removeFilter(before.is_logged)
 
 
 _over: deque[str] = deque(maxlen=64)
