@@ -110,7 +110,8 @@ class Member:
         machine = self.machine = machine_for(
             known.settings, dataset, known.threads, preparing_bytes=known.preparation.nbytes
         )
-        room = machine.room_bytes(known.passes.values(), TRAVELLING * known.crossing_bytes)
+        largest_bytes = max(one.crossing_bytes for one in known.passes.values())
+        room = machine.room_bytes(known.passes.values(), TRAVELLING * largest_bytes)
         heap, self.tier = execute.open_tier(machine, room, self.spill)
         data = dataset, known.preparation, Kept()
         sources = {

@@ -65,11 +65,6 @@ class Setup:
     threads: int
     """Number of programs that a member runs at once."""
 
-    @property
-    def crossing_bytes(self) -> int:
-        """Bytes of the largest bundle."""
-        return max(one.crossing_bytes for one in self.passes.values())
-
 
 def pass_setup(compiled: CompiledPass, going: Exchange) -> PassSetup:
     """Return the facts of a kind of pass that all members are told."""
