@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from distributed import Nanny, Worker
 from distributed.core import Status
@@ -86,7 +87,7 @@ class _Look:
 
     nanny: Nanny
     pid: int
-    usual: Callable[[], object]
+    usual: Callable[[], Any]
     """Dask's own look, which counts mapped pages of libraries, too."""
     run_id: str | None = None
     """The run that keeps the nanny from killing its worker; None: there is none."""
