@@ -7,7 +7,7 @@ and read by slabs; no framework is needed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from oocdl.report.progress import Progress
 from oocdl.training.trainer import fit, plan
 
 Array = npt.NDArray[Any]
-Stored = zarr.Array[Any]
 Ellipsoid = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
 """Centre, and the matrix that maps what lies inside to the unit ball."""
 
@@ -60,7 +59,7 @@ def run_demo(
     root = _fresh(Path(folder))
     training, unseen = root / "training.zarr", root / "unseen.zarr"
     write_volumes(training, TRAINING_VOLUMES, size, seed=1)
-    write_volumes(unseen, UNSEEN_VOLUMES, size, seed=2)
+    volumes: Any = write_volumes(unseen, UNSEEN_VOLUMES, size, seed=2)
     model = write_unet3d(root / "unet.onnx", classes=len(CLASSES), base=8, depth=LEVELS)
     say(f"{TRAINING_VOLUMES} volumes of {size}³ voxels and a 3D U-Net are in {root}")
     options: dict[str, Any] = {
@@ -78,14 +77,14 @@ def run_demo(
     losses = [row["loss"] for row in run.history]
     trend = np.array_split(losses, min(len(losses), 10))
     say("loss  " + " → ".join(f"{part.mean():.2f}" for part in trend))
-    predicted = run.predict(unseen, root / "predicted.zarr", memory=memory)
-    made = zarr.open_group(unseen, mode="r")
-    image, labels, logits = made["image"], made["labels"], predicted["logits"]
-    assert isinstance(image, zarr.Array) and isinstance(labels, zarr.Array) and isinstance(logits, zarr.Array)
-    scores = dice(labels, logits)
+    predicted: Any = run.predict(unseen, root / "predicted.zarr", argmax=True, memory=memory)
+    found = run.evaluate(unseen, metrics="f1", memory=memory)  # Dice of all volumes together
+    scores = [found[f"f1/{kind}"] for kind in range(len(CLASSES))]
     named = ", ".join(f"{name} {score:.2f}" for name, score in zip(CLASSES, scores, strict=True))
     say(f"Dice of unseen volumes  {named}")
-    picture = draw(root / "demo.png", image, labels, logits, scores)
+    arrays = volumes["image"], volumes["labels"], predicted["logits"]
+    image, labels, classes = (np.asarray(array[:, size // 2]) for array in arrays)
+    picture = draw(root / "demo.png", image, labels, classes, scores)
     budget = f"budget {parse_bytes(memory) / 2**20:.0f} MiB"
     say(f"peak memory of training {run.peak_bytes / 2**20:.0f} MiB, {budget}")
     say(f"{time.monotonic() - started:.0f} s in all; look at {picture}")
@@ -109,16 +108,13 @@ def write_volumes(path: Path, samples: int, size: int, seed: int) -> zarr.Group:
     labels = group.create_array("labels", shape=shape, chunks=chunks, dtype="uint8", config=config)
     for sample in range(samples):
         shapes = _ellipsoids(np.random.default_rng([seed, sample]))
-        for start, stop in _slabs(size, chunks[1]):
+        for start in range(0, size, chunks[1]):
+            stop = min(start + chunks[1], size)
             kinds = _label(shapes, size, start, stop)
             noise = np.random.default_rng([seed, sample, start]).normal(0, NOISE, kinds.shape)
             labels[sample, start:stop] = kinds
             image[sample, start:stop] = BRIGHTNESS[kinds] + noise.astype(np.float32)
     return group
-
-
-def _slabs(size: int, thickness: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + thickness, size)) for start in range(0, size, thickness))
 
 
 def _ellipsoids(random: np.random.Generator) -> list[Ellipsoid]:
@@ -145,24 +141,11 @@ def _label(shapes: list[Ellipsoid], size: int, start: int, stop: int) -> npt.NDA
     return kinds
 
 
-def dice(labels: Stored, logits: Stored) -> tuple[float, ...]:
-    """Return the Dice coefficient of each class over all samples, slab by slab."""
-    both, either = np.zeros(len(CLASSES)), np.zeros(len(CLASSES))
-    for sample in range(labels.shape[0]):
-        for start, stop in _slabs(labels.shape[1], labels.chunks[1]):
-            truth = np.asarray(labels[sample, start:stop])
-            guess = np.argmax(np.asarray(logits[sample, :, start:stop]), axis=0)
-            for kind in range(len(CLASSES)):
-                both[kind] += 2 * np.count_nonzero((truth == kind) & (guess == kind))
-                either[kind] += np.count_nonzero(truth == kind) + np.count_nonzero(guess == kind)
-    return tuple(float(part) for part in both / np.maximum(either, 1))
-
-
-def draw(path: Path, image: Stored, labels: Stored, logits: Stored, scores: Sequence[float]) -> Path:
-    """Draw the middle slices: input, truth and prediction of each volume, and the Dice of classes below."""
-    middle, tile, gap, head, foot = image.shape[1] // 2, 240, 12, 34, 36
+def draw(path: Path, images: Array, labels: Array, predicted: Array, scores: Sequence[float]) -> Path:
+    """Draw slices [volumes, y, x]: input, truth and prediction of each, and the Dice of classes below."""
+    tile, gap, head, foot = 240, 12, 34, 36
     titles = ("input", "truth", "prediction")
-    width, height = gap + len(titles) * (tile + gap), head + image.shape[0] * (tile + gap) + foot
+    width, height = gap + len(titles) * (tile + gap), head + len(images) * (tile + gap) + foot
     sheet = Image.new("RGB", (width, height), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=18)
     for column, title in enumerate(titles):
@@ -176,10 +159,8 @@ def draw(path: Path, image: Stored, labels: Stored, logits: Stored, scores: Sequ
         pen.rectangle((left, middle_y - 9, left + 18, middle_y + 9), fill=color)
         text = f"{CLASSES[kind]} {scores[kind]:.2f}"
         pen.text((left + 26, middle_y), text, fill="black", font=font, anchor="lm")
-    for row in range(image.shape[0]):
-        grey = _grey(np.asarray(image[row, middle]))
-        truth = np.asarray(labels[row, middle])
-        guess = np.argmax(np.asarray(logits[row, :, middle]), axis=0)
+    for row, (image, truth, guess) in enumerate(zip(images, labels, predicted, strict=True)):
+        grey = _grey(image)
         for column, pixels in enumerate((grey, _tint(grey, truth), _tint(grey, guess))):
             panel = Image.fromarray(pixels.astype(np.uint8)).resize((tile, tile), Image.Resampling.NEAREST)
             sheet.paste(panel, (gap + column * (tile + gap), head + row * (tile + gap)))
