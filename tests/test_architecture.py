@@ -122,7 +122,6 @@ GATES = {
         "cli.app",
         "cli.verbs",
         "cli.look",
-        "cli.preset",
         "cli.verb_options",
         "cli.cluster",
         "cli.texts",

@@ -5,16 +5,15 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from oocdl.cli.cluster import WORKER_OPTIONS, call_options, workers
 from oocdl.cli.cluster import app as cluster_app
 from oocdl.cli.look import app as look_app
-from oocdl.cli.preset import ALL_FOLDS, Folds, Hours, Preset, train_preset
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
-from oocdl.cli.texts import ConfigFile, numbers
+from oocdl.cli.texts import ConfigFile, flag, numbers
 from oocdl.cli.verb_options import (
     ACTING,
     FIELDS,
@@ -29,7 +28,7 @@ from oocdl.config import OPTIONS, parse_bytes
 from oocdl.errors import InputError
 from oocdl.events import Committed, Event, Listener, RunStarted, RunStopped
 from oocdl.host.limits import default_budget_bytes
-from oocdl.presets.nnunet_folds import HOURS
+from oocdl.presets.nnunet_folds import HOURS, nnunet
 from oocdl.report.printer.show import What
 from oocdl.report.progress import Progress
 from oocdl.report.units import counted
@@ -43,6 +42,10 @@ FIT, SEARCH = records_for(fit_run), records_for(search_runs)
 PLAN, SIMULATE = records_for(plan_run), records_for(simulate_run)
 OF_A_RUN = ["commit_seconds", *(name for name in ALL_OPTIONS if name not in OPTIONS)]
 """Options that only ``fit`` has on the command line: they do not change a plan."""
+ALL_FOLDS = "0,1,2,3,4"
+OF_ONE_RUN = ("log", "dashboard", "dashboard_port", "resume", "restart", *ACTING)
+DECIDED = ("validation", "metrics", "loss")
+"""Options that are for one run, and those that the preset decides itself."""
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -78,9 +81,12 @@ def fit(
         str | None, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")
     ] = None,
     config: ConfigFile = None,
-    preset: Preset = None,
-    folds: Folds = ALL_FOLDS,
-    hours: Hours = HOURS,
+    preset: Annotated[
+        Literal["nnunet"] | None,
+        typer.Option(help="Cross-validate nnU-Net's network, with its defaults, on an nnU-Net raw folder."),
+    ] = None,
+    folds: Annotated[str, typer.Option(help="Folds to train with --preset: 0,1,.. or all.")] = ALL_FOLDS,
+    hours: Annotated[float, typer.Option(help="Maximum predicted hours of a fold with --preset.")] = HOURS,
     resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start over, even if a run exists.")] = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help=told("dashboard"))] = False,
@@ -99,9 +105,7 @@ def fit(
             raise InputError(f"--preset takes one folder, not '{dataset}' beside it")
         given |= {"resume": resume, "restart": restart, "log": log}
         given |= {"dashboard": dashboard, "dashboard_port": dashboard_port}
-        how = {"folds": folds, "hours": hours}
-        train_preset(context, FIT, model, how, given, Outcome())
-        return
+        return _train_preset(context, model, folds, hours, given)
     if dataset is None:
         raise InputError("fit takes a model and a dataset; only --preset takes one folder")
     options = arguments_for(FIT, {**given, "model": model, "dataset": dataset}) | call_options(given)
@@ -117,6 +121,35 @@ def fit(
         listeners: list[Listener] = [*([] if listener is None else [listener]), outcome, *written]
         run = fit_run(**options, client=client, callbacks=listeners)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
+
+
+def _train_preset(
+    context: typer.Context, folder: Path, folds: str, hours: float, given: dict[str, Any]
+) -> None:
+    """Train with a preset and the options that are typed, or in a file. Raises InputError for others."""
+    asked = {
+        name: value
+        for name, value in given.items()
+        if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
+    }
+    for name in asked:
+        if name in (*OF_ONE_RUN, *DECIDED) or (name in FIELDS and "optimizer" not in asked):
+            instead = "give --optimizer with it" if name in FIELDS else "leave it out"
+            raise InputError(f"--preset nnunet does not take {flag(name)}: {instead}")
+    options = {name: value for name, value in arguments_for(FIT, given).items() if name in asked}
+    options |= {"hours": hours, **call_options(given)}
+    options["folds"] = ["all"] if folds == "all" else numbers("folds", folds, int)
+    outcome = Outcome()
+    with ending(lambda: str(outcome)), workers(given) as client:
+        trained = nnunet(folder, client=client, callbacks=[outcome], **options)
+    say(str(trained).rstrip())
+    steps, (first, *others) = ",".join(map(str, trained.spacing)), trained.runs.values()
+    further = "".join(f" --with {run.path}" for run in others)
+    say(
+        f"results: {trained.path}; predict other cases, by the mean of all folds and mirror images:\n"
+        f"  oocdl convert {folder} test.zarr --split test --spacing {steps}\n"
+        f"  oocdl predict {first.path} test.zarr{further} --mirror --argmax --nifti labels"
+    )
 
 
 @app.command()
