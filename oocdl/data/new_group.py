@@ -60,7 +60,7 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
     told: dict[str, Any] = {}
     with reporting(partial):
         partial.mkdir(parents=True, exist_ok=True)
-        ours = UNFINISHED in _attributes(partial) or _is_ours(partial)
+        ours = UNFINISHED in group_attributes(partial) or _is_ours(partial)
         if not ours and {path.name for path in partial.iterdir()} - {LOCK}:
             raise StoreError(f"{partial}, where {out} would be written first, is there already; move it away")
         lock = RunLock(partial / LOCK)
@@ -89,16 +89,18 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
 
 
 def _is_ours(path: Path) -> bool:
-    mark = _attributes(path).get(MARK)
+    mark = group_attributes(path).get(MARK)
     return isinstance(mark, Mapping) and mark.get(KIND) == DATASET
 
 
-def _attributes(path: Path) -> Mapping[str, Any]:
+def group_attributes(path: Path) -> dict[str, Any]:
+    """Return the attributes of a group that may be unfinished; empty if there is no group."""
     try:
-        found = json.loads((path / "zarr.json").read_text())["attributes"]
+        document = json.loads((path / "zarr.json").read_text())
+        found = document["attributes"] if document["node_type"] == "group" else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def new_array(

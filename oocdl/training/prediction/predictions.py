@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from oocdl.data.new_group import group_attributes
 from oocdl.errors import CorruptError, ModelWarning, StoreError, printable
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.index import Region
@@ -118,7 +119,7 @@ class Predictions:
         }
         self.done: set[int] = set()
         with reporting(path):
-            if _attributes(path) == {**self._mark, UNFINISHED: self._facts}:
+            if group_attributes(path) == {**self._mark, UNFINISHED: self._facts}:
                 self._go_on()
             if not self.done:
                 self._begin(outputs)
@@ -161,7 +162,7 @@ class Predictions:
     def _begin(self, outputs: Sequence[Output]) -> None:
         if self.path.exists():
             empty = self.path.is_dir() and not any(self.path.iterdir())
-            if not empty and not _is_prediction(_attributes(self.path)):
+            if not empty and not _is_prediction(self.path):
                 raise StoreError(
                     f"{self.path} is there already and no earlier prediction; choose another place"
                 )
@@ -217,19 +218,9 @@ class Predictions:
 
 def is_unfinished(path: Path) -> bool:
     """Whether a prediction is there that the same call would go on with."""
-    return UNFINISHED in _attributes(path)
+    return UNFINISHED in group_attributes(path)
 
 
-def _is_prediction(attributes: Attributes) -> bool:
-    mark = attributes.get(MARK)
+def _is_prediction(path: Path) -> bool:
+    mark = group_attributes(path).get(MARK)
     return (mark.get(KIND) if isinstance(mark, Mapping) else mark) == PREDICTIONS
-
-
-def _attributes(path: Path) -> Mapping[str, Any]:
-    """Return the attributes of a group that ``predict`` has written; empty if it is none."""
-    try:
-        document = json.loads((path / "zarr.json").read_text())
-        found = document["attributes"] if document["node_type"] == "group" else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return found if isinstance(found, dict) else {}
