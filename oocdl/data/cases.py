@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.data.dicom import planes_of, read_volume, series_in
-from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Volume, apart_by
+from oocdl.data.nifti import ENDINGS, SAME_VOXELS, Array, Volume, apart_by
 from oocdl.errors import DatasetError, InputError
 from oocdl.storage.files import read_text
 
-Array = npt.NDArray[Any]
 T = TypeVar("T")
 SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 """Folders of nnU-Net's raw format."""

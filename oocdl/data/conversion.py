@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 
 from oocdl.config import parse_bytes
 from oocdl.data.cases import Case, Cases, Samples, find_cases, read_samples, values
 from oocdl.data.new_group import CHUNK_BYTES, chunk_shape, new_array, new_group, stacked_chunks, write_region
-from oocdl.data.nifti import PIECE_BYTES, Volume, spacing_of
+from oocdl.data.nifti import PIECE_BYTES, Array, Volume, spacing_of
 from oocdl.data.resampling import resample, resampled_affine, resampled_shape
 from oocdl.errors import BudgetError, DatasetError, InputError
 from oocdl.host.limits import anonymous_bytes, check_budget, default_budget_bytes
@@ -33,7 +32,6 @@ from oocdl.storage.dataset.ome_zarr import ome_folders
 from oocdl.storage.dataset.sample_stack import MARK, members_of
 from oocdl.storage.zarr_json import chunk_region, grid
 
-Array = npt.NDArray[Any]
 CODING_BYTES = 24 << 20
 """What encoding chunks, and a stream that is decompressed, take at most."""
 PIECE_COPIES = 6

@@ -12,6 +12,7 @@ import numpy as np
 from oocdl.data.nifti import Array, Volume, read_header, read_planes
 from oocdl.errors import DatasetError
 from oocdl.host.optional import needed
+from oocdl.storage.dataset.data_array import one_line
 
 PREAMBLE_BYTES, MARK = 128, b"DICM"
 ALIKE = ("SeriesInstanceUID", "Rows", "Columns", "ImageOrientationPatient", "PixelSpacing", "BitsAllocated")
@@ -99,7 +100,7 @@ def _head(path: Path) -> Any:
     try:
         head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
     except Exception as error:  # pydicom raises what its parsers raise
-        raise DatasetError(f"{path} is not a readable DICOM file ({_reason(error)})") from error
+        raise DatasetError(f"{path} is not a readable DICOM file ({one_line(error)})") from error
     missing = [name for name in NEEDED if head.get(name) in (None, "")]
     if missing:
         raise DatasetError(f"{path} has no {missing[0]}, and so no place in a volume; move it away")
@@ -140,14 +141,10 @@ def _slices(volume: Volume) -> Iterator[Array]:
             head = pydicom.dcmread(path)
             pixels: Array = head.pixel_array
         except Exception as error:  # as above, and decoders that are not installed
-            raise DatasetError(f"{path}: its pixels cannot be read ({_reason(error)})") from error
+            raise DatasetError(f"{path}: its pixels cannot be read ({one_line(error)})") from error
         if pixels.shape != volume.shape[1:]:
             raise DatasetError(f"{path} has {pixels.shape} pixels; its header says {volume.shape[1:]}")
         if volume.stored.kind == "f":  # each slice has factors of its own
             slope, intercept = _factors(head)
             pixels = pixels * slope + intercept
         yield pixels.astype(volume.stored)[None]
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

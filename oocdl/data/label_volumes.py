@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.data.cases import NAME
-from oocdl.data.nifti import PIECE_BYTES, volume_writer
+from oocdl.data.nifti import PIECE_BYTES, Array, volume_writer
 from oocdl.data.resampling import nearest
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import Dataset, attributes_of
 from oocdl.storage.files import reporting
-
-Array = npt.NDArray[Any]
 
 
 def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str, Any]]]:

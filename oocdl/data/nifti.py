@@ -22,6 +22,7 @@ from isal import igzip, isal_zlib
 
 from oocdl.errors import DatasetError
 from oocdl.host.optional import needed
+from oocdl.storage.dataset.data_array import one_line
 
 Array = npt.NDArray[Any]
 Affine = npt.NDArray[np.float64]
@@ -101,8 +102,7 @@ def read_header(path: Path) -> Volume:
         both = image.affine, image.header.get_qform() if codes[0] else image.affine
         affine, qform = (np.vstack([np.asarray(one)[:3] * unit, [0, 0, 0, 1]]) for one in both)
     except Exception as error:  # nibabel raises what its parsers raise; all mean the same here
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DatasetError(f"{path} is not a readable NIfTI file ({reason})") from error
+        raise DatasetError(f"{path} is not a readable NIfTI file ({one_line(error)})") from error
     shape = tuple(int(extent) for extent in data.shape)
     while len(shape) > 3 and shape[-1] == 1:
         shape = shape[:-1]

@@ -12,6 +12,7 @@ from typing import Any
 
 from oocdl.errors import DatasetError, InputError, InUseError, ModelWarning, NonFiniteError, StoreError
 from oocdl.events import Event, RunStarted, StepDone
+from oocdl.storage.dataset.data_array import one_line
 from oocdl.training.run import Run
 from oocdl.training.trainer import fit
 
@@ -99,13 +100,8 @@ def run_trial(task: Task, check: Callable[[], None] = lambda: None) -> Result:
     except Exception as error:  # a full disk, a refused budget, a metric of the user's: another try may do
         check()  # that another process has its run is no error of a trial that was given up
         final = isinstance(error, NonFiniteError | InputError) and not isinstance(error, DatasetError)
-        result = replace(result, error=in_one_line(error), final=final)
+        result = replace(result, error=one_line(error), final=final)
     return replace(result, **said)
-
-
-def in_one_line(error: BaseException) -> str:
-    """Return the type and the text of an error."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _trained(task: Task, listen: Callable[[Event], None], check: Callable[[], None]) -> Run:

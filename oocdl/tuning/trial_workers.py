@@ -41,8 +41,9 @@ from oocdl.runtime.cluster.room import Room, budget_bytes, check_limits
 from oocdl.runtime.cluster.scheduler_side import call_packed
 from oocdl.runtime.cluster.watch import Watch, roll
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
+from oocdl.storage.dataset.data_array import one_line
 from oocdl.training.run import Run
-from oocdl.tuning.trial import Result, Task, Unwanted, in_one_line, run_trial
+from oocdl.tuning.trial import Result, Task, Unwanted, run_trial
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at which workers have come or gone."""
@@ -129,7 +130,7 @@ def _reaching() -> Iterator[None]:
         yield
     except (OSError, ClosedClientError, WorkersLost) as error:  # a lost comm is an OSError
         raise ResourceError(
-            f"the Dask scheduler was lost ({in_one_line(error)}); trials stay at their last commits, and the "
+            f"the Dask scheduler was lost ({one_line(error)}); trials stay at their last commits, and the "
             "same call with another client goes on"
         ) from error
 
@@ -308,4 +309,4 @@ def _result_of(future: Future[Result], task: Task) -> Result | None:
     except (OSError, KilledWorker, CancelledError):
         return None
     except Exception as error:
-        return Result(task.trial, task.rung, task.steps, error=in_one_line(error), final=False)
+        return Result(task.trial, task.rung, task.steps, error=one_line(error), final=False)
