@@ -56,12 +56,6 @@ def whole_array(factored: Factored, name: str, made: Sequence[tuple[Region, Arra
     return out
 
 
-def stored_piece(factored: Factored, name: str, data: Array, region: Region) -> Array:
-    """Return a region, in stored factors, of an array that has its own shape."""
-    stored = data.reshape(factored.shapes[name])
-    return np.array(stored[as_slices(region)], order="C")
-
-
 @dataclass(frozen=True, eq=False)
 class Ran:
     """Results of ``run_graph``: arrays by name, the plan, bytes moved by units, the tier's peak in bytes."""
@@ -78,8 +72,9 @@ def _adopted(
 ) -> Iterator[tuple[TaskKey, Chunk]]:
     """Put the pieces of weights and state into the tier, one at a time."""
     for name, regions in pieces.items():
+        stored = arrays[name].reshape(factored.shapes[name])
         for number, region in enumerate(regions):
-            piece = stored_piece(factored, name, arrays[name], region)
+            piece = np.array(stored[as_slices(region)], order="C")
             yield stored_key(name, number), tier.adopt(piece, region, ())
 
 

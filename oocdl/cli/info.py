@@ -160,9 +160,9 @@ def _model(model: OnnxModel, dims: Mapping[str, int], weights: bool) -> Info:
     title = f"{model.path.name}, opset {model.opset}, by {model.producer or 'unknown'}"
     rows = [(end, one.name, shape_text(one.dims), one.dtype) for end, ports in ends for one in ports]
     held = f"{counted(len(model.initializers), 'initializer')}, {size_text(nbytes)}"
-    sizes = ", ".join(f"{_cell(name)}: {shape_text(shape)}" for name, shape in shapes.items())
+    sizes = ", ".join(f"{printable(name)}: {shape_text(shape)}" for name, shape in shapes.items())
     guess = f" (assumed: {', '.join(sorted(assumed))}; --dims gives others)" if assumed else ""
-    verdict = f"fit refuses this model: {_cell(found)}" if trained is None else trained_text(trained)
+    verdict = f"fit refuses this model: {printable(str(found))}" if trained is None else trained_text(trained)
     told: list[Sheet | Text] = [
         _words(title, ("end", "name", "shape", "type"), rows),
         _words(held, ("operator", "nodes", "supported"), _operators(counts, found)),
@@ -209,7 +209,7 @@ def read_model(
                 if isinstance(dim, str) and dim not in known:
                     known[dim] = assumed[dim] = size if axis else 2
             shapes[port.name] = tuple(dim if isinstance(dim, int) else known[dim] for dim in port.dims)
-        guesses = frozenset(f"{_cell(dim)}={extent}" for dim, extent in assumed.items())
+        guesses = frozenset(f"{printable(dim)}={extent}" for dim, extent in assumed.items())
         try:
             return shapes, guesses, model.bind(RULES, shapes).trained
         except ModelError as error:
@@ -312,8 +312,3 @@ def _words(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
     """Make a table of words: names in the column that is called so are shortened."""
     kinds: dict[str, Any] = {"name": "name", "nodes": "number"}
     return Sheet(title, [Column(one, one, kind=kinds.get(one, "words")) for one in columns], rows)
-
-
-def _cell(value: object) -> str:
-    """Write a name of a file, whose control characters do not reach the terminal."""
-    return printable(str(value))

@@ -126,8 +126,8 @@ def _parameter(name: str, record: Option) -> inspect.Parameter:
     form, default, help_text = _form(name, record), record.default, record.first_sentence
     if form.type == list[str]:
         default, help_text = None, f"{help_text[:-1]}; may be repeated."
-    if default is inspect.Parameter.empty or isinstance(default, tuple):
-        default = form.default
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
     flags = [flag(name)] if default is False else []
     option = typer.Option(*flags, help=help_text, metavar=form.metavar)
     text: Any = form.type | None if default is None else form.type
@@ -248,17 +248,11 @@ class Form:
     read: Callable[[str, Any], Any] = lambda name, value: value
     """Makes the argument of an option's name and its text."""
     metavar: str | None = None
-    default: str | None = None
-    """Default text where Python has no default, or a tuple."""
 
 
 FORMS: Mapping[Any, Form] = {
-    bool: Form(bool),
-    bool | None: Form(bool),
-    int: Form(int),
-    int | None: Form(int),
-    float: Form(float),
-    float | None: Form(float),
+    **{form: Form(kind) for kind in (bool, int, float) for form in (kind, kind | None)},
+    bool | Sequence[int]: Form(bool),
     Rate | None: Form(float),
     str | Path | None: Form(Path),
     Plan | str | Path | None: Form(Path),
@@ -269,7 +263,7 @@ FORMS: Mapping[Any, Form] = {
         list[str], lambda name, items: tuple(",".join(items or ()).split(",")) if items else (), "NAME"
     ),
     int | Sequence[int]: Form(
-        str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,..", "1"
+        str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,.."
     ),
     **dict.fromkeys(
         (Which, Which | Sequence[Which]),
@@ -277,14 +271,13 @@ FORMS: Mapping[Any, Form] = {
             str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best, ema or STEP"
         ),
     ),
-    bool | Sequence[int]: Form(bool),
     Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
     ParamGroup | Sequence[ParamGroup] | None: Form(
         list[str], lambda name, items: parse_groups(items or ()), "params=NAME,lr=.."
     ),
     Augment: Form(list[str], lambda name, items: parse_augment(items or ()), "nnunet or TRANSFORM(..)"),
     Normalize: Form(list[str], lambda name, items: word_or_pairs(name, items), "METHOD or ARRAY=METHOD"),
-    Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,..", "1,2,4,8,16,32,64"),
+    Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,.."),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
     Mapping[str, int] | None: Form(list[str], lambda name, items: sizes(name, items, int), "NAME=SIZE"),
     Mapping[str, float] | None: Form(list[str], lambda name, items: sizes(name, items, float), "NAME=FACTOR"),

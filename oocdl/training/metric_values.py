@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,23 +101,17 @@ def metric_values(
     With ``of_sample`` the passes are one, of one sample.
     """
     values: dict[str, Any] = {}
-    for before, output, metric in _by_output(metrics, passes[0] if passes else {}):
-        sums = {
-            name: np.concatenate([np.asarray(one[output][name], np.float64) for one in passes])
-            for name in metric.needs
-        }
-        numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
-        values |= {f"{before}{name}": value for name, value in numbers.items()}
-    return values
-
-
-def _by_output(
-    metrics: Iterable[Metric], outputs: Mapping[str, Collection[str]]
-) -> Iterator[tuple[str, str, Metric]]:
-    """Give what stands before names, output and metric, for each metric whose sums an output has."""
-    for output, sums in outputs.items():
+    outputs: PassSums = passes[0] if passes else {}
+    for output, known in outputs.items():
         before = f"{output}/" if len(outputs) > 1 else ""
-        yield from ((before, output, metric) for metric in metrics if set(sums) >= set(metric.needs))
+        for metric in (one for one in metrics if known.keys() >= set(one.needs)):
+            sums = {
+                name: np.concatenate([np.asarray(one[output][name], np.float64) for one in passes])
+                for name in metric.needs
+            }
+            numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
+            values |= {f"{before}{name}": value for name, value in numbers.items()}
+    return values
 
 
 def mean_losses(passes: Sequence[Measured]) -> dict[str, float]:
