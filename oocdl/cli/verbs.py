@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,13 +23,11 @@ from oocdl.cli.verb_options import (
     told,
     with_options,
 )
-from oocdl.config import OPTIONS, parse_bytes
+from oocdl.config import OPTIONS
 from oocdl.errors import InputError
 from oocdl.events import Committed, Event, Listener, RunStarted, RunStopped
-from oocdl.host.limits import default_budget_bytes
 from oocdl.presets.nnunet_folds import HOURS, nnunet
 from oocdl.report.printer.show import What
-from oocdl.report.progress import Progress
 from oocdl.report.units import counted
 from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.simulation import simulate as simulate_run
@@ -110,15 +107,9 @@ def fit(
         raise InputError("fit takes a model and a dataset; only --preset takes one folder")
     options = arguments_for(FIT, {**given, "model": model, "dataset": dataset}) | call_options(given)
     options |= {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
-    options |= {"progress": False}
-    written = [*acting(given), *logs(log)]
-    budget_bytes = default_budget_bytes() if given["memory"] is None else parse_bytes(given["memory"])
     outcome = Outcome()
-    shown: AbstractContextManager[Progress | None] = (
-        Progress(budget_bytes) if given["progress"] else nullcontext()
-    )
-    with ending(lambda: str(outcome)), shown as listener, workers(given) as client:
-        listeners: list[Listener] = [*([] if listener is None else [listener]), outcome, *written]
+    listeners: list[Listener] = [outcome, *acting(given), *logs(log)]
+    with ending(lambda: str(outcome)), workers(given) as client:
         run = fit_run(**options, client=client, callbacks=listeners)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
 
