@@ -41,13 +41,7 @@ LEVELS = 2
 """Number of times the U-Net halves the volume."""
 
 
-def run_demo(
-    folder: str | Path = "oocdl-demo",
-    size: int = 48,
-    steps: int = 80,
-    memory: str = "512MiB",
-    engine: str = "auto",
-) -> None:
+def run_demo(folder: Path, size: int, steps: int, memory: str, engine: str) -> None:
     """Make data and model in ``folder``, plan, train, predict unseen volumes, draw them.
 
     ``size`` is the edge of the volumes, a multiple of 4; ``memory`` the budget.
@@ -56,7 +50,7 @@ def run_demo(
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if size < 16 or size % 2**LEVELS:
         raise InputError(f"size has to be a multiple of {2**LEVELS} and at least 16, got {size}")
-    root = _fresh(Path(folder))
+    root = _fresh(folder)
     training, unseen = root / "training.zarr", root / "unseen.zarr"
     write_volumes(training, TRAINING_VOLUMES, size, seed=1)
     volumes: Any = write_volumes(unseen, UNSEEN_VOLUMES, size, seed=2)

@@ -16,7 +16,7 @@ from rich.text import Text
 from oocdl.cli.demo import run_demo
 from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
-from oocdl.cli.texts import ConfigFile, numbers, sizes
+from oocdl.cli.texts import ConfigFile, sizes
 from oocdl.cli.verb_options import Dims, Engine, Out, RunDir, arguments_for, records_for, with_options
 from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.data import convert as convert_files
@@ -32,35 +32,26 @@ from oocdl.training.run import Run
 from oocdl.training.signals import Signals
 from oocdl.training.trainer import open as open_run
 
-PREDICT, EVALUATE = records_for(predict_runs), records_for(Run.evaluate)
+CONVERT, PREDICT = records_for(convert_files), records_for(predict_runs)
+EVALUATE = records_for(Run.evaluate)
 EXPORT = {"which": records_for(Run.export)["which"]}
 
 app = typer.Typer()
 
 
 @app.command()
+@with_options(CONVERT)
 def convert(
     source: Annotated[
         Path, typer.Argument(help="nnU-Net folder, CSV or JSON table, NIfTI, DICOM, NumPy, HDF5, Zarr.")
     ],
     out: Out,
     config: ConfigFile = None,
-    spacing: Annotated[
-        str | None, typer.Option(metavar="Z,Y,X", help="Millimetres to resample volumes to.")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(help="Memory budget, such as 1GiB.")] = None,
-    split: Annotated[str, typer.Option(help="Of an nnU-Net folder: train or test.")] = "train",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a dataset that was converted before.")
-    ] = False,
-    progress: Annotated[bool, typer.Option(help="Show progress.")] = True,
+    **given: Any,
 ) -> None:
     """Write images and labels of other formats as a dataset that fit reads, within a memory budget."""
-    steps = None if spacing is None else numbers("spacing", spacing, float)
     with ending(lambda: UNCHANGED), Signals() as signals, signals.allowed():
-        group = convert_files(
-            source, out, spacing=steps, memory=memory, split=split, overwrite=overwrite, progress=progress
-        )
+        group = convert_files(source, out, **arguments_for(CONVERT, given))
     samples = [sample for _, sample in sorted(group.groups())]
     if samples:
         say(f"{out}: {counted(len(samples), 'sample')}, the first of which is")

@@ -278,6 +278,7 @@ FORMS: Mapping[Any, Form] = {
     Augment: Form(list[str], lambda name, items: parse_augment(items or ()), "nnunet or TRANSFORM(..)"),
     Normalize: Form(list[str], lambda name, items: word_or_pairs(name, items), "METHOD or ARRAY=METHOD"),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,.."),
+    Sequence[float] | None: Form(str, lambda name, text: text and numbers(name, text, float), "Z,Y,X"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
     Mapping[str, int] | None: Form(list[str], lambda name, items: sizes(name, items, int), "NAME=SIZE"),
     Mapping[str, float] | None: Form(list[str], lambda name, items: sizes(name, items, float), "NAME=FACTOR"),
