@@ -171,18 +171,22 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
     """Do what ``fit`` does once it knows the job; tests give theirs another ``machine``."""
     if workers is None:  # else it is what each worker may use that counts
         check_budget(job.settings.memory_bytes)
-    folder = _run_folder(job, call.workdir)
+    folder, say = _run_folder(job, call.workdir), _notices(call.callbacks)
     with ExitStack() as stack:
-        say = _notices(call.callbacks) if workers is None else None
         machine = as_one([machine_facts(job.machine.engine)] if workers is None else workers.machines())
-        store, made = _open_store(stack, folder, job, call, say, machine)
+        store, made = _open_store(stack, folder, job, call, say if workers is None else None, machine)
         if not any(isinstance(listener, Progress) for listener in call.callbacks):
             _warn(made)
         if validations := made.of_role(VALIDATION):
             warn_of_predictions(made.kinds[validations[0]].plan.factored.graph, job.model)
-        telling = _notices(call.callbacks)
-        preparation = prepared(job.preparation, store, job.dataset, job.course.trained, telling)
-        listeners = _with_page(stack, folder, call, workers)
+        preparation = prepared(job.preparation, store, job.dataset, job.course.trained, say)
+        listeners = call.callbacks
+        if workers is not None:
+            page = workers.page(folder.absolute(), say, bool(call.dashboard))
+            listeners = [*listeners, stack.enter_context(page)]
+        elif call.dashboard:
+            port = 0 if call.dashboard is True else call.dashboard
+            stack.enter_context(page_process.shown(folder, say, port))
         Trainer(
             job=replace(job, preparation=preparation),
             store=store,
@@ -193,17 +197,6 @@ def train(job: Job, call: Call, workers: Workers | None = None) -> Run:
             trace=call.trace,
         ).run()
     return Run(folder.absolute(), made)
-
-
-def _with_page(stack: ExitStack, folder: Path, call: Call, workers: Workers | None) -> Sequence[Listener]:
-    """Show the run, on Dask's dashboard or if asked by a process of its own; returns all its listeners."""
-    say, listeners = _notices(call.callbacks), call.callbacks
-    if workers is not None:
-        return [*listeners, stack.enter_context(workers.page(folder.absolute(), say, bool(call.dashboard)))]
-    if call.dashboard:
-        port = 0 if call.dashboard is True else call.dashboard
-        stack.enter_context(page_process.shown(folder, say, port))
-    return listeners
 
 
 def _open_store(
