@@ -24,10 +24,8 @@ from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, region_shape, within
 from oocdl.host.paths import path_of
-from oocdl.planning.binding import Binding
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime import weight_io
-from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.files import reporting
 from oocdl.storage.run.lock import locked
 from oocdl.storage.run.run_store import RunStore
@@ -208,10 +206,14 @@ def _without_smaller(inference: Inference, outputs: Sequence[Output]) -> list[Ou
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:
-    """The arrays to write: one for all samples, or one for each where they differ in size."""
+    """The arrays to write: one for all samples, or one for each where they differ in size.
+
+    An output of the padded extents of its input has the sample's own extents.
+    """
     full = {kind.label: name for name, kind in inference.kinds.items() if not kind.is_rest}
     for label, plan_id in full.items():
-        compiled = inference.compiled[plan_id]
+        compiled, binding = inference.compiled[plan_id], inference.sized.bindings[label]
+        padded = binding.arrays[next(iter(binding.inputs.values()))].shape
         for output, name in compiled.outputs.items():
             value = compiled.plan.factored.graph.values[name]
             regions = [region for region, _ in compiled.graph.pieces[compiled.plan.factored.stored(name)]]
@@ -220,19 +222,11 @@ def _outputs_of(inference: Inference) -> Iterator[Output]:
                 yield Output(output, (inference.binding.samples, *value.shape[1:]), value.dtype, (1, *chunks))
             for row, its in enumerate(inference.sized.labels):
                 if its == label:
-                    binding, axes = inference.sized.bindings[label], len(inference.sized.spaces[0])
-                    shape = _own_shape(binding, row, value.shape[1:], axes)
+                    own, shape = inference.extents(row), value.shape[1:]
+                    if shape[-len(own) :] == padded[-len(own) :]:
+                        shape = (*shape[: -len(own)], *own)
                     sizes = tuple(max(min(pair), 1) for pair in zip(chunks, shape, strict=True))
                     yield Output(output, shape, value.dtype, sizes, row)
-
-
-def _own_shape(binding: Binding, row: int, shape: Shape, axes: int) -> Shape:
-    """Return the shape of an output of a sample: with its own extents, if the output has the padded ones."""
-    array = binding.arrays[next(iter(binding.inputs.values()))]
-    own = members_of(array)[row].shape
-    if len(shape) < axes or shape[-axes:] != array.shape[-axes:]:
-        return shape
-    return (*shape[:-axes], *own[-axes:])
 
 
 def labels_of(output: Output, least: int = 2) -> Output:
