@@ -7,8 +7,6 @@ by more than rounding, the file is another network.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -39,29 +37,8 @@ MOST_NOISE = 1e-3
 _ORDER = ("output", "update", "gradient")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A result of which module and file disagree."""
-
-    title: str
-    """Title of the result, as in ``Pass.results``."""
-    error: float
-    allowed: float
-    shapes: Shapes
-    """Shapes of the inputs."""
-    place: str
-    """The first operation of the module whose result, or gradient, the file does not have; may be empty."""
-
-    def __str__(self) -> str:
-        sizes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
-        first = f", first in {self.place}" if self.place else ""
-        return (
-            f"its {self.title} is off by {self.error:.1e} (rounding: {self.allowed:.0e}) for {sizes}{first}"
-        )
-
-
-def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> Difference | None:
-    """Train module and file on the same numbers; returns what differs, None if nothing does.
+def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> str:
+    """Train module and file on the same numbers, and say what differs, '' if nothing does.
 
     The second call finds what the first has changed (running statistics). Raises UnsupportedError where the
     two do not take the same random numbers.
@@ -70,14 +47,13 @@ def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> Differenc
         if number:
             twin.move(number)
         file_pass = training_pass(model, shapes, twin.precision)
-        difference = _one(twin, file_pass, data, shapes, number)
-        if difference is not None:
+        if difference := _one(twin, file_pass, data, shapes, number):
             return difference
-    return None
+    return ""
 
 
-def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int) -> Difference | None:
-    """Call both on the same numbers, and compare all results."""
+def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int) -> str:
+    """Call both on the same numbers, and compare all results: say what differs, '' if nothing does."""
     start = twin.held()
     for positive in (False, True):
         inputs = data.inputs(shapes, twin.dtype, seed, ties=not seed, positive=positive)
@@ -102,19 +78,17 @@ def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int) -> Diffe
         twin.put(after)
     wrong = [title for title, error in off.items() if not error <= allowed[title]]
     if not wrong:
-        return None
+        return ""
     twin.put(start)
     recorder, known = Recorder(Places(twin.module)), Known()
     twin.call(inputs, cotangents, Pinned(made.draws, twin.dtype, seed), recorder)
     made.run(start, given, draws.random, known.add)
     first = min(wrong, key=lambda title: _ORDER.index(title.partition(" ")[0]))
-    return Difference(
-        title=first,
-        error=off[first],
-        allowed=allowed[first],
-        shapes=shapes,
-        place=first_difference(recorder.operations, known),
-    )
+    place = first_difference(recorder.operations, known)
+    where = f", first in {place}" if place else ""
+    sizes = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+    rounding = f"(rounding: {allowed[first]:.0e})"
+    return f"its {first} is off by {off[first]:.1e} {rounding} for {sizes}{where}"
 
 
 def _cotangents(made: Pass, dtype: torch.dtype, seed: int) -> dict[str, Tensor | None]:
@@ -147,8 +121,8 @@ def differences(module: nn.Module, signature: Signature, model: OnnxModel, made:
             raise
         twin = Twin(module, signature, model.metadata, torch.float32)
         difference = compare(twin, model, made.sizes, made.data)
-    if difference is not None:
-        return str(difference), ""
+    if difference:
+        return difference, ""
     return "", _predicts_otherwise(Twin(module, signature, model.metadata, twin.dtype), model, made)
 
 
@@ -158,10 +132,8 @@ def _predicts_otherwise(twin: Twin, model: OnnxModel, made: Study) -> str:
     shapes = {name: (1, *shape[1:]) if free else shape for name, shape in made.sizes.second.items()}
     twin.module.eval()
     try:
-        made_pass = inference_pass(model, shapes, twin.precision)
-        difference = _one(twin, made_pass, made.data, shapes, len(_ORDER))
+        return _one(twin, inference_pass(model, shapes, twin.precision), made.data, shapes, len(_ORDER))
     except UnsupportedError as error:
         return str(error)
     except Exception as error:  # a module that is trained may never have been called so
         return first_line(error)
-    return "" if difference is None else str(difference)
