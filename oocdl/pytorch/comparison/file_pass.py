@@ -15,6 +15,7 @@ from oocdl.engines.torch.transfer import to_torch
 from oocdl.graph.ir.graph import Array, Graph, Role
 from oocdl.graph.ir.index import as_slices
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.ir.operands import endings
 from oocdl.graph.onnx.reader import Imported, OnnxModel
 from oocdl.graph.partition.tiling import whole_unit
 from oocdl.graph.transforms.canonicalize import canonicalize
@@ -59,16 +60,13 @@ class Pass:
             array = np.asarray(arrays[name], self.graph.values[name].dtype)
             read = array.reshape(self.factored.shapes[name])[as_slices(region)]
             slots[slot] = to_torch(np.asarray(read))
-        ends = {end.slot for end in program.outputs}
-        last = {o.slot: n for n, item in enumerate(program.instructions) for o in item.operands}
         with torch.inference_mode():
-            for number, item in enumerate(program.instructions):
+            for item, ending in zip(program.instructions, endings(program), strict=True):
                 Step(item, ()).run(slots, {})
                 for slot in item.outputs if look is not None else ():
                     look(slots[slot])  # type: ignore[misc]
-                for slot in {*item.outputs, *(o.slot for o in item.operands)}:
-                    if last.get(slot, number) == number and slot not in ends:
-                        slots.pop(slot, None)
+                for slot in ending:
+                    del slots[slot]
         stored = {name: slots[end.slot] for (name, _), end in zip(unit.makes, program.outputs, strict=True)}
         stored |= {name: to_torch(arrays[name]) for name in sources}
         return {
