@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,11 @@ def draws_of(graph: Graph) -> tuple[Draw, ...]:
     return tuple(draws)
 
 
+_UNIFORM, _NORMAL = ("rand", "rand_like", "uniform_"), ("randn", "randn_like", "normal", "normal_")
+_DRAWING = ("bernoulli", "bernoulli_", *_UNIFORM, *_NORMAL)
+"""PyTorch's operators whose random numbers a file can take the place of."""
+
+
 class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives a module the random numbers of a file, in order, and notes which the file has to take."""
 
@@ -62,7 +67,7 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
             x, ratio, training = args
             kept = self._draw(name, x.shape, 1 - ratio) if training else torch.ones_like(x)
             return x * kept / max(1 - ratio, 1e-300), kept.bool()
-        if name not in _MADE:
+        if name not in _DRAWING:
             if "scaled_dot_product" in name:
                 return func(*args, **kwargs)  # without dropout
             raise UnsupportedError(f"random numbers of {name} cannot be compared with those of a file")
@@ -76,7 +81,14 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedError(f"random numbers of {func} cannot be compared with those of a file")
         shape = tuple(x.shape) if isinstance(x, Tensor) else tuple(bound["size"])
         wanted = bound.get("dtype") or (x.dtype if isinstance(x, Tensor) else torch.get_default_dtype())
-        drawn = _MADE[name](self, name, shape, bound).to(wanted)
+        if name.startswith("bernoulli"):
+            drawn = self._draw(name, shape, bound.get("p", x if name == "bernoulli" else 0.5))
+        elif name in _NORMAL:
+            drawn = self._draw(name, shape) * bound.get("std", 1.0) + bound.get("mean", 0.0)
+        else:
+            low, high = bound.get("from", 0.0), bound.get("to", 1.0)
+            drawn = self._draw(name, shape) * (high - low) + low
+        drawn = drawn.to(wanted)
         return x.copy_(drawn) if isinstance(x, Tensor) and name.endswith("_") else drawn
 
     def check_all_drawn(self) -> None:
@@ -104,30 +116,6 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 2 * math.pi * self.random[draw.values[1]]
             )
         return first
-
-
-def _bernoulli(pinned: Pinned, name: str, shape: Sequence[int], bound: Mapping[str, Any]) -> Tensor:
-    chance = bound.get("p", bound["self"] if name == "bernoulli" else 0.5)
-    return pinned._draw(name, shape, chance)
-
-
-def _uniform(pinned: Pinned, name: str, shape: Sequence[int], bound: Mapping[str, Any]) -> Tensor:
-    low, high = bound.get("from", 0.0), bound.get("to", 1.0)
-    drawn: Tensor = pinned._draw(name, shape) * (high - low) + low
-    return drawn
-
-
-def _gaussian(pinned: Pinned, name: str, shape: Sequence[int], bound: Mapping[str, Any]) -> Tensor:
-    drawn: Tensor = pinned._draw(name, shape) * bound.get("std", 1.0) + bound.get("mean", 0.0)
-    return drawn
-
-
-_MADE: Mapping[str, Callable[[Pinned, str, Sequence[int], Mapping[str, Any]], Tensor]] = {
-    **dict.fromkeys(("bernoulli", "bernoulli_"), _bernoulli),
-    **dict.fromkeys(("rand", "rand_like", "uniform_"), _uniform),
-    **dict.fromkeys(("randn", "randn_like", "normal_", "normal"), _gaussian),
-}
-"""PyTorch's operators that draw numbers -> what they make of the file's."""
 
 
 Results = Mapping[str, Tensor]

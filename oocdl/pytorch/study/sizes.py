@@ -104,29 +104,19 @@ class Data:
         ``ties``: of whole numbers, half of the last axis zeros, as images with a background are.
         """
         random = torch.Generator().manual_seed(seed)
-        return {
-            name: self._numbers(self.dtypes[name], shape, dtype, random, ties, positive)
-            for name, shape in shapes.items()
-        }
 
-    def _numbers(
-        self,
-        kind: torch.dtype,
-        shape: tuple[int, ...],
-        dtype: torch.dtype,
-        random: torch.Generator,
-        ties: bool,
-        positive: bool,
-    ) -> Tensor:
-        if kind == torch.bool:
-            return torch.rand(shape, generator=random) < _TRUE
-        if not kind.is_floating_point:
-            ids = torch.randint(0, max(min(self.rows, _MOST_ROWS), 1), shape, generator=random)
-            for place, number in enumerate(self.special[: ids.numel()]):
-                ids.view(-1)[place] = number
-            return ids.to(kind)
-        x = torch.randn(shape, generator=random, dtype=torch.float64)
-        if ties:
-            x = x.mul_(1.5).round_()
-            x[..., : shape[-1] // 2 if shape else 0] = 0.0
-        return (x.abs_().add_(0.1) if positive else x).to(dtype)
+        def numbers(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+            if kind == torch.bool:
+                return torch.rand(shape, generator=random) < _TRUE
+            if not kind.is_floating_point:
+                ids = torch.randint(0, max(min(self.rows, _MOST_ROWS), 1), shape, generator=random)
+                for place, number in enumerate(self.special[: ids.numel()]):
+                    ids.view(-1)[place] = number
+                return ids.to(kind)
+            x = torch.randn(shape, generator=random, dtype=torch.float64)
+            if ties:
+                x = x.mul_(1.5).round_()
+                x[..., : shape[-1] // 2 if shape else 0] = 0.0
+            return (x.abs_().add_(0.1) if positive else x).to(dtype)
+
+        return {name: numbers(self.dtypes[name], shape) for name, shape in shapes.items()}
