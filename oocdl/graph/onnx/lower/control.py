@@ -100,13 +100,6 @@ def _concat(ctx: Context) -> Sequence[Operand]:
     return [_joined(ctx, _items(ctx), int(ctx.attr("axis")), bool(ctx.attr("new_axis", 0)))]
 
 
-def _body(ctx: Context, name: str) -> Body:
-    found = ctx.attr(name)
-    if not isinstance(found, Body):
-        raise ModelError(f"attribute {name} is missing, or is no graph")
-    return found
-
-
 def _run(ctx: Context, body: Body, given: Sequence[Entry]) -> list[Entry]:
     """Lower the nodes of a body, which reads the outside too, and of which only its results stay."""
     node, env, stored = ctx.node, ctx.env, dict(ctx.stored)
@@ -134,12 +127,12 @@ def _truth(ctx: Context, condition: Entry) -> bool:
 @lowers("If")
 def _if(ctx: Context) -> Sequence[Entry]:
     branch = "then_branch" if _truth(ctx, ctx.entry(0)) else "else_branch"
-    return _run(ctx, _body(ctx, branch), [])
+    return _run(ctx, ctx.attr(branch), [])
 
 
 @lowers("Loop")
 def _loop(ctx: Context) -> Sequence[Entry]:
-    body, state = _body(ctx, "body"), [ctx.entry(index) for index in range(2, len(ctx.node.inputs))]
+    body, state = ctx.attr("body"), [ctx.entry(index) for index in range(2, len(ctx.node.inputs))]
     count = ctx.scalar("a number of trips", 0)
     going = _truth(ctx, ctx.entry(1)) if ctx.has(1) else True
     trips = MOST_TRIPS + 1 if count is None else int(count)
@@ -162,7 +155,7 @@ def _loop(ctx: Context) -> Sequence[Entry]:
 
 @lowers("Scan")
 def _scan(ctx: Context) -> Sequence[Entry]:
-    body, count = _body(ctx, "body"), int(ctx.attr("num_scan_inputs"))
+    body, count = ctx.attr("body"), int(ctx.attr("num_scan_inputs"))
     first = len(ctx.node.inputs) - count
     state, names = [ctx.entry(index) for index in range(first)], range(first, len(ctx.node.inputs))
     axes = [
