@@ -208,10 +208,6 @@ class Context:
         """Return the node that makes a value, if one does."""
         return next((node for node in reversed(self.build.nodes) if value in node.outputs), None)
 
-    def used(self, name: str) -> bool:
-        """Whether an ONNX name is read by a node or is an output of the model."""
-        return name in self.read
-
     def per_channel(self, vector: str, rank: int) -> str:
         """Reshape a vector of channels so that it broadcasts along axis 1."""
         return self.reshape(vector, (1, prod(self.build.shape(vector)), *(1,) * (rank - 2)))

@@ -204,7 +204,7 @@ def _differences(old: OnnxFile, new: OnnxFile) -> Iterator[str]:
 
 def _facts(model: OnnxFile, name: str) -> tuple[str, str, str]:
     """Say what an initializer is: its form, its part in the module, and its names there."""
-    item, fact = model.initializers[name], model.metadata.facts.get(name) if model.metadata else None
+    item, fact = model.initializers[name], model.fact(name)
     form = f"{list(item.shape)} of {item.stored}"
     if fact is None:
         return form, "a constant", ""

@@ -18,13 +18,7 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.baked import note_resized
-from oocdl.graph.onnx.bodies import (
-    FINAL,
-    activations_last,
-    every_node,
-    results_of_bodies,
-    without_functions,
-)
+from oocdl.graph.onnx.bodies import FINAL, activations_last, every_node, results_of_bodies, without_functions
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
 from oocdl.graph.onnx.context import Context, all_of, needed
@@ -32,15 +26,7 @@ from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
 from oocdl.graph.onnx.metadata import read_metadata
-from oocdl.graph.onnx.model_file import (
-    Port,
-    load,
-    nodes_of,
-    port_of,
-    shown,
-    size_text,
-    words,
-)
+from oocdl.graph.onnx.model_file import Port, load, nodes_of, port_of, shown, size_text, words
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.graph.onnx.roles import evaluated, has_one_bias, role_of
@@ -211,7 +197,7 @@ class _Reader:
             ctx.env[port.name] = build.value(port.name, shapes[port.name], dtype, Role.INPUT)
             note_resized(ctx, port.name, shapes[port.name])
         for name, item in self.model.initializers.items():
-            if not ctx.used(name):
+            if name not in ctx.read:
                 continue
             role = role_of(self.model, item)
             if role is Role.CONSTANT and item.is_float and item.nbytes > MOST_CONSTANT_BYTES:

@@ -125,13 +125,8 @@ def _instance_norm(ctx: Context) -> Sequence[Operand]:
     x, shape, eps = ctx.value(0), ctx.shape(0), ctx.attr("epsilon", 1e-5)
     source = ctx.unreshaped(x)
     before = ctx.build.shape(source)
-    if (
-        source != x
-        and len(shape) == 3
-        and len(before) > 3
-        and before[0] == shape[0]
-        and before[1] % shape[1] == 0
-    ):
+    merged = source != x and len(shape) == 3 and len(before) > 3
+    if merged and before[0] == shape[0] and before[1] % shape[1] == 0:
         split = (before[1] // shape[1],) if before[1] != shape[1] else ()
         x = ctx.reshape(source, (*shape[:2], *split, *before[2:]))
     y, _, _ = _normalize(ctx, x, range(2, len(ctx.build.shape(x))), eps)
@@ -145,10 +140,7 @@ def _group_norm(ctx: Context) -> Sequence[Operand]:
         raise ModelError(f"{shape[1]} channels are not divisible into {groups} groups")
     x = ctx.reshape(ctx.value(0), (shape[0], groups, shape[1] // groups, *shape[2:]))
     y, _, _ = _normalize(ctx, x, range(2, len(shape) + 1), ctx.attr("epsilon", 1e-5))
-    by_group = (
-        ctx.shape(1) == (groups,) and ctx.opset < 21
-    )  # scale and bias: one a group, later one a channel
-    if by_group:
+    if ctx.opset < 21 and ctx.shape(1) == (groups,):  # scale and bias: one a group, later one a channel
         return [ctx.reshape(_affine(ctx, y, 1, 2, channels=True), shape)]
     return [_affine(ctx, ctx.reshape(y, shape), 1, 2, channels=True)]
 
@@ -175,7 +167,7 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
     x, shape, eps = ctx.value(0), ctx.shape(0), ctx.attr("epsilon", 1e-5)
     rank = len(shape)
     stats = [ctx.value(3), ctx.value(4)]
-    if any(ctx.used(name) for name in ctx.node.outputs[1:] if name):
+    if any(name in ctx.read for name in ctx.node.outputs[1:] if name):
         ctx.refuse("running statistics used elsewhere")
     roles = {ctx.build.values[value].role for value in stats}
     trains = ctx.training and trains_by_origin(ctx.node) and ctx.node.outputs[0] not in ctx.evaluated
@@ -225,13 +217,13 @@ def _dropout(ctx: Context) -> Sequence[Operand]:
     if not 0 <= ratio <= 1:
         raise ModelError(f"a dropout ratio has to be between 0 and 1, not {ratio}")
     uniform = None
-    if ctx.training and ratio == 1 and not (len(ctx.node.outputs) > 1 and ctx.used(ctx.node.outputs[1])):
+    if ctx.training and ratio == 1 and not (len(ctx.node.outputs) > 1 and ctx.node.outputs[1] in ctx.read):
         return [ctx.make("Mul", x, ctx.number(0.0, x))]
     if ctx.training and ratio:
         name = ctx.build.unique(f"{ctx.build.scope}uniform")
         uniform = ctx.build.value(name, ctx.shape(0), ctx.build.dtype(x), Role.RANDOM)
     y = ctx.make("Dropout", x, uniform, ratio=ratio) if uniform else x
-    if len(ctx.node.outputs) < 2 or not ctx.used(ctx.node.outputs[1]):
+    if len(ctx.node.outputs) < 2 or ctx.node.outputs[1] not in ctx.read:
         return [y]
     if uniform:
         return [y, ctx.make("Not", ctx.make("Less", uniform, ctx.number(ratio, uniform)))]
@@ -287,15 +279,8 @@ def _along_axes(ctx: Context, x: str, **attrs: Any) -> str:
     for axis, geometry in enumerate(zip(kernel, strides, dilations, pads, pads[len(kernel) :], strict=False)):
         kept, _, _, *padding = geometry
         if (kept, counts[axis], *padding) != (1, ctx.build.shape(x)[2 + axis], 0, 0):
-            x = ctx.make(
-                "Resample",
-                x,
-                axis=2 + axis,
-                size=counts[axis],
-                window=geometry,
-                transposed=False,
-                **attrs,
-            )
+            where = {"axis": 2 + axis, "size": counts[axis], "window": geometry}
+            x = ctx.make("Resample", x, **where, transposed=False, **attrs)
     return x
 
 

@@ -44,7 +44,7 @@ def _band(ctx: Context) -> tuple[int | None, int | None]:
 @lowers("Attention")
 def _attention(ctx: Context) -> Sequence[Operand]:
     """``softmax(q k^T scale + mask) v``; a head of keys serves as many heads of queries as there are more."""
-    if any(ctx.node.inputs[MASK + 1 :]) or any(ctx.used(name) for name in ctx.node.outputs[1:] if name):
+    if any(ctx.node.inputs[MASK + 1 :]) or any(name in ctx.read for name in ctx.node.outputs[1:] if name):
         ctx.refuse("a cache of keys, or scores as a result")
     if ctx.attr("softcap", 0.0):
         ctx.refuse("a softcap")

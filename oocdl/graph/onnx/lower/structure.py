@@ -41,17 +41,8 @@ def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
     if first is not None and first.op == "Transpose":  # the axes of a file may be moved there and back
         base, order = first.inputs[0], [first.attrs["perm"][old] for old in order]
     extent = ctx.build.shape(base)[order[axis]] * count
-    made = ctx.make(
-        "Resample",
-        base,
-        axis=order[axis],
-        size=extent,
-        mode="nearest",
-        coordinates="asymmetric",
-        scale=float(count),
-        nearest_mode="floor",
-        transposed=False,
-    )
+    how = {"mode": "nearest", "coordinates": "asymmetric", "scale": float(count), "nearest_mode": "floor"}
+    made = ctx.make("Resample", base, axis=order[axis], size=extent, **how, transposed=False)
     return made if order == sorted(order) else ctx.make("Transpose", made, perm=tuple(order))
 
 
