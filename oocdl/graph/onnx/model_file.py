@@ -36,14 +36,6 @@ _HEADS = {
 }
 
 
-@dataclass(frozen=True)
-class Span:
-    """A range of bytes of a file."""
-
-    start: int
-    length: int
-
-
 @dataclass(frozen=True, eq=False)
 class OnnxNode:
     """A node in plain Python."""
@@ -90,7 +82,7 @@ def shown(name: str) -> str:
     return f"'{text if len(text) <= 80 else text[:77] + '...'}'"
 
 
-def load(path: Path) -> tuple[onnx.ModelProto, dict[int, Span]]:
+def load(path: Path) -> tuple[onnx.ModelProto, dict[int, range]]:
     """Parse the model without the raw bytes of its big initializers; returns where those lie, too."""
     if path.is_dir():
         raise ModelError(f"{path} is a folder; give the .onnx file")
@@ -182,10 +174,10 @@ def field_header(number: int, length: int) -> bytes:
     return bytes(head)
 
 
-def _strip(handle: int, size: int) -> tuple[bytes, dict[int, Span]]:
+def _strip(handle: int, size: int) -> tuple[bytes, dict[int, range]]:
     """Return the message without big raw tensors, and initializer number -> where its bytes are."""
     pieces: list[bytes] = []
-    spans: dict[int, Span] = {}
+    spans: dict[int, range] = {}
     count = 0
     for number, start, body, stop in _fields(handle, 0, size):
         if number != _GRAPH:
@@ -199,7 +191,7 @@ def _strip(handle: int, size: int) -> tuple[bytes, dict[int, Span]]:
             tensor = b""
             for kind, a, b, c in _fields(handle, content, last):
                 if kind == _RAW and c - b > KEPT_BYTES:
-                    spans[count] = Span(b, c - b)
+                    spans[count] = range(b, c)
                 else:
                     tensor += _read(handle, a, c)
             inner += [field_header(_INITIALIZER, len(tensor)), tensor]

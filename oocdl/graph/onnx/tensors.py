@@ -22,7 +22,7 @@ import onnx
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, region_shape, whole
-from oocdl.graph.onnx.model_file import Span, dimensions, element_type, inside, shown, size_text
+from oocdl.graph.onnx.model_file import dimensions, element_type, inside, shown, size_text
 
 Stamp = tuple[int, int, int, int]
 """Device, inode, size and time of change of a file: whether it is still the same."""
@@ -127,16 +127,16 @@ def _stamp(status: os.stat_result) -> Stamp:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def source(tensor: onnx.TensorProto, path: Path, span: Span | None) -> WeightSource:
+def source(tensor: onnx.TensorProto, path: Path, span: range | None) -> WeightSource:
     """Find the contents of an initializer; ``span``: its bytes in the file at ``path``."""
     what = f"tensor {shown(tensor.name)}"
     stored = element_type(tensor.data_type, what)
     shape = dimensions(tensor, what)
     declared = WeightSource(name=tensor.name, shape=shape, dtype=stored.name, stored=stored, path=None)
     if span is not None:
-        if span.length != declared.nbytes:
+        if len(span) != declared.nbytes:
             raise ModelError(
-                f"{what} declares {size_text(declared.nbytes)}, but carries {size_text(span.length)}"
+                f"{what} declares {size_text(declared.nbytes)}, but carries {size_text(len(span))}"
             )
         return replace(declared, path=path, offset=span.start, stamp=_stamp(path.stat()))
     if tensor.data_location == onnx.TensorProto.EXTERNAL:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import onnx
@@ -90,7 +90,7 @@ def _spare_source(origin: Path, target: Path) -> None:
         raise ModelError(f"there is no folder {target.parent}")
 
 
-def _source(tensor: onnx.TensorProto, origin: Path, span: Any) -> WeightSource | None:
+def _source(tensor: onnx.TensorProto, origin: Path, span: range | None) -> WeightSource | None:
     """Return the contents of a tensor; ``None`` if it stays as it is (strings, 4-bit numbers)."""
     kinds = onnx.TensorProto
     if tensor.data_type in (kinds.STRING, kinds.UINT4, kinds.INT4):

@@ -74,12 +74,6 @@ def _by_group(ctx: Context, groups: int) -> str:
     return ctx.reshape(ctx.value(MASK), (batch, *split, *rest))
 
 
-def _table(ctx: Context, index: int) -> str:
-    """Return cosines or sines as [batch, length, size], looked up by positions if these are given."""
-    table = ctx.value(index)
-    return ctx.make("Gather", table, ctx.value(3)) if ctx.has(3) else table
-
-
 @lowers("RotaryEmbedding")
 def _rotary(ctx: Context) -> Sequence[Operand]:
     """Turn pairs of numbers by angles of their positions; those beyond ``rotary_embedding_dim`` stay."""
@@ -94,7 +88,7 @@ def _rotary(ctx: Context) -> Sequence[Operand]:
     parts = [slice_axis(ctx, x, 3, *one) for one in ranges]
     angles = []
     for index in (1, 2):
-        table = _table(ctx, index)
+        table = ctx.make("Gather", ctx.value(index), ctx.value(3)) if ctx.has(3) else ctx.value(index)
         batch, length = ctx.build.shape(table)[:2]
         angles.append(ctx.reshape(table, (batch, length, 1, half) if flat else (batch, 1, length, half)))
     (first, second), (cosine, sine) = parts, angles
