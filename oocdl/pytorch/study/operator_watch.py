@@ -52,8 +52,8 @@ class Findings:
     """Number of rows of each table in which inputs are looked up."""
     counters: Counter[str] = field(default_factory=Counter)
     """``num_batches_tracked`` -> the amount by which one pass raises it."""
-    random: list[str] = field(default_factory=list)
-    """Places at which random numbers are drawn."""
+    draws: int = 0
+    """Number of operators that have drawn random numbers."""
     casts: dict[str, str] = field(default_factory=dict)
     """Place at which the code rounds to another type of numbers -> that type."""
     numbers: set[float] = field(default_factory=set)
@@ -76,7 +76,7 @@ class NoOperators(TorchFunctionMode):
         self.watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        watch, before = self.watch, len(self.watch.found.random)
+        watch, before = self.watch, self.watch.found.draws
         if func is Tensor.register_hook:
             watch.refuse("a hook on the gradient of a tensor,")
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
@@ -84,7 +84,7 @@ class NoOperators(TorchFunctionMode):
         if func in _ARRAYS and any(cell_of(x) in watch.data for x in args if isinstance(x, Tensor)):
             watch.refuse(f"numbers that depend on data leave PyTorch ({func.__name__})")
         out = func(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "").endswith("alpha_dropout") and len(watch.found.random) > before:
+        if getattr(func, "__name__", "").endswith("alpha_dropout") and watch.found.draws > before:
             # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
             watch.refuse(func.__name__)
         return out
@@ -189,7 +189,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bound |= kwargs
         ratio = bound.get("dropout_p", 0.0 if "scaled_dot_product" in name else 1.0)
         if torch.Tag.nondeterministic_seeded in func.tags and ratio:
-            self.found.random.append(f"{name} {self.places.here()}")
+            self.found.draws += 1
             self.data.update(map(cell_of, results))
             if bound.get("generator") is not None:
                 self.refuse("random numbers of a generator of its own")
