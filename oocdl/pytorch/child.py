@@ -90,9 +90,8 @@ def _run(work: Callable[[], T], writer: int, most_seconds: int | None) -> NoRetu
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # rather this copy than its original, if memory ends
         if most_seconds is not None:
-            resource.setrlimit(
-                resource.RLIMIT_CPU, (most_seconds, resource.getrlimit(resource.RLIMIT_CPU)[1])
-            )
+            _, most = resource.getrlimit(resource.RLIMIT_CPU)
+            resource.setrlimit(resource.RLIMIT_CPU, (most_seconds, most))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
         faulthandler.disable()  # it writes to a file of its own, which in a notebook is the cell

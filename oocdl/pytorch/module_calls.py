@@ -32,10 +32,8 @@ class Signature:
     """Number of inputs, the first ones, that are given by position; the others are given by name."""
 
     def split(self, inputs: Tensors) -> tuple[list[Tensor], dict[str, Tensor]]:
-        values = [inputs[name] for name in self.names]
-        return values[: self.positional], dict(
-            zip(self.names[self.positional :], values[self.positional :], strict=True)
-        )
+        first, others = self.names[: self.positional], self.names[self.positional :]
+        return [inputs[name] for name in first], {name: inputs[name] for name in others}
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:

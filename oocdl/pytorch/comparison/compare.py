@@ -94,13 +94,11 @@ def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int) -> str:
 def _cotangents(made: Pass, dtype: torch.dtype, seed: int) -> dict[str, Tensor | None]:
     """Return a gradient for each output that has one; None for others, and for all in a prediction."""
     random = torch.Generator().manual_seed(seed)
-    shapes = {name: made.graph.values[value].shape for name, value in made.cotangents.items()}
-    return {
-        name: torch.randn(shapes[name], generator=random, dtype=torch.float64).to(dtype)
-        if name in shapes
-        else None
-        for name, _ in made.imported.outputs
-    }
+    cotangents: dict[str, Tensor | None] = {name: None for name, _ in made.imported.outputs}
+    for name, value in made.cotangents.items():
+        drawn = torch.randn(made.graph.values[value].shape, generator=random, dtype=torch.float64)
+        cotangents[name] = drawn.to(dtype)
+    return cotangents
 
 
 def differences(module: nn.Module, signature: Signature, model: OnnxModel, made: Study) -> tuple[str, str]:

@@ -114,15 +114,12 @@ def _with_attention(imported: Imported) -> Graph:
 def _ready(
     imported: Imported, graph: Graph, results: Mapping[str, str], cotangents: Mapping[str, str]
 ) -> Pass:
-    outputs = tuple(results.values())
-    graph = replace(graph, outputs=outputs, updates={})
-    small = canonicalize(graph, RULES)
-    names = dict(zip(results, small.outputs, strict=True))
+    small = canonicalize(replace(graph, outputs=tuple(results.values()), updates={}), RULES)
     return Pass(
         imported=imported,
         graph=small,
         factored=factorize(small, RULES),
-        results=names,
+        results=dict(zip(results, small.outputs, strict=True)),
         cotangents=cotangents,
         draws=draws_of(imported.graph),
     )

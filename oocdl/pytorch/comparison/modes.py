@@ -112,9 +112,8 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if chance is not None:
             return first >= 1 - chance if draw.kind == "dropout" else first < chance
         if draw.kind == "normal":  # Box and Muller's, as ``graph/onnx/lower/random`` has them
-            return torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(
-                2 * math.pi * self.random[draw.values[1]]
-            )
+            second = self.random[draw.values[1]]
+            return torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(2 * math.pi * second)
         return first
 
 

@@ -35,11 +35,7 @@ BATCH = "batch"
 _TORCH = Path(torch.__file__).parent
 _KERNELS = ("contiguous", "strides_like", "conv", "elementwise_output_strides", "memory_format")
 """Parts of the names of PyTorch's functions whose conditions choose a kernel or an order in memory."""
-_FOLLOWING = (
-    "<",
-    str(_TORCH / "__init__.py"),
-    *(str(_TORCH / name) for name in ("fx/", "_subclasses/", "_ops.py")),
-)
+_FOLLOWING = ("<", *(str(_TORCH / name) for name in ("__init__.py", "fx/", "_subclasses/", "_ops.py")))
 """Beginnings of the files that follow symbols through whatever is called."""
 _AGAIN_SECONDS = 1.0
 Axis = tuple[str, int]
