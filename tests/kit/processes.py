@@ -159,7 +159,7 @@ def left_behind(dask_worker: Any) -> list[str]:
 
     found = [f"member of {name}" for name in member.members]
     found += [f"context {name}" for name in execute._contexts]
-    found += [] if isinstance(chunk.home(), chunk.Plain) else ["a memory tier"]
+    found += [] if type(chunk.home()) is chunk.Home else ["a memory tier"]
     found += [f"plugin {name}" for name in dask_worker.plugins if name.startswith("oocdl-")]
     found += [f"{path}" for path in Path(dask_worker.local_directory).rglob("spill-*")]
     if dask_worker.state.nthreads != dask_worker.executors["default"]._max_workers:

@@ -178,7 +178,7 @@ def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_p
         from oocdl.runtime import execute
         from oocdl.storage.cache import chunk
 
-        return len(execute._contexts), int(not isinstance(chunk.home(), chunk.Plain))
+        return len(execute._contexts), int(type(chunk.home()) is not chunk.Home)
 
     oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **{**QUICK, "steps": 1})
     assert set(client.run(left).values()) == {(0, 0)}

@@ -7,7 +7,7 @@ process. Dropping the last reference frees them.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,44 +74,32 @@ def outermost(stored: Array, order: Order, axis: int) -> int:
     return 0 if stored.shape[:place] == (1,) * place else place
 
 
-class Home(Protocol):
-    """The calls that a chunk makes to the tier it is in."""
+class Home:
+    """Where chunks are: in plain memory, in a process without a tier; ``Tier`` is the other home."""
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         """Copy ``box`` (relative to the chunk) into ``out``, from RAM or from the spill."""
-
-    def view(self, slot: Slot) -> Array:
-        """Return the array of a pinned chunk; ValueError if no reservation pins it."""
-
-    def drop(self, slot: Slot) -> None:
-        """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
-
-    def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk:
-        """Take a copy of an array that has arrived."""
-
-
-class Plain:
-    """The home of chunks in a process without a tier: plain memory."""
-
-    def read(self, slot: Slot, box: Region, out: Array) -> None:
         slot.settle()
         assert slot.array is not None
         np.copyto(out, slot.array[as_slices(box)])
 
     def view(self, slot: Slot) -> Array:
+        """Return the array of a pinned chunk; ValueError if no reservation pins it."""
         slot.settle()
         assert slot.array is not None
         return slot.array
 
     def drop(self, slot: Slot) -> None:
+        """Queue a chunk whose handle is gone. Takes no lock: the collector may call it anywhere."""
         slot.array = None
 
     def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk:
+        """Take a copy of an array that has arrived."""
         stored, order = in_memory_order(array)
         return Chunk(self, Slot(stored, uses), region, order)
 
 
-_home: Home = Plain()
+_home = Home()
 
 
 def home() -> Home:
@@ -122,7 +110,7 @@ def home() -> Home:
 def use(new: Home | None) -> None:
     """Choose the home of chunks that arrive in this process; None: they stay in plain memory."""
     global _home
-    _home = new or Plain()
+    _home = new or Home()
 
 
 class Chunk:

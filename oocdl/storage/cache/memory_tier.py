@@ -20,7 +20,7 @@ import numpy.typing as npt
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, DeviceArray, Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
-from oocdl.storage.cache.chunk import Array, Chunk, Slot, Uses, outermost
+from oocdl.storage.cache.chunk import Array, Chunk, Home, Slot, Uses, outermost
 from oocdl.storage.cache.io_threads import Mover
 from oocdl.storage.cache.ledger import Claim, TierStats
 from oocdl.storage.cache.page_pool import Pool
@@ -108,7 +108,7 @@ class Reservation:
         self.release()
 
 
-class Tier:
+class Tier(Home):
     """Keeps chunks of this process in ``capacity_bytes`` of RAM, and the rest in ``spill``.
 
     The tier closes ``spill``. ``before_mapping`` is called with the number of bytes that are about to be

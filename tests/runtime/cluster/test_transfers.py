@@ -18,7 +18,7 @@ from oocdl.runtime.cluster import member
 from oocdl.runtime.cluster.cluster_progress import Work
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.transfers import HANDLER, fetch_all, hand_out
-from oocdl.storage.cache.chunk import Chunk, Plain, Slot
+from oocdl.storage.cache.chunk import Chunk, Home, Slot
 
 COUNT = 5
 ELEMENTS = 8 << 20
@@ -36,7 +36,7 @@ def test_no_more_bundles_are_on_their_way_than_there_is_memory_for(monkeypatch: 
 
     made: dict[int, Future[tuple[Chunk, ...]]] = {}
     for number in range(COUNT):
-        chunk = Counted(Plain(), Slot(np.zeros(ELEMENTS, np.float32), ()), ((0, ELEMENTS),))
+        chunk = Counted(Home(), Slot(np.zeros(ELEMENTS, np.float32), ()), ((0, ELEMENTS),))
         made[number] = Future()
         made[number].set_result((chunk,))
     running = SimpleNamespace(bundle=made.__getitem__, handed_out=made.pop)
