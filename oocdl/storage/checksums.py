@@ -24,10 +24,8 @@ import numpy.typing as npt
 from isal import isal_zlib
 
 from oocdl.errors import CorruptError
-from oocdl.graph.ir.array_layout import PAGE_BYTES
+from oocdl.graph.ir.array_layout import PAGE_BYTES, Array
 from oocdl.storage.files import as_bytes, regular
-
-Array = npt.NDArray[Any]
 
 LEAST_BLOCK_BYTES = 64 << 10
 """Minimum size of a block: for smaller ones the calls cost more than the sums."""

@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import DiskFullError, OocdlError, StoreError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, within
-
-Array = npt.NDArray[Any]
 
 SYNC_THREADS = 32
 """More than cores: these threads only wait for the disk."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from oocdl.errors import CorruptError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.storage.checksums import Record, read_verified, record_of
 from oocdl.storage.files import reporting
 
@@ -51,7 +50,7 @@ class SealedStore(Store):
                 data = data[max(0, len(data) - suffix) :]
         return prototype.buffer.from_bytes(data.data)
 
-    def read(self, key: str) -> npt.NDArray[Any] | None:
+    def read(self, key: str) -> Array | None:
         """Return the verified bytes of a key; None if the array has no such key."""
         record = self.records.get(key)
         if record is None:

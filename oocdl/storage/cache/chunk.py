@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import (
+    Array,
     DeviceArray,
     Order,
     as_numbered,
@@ -24,7 +24,6 @@ from oocdl.graph.ir.array_layout import (
 from oocdl.graph.ir.index import Region, as_slices, region_shape, within
 from oocdl.storage.cache.spill_store import SpillFile
 
-Array = npt.NDArray[Any]
 Uses = tuple[int, ...]
 
 

@@ -23,12 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import CorruptError, StoreError
-from oocdl.graph.ir.array_layout import PAGE_BYTES
+from oocdl.graph.ir.array_layout import PAGE_BYTES, Array
 from oocdl.graph.ir.index import Region
 from oocdl.storage.checksums import BlockSums
 from oocdl.storage.files import as_bytes, handle_of, io_error, reporting
 
-Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 BOUNCE_BYTES = 1 << 20

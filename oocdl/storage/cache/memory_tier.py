@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.errors import BudgetError
-from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, DeviceArray, Order, in_memory_order, ordered
+from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Array, DeviceArray, Order, in_memory_order, ordered
 from oocdl.graph.ir.index import Region
-from oocdl.storage.cache.chunk import Array, Chunk, Home, Slot, Uses, outermost
+from oocdl.storage.cache.chunk import Chunk, Home, Slot, Uses, outermost
 from oocdl.storage.cache.io_threads import Mover
 from oocdl.storage.cache.ledger import Claim, TierStats
 from oocdl.storage.cache.page_pool import Pool

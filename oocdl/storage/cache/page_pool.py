@@ -24,9 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, footprint
-
-Array = npt.NDArray[Any]
+from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Array, footprint
 
 SEGMENT_BYTES = 64 << 20
 """Least address space that is mapped at once; its pages are taken when they are touched."""

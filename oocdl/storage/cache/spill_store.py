@@ -29,16 +29,14 @@ from time import perf_counter
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.errors import ResourceError, StoreError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region
 from oocdl.storage.cache.direct_io import can_be_outer, direct_flag, in_file_order, read_box, write_array
 from oocdl.storage.checksums import BlockSums, block_bytes_for, block_sums
 from oocdl.storage.files import existing, filesystem, handle_of, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
-
-Array = npt.NDArray[Any]
 
 _Kind = tuple[tuple[int, ...], np.dtype[Any], int]
 """Shape, dtype and outermost axis: what chunks of one Zarr array have in common."""

@@ -10,15 +10,14 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.errors import DatasetError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region
 from oocdl.storage.dataset.chunk_store import MOST_CHUNKS, ChunkList
 from oocdl.storage.dataset.decoding import most_bytes
 from oocdl.storage.zarr_json import grid
 
-Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 NUMBER_KINDS = "biuf"

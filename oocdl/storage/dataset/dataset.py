@@ -23,11 +23,12 @@ from zarr.abc.store import Store
 from zarr.storage import ZipStore
 
 from oocdl.errors import DatasetError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset import hdf5_source, zarr_source
 from oocdl.storage.dataset.chunk_store import WHOLE, ChunkKeys, Chunks, Mark, Reading
-from oocdl.storage.dataset.data_array import Array, Shape, check_chunks, check_type
 from oocdl.storage.dataset.data_array import DataArray as DataArray
+from oocdl.storage.dataset.data_array import Shape, check_chunks, check_type
 from oocdl.storage.dataset.decoding import Decoder
 from oocdl.storage.dataset.sample_stack import viewed
 from oocdl.storage.dataset.zarr_source import LastChunk, ZarrSource

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numcodecs
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from oocdl.graph.ir.array_layout import Array
+
 Shape = tuple[int, ...]
 
 DEFLATED = {"zlib": zlib.MAX_WBITS, "gzip": 16 + zlib.MAX_WBITS}

@@ -17,9 +17,10 @@ import numpy as np
 import zarr
 
 from oocdl.errors import DatasetError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, intersect, is_empty, moved, region_shape, within
 from oocdl.storage.dataset.chunk_store import ChunkList
-from oocdl.storage.dataset.data_array import Array, DataArray, Shape, Source
+from oocdl.storage.dataset.data_array import DataArray, Shape, Source
 from oocdl.storage.dataset.ome_zarr import Sample
 
 MARK, KIND = "oocdl", "kind"

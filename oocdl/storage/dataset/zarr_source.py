@@ -21,6 +21,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore, ZipStore
 
 from oocdl.errors import DatasetError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, intersect, region_shape, within
 from oocdl.storage.dataset.chunk_store import (
     WHOLE,
@@ -34,7 +35,6 @@ from oocdl.storage.dataset.chunk_store import (
     parts_of,
 )
 from oocdl.storage.dataset.data_array import (
-    Array,
     DataArray,
     Shape,
     Source,

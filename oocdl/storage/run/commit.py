@@ -18,16 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.errors import CorruptError, StoreError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
 from oocdl.storage.checksums import Record, crc32c, read_verified
 from oocdl.storage.files import io_error, part_of, reporting, sync_path, write_parts
 from oocdl.storage.run.manifest import WAY_OUT, Index, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

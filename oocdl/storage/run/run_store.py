@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 
 from oocdl.errors import InputError, StoreError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, record_of, sealed
 from oocdl.storage.files import part_of, reporting, sync_all, sync_path, write_text
@@ -41,8 +41,6 @@ from oocdl.storage.run.pointer import (
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched
-
-Array = npt.NDArray[Any]
 
 MODULE_FILES = "module-*.onnx"
 """Pattern of the names of model files that are written for a run: such a file is there before the run is."""

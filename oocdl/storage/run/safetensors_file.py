@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.errors import UnsupportedError
+from oocdl.graph.ir.array_layout import Array
 from oocdl.storage.files import as_bytes, sync_path
 from oocdl.storage.run.manifest import TensorSpec
 
@@ -24,7 +24,7 @@ DTYPES = {
 
 
 def write_safetensors(
-    path: Path, specs: Mapping[str, TensorSpec], blocks: Callable[[str], Iterable[npt.NDArray[Any]]]
+    path: Path, specs: Mapping[str, TensorSpec], blocks: Callable[[str], Iterable[Array]]
 ) -> Path:
     """Write arrays, each as its blocks in C order; returns the path.
 
