@@ -17,6 +17,7 @@ import numpy as np
 from oocdl.engines.numpy_functions import FUNCTIONS, TESTS
 from oocdl.engines.ort.ort_record import Into, Kernel
 from oocdl.engines.ort.ort_session import run
+from oocdl.engines.partial_results import combine_moments
 from oocdl.fusion import grouping
 from oocdl.graph.ir.graph import Array
 from oocdl.ops.activation import FORMULAS
@@ -147,16 +148,6 @@ def _finish_sum(parts: list[Array], counts: Array, axes: tuple[int, ...]) -> lis
     return [parts[0].sum(axes, keepdims=True, dtype=wide).astype(dtype)]
 
 
-def _finish_moments(parts: list[Array], counts: Array, axes: tuple[int, ...]) -> list[Array]:
-    """Combine moments by Chan, Golub and LeVeque (1983), in float64."""
-    dtype = parts[0].dtype
-    means, variances = (part.astype(np.float64) for part in parts)
-    shares = counts / counts.sum()
-    mean = (means * shares).sum(axes, keepdims=True)
-    variance = ((variances + (means - mean) ** 2) * shares).sum(axes, keepdims=True)
-    return [mean.astype(dtype), variance.astype(dtype)]
-
-
 _APART = (*TESTS, "Where", "Erf")
 """Primitives whose result lies in no operand's memory."""
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {**FUNCTIONS, "Erf": _erf, "Softplus": _softplus}
@@ -182,5 +173,5 @@ KERNELS: Mapping[str, Kernel] = {
         in_place=0,
         finish=lambda parts, counts, axes: [_log_sum_exp(parts[0], axes)],
     ),
-    "Moments": _in_blocks(_moments, in_place=0, finish=_finish_moments),
+    "Moments": _in_blocks(_moments, in_place=0, finish=partial(combine_moments, np)),
 }

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from oocdl.engines.partial_results import combine_moments
 from oocdl.engines.torch.kernel_scratch import by_rule, elementwise
 from oocdl.engines.torch.torch_record import Blocks, Kernel, Result
 from oocdl.fusion import grouping
@@ -128,16 +129,6 @@ def _moments(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
     torch.mean(centred.square_(), dim=axes, keepdim=True, out=outs[1])
 
 
-def _finish_moments(parts: list[Tensor], counts: Tensor, axes: tuple[int, ...]) -> list[Tensor]:
-    """Combine moments by Chan, Golub and LeVeque (1983), in float64."""
-    dtype = parts[0].dtype
-    means, variances = (part.double() for part in parts)
-    shares = counts / counts.sum()
-    mean = (means * shares).sum(axes, keepdim=True)
-    variance = ((variances + (means - mean).square_()) * shares).sum(axes, keepdim=True)
-    return [mean.to(dtype), variance.to(dtype)]
-
-
 _UNARY: Mapping[str, Callable[..., Any]] = {
     **{
         function.__name__.title(): function
@@ -225,7 +216,7 @@ BLOCKWISE: Mapping[str, Blocks] = {
     "LogSumExp": _blocks(
         _log_sum_exp, 0, 2, lambda parts, counts, axes: [parts[0].logsumexp(axes, keepdim=True)]
     ),
-    "Moments": _blocks(_moments, in_place=0, temporaries=1, finish=_finish_moments),
+    "Moments": _blocks(_moments, in_place=0, temporaries=1, finish=partial(combine_moments, torch)),
 }
 
 
