@@ -1,6 +1,6 @@
 """The onnxruntime engine: single operators of onnxruntime, and NumPy for what lies between.
 
-Chains of elementwise instructions run block by block (``ort_chain``), all else an instruction at a time.
+Chains of elementwise instructions run block by block, all else an instruction at a time.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from threadpoolctl import threadpool_limits
 
 from oocdl.engines.engine import Engine, Run
 from oocdl.engines.numpy_moves import operand_of
-from oocdl.engines.ort.ort_chain import ChainStep
 from oocdl.engines.ort.ort_kernels import BLOCKWISE, KERNELS
 from oocdl.engines.ort.ort_record import Orders
 from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
-from oocdl.fusion.executor import crop
-from oocdl.fusion.grouping import Chain, arrange, makes_of, reads_of
-from oocdl.fusion.loop_nest import Fused
+from oocdl.fusion.executor import AnyChainStep, crop
+from oocdl.fusion.grouping import Chain, Kind, arrange, makes_of, reads_of
+from oocdl.fusion.loop_nest import Fused, View
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
@@ -43,6 +42,36 @@ def _check_dtypes(program: Program) -> None:
         raise UnsupportedError("engine 'onnxruntime' takes no bfloat16 arrays; use engine='torch'")
     if "float64" in dtypes:
         raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
+
+
+class _ChainStep(AnyChainStep[Array]):
+    """A chain on blocks of arrays.
+
+    A value that is read outside of the chain is written whole; any other takes one block.
+    """
+
+    def __init__(self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str]) -> None:
+        """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
+        super().__init__(chain, needed, dtype_of, BLOCKWISE, np)
+
+    def _empty(self, shape: Shape, dtype: str) -> Array:
+        return np.empty(shape, dtype)
+
+    def _whole(self, slot: int, kind: Kind, slots: Mapping[int, Array], places: Mapping[int, Array]) -> Array:
+        if slot not in places:
+            return self._empty(*kind)
+        place = self._seen(places[slot], kind[0])
+        assert np.shares_memory(place, places[slot]), "a result would go to a copy of its place"
+        return place
+
+    def _view(self, array: Array) -> View:
+        return View(array.ctypes.data, array.shape, array.strides)
+
+    def _copy(self, array: Array) -> Array:
+        return array.copy()
+
+    def _of_numpy(self, array: Array, dtype: str) -> Array:
+        return array.astype(dtype)
 
 
 class _Step:
@@ -75,7 +104,7 @@ class _Step:
                 slots[slot][...] = out.reshape(slots[slot].shape)
 
 
-Stage = tuple[ChainStep | _Step, list[int]]
+Stage = tuple[_ChainStep | _Step, list[int]]
 """A step, and the slots that nothing reads after it."""
 
 
@@ -90,7 +119,7 @@ def _stages(program: Program, elements: int) -> list[Stage]:
     for index, group in enumerate(groups):
         ending = [slot for slot, at in last.items() if at == index]
         if isinstance(group, Chain):
-            stages.append((ChainStep(group, makes_of(group) - {*ending}, dtypes), ending))
+            stages.append((_ChainStep(group, makes_of(group) - {*ending}, dtypes), ending))
         else:
             stages.append((_Step(group, orders), ending))
     return stages
@@ -124,7 +153,8 @@ class OnnxRuntimeEngine(Engine):
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
         if program.key not in self._scratch:
-            steps = [step for step, _ in _stages(program, self.block_elements) if isinstance(step, ChainStep)]
+            stages = _stages(program, self.block_elements)
+            steps = [step for step, _ in stages if isinstance(step, _ChainStep)]
             sums = [step.plan.scratch_bytes for step in steps if isinstance(step.plan, Fused)]
             nbytes = most_scratch(program, rules).scratch_bytes + max(sums, default=0)
             self._scratch[program.key] = ProgramScratch(nbytes)
