@@ -36,35 +36,28 @@ class _Heap(Slots):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.owner: dict[int, int] = {}
-        self.users: dict[int, int] = {}
         self.size: dict[int, int] = {}
         self.views: dict[int, Tensor] = {}
         """Slots that are views -> tensors without memory that lie as they do."""
-        self.live = self.peak = 0
+        self.peak = 0
 
     def add(self, slot: int, nbytes: int) -> None:
         """Count new memory for a slot."""
-        self.owner[slot] = slot
-        self.users[slot], self.size[slot] = 1, nbytes
-        self.live += nbytes
+        self.owner[slot], self.size[slot] = slot, nbytes
 
     def share(self, slot: int, other: int) -> None:
         """Let a slot lie in the memory of another, which may be an input."""
         if other in self.owner:
             self.owner[slot] = self.owner[other]
-            self.users[self.owner[other]] += 1
 
     def drop(self, slot: int) -> None:
         """Free the memory of a slot, if no other lies in it."""
-        owner = self.owner.pop(slot, None)
-        if owner is not None:
-            self.users[owner] -= 1
-            if not self.users[owner]:
-                self.live -= self.size[owner]
+        self.owner.pop(slot, None)
 
     def need(self, nbytes: int) -> None:
         """Count scratch beside what is alive, for one stage."""
-        self.peak = max(self.peak, self.live + nbytes)
+        alive = sum(self.size[owner] for owner in set(self.owner.values()))
+        self.peak = max(self.peak, alive + nbytes)
 
 
 def _view(heap: _Heap, item: Instruction) -> Tensor:
