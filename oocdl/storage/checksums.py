@@ -162,9 +162,8 @@ def digest_of(text: str) -> str:
 def _crcs(runs: Sequence[Array], block_bytes: int) -> Iterator[int]:
     crc, left = 0, block_bytes
     for run in runs:
-        if (
-            run.nbytes < left
-        ):  # a run may be a single page, and there are thousands: this is all that is done for one
+        # A run may be a single page, and there are thousands: this is all that is done for one.
+        if run.nbytes < left:
             crc = isal_zlib.crc32(run, crc)
             left -= run.nbytes
             continue

@@ -61,20 +61,19 @@ class Codec(NamedTuple):
     codec: Any
     nbytes: int | None
 
-
-def _undone(data: Any, name: str, codec: Any, nbytes: int | None) -> Any:
-    """Return what a codec was given. What it raises says what is wrong with the data."""
-    if name not in COMPRESSORS:
-        return codec.decode(data)
-    assert nbytes is not None
-    if name in DEFLATED:
-        return inflate(name, data, nbytes)
-    target = np.empty(nbytes, np.uint8)
-    try:  # of a buffer that is too large, decoders do not tell: one of a byte less has to be too small
-        codec.decode(data, target[:-1])
-    except (ValueError, RuntimeError):
-        return codec.decode(data, target)
-    raise DecodedSizeError(f"{name} data decode to fewer than the {nbytes:,} bytes of a chunk")
+    def undo(self, data: Any) -> Any:
+        """Return what it was given. What this raises says what is wrong with the data."""
+        if self.name not in COMPRESSORS:
+            return self.codec.decode(data)
+        assert self.nbytes is not None
+        if self.name in DEFLATED:
+            return inflate(self.name, data, self.nbytes)
+        target = np.empty(self.nbytes, np.uint8)
+        try:  # of a buffer that is too large, decoders do not tell: one of a byte less has to be too small
+            self.codec.decode(data, target[:-1])
+        except (ValueError, RuntimeError):
+            return self.codec.decode(data, target)
+        raise DecodedSizeError(f"{self.name} data decode to fewer than the {self.nbytes:,} bytes of a chunk")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Decoder:
         Raises whatever codecs raise; ValueError for another number of bytes than the array declares.
         """
         for codec in self.codecs:
-            stored = _undone(stored, *codec)
+            stored = codec.undo(stored)
         made = np.frombuffer(stored, self.dtype).reshape(self.shape).transpose(self.axes)
         made.flags.writeable = False
         return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -64,17 +64,6 @@ class LastChunk:
     """Label of its array, and its index."""
     array: Array | None = None
 
-    def get(self, of: tuple[str, Shape], check: Callable[[], None], decode: Callable[[], Array]) -> Array:
-        """Return a chunk: the one that is kept, once it is checked, or else one that is decoded now."""
-        with self.lock:
-            if self.of == of and self.array is not None:
-                check()
-                return self.array
-            self.of = self.array = None
-            self.array = decode()
-            self.of = of
-            return self.array
-
     def leave(self) -> None:
         """Forget it."""
         with self.lock:
@@ -89,14 +78,8 @@ class Shards:
     """Chunks along each axis of a shard."""
     index: Decoder
     """Makes numbers of an index: offset and size of each chunk."""
-    at_end: bool
-    """Whether the index stands at the end of a shard, or at its beginning."""
-
-    @property
-    def part(self) -> slice:
-        """Return the part of a shard that holds its index."""
-        assert self.index.nbytes is not None
-        return slice(-self.index.nbytes, None) if self.at_end else slice(0, self.index.nbytes)
+    part: slice
+    """The part of a shard that holds its index: its end, or its beginning."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,24 +113,31 @@ class ZarrSource(Source):
 
     def read(self, region: Region) -> Array:
         """Read a region, one chunk after the other; a part of one chunk is read-only."""
-        indices, tables = list(touched(region, self.chunks)), dict[str, Array | None]()
+        indices = list(touched(region, self.chunks))
         if len(indices) == 1:
             (index,) = indices
             corner = tuple((at * size, (at + 1) * size) for at, size in zip(index, self.chunks, strict=True))
-            key, _ = self._key(index)
-            found = self.last.get(
-                (self.label, index),
-                check=lambda: self._check(key, self.stored.mark(key)),
-                decode=lambda: self._chunk(index, tables),
-            )
-            return found[within(region, corner)]
+            return self._one_chunk(index)[within(region, corner)]
         self.last.leave()
-        out = np.empty(region_shape(region), self.decoder.dtype)
+        out, tables = np.empty(region_shape(region), self.decoder.dtype), dict[str, Array | None]()
         for index in indices:
             covered = chunk_region(index, self.shape, self.chunks)
             part = intersect(covered, region)
             out[within(part, region)] = self._chunk(index, tables)[within(part, covered)]
         return out
+
+    def _one_chunk(self, index: Shape) -> Array:
+        """Return a chunk: the one that is kept, once it is checked, or else one that is decoded now."""
+        last = self.last
+        with last.lock:
+            if last.of == (self.label, index) and last.array is not None:
+                key, _ = self._key(index)
+                self._check(key, self.stored.mark(key))
+                return last.array
+            last.of = last.array = None
+            last.array = self._chunk(index, {})
+            last.of = self.label, index
+            return last.array
 
     def _key(self, index: Shape) -> tuple[str, Shape]:
         """The name under which a chunk is stored, and its index in the shard of that name."""
@@ -334,7 +324,9 @@ def _decoders(
     if index.nbytes is None:
         raise ValueError("a compressed index of shards")
     decoder = decoder_v3(array.chunks, array.dtype, inner["codecs"])
-    return decoder, Shards(inside, index, inner.get("index_location") != "start")
+    at_start = inner.get("index_location") == "start"
+    part = slice(0, index.nbytes) if at_start else slice(-index.nbytes, None)
+    return decoder, Shards(inside, index, part)
 
 
 def _keys(document: Mapping[str, Any], extents: Shape, at: tuple[int, ...]) -> ChunkKeys:
