@@ -34,14 +34,9 @@ def _part(x: Array, place: Place) -> tuple[slice, ...]:
     return tuple(slice(None) if n == 1 else part for n, part in zip(x.shape, place, strict=True))
 
 
-def _of_keys(x: Array, place: Place) -> Array:
-    """The keys or values of a tile [b, g, k, size]."""
-    return x[(*place[:2], place[4])]
-
-
 def _scores(q: Array, k: Array, masks: Sequence[Array], attrs: Mapping[str, Any], place: Place) -> Array:
     """The scores of one tile [b, g, r, q, k]."""
-    scores: Array = q[place[:4]] @ np.swapaxes(_of_keys(k, place), 2, 3)[:, :, None]
+    scores: Array = q[place[:4]] @ np.swapaxes(k[(*place[:2], place[4])], 2, 3)[:, :, None]
     scores *= scores.dtype.type(attrs["scale"])
     for mask in masks:
         if mask.dtype != bool:
@@ -77,7 +72,7 @@ def attend(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
     stats = np.empty((*q.shape[:4], 2), q.dtype)
     blind = attrs["blind"]
     for place in _tiles(q, k.shape[2], tuple(attrs["band"])):
-        rows = place[:4]
+        rows, seen = place[:4], (*place[:2], place[4])
         weights = _scores(q, k, masks, attrs, place)
         most = weights.max(4, keepdims=True)
         base = np.where(most == -np.inf, 0, most)  # infinity minus itself is not a number
@@ -89,7 +84,7 @@ def attend(args: Sequence[Array], attrs: Mapping[str, Any]) -> list[Array]:
             np.copyto(weights, 0, where=uniform[place] < least)
             weights /= 1 - attrs["ratio"]
         with np.errstate(invalid="ignore", divide="ignore"):
-            y[rows] = np.where(sees_nothing, blind, weights @ _of_keys(v, place)[:, :, None] / total)
+            y[rows] = np.where(sees_nothing, blind, weights @ v[seen][:, :, None] / total)
             share = np.where(sees_nothing, blind, 1 / total)
         stats[rows] = np.concatenate([base, share], 4)
     return [y, stats]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -130,10 +131,7 @@ def _convolution(
         suits = is_tiled(item, large, small, kind.weights(item)[2:])
         return with_channels_last(tiled, item, orders, kind) if suits else None
 
-    def blocked(item: Instruction, orders: Orders) -> Into | None:
-        return in_blocks(kind, item, orders)
-
-    return _first_of(blocked, side_by_side, default=kernel_of(default, takes_unpadded=True))
+    return _first_of(partial(in_blocks, kind), side_by_side, default=kernel_of(default, takes_unpadded=True))
 
 
 KERNELS: Mapping[str, Kernel] = {

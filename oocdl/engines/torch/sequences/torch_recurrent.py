@@ -101,10 +101,6 @@ class _Walk:
         return found
 
 
-def _of(like: Tensor, *shape: int) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
-
-
 def _acts(item: Instruction) -> list[Activation]:
     return [ACTIVATIONS[name] for name in item.attrs["activations"]]
 
@@ -113,7 +109,7 @@ def rnn(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """RnnSteps."""
     given, weight, h0, *mask = args
     walk, (act,) = _Walk(item, given), _acts(item)
-    states = _of(given, walk.steps, walk.samples, weight.shape[1])
+    states = given.new_empty(walk.steps, walk.samples, weight.shape[1])
     product, h = _Product(weight, walk.samples), h0[0]
     for t in walk.order:
         act.into(product(h, given[t]), states[t])
@@ -127,7 +123,8 @@ def rnn_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """RnnStepsGrad."""
     weight, states, dstates, dlast, *mask = args
     walk, (act,) = _Walk(item, states), _acts(item)
-    dgates, product, carry = _of(states, *states.shape), _Product(weight.t(), walk.samples), dlast[0].clone()
+    dgates, carry = states.new_empty(states.shape), dlast[0].clone()
+    product = _Product(weight.t(), walk.samples)
     for t in walk.order[::-1]:
         carry.add_(dstates[t])
         act.back(carry, states[t], dgates[t])
@@ -143,8 +140,8 @@ def lstm(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """LstmSteps."""
     given, weight, h0, c0, *mask = args
     walk, (sigma, squash, last), hidden = _Walk(item, given), _acts(item), weight.shape[1]
-    states, cells = (_of(given, walk.steps, walk.samples, hidden) for _ in range(2))
-    gates = _of(given, *given.shape)
+    states, cells = (given.new_empty(walk.steps, walk.samples, hidden) for _ in range(2))
+    gates = given.new_empty(given.shape)
     product, h, c = _Product(weight, walk.samples), h0[0], c0[0]
     views = zip(*(part.unbind(0) for part in torch.split(gates, hidden, 2)), strict=True)
     each = list(zip(given.unbind(0), gates[..., : 3 * hidden].unbind(0), views, strict=True))
@@ -169,7 +166,7 @@ def lstm_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     weight, c0, gates, cells, dstates, dlast, dcell, *mask = args
     walk, acts, hidden = _Walk(item, gates), _acts(item), weight.shape[1]
     product = _Product(weight.t(), walk.samples)
-    dgates, carry, dc = _of(gates, *gates.shape), dlast[0].clone(), dcell[0].clone()
+    dgates, carry, dc = gates.new_empty(gates.shape), dlast[0].clone(), dcell[0].clone()
     for block in walk.blocks():
         low, high = min(block), max(block) + 1
         part = dgates[low:high]
@@ -226,8 +223,8 @@ def gru(args: list[Tensor], item: Instruction) -> list[Tensor]:
     late = bool(item.attrs["linear_before_reset"])
     mask = rest[1:] if late else rest
     walk, (sigma, squash), hidden = _Walk(item, given), _acts(item), weight.shape[1]
-    states = _of(given, walk.steps, walk.samples, hidden)
-    gates = _of(given, walk.steps, walk.samples, (4 if late else 3) * hidden)
+    states = given.new_empty(walk.steps, walk.samples, hidden)
+    gates = given.new_empty(walk.steps, walk.samples, (4 if late else 3) * hidden)
     views = list(zip(*(part.unbind(0) for part in torch.split(gates, hidden, 2)), strict=True))
     h = h0[0]
     if late:
@@ -261,8 +258,8 @@ def gru_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
     turned = weight.t()
     whole = _Product(turned if late else turned[:, : 2 * hidden], walk.samples)
     new = None if late else _Product(turned[:, 2 * hidden :], walk.samples)
-    dgates, carry = _of(states, walk.steps, walk.samples, 3 * hidden), dlast[0].clone()
-    through = _of(states, walk.samples, 3 * hidden)
+    dgates, carry = states.new_empty(walk.steps, walk.samples, 3 * hidden), dlast[0].clone()
+    through = states.new_empty(walk.samples, 3 * hidden)
     for block in walk.blocks():
         low, high = min(block), max(block) + 1
         part, pieces = dgates[low:high], torch.split(gates[low:high], hidden, 2)
