@@ -68,9 +68,6 @@ class EvictionOrder(Generic[E]):
         self._order: list[tuple[float, bool, int, E]] = []  # a heap; items may be outdated
         self._numbers = count()
 
-    def __contains__(self, entry: E) -> bool:
-        return entry in self.residents
-
     def add(self, entry: E) -> None:
         """Note that a chunk is in RAM, or being loaded."""
         self.residents[entry] = None
@@ -195,7 +192,7 @@ class Ledger(Generic[E]):
 
     def _leave(self, entry: E) -> None:
         """Count a chunk as no longer resident, if it was."""
-        if entry in self._order:
+        if self.is_resident(entry):
             self._order.remove(entry)
             entry.leave_ram()
             self._count(resident=-entry.footprint_bytes)
@@ -215,7 +212,7 @@ class Ledger(Generic[E]):
             claim.pinned = True
             for entry in claim.pins:
                 entry.pins += 1
-        absent = [entry for entry in claim.pins if entry not in self._order]
+        absent = [entry for entry in claim.pins if not self.is_resident(entry)]
         nbytes = claim.left_bytes + claim.scratch_bytes
         need = self.need_bytes(claim)
         self.make_room(need)
@@ -231,7 +228,7 @@ class Ledger(Generic[E]):
 
     def need_bytes(self, claim: Claim[E]) -> int:
         """Return the bytes that have to be free for a claim: its own, and the pins that are not in RAM."""
-        absent = sum(entry.footprint_bytes for entry in claim.pins if entry not in self._order)
+        absent = sum(entry.footprint_bytes for entry in claim.pins if not self.is_resident(entry))
         return claim.left_bytes + claim.scratch_bytes + absent
 
     def withdraw(self, claim: Claim[E]) -> None:
@@ -275,7 +272,7 @@ class Ledger(Generic[E]):
         entry.busy = False
         if done:
             self.written_bytes += entry.nbytes
-        held = entry.pins or entry.readers or entry.dropped or entry not in self._order
+        held = entry.pins or entry.readers or entry.dropped or not self.is_resident(entry)
         if done and self.line and not held:
             self._evict(entry)
         else:

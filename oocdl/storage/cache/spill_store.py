@@ -90,15 +90,12 @@ class SpillStore:
         self._numbers = count()
         self._folders: dict[_Kind, Path] = {}
         self._free: dict[_Kind, list[SpillFile]] = {}
-        self._live = self._kept = self._peak = 0  # bytes of files in use, of files kept, most in use
+        self.live_bytes = 0
+        """Bytes of chunks that are in it. Needs no lock to be read."""
+        self._kept = self._peak = 0  # bytes of files kept, most bytes in use
         self._gate = threading.Lock()
         self.watch: Callable[[str, float, int], None] | None = None
         """Called after each transfer, by its thread: "spill read" or "spill write", when it began, bytes."""
-
-    @property
-    def live_bytes(self) -> int:
-        """Bytes of chunks that are in it. Needs no lock."""
-        return self._live
 
     def write(self, array: Array, outer: int = 0) -> SpillFile:
         """Store a C-contiguous array, straight from its memory.
@@ -135,7 +132,7 @@ class SpillStore:
             return replace(file, sums=sums.result())
         except BaseException as error:
             with self._gate:
-                self._live -= array.nbytes
+                self.live_bytes -= array.nbytes
             if file is not None:
                 file.data.unlink(missing_ok=True)
             if isinstance(error, OSError):
@@ -148,13 +145,13 @@ class SpillStore:
         nbytes = prod(shape) * dtype.itemsize
         old: list[SpillFile] = []
         with self._gate:
-            self._live += nbytes
-            self._peak = max(self._peak, self._live)
+            self.live_bytes += nbytes
+            self._peak = max(self._peak, self.live_bytes)
             if self._free.get(kind):
                 self._kept -= nbytes
                 return self._free[kind].pop()
             # Files in use and files kept for their kind take no more than the files in use at their peak.
-            while self._kept and self._live + self._kept > self._peak:
+            while self._kept and self.live_bytes + self._kept > self._peak:
                 near = min((k for k, free in self._free.items() if free), key=lambda k: _distance(k, kind))
                 old.append(self._free[near].pop())
                 self._kept -= old[-1].nbytes
@@ -202,7 +199,7 @@ class SpillStore:
     def remove(self, file: SpillFile) -> None:
         """Keep the file of a chunk that is gone, to be written over."""
         with self._gate:
-            self._live -= file.nbytes
+            self.live_bytes -= file.nbytes
             self._kept += file.nbytes
             self._free.setdefault(file.kind, []).append(file)
 
