@@ -98,7 +98,6 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str,
     packed = packed_shares({"main": made}, 8)
     shares: list[Share] = [pickle.loads(one)["main"] for one in packed]
     assert sum(map(len, packed)) < 4 * len(pickle.dumps(compiled.graph))
-    assert all(len(share.facts.calls) == len(share.numbers) for share in shares)
     numbers = [number for share in shares for number, call in enumerate(share.calls) if call is not None]
     assert sorted({*numbers}) == list(range(len(compiled.graph.calls)))
     assert (len(numbers) > len({*numbers})) == (len(placed.copies.calls) > 0) == (cut == "both")
