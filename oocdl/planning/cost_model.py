@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import exp, log, prod
@@ -26,7 +26,7 @@ from oocdl.graph.ir.program import Instruction, Program, padded_shape
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.ir.speed import Computing, RateTable, Streaming
 from oocdl.ops.registry import RULES
-from oocdl.planning.calls import CombineCall, UnitCall, made_of
+from oocdl.planning.calls import Call, CombineCall, UnitCall, made_of
 
 BFLOAT16_SUFFIX = " in bfloat16"
 """Suffix of the kind of a product of bfloat16 operands."""
@@ -237,6 +237,20 @@ NOMINAL = Rates(
 """Rates that ``planning.calibrate`` measured with the torch engine on two cores of an AMD EPYC (Zen 5), a
 quiet virtual machine and its virtual disk, rounded to two digits. The rules of operators that are bound by
 memory have their rates."""
+
+
+def call_seconds(calls: Iterable[Call]) -> list[float]:
+    """Return nominal seconds of calls on one thread where nothing is moved or spilled; 0 for picks."""
+    seconds_of, found = by_key(partial(program_seconds, rules=RULES, rates=NOMINAL)), []
+    for call in calls:
+        if isinstance(call, UnitCall):
+            found.append(seconds_of(call.unit.program))
+        elif isinstance(call, CombineCall):
+            nbytes = sum(one.nbytes for one in made_of(call)) * len(call.counts)
+            found.append(nbytes / NOMINAL.copy_bytes_per_second)
+        else:
+            found.append(0.0)
+    return found
 
 
 class Costs:

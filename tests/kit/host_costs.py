@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import region_size
 from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
-from oocdl.planning.hosts.call_seconds import call_seconds
+from oocdl.planning.cost_model import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.task_key import TaskKey, result_keys
 
@@ -47,7 +47,7 @@ def host_costs(exchange: Exchange, workers: int) -> tuple[HostCost, ...]:
         held[exchange.homes[key]] += exchange.graph.input_bytes[key]
     taken = [0.0] * workers
     placed = exchange.placed
-    for call, seconds in zip(exchange.graph.calls, call_seconds(exchange.graph), strict=True):
+    for call, seconds in zip(exchange.graph.calls, call_seconds(exchange.graph.calls), strict=True):
         worker = placed.worker_of[call.key]
         taken[worker] += seconds
         count[worker] += not isinstance(call, PickCall)

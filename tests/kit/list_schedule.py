@@ -9,13 +9,13 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from oocdl.planning.calls import CombineCall, UnitCall
-from oocdl.planning.hosts.call_seconds import call_seconds
+from oocdl.planning.cost_model import call_seconds
 from oocdl.planning.task_graph import TaskGraph
 
 
 def ideal_seconds(graph: TaskGraph, slots: int) -> float:
     """Predicted seconds of a pass on ``slots`` threads, were nothing moved and were there memory for all."""
-    seconds = call_seconds(graph)
+    seconds = call_seconds(graph.calls)
     number = {call.key: place for place, call in enumerate(graph.calls)}
     missing, readers = [0] * len(seconds), [list[int]() for _ in seconds]
     for place, call in enumerate(graph.calls):

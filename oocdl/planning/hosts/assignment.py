@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from oocdl.planning.calls import CombineCall, UnitCall
-from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS
-from oocdl.planning.hosts.call_seconds import call_seconds
+from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, call_seconds
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each, flatten
 from oocdl.planning.hosts.ragged import Ints, runs
 from oocdl.planning.hosts.weight_updates import going, updated_together, updates_of, updates_that_read
@@ -73,7 +72,7 @@ def assigned(flat: FlatPass, workers: int, threads: int = 1) -> Ints:
         raise ValueError("a pass needs a worker")
     if workers == 1:
         return np.zeros(len(flat.graph.calls), np.int64)
-    return _Assigner(flat, workers, threads, call_seconds(flat.graph)).run()
+    return _Assigner(flat, workers, threads, call_seconds(flat.calls)).run()
 
 
 class _Assigner:

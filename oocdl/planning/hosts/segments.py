@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.planning.hosts.call_seconds import call_seconds
+from oocdl.planning.cost_model import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.hosts.ragged import Ints
 
@@ -97,7 +97,7 @@ def _work(
     """Return the seconds of each member for each group of layers, and whether it has calls of it."""
     shape = members, len(going.groups)
     code = going.placed.workers * shape[1] + np.array(going.group_of, np.int64)
-    seconds = np.bincount(code, np.array(call_seconds(going.graph)) / threads, members * shape[1])
+    seconds = np.bincount(code, np.array(call_seconds(going.graph.calls)) / threads, members * shape[1])
     works = np.bincount(code, minlength=members * shape[1]) > 0
     return seconds.astype(np.float64).reshape(shape), works.reshape(shape)
 

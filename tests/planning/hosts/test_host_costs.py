@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oocdl.planning.calls import PickCall
-from oocdl.planning.hosts.call_seconds import call_seconds
+from oocdl.planning.cost_model import call_seconds
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.tile_search import Limits
@@ -41,7 +41,7 @@ def test_one_worker_has_all_and_sends_nothing(tmp_path: Path) -> None:
     (cost,) = host_costs(exchange(placed, homes_of([placed]), 1), 1)
     calls = [call for call in compiled.graph.calls if not isinstance(call, PickCall)]
     assert cost.calls == len(calls)
-    assert cost.compute_seconds == pytest.approx(sum(call_seconds(compiled.graph)))
+    assert cost.compute_seconds == pytest.approx(sum(call_seconds(compiled.graph.calls)))
     # At the end old weights and state are there beside new ones, and some call has its arrays beside the old.
     assert cost.peak_bytes >= cost.held_bytes + max(call.buffer_bytes for call in calls)
 
