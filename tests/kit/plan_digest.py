@@ -58,5 +58,5 @@ def placement_digest(made: Exchange) -> str:
         digest.update(repr((strip, placed.worker_of[strip.key])).encode())
     for bundle in made.bundles:
         digest.update(repr(bundle).encode())
-    digest.update(repr((made.groups, made.group_of, sorted(made.homes.items()))).encode())
+    digest.update(repr((made.groups, tuple(made.group_of.tolist()), sorted(made.homes.items()))).encode())
     return digest.hexdigest()

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from oocdl.planning.calls import PickCall
 from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each
 from oocdl.planning.hosts.placement import Placed, place, strip_key
 from oocdl.planning.hosts.ragged import Ints, runs, starts_of
-from oocdl.planning.hosts.relays import Pairs, routes
+from oocdl.planning.hosts.relays import Legs, Pairs, routes
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
 
@@ -68,7 +67,7 @@ class Exchange:
     placed: Placed
     groups: tuple[str, ...]
     """Names of the layers, in plan order; where there are many, those of the first in each group."""
-    group_of: tuple[int, ...]
+    group_of: Ints
     """The group of each call."""
     homes: Mapping[TaskKey, int]
     """Stored piece -> the worker that holds it between passes."""
@@ -142,11 +141,11 @@ def exchanges_of(graphs: Mapping[str, TaskGraph], workers: int, threads: int) ->
 def exchange(placed: Placed, homes: Mapping[TaskKey, int], workers: int) -> Exchange:
     """List the bundles of a placed pass."""
     groups, group_of = _groups(placed.flat, max(MOST_GROUPS // workers, 1))
-    columns, first, items = _bundles(_crossings(placed, homes, group_of))
+    columns, first, items = _bundles(*_crossings(placed, homes, group_of))
     return Exchange(
         placed=placed,
         groups=groups,
-        group_of=tuple(group_of.tolist()),
+        group_of=group_of,
         homes=homes,
         columns=columns,
         first=first,
@@ -165,20 +164,9 @@ def _groups(flat: FlatPass, most: int) -> tuple[tuple[str, ...], Ints]:
     return tuple(layers[::size]), (np.cumsum(begins) - 1) // size
 
 
-@dataclass(frozen=True, eq=False)
-class _Crossings:
-    """Items that cross between two workers, each once, in the order in which they are first read."""
-
-    items: Ints
-    nbytes: Ints
-    position: Ints
-    """Plan position of the call that reads each item."""
-    ends: tuple[Ints, Ints, Ints, Ints, Ints, npt.NDArray[np.bool_]]
-    """Level, group that makes it, sender, receiver, and group that reads it of each item, and whether it is
-    small."""
-
-
-def _crossings(placed: Placed, homes: Mapping[TaskKey, int], group_of: Ints) -> _Crossings:
+def _crossings(placed: Placed, homes: Mapping[TaskKey, int], group_of: Ints) -> tuple[Pairs, Legs, Ints]:
+    """Return the items that cross between workers, in the order in which they are first read, the legs of
+    their ways, and how often each leg's item has crossed before."""
     flat, workers, replaced = placed.flat, placed.workers, placed.graph.replaced
     chunks = len(flat.keys)
     where = np.empty(chunks, np.int64)
@@ -214,20 +202,7 @@ def _crossings(placed: Placed, homes: Mapping[TaskKey, int], group_of: Ints) -> 
     often = np.zeros(len(flat.source), np.int64)
     np.maximum.at(often, crossing, crossed[pair_of[: len(crossing)]])
     level = _levels(flat, often[first_of])
-    return _Crossings(
-        items=pairs.item[legs.pair],
-        nbytes=pairs.nbytes[legs.pair],
-        position=legs.position,
-        ends=(
-            level[source][legs.pair] + legs.before,
-            pairs.group[legs.pair],
-            legs.sender,
-            legs.receiver,
-            legs.reader,
-            # What a normalization waits for does not wait for the gradients of weights beside it.
-            pairs.nbytes[legs.pair] <= SMALL_ITEM_BYTES,
-        ),
-    )
+    return pairs, legs, level[source][legs.pair] + legs.before
 
 
 def alike(placed: Placed) -> tuple[Ints, Ints]:
@@ -262,17 +237,12 @@ def _items(placed: Placed, crossing: Ints) -> tuple[Ints, Ints]:
     flat = placed.flat
     item = flat.source[crossing]
     nbytes = flat.sizes[item]
-    strips = flat.first[reader_of(placed)] + placed.strip_arguments  # ascending
+    strips = placed.strip_arguments
     place = np.minimum(np.searchsorted(strips, crossing), max(len(strips) - 1, 0))
     cut = np.flatnonzero(strips[place] == crossing) if len(strips) else place[:0]
     item[cut] = len(flat.keys) + placed.strip_of[place[cut]]
     nbytes[cut] = flat.nbytes[crossing[cut]]
     return item, nbytes
-
-
-def reader_of(placed: Placed) -> Ints:
-    """Return the place of the call of each argument that is a strip."""
-    return np.repeat(np.arange(len(placed.workers)), np.diff(placed.first))
 
 
 def _levels(flat: FlatPass, often: Ints) -> Ints:
@@ -302,18 +272,20 @@ def _levels(flat: FlatPass, often: Ints) -> Ints:
     return level
 
 
-def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
+def _bundles(pairs: Pairs, legs: Legs, level: Ints) -> tuple[Ints, Ints, Ints]:
     """Return columns, first items and items of bundles; see ``LARGEST_BUNDLE_BYTES``."""
-    if not len(found.items):
-        return np.zeros((7, 0), np.int64), np.zeros(1, np.int64), found.items
-    level, group, sender, receiver, reader, small = found.ends
+    items, nbytes, group = (column[legs.pair] for column in (pairs.item, pairs.nbytes, pairs.group))
+    if not len(items):
+        return np.zeros((7, 0), np.int64), np.zeros(1, np.int64), items
+    # What a normalization waits for does not wait for the gradients of weights beside it.
+    small = nbytes <= SMALL_ITEM_BYTES
     code = level
-    for column in (group + 1, sender, receiver, reader, small):
+    for column in (group + 1, legs.sender, legs.receiver, legs.reader, small):
         code = code * (int(column.max(initial=0)) + 1) + column
     _, rank = first_of_each(code)
     order = np.argsort(rank, kind="stable")
     begins = np.flatnonzero(np.diff(rank[order], prepend=-1))
-    nbytes = found.nbytes[order]
+    nbytes = nbytes[order]
     ends = np.append(begins[1:], len(order))
     first = begins.tolist()
     for large in np.flatnonzero(np.add.reduceat(nbytes, begins) >= LARGEST_BUNDLE_BYTES).tolist():
@@ -328,13 +300,13 @@ def _bundles(found: _Crossings) -> tuple[Ints, Ints, Ints]:
     heads = order[starts]
     columns = np.stack(
         [
-            sender[heads],
-            receiver[heads],
+            legs.sender[heads],
+            legs.receiver[heads],
             np.add.reduceat(nbytes, starts),
             group[heads],
-            reader[heads],
-            np.minimum.reduceat(found.position[order], starts),
+            legs.reader[heads],
+            np.minimum.reduceat(legs.position[order], starts),
             level[heads],
         ]
     )
-    return columns, np.append(starts, len(order)), found.items[order]
+    return columns, np.append(starts, len(order)), items[order]

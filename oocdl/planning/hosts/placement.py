@@ -41,10 +41,8 @@ class Placed:
     """Worker that runs each call."""
     copies: Copies
     """Calls that further workers run as well."""
-    first: Ints
-    """First place in ``strip_arguments`` of each call, and the end of the last."""
     strip_arguments: Ints
-    """Places, among the arguments of their calls, of those arguments that are strips."""
+    """Numbers, among all arguments of the pass, of those that are strips, ascending."""
     strip_of: Ints
     """Number of the strip that each of these arguments is."""
     strip_reads: Ints
@@ -54,9 +52,10 @@ class Placed:
 
     def call(self, place: int) -> Call:
         """Return a call, with strips in place of the arguments of which it reads those."""
-        mine = slice(*self.first[place : place + 2].tolist())
-        strips = self.strip_of[mine].tolist()
-        return with_strips(self.graph.calls[place], self.strip_arguments[mine].tolist(), strips)
+        first = self.flat.first[place]
+        mine = slice(*np.searchsorted(self.strip_arguments, self.flat.first[place : place + 2]))
+        arguments = (self.strip_arguments[mine] - first).tolist()
+        return with_strips(self.graph.calls[place], arguments, self.strip_of[mine].tolist())
 
     def source_of(self, number: int) -> TaskKey:
         """Return the key of the chunk from which a strip is cut."""
@@ -119,7 +118,7 @@ def placed_on(flat: FlatPass, workers: Ints) -> Placed:
     away = (maker >= 0) & (workers[maker] != workers[calls])
     cut, maker, calls = cut[away], maker[away], calls[away]
     alone = ~copied.holds(maker, workers[calls])
-    cut, maker, calls = cut[alone], maker[alone], calls[alone]
+    cut, maker = cut[alone], maker[alone]
     part = flat.part[cut]
     first, strip_of = first_of_each(flat.source[cut] * (int(part.max(initial=0)) + 1) + part)
     return Placed(
@@ -127,8 +126,7 @@ def placed_on(flat: FlatPass, workers: Ints) -> Placed:
         flat=flat,
         workers=workers,
         copies=copied,
-        first=np.searchsorted(calls, np.arange(len(workers) + 1)),
-        strip_arguments=cut - flat.first[calls],
+        strip_arguments=cut,
         strip_of=strip_of,
         strip_reads=cut[first],
         strip_senders=workers[maker[first]],

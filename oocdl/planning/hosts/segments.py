@@ -96,7 +96,7 @@ def _work(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Return the seconds of each member for each group of layers, and whether it has calls of it."""
     shape = members, len(going.groups)
-    code = going.placed.workers * shape[1] + np.array(going.group_of, np.int64)
+    code = going.placed.workers * shape[1] + going.group_of
     seconds = np.bincount(code, np.array(call_seconds(going.graph.calls)) / threads, members * shape[1])
     works = np.bincount(code, minlength=members * shape[1]) > 0
     return seconds.astype(np.float64).reshape(shape), works.reshape(shape)

@@ -38,8 +38,9 @@ class Share:
     first: Ints
     """First place in ``strip_arguments`` of each of its calls, and the end of the last."""
     strip_arguments: Ints
+    """Places, among the arguments of their calls, of those arguments that are strips."""
     strip_of: Ints
-    """Number of the strip that each of ``strip_arguments`` is; both are as in ``Placed``."""
+    """Number of the strip that each of these arguments is."""
     cut: Ints
     """Numbers of the strips that it cuts."""
     sources: Sequence[TaskKey]
@@ -106,24 +107,24 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
     chunks = len(flat.keys)
     chunk_of = np.concatenate((np.arange(chunks), flat.source[placed.strip_reads]))
     stored_of = _by(np.array([exchange.homes[key] for key in flat.graph.inputs], np.int64), count)
-    group_of = np.array(exchange.group_of, np.int64)
+    strip_bounds = np.searchsorted(placed.strip_arguments, flat.first)
     for member in members:
         copied = _with_picks(every, placed.copies.calls[copies_of[member]])
         calls, cut = np.union1d(calls_of[member], copied), strips_of[member]
         bundles = np.union1d(sent[member], received[member])
         items_each = exchange.first[bundles + 1] - exchange.first[bundles]
         items = exchange.items[runs(exchange.first[bundles], items_each)]
-        strips_each = placed.first[calls + 1] - placed.first[calls]
-        mine = runs(placed.first[calls], strips_each)
+        strips_each = strip_bounds[calls + 1] - strip_bounds[calls]
+        mine = runs(strip_bounds[calls], strips_each)
         reads = placed.strip_reads[cut]
         yield Share(
             member=member,
             own={number: every[number] for number in calls.tolist()},
             count=len(placed.workers),
-            group_of=group_of[calls],
+            group_of=exchange.group_of[calls],
             groups=len(exchange.groups),
             first=starts_of(strips_each),
-            strip_arguments=placed.strip_arguments[mine],
+            strip_arguments=placed.strip_arguments[mine] - np.repeat(flat.first[calls], strips_each),
             strip_of=placed.strip_of[mine],
             cut=cut,
             sources=[flat.keys[chunk] for chunk in flat.source[reads].tolist()],

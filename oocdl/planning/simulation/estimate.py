@@ -16,7 +16,7 @@ import numpy as np
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.cost_model import NOMINAL, Costs
-from oocdl.planning.hosts.exchange import Exchange, reader_of
+from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.hosts.segments import segment_counts
 from oocdl.planning.simulation.network import Cluster, Network
 
@@ -60,7 +60,7 @@ class _Estimate:
         self.first, self.results = flat.first.tolist(), flat.results.tolist()
         self.workers, self.source = placed.workers.tolist(), flat.source.tolist()
         item = flat.source.copy()
-        item[flat.first[reader_of(placed)] + placed.strip_arguments] = len(flat.keys) + placed.strip_of
+        item[placed.strip_arguments] = len(flat.keys) + placed.strip_of
         self.item = item.tolist()
         """The chunk or strip that each argument is."""
         chunk = np.concatenate((np.arange(len(flat.keys)), flat.source[placed.strip_reads]))[going.items]
