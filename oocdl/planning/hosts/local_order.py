@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from oocdl.planning.calls import Call, PickCall
 from oocdl.planning.hosts.exchange import Bundle, Exchange
@@ -15,6 +15,17 @@ from oocdl.planning.task_key import TaskKey
 END = (1 << 62,)
 """The place of a chunk that only the end of the pass awaits."""
 Place = tuple[int, ...]
+Work = Call | Strip | Bundle | None
+"""A call, a strip to cut, or a bundle to hand out; None: a chunk is there at the start, or arrives."""
+
+
+class LocalTask(NamedTuple):
+    """A step of a member in a pass."""
+
+    key: TaskKey
+    work: Work
+    number: int = -1
+    """Number of a call in the pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +34,7 @@ class LocalOrder:
 
     stored: tuple[TaskKey, ...]
     """Pieces that it holds, and that it or others read."""
-    steps: tuple[tuple[int, Call] | Strip | Bundle | TaskKey, ...]
-    """Steps: (number, call), a strip to cut, a bundle to hand out, or a chunk that arrives."""
+    steps: tuple[LocalTask, ...]
     arriving: tuple[Bundle, ...]
     """Bundles of other members, in the order in which this one requests them. The sender of a bundle has
     requested those that it is made of earlier in its own order: groups of layers, and levels in each, only
@@ -37,19 +47,6 @@ class LocalOrder:
     """The group of each of these calls."""
 
 
-@dataclass(eq=False)
-class _Draft:
-    """The growing order of one member."""
-
-    counts: list[int]
-    places: list[tuple[Place, Any]] = field(default_factory=list)
-    group_of: dict[TaskKey, int] = field(default_factory=dict)
-    uses: dict[TaskKey, list[int]] = field(default_factory=dict)
-    sent: set[TaskKey] = field(default_factory=set)
-    arriving: dict[TaskKey, Place] = field(default_factory=dict)
-    bundles: list[Bundle] = field(default_factory=list)
-
-
 def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, LocalOrder]:
     """Return the order of each of ``members`` in a pass."""
     return dict(zip(members, map(local_order, shares_of(exchange, members)), strict=True))
@@ -57,7 +54,9 @@ def local_orders(exchange: Exchange, members: Collection[int]) -> dict[int, Loca
 
 def local_order(share: Share) -> LocalOrder:
     """Return the order of the member that has this share of a pass."""
-    mine = _Draft([0] * share.groups)
+    steps: list[tuple[Place, LocalTask]] = []
+    calls_of_group, group_of = [0] * share.groups, dict[TaskKey, int]()
+    uses: dict[TaskKey, list[int]] = {}
     after: dict[TaskKey, Place] = {}
     """Chunk -> the place in the order at which it is there."""
     for number, call, group in share.own_calls():
@@ -66,34 +65,31 @@ def local_order(share: Share) -> LocalOrder:
         else:
             place = (call.position,)
             for argument in dict.fromkeys(call.arguments):
-                mine.uses.setdefault(argument, []).append(call.position)
+                uses.setdefault(argument, []).append(call.position)
         after[call.key] = place
-        mine.places.append((place, (number, call)))
-        mine.counts[group] += 1
-        mine.group_of[call.key] = group
+        steps.append((place, LocalTask(call.key, call, number)))
+        calls_of_group[group] += 1
+        group_of[call.key] = group
     for strip in share.strips():
         after[strip.key] = (*after[strip.source], 2)
-        mine.places.append((after[strip.key], strip))
-    uses = mine.uses
+        steps.append((after[strip.key], LocalTask(strip.key, strip)))
+    sent, come = set[TaskKey](), list[TaskKey]()
+    arriving: list[Bundle] = []
     for bundle in share.bundles():
         if bundle.sender == share.member:
-            mine.sent.update(bundle.items)
+            sent.update(bundle.items)
             place = max((after.get(item, (-1,)) for item in bundle.items), default=(-1,))
-            mine.places.append(((*place, 3), bundle))
+            steps.append(((*place, 3), LocalTask(bundle.key, bundle)))
         else:
-            mine.bundles.append(bundle)
-            mine.arriving |= {item: (uses[item][0] - 1, 9) if item in uses else END for item in bundle.items}
-    return _finished(mine, [key for key in share.stored if key in uses or key in mine.sent])
-
-
-def _finished(draft: _Draft, stored: list[TaskKey]) -> LocalOrder:
-    places = [*draft.places, *((place, key) for key, place in draft.arriving.items())]
-    places.sort(key=lambda one: one[0])
+            arriving.append(bundle)
+            come += bundle.items
+    steps += [((uses[item][0] - 1, 9) if item in uses else END, LocalTask(item, None)) for item in come]
+    stored = tuple(key for key in share.stored if key in uses or key in sent)
     return LocalOrder(
-        stored=tuple(stored),
-        steps=tuple(step for _, step in places),
-        arriving=tuple(sorted(draft.bundles, key=lambda one: (one.reader, one.level, one.position))),
-        uses={key: tuple(draft.uses.get(key, ())) for key in [*stored, *draft.arriving]},
-        calls_of_group=tuple(draft.counts),
-        group_of=draft.group_of,
+        stored=stored,
+        steps=tuple(step for _, step in sorted(steps, key=lambda one: one[0])),
+        arriving=tuple(sorted(arriving, key=lambda one: (one.reader, one.level, one.position))),
+        uses={key: tuple(uses.get(key, ())) for key in (*stored, *come)},
+        calls_of_group=tuple(calls_of_group),
+        group_of=group_of,
     )

@@ -24,12 +24,12 @@ from oocdl.planning.hosts.exchange import (
     Exchange,
     exchanges_of,
 )
-from oocdl.planning.hosts.local_order import LocalOrder, local_orders
+from oocdl.planning.hosts.local_order import LocalOrder, Work, local_orders
 from oocdl.planning.hosts.segments import segment_counts
 from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
-from oocdl.planning.simulation.one_process import after
+from oocdl.planning.simulation.one_process import after, before, regions_of
 from oocdl.planning.simulation.process import Process, Step
-from oocdl.planning.simulation.tasks import Chunk, Entry, Tasks, entries_of, items_of
+from oocdl.planning.simulation.tasks import Chunk, Tasks
 from oocdl.planning.task_key import TaskKey
 
 BUSY_SHARE = 0.5
@@ -86,6 +86,8 @@ class _Pass:
         self.run = run
         self.half: set[TaskKey] = set()
         """Bundles that are either made or asked for: of the two, whichever is later sets them going."""
+        self.contents: dict[TaskKey, list[Chunk]] = {}
+        """Bundle that is made, and has not arrived -> its chunks."""
         alone = run.cluster.hosts == 1
         self.steps = [
             Step(process, tasks, mine, wanted, self.made, None if alone else partial(self._finished, host))
@@ -95,9 +97,9 @@ class _Pass:
         ]
         self.hosts = list(map(_Host, run.orders))
 
-    def _finished(self, number: int, entry: Entry) -> None:
-        if isinstance(entry, UnitCall | CombineCall | PickCall):
-            host, group = self.hosts[number], self.run.orders[number].group_of[entry.key]
+    def _finished(self, number: int, work: Work) -> None:
+        if isinstance(work, UnitCall | CombineCall | PickCall):
+            host, group = self.hosts[number], self.run.orders[number].group_of[work.key]
             host.left[group] -= 1
             if not host.left[group]:
                 self.ask(host)
@@ -128,6 +130,7 @@ class _Pass:
         """A host has made all of a bundle; what it has spilled of it is read."""
         step = self.steps[bundle.sender]
         chunks = [step.chunks[step.tasks.number[key]] for key in bundle.items]
+        self.contents[bundle.key] = chunks
         spilled = [chunk.nbytes for chunk in chunks if not step.process.books.is_resident(chunk)]
         self.run.clock.at(step.process.disk(sum(spilled), 0, len(spilled)), partial(self._half, bundle))
 
@@ -177,9 +180,8 @@ class _Pass:
     def _arrived(self, bundle: Bundle) -> None:
         host, uses = self.hosts[bundle.receiver], self.run.orders[bundle.receiver].uses
         step = self.steps[bundle.receiver]
-        for key in bundle.items:
-            item = self.run.items[key]
-            step.wait_for_room(step.tasks.number[key], Chunk(item.region, item.nbytes, uses[key]))
+        for key, sent in zip(bundle.items, self.contents.pop(bundle.key), strict=True):
+            step.wait_for_room(step.tasks.number[key], Chunk(sent.region, sent.nbytes, uses[key]))
         host.asked -= 1
         if host.direct.pop(bundle.key, None) is None:
             host.coming = False
@@ -198,9 +200,12 @@ class _Run:
         self.tasks_of_cluster = segment_counts(pass_, cluster.hosts, processes[0].slots)
         found = local_orders(pass_, range(cluster.hosts))
         self.orders = [found[host] for host in range(cluster.hosts)]
-        self.items = items_of(pass_)
         self.tasks = [
-            Tasks(entries_of(order), order.uses.keys() - set(order.stored)) for order in self.orders
+            Tasks(
+                [*((key, None) for key in order.stored), *(step[:2] for step in order.steps)],
+                order.uses.keys() - set(order.stored),
+            )
+            for order in self.orders
         ]
         renewed, outputs = pass_.graph.replaced, set(pass_.graph.outputs)
         self.wanted = [
@@ -212,12 +217,11 @@ class _Run:
 
     def first(self) -> list[dict[TaskKey, Chunk]]:
         """Weights and state as they are before any step."""
-        found = []
-        for process, order in zip(self.processes, self.orders, strict=True):
-            items = [(key, self.items[key]) for key in order.stored]
-            process.spilled = sum(item.nbytes for _, item in items)
-            found.append({key: Chunk(i.region, i.nbytes, order.uses[key], spilled=True) for key, i in items})
-        return found
+        graph, regions = self.exchange.graph, regions_of(self.exchange.graph)
+        return [
+            before(process, graph, regions, order.stored, order.uses)
+            for process, order in zip(self.processes, self.orders, strict=True)
+        ]
 
     def pass_over(self, held: list[dict[TaskKey, Chunk]]) -> list[Step]:
         """Run one pass."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from oocdl.graph.ir.array_layout import footprint
+from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import Costs, Rates
 from oocdl.planning.simulation.network import Clock
@@ -35,13 +36,8 @@ def simulate(
     """
     process = Process(Clock(), tier_bytes, slots, workers, Costs(rates), timeline)
     tasks = Tasks([*((key, None) for key in graph.inputs), *((call.key, call) for call in graph.calls)])
-    regions = {key: region for pieces in graph.pieces.values() for region, key in pieces}
     kept = {key for key in graph.inputs if keeps_old or key not in graph.replaced} | set(graph.outputs)
-    held: Mapping[TaskKey, Chunk] = {
-        key: Chunk(regions[key], graph.input_bytes[key], graph.input_uses.get(key, ()), spilled=True)
-        for key in graph.inputs
-    }
-    process.spilled = sum(chunk.nbytes for chunk in held.values())
+    held = before(process, graph, regions_of(graph), graph.inputs, graph.input_uses)
     for turn in range(2):
         step = Step(process, tasks, held, kept)
         process.step = step
@@ -80,6 +76,26 @@ def stays(graph: TaskGraph, tier_bytes: int, workers: int) -> bool:
             largest = max(largest, call.buffer_bytes + scratch)
             held += sum(footprint(made.nbytes) for made in made_of(call))
     return held + workers * largest <= tier_bytes
+
+
+def regions_of(graph: TaskGraph) -> dict[TaskKey, Region]:
+    """Return the region of each piece that a pass starts from or makes."""
+    return {key: region for pieces in graph.pieces.values() for region, key in pieces}
+
+
+def before(
+    process: Process,
+    graph: TaskGraph,
+    regions: Mapping[TaskKey, Region],
+    stored: Iterable[TaskKey],
+    uses: Mapping[TaskKey, tuple[int, ...]],
+) -> dict[TaskKey, Chunk]:
+    """Return chunks of weights and state as they are before any step, by key: on the disk of a process."""
+    held = {
+        key: Chunk(regions[key], graph.input_bytes[key], uses.get(key, ()), spilled=True) for key in stored
+    }
+    process.spilled = sum(chunk.nbytes for chunk in held.values())
+    return held
 
 
 def after(

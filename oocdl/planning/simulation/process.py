@@ -25,10 +25,11 @@ from oocdl.planning.calls import (
 )
 from oocdl.planning.cost_model import BEGIN_SECONDS, Costs
 from oocdl.planning.hosts.exchange import Bundle
+from oocdl.planning.hosts.local_order import Work
 from oocdl.planning.hosts.placement import Strip
 from oocdl.planning.machine import BATCH_CACHE_BYTES
 from oocdl.planning.simulation.network import Clock, Cores
-from oocdl.planning.simulation.tasks import Arrival, Chunk, Entry, Tasks, Unit
+from oocdl.planning.simulation.tasks import Arrival, Chunk, Tasks, Unit
 from oocdl.planning.simulation.timeline import Moment, Ran, Transfer
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import WindowOrder, window_of
@@ -59,7 +60,7 @@ class Step:
         held: Mapping[TaskKey, Chunk],
         wanted: Iterable[TaskKey],
         send: Callable[[Bundle], None] | None = None,
-        finished: Callable[[Entry], None] | None = None,
+        finished: Callable[[Work], None] | None = None,
     ) -> None:
         self.process, self.tasks, self.send, self.finished = process, tasks, send, finished
         self.chunks: list[Any] = [None] * len(tasks.calls)

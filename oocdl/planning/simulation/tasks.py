@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from oocdl.graph.ir.array_layout import footprint
-from oocdl.graph.ir.index import Region, region_size
-from oocdl.planning.calls import Call, CombineCall, Made, PickCall, UnitCall, made_of
-from oocdl.planning.hosts.exchange import Bundle, Exchange
-from oocdl.planning.hosts.local_order import LocalOrder
+from oocdl.graph.ir.index import Region
+from oocdl.planning.calls import CombineCall, PickCall, UnitCall
+from oocdl.planning.hosts.exchange import Bundle
+from oocdl.planning.hosts.local_order import Work
 from oocdl.planning.hosts.placement import Strip
-from oocdl.planning.task_key import TaskKey, result_keys
+from oocdl.planning.task_key import TaskKey
 from oocdl.storage.cache.ledger import Claim
 
 
@@ -58,17 +58,13 @@ class Arrival(Claim[Chunk]):
     chunk: Chunk
 
 
-Entry = Call | Strip | Bundle | None
-"""The work of a task; None: it is a chunk that is there at the start, or that arrives."""
-
-
 class Tasks:
     """The tasks of a process by number, as its scheduler has them; chunks that it is given are some, too."""
 
-    def __init__(self, entries: Iterable[tuple[TaskKey, Entry]], arriving: Collection[TaskKey] = ()) -> None:
+    def __init__(self, entries: Iterable[tuple[TaskKey, Work]], arriving: Collection[TaskKey] = ()) -> None:
         """``entries``: the key of each task and what it does, in order; ``arriving``: what is awaited."""
         listed = list(entries)
-        self.calls: Sequence[Entry] = [call for _, call in listed]
+        self.calls: Sequence[Work] = [call for _, call in listed]
         keys = [key for key, _ in listed]
         self.number = number = {key: place for place, key in enumerate(keys)}
         self.arguments = [tuple([number[key] for key in _read_by(call)]) for call in self.calls]
@@ -86,38 +82,10 @@ class Tasks:
         self.bundles = [place for place, call in enumerate(self.calls) if isinstance(call, Bundle)]
 
 
-def _read_by(entry: Entry) -> tuple[TaskKey, ...]:
+def _read_by(work: Work) -> tuple[TaskKey, ...]:
     """The keys of what a task reads."""
-    if isinstance(entry, Strip | PickCall):
-        return (entry.source,)
-    if isinstance(entry, Bundle):
-        return entry.items
-    return () if entry is None else entry.arguments
-
-
-def items_of(exchange: Exchange) -> dict[TaskKey, Made]:
-    """All that bundles may hold, and all that is stored, by key."""
-    graph = exchange.graph
-    regions = {key: region for pieces in graph.pieces.values() for region, key in pieces}
-    found = {key: Made(regions[key], graph.input_bytes[key], ()) for key in graph.inputs}
-    for call in graph.calls:
-        if not isinstance(call, PickCall):
-            found |= zip(result_keys(call.key, call.values), made_of(call), strict=True)
-    for strip in exchange.placed.strips:
-        whole = found[strip.source]
-        share = region_size(strip.region) / region_size(whole.region)
-        found[strip.key] = Made(strip.region, round(share * whole.nbytes), ())
-    return found
-
-
-def entries_of(order: LocalOrder) -> list[tuple[TaskKey, Entry]]:
-    """The tasks of a host by key."""
-    entries: list[tuple[TaskKey, Entry]] = [(key, None) for key in order.stored]
-    for step in order.steps:
-        if isinstance(step, TaskKey):
-            entries.append((step, None))
-        elif isinstance(step, Strip | Bundle):
-            entries.append((step.key, step))
-        else:
-            entries.append((step[1].key, step[1]))
-    return entries
+    if isinstance(work, Strip | PickCall):
+        return (work.source,)
+    if isinstance(work, Bundle):
+        return work.items
+    return () if work is None else work.arguments

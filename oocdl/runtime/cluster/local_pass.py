@@ -46,7 +46,7 @@ class LocalPass:
     ) -> None:
         self._threads, self._work = threads, work
         self._order, (self._run_id, self.name, self.plan_id, self._info) = order, facts
-        sent = [step for step in order.steps if isinstance(step, Bundle)]
+        sent = [step.work for step in order.steps if isinstance(step.work, Bundle)]
         self._sends: dict[int, Future[tuple[Chunk, ...]]] = {one.key.number: Future() for one in sent}
         self.groups: list[Future[None]] = [Future() for _ in order.calls_of_group]
         self.done: Future[dict[TaskKey, Chunk]] = Future()
@@ -156,19 +156,18 @@ class LocalPass:
         run, run_id = self._work.run, self._run_id
         tasks: dict[Any, GraphNode] = {key: Task(key, take, key) for key in self._order.stored}
         arriving: list[TaskKey] = []
-        for step in self._order.steps:
-            if isinstance(step, TaskKey):
-                arriving.append(step)
-                tasks[step] = DataNode(step, None)
-            elif isinstance(step, Strip):
-                source = TaskRef(step.source)
-                tasks[step.key] = Task(step.key, run, execute.run_strip, run_id, step.region, source)
-            elif isinstance(step, Bundle):
-                items = [TaskRef(item) for item in step.items]
-                tasks[step.key] = Task(step.key, self._hand_out, step.key.number, *items)
+        for key, work, number in self._order.steps:
+            if work is None:
+                arriving.append(key)
+                tasks[key] = DataNode(key, None)
+            elif isinstance(work, Strip):
+                source = TaskRef(work.source)
+                tasks[key] = Task(key, run, execute.run_strip, run_id, work.region, source)
+            elif isinstance(work, Bundle):
+                items = [TaskRef(item) for item in work.items]
+                tasks[key] = Task(key, self._hand_out, key.number, *items)
             else:
-                number, call = step
-                tasks[call.key] = execute.call_task(call, run_id, self.plan_id, number, self._info, run)
+                tasks[key] = execute.call_task(work, run_id, self.plan_id, number, self._info, run)
         return tasks, arriving
 
 
@@ -181,6 +180,6 @@ def _ends(order: LocalOrder) -> list[int]:
     """Return, for each group of layers, the number of tasks before the first call of a later group."""
     found: list[int] = []
     for number, step in enumerate(order.steps, len(order.stored)):
-        if isinstance(step, tuple) and not isinstance(step, TaskKey):
-            found += [number] * (order.group_of[step[1].key] - len(found))
+        if step.key in order.group_of:
+            found += [number] * (order.group_of[step.key] - len(found))
     return found + [len(order.stored) + len(order.steps)] * (len(order.calls_of_group) - len(found))

@@ -5,42 +5,38 @@ from __future__ import annotations
 import random
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from oocdl.planning.calls import PickCall
 from oocdl.planning.hosts import exchange
 from oocdl.planning.hosts.exchange import Bundle, homes_of
-from oocdl.planning.hosts.local_order import LocalOrder, local_orders
+from oocdl.planning.hosts.local_order import LocalOrder, Work, local_orders
 from oocdl.planning.hosts.placement import Strip, place
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.window_order import WindowOrder
 from tests.kit.plans import cut_for, mlp_draft, unet_draft
 
 
-def needs_of(step: Any) -> tuple[TaskKey, tuple[TaskKey, ...]]:
-    """The key of a step, and what it waits for on its member."""
-    if isinstance(step, TaskKey):
-        return step, ()
-    if isinstance(step, Strip):
-        return step.key, (step.source,)
-    if isinstance(step, Bundle):
-        return step.key, step.items
-    call = step[1]
-    return call.key, (call.source,) if isinstance(call, PickCall) else call.arguments
+def needs_of(work: Work) -> tuple[TaskKey, ...]:
+    """What a step waits for on its member."""
+    if isinstance(work, Strip | PickCall):
+        return (work.source,)
+    if isinstance(work, Bundle):
+        return work.items
+    return () if work is None else work.arguments
 
 
 class Going:
     """A member in a pass: what it runs, asks for, and has handed out."""
 
     def __init__(self, order: LocalOrder, window: int) -> None:
-        steps = [(key, ()) for key in order.stored] + [needs_of(step) for step in order.steps]
+        steps = [(key, ()) for key in order.stored] + [(s.key, needs_of(s.work)) for s in order.steps]
         self.keys = [key for key, _ in steps]
         self.number = {key: number for number, key in enumerate(self.keys)}
         needed = [[*{self.number[one]: None for one in needs}] for _, needs in steps]
-        arriving = [self.number[step] for step in order.steps if isinstance(step, TaskKey)]
-        bundles = [self.number[step.key] for step in order.steps if isinstance(step, Bundle)]
+        arriving = [self.number[step.key] for step in order.steps if step.work is None]
+        bundles = [self.number[step.key] for step in order.steps if isinstance(step.work, Bundle)]
         self.order = WindowOrder(needed, [], window, arriving, bundles)
         self.group_of, self.left = order.group_of, list(order.calls_of_group)
         self.to_ask, self.asked = deque(order.arriving), list[Bundle]()
