@@ -11,7 +11,7 @@ from oocdl.config import make_settings, parse_bytes
 from oocdl.config.options import SimulateOptions
 from oocdl.errors import InputError
 from oocdl.planning.calibrate import known_rates
-from oocdl.planning.choice.budget import compile_within
+from oocdl.planning.choice.pass_kinds import compile_within
 from oocdl.planning.compiler import draft_pass
 from oocdl.planning.cost_model import NOMINAL, Rates
 from oocdl.planning.machine import discards_old_weights

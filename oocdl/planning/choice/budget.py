@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from oocdl.engines.engine import get_engine
 from oocdl.errors import BudgetError
 from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import uncollected
 from oocdl.planning.calibrate import known_rates
-from oocdl.planning.choice.host_search import Candidate, fastest_over_hosts, on_hosts
-from oocdl.planning.compiler import CompiledPass, Draft, Frozen
+from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.machine import (
     TIGHT_BYTES,
     Machine,
     check_capacity,
-    check_device,
     check_size,
     device_shortage,
     discards_old_weights,
@@ -43,6 +42,26 @@ SEARCH_SECONDS = 15.0
 """Time after which the search for the smallest budget ends with what it has found."""
 
 
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One way to cut a pass, and how the pass is predicted to go."""
+
+    compiled: CompiledPass
+    stays: bool
+    """Whether nothing is spilled, by a bound: to simulate that takes long."""
+    simulate: Callable[[], Simulated]
+
+    @cached_property
+    def simulated(self) -> Simulated:
+        """A step of it."""
+        return self.simulate()
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes moved from and to the spill in a step."""
+        return 0 if self.stays else self.simulated.moved_bytes
+
+
 @uncollected()
 def predict_pass(
     graph: TaskGraph, machine: Machine, room_bytes: int, keeps_old: bool, timeline: bool = True
@@ -66,41 +85,7 @@ def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, i
     return room_bytes * processes, permits, permits + processes
 
 
-def compile_within(
-    draft: Draft, machine: Machine, frozen: Frozen | None = None, hosts: int | None = None
-) -> CompiledPass:
-    """Cut a pass so that it keeps the budget; ``frozen`` are the cuts of a stored plan to repeat.
-
-    Large units read fewer halos, small ones leave more memory for the tier: of units that are as large
-    as may be, of half that size and so on, those with the fewest predicted seconds are taken. If nothing
-    fits, BudgetError says which budget would do.
-
-    ``hosts``: of several workers so many get work, as in another pass of the run; None: all, or those with
-    which a step is predicted to be faster.
-    """
-    if frozen is not None:
-        return _repeated(draft, machine, frozen)
-    if hosts is not None and hosts < machine.workers:
-        return on_hosts(compile_within(draft, machine.of(hosts), None, hosts), hosts)
-    found = _best(draft, machine)
-    if found is None:
-        worst = _cut(draft, machine, machine.capacity_bytes)
-        assert isinstance(worst, BudgetError)
-        needed = smallest_budget(draft, machine)
-        process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
-        what = worst if machine.capacity_bytes > 1 else "nothing is left"
-        named = f"memory='{-(-needed >> 20)}MiB' would do"
-        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}")
-    if hosts is None and machine.workers > 1 and draft.request.settings.parallel == "auto":
-
-        def cut(machine: Machine, side: int | None) -> Candidate | None:
-            return _best(replace(draft, side=side), machine)
-
-        return fastest_over_hosts(found, machine, cut, draft.layering)
-    return found.compiled
-
-
-def _best(draft: Draft, machine: Machine) -> Candidate | None:
+def fastest_cut(draft: Draft, machine: Machine) -> Candidate | None:
     """The fastest way to cut on a number of workers; None if nothing fits."""
     found = _fastest_on_device(draft, machine)
     if found is not None and draft.request.settings.spill_dtype is not None and found.moved_bytes:
@@ -111,17 +96,6 @@ def _best(draft: Draft, machine: Machine) -> Candidate | None:
         other = _fastest_on_device(draft.storing_bfloat16(names), machine)
         found = min((found, other or found), key=lambda candidate: candidate.simulated.seconds)
     return found
-
-
-def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
-    """The pass with the cuts of a stored plan; BudgetError if they do not fit this machine."""
-    compiled = draft.storing_bfloat16(frozen.get("rounded", ())).recut(frozen)
-    try:
-        check_capacity(compiled.plan, machine)
-    except BudgetError as error:
-        raise BudgetError(f"{error} by the run's plan; give more memory, or pass replan=True") from None
-    check_device(compiled.plan, machine)
-    return compiled
 
 
 def _fastest_on_device(draft: Draft, machine: Machine) -> Candidate | None:
@@ -174,7 +148,7 @@ def _last_units(machine: Machine) -> list[int]:
 
 def _candidate(draft: Draft, machine: Machine, unit_bytes: int) -> Candidate | None:
     """The pass in units of at most ``unit_bytes``; None if that cannot be."""
-    compiled = _cut(draft, machine, unit_bytes)
+    compiled = cut(draft, machine, unit_bytes)
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
@@ -185,7 +159,7 @@ def _candidate(draft: Draft, machine: Machine, unit_bytes: int) -> Candidate | N
     return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
 
 
-def _cut(draft: Draft, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
+def cut(draft: Draft, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
     """The pass in units of at most ``unit_bytes``, or why there are none."""
     # Cut in vain, it would leave less room.
     if machine.capacity_bytes < TIGHT_BYTES and (error := _misfit(draft, machine, unit_bytes)):
@@ -207,7 +181,7 @@ def smallest_budget(draft: Draft, machine: Machine) -> int:
         return time.monotonic() - began < SEARCH_SECONDS
 
     def fits(capacity_bytes: int, seems: bool = False) -> bool:
-        roomy, refused = replace(machine, capacity_bytes=capacity_bytes), _misfit if seems else _cut
+        roomy, refused = replace(machine, capacity_bytes=capacity_bytes), _misfit if seems else cut
         sizes = [_large_units(roomy)[0], *_last_units(roomy)]
         return not all(isinstance(refused(draft, roomy, unit), BudgetError) for unit in sizes[::-1])
 
@@ -237,7 +211,7 @@ def smallest_budget(draft: Draft, machine: Machine) -> int:
 
 
 def _misfit(draft: Draft, machine: Machine, unit_bytes: int) -> BudgetError | None:
-    """Return why ``_cut`` is likely to find no pass, which is seen much faster; None if it is not."""
+    """Return why ``cut`` is likely to find no pass, which is seen much faster; None if it is not."""
     try:
         check_size(draft.estimate(machine.limits(draft.request.settings, unit_bytes)), machine)
     except BudgetError as error:

@@ -8,12 +8,11 @@ more way. By nominal rates, so that the same is chosen everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import NamedTuple
 
-from oocdl.planning.compiler import CompiledPass
+from oocdl.planning.choice.budget import Candidate, fastest_cut
+from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.assignment import NETWORK_BYTES_PER_SECOND
 from oocdl.planning.hosts.exchange import exchange, homes_of
@@ -21,9 +20,7 @@ from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.network import Cluster
-from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.slot_search import travelling_seconds, weight_bytes, weight_cuts
-from oocdl.planning.tile_search import Layering
 
 WORTH_RATIO = 0.85
 """More workers get work if a step takes at most this share of the time of one on fewer: by estimates, which
@@ -32,26 +29,6 @@ MOST_WEIGHT_HOSTS = 8
 """For more workers weights are not cut: each partial sum comes from all of them."""
 MIN_HOST_SECONDS = 0.02
 """A pass that takes less on one worker is left to all of them: it takes longer to look at."""
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """One way to cut a pass, and how the pass is predicted to go."""
-
-    compiled: CompiledPass
-    stays: bool
-    """Whether nothing is spilled, by a bound: to simulate that takes long."""
-    simulate: Callable[[], Simulated]
-
-    @cached_property
-    def simulated(self) -> Simulated:
-        """A step of it."""
-        return self.simulate()
-
-    @property
-    def moved_bytes(self) -> int:
-        """Bytes moved from and to the spill in a step."""
-        return 0 if self.stays else self.simulated.moved_bytes
 
 
 def on_hosts(compiled: CompiledPass, hosts: int) -> CompiledPass:
@@ -70,30 +47,26 @@ class _Timed(NamedTuple):
     """Predicted seconds of its work on one thread."""
 
 
-Cut = Callable[[Machine, int | None], Candidate | None]
-"""Cuts a pass for a machine; with a number also along that set of ``weight_cuts``."""
-
-
-def fastest_over_hosts(every: Candidate, machine: Machine, cut: Cut, layering: Layering) -> CompiledPass:
+def fastest_over_hosts(draft: Draft, every: Candidate, machine: Machine) -> CompiledPass:
     """The pass as it is cut for ``every`` worker, or a faster one.
 
     That may be one for fewer workers, only where nothing is spilled, one whose weights are cut, or one of
-    whole layers. ``layering``: of the pass.
+    whole layers.
     """
     best = _timed(every, machine, machine.workers)
     if best.work_seconds < MIN_HOST_SECONDS * machine.threads:
         return every.compiled
-    best, hosts = _along_weights(best, machine, machine.workers, cut, layering), _half(machine.workers)
+    best, hosts = _along_weights(draft, best, machine, machine.workers), _half(machine.workers)
     while hosts and WORTH_RATIO * best.work_seconds < best.seconds * hosts * machine.threads:
-        found = cut(machine.of(hosts), None)
+        found = fastest_cut(draft, machine.of(hosts))
         if found is None or found.moved_bytes:
             break
-        fewer = _along_weights(_timed(found, machine, hosts), machine, hosts, cut, layering)
+        fewer = _along_weights(draft, _timed(found, machine, hosts), machine, hosts)
         if WORTH_RATIO * fewer.seconds > best.seconds:
             break
         best, hosts = fewer._replace(seconds=min(best.seconds, fewer.seconds)), _half(hosts)
     if best.work_seconds < WORTH_RATIO * best.seconds * machine.permits:
-        whole = cut(replace(machine, slots=1), None)
+        whole = fastest_cut(draft, replace(machine, slots=1))
         best = best if whole is None else _better(best, _timed(whole, machine, machine.workers))
     return best.compiled
 
@@ -107,8 +80,9 @@ def _better(best: _Timed, other: _Timed) -> _Timed:
     return other if other.seconds <= WORTH_RATIO * best.seconds else best
 
 
-def _along_weights(best: _Timed, machine: Machine, hosts: int, cut: Cut, layering: Layering) -> _Timed:
+def _along_weights(draft: Draft, best: _Timed, machine: Machine, hosts: int) -> _Timed:
     """The best way, or a faster one on so many workers whose weights are cut along one of their axes."""
+    layering = draft.layering
     # Without that cut each worker gets weights, and tells their gradients.
     least = 2 * weight_bytes(layering) / NETWORK_BYTES_PER_SECOND
     if not 1 < hosts <= MOST_WEIGHT_HOSTS or least < (1 - WORTH_RATIO) * best.seconds:
@@ -116,7 +90,9 @@ def _along_weights(best: _Timed, machine: Machine, hosts: int, cut: Cut, layerin
     found = []
     for side, cuts in enumerate(weight_cuts(layering)):
         travels = travelling_seconds(layering, cuts, hosts, NETWORK_BYTES_PER_SECOND)
-        made = cut(machine.of(hosts), side) if travels < WORTH_RATIO * best.seconds else None
+        if travels >= WORTH_RATIO * best.seconds:
+            continue
+        made = fastest_cut(replace(draft, side=side), machine.of(hosts))
         if made is not None and (hosts == machine.workers or not made.moved_bytes):
             found.append(_timed(made, machine, hosts))
     return _better(best, min(found, key=lambda one: one.seconds)) if found else best

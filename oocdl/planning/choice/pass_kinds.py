@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from oocdl.config import Settings
+from oocdl.errors import BudgetError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.heap import uncollected
 from oocdl.planning.binding import Binding
-from oocdl.planning.choice.budget import compile_within
+from oocdl.planning.choice.budget import cut, fastest_cut, smallest_budget
+from oocdl.planning.choice.host_search import fastest_over_hosts, on_hosts
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen, continue_step, draft_pass
-from oocdl.planning.machine import Machine
+from oocdl.planning.machine import Machine, check_capacity, check_device
 from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, Kind, role_of
 from oocdl.planning.recipe import PassKind, Request
 
@@ -101,3 +103,44 @@ def own_plans(kinds: Mapping[str, CompiledPass]) -> dict[str, CompiledPass]:
     """Return the kinds that have a plan of their own; the others run the same plans on other chunks."""
     roles = (MAIN, FIRST, VALIDATION)
     return {name: one for name, one in kinds.items() if role_of(name) in roles}
+
+
+def compile_within(
+    draft: Draft, machine: Machine, frozen: Frozen | None = None, hosts: int | None = None
+) -> CompiledPass:
+    """Cut a pass so that it keeps the budget; ``frozen`` are the cuts of a stored plan to repeat.
+
+    Large units read fewer halos, small ones leave more memory for the tier: of units that are as large
+    as may be, of half that size and so on, those with the fewest predicted seconds are taken. If nothing
+    fits, BudgetError says which budget would do.
+
+    ``hosts``: of several workers so many get work, as in another pass of the run; None: all, or those with
+    which a step is predicted to be faster.
+    """
+    if frozen is not None:
+        return _repeated(draft, machine, frozen)
+    if hosts is not None and hosts < machine.workers:
+        return on_hosts(compile_within(draft, machine.of(hosts), None, hosts), hosts)
+    found = fastest_cut(draft, machine)
+    if found is None:
+        worst = cut(draft, machine, machine.capacity_bytes)
+        assert isinstance(worst, BudgetError)
+        needed = smallest_budget(draft, machine)
+        process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
+        what = worst if machine.capacity_bytes > 1 else "nothing is left"
+        named = f"memory='{-(-needed >> 20)}MiB' would do"
+        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}")
+    if hosts is None and machine.workers > 1 and draft.request.settings.parallel == "auto":
+        return fastest_over_hosts(draft, found, machine)
+    return found.compiled
+
+
+def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
+    """The pass with the cuts of a stored plan; BudgetError if they do not fit this machine."""
+    compiled = draft.storing_bfloat16(frozen.get("rounded", ())).recut(frozen)
+    try:
+        check_capacity(compiled.plan, machine)
+    except BudgetError as error:
+        raise BudgetError(f"{error} by the run's plan; give more memory, or pass replan=True") from None
+    check_device(compiled.plan, machine)
+    return compiled

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from oocdl.planning.choice import budget, host_search
-from oocdl.planning.choice.budget import compile_within, predict_pass
+from oocdl.planning.choice.budget import predict_pass
+from oocdl.planning.choice.pass_kinds import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
