@@ -15,6 +15,7 @@ from oocdl.planning.calls import Call, CombineCall, PickCall, UnitCall, made_of
 from oocdl.planning.cost_model import call_seconds
 from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.task_key import TaskKey, result_keys
+from tests.kit.placed import calls_of, strips_of, worker_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,9 @@ def host_costs(exchange: Exchange, workers: int) -> tuple[HostCost, ...]:
     for key in exchange.graph.inputs:
         held[exchange.homes[key]] += exchange.graph.input_bytes[key]
     taken = [0.0] * workers
-    placed = exchange.placed
+    maker = worker_of(exchange.placed)
     for call, seconds in zip(exchange.graph.calls, call_seconds(exchange.graph.calls), strict=True):
-        worker = placed.worker_of[call.key]
+        worker = maker[call.key]
         taken[worker] += seconds
         count[worker] += not isinstance(call, PickCall)
     peaks, chunks = _peaks(exchange, held)
@@ -72,20 +73,21 @@ def _peaks(exchange: Exchange, held: Sequence[int]) -> tuple[list[int], list[int
     ``held``: what each holds from the start.
     """
     graph, placed = exchange.graph, exchange.placed
+    calls, maker = calls_of(placed), worker_of(placed)
     sizes = _sizes(exchange)
     kept = set(graph.outputs)
-    source_of = {strip.key: strip.source for strip in placed.strips}
-    where = {**exchange.homes, **placed.worker_of}
+    source_of = {strip.key: strip.source for strip in strips_of(placed)}
+    where = {**exchange.homes, **maker}
     last: dict[tuple[TaskKey, int], int] = {}
     """(chunk or strip, worker) -> place of the last call for which it is there."""
-    for place, (_, call) in enumerate(placed.calls):
+    for place, (_, call) in enumerate(calls):
         for key in _arguments(call):
-            reader = placed.worker_of[call.key]
+            reader = maker[call.key]
             last[key, reader] = place
             last[key, where[key]] = place
             if key in source_of:
                 last[source_of[key], where[key]] = place
-    ending: list[list[tuple[int, int]]] = [[] for _ in placed.calls]
+    ending: list[list[tuple[int, int]]] = [[] for _ in calls]
     now, peak, chunks = list(held), list(held), list(held)
     arrived: set[tuple[TaskKey, int]] = set()
 
@@ -95,8 +97,8 @@ def _peaks(exchange: Exchange, held: Sequence[int]) -> tuple[list[int], list[int
         if key not in kept or where[key] != worker:
             ending[last.get((key, worker), place)].append((worker, sizes[key]))
 
-    for place, (_, call) in enumerate(placed.calls):
-        mine = placed.worker_of[call.key]
+    for place, (_, call) in enumerate(calls):
+        mine = maker[call.key]
         for key in _arguments(call):
             if where[key] != mine and (key, mine) not in arrived:
                 arrived.add((key, mine))
@@ -115,11 +117,11 @@ def _peaks(exchange: Exchange, held: Sequence[int]) -> tuple[list[int], list[int
 def _sizes(exchange: Exchange) -> Mapping[TaskKey, int]:
     """Bytes of all chunks and strips."""
     sizes, dtypes = dict(exchange.graph.input_bytes), dict[TaskKey, str]()
-    for _, call in exchange.placed.calls:
+    for _, call in calls_of(exchange.placed):
         if not isinstance(call, PickCall):
             for key, made, dtype in zip(_results(call), made_of(call), call.dtypes, strict=True):
                 sizes[key], dtypes[key] = made.nbytes, dtype
-    for strip in exchange.placed.strips:
+    for strip in strips_of(exchange.placed):
         sizes[strip.key] = region_size(strip.region) * itemsize(dtypes[strip.source])
     return sizes
 

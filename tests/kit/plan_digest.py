@@ -10,6 +10,7 @@ from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.pass_plan import LayerPlan
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.report.plan_view import Plan
+from tests.kit.placed import calls_of, strips_of, worker_of
 
 
 def _layer(planned: LayerPlan) -> object:
@@ -51,11 +52,12 @@ def plan_digest(plan: Plan) -> dict[str, str]:
 def placement_digest(made: Exchange) -> str:
     """A digest, in hexadecimal, of who does what in a pass, and of all that travels."""
     digest, placed = hashlib.blake2b(digest_size=8), made.placed
-    for number, call in placed.calls:
+    maker = worker_of(placed)
+    for number, call in calls_of(placed):
         arguments = () if isinstance(call, PickCall) else call.arguments
-        digest.update(repr((number, call.key, arguments, placed.worker_of[call.key])).encode())
-    for strip in placed.strips:
-        digest.update(repr((strip, placed.worker_of[strip.key])).encode())
+        digest.update(repr((number, call.key, arguments, maker[call.key])).encode())
+    for strip in strips_of(placed):
+        digest.update(repr((strip, maker[strip.key])).encode())
     for bundle in made.bundles:
         digest.update(repr(bundle).encode())
     digest.update(repr((made.groups, tuple(made.group_of.tolist()), sorted(made.homes.items()))).encode())

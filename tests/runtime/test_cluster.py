@@ -35,6 +35,7 @@ from oocdl.runtime.cluster import dask_records, member
 from oocdl.storage.cache import chunk
 from oocdl.storage.cache.memory_tier import Tier
 from tests.kit import nets
+from tests.kit.placed import calls_of, strips_of, worker_of
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
@@ -151,18 +152,18 @@ def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) ->
     regions: dict[TaskKey, Region] = {
         key: region for pieces in graph.pieces.values() for region, key in pieces
     }
-    strips = {strip.key: strip for strip in placed.strips}
-    assert strips and {placed.worker_of[key] for key in strips} == set(range(workers))
+    strips, maker = {strip.key: strip for strip in strips_of(placed)}, worker_of(placed)
+    assert strips and {maker[key] for key in strips} == set(range(workers))
     assert all(strip.region != regions[strip.source] for strip in strips.values())
     crossing = {"strip": 0, "whole": 0}
-    for _, call in placed.calls:
+    for _, call in calls_of(placed):
         if not isinstance(call, UnitCall):
             continue
-        mine = placed.worker_of[call.key]
+        mine = maker[call.key]
         for read in call.reads:
             for number, part in read.chunks:
                 source = call.arguments[number]
-                if placed.worker_of.get(source, mine) == mine:
+                if maker.get(source, mine) == mine:
                     continue
                 whole = strips[source].region if source in strips else regions[source]
                 assert part == whole, (call.key, source, part, whole)
@@ -341,19 +342,19 @@ def test_a_plan_has_work_for_every_worker(client: Client, larger: tuple[Path, Pa
     run = oocdl.fit(*larger, workdir=tmp_path / "run", client=client, **options)
     assert run.plan.machine.workers == 2
     graph = run.plan.compiled.graph
-    placed = place(graph, 2)
+    maker = worker_of(place(graph, 2))
     units = [call for call in graph.calls if isinstance(call, UnitCall)]
-    shares = [sum(placed.worker_of[call.key] == worker for call in units) for worker in (0, 1)]
+    shares = [sum(maker[call.key] == worker for call in units) for worker in (0, 1)]
     assert shares[1] > shares[0] / 2  # layers too small to be cut are all on the first
 
 
 def test_layers_that_are_swept_backwards_stay_with_their_neighbours(local: oocdl.Run) -> None:
     """Units are numbered there and back again; a worker has the same part of space in all layers."""
     graph = local.plan.compiled.graph
-    placed = place(graph, 2)
+    maker = worker_of(place(graph, 2))
     for call in graph.calls:
         if isinstance(call, UnitCall) and call.unit.shard == (0,) and len(call.unit.makes) == 1:
-            assert placed.worker_of[call.key] == 0
+            assert maker[call.key] == 0
 
 
 def test_a_worker_that_takes_too_much_is_named_once(

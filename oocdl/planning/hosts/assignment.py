@@ -26,11 +26,9 @@ import numpy.typing as npt
 
 from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.planning.cost_model import NOMINAL, TASK_SECONDS, call_seconds
-from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each, flatten
+from oocdl.planning.hosts.flat_pass import FlatPass, first_of_each
 from oocdl.planning.hosts.ragged import Ints, runs
 from oocdl.planning.hosts.weight_updates import going, updated_together, updates_of, updates_that_read
-from oocdl.planning.task_graph import TaskGraph
-from oocdl.planning.task_key import TaskKey
 
 NETWORK_BYTES_PER_SECOND = 1.25e9
 """Bytes per second between two workers: 10 Gbit/s."""
@@ -57,17 +55,11 @@ class _Needs(NamedTuple):
     """Pieces of weights and state that no worker has yet."""
 
 
-def assign(graph: TaskGraph, workers: int, threads: int = 1) -> dict[TaskKey, int]:
+def assigned(flat: FlatPass, workers: int, threads: int = 1) -> Ints:
     """Return the worker, from 0, that runs each call of a pass; ValueError if there are no workers.
 
     ``threads`` is the number of threads of each worker.
     """
-    found = assigned(flatten(graph), workers, threads).tolist()
-    return {call.key: worker for call, worker in zip(graph.calls, found, strict=True)}
-
-
-def assigned(flat: FlatPass, workers: int, threads: int = 1) -> Ints:
-    """Return the worker of each call as ``assign`` does, in an array by the places of calls."""
     if workers < 1:
         raise ValueError("a pass needs a worker")
     if workers == 1:
@@ -211,7 +203,8 @@ class _Assigner:
         """Whether each part of a chunk that is read has come to each of the workers."""
         bounds = np.searchsorted(reader, np.arange(len(units) + 1)).tolist()
         for place, mine in zip(units, (slice(*both) for both in pairwise(bounds)), strict=True):
-            there = self.coming_seconds(self.needs(place)) + self.seconds_for(self.going_bytes(place))
+            need = self.needs(place)
+            there = self.seconds_for(need.nbytes, need.there) + self.seconds_for(self.going_bytes(place))
             there -= nbytes[mine] @ came[part[mine]] / NETWORK_BYTES_PER_SECOND
             after = ends + there + (self.seconds[place] + TASK_SECONDS) / self.threads
             worker = int(after.argmin())
@@ -264,10 +257,6 @@ class _Assigner:
                 found[number] += self.seconds_of(worker, there, there > 0)
         return found
 
-    def coming_seconds(self, need: _Needs) -> npt.NDArray[np.float64]:
-        """Return, for each worker, the seconds until all inputs of a call are there."""
-        return self.seconds_for(need.nbytes, need.there)
-
     def going_bytes(self, place: int) -> Ints:
         """Return, for each worker, the bytes of a call's results that weights which live there will need."""
         goes = slice(*self.going.first[place : place + 2])
@@ -305,7 +294,7 @@ class _Assigner:
             # Neighbouring pieces stay together, as in blocks of the shards that will read them.
             return int(equal[min(call.key.number * len(equal) // pieces, len(equal) - 1)])
         free = [threads[0] for threads in self.free]
-        finished = np.maximum(free, need.ready_seconds + self.coming_seconds(need))
+        finished = np.maximum(free, need.ready_seconds + self.seconds_for(need.nbytes, need.there))
         finished = finished + self.seconds_for(self.going_bytes(place))
         if new_bytes := self.new_bytes(place, need):
             held = np.array(self.held)

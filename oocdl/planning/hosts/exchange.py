@@ -8,9 +8,10 @@ in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -59,10 +60,7 @@ class Bundle:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exchange:
-    """A pass over several workers, and the bundles that they send each other.
-
-    Bundles are columns of numbers; a ``Bundle`` is made when it is asked for.
-    """
+    """A pass over several workers, and the bundles that they send each other, as columns of numbers."""
 
     placed: Placed
     groups: tuple[str, ...]
@@ -89,22 +87,34 @@ class Exchange:
         return int(self.columns[2].max(initial=0))
 
     @cached_property
+    def item_chunks(self) -> Ints:
+        """Chunk that each item is, or is a strip of."""
+        flat, reads = self.placed.flat, self.placed.strip_reads
+        return np.concatenate((np.arange(len(flat.keys)), flat.source[reads]))[self.items]
+
+    @cached_property
     def bundles(self) -> tuple[Bundle, ...]:
         """All bundles."""
-        return tuple(map(self.bundle, range(self.columns.shape[1])))
-
-    def bundle(self, number: int) -> Bundle:
-        """Return a bundle by its number."""
-        items = tuple(
-            self._item(item) for item in self.items[slice(*self.first[number : number + 2])].tolist()
-        )
-        sender, receiver, *others = self.columns[:, number].tolist()
-        return Bundle(TaskKey(TaskKind.BUNDLE, items[0].layer, "", number), sender, receiver, items, *others)
-
-    def _item(self, number: int) -> TaskKey:
         keys = self.placed.flat.keys
-        strip = number - len(keys)
-        return strip_key(strip, self.placed.source_of(strip)) if strip >= 0 else keys[number]
+        items = item_keys(self.items, [keys[chunk] for chunk in self.item_chunks.tolist()], len(keys))
+        return tuple(bundles_of(np.arange(self.columns.shape[1]), self.columns, self.first, items))
+
+
+def item_keys(items: Ints, chunks: Sequence[TaskKey], count: int) -> list[TaskKey]:
+    """Return the keys of items, each of which is one of ``chunks`` or a strip of it.
+
+    ``count``: the number of all chunks of the pass.
+    """
+    each = zip(items.tolist(), chunks, strict=True)
+    return [chunk if item < count else strip_key(item - count, chunk) for item, chunk in each]
+
+
+def bundles_of(numbers: Ints, columns: Ints, first: Ints, items: Sequence[TaskKey]) -> Iterator[Bundle]:
+    """Give bundles by their numbers; ``columns``, ``first`` and ``items`` are as ``Exchange`` has them."""
+    each = zip(numbers.tolist(), columns.T.tolist(), pairwise(first.tolist()), strict=True)
+    for number, (sender, receiver, *others), (begin, end) in each:
+        key = TaskKey(TaskKind.BUNDLE, items[begin].layer, "", number)
+        yield Bundle(key, sender, receiver, tuple(items[begin:end]), *others)
 
 
 def homes_of(passes: Collection[Placed]) -> dict[TaskKey, int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -33,7 +32,7 @@ class Strip:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Placed:
-    """A pass over several workers, in numbers; its calls and strips are made when they are asked for."""
+    """A pass over several workers, in numbers."""
 
     graph: TaskGraph
     flat: FlatPass
@@ -49,41 +48,6 @@ class Placed:
     """Number, among all arguments of the pass, of the first that reads each strip."""
     strip_senders: Ints
     """Worker that cuts each strip."""
-
-    def call(self, place: int) -> Call:
-        """Return a call, with strips in place of the arguments of which it reads those."""
-        first = self.flat.first[place]
-        mine = slice(*np.searchsorted(self.strip_arguments, self.flat.first[place : place + 2]))
-        arguments = (self.strip_arguments[mine] - first).tolist()
-        return with_strips(self.graph.calls[place], arguments, self.strip_of[mine].tolist())
-
-    def source_of(self, number: int) -> TaskKey:
-        """Return the key of the chunk from which a strip is cut."""
-        return self.flat.keys[int(self.flat.source[self.strip_reads[number]])]
-
-    def strip(self, number: int) -> Strip:
-        """Return a strip by its number."""
-        source = self.source_of(number)
-        region = self.flat.regions[int(self.flat.part[self.strip_reads[number]])]
-        return Strip(strip_key(number, source), source, region)
-
-    @cached_property
-    def calls(self) -> tuple[tuple[int, Call], ...]:
-        """Calls with their numbers in the task graph, arguments replaced by strips where those are read."""
-        return tuple((place, self.call(place)) for place in range(len(self.graph.calls)))
-
-    @cached_property
-    def strips(self) -> tuple[Strip, ...]:
-        """All strips."""
-        return tuple(map(self.strip, range(len(self.strip_reads))))
-
-    @cached_property
-    def worker_of(self) -> dict[TaskKey, int]:
-        """Key of a call or a strip -> number of the worker it is made on."""
-        found = {
-            call.key: worker for call, worker in zip(self.graph.calls, self.workers.tolist(), strict=True)
-        }
-        return found | {strip.key: found[strip.source] for strip in self.strips}
 
 
 def strip_key(number: int, source: TaskKey) -> TaskKey:

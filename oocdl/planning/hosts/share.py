@@ -16,10 +16,10 @@ import numpy as np
 
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import Call, PickCall
-from oocdl.planning.hosts.exchange import Bundle, Exchange
+from oocdl.planning.hosts.exchange import Bundle, Exchange, bundles_of, item_keys
 from oocdl.planning.hosts.placement import Strip, strip_key, with_strips
 from oocdl.planning.hosts.ragged import Ints, runs, starts_of
-from oocdl.planning.task_key import TaskKey, TaskKind
+from oocdl.planning.task_key import TaskKey
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,15 +85,8 @@ class Share:
 
     def bundles(self) -> Iterator[Bundle]:
         """Give the bundles that it sends and receives."""
-        items = [
-            chunk if item < self.chunks else strip_key(item - self.chunks, chunk)
-            for item, chunk in zip(self.items.tolist(), self.item_chunks, strict=True)
-        ]
-        bounds = pairwise(self.first_item.tolist())
-        each = zip(self.bundle_numbers.tolist(), self.columns.T.tolist(), bounds, strict=True)
-        for number, (sender, receiver, *others), (begin, end) in each:
-            key = TaskKey(TaskKind.BUNDLE, items[begin].layer, "", number)
-            yield Bundle(key, sender, receiver, tuple(items[begin:end]), *others)
+        items = item_keys(self.items, self.item_chunks, self.chunks)
+        return bundles_of(self.bundle_numbers, self.columns, self.first_item, items)
 
 
 def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
@@ -104,8 +97,6 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
     calls_of, strips_of = _by(placed.workers, count), _by(placed.strip_senders, count)
     copies_of = _by(placed.copies.workers, count)
     sent, received = _by(exchange.columns[0], count), _by(exchange.columns[1], count)
-    chunks = len(flat.keys)
-    chunk_of = np.concatenate((np.arange(chunks), flat.source[placed.strip_reads]))
     stored_of = _by(np.array([exchange.homes[key] for key in flat.graph.inputs], np.int64), count)
     strip_bounds = np.searchsorted(placed.strip_arguments, flat.first)
     for member in members:
@@ -113,7 +104,7 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
         calls, cut = np.union1d(calls_of[member], copied), strips_of[member]
         bundles = np.union1d(sent[member], received[member])
         items_each = exchange.first[bundles + 1] - exchange.first[bundles]
-        items = exchange.items[runs(exchange.first[bundles], items_each)]
+        items = runs(exchange.first[bundles], items_each)
         strips_each = strip_bounds[calls + 1] - strip_bounds[calls]
         mine = runs(strip_bounds[calls], strips_each)
         reads = placed.strip_reads[cut]
@@ -132,9 +123,9 @@ def shares_of(exchange: Exchange, members: Collection[int]) -> Iterator[Share]:
             bundle_numbers=bundles,
             columns=exchange.columns[:, bundles],
             first_item=starts_of(items_each),
-            items=items,
-            item_chunks=[flat.keys[chunk] for chunk in chunk_of[items].tolist()],
-            chunks=chunks,
+            items=exchange.items[items],
+            item_chunks=[flat.keys[chunk] for chunk in exchange.item_chunks[items].tolist()],
+            chunks=len(flat.keys),
             stored=tuple(flat.keys[chunk] for chunk in stored_of[member].tolist()),
         )
 

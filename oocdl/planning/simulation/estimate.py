@@ -63,9 +63,7 @@ class _Estimate:
         item[placed.strip_arguments] = len(flat.keys) + placed.strip_of
         self.item = item.tolist()
         """The chunk or strip that each argument is."""
-        chunk = np.concatenate((np.arange(len(flat.keys)), flat.source[placed.strip_reads]))[going.items]
-        self.chunk = chunk.tolist()
-        """Item of a bundle -> the chunk that it is, or of which it is a strip."""
+        self.chunk = going.item_chunks.tolist()
         homes = [going.homes[key] for key in going.graph.inputs]
         self.where = [*homes, *placed.workers[flat.maker[flat.inputs :]].tolist()]
         self.made_at = [0.0] * len(flat.keys)
@@ -74,7 +72,7 @@ class _Estimate:
         """(chunk or strip, host that it was sent to) -> when it has come."""
         self.free = [[0.0] * threads for _ in range(cluster.hosts)]
         """Host -> when each of its threads is free, as a heap."""
-        made_by = np.maximum.reduceat(flat.maker[chunk], going.first[:-1])
+        made_by = np.maximum.reduceat(flat.maker[going.item_chunks], going.first[:-1])
         order = np.lexsort((going.columns[-1], made_by))
         self.unsent = list(zip(made_by[order].tolist(), order.tolist(), strict=True))[::-1]
         """(last of the calls that make it, bundle), the first to be sent last."""

@@ -16,7 +16,6 @@ from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.calls import PickCall, UnitCall
 from oocdl.planning.compiler import CompiledPass, Draft
-from oocdl.planning.hosts.assignment import assign
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.placement import Placed, place
 from oocdl.planning.pass_plan import plan_pass
@@ -24,6 +23,7 @@ from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.tile_search import Layering, Limits
 from tests.kit.host_costs import host_costs
+from tests.kit.placed import calls_of, strips_of, worker_of
 from tests.kit.plans import cut_for, mlp_draft, unet_draft
 from tests.kit.random_graphs import Maker
 from tests.kit.random_layers import LAYERS
@@ -71,11 +71,12 @@ def test_weights_are_updated_where_they_live(unet: Draft, mlp: Draft, workers: i
     for compiled in (cut_for(unet, 1, workers, batch=8), cut_for(mlp, 1, workers, channels=8)):
         made = exchanged(compiled, workers)
         updates = {compiled.graph.replaced[key] for key in compiled.graph.replaced}
-        for _, call in made.placed.calls:
+        maker = worker_of(made.placed)
+        for _, call in calls_of(made.placed):
             if call.key in updates and isinstance(call, UnitCall):
                 for key in call.arguments:
                     if key in compiled.graph.replaced and compiled.graph.input_bytes[key] > 1024:
-                        assert made.homes[key] == made.placed.worker_of[call.key], (call.key, key)
+                        assert made.homes[key] == maker[call.key], (call.key, key)
 
 
 @pytest.mark.parametrize("workers", (4, 8))
@@ -111,9 +112,9 @@ def test_layers_of_large_weights_follow_each_other_over_workers(tmp_path: Path) 
     """Where activations are small and nothing is cut, each worker has a stage of the forward pass."""
     compiled = mlp_draft(tmp_path, [1024] * 9, 16).cut(Limits(24 << 20))
     made = exchanged(compiled, 2)
-    worker_of = made.placed.worker_of
+    maker = worker_of(made.placed)
     units = [call for call in compiled.graph.calls if isinstance(call, UnitCall)]
-    forward = [worker_of[call.key] for call in units if call.key.layer.startswith("linear")]
+    forward = [maker[call.key] for call in units if call.key.layer.startswith("linear")]
     assert forward == sorted(forward) and 0 < sum(forward) < len(forward) > 4
     held = [cost.held_bytes for cost in host_costs(made, 2)]
     assert held[0] == held[1]
@@ -138,8 +139,8 @@ def test_backward_of_a_pipeline_is_where_its_weights_are(
 def test_layers_of_few_units_are_spread(unet: Draft) -> None:
     """Samples of a layer in two pieces are not all on the first workers; nor is what cannot be cut."""
     compiled = cut_for(unet, 1, 4, batch=2)
-    worker_of = assign(compiled.graph, 4)
-    used = {worker_of[call.key] for call in compiled.graph.calls if isinstance(call, UnitCall)}
+    maker = worker_of(place(compiled.graph, 4))
+    used = {maker[call.key] for call in compiled.graph.calls if isinstance(call, UnitCall)}
     assert used == {0, 1, 2, 3}
 
 
@@ -153,8 +154,8 @@ def test_three_of_four_planned_workers_share_the_work(unet: Draft) -> None:
 def test_no_workers_are_refused_and_one_has_all(mlp: Draft) -> None:
     graph = mlp.cut(Limits(1 << 30)).graph
     with pytest.raises(ValueError, match="needs a worker"):
-        assign(graph, 0)
-    assert set(assign(graph, 1).values()) == {0}
+        place(graph, 0)
+    assert set(place(graph, 1).workers.tolist()) == {0}
 
 
 def random_graph(seed: int) -> TaskGraph:
@@ -178,16 +179,16 @@ def random_graph(seed: int) -> TaskGraph:
 def test_every_call_has_a_worker_and_reads_what_is_there_or_comes(seed: int, workers: int) -> None:
     graph = random_graph(seed)
     placed = place(graph, workers)
-    assert {call.key for call in graph.calls} <= placed.worker_of.keys()
-    assert set(placed.worker_of.values()) <= set(range(workers))
-    assert assign(graph, workers) == {call.key: placed.worker_of[call.key] for call in graph.calls}
+    maker = worker_of(placed)
+    assert {call.key for call in graph.calls} <= maker.keys()
+    assert set(maker.values()) <= set(range(workers))
     regions: dict[TaskKey, Region] = {key: region for found in graph.pieces.values() for region, key in found}
-    strips = {strip.key: strip for strip in placed.strips}
+    strips = {strip.key: strip for strip in strips_of(placed)}
     copied = set(zip(placed.copies.calls.tolist(), placed.copies.workers.tolist(), strict=True))
-    for (number, call), before in zip(placed.calls, graph.calls, strict=True):
+    for (number, call), before in zip(calls_of(placed), graph.calls, strict=True):
         assert graph.calls[number] is before and call.key == before.key
         if isinstance(call, PickCall):
-            assert placed.worker_of[call.key] == placed.worker_of[call.source]
+            assert maker[call.key] == maker[call.source]
         if not isinstance(call, UnitCall) or not isinstance(before, UnitCall):
             continue
         for read in call.reads:
@@ -196,9 +197,9 @@ def test_every_call_has_a_worker_and_reads_what_is_there_or_comes(seed: int, wor
                 if source in strips:
                     strip = strips[source]
                     assert (strip.source, strip.region) == (wanted, part) and part != regions[wanted]
-                    assert placed.worker_of[source] == placed.worker_of[wanted] != placed.worker_of[call.key]
+                    assert maker[source] == maker[wanted] != maker[call.key]
                 else:
                     assert source == wanted
-                    elsewhere = placed.worker_of.get(source, None) not in (None, placed.worker_of[call.key])
-                    elsewhere &= (maker_of(placed, source), placed.worker_of[call.key]) not in copied
+                    elsewhere = maker.get(source, None) not in (None, maker[call.key])
+                    elsewhere &= (maker_of(placed, source), maker[call.key]) not in copied
                     assert part == regions[source] or not elsewhere

@@ -15,6 +15,7 @@ from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_order, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.share import Share, packed_shares, shares_of
+from tests.kit.placed import strips_of
 from tests.kit.plan_digest import placement_digest
 from tests.kit.plans import cut_for, mlp_draft, unet_draft
 
@@ -103,7 +104,7 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str,
     assert (len(numbers) > len({*numbers})) == (len(placed.copies.calls) > 0) == (cut == "both")
     assert {len(share.calls) for share in shares} == {len(compiled.graph.calls)}
     strips = sorted((strip for share in shares for strip in share.strips()), key=lambda one: one.key.number)
-    assert tuple(strips) == placed.strips
+    assert tuple(strips) == strips_of(placed)
     bundles = {bundle.key.number: bundle for share in shares for bundle in share.bundles()}
     assert bundles == dict(enumerate(made.bundles))
     for member, order in local_orders(made, range(8)).items():

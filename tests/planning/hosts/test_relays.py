@@ -14,6 +14,7 @@ from oocdl.planning.hosts import relays
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.relays import COLLECTED_BYTES, FAN, Legs, Pairs, routes
+from tests.kit.placed import worker_of
 from tests.kit.plans import cut_for, unet_draft
 
 
@@ -100,7 +101,7 @@ def test_a_bundle_waits_for_nothing_that_comes_after_it(tmp_path: Path) -> None:
     compiled = cut_for(unet_draft(tmp_path, 16, 16), 2, 16)
     placed = place(compiled.graph, 16)
     made = exchange(placed, homes_of([placed]), 16)
-    where = {**made.homes, **placed.worker_of}
+    where = {**made.homes, **worker_of(placed)}
     passed_on = [(one, item) for one in made.bundles for item in one.items if where[item] != one.sender]
     assert passed_on
     needs = defaultdict(set)

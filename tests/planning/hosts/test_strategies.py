@@ -12,6 +12,7 @@ from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from tests.kit.host_costs import HostCost, host_costs
 from tests.kit.nets import write_conv_and_dense
+from tests.kit.placed import worker_of
 from tests.kit.plans import cut_for, drafted, mlp_draft, unet_draft
 
 
@@ -65,8 +66,8 @@ def test_what_nothing_can_cut_becomes_a_pipeline(tmp_path: Path) -> None:
     kinds = cut_of_layers(compiled)
     computing = [name for name in kinds if not name.startswith("update")]
     assert len(computing) > 4 and not any(kinds[name] for name in computing)
-    worker_of = place(compiled.graph, 2, 1).worker_of
-    assert {worker_of[key] for key in worker_of if key.layer in computing} == {0, 1}
+    maker = worker_of(place(compiled.graph, 2, 1))
+    assert {maker[key] for key in maker if key.layer in computing} == {0, 1}
     held = [cost.held_bytes for cost in costs_on(compiled, 2, 1)]
     assert max(held) <= sum(held) / 2 + (12 << 20)
 

@@ -18,6 +18,7 @@ from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.transforms import RandSpatialCrop
 from tests.kit import nets
+from tests.kit.placed import worker_of
 from tests.kit.searches import workers_in
 
 OPTIONS: dict[str, Any] = {
@@ -53,11 +54,11 @@ def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind
     assert nets.files_of(there) == nets.files_of(here)
     assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
     compiled = there.plan.compiled
-    worker_of = place(compiled.graph, 2, 1).worker_of
+    maker = worker_of(place(compiled.graph, 2, 1))
     units = [call for call in compiled.graph.calls if isinstance(call, UnitCall)]
-    assert {worker_of[call.key] for call in units} == {0, 1}
+    assert {maker[call.key] for call in units} == {0, 1}
     if kind == "pipeline":
-        stages = [worker_of[call.key] for call in units if call.key.layer.startswith("conv")]
+        stages = [maker[call.key] for call in units if call.key.layer.startswith("conv")]
         assert stages == sorted(stages) and set(stages) == {0, 1}
         assert len(stages) == sum(one.layer.name.startswith("conv") for one in compiled.plan.layers)
     else:
@@ -120,7 +121,7 @@ def test_what_goes_by_way_of_others_makes_the_bits_of_one(
     compiled = there.plan.compiled
     placed = place(compiled.graph, 4)
     made = exchange(placed, homes_of([placed]), 4)
-    where = {**made.homes, **placed.worker_of}
+    where = {**made.homes, **worker_of(placed)}
     passed_on = [item for one in made.bundles for item in one.items if where[item] != one.sender]
     assert {item in made.homes for item in passed_on} == {True, False}
 
