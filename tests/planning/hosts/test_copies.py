@@ -9,9 +9,9 @@ import pytest
 
 from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.compiler import CompiledPass
-from oocdl.planning.hosts import copies
+from oocdl.planning.hosts import placement
 from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
-from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.placement import copies, place
 from oocdl.planning.hosts.share import shares_of
 from tests.kit.plans import cut_for, unet_draft
 
@@ -54,8 +54,8 @@ def test_large_sums_and_those_of_many_travel(tmp_path: Path, monkeypatch: pytest
     compiled = cut_for(unet_draft(tmp_path, 16, 8), 2, 8)
     placed = place(compiled.graph, 8)
     most = []
-    for workers, nbytes in ((copies.MOST_WORKERS, 64 << 10), (8, 64 << 10), (8, 64)):
-        monkeypatch.setattr(copies, "MOST_WORKERS", workers)
-        monkeypatch.setattr(copies, "MOST_BYTES", nbytes)
-        most.append(len(copies.copies(placed.flat, placed.workers).calls))
+    for workers, nbytes in ((placement.MOST_COPYING_WORKERS, 64 << 10), (8, 64 << 10), (8, 64)):
+        monkeypatch.setattr(placement, "MOST_COPYING_WORKERS", workers)
+        monkeypatch.setattr(placement, "MOST_COPIED_BYTES", nbytes)
+        most.append(len(copies(placed.flat, placed.workers).calls))
     assert max(most[0], most[2]) < most[1]

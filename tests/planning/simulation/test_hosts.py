@@ -26,7 +26,7 @@ from oocdl.planning.cost_model import (
     UNIT_SECONDS,
     Rates,
 )
-from oocdl.planning.hosts import copies
+from oocdl.planning.hosts import placement
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_orders
@@ -262,7 +262,7 @@ def test_every_host_comes_to_its_end_within_its_room(plan: oocdl.Plan, hosts: in
 
 def test_every_call_is_done_by_one_host(plan: oocdl.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no sums are combined by several, each for itself."""
-    monkeypatch.setattr(copies, "MOST_WORKERS", 0)
+    monkeypatch.setattr(placement, "MOST_COPYING_WORKERS", 0)
     compiled = plan.compiled
     placed = place(compiled.graph, 3)
     going = exchange(placed, homes_of([placed]), 3)
