@@ -51,9 +51,7 @@ class Outline:
     groups: tuple[str, ...]
     """Names of the groups, as in ``Exchange``."""
     seconds: npt.NDArray[np.float64]
-    """Nominal seconds of each member (rows) for each group of layers."""
-    works: npt.NDArray[np.bool_]
-    """Whether each member has calls of each group."""
+    """Nominal seconds of each member (rows) for each group of layers; 0: it has no calls of it."""
     reads: Ints
     """Receiver, group that reads, sender and group that makes what members send each other, each once."""
 
@@ -62,13 +60,13 @@ def outline_of(going: Exchange, members: int, threads: int) -> Outline:
     """Return the outline of a pass on members of so many threads."""
     sender, receiver, _, group, reader, *_ = going.columns
     reads = np.stack((receiver, reader, sender, group))[:, group >= 0]
-    return Outline(going.groups, *_work(going, members, threads), np.unique(reads, axis=1))
+    return Outline(going.groups, _work(going, members, threads), np.unique(reads, axis=1))
 
 
 def segment_counts(going: Exchange, members: int, threads: int) -> list[int]:
     """Return the number of segments of each member, by nominal rates."""
-    seconds, works = _work(going, members, threads)
-    counts: list[int] = _has(works, _cut(seconds, None)).sum(axis=1).tolist()
+    seconds = _work(going, members, threads)
+    counts: list[int] = _has(seconds, _cut(seconds, None)).sum(axis=1).tolist()
     return counts
 
 
@@ -80,7 +78,7 @@ def segments_of(outline: Outline, measured_seconds: float | None = None) -> list
     number_of = _cut(outline.seconds, measured_seconds)
     first = np.flatnonzero(np.diff(number_of, prepend=-1))
     last = np.append(first[1:], len(number_of)) - 1
-    has = _has(outline.works, number_of)
+    has = _has(outline.seconds, number_of)
     after = _after(outline.reads, number_of, has)
     for member, numbers in enumerate(map(np.flatnonzero, has)):
         for before, number in pairwise(numbers.tolist()):
@@ -91,15 +89,12 @@ def segments_of(outline: Outline, measured_seconds: float | None = None) -> list
     ]
 
 
-def _work(
-    going: Exchange, members: int, threads: int
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return the seconds of each member for each group of layers, and whether it has calls of it."""
+def _work(going: Exchange, members: int, threads: int) -> npt.NDArray[np.float64]:
+    """Return the seconds of each member for each group of layers."""
     shape = members, len(going.groups)
     code = going.placed.workers * shape[1] + going.group_of
-    seconds = np.bincount(code, np.array(call_seconds(going.graph.calls)) / threads, members * shape[1])
-    works = np.bincount(code, minlength=members * shape[1]) > 0
-    return seconds.astype(np.float64).reshape(shape), works.reshape(shape)
+    seconds = np.array(call_seconds(going.graph.calls)) / threads
+    return np.bincount(code, seconds, members * shape[1]).astype(np.float64).reshape(shape)
 
 
 def _cut(seconds: npt.NDArray[np.float64], measured_seconds: float | None) -> Ints:
@@ -113,10 +108,10 @@ def _cut(seconds: npt.NDArray[np.float64], measured_seconds: float | None) -> In
     return np.cumsum(np.diff(wanted, prepend=wanted[:1]) > 0)
 
 
-def _has(works: npt.NDArray[np.bool_], number_of: Ints) -> npt.NDArray[np.bool_]:
+def _has(seconds: npt.NDArray[np.float64], number_of: Ints) -> npt.NDArray[np.bool_]:
     """Return whether each member has each segment: the first, with which others may ask it for weights, those
     in which it works, and the last, with which it ends."""
-    has = np.logical_or.reduceat(works, np.flatnonzero(np.diff(number_of, prepend=-1)), axis=1)
+    has = np.logical_or.reduceat(seconds > 0, np.flatnonzero(np.diff(number_of, prepend=-1)), axis=1)
     has[:, [0, -1]] = True
     return has
 

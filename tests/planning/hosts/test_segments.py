@@ -46,7 +46,7 @@ def test_a_long_pass_has_a_task_for_each_layer_of_each_member(
         assert mine[0].first_group == 0 and mine[-1].last_group == len(going.groups) - 1
         assert all(before.last_group < one.first_group for before, one in pairwise(mine))
         own = {group for one in mine for group in range(one.first_group, one.last_group + 1)}
-        assert set(outline.works[mine[0].member].nonzero()[0].tolist()) <= own
+        assert set(outline.seconds[mine[0].member].nonzero()[0].tolist()) <= own
 
 
 @pytest.mark.parametrize("seconds", [1.0, 5.0, LONG_SECONDS])
