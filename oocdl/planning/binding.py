@@ -89,7 +89,7 @@ class Binding:
         for position, dim in enumerate(port.dims):
             if isinstance(dim, str) and dim in dims and shape[position] != dims[dim]:
                 raise InputError(f"dims says {dim}={dims[dim]}, array '{data.name}' says {shape[position]}")
-        if isinstance(port.dims[1] if rank > 1 else "", int) and rank > 2 and shape[1] != port.dims[1]:
+        if rank > 2 and isinstance(port.dims[1], int) and shape[1] != port.dims[1]:
             raise DatasetError(
                 f"input '{port.name}' wants {port.dims[1]} channels, array '{data.name}' "
                 f"of shape {list(data.shape)} has {shape[1]}; is an axis in the wrong place?"

@@ -15,8 +15,7 @@ from oocdl.planning.choice.budget import Candidate, fastest_cut
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.hosts.assignment import NETWORK_BYTES_PER_SECOND
-from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.placement import place
+from oocdl.planning.hosts.exchange import exchanges_of
 from oocdl.planning.machine import Machine
 from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.network import Cluster
@@ -101,8 +100,7 @@ def _along_weights(draft: Draft, best: _Timed, machine: Machine, hosts: int) -> 
 def _timed(found: Candidate, machine: Machine, hosts: int) -> _Timed:
     """A way to cut a pass for so many of a machine's workers, and what it takes."""
     compiled = found.compiled if hosts == machine.workers else on_hosts(found.compiled, hosts)
-    placed = place(compiled.graph, machine.workers, machine.threads)
-    going = exchange(placed, homes_of([placed]), machine.workers)
+    going = exchanges_of({"": compiled.graph}, machine.workers, machine.threads)[""]
     cluster = Cluster(hosts=machine.workers, bytes_per_second=NETWORK_BYTES_PER_SECOND)
     work = work_seconds(going)
     seconds = estimated_seconds(going, cluster, machine.threads, work)

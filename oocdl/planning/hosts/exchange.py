@@ -110,7 +110,7 @@ def item_keys(items: Ints, chunks: Sequence[TaskKey], count: int) -> list[TaskKe
 
 
 def bundles_of(numbers: Ints, columns: Ints, first: Ints, items: Sequence[TaskKey]) -> Iterator[Bundle]:
-    """Give bundles by their numbers; ``columns``, ``first`` and ``items`` are as ``Exchange`` has them."""
+    """Give bundles by number; ``columns`` and ``first`` are as ``Exchange`` has them, ``items`` are keys."""
     each = zip(numbers.tolist(), columns.T.tolist(), pairwise(first.tolist()), strict=True)
     for number, (sender, receiver, *others), (begin, end) in each:
         key = TaskKey(TaskKind.BUNDLE, items[begin].layer, "", number)
