@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.reader import Imported
 from tests.kit.interpret import evaluate
-from tests.kit.models import GPT, UNet3d
+from tests.kit.torch_modules import encoder, in_evaluation, running
 
 STEPS, RATE = 3, 0.1
 WAYS = ("torchscript", "dynamo", "plain")
@@ -25,33 +25,16 @@ WAYS = ("torchscript", "dynamo", "plain")
 
 
 class AddedBuffer(nn.Module):
-    """A buffer, added to activations."""
+    """A buffer, added to activations, of a name that does not tell."""
 
-    def __init__(self, name: str = "pe") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.fc, self.out, self.name = nn.Linear(8, 8), nn.Linear(8, 3), name
-        self.register_buffer(name, torch.randn(8) * 0.1)
+        self.fc, self.out = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("offset", torch.randn(8) * 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.out(F.relu(self.fc(x) + self.get_buffer(self.name)))
+        result: Tensor = self.out(F.relu(self.fc(x) + self.get_buffer("offset")))
         return result
-
-
-class FrozenBatchNorm2d(nn.Module):
-    """torchvision's: four buffers, and arithmetic."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        for name, start in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
-            self.register_buffer(name, start + 0.2 * torch.rand(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias, mean, var = (
-            self.get_buffer(name).reshape(1, -1, 1, 1)
-            for name in ("weight", "bias", "running_mean", "running_var")
-        )
-        scale = weight * (var + 1e-5).rsqrt()
-        return x * scale + (bias - mean * scale)
 
 
 class Detached(nn.Module):
@@ -63,45 +46,6 @@ class Detached(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.b(F.relu(self.a(x)).detach()) + self.b(x)
-        return result
-
-
-class EqualNorms(nn.Module):
-    """Two LayerNorms, which start equal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.n1, self.b, self.n2 = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)
-        self.c = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.c(self.n2(self.b(F.relu(self.n1(self.a(x))))))
-        return result
-
-
-class Lookup(nn.Module):
-    """An embedding whose row 0 is padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.c = nn.Embedding(5, 8, padding_idx=0), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.c(self.table(x))
-        return result
-
-
-class Encoder(nn.Module):
-    """Layers that ``nn.TransformerEncoder`` has copied, so that they start equal."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(8, 3, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.head(self.layers(x))
         return result
 
 
@@ -121,57 +65,24 @@ def zero_convolution() -> nn.Module:
     return nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 3, 1))
 
 
-def batch_norms(*asleep: int) -> nn.Module:
-    """Two convolutions with BatchNorm; those in ``asleep`` (layers 1 and 4) are in evaluation mode."""
-    net = nn.Sequential(
-        *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
-        *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1)),
-    )
-    for number, norm in enumerate((net[1], net[4])):
-        assert isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None
-        norm.running_mean += 0.1 * (number + 1)  # else an exporter merges them with biases
-        norm.bias.data += 0.3 * (number + 1)
-        norm.weight.data += 0.1 * (number + 1)
-    for index in asleep:
-        net[index].eval()
-    return net
-
-
-def partly_frozen() -> nn.Module:
-    """The first of two layers does not require gradients."""
-    return nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Tanh(), nn.Linear(8, 3))
-
-
-def vectors() -> Tensor:
-    """A batch of vectors."""
-    return torch.randn(4, 8)
-
-
-def images() -> Tensor:
-    """A batch of images."""
-    return torch.randn(2, 1, 6, 6)
+def norms_asleep() -> nn.Module:
+    """Two convolutions, each with a norm in evaluation mode."""
+    parts = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+    return in_evaluation(running(nn.Sequential(*parts, nn.Conv2d(4, 3, 1))), "1", "4")
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
-    "buffer": (AddedBuffer, vectors),
-    "odd-buffer": (lambda: AddedBuffer("offset"), vectors),
-    "frozen-norm": (
-        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), FrozenBatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1)),
-        images,
+    "odd-buffer": (AddedBuffer, lambda: torch.randn(4, 8)),
+    "detach": (Detached, lambda: torch.randn(4, 8)),
+    "norms-asleep": (norms_asleep, lambda: torch.randn(2, 1, 6, 6)),
+    "zero-biases": (zero_biases, lambda: torch.randn(4, 8)),
+    "zero-convolution": (zero_convolution, lambda: torch.randn(2, 1, 6, 6)),
+    "copied-layers": (  # they start equal
+        lambda: nn.Sequential(encoder(2), nn.Linear(8, 3, bias=False)),
+        lambda: torch.randn(2, 3, 8),
     ),
-    "norms": (batch_norms, images),
-    "norm-asleep": (lambda: batch_norms(1), images),
-    "norms-asleep": (lambda: batch_norms(1, 4), images),
-    "requires-grad": (partly_frozen, vectors),
-    "detach": (Detached, vectors),
-    "padding": (Lookup, lambda: torch.tensor([0, 1, 4, 0])),
-    "equal-norms": (EqualNorms, vectors),
-    "zero-biases": (zero_biases, vectors),
-    "zero-convolution": (zero_convolution, images),
-    "copied-layers": (Encoder, lambda: torch.randn(2, 3, 8)),
-    "gpt-tied": (lambda: GPT(tied=True, layers=1), lambda: torch.randint(0, 50, (2, 6))),
-    "unet": (lambda: UNet3d(base=2, depth=1), lambda: torch.randn(1, 1, 8, 8, 8)),
 }
+"""As they are made: ``torch_modules`` has further ones, which are no longer fresh."""
 
 
 def export_as(module: nn.Module, inputs: Sequence[Tensor], path: Path, way: str) -> Path:

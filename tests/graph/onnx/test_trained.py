@@ -28,7 +28,7 @@ from oocdl.report.plan_parts import UNSAID, trained_text
 from tests.kit.nets import save
 from tests.kit.onnx_kit import F
 from tests.kit.plain_files import MODULES, WAYS, export_as, far, losses_of_file, losses_of_module
-from tests.kit.torch_modules import CASES, away_from_start
+from tests.kit.torch_modules import CASES, FrozenBatchNorm2d, away_from_start
 from tests.kit.turns import some_of
 
 MERGED, FOLDED, COMPUTED = (
@@ -39,19 +39,11 @@ MERGED, FOLDED, COMPUTED = (
 EVALUATED, BUFFERS = "in evaluation mode in the file", "may be (a buffer|buffers) of the module"
 ANNOUNCED: dict[str, dict[str, str]] = {
     # module -> way -> a word of the remark, where the file trains another network, or may
-    "buffer": {"torchscript": BUFFERS},
     "odd-buffer": {"torchscript": BUFFERS},
-    "frozen-norm": {"torchscript": BUFFERS, "dynamo": COMPUTED},
-    "norms": {"dynamo": FOLDED},
-    "norm-asleep": {"dynamo": FOLDED},
     "norms-asleep": {"torchscript": EVALUATED, "dynamo": FOLDED, "plain": EVALUATED},
-    "equal-norms": {"dynamo": MERGED},
     "zero-biases": {"dynamo": "drops biases"},
     "zero-convolution": {"dynamo": "drops biases"},
     "copied-layers": {"dynamo": MERGED},
-    "gpt-tied": {"dynamo": "was tied to another weight"},
-    "unet": {"dynamo": MERGED},
-    # module -> way -> a word of the remark, where the file trains another network
     "a positional encoding, two equal LayerNorms": {"torchscript": BUFFERS, "dynamo": MERGED},
     "FrozenBatchNorm2d": {"torchscript": BUFFERS, "dynamo": COMPUTED},
     "a BatchNorm in evaluation mode": {
@@ -81,9 +73,7 @@ REFUSED = {
 }
 FREEZES: dict[str, tuple[str, ...] | None] = {
     # what no file holds: the user says it by ``freeze``; None: nothing of ours does the same
-    "requires-grad": ("0.*",),
     "detach": ("a.*",),
-    "padding": None,
     "frozen parts": ("conv.*", "norm.weight", "norm.bias"),
     "padding_idx": None,
     "a tied head with padding_idx": None,
@@ -223,9 +213,9 @@ def test_a_norm_that_is_called_twice_is_exported_in_evaluation_mode(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "freeze"),
     [
-        ("buffer", ("pe",)),
+        ("a positional encoding, two equal LayerNorms", ("pe",)),
         ("odd-buffer", ("offset",)),
-        ("frozen-norm", ("1.*",)),
+        ("FrozenBatchNorm2d", ("norm.*",)),
         ("norms-asleep", ("*running_mean", "*running_var")),
     ],
 )
@@ -239,30 +229,30 @@ def test_the_cure_cures(name: str, freeze: tuple[str, ...], read: Read) -> None:
 
 @pytest.mark.parametrize("way", ["torchscript", "plain"])
 def test_a_norm_in_evaluation_mode_beside_others_stays_so(way: str, read: Read) -> None:
-    trained = read("norm-asleep", way)[1].trained
+    trained = read("norms in both modes", way)[1].trained
     asleep = "its norm is in evaluation mode in the file"
     assert {record.name: record.why for record in trained.of(Part.FROZEN)} == {
-        "1.running_mean": asleep,
-        "1.running_var": asleep,
+        "norm.1.running_mean": asleep,
+        "norm.1.running_var": asleep,
     }
-    assert [record.name for record in trained.of(Part.STATISTICS)] == ["4.running_mean", "4.running_var"]
+    statistics = [record.name for record in trained.of(Part.STATISTICS)]
+    assert statistics == ["norm.0.running_mean", "norm.0.running_var"]
 
 
 def test_the_record_says_what_each_tensor_is_for(read: Read) -> None:
-    trained = read("buffer", "plain")[1].trained
+    trained = read("odd-buffer", "plain")[1].trained
     assert trained.count(Part.TRAINED) == (4, 99)
     (buffer,) = trained.of(Part.CONSTANT)
-    assert (buffer.name, buffer.shape, buffer.why) == ("pe", (8,), "buffer, as the exporter says")
-    (tied,) = read("gpt-tied", "torchscript")[1].trained.tied
+    assert (buffer.name, buffer.shape, buffer.why) == ("offset", (8,), "buffer, as the exporter says")
+    trained = read("GPT", "torchscript")[1].trained
+    (tied,) = trained.tied
     assert tied.name == "wte.weight" and tied.modules == ("wte", "head")
-    assert "tied: 'wte.weight' is one tensor of 'wte', 'head'" in trained_text(
-        read("gpt-tied", "torchscript")[1].trained
-    )
+    assert "tied: 'wte.weight' is one tensor of 'wte', 'head'" in trained_text(trained)
 
 
 def test_a_file_that_says_itself_what_is_trained_gets_no_remarks(tmp_path: Path) -> None:
-    make, example = MODULES["frozen-norm"]
-    path = export_as(make(), [example()], tmp_path / "plain.onnx", "torchscript")
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), FrozenBatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    path = export_as(net, [torch.randn(2, 1, 6, 6)], tmp_path / "plain.onnx", "torchscript")
     kinds = {"0": "parameter", "1": "buffer", "3": "parameter"}
     facts = {
         name: Fact(kind=kinds[name[0]], names=(name,), requires_grad=name[0] == "3")
@@ -285,7 +275,7 @@ def test_strict_lists_all_remarks(read: Read) -> None:
     assert len(trained.remarks) == 2
     with pytest.raises(ModelError, match=r"for 2 remarks .* \(1\) .*merge tensors.*; \(2\) .*drops biases"):
         trained.refuse()
-    read("unet", "torchscript")[1].trained.refuse()  # nothing to refuse
+    read("mlp", "torchscript")[1].trained.refuse()  # nothing to refuse
 
 
 def test_a_gap_in_a_row_of_biases_of_an_unknown_exporter(tmp_path: Path) -> None:
