@@ -195,7 +195,7 @@ def _gather_grad(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
         )
     row = dy.shape[ids.dim() :]
     table = torch.zeros(attrs["rows"], *row, dtype=dy.dtype)
-    return table.index_add(0, ids.reshape(-1), dy.reshape(-1, *row))
+    return table.index_add(0, ids.reshape(-1) % attrs["rows"], dy.reshape(-1, *row))
 
 
 def _gather(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:

@@ -13,7 +13,7 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program
 from tests.kit import kernel_cases
 from tests.kit.kernel_cases import Case, noise
-from tests.kit.linear_cases import contractions, long_reductions, reductions, resamples
+from tests.kit.linear_cases import contractions, reductions, resamples
 from tests.kit.programs import operand, program
 from tests.kit.window_cases import convolutions, grouped, pools
 
@@ -22,7 +22,6 @@ _BY_HAND = [
     *kernel_cases.structure(),
     *kernel_cases.lookups(),
     *reductions(),
-    *long_reductions(),
     *contractions(),
     *resamples(),
     *convolutions(),

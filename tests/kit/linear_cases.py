@@ -7,137 +7,45 @@ import torch
 from torch import Tensor
 
 from oocdl.graph.ir.graph import Array
-from tests.kit.kernel_cases import INF, Case, noise
+from tests.kit.kernel_cases import INF, Case, noise, oracle
 
 
 def reductions() -> list[Case]:
-    """Sums and their relatives; far-off means, infinities."""
-    x = noise(2, 3, 5, 4)
+    """Sums and their relatives; far-off means, infinities, and lines so long that digits would be lost."""
+    x, long = noise(2, 3, 5, 4), noise(1, 2, 40, 32, 32) + 1
     lines = noise(3, 5)
-    lines[0] = -INF
-    lines[1, 2] = -INF
+    lines[0] = lines[1, 2] = -INF
     lines[2, 1] = 300.0
     cases = [
-        Case("ReduceMax", "ReduceMax", [x], lambda a: a.amax((1, 3), keepdim=True), {"axes": (1, 3)}),
-        Case(
-            "ReduceSum-int",
-            "ReduceSum",
-            [np.arange(12, dtype=np.int64).reshape(3, 4)],
-            lambda a: a.sum(0, keepdim=True),
-            {"axes": (0,)},
-        ),
-        Case("LogSumExp-inf", "LogSumExp", [lines], lambda a: a.logsumexp(1, keepdim=True), {"axes": (1,)}),
-        Case(
-            "Moments-far",
-            "Moments",
-            [x + 100],
-            lambda a: variance(a, (2, 3)),
-            {"axes": (2, 3)},
-            tolerance=2e-5,
-        ),
+        oracle("ReduceMax", x, axes=(1, 3)),
+        oracle("ReduceSum", np.arange(12, dtype=np.int64).reshape(3, 4), axes=(0,), label="-int"),
+        oracle("LogSumExp", lines, axes=(1,), label="-inf"),
+        oracle("Moments", x + 100, axes=(2, 3), label="-far", tolerance=2e-5),
     ]
     for axes in ((0,), (1, 3), (0, 2, 3), (0, 1, 2, 3)):
-        cases += [
-            Case(
-                f"ReduceSum{axes}",
-                "ReduceSum",
-                [x + 1],
-                lambda a, axes=axes: a.sum(axes, keepdim=True),
-                {"axes": axes},
-            ),
-            Case(
-                f"LogSumExp{axes}",
-                "LogSumExp",
-                [x],
-                lambda a, axes=axes: a.logsumexp(axes, keepdim=True),
-                {"axes": axes},
-            ),
-            Case(f"Moments{axes}", "Moments", [x], lambda a, axes=axes: variance(a, axes), {"axes": axes}),
-        ]
-    return cases
-
-
-def long_reductions() -> list[Case]:
-    """Sums so long that adding one by one would lose digits."""
-    cases = []
-    long = noise(1, 2, 40, 32, 32) + 1
+        for op, operand in (("ReduceSum", x + 1), ("LogSumExp", x), ("Moments", x)):
+            cases.append(oracle(op, operand, axes=axes, label=f"{axes}"))
     for axes in ((2, 3, 4), (0, 2, 3, 4)):
-        cases.append(
-            Case(
-                f"Moments-long{axes}",
-                "Moments",
-                [long],
-                lambda a, axes=axes: variance(a, axes),
-                {"axes": axes},
-                tolerance=1e-6,
-            )
-        )
-        cases.append(
-            Case(
-                f"ReduceSum-long{axes}",
-                "ReduceSum",
-                [long],
-                lambda a, axes=axes: a.sum(axes, keepdim=True),
-                {"axes": axes},
-                tolerance=1e-6,
-            )
-        )
+        for op in ("Moments", "ReduceSum"):
+            cases.append(oracle(op, long, axes=axes, label=f"-long{axes}", tolerance=1e-6))
     return cases
-
-
-def variance(a: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(mean, biased variance)."""
-    var, mean = torch.var_mean(a, axes, correction=0, keepdim=True)
-    return mean, var
 
 
 def contractions() -> list[Case]:
     """Einsums of every class of letters."""
-    sizes = dict(a=2, b=3, c=4, d=5, e=6, f=3)
-    equations = [
-        "ab,bc->ac",
-        "ab,cb->ac",
-        "ba,bc->ca",
-        "abcd,abed->abce",
-        "bacd,adbe->abce",
-        "abc,cd->abd",
-        "abc,abd->cd",
-        "abc,abc->a",
-        "ab,ab->",
-        "a,b->ab",
-        "ab,bc->c",
-        "ab,a->ab",
-        "ab,c->ac",
+    small, large = dict(a=2, b=3, c=4, d=5, e=6, f=3), dict(a=64, b=50, c=40)
+    equations = (
+        "ab,bc->ac", "ab,cb->ac", "ba,bc->ca", "abcd,abed->abce", "bacd,adbe->abce", "abc,cd->abd",
+        "abc,abd->cd", "abc,abc->a", "ab,ab->", "a,b->ab", "ab,bc->c", "ab,a->ab", "ab,c->ac",
         "abcd,bdef->aecf",
-    ]
+    )  # fmt: skip
     cases = []
-    for equation in equations:
-        left, right = equation.split("->")[0].split(",")
-        arrays = [noise(*(sizes[x] for x in term), seed=n) for n, term in enumerate((left, right))]
-        cases.append(
-            Case(
-                f"Einsum {equation}",
-                "Einsum",
-                arrays,
-                lambda a, b, equation=equation: torch.einsum(equation, a, b),
-                {"equation": equation},
-            )
-        )
-    large = noise(64, 50), noise(50, 40, seed=1)
-    for equation in ("ab,bc->ac", "ba,bc->ac", "ab,cb->ca"):
-        arrays = [
-            a if term == first else a.T
-            for a, term, first in zip(large, equation[:5].split(","), ("ab", "bc"), strict=True)
-        ]
-        cases.append(
-            Case(
-                f"Einsum-large {equation}",
-                "Einsum",
-                [np.ascontiguousarray(a) for a in arrays],
-                lambda a, b, equation=equation: torch.einsum(equation, a, b),
-                {"equation": equation},
-            )
-        )
+    for sizes, written in ((small, equations), (large, ("ab,bc->ac", "ba,bc->ac", "ab,cb->ca"))):
+        for equation in written:
+            terms = equation.split("->")[0].split(",")
+            arrays = [noise(*(sizes[x] for x in term), seed=n) for n, term in enumerate(terms)]
+            label = f"{'-large' * (sizes is large)} {equation}"
+            cases.append(oracle("Einsum", *arrays, equation=equation, label=label))
     return cases
 
 

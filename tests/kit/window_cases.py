@@ -20,30 +20,35 @@ TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 POOL = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
 
 
+GEOMETRIES = (
+    # spatial, kernel, stride, dilation, pads
+    ("1d", (9,), (3,), (1,), (1,), ((1, 1),)),
+    ("1d-stride", (11,), (4,), (3,), (2,), ((2, 1),)),
+    ("2d", (6, 7), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    ("2d-border", (5, 7), (3, 3), (1, 1), (1, 1), ((1, 0), (1, 1))),
+    ("2d-wide-pads", (5, 4), (2, 2), (1, 1), (1, 1), ((3, 2), (0, 2))),
+    ("2d-stride", (7, 9), (3, 2), (2, 3), (1, 1), ((1, 1), (0, 0))),
+    ("2d-dilated", (9, 8), (3, 2), (1, 2), (2, 3), ((2, 2), (0, 1))),
+    ("2d-1x1", (5, 4), (1, 1), (1, 1), (1, 1), ((0, 0), (0, 0))),
+    ("2d-1x1-stride", (5, 7), (1, 1), (2, 3), (1, 1), ((0, 0), (0, 0))),
+    ("3d", (5, 4, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), ((1, 1), (1, 1), (1, 1))),
+    ("3d-slab", (4, 4, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), ((0, 1), (1, 1), (1, 1))),
+    ("3d-stride", (5, 6, 4), (3, 2, 2), (2, 2, 2), (1, 1, 1), ((1, 1), (0, 0), (0, 0))),
+    ("3d-dilated", (6, 5, 6), (2, 3, 2), (1, 1, 1), (2, 1, 3), ((1, 1), (1, 1), (0, 2))),
+)
+FEWER = ("1d", "2d-border", "2d-1x1", "3d-stride")
+"""Those that make fewer channels than they read, too."""
+
+
 def geometries() -> list[tuple[str, dict[str, Any]]]:
     """Batch, channels, windows: (name, what a convolution needs)."""
-    table = [
-        # spatial, kernel, stride, dilation, pads
-        ("1d", (9,), (3,), (1,), (1,), ((1, 1),)),
-        ("1d-stride", (11,), (4,), (3,), (2,), ((2, 1),)),
-        ("2d", (6, 7), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),
-        ("2d-border", (5, 7), (3, 3), (1, 1), (1, 1), ((1, 0), (1, 1))),
-        ("2d-wide-pads", (5, 4), (2, 2), (1, 1), (1, 1), ((3, 2), (0, 2))),
-        ("2d-stride", (7, 9), (3, 2), (2, 3), (1, 1), ((1, 1), (0, 0))),
-        ("2d-dilated", (9, 8), (3, 2), (1, 2), (2, 3), ((2, 2), (0, 1))),
-        ("2d-1x1", (5, 4), (1, 1), (1, 1), (1, 1), ((0, 0), (0, 0))),
-        ("2d-1x1-stride", (5, 7), (1, 1), (2, 3), (1, 1), ((0, 0), (0, 0))),
-        ("3d", (5, 4, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), ((1, 1), (1, 1), (1, 1))),
-        ("3d-slab", (4, 4, 6), (3, 3, 3), (1, 1, 1), (1, 1, 1), ((0, 1), (1, 1), (1, 1))),
-        ("3d-stride", (5, 6, 4), (3, 2, 2), (2, 2, 2), (1, 1, 1), ((1, 1), (0, 0), (0, 0))),
-        ("3d-dilated", (6, 5, 6), (2, 3, 2), (1, 1, 1), (2, 1, 3), ((1, 1), (1, 1), (0, 2))),
-    ]
     found = []
-    for (name, *spec), (channels, filters) in itertools.product(table, ((3, 4), (5, 2))):
-        keys = ("spatial", "kernel", "strides", "dilations", "pads")
-        geometry = dict(zip(keys, spec, strict=True), channels=channels, filters=filters, batch=2)
-        found.append((f"{name}-{channels}to{filters}", trimmed(geometry)))
-    found.append(("2d-batch1", trimmed(dict(found[4][1], batch=1))))
+    for name, *spec in GEOMETRIES:
+        for channels, filters in ((3, 4), (5, 2))[: 1 + (name in FEWER)]:
+            keys = ("spatial", "kernel", "strides", "dilations", "pads")
+            geometry = dict(zip(keys, spec, strict=True), channels=channels, filters=filters, batch=2)
+            found.append((f"{name}-{channels}to{filters}", trimmed(geometry)))
+    found.append(("2d-batch1", trimmed(dict(dict(found)["2d-3to4"], batch=1))))
     return found
 
 
@@ -127,28 +132,18 @@ def _zeros(shape: Sequence[int], a: Tensor, b: Tensor) -> Tensor:
 
 
 GROUPED = (
-    "1d",
-    "1d-stride",
-    "2d",
-    "2d-border",
-    "2d-stride",
-    "2d-dilated",
-    "2d-1x1",
-    "3d",
-    "3d-slab",
-    "3d-stride",
-)
+    "1d", "1d-stride", "2d", "2d-border", "2d-stride", "2d-dilated", "2d-1x1", "3d", "3d-slab", "3d-stride",
+)  # fmt: skip
 
 
 def grouped() -> list[Case]:
     """Convolutions with groups: depthwise, with several channels of each, with fewer or more results."""
     kinds = itertools.cycle(((8, 1, 1), (4, 1, 2), (3, 2, 3)))
-    cases = []
-    for name, g in geometries():
-        stem = name.rsplit("-", 1)[0]
-        if stem in GROUPED and g["batch"] > 1:
-            groups, c, o = next(kinds)
-            cases += _with_groups(f"{stem}-{groups}x{c}to{o}", dict(g, groups=groups, c=c, o=o))
+    found, cases = dict(geometries()), []
+    for stem in GROUPED:
+        for groups, c, o in itertools.islice(kinds, 2):
+            g = dict(found[f"{stem}-3to4"], groups=groups, c=c, o=o)
+            cases += _with_groups(f"{stem}-{groups}x{c}to{o}", g)
     return cases
 
 
