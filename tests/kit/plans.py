@@ -16,6 +16,8 @@ from oocdl.config import make_settings
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.planning.binding import bind
 from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
+from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
+from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from oocdl.planning.recipe import PassKind, Request
 from oocdl.presets.unets import write_unet3d
@@ -41,6 +43,12 @@ def cut_for(draft: Draft, threads: int, workers: int, **parallel: object) -> Com
     machine = Machine("torch", threads, 256 << 20, 32 << 30, workers=workers)
     settings = replace(draft.request.settings, parallel=parallel or "auto")
     return draft.cut(machine.limits(settings, 1 << 30))
+
+
+def exchanged(compiled: CompiledPass, workers: int, threads: int = 1) -> Exchange:
+    """The pass, placed on workers, and what travels between them."""
+    placed = place(compiled.graph, workers, threads)
+    return exchange(placed, homes_of([placed]), workers)
 
 
 def unet_draft(folder: Path, size: int, samples: int = 1) -> Draft:

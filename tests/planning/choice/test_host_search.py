@@ -12,7 +12,7 @@ from oocdl.planning.choice.budget import predict_pass
 from oocdl.planning.choice.pass_kinds import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
+from oocdl.planning.hosts.exchange import Exchange
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from oocdl.planning.pass_plan import frozen_cuts
@@ -20,7 +20,7 @@ from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
 from oocdl.planning.simulation.network import Cluster
 from oocdl.planning.slot_search import travelling_seconds, weight_bytes, weight_cuts
-from tests.kit.plans import mlp_draft, unet_draft
+from tests.kit.plans import exchanged, mlp_draft, unet_draft
 
 THREADS = 2
 ROOM = 32 << 30
@@ -43,8 +43,7 @@ def cut_for_all(draft: Draft, machine: Machine) -> CompiledPass:
 
 
 def over(compiled: CompiledPass, machine: Machine) -> Exchange:
-    placed = place(compiled.graph, machine.workers, machine.threads)
-    return exchange(placed, homes_of([placed]), machine.workers)
+    return exchanged(compiled, machine.workers, machine.threads)
 
 
 def cluster_of(machine: Machine) -> Cluster:

@@ -15,8 +15,7 @@ from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.calls import PickCall, UnitCall
-from oocdl.planning.compiler import CompiledPass, Draft
-from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
+from oocdl.planning.compiler import Draft
 from oocdl.planning.hosts.placement import Placed, place
 from oocdl.planning.pass_plan import plan_pass
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
@@ -24,18 +23,12 @@ from oocdl.planning.task_key import TaskKey
 from oocdl.planning.tile_search import Layering, Limits
 from tests.kit.host_costs import host_costs
 from tests.kit.placed import calls_of, strips_of, worker_of
-from tests.kit.plans import cut_for, mlp_draft, unet_draft
+from tests.kit.plans import cut_for, exchanged, mlp_draft, unet_draft
 from tests.kit.random_graphs import Maker
 from tests.kit.random_layers import LAYERS
 from tests.kit.random_steps import STEPS
 
 WORKERS = (2, 3, 4, 8)
-
-
-def exchanged(compiled: CompiledPass, workers: int) -> Exchange:
-    """A placed pass, and what travels."""
-    placed = place(compiled.graph, workers)
-    return exchange(placed, homes_of([placed]), workers)
 
 
 def maker_of(placed: Placed, key: TaskKey) -> int:
@@ -129,8 +122,7 @@ def test_backward_of_a_pipeline_is_where_its_weights_are(
     Gradients of weights stay, unless one thread has all the work while another worker is idle.
     """
     compiled = mlp_draft(tmp_path, [1024] * 9, 16).cut(Limits(24 << 20))
-    placed = place(compiled.graph, workers, threads)
-    made = exchange(placed, homes_of([placed]), workers)
+    made = exchanged(compiled, workers, threads)
     assert sum(bundle.nbytes for bundle in made.bundles) < most << 20
     gradients = [item for bundle in made.bundles for item in bundle.items if item.value.startswith("grad/w")]
     assert threads == 1 or not gradients

@@ -10,15 +10,9 @@ import pytest
 from oocdl.planning.calls import CombineCall, PickCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts import placement
-from oocdl.planning.hosts.exchange import Exchange, exchange, homes_of
 from oocdl.planning.hosts.placement import copies, place
 from oocdl.planning.hosts.share import shares_of
-from tests.kit.plans import cut_for, unet_draft
-
-
-def exchanged(compiled: CompiledPass, workers: int) -> Exchange:
-    placed = place(compiled.graph, workers)
-    return exchange(placed, homes_of([placed]), workers)
+from tests.kit.plans import cut_for, exchanged, unet_draft
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,15 @@ import pytest
 
 from oocdl.planning.calls import PickCall
 from oocdl.planning.cost_model import call_seconds
-from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.placement import place
 from oocdl.planning.tile_search import Limits
 from tests.kit.host_costs import HostCost, host_costs
-from tests.kit.plans import cut_for, mlp_draft
+from tests.kit.plans import cut_for, exchanged, mlp_draft
 
 
 def costs_of(folder: Path, workers: int) -> tuple[HostCost, ...]:
     """Of two linear layers of 256 KiB weights, of which two workers have half of the samples each."""
     compiled = cut_for(mlp_draft(folder, [256, 256, 256], 512), 1, 2, batch=2)
-    placed = place(compiled.graph, workers)
-    return host_costs(exchange(placed, homes_of([placed]), workers), workers)
+    return host_costs(exchanged(compiled, workers), workers)
 
 
 def test_two_workers_exchange_sums_of_gradients_and_new_weights(tmp_path: Path) -> None:
@@ -37,8 +34,7 @@ def test_one_worker_has_all_and_sends_nothing(tmp_path: Path) -> None:
     assert (alone.sent_bytes, alone.received_bytes) == (0, 0)
     assert alone.held_bytes == 3 * 2 * 256 * 256 * 4
     compiled = mlp_draft(tmp_path, [256, 256, 256], 512).cut(Limits(1 << 30))
-    placed = place(compiled.graph, 1)
-    (cost,) = host_costs(exchange(placed, homes_of([placed]), 1), 1)
+    (cost,) = host_costs(exchanged(compiled, 1), 1)
     calls = [call for call in compiled.graph.calls if not isinstance(call, PickCall)]
     assert cost.calls == len(calls)
     assert cost.compute_seconds == pytest.approx(sum(call_seconds(compiled.graph.calls)))

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from oocdl.planning.calls import PickCall, UnitCall, parts_of
+from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts import exchange as module
-from oocdl.planning.hosts.exchange import alike, exchange, homes_of
+from oocdl.planning.hosts.exchange import alike
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_order, local_orders
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.share import Share, packed_shares, shares_of
 from tests.kit.placed import strips_of
 from tests.kit.plan_digest import placement_digest
-from tests.kit.plans import cut_for, mlp_draft, unet_draft
+from tests.kit.plans import cut_for, exchanged, mlp_draft, unet_draft
 
 MLP = [256, 512, 256, 256]
 CASES = {
@@ -31,21 +32,22 @@ CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (
 CUTS["both"] = {"batch": 2, "space": (2, 2)}
 
 
+def made_of(network: str, folder: Path, workers: int, cut: str) -> CompiledPass:
+    draft = mlp_draft(folder, MLP, 64) if network == "mlp" else unet_draft(folder, 16, 8)
+    return cut_for(draft, 2, workers, **CUTS[cut])
+
+
 @pytest.mark.parametrize(("network", "workers", "cut"), CASES)
 def test_placement_is_what_it_was(tmp_path: Path, network: str, workers: int, cut: str) -> None:
     """To be changed only where another placement is meant."""
-    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
-    compiled = cut_for(draft, 2, workers, **CUTS[cut])
-    placed = place(compiled.graph, workers)
-    made = exchange(placed, homes_of([placed]), workers)
-    assert placement_digest(made) == CASES[network, workers, cut]
+    compiled = made_of(network, tmp_path, workers, cut)
+    assert placement_digest(exchanged(compiled, workers)) == CASES[network, workers, cut]
 
 
 @pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("mlp", "batch"), ("unet", "both")])
 def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: str, cut: str) -> None:
     """Units share reads: what is looked at once holds for each of them."""
-    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
-    graph = cut_for(draft, 2, 3, **CUTS[cut]).graph
+    graph = made_of(network, tmp_path, 3, cut).graph
     flat = flatten(graph)
     units = [call for call in graph.calls if isinstance(call, UnitCall)]
     objects = {id(read) for call in units for read in call.reads}
@@ -74,15 +76,14 @@ def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: st
 def test_equal_reads_of_a_worker_are_looked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, cut: str
 ) -> None:
-    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
-    compiled = cut_for(draft, 2, 8, **CUTS[cut])
+    compiled = made_of(network, tmp_path, 8, cut)
     placed = place(compiled.graph, 3)
     made, every = [], np.arange(len(placed.flat.source))
     fresh, first = alike(placed)
     assert len(fresh) < 0.9 * len(every) and set(first.tolist()) == set(fresh.tolist())
     for known in (fresh, first), (every, every):
         monkeypatch.setattr(module, "alike", lambda _, known=known: known)
-        made.append(exchange(placed, homes_of([placed]), 3))
+        made.append(exchanged(compiled, 3))
     assert placement_digest(made[0]) == placement_digest(made[1])
 
 
@@ -92,19 +93,17 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str,
 
     Of the cut in space and batch some sums are combined by several.
     """
-    draft = mlp_draft(tmp_path, MLP, 64) if network == "mlp" else unet_draft(tmp_path, 16, 8)
-    compiled = cut_for(draft, 2, 8, **CUTS[cut])
-    placed = place(compiled.graph, 8)
-    made = exchange(placed, homes_of([placed]), 8)
+    compiled = made_of(network, tmp_path, 8, cut)
+    made = exchanged(compiled, 8)
     packed = packed_shares({"main": made}, 8)
     shares: list[Share] = [pickle.loads(one)["main"] for one in packed]
     assert sum(map(len, packed)) < 4 * len(pickle.dumps(compiled.graph))
     numbers = [number for share in shares for number, call in enumerate(share.calls) if call is not None]
     assert sorted({*numbers}) == list(range(len(compiled.graph.calls)))
-    assert (len(numbers) > len({*numbers})) == (len(placed.copies.calls) > 0) == (cut == "both")
+    assert (len(numbers) > len({*numbers})) == (len(made.placed.copies.calls) > 0) == (cut == "both")
     assert {len(share.calls) for share in shares} == {len(compiled.graph.calls)}
     strips = sorted((strip for share in shares for strip in share.strips()), key=lambda one: one.key.number)
-    assert tuple(strips) == strips_of(placed)
+    assert tuple(strips) == strips_of(made.placed)
     bundles = {bundle.key.number: bundle for share in shares for bundle in share.bundles()}
     assert bundles == dict(enumerate(made.bundles))
     for member, order in local_orders(made, range(8)).items():
@@ -116,8 +115,7 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str,
 def test_reads_of_a_unit_are_objects_that_others_have(tmp_path: Path) -> None:
     """A member has as few as the pass: they are most of what it keeps."""
     compiled = cut_for(unet_draft(tmp_path, 16, 8), 2, 2)
-    placed = place(compiled.graph, 2)
-    made = exchange(placed, homes_of([placed]), 2)
+    made = exchanged(compiled, 2)
     for packed, share in zip(packed_shares({"main": made}, 2), shares_of(made, range(2)), strict=True):
         known: Share = pickle.loads(packed)["main"]
         of_each = []

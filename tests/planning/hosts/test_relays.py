@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oocdl.planning.hosts import relays
-from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.placement import place
 from oocdl.planning.hosts.relays import COLLECTED_BYTES, FAN, Legs, Pairs, routes
 from tests.kit.placed import worker_of
-from tests.kit.plans import cut_for, unet_draft
+from tests.kit.plans import cut_for, exchanged, unet_draft
 
 
 def pairs_of(rows: list[tuple[int, int, int, int, int]]) -> Pairs:
@@ -99,9 +97,8 @@ def test_not_always_the_same_pass_things_on() -> None:
 def test_a_bundle_waits_for_nothing_that_comes_after_it(tmp_path: Path) -> None:
     """Of a network over many workers: bundles can be handed out one after another until all are."""
     compiled = cut_for(unet_draft(tmp_path, 16, 16), 2, 16)
-    placed = place(compiled.graph, 16)
-    made = exchange(placed, homes_of([placed]), 16)
-    where = {**made.homes, **worker_of(placed)}
+    made = exchanged(compiled, 16)
+    where = {**made.homes, **worker_of(made.placed)}
     passed_on = [(one, item) for one in made.bundles for item in one.items if where[item] != one.sender]
     assert passed_on
     needs = defaultdict(set)
@@ -123,11 +120,9 @@ def test_a_bundle_waits_for_nothing_that_comes_after_it(tmp_path: Path) -> None:
 def test_many_hear_of_few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The busiest worker of sixteen has fewer bundles than where each tells all others."""
     compiled = cut_for(unet_draft(tmp_path, 16, 16), 2, 16)
-    placed = place(compiled.graph, 16)
-    homes = homes_of([placed])
     busiest = []
     for fan in (FAN, 16):
         monkeypatch.setattr(relays, "FAN", fan)
-        columns = exchange(placed, homes, 16).columns
+        columns = exchanged(compiled, 16).columns
         busiest.append(int(np.bincount(columns[:2].ravel()).max()))
     assert busiest[0] < 0.9 * busiest[1]

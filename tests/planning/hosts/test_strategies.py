@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from oocdl.planning.compiler import CompiledPass, Draft
-from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
 from tests.kit.host_costs import HostCost, host_costs
 from tests.kit.nets import write_conv_and_dense
 from tests.kit.placed import worker_of
-from tests.kit.plans import cut_for, drafted, mlp_draft, unet_draft
+from tests.kit.plans import cut_for, drafted, exchanged, mlp_draft, unet_draft
 
 
 def cut_of_layers(compiled: CompiledPass) -> dict[str, frozenset[str]]:
@@ -29,8 +28,7 @@ def cut_of_layers(compiled: CompiledPass) -> dict[str, frozenset[str]]:
 
 def costs_on(compiled: CompiledPass, workers: int, threads: int) -> tuple[HostCost, ...]:
     """What each worker holds, moves and computes."""
-    placed = place(compiled.graph, workers, threads)
-    return host_costs(exchange(placed, homes_of([placed]), workers), workers)
+    return host_costs(exchanged(compiled, workers, threads), workers)
 
 
 def heaviest(compiled: CompiledPass) -> frozenset[str]:

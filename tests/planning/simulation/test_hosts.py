@@ -30,7 +30,7 @@ from oocdl.planning.hosts import placement
 from oocdl.planning.hosts.exchange import exchange, homes_of
 from oocdl.planning.hosts.flat_pass import flatten
 from oocdl.planning.hosts.local_order import local_orders
-from oocdl.planning.hosts.placement import place, placed_on
+from oocdl.planning.hosts.placement import placed_on
 from oocdl.planning.simulation.hosts import SimulatedHosts, simulate_exchange, simulate_hosts
 from oocdl.planning.simulation.network import EVENT_LOOP_SHARE, Cluster
 from oocdl.planning.simulation.one_process import simulate
@@ -38,7 +38,7 @@ from oocdl.planning.simulation.process import SAMPLE_SECONDS
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
 from tests.kit.models import ResNet, UNet3d
-from tests.kit.plans import plan_of
+from tests.kit.plans import exchanged, plan_of
 
 SHAPE = (256,)
 BYTES = 4 * SHAPE[0]
@@ -108,13 +108,21 @@ def over(graph: TaskGraph, hosts: Mapping[TaskKey, int], cluster: Cluster = CLUS
     return simulate_exchange(going, cluster, 1 << 20, 1, RATES)
 
 
+A, A1, B, C = unit("a", 0), unit("a", 1), unit("b", 0), unit("c", 0)
+CHAIN, OF_TWO = step([(A, ()), (B, (A,))], {}), {A: 0, B: 1}
+APART, EACH = step([(A, ()), (A1, ())], {}), {A: 0, A1: 1}
+QUIET = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0)
+SHARED = replace(QUIET, shares_cores=True)
+CHARGED = BEGIN_SECONDS + GATHER_SECONDS + UNIT_SECONDS + SCHEDULING_SECONDS + 1.0
+"""What a unit takes where cores are shared, and nothing waits for it."""
+
+
 def test_what_is_made_elsewhere_is_sent_as_soon_as_it_is_made() -> None:
-    a, b = unit("a", 0), unit("b", 0)
-    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1})
+    found = over(CHAIN, OF_TWO)
     # Both begin at 10, and the second asks at once. The scheduler hears of the ends, and tells the driver.
     done = 10 + UNIT + 0.5 + 10 + UNIT
     assert found.seconds == pytest.approx(done + 10 + 1 + 10)
-    slow = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(CLUSTER, bytes_per_second=BYTES / 50))
+    slow = over(CHAIN, OF_TWO, replace(CLUSTER, bytes_per_second=BYTES / 50))
     assert slow.seconds == pytest.approx(10 + UNIT + 0.5 + 50 + UNIT + 10 + 1 + 10)
     assert (found.sent_bytes, found.received_bytes) == ((BYTES, 0), (0, BYTES))
     assert found.tasks == 2
@@ -122,103 +130,68 @@ def test_what_is_made_elsewhere_is_sent_as_soon_as_it_is_made() -> None:
     assert found.limit == "dependencies"
 
 
-QUIET = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0)
+SECONDS: dict[str, tuple[TaskGraph, Mapping[TaskKey, int], Cluster, float]] = {
+    "where cores are shared, what slows programs is charged by itself": (
+        CHAIN, {A: 0, B: 0}, replace(CLUSTER, hosts=1, shares_cores=True),
+        2 * CHARGED / (1 - EVENT_LOOP_SHARE)),
+    "one bundle takes all that a layer makes for a host": (
+        step([(A, ()), (A1, ()), (B, (A, A1))], {}), {A: 0, A1: 0, B: 1}, QUIET, 2 * UNIT + 0.5 + 20 + UNIT),
+    # They go there and back again, which one bundle for all of them could not.
+    "partial sums within a layer travel one by one": (
+        step([(A, ()), (A1, (A,)), (unit("a", 2), (A1,))], {}), {A: 0, A1: 1, unit("a", 2): 0}, QUIET,
+        3 * UNIT + 2 * (0.5 + 10)),
+    "event loops take their time for each message": (  # the asking takes 2.5
+        CHAIN, OF_TWO, replace(QUIET, message_seconds=1.0), max(UNIT, 2.5) + 1 + 0.5 + 10 + 1 + UNIT),
+    "event loops take their time for bytes": (
+        CHAIN, OF_TWO, replace(QUIET, loop_bytes_per_second=BYTES), UNIT + 1 + 0.5 + 10 + 1 + UNIT),
+    "independent hosts compute at once and wait for nobody": (APART, EACH, QUIET, UNIT),
+    "all tasks are handed in before the first begins": (
+        APART, EACH, replace(QUIET, submit_seconds=3.0), 2 * 3.0 + UNIT),
+    "the driver takes its time before and after": (
+        APART, EACH, replace(QUIET, pass_seconds=3.0), 3.0 + UNIT),
+}  # fmt: skip
 
 
-def test_where_cores_are_shared_what_slows_programs_is_charged_by_itself() -> None:
-    a, b = unit("a", 0), unit("b", 0)
-    shared = replace(CLUSTER, hosts=1, shares_cores=True)
-    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 0}, shared)
-    spent = 2 * (BEGIN_SECONDS + GATHER_SECONDS + UNIT_SECONDS + SCHEDULING_SECONDS + 1.0)
-    assert found.seconds == pytest.approx(spent / (1 - EVENT_LOOP_SHARE))
-
-
-def test_one_bundle_takes_all_that_a_layer_makes_for_a_host() -> None:
-    a, b = [unit("a", 0), unit("a", 1)], unit("b", 0)
-    found = over(step([(a[0], ()), (a[1], ()), (b, a)], {}), {a[0]: 0, a[1]: 0, b: 1}, QUIET)
-    assert found.seconds == pytest.approx(2 * UNIT + 0.5 + 20 + UNIT)
-    assert found.sent_bytes == (2 * BYTES, 0)
-
-
-def test_partial_sums_within_a_layer_travel_one_by_one() -> None:
-    """They go there and back again, which one bundle for all of them could not."""
-    a = [unit("a", number) for number in range(3)]
-    graph = step([(a[0], ()), (a[1], (a[0],)), (a[2], (a[1],))], {})
-    found = over(graph, {a[0]: 0, a[1]: 1, a[2]: 0}, QUIET)
-    assert found.seconds == pytest.approx(3 * UNIT + 2 * (0.5 + 10))
+@pytest.mark.parametrize("what", SECONDS)
+def test_seconds_are_those_that_one_counts(what: str) -> None:
+    graph, hosts, cluster, seconds = SECONDS[what]
+    found = over(graph, hosts, cluster)
+    assert found.seconds == pytest.approx(seconds)
 
 
 def test_a_large_bundle_is_asked_for_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oocdl.planning.simulation.hosts.SMALL_BYTES", BYTES - 1)
     monkeypatch.setattr("oocdl.planning.simulation.hosts.DIRECT_BYTES", BYTES - 1)
-    a, b = unit("a", 0), unit("b", 0)
-    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, QUIET)
+    found = over(CHAIN, OF_TWO, QUIET)
     assert found.seconds == pytest.approx(2 * UNIT + 3 * 0.5 + 10)  # it is there; give it; here it is
 
 
-def test_event_loops_take_their_time_for_each_message() -> None:
-    a, b = unit("a", 0), unit("b", 0)
-    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(QUIET, message_seconds=1.0))
-    assert found.seconds == pytest.approx(max(UNIT, 2.5) + 1 + 0.5 + 10 + 1 + UNIT)  # the asking takes 2.5
-
-
-def test_event_loops_take_their_time_for_bytes() -> None:
-    a, b = unit("a", 0), unit("b", 0)
-    found = over(step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}, replace(QUIET, loop_bytes_per_second=BYTES))
-    assert found.seconds == pytest.approx(UNIT + 1 + 0.5 + 10 + 1 + UNIT)
-
-
 def test_tasks_of_the_cluster_take_of_a_core() -> None:
-    keys = [unit("a", 0), unit("a", 1)]
-    graph, hosts = step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}
-    shared = replace(QUIET, shares_cores=True)
-    one, other = (over(graph, hosts, replace(shared, task_seconds=task)).seconds for task in (0.0, 0.1))
+    one, other = (over(APART, EACH, replace(SHARED, task_seconds=task)).seconds for task in (0.0, 0.1))
     assert other - one == pytest.approx(0.1 / (1 - EVENT_LOOP_SHARE))
 
 
 def test_event_loops_wait_for_a_core_where_all_of_them_compute() -> None:
-    a, b, c = unit("a", 0), unit("b", 0), unit("c", 0)
-    graph, hosts = step([(a, ()), (c, ()), (b, (a,))], {}), {a: 0, c: 0, b: 1}
-    one, other = (over(graph, hosts, replace(QUIET, wake_seconds=wake)).seconds for wake in (0.0, 0.25))
+    graph = step([(A, ()), (C, ()), (B, (A,))], {})
+    one, other = (
+        over(graph, {**OF_TWO, C: 0}, replace(QUIET, wake_seconds=wake)).seconds for wake in (0.0, 0.25)
+    )
     # Of the two event loops that the bundle passes, that of the sender has to wait: it computes meanwhile.
     assert other - one == pytest.approx(0.25)
 
 
 def test_weights_are_fetched_from_where_the_step_before_has_made_them() -> None:
-    weight, a, b = stored_key("w", 0), unit("a", 0), unit("b", 0)
-    graph = step([(a, (weight,)), (b, (a,))], {weight: b})
-    found = over(graph, {a: 0, b: 1})
+    weight = stored_key("w", 0)
+    graph = step([(A, (weight,)), (B, (A,))], {weight: B})
+    found = over(graph, OF_TWO)
     assert found.sent_bytes == (BYTES, BYTES)  # what was made of the weight, and the weight of the next step
-    there = over(graph, {a: 0, b: 0})
-    assert there.sent_bytes == (0, 0)
-
-
-def test_independent_hosts_compute_at_once_and_wait_for_nobody() -> None:
-    keys = [unit("a", 0), unit("a", 1)]
-    cluster = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0)
-    found = over(step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}, cluster)
-    assert found.seconds == pytest.approx(UNIT)
-    assert found.limit == "compute"
-
-
-def test_all_tasks_are_handed_in_before_the_first_begins() -> None:
-    keys = [unit("a", 0), unit("a", 1)]
-    cluster = replace(CLUSTER, scheduler_seconds=0.0, notice_seconds=0.0, submit_seconds=3.0)
-    found = over(step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}, cluster)
-    assert found.tasks == 2 and found.seconds == pytest.approx(2 * 3.0 + UNIT)
-
-
-def test_the_driver_takes_its_time_before_and_after() -> None:
-    keys = [unit("a", 0), unit("a", 1)]
-    graph, hosts = step([(key, ()) for key in keys], {}), {keys[0]: 0, keys[1]: 1}
-    assert over(graph, hosts, replace(QUIET, pass_seconds=3.0)).seconds == pytest.approx(3.0 + UNIT)
+    assert over(graph, {A: 0, B: 0}).sent_bytes == (0, 0)
 
 
 def test_what_is_slow_is_named() -> None:
-    a, b = unit("a", 0), unit("b", 0)
-    graph, hosts = step([(a, ()), (b, (a,))], {}), {a: 0, b: 1}
-    assert over(graph, hosts, replace(CLUSTER, bytes_per_second=1.0)).limit == "network"
-    assert over(graph, hosts, replace(CLUSTER, scheduler_seconds=100.0)).limit == "scheduler"
+    assert over(CHAIN, OF_TWO, replace(CLUSTER, bytes_per_second=1.0)).limit == "network"
+    assert over(CHAIN, OF_TWO, replace(CLUSTER, scheduler_seconds=100.0)).limit == "scheduler"
+    assert over(APART, EACH, QUIET).limit == "compute"
 
 
 @pytest.fixture(scope="module", params=["resnet", "unet"])
@@ -264,8 +237,7 @@ def test_every_call_is_done_by_one_host(plan: oocdl.Plan, monkeypatch: pytest.Mo
     """Where no sums are combined by several, each for itself."""
     monkeypatch.setattr(placement, "MOST_COPYING_WORKERS", 0)
     compiled = plan.compiled
-    placed = place(compiled.graph, 3)
-    going = exchange(placed, homes_of([placed]), 3)
+    going = exchanged(compiled, 3)
     orders = local_orders(going, range(3))
     done = [one.key for order in orders.values() for one in order.steps if one.number >= 0]
     assert sorted(done) == sorted(call.key for call in compiled.graph.calls)
