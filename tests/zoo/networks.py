@@ -51,22 +51,16 @@ def _first(made: Any) -> Tensor:
     return _first(made[0])
 
 
-RATES = ("p", "drop_prob", "drop_rate", "dropout", "dropout_rate", "attn_drop", "attention_dropout")
+RATES = (
+    *("p", "drop_prob", "dropout", "attn_drop", "dropout_rate", "attention_dropout", "drop_rate"),
+    "drop_connect_rate",
+)
 
 
 def calm(module: nn.Module) -> nn.Module:
     """Without random numbers: Dropout, stochastic depth and their like let everything pass."""
     for part in module.modules():
-        for name in (
-            "p",
-            "drop_prob",
-            "dropout",
-            "attn_drop",
-            "dropout_rate",
-            "attention_dropout",
-            "drop_rate",
-            "drop_connect_rate",
-        ):
+        for name in RATES:
             if isinstance(getattr(part, name, None), float):
                 setattr(part, name, 0.0)
     return module
