@@ -1,10 +1,13 @@
-"""Losses: values and gradients against ``torch.nn.functional``."""
+"""Losses: values and gradients are PyTorch's, MONAI's and nnU-Net's, in float64, whole and cut."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,210 +16,328 @@ import oocdl
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.losses import BCE, L1, MSE, CrossEntropy, Dice, DiceCE
+from oocdl.graph.transforms.canonicalize import canonicalize
+from oocdl.graph.transforms.differentiate import differentiate
+from oocdl.losses import BCE, L1, MSE, CrossEntropy, DeepSupervision, Dice, DiceCE, Focal, Huber, Tversky
 from oocdl.ops import RULES, loss_functions
-from oocdl.ops.loss_functions import LOSSES, Head, Loss, add_loss, add_losses, register
+from oocdl.ops.loss_functions import (
+    LOSSES,
+    Head,
+    Loss,
+    add_loss,
+    add_losses,
+    further_arrays,
+    labels_of,
+    reads_labels,
+    register,
+)
 from oocdl.ops.losses.class_losses import class_axis
+from oocdl.ops.losses.deep_supervision import resized_target
 from oocdl.ops.own_loss import OwnLoss, aligned, mean
+from oocdl.testing import run_graph
 from tests.kit import nets
 from tests.kit.interpret import evaluate
-from tests.kit.loss_check import Truth, check, labels, normal
+
+Tensor = torch.Tensor
+Truth = Callable[..., Tensor]
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 5), (2, 3, 4, 5)])
-def test_cross_entropy(shape: tuple[int, ...]) -> None:
-    x = normal(shape[0], 6, *shape[1:])
-    check(CrossEntropy(), x, labels(6, *shape), F.cross_entropy)
-
-
-@pytest.mark.parametrize("ignore", [-100, 255, 0, 2])
-@pytest.mark.parametrize("weights", [None, (0.5, 2.0, 1.0, 0.25)])
-def test_cross_entropy_ignores_and_weighs(ignore: int, weights: tuple[float, ...] | None) -> None:
-    y = labels(4, 2, 5, 6)
-    y[0, 1:3] = ignore
-    vector = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    check(
-        CrossEntropy(ignore, weights),
-        normal(2, 4, 5, 6),
-        y,
-        lambda x, y: F.cross_entropy(x, y, vector, ignore_index=ignore),
-    )
-
-
-@pytest.mark.parametrize(
-    ("loss", "truth"),
-    [(L1(), F.l1_loss), (MSE(), F.mse_loss), (BCE(), F.binary_cross_entropy_with_logits)],
-    ids=["l1", "mse", "bce"],
-)
-def test_slopes_at_zero_and_far_from_it_are_pytorchs(loss: Loss, truth: Truth) -> None:
-    x = torch.tensor([0.0, 0.0, 1.0, 1.0, -800.0, 800.0], dtype=torch.float64)[:, None]
-    check(loss, x, torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.0], dtype=torch.float64)[:, None], truth)
-
-
-def test_cross_entropy_of_classes_without_a_chance() -> None:
-    x = torch.tensor([[-999.0, 0.0, 999.0], [999.0, 0.0, -999.0]], dtype=torch.float64)
-    check(CrossEntropy(), x, torch.tensor([0, 0]), F.cross_entropy)
-
-
-def test_cross_entropy_takes_a_kept_axis_and_small_integers() -> None:
-    y = labels(3, 2, 1, 4, 4).to(torch.uint8)
-    check(CrossEntropy(), normal(2, 3, 4, 4), y, lambda x, y: F.cross_entropy(x, y[:, 0].long()))
-
-
-def test_cross_entropy_of_a_language_model() -> None:
-    check(
-        CrossEntropy(), normal(2, 5, 7), labels(7, 2, 5), lambda x, y: F.cross_entropy(x.transpose(1, 2), y)
-    )
-
-
-def test_cross_entropy_of_a_masked_class_is_finite() -> None:
-    x = normal(3, 4)
-    x[:, 3] = -torch.inf
-    check(CrossEntropy(), x, labels(3, 3), F.cross_entropy)
-
-
-def test_a_label_outside_the_classes_gives_nan() -> None:
+def check(spec: Loss, x: Tensor, y: Tensor, truth: Truth, weights: Tensor | None = None) -> None:
+    """Value and gradient, before and after ``canonicalize``, and with each cut class in 1 and 3 pieces."""
     build = Builder(RULES)
-    x, y = (build.value("x", (2, 3), "float64", Role.INPUT), build.value("y", (2,), "int64", Role.TARGET))
-    loss = add_loss(build, CrossEntropy(), x, y)
-    assert evaluate(build.graph(), {"x": normal(2, 3), "y": torch.tensor([0, 3])})[loss].isnan()
+    logits = build.value("x", tuple(x.shape), "float64", Role.INPUT)
+    target = build.value("y", tuple(y.shape), str(y.dtype).removeprefix("torch."), Role.TARGET)
+    given, further = {"x": x.detach(), "y": y}, {}
+    if weights is not None:
+        further["sample_weights"] = build.value("w", tuple(weights.shape), "float64", Role.TARGET)
+        given["w"] = weights
+    loss = add_loss(build, spec, logits, target, further)
+    build.outputs = [loss, differentiate(build, loss, [logits])[logits]]
+    assert build.values[loss].shape == ()
+    x = x.clone().requires_grad_()
+    expected = truth(x, y) if weights is None else truth(x, y, weights)
+    (slope,) = torch.autograd.grad(expected, x)
+    graph = canonicalize(build.graph(), RULES)
+    for each in (build.graph(), graph):
+        found = evaluate(each, given)
+        torch.testing.assert_close(found[each.outputs[0]], expected.detach(), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(found[each.outputs[1]], slope, rtol=1e-11, atol=1e-14)
+    arrays = {name: array.numpy() for name, array in given.items()}
+    for count in (1, 3) if x.isfinite().all() else ():  # what a run is given is finite
+        ran = run_graph(graph, RULES, arrays, cuts=dict.fromkeys(range(9), count))
+        np.testing.assert_allclose(ran.outputs[graph.outputs[0]], expected.item(), rtol=1e-12)
+        np.testing.assert_allclose(ran.outputs[graph.outputs[1]], slope.numpy(), rtol=1e-10, atol=1e-14)
 
 
-def dice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """As MONAI's DiceLoss(softmax=True, to_onehot_y=True, batch=True)."""
-    p = F.softmax(x, 1)
-    t = F.one_hot(y, x.shape[1]).movedim(-1, 1).to(x.dtype)
-    axes = (0, *range(2, x.dim()))
-    return 1 - ((2 * (p * t).sum(axes) + 1e-5) / (p.sum(axes) + t.sum(axes) + 1e-5)).mean()
+def normal(*shape: int, seed: int = 3) -> Tensor:
+    return torch.as_tensor(np.random.default_rng(seed).normal(size=shape) * 3)
 
 
-def binary_dice(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    p, t = x.sigmoid(), y.to(x.dtype).reshape(x.shape)
-    return 1 - (2 * (p * t).sum() + 1e-5) / (p.sum() + t.sum() + 1e-5)
+def positive(*shape: int) -> Tensor:
+    return normal(*shape, seed=9).abs()
 
 
-def bce(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return F.binary_cross_entropy_with_logits(x, y.to(x.dtype).reshape(x.shape))
+def labels(classes: int, *shape: int) -> Tensor:
+    return torch.as_tensor(np.random.default_rng(4).integers(classes, size=shape))
 
 
-def test_dice() -> None:
-    check(Dice(), normal(2, 4, 3, 5), labels(4, 2, 3, 5), dice)
-    check(Dice(), normal(2, 1, 3, 5), labels(2, 2, 3, 5), binary_dice)
-    check(Dice(), normal(2, 1, 3, 5), labels(2, 2, 1, 3, 5).double(), binary_dice)
-
-
-def test_dice_ce() -> None:
-    check(DiceCE(), normal(2, 4, 3, 5), labels(4, 2, 3, 5), lambda x, y: dice(x, y) + F.cross_entropy(x, y))
-    check(DiceCE(), normal(2, 1, 9), labels(2, 2, 9), lambda x, y: binary_dice(x, y) + bce(x, y))
-
-
-def nnunet(x: torch.Tensor, y: torch.Tensor, ignore: int, weight: torch.Tensor | None = None) -> torch.Tensor:
-    """nnU-Net's DC_and_CE_loss(ignore_label=...), batch Dice with background; 1 - Dice in place of -Dice."""
-    mask = y != ignore
-    loss = masked_dice(x, y, ignore)
-    if not mask.any():
-        return loss
-    return loss + F.cross_entropy(x, torch.where(mask, y, -100), weight)
-
-
-def masked_dice(
-    x: torch.Tensor, y: torch.Tensor, ignore: int, weight: torch.Tensor | None = None
-) -> torch.Tensor:
-    """MemoryEfficientSoftDiceLoss(x, y, loss_mask), and MONAI's class weights."""
-    p, mask = F.softmax(x, 1), y != ignore
-    t = F.one_hot(torch.where(mask, y, 0), x.shape[1]).movedim(-1, 1).to(x.dtype)
-    axes, m = (0, *range(2, x.dim())), mask[:, None].to(x.dtype)
-    both, sums = (p * t * m).sum(axes), (t * m).sum(axes) + (p * m).sum(axes)
-    lost = 1 - (2 * both + 1e-5) / torch.clip(sums + 1e-5, 1e-8)
-    return (lost if weight is None else lost * weight).mean()
-
-
-def masked_binary(x: torch.Tensor, y: torch.Tensor, ignore: int) -> torch.Tensor:
-    """Binary Dice and nnU-Net's DC_and_BCE_loss of one region with a mask."""
-    mask = (y != ignore).reshape(x.shape)
-    t, m, p = torch.where(mask, y.reshape(x.shape), 0).to(x.dtype), mask.to(x.dtype), x.sigmoid()
-    dice = (2 * (p * t * m).sum() + 1e-5) / ((p * m).sum() + (t * m).sum() + 1e-5)
-    surprise = F.binary_cross_entropy_with_logits(x, t, reduction="none")
-    return 1 - dice + (surprise * m).sum() / torch.clip(m.sum(), min=1e-8)
-
-
-def some_ignored(y: torch.Tensor, ignore: int) -> torch.Tensor:
+def some_ignored(ignore: int, classes: int = 4) -> Tensor:
+    y = labels(classes, 2, 3, 5)
     y[0, 1:] = ignore
     return y
 
 
-@pytest.mark.parametrize("ignore", [-100, 255, 0, 2])
-def test_dice_leaves_out_what_is_ignored(ignore: int) -> None:
-    y = some_ignored(labels(4, 2, 3, 5), ignore)
-    check(Dice(ignore_index=ignore), normal(2, 4, 3, 5), y, lambda x, y: masked_dice(x, y, ignore))
-    spec = DiceCE(cross_entropy=CrossEntropy(ignore))
-    check(spec, normal(2, 4, 3, 5), y, lambda x, y: nnunet(x, y, ignore))
-    one = some_ignored(labels(2, 2, 3, 5), ignore)
-    check(spec, normal(2, 1, 3, 5), one, lambda x, y: masked_binary(x, y, ignore))
+# --- what others make of it ------------------------------------------------------------------
 
 
-def test_dice_ce_of_ignored_labels_only_is_nothing() -> None:
-    y = torch.full((2, 3), -100)
-    check(DiceCE(), normal(2, 4, 3), y, lambda x, y: nnunet(x, y, -100) + 0 * x.sum())
-    check(DiceCE(), normal(2, 1, 3), y, lambda x, y: masked_binary(x, y, -100) + 0 * x.sum())
+def places(x: Tensor, y: Tensor, ignore: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Chances, truth, and which places count."""
+    counts = (y != ignore).reshape(x.shape[0], 1, *x.shape[2:]).to(x.dtype)
+    known = torch.where(y == ignore, 0, y)
+    if x.shape[1] == 1:
+        return x.sigmoid(), known.reshape(x.shape).to(x.dtype), counts
+    return F.softmax(x, 1), F.one_hot(known, x.shape[1]).movedim(-1, 1).to(x.dtype), counts
 
 
-def test_dice_weighs_classes() -> None:
-    weights, y = (0.5, 2.0, 0.0, 0.25), some_ignored(labels(4, 2, 3, 5), 255)
-    vector = torch.tensor(weights, dtype=torch.float64)
-    spec = Dice(ignore_index=255, class_weights=weights)
-    check(spec, normal(2, 4, 3, 5), y, lambda x, y: masked_dice(x, y, 255, vector))
-    both = DiceCE(Dice(class_weights=weights), CrossEntropy(255, weights))
-    check(
-        both,
-        normal(2, 4, 3, 5),
-        y,
-        lambda x, y: masked_dice(x, y, 255, vector) + F.cross_entropy(x, y, vector, ignore_index=255),
-    )
-    check(
-        DiceCE(cross_entropy=CrossEntropy(255, weights)),
-        normal(2, 4, 3, 5),
-        y,
-        lambda x, y: nnunet(x, y, 255, vector),
-    )
+def overlaps(x: Tensor, y: Tensor, ignore: int) -> list[Tensor]:
+    """Of each class what is found rightly, wrongly, and not."""
+    p, t, m = places(x, y, ignore)
+    return [(v * m).sum((0, *range(2, x.dim()))) for v in (p * t, p * (1 - t), (1 - p) * t)]
 
 
-@pytest.mark.parametrize(
-    ("spec", "classes", "words"),
-    [
-        (Dice(class_weights=(1.0, 2.0)), 3, "2 class weights, but output 'x' has 3 classes"),
-        (Dice(class_weights=(1.0,)), 1, "do not apply to output 'x', which has one class"),
-        (DiceCE(cross_entropy=CrossEntropy(class_weights=(2.0,))), 1, "do not apply to output 'x'"),
-        (DiceCE(Dice(ignore_index=255)), 3, "ignores the label 255 in dice, but -100 in cross_entropy"),
-        (CrossEntropy(class_weights=(1.0, -1.0, 1.0)), 3, "finite, at least 0, and not all 0"),
-        (CrossEntropy(class_weights=(1.0, float("nan"), 1.0)), 3, "finite, at least 0, and not all 0"),
-    ],
-)
-def test_settings_that_do_not_apply_are_refused(spec: Loss, classes: int, words: str) -> None:
+def dice(x: Tensor, y: Tensor, ignore: int = -100, weight: Tensor | None = None) -> Tensor:
+    """MONAI's DiceLoss(batch=True) with its class weights, and nnU-Net's mask."""
+    hit, wrong, missed = overlaps(x, y, ignore)
+    lost = 1 - (2 * hit + 1e-5) / torch.clip(2 * hit + wrong + missed + 1e-5, 1e-8)
+    return (lost if weight is None else lost * weight).mean()
+
+
+def tversky(x: Tensor, y: Tensor, alpha: float, beta: float, ignore: int = -100) -> Tensor:
+    """MONAI's TverskyLoss(batch=True), of places that are not ignored."""
+    hit, wrong, missed = overlaps(x, y, ignore)
+    return 1 - ((hit + 1e-5) / (hit + alpha * wrong + beta * missed + 1e-5)).mean()
+
+
+def surprise(x: Tensor, y: Tensor, ignore: int = -100, weight: Tensor | None = None) -> Tensor:
+    """Cross-entropy; of one class that of nnU-Net's DC_and_BCE_loss. Nothing where no place counts."""
+    if x.shape[1] == 1:
+        _, t, m = places(x, y, ignore)
+        each = F.binary_cross_entropy_with_logits(x, t, reduction="none")
+        return (each * m).sum() / torch.clip(m.sum(), min=1e-8)
+    if not (y != ignore).any():
+        return 0 * x.sum()
+    return F.cross_entropy(x, y, weight, ignore_index=ignore)
+
+
+def both(x: Tensor, y: Tensor, ignore: int = -100, weight: Tensor | None = None) -> Tensor:
+    """nnU-Net's DC_and_CE_loss, batch Dice with background; 1 - Dice in place of -Dice."""
+    return dice(x, y, ignore) + surprise(x, y, ignore, weight)
+
+
+def softmax_focal(x: Tensor, y: Tensor, gamma: float, alpha: float | None) -> Tensor:
+    """MONAI's softmax_focal_loss, each element."""
+    low, t = F.log_softmax(x, 1), F.one_hot(y, x.shape[1]).movedim(-1, 1).to(x.dtype)
+    loss = -((1 - low.exp()) ** gamma) * low * t
+    if alpha is None:
+        return loss
+    factors = torch.full((x.shape[1],), alpha, dtype=x.dtype)
+    factors[0] = 1 - alpha
+    return loss * factors.reshape(-1, *(1 for _ in x.shape[2:]))
+
+
+def sigmoid_focal(x: Tensor, y: Tensor, gamma: float, alpha: float | None) -> Tensor:
+    """torchvision's sigmoid_focal_loss, each element."""
+    p, t = x.sigmoid(), y.to(x.dtype).reshape(x.shape)
+    missed = 1 - (p * t + (1 - p) * (1 - t))
+    loss = F.binary_cross_entropy_with_logits(x, t, reduction="none") * missed**gamma
+    return loss if alpha is None else loss * (alpha * t + (1 - alpha) * (1 - t))
+
+
+def bends(x: Tensor, y: Tensor, *at: float) -> tuple[Tensor, Tensor]:
+    """Where slopes bend: differences ``at``."""
+    x[0, 0, : len(at)] = y[0, 0, : len(at)] + torch.tensor(at)
+    return x, y
+
+
+VECTOR = (0.5, 2.0, 1.0, 0.25)
+WEIGHTS = torch.tensor(VECTOR, dtype=torch.float64)
+HIDDEN, WITHOUT = torch.tensor([0.5, 2.0, 0.0, 0.25], dtype=torch.float64), (0.5, 2.0, 0.0, 0.25)
+X, ONE, Y = normal(2, 4, 3, 5), normal(2, 1, 3, 5), labels(4, 2, 3, 5)
+HOT, EXACT = labels(2, 2, 4, 3, 5).double(), labels(2, 2, 3, 8).double()
+FAR = torch.tensor([0.0, 0.0, 1.0, 1.0, -800.0, 800.0], dtype=torch.float64)[:, None]
+CHANCELESS = torch.tensor([[-999.0, 0.0, 999.0], [999.0, 0.0, -999.0]], dtype=torch.float64)
+MASKED = torch.where(torch.arange(4) == 3, -torch.inf, normal(3, 4))
+CERTAIN = torch.tensor([1000.0, 0.0, 0.0], dtype=torch.float64)[None, :, None].expand(2, 3, 4)
+bce = F.binary_cross_entropy_with_logits
+
+CASES: dict[str, tuple[Loss, Tensor, Tensor, Truth]] = {
+    **{
+        f"cross-entropy of {shape}": (
+            CrossEntropy(), normal(shape[0], 6, *shape[1:]), labels(6, *shape), F.cross_entropy)
+        for shape in ((4,), (2, 5), (2, 3, 4, 5))
+    },
+    **{
+        f"cross-entropy, {ignore} ignored, {weights}, smoothed by {share}": (
+            CrossEntropy(ignore, weights, label_smoothing=share), X, some_ignored(ignore),
+            partial(F.cross_entropy, weight=None if weights is None else WEIGHTS, ignore_index=ignore,
+                    label_smoothing=share))
+        for ignore in (-100, 255, 0, 2)
+        for weights in (None, VECTOR)
+        for share in (0.0, 0.1, 1.0)[: 3 if ignore in (-100, 2) else 1]
+    },
+    "classes without a chance": (CrossEntropy(), CHANCELESS, torch.tensor([0, 0]), F.cross_entropy),
+    "a kept axis and small integers": (
+        CrossEntropy(), normal(2, 3, 4, 4), labels(3, 2, 1, 4, 4).to(torch.uint8),
+        lambda x, y: F.cross_entropy(x, y[:, 0].long())),
+    "a language model": (
+        CrossEntropy(), normal(2, 5, 7), labels(7, 2, 5), lambda x, y: F.cross_entropy(x.transpose(1, 2), y)),
+    "a masked class": (CrossEntropy(), MASKED, labels(3, 3), F.cross_entropy),
+    **{
+        f"{name}, slopes at zero and far from it": (loss, FAR, FAR.flip(0).clamp(0, 1), truth)
+        for name, loss, truth in (("l1", L1(), F.l1_loss), ("mse", MSE(), F.mse_loss), ("bce", BCE(), bce))
+    },
+    "mse": (MSE(), normal(2, 3, 4), normal(2, 3, 4) + 1, F.mse_loss),
+    "l1": (L1(), normal(2, 3, 4), normal(2, 3, 4) + 1, F.l1_loss),
+    "bce": (BCE(), *bends(normal(2, 3, 8) * 10, EXACT, 0.0, 0.0), bce),
+    "bce of labels": (BCE(), ONE, labels(2, 2, 3, 5), surprise),
+    **{
+        f"bce, positives weigh {weight}": (
+            BCE(weight), *bends(normal(2, 3, 8) * 10, EXACT, 0.0, 0.0),
+            partial(bce, pos_weight=torch.tensor(weight, dtype=torch.float64).reshape(-1, 1)))
+        for weight in (3.0, (0.5, 2.0, 8.0))
+    },
+    **{
+        f"huber {delta}": (
+            Huber(delta), *bends(normal(2, 3, 8), normal(2, 3, 8, seed=5), delta, -delta, 0.0),
+            partial(F.huber_loss, delta=delta))
+        for delta in (0.5, 1.0, 4.0)
+    },
+    "dice": (Dice(), X, Y, dice),
+    "dice of one class": (Dice(), ONE, labels(2, 2, 3, 5), dice),
+    "dice of one class with its axis": (Dice(), ONE, labels(2, 2, 1, 3, 5).double(), dice),
+    "dice_ce": (DiceCE(), X, Y, both),
+    "dice_ce of one class": (DiceCE(), normal(2, 1, 9), labels(2, 2, 9), both),
+    **{
+        f"{name}, {ignore} ignored": (loss, x, some_ignored(ignore, classes), partial(truth, ignore=ignore))
+        for ignore in (-100, 255, 0, 2)
+        for name, loss, x, classes, truth in (
+            ("dice", Dice(ignore_index=ignore), X, 4, dice),
+            ("dice_ce", DiceCE(cross_entropy=CrossEntropy(ignore)), X, 4, both),
+            ("dice_ce of one class", DiceCE(cross_entropy=CrossEntropy(ignore)), ONE, 2, both),
+            ("tversky", Tversky(0.2, 0.9, ignore_index=ignore), X, 4, partial(tversky, alpha=0.2, beta=0.9)),
+        )
+    },
+    "dice_ce of nothing": (DiceCE(), normal(2, 4, 3), torch.full((2, 3), -100), both),
+    "dice_ce of nothing in one class": (DiceCE(), normal(2, 1, 3), torch.full((2, 3), -100), both),
+    "dice of weights": (
+        Dice(ignore_index=255, class_weights=WITHOUT), X, some_ignored(255),
+        partial(dice, ignore=255, weight=HIDDEN)),
+    "dice_ce of weights of both": (
+        DiceCE(Dice(class_weights=WITHOUT), CrossEntropy(255, WITHOUT)), X, some_ignored(255),
+        lambda x, y: dice(x, y, 255, HIDDEN) + surprise(x, y, 255, HIDDEN)),
+    "dice_ce of weights of one": (
+        DiceCE(cross_entropy=CrossEntropy(255, WITHOUT)), X, some_ignored(255),
+        partial(both, ignore=255, weight=HIDDEN)),
+    "tversky": (Tversky(), X, Y, partial(tversky, alpha=0.5, beta=0.5)),
+    "tversky of one class": (
+        Tversky(0.2, 0.9), ONE, labels(2, 2, 3, 5), partial(tversky, alpha=0.2, beta=0.9)),
+    # MONAI's slope is NaN there, of a gamma below 1.
+    "focal of certain places": (
+        Focal(0.5), CERTAIN, torch.zeros(2, 4, dtype=torch.int64), lambda x, y: x.sum() * 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_as_others_have_it(name: str) -> None:
+    check(*CASES[name])
+
+
+@pytest.mark.parametrize(("gamma", "alpha"), [(2.0, None), (2.0, 0.25), (0.0, 0.25), (1.5, None)])
+def test_focal_is_monais(gamma: float, alpha: float | None) -> None:
+    spec, several = Focal(gamma, alpha), Focal(gamma, alpha, use_softmax=False)
+    check(spec, X, Y, lambda x, y: softmax_focal(x, y, gamma, alpha).mean())
+    check(spec, normal(2, 1, 7), labels(2, 2, 7), lambda x, y: sigmoid_focal(x, y, gamma, alpha).mean())
+    check(several, X, HOT, lambda x, y: sigmoid_focal(x, y, gamma, alpha).mean())
+    factors = WEIGHTS[:, None, None]
+    weighed = Focal(gamma, alpha, class_weights=VECTOR)
+    check(weighed, X, Y, lambda x, y: (softmax_focal(x, y, gamma, alpha) * factors).mean())
+    weighed = Focal(gamma, alpha, use_softmax=False, class_weights=VECTOR)
+    check(weighed, X, HOT, lambda x, y: (sigmoid_focal(x, y, gamma, alpha) * factors).mean())
+
+
+def test_focal_and_tversky_are_monais_own() -> None:
+    losses = pytest.importorskip("monai.losses")
+    focal = pytest.importorskip("monai.losses.focal_loss")
+    one = labels(2, 2, 1, 7)
+    hot = F.one_hot(Y, 4).movedim(-1, 1).double()
+    for alpha in (None, 0.25):
+        of_classes = partial(focal.softmax_focal_loss, target=hot, gamma=2.0, alpha=alpha)
+        of_one = partial(focal.sigmoid_focal_loss, target=one.double(), gamma=2.0, alpha=alpha)
+        check(Focal(2.0, alpha), X, Y, lambda x, y, found=of_classes: found(x).mean())
+        check(Focal(2.0, alpha), normal(2, 1, 7), one, lambda x, y, found=of_one: found(x).mean())
+    theirs = losses.TverskyLoss(softmax=True, to_onehot_y=True, alpha=0.3, beta=0.7, batch=True)
+    check(Tversky(0.3, 0.7), X, Y, lambda x, y: theirs(x, y[:, None]))
+    theirs = losses.TverskyLoss(sigmoid=True, alpha=0.3, beta=0.7, batch=True)
+    check(Tversky(0.3, 0.7), normal(2, 1, 7), one, lambda x, y: theirs(x, y.double()))
+
+
+NUMBERS: dict[str, tuple[Loss, Truth]] = {
+    "mse": (MSE("w"), F.mse_loss),
+    "l1": (L1("w"), F.l1_loss),
+    "huber": (Huber(1.0, "w"), F.huber_loss),
+    "bce": (BCE(sample_weights="w"), bce),
+    "focal": (
+        Focal(use_softmax=False, sample_weights="w"),
+        lambda x, y, reduction: sigmoid_focal(x, y, 2.0, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("shape", [(2,), (2, 3, 8)])
+def test_sample_weights_multiply_and_do_not_divide(name: str, shape: tuple[int, ...]) -> None:
+    """As Keras's sample_weight: the mean of the weighted losses of all elements."""
+    spec, each = NUMBERS[name]
+
+    def truth(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return (each(x, y, reduction="none") * w.reshape(*w.shape, *(1,) * (3 - w.dim()))).mean()
+
+    check(spec, normal(2, 3, 8), EXACT, truth, positive(*shape))
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 5), (2, 1, 5)])
+def test_sample_weights_of_cross_entropy_leave_its_denominator(shape: tuple[int, ...]) -> None:
+    y = labels(4, 2, 5)
+    y[1, 2:] = 255
+
+    def truth(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        each = F.cross_entropy(x, y, WEIGHTS, ignore_index=255, reduction="none", label_smoothing=0.2)
+        number = torch.where(y == 255, 0, WEIGHTS[torch.where(y == 255, 0, y)]).sum()
+        return (each * w.reshape(2, -1)).sum() / number
+
+    check(CrossEntropy(255, VECTOR, 0.2, "w"), normal(2, 4, 5), y, truth, positive(*shape))
+
+
+@pytest.mark.parametrize("classes", [4, 1])
+def test_sample_weights_of_dice_ce_weigh_cross_entropy(classes: int) -> None:
+    def truth(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        if classes == 1:
+            return dice(x, y) + bce(x, y[:, None].to(x.dtype), weight=w[:, None, None])
+        return dice(x, y) + (F.cross_entropy(x, y, reduction="none") * w[:, None]).mean()
+
+    spec = DiceCE(cross_entropy=CrossEntropy(sample_weights="w"))
+    check(spec, normal(2, classes, 5), labels(max(classes, 2), 2, 5), truth, positive(2))
+    assert further_arrays(spec, ["w"]) == {"sample_weights": "w"}
+
+
+@pytest.mark.parametrize("spec", [CrossEntropy(), Focal()], ids=["cross-entropy", "focal"])
+def test_a_label_outside_the_classes_gives_nan(spec: Loss) -> None:
     build = Builder(RULES)
-    x = build.value("x", (2, classes, 4), "float64", Role.INPUT)
-    y = build.value("y", (2, 4), "int64", Role.TARGET)
-    with pytest.raises(InputError, match=words):
-        add_loss(build, spec, x, y)
-
-
-@pytest.mark.parametrize(("classes", "truth"), [(3, nnunet), (1, masked_binary)])
-def test_dice_ce_is_the_same_however_it_is_cut(classes: int, truth: Any) -> None:
-    y = some_ignored(labels(max(classes, 2), 2, 6, 5), 255)
-    spec = DiceCE(cross_entropy=CrossEntropy(255))
-    check(spec, normal(2, classes, 6, 5), y, lambda x, y: truth(x, y, 255), pieces=(2, 3))
-
-
-def test_bce() -> None:
-    x = normal(2, 3, 4) * 10
-    x[0, 0, :2] = 0.0  # where a kink of max(x, 0) or |x| would show
-    check(BCE(), x, labels(2, 2, 3, 4).double(), bce)
-    check(BCE(), normal(2, 1, 4), labels(2, 2, 4), bce)
-
-
-def test_regression() -> None:
-    check(MSE(), normal(2, 3, 4), normal(2, 3, 4) + 1, F.mse_loss)
-    check(L1(), normal(2, 3, 4), normal(2, 3, 4) + 1, F.l1_loss)
+    x, y = build.value("x", (2, 3), "float64", Role.INPUT), build.value("y", (2,), "int64", Role.TARGET)
+    build.outputs = [add_loss(build, spec, x, y)]
+    graph = canonicalize(build.graph(), RULES)
+    ran = run_graph(graph, RULES, {"x": normal(2, 3).numpy(), "y": np.array([0, 3])})
+    assert np.isnan(ran.outputs[graph.outputs[0]])
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -227,10 +348,12 @@ def test_several_heads_are_weighted_in_the_dtype_of_the_first(dtype: str) -> Non
     total, parts = add_losses(build, {"a": Head(MSE(), a, t, 0.5), "b": Head(L1(), b, t, 2.0)})
     x, y, z = normal(2, 3).to(getattr(torch, dtype)), normal(2, 3) * 2, normal(2, 3) + 1
     found = evaluate(build.graph(), {"a": x, "b": y, "t": z})
-    torch.testing.assert_close(found[parts["a"]], F.mse_loss(x, z.to(x.dtype)))
-    torch.testing.assert_close(
-        found[total], 0.5 * F.mse_loss(x, z.to(x.dtype)) + 2 * F.l1_loss(y, z).to(x.dtype)
-    )
+    first = F.mse_loss(x, z.to(x.dtype))
+    torch.testing.assert_close(found[parts["a"]], first)
+    torch.testing.assert_close(found[total], 0.5 * first + 2 * F.l1_loss(y, z).to(x.dtype))
+
+
+# --- what is known, and refused --------------------------------------------------------------
 
 
 def test_names_are_the_public_ones() -> None:
@@ -250,21 +373,109 @@ def test_the_class_axis_is_one_where_it_can_be() -> None:
     assert class_axis((1, 3, 4), (1, 3, 4)) is None and class_axis((1,), (1,)) is None  # never the samples
 
 
+def test_what_reads_labels_says_which() -> None:
+    assert reads_labels(Focal()) and not reads_labels(Focal(use_softmax=False))
+    for spec in (Focal(), Tversky()):
+        found, one = (labels_of(spec, (2, n, 8), (2, 8)) for n in (3, 1))
+        assert found is not None and found.classes == 3 and found.ignore_index is None
+        assert one is not None and one.classes == 2
+    assert labels_of(Focal(use_softmax=False), (2, 3, 8), (2, 3, 8)) is None
+
+
+def added(spec: Loss, x: Any, y: Any, *dtypes: str, weights: Any = None) -> None:
+    """Add a loss of logits and a target of these shapes and dtypes."""
+    build, (dtype, kind) = Builder(RULES), dtypes or ("float64", "int64")
+    logits, target = build.value("x", x, dtype, Role.INPUT), build.value("y", y, kind, Role.TARGET)
+    further = {"sample_weights": build.value("w", weights, "float64", Role.TARGET)} if weights else {}
+    add_loss(build, spec, logits, target, further)
+
+
+SHAPES = (2, 3, 4), (2, 4)
+SINGLE = (2, 1, 4), (2, 4)
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: added(Dice(class_weights=(1.0, 2.0)), *SHAPES), "2 class weights, but output 'x' has 3 classes"),
+    (lambda: added(Dice(class_weights=(1.0,)), *SINGLE), "do not apply to output 'x', which has one class"),
+    (lambda: added(DiceCE(cross_entropy=CrossEntropy(class_weights=(2.0,))), *SINGLE),
+     "do not apply to output 'x'"),
+    (lambda: added(DiceCE(cross_entropy=CrossEntropy(label_smoothing=0.1)), *SINGLE),
+     "label smoothing do not apply to output 'x'"),
+    (lambda: added(DiceCE(Dice(ignore_index=255)), *SHAPES),
+     "ignores the label 255 in dice, but -100 in cross_entropy"),
+    *((lambda bad=bad: added(CrossEntropy(class_weights=(1.0, bad, 1.0)), *SHAPES),
+       "finite, at least 0, and not all 0") for bad in (-1.0, float("nan"))),
+    (lambda: added(CrossEntropy(), (2, 3), (4,)), "class axis"),
+    (lambda: added(CrossEntropy(), (2, 3), (2,), "float32", "float32"), "whole numbers"),
+    (lambda: added(CrossEntropy(), (2, 3), (2,), "int64", "int64"), "floating"),
+    (lambda: added(CrossEntropy(class_weights=(1.0,)), (2, 3), (2,)), "class weights"),
+    (lambda: added(MSE(), (2, 3), (3, 2), "float32", "float32"), "shape"),
+    (lambda: CrossEntropy(label_smoothing=1.5), "label_smoothing must be from 0 to 1, not 1.5"),
+    (lambda: Huber(0.0), "delta of huber must be positive"),
+    (lambda: Focal(gamma=-1.0), "gamma of focal"),
+    (lambda: Focal(alpha=2.0), "alpha from 0 to 1"),
+    (lambda: DeepSupervision(weight_mode="linear"), "exp, two, same, not 'linear'"),
+    (lambda: DeepSupervision(weights=(0.0, 1.0)), "the first not 0"),
+    (lambda: DeepSupervision(weights=(1.0, 1.0)).of_outputs(3), "has 2 weights for 3 outputs"),
+    (lambda: DeepSupervision(DeepSupervision()), "not another deep supervision"),
+    (lambda: added(DeepSupervision(), (2, 3), (2,)), "all outputs together"),
+    (lambda: added(BCE((1.0, 2.0)), (2, 3), (2, 3), "float64", "float64"), "pos_weight has 2 numbers"),
+    (lambda: added(BCE(-1.0), (2, 3), (2, 3), "float64", "float64"), "not negative, got -1.0"),
+    (lambda: added(MSE("w"), (2, 3), (2, 3), "float64", "float64", weights=(3,)),
+     r"weights 'w' have shape \[3\]; they need \[2\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "words"), REFUSED, ids=[words for _, words in REFUSED])
+def test_what_cannot_be_is_refused(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make()
+
+
+# --- outputs of several sizes ----------------------------------------------------------------
+
+
+def test_weights_of_outputs_are_nnunets_and_monais() -> None:
+    assert DeepSupervision().of_outputs(1) == (1.0,)
+    halves = np.array([1, 0.5, 0.25, 0.125, 0])
+    np.testing.assert_array_equal(DeepSupervision().of_outputs(5), halves / halves.sum())
+    assert DeepSupervision(weight_mode="two").of_outputs(3) == (1.0, 0.5, 0.5)
+    assert DeepSupervision(weight_mode="same").of_outputs(2) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize(
-    ("spec", "x", "y", "why"),
+    ("shape", "sizes"),
     [
-        (CrossEntropy(), ((2, 3), "float32"), ((4,), "int64"), "class axis"),
-        (CrossEntropy(), ((2, 3), "float32"), ((2,), "float32"), "whole numbers"),
-        (CrossEntropy(), ((2, 3), "int64"), ((2,), "int64"), "floating"),
-        (CrossEntropy(class_weights=(1.0,)), ((2, 3), "float32"), ((2,), "int64"), "class weights"),
-        (MSE(), ((2, 3), "float32"), ((3, 2), "float32"), "shape"),
+        ((2, 8, 12, 6), (4, 3, 6)),
+        ((2, 9, 6, 10), (3, 2, 2)),
+        ((2, 7, 5, 11), (4, 3, 6)),
+        ((2, 1, 13, 9, 4), (5, 7, 3)),
     ],
 )
-def test_what_does_not_fit_is_refused(spec: Loss, x: Any, y: Any, why: str) -> None:
+@pytest.mark.parametrize("kind", ["int64", "float64"])
+def test_labels_are_made_smaller_as_nnunet_does(shape: Any, sizes: Any, kind: str) -> None:
+    values = np.random.default_rng(0).integers(1000, size=shape).astype(kind)
     build = Builder(RULES)
-    logits, target = build.value("x", *x, Role.INPUT), build.value("y", *y, Role.TARGET)
-    with pytest.raises(InputError, match=why):
-        add_loss(build, spec, logits, target)
+    y = build.value("y", shape, kind, Role.TARGET)
+    x = build.value("x", (shape[0], 3, *sizes), "float64", Role.INPUT)
+    build.outputs = [build("Identity", resized_target(build, y, x, "float64"))]
+    tensor = torch.as_tensor(values).double().reshape(shape[0], 1, *shape[-3:])
+    wanted = F.interpolate(tensor, size=sizes, mode="nearest-exact").numpy()
+    graph = canonicalize(build.graph(), RULES)
+    given = {"y": values, "x": np.zeros((shape[0], 3, *sizes))}
+    for pieces in (1, 2):
+        ran = run_graph(graph, RULES, given, cuts=dict.fromkeys(range(9), pieces))
+        found = ran.outputs[graph.outputs[0]]
+        assert found.dtype == kind
+        np.testing.assert_array_equal(found.reshape(wanted.shape), wanted)
+
+
+def test_an_output_larger_than_its_labels_is_refused() -> None:
+    build = Builder(RULES)
+    y, x = build.value("y", (2, 4), "int64", Role.TARGET), build.value("x", (2, 3, 8), "float64", Role.INPUT)
+    with pytest.raises(InputError, match="from the largest to the smallest"):
+        resized_target(build, y, x, "float64")
+
+
+# --- losses of one's own ---------------------------------------------------------------------
 
 
 def huber(build: Builder, prediction: str, target: str) -> str:
@@ -283,24 +494,22 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Loss:
 
 
 def test_a_registered_loss_has_the_gradient_of_its_nodes(own: Loss) -> None:
-    check(own, normal(4, 3), normal(3, 4).T, torch.nn.functional.huber_loss)
+    check(own, normal(4, 3), normal(3, 4).T, F.huber_loss)
 
 
 def test_a_registered_loss_that_is_missing_or_another_is_refused(own: Loss) -> None:
     assert isinstance(own, OwnLoss)
     for spec, why in ((OwnLoss("other", own.digest), "not known"), (OwnLoss("mine", "0"), "another")):
         with pytest.raises(InputError, match=f"{why}.*register"):
-            check(spec, normal(2, 3), normal(2, 3), lambda x, y: x.sum())
+            added(spec, (2, 3), (2, 3), "float64", "float64")
 
 
 def test_a_name_that_is_taken_and_a_loss_that_is_no_number_are_refused(own: Loss) -> None:
     with pytest.raises(InputError, match="'mse' already"):
         register("mse")(huber)
     register("wide")(lambda build, prediction, target: build("Sub", prediction, target))
-    build = Builder(RULES)
-    x, y = (build.value(name, (2, 3), "float64", Role.INPUT) for name in "xy")
     with pytest.raises(InputError, match=r"'wide' gave a value of shape \[2, 3\]"):
-        add_loss(build, loss_functions.LOSSES["wide"], x, y)
+        added(loss_functions.LOSSES["wide"], (2, 3), (2, 3), "float64", "float64")
 
 
 @pytest.mark.parametrize("of", ["target", "constant"])
@@ -310,7 +519,6 @@ def test_a_loss_that_no_weight_changes_is_refused(own: Loss, tmp_path: Path, of:
 
     register(of)(formula)
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors() | {"y": nets.vectors()["x"][:, :3]})
+    loss = loss_functions.LOSSES[of]
     with pytest.raises(InputError, match="the loss depends on no weight"):
-        oocdl.plan(
-            nets.write_mlp(tmp_path / "net.onnx"), data, inputs={"x": "x"}, loss=loss_functions.LOSSES[of]
-        )
+        oocdl.plan(nets.write_mlp(tmp_path / "net.onnx"), data, inputs={"x": "x"}, loss=loss)
