@@ -22,8 +22,9 @@ from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.optim import SGD
 from oocdl.pytorch.comparison.modes import Jitter
+from tests.kit.nets import write_data
 from tests.kit.settings import EXACT
-from tests.kit.torch_modules import save_arrays
+from tests.kit.torch_modules import error
 
 TOLERANCE = 1e-9
 ROUNDED = 1e-2
@@ -82,18 +83,6 @@ def _first(made: Any) -> Tensor:
     return found
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    """Largest difference, relative to the largest number, or to 1e-3."""
-    if found.shape != wanted.shape:
-        return float("inf")
-    if not wanted.numel():
-        return 0.0
-    found, wanted = found.double(), wanted.double()
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
-    away = (found - wanted).abs().where(~same, torch.zeros_like(found)).nan_to_num(float("inf"))
-    return float(away.max()) / max(float(wanted.nan_to_num().abs().max()), 1e-3)
-
-
 def beside(
     module: nn.Module, x: np.ndarray, folder: Path, course: Course, elsewhere: Sequence[np.ndarray] = ()
 ) -> Verdict:
@@ -109,7 +98,7 @@ def beside(
     wanted = trained_by_pytorch(twin, given, target, course)
     if not wanted["losses"].isfinite().all():
         return Verdict("none", "PyTorch's losses are not finite, where ours stop")
-    save_arrays(folder / "data.zarr", {"x": x, "target": target.numpy()})
+    write_data(folder / "data.zarr", {"x": x, "target": target.numpy()})
     names = [name for name in ("x", "input") if name in _arguments(module)] or ["x"]
     made = tree_leaves(copy.deepcopy(module)(given[: course.batch]))
     output = "output" if len([leaf for leaf in made if isinstance(leaf, Tensor)]) == 1 else "output_0"
@@ -171,7 +160,7 @@ def _predicts(
     run: oocdl.Run, module: nn.Module, x: np.ndarray, folder: Path, output: str, batch: int
 ) -> Verdict:
     """Compare predictions with the module's in evaluation mode, batch by batch."""
-    save_arrays(folder / "data.zarr", {"x": x})
+    write_data(folder / "data.zarr", {"x": x})
     module = copy.deepcopy(module).eval()
     with torch.no_grad():
         wanted = torch.cat([_first(module(part)) for part in torch.as_tensor(x).split(batch)])
