@@ -109,7 +109,6 @@ def test_channels_last(engine: Engine, cases: list[Case]) -> None:
 TABLE, NARROW, WIDE_ROWS = (5, 3), (2, 5), (2, 5, 3)
 
 
-@pytest.mark.parametrize("index", [5, -6, 2**40])
 @pytest.mark.parametrize(
     ("op", "batch", "table", "result"),
     [
@@ -124,7 +123,7 @@ TABLE, NARROW, WIDE_ROWS = (5, 3), (2, 5), (2, 5, 3)
     ],
 )
 def test_an_index_outside_of_its_table_is_told(
-    engine: Engine, op: str, batch: int, table: tuple[int, ...] | None, result: tuple[int, ...], index: int
+    engine: Engine, op: str, batch: int, table: tuple[int, ...] | None, result: tuple[int, ...]
 ) -> None:
     ids = np.array([[0, 4, -5, 1], [2, 2, 3, -1]])
     arrays: list[Array] = [] if table is None else [noise(*table).astype("f4")]
@@ -133,12 +132,13 @@ def test_an_index_outside_of_its_table_is_told(
     made = single(op, arrays, [(result, kind)], {"batch": batch, "rows": 5}, key=f"{op} {batch} {table}")
     run = engine.compile(made)
     assert run(arrays)[0].shape == result
-    ids[1, 2] = index
-    with pytest.raises(IndexOutside) as caught:
-        run(arrays)
-    for one in (caught.value, pickle.loads(pickle.dumps(caught.value))):
-        assert (one.slot, one.index, one.rows) == (len(arrays), index, 5)
-        assert str(one) == f"there is no row {index} in a table of 5 rows"
+    for index in (5, -6, 2**40):
+        ids[1, 2] = index
+        with pytest.raises(IndexOutside) as caught:
+            run(arrays)
+        for one in (caught.value, pickle.loads(pickle.dumps(caught.value))):
+            assert (one.slot, one.index, one.rows) == (len(arrays), index, 5)
+            assert str(one) == f"there is no row {index} in a table of 5 rows"
 
 
 def test_an_index_that_the_program_makes_is_told(engine: Engine) -> None:

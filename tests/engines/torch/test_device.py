@@ -256,8 +256,9 @@ def test_kernels_stay_on_their_device_and_are_deterministic() -> None:
     assert {name for name in mode.called - alone if DOUBTFUL.search(name)} == PROMISED
 
 
-@pytest.mark.parametrize("cut", [{"threads": 1}, {"parallel": {"space": (2, 2, 1)}}], ids=["whole", "cut"])
-def test_a_network_is_exact(job: Job, cut: dict[str, Any], tmp_path: Path) -> None:
+def test_a_network_is_exact(job: Job, tmp_path: Path) -> None:
+    """Whole it is so in ``test_device_memory``."""
+    cut = {"parallel": {"space": (2, 2, 1)}}
     run = job.fit(tmp_path / "run", engine="torch:cpu", optimizer=OPTIMIZERS["sgd"][0], **cut)
     check(run, *train(job, "sgd"), 1e-11)
 
