@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from oocdl.errors import BudgetError
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.reader import inspect_onnx
@@ -16,7 +15,7 @@ from oocdl.graph.partition.cut_classes import find_classes
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
-from oocdl.planning.pass_plan import PassPlan, frozen_cuts, plan_pass, replan_pass
+from oocdl.planning.pass_plan import PassPlan, plan_pass
 from oocdl.planning.tile_search import MIN_PARALLEL_FLOPS, Layering, Limits, TileSearch
 from oocdl.presets.unets import write_unet3d
 from tests.kit import models
@@ -38,6 +37,12 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Layering:
     return Layering(factorize(graph, RULES), RULES)
 
 
+@pytest.fixture(scope="module")
+def plan(unet: Layering) -> PassPlan:
+    """Its plan in units of 100 MB."""
+    return plan_pass(unet, Limits(100_000_000, 2))
+
+
 def test_unet_moves_six_gigabytes(unet: Layering) -> None:
     """4.9 V read and 2.0 V written, V = 0.9 GB: 6.3 GB, worked out by hand in the design."""
     plan = plan_pass(unet, Limits(140_000_000, 2))
@@ -45,9 +50,8 @@ def test_unet_moves_six_gigabytes(unet: Layering) -> None:
     assert abs(total / 6.3e9 - 1) < 0.10
 
 
-def test_a_block_stores_its_convolution_only(unet: Layering) -> None:
+def test_a_block_stores_its_convolution_only(plan: PassPlan) -> None:
     """conv -> norm -> relu -> conv: the norm's and relu's results are recomputed, not stored."""
-    plan = plan_pass(unet, Limits(100_000_000, 2))
     forward = next(p for p in plan.layers if p.layer.name == "down1.conv2")
     operators = [cell.node.op for cell in forward.layer.cells]
     assert forward.layer.stores == ("down1.conv2/add",)
@@ -55,30 +59,11 @@ def test_a_block_stores_its_convolution_only(unet: Layering) -> None:
     assert len(forward.layer.partials) == 2  # mean and variance
 
 
-def test_both_gradients_of_a_convolution_share_a_layer(unet: Layering) -> None:
-    plan = plan_pass(unet, Limits(100_000_000, 2))
+def test_both_gradients_of_a_convolution_share_a_layer(plan: PassPlan) -> None:
     for planned_layer in plan.layers:
         operators = [cell.node.op for cell in planned_layer.layer.cells]
         if "ConvWeightGrad" in operators and planned_layer.layer.name != "grad/down1.conv1.weight":
             assert "ConvTranspose" in operators or "Conv" in operators
-
-
-def test_smaller_units_where_less_is_allowed(unet: Layering) -> None:
-    plans = [plan_pass(unet, Limits(size, 2)) for size in (400_000_000, 100_000_000, 30_000_000)]
-    assert [plan.peak_unit_bytes <= size for plan, size in zip(plans, (4e8, 1e8, 3e7), strict=True)] == [
-        True
-    ] * 3
-    assert plans[0].tasks < plans[1].tasks < plans[2].tasks
-
-
-def test_an_impossible_budget_names_the_layer(unet: Layering) -> None:
-    with pytest.raises(BudgetError, match="no cut of layer '.*' fits"):
-        plan_pass(unet, Limits(1000, 2))
-
-
-def test_a_frozen_plan_is_the_same_plan(unet: Layering) -> None:
-    plan = plan_pass(unet, Limits(100_000_000, 2))
-    assert replan_pass(Layering(unet.factored, RULES), frozen_cuts(plan)).numerics() == plan.numerics()
 
 
 def evened(layering: Layering, name: str, pieces: int, threads: int, unit_bytes: int = 1 << 30) -> int:
@@ -118,7 +103,7 @@ def gpt(folder: Path, layers: int) -> Graph:
 def test_traffic_a_layer_does_not_grow_with_depth(tmp_path: Path) -> None:
     """A residual stream is stored as x + f(x); else layer 24 would read 24 blocks."""
     per_block = []
-    for blocks in (3, 6, 12):
+    for blocks in (3, 12):
         plan = planned(gpt(tmp_path, blocks), 1 << 30)
         per_block.append((plan.read_bytes + plan.written_bytes) / blocks)
     assert max(per_block) / min(per_block) < 1.10
