@@ -34,6 +34,15 @@ def commit(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS)
     return made
 
 
+def two_versions(root: Path) -> Path:
+    """Write a run with versions 1 and 2, of steps 10 and 20."""
+    with RunStore.create(root, {"seed": 7}) as store:
+        assert store.current() is None
+        commit(store, 1).finish({"step": 10})
+        commit(store, 2).finish({"step": 20, "rng": [1, 2]})
+    return root
+
+
 def check(store: RunStore, version: int, specs: tuple[TensorSpec, ...] = SPECS) -> None:
     current = store.current()
     assert current is not None

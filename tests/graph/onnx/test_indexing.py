@@ -66,45 +66,26 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any], Callable[..., Any]]] = {
     "gather-middle": ("Gather", [X, ids(5, 7)], {"axis": 1}, lambda x, i: x[:, i]),
     "elements": ("GatherElements", [X, ids(5, 3, 4, 2)], {"axis": 1}, lambda x, i: gather_elements(x, i, 1)),
     "elements-less": (
-        "GatherElements",
-        [X, ids(2, 2, 5, 3)],
-        {"axis": -1},
-        lambda x, i: gather_elements(x, i, 2),
-    ),
+        "GatherElements", [X, ids(2, 2, 5, 3)], {"axis": -1}, lambda x, i: gather_elements(x, i, 2)),
     "nd": ("GatherND", [X, np.stack([ids(3, 4), ids(5, 4)], -1)], {}, pairs),
     "nd-one": ("GatherND", [X, ids(3, 2, 3, 1)], {}, lambda x, i: x[i[..., 0]]),
     "nd-batch": (
-        "GatherND",
-        [X, np.stack([ids(5, 3, 4), ids(2, 3, 4)], -1)],
-        {"batch_dims": 1},
-        lambda x, i: torch.stack([pairs(*both) for both in zip(x, i, strict=True)]),
-    ),
+        "GatherND", [X, np.stack([ids(5, 3, 4), ids(2, 3, 4)], -1)], {"batch_dims": 1}, lambda x,
+        i: torch.stack([pairs(*both) for both in zip(x, i, strict=True)])),
     "nd-batch-single": (
-        "GatherND",
-        [X, ids(5, 3, 1)],
-        {"batch_dims": 1},
-        lambda x, i: torch.stack([y[k[0]] for y, k in zip(x, i, strict=True)]),
-    ),
+        "GatherND", [X, ids(5, 3, 1)], {"batch_dims": 1}, lambda x,
+        i: torch.stack([y[k[0]] for y, k in zip(x, i, strict=True)])),
     "scatter-nd": ("ScatterND", [X, AT([[2], [0], [2]]), numbers(3, 5, 2)], {}, scatter_nd),
     "scatter-nd-add": (
-        "ScatterND",
-        [X, AT([[[2, 1], [0, -1]], [[2, 1], [-1, 1]]]), numbers(2, 2, 2)],
-        {"reduction": "add"},
-        lambda x, i, u: scatter_nd(x, i, u, True),
-    ),
+        "ScatterND", [X, AT([[[2, 1], [0, -1]], [[2, 1], [-1, 1]]]), numbers(2, 2, 2)], {"reduction": "add"},
+        lambda x, i, u: scatter_nd(x, i, u, True)),
     "scatter-elements": (
-        "ScatterElements",
-        [X, ids(5, 3, 4, 2), numbers(3, 4, 2)],
-        {"axis": 1},
-        lambda x, i, u: scatter_elements(x, i, u, 1),
-    ),
+        "ScatterElements", [X, ids(5, 3, 4, 2), numbers(3, 4, 2)], {"axis": 1}, lambda x, i,
+        u: scatter_elements(x, i, u, 1)),
     "scatter-elements-add": (
-        "ScatterElements",
-        [X, ids(2, 2, 5, 3), numbers(2, 5, 3)],
-        {"axis": 2, "reduction": "add"},
-        lambda x, i, u: scatter_elements(x, i, u, 2, True),
-    ),
-}
+        "ScatterElements", [X, ids(2, 2, 5, 3), numbers(2, 5, 3)], {"axis": 2, "reduction": "add"}, lambda x,
+        i, u: scatter_elements(x, i, u, 2, True)),
+}  # fmt: skip
 
 
 def reduced(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, axis: int, how: str) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,49 +35,37 @@ def model(op: str, weights: Any = None, outputs: int = 1, **attrs: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("op", OPS)
-def test_weighted_with_ignored_labels(op: str, reduction: str, tmp_path: Path) -> None:
-    def formula(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return OPS[op](x, y, torch.as_tensor(WEIGHTS), reduction=reduction)  # ignores -100
-
-    made = model(op, WEIGHTS, reduction=reduction, ignore_index=-100)
-    lowered.check(made, {"x": SCORES, "y": LABELS}, formula, tmp_path, counts=(1, 3))
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_an_ignored_class_and_no_weights(op: str, tmp_path: Path) -> None:
-    labels = np.abs(LABELS) % 3
-    lowered.check(
-        model(op, ignore_index=1),
-        {"x": SCORES, "y": labels},
-        lambda x, y: OPS[op](x, y, ignore_index=1),
-        tmp_path,
-        counts=(1, 3),
-    )
-
-
-def test_the_loss_and_its_logarithms_both_have_gradients(tmp_path: Path) -> None:
-    made = model("SoftmaxCrossEntropyLoss", outputs=2, ignore_index=-100)
-    lowered.check(
-        made,
-        {"x": SCORES, "y": LABELS},
-        lambda x, y: (F.cross_entropy(x, y), F.log_softmax(x, 1)),
-        tmp_path,
-        counts=(1, 3),
-    )
+KNOWN = np.abs(LABELS) % 3
+MASKED = np.where(np.arange(3)[:, None] == 2, -np.inf, SCORES)
+CROSS = "SoftmaxCrossEntropyLoss"
+CASES: dict[str, tuple[Any, Any, Any, Any]] = {
+    **{
+        f"{op}, weighted, ignores -100, {reduction}": (
+            model(op, WEIGHTS, reduction=reduction, ignore_index=-100), SCORES, LABELS,
+            partial(loss, weight=torch.as_tensor(WEIGHTS), reduction=reduction))
+        for op, loss in OPS.items()
+        for reduction in ("mean", "sum", "none")
+    },
+    **{
+        f"{op}, ignores a class": (model(op, ignore_index=1), SCORES, KNOWN, partial(loss, ignore_index=1))
+        for op, loss in OPS.items()
+    },
+    "the loss and its logarithms": (
+        model(CROSS, outputs=2, ignore_index=-100), SCORES, LABELS,
+        lambda x, y: (F.cross_entropy(x, y), F.log_softmax(x, 1))),
+    "a class that is masked by infinity": (model(CROSS), MASKED, KNOWN % 2, F.cross_entropy),
+}  # fmt: skip
 
 
-def test_a_class_that_is_masked_by_infinity_changes_nothing(tmp_path: Path) -> None:
-    scores, labels = SCORES.copy(), np.abs(LABELS) % 2
-    scores[:, 2] = -np.inf
-    made = model("SoftmaxCrossEntropyLoss")
-    lowered.check(made, {"x": scores, "y": labels}, F.cross_entropy, tmp_path, counts=(1, 3))
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_pytorchs(name: str, tmp_path: Path) -> None:
+    made, scores, labels, formula = CASES[name]
+    lowered.check(made, {"x": scores, "y": labels}, formula, tmp_path, counts=(1, 3))
 
 
 def test_no_label_counts_is_no_number_and_so_is_a_label_that_is_no_class(tmp_path: Path) -> None:
     for labels, ignored in ((np.full((4, 5), 1), 1), (np.full((4, 5), 3), 1)):
-        made = model("SoftmaxCrossEntropyLoss", ignore_index=ignored)
+        made = model(CROSS, ignore_index=ignored)
         graph, outputs, _ = lowered.with_gradients(made, tmp_path, {"x": SCORES, "y": labels}, "float64")
         found = lowered.run_graph(graph, RULES, {"x": SCORES, "y": labels}, engine="torch")
         assert np.isnan(found.outputs[outputs[0]])
@@ -84,5 +73,5 @@ def test_no_label_counts_is_no_number_and_so_is_a_label_that_is_no_class(tmp_pat
 
 def test_class_weights_are_not_trained(tmp_path: Path) -> None:
     path = tmp_path / "loss.onnx"
-    path.write_bytes(model("SoftmaxCrossEntropyLoss", WEIGHTS).SerializeToString())
+    path.write_bytes(model(CROSS, WEIGHTS).SerializeToString())
     assert not inspect_onnx(path).bind(RULES).weights

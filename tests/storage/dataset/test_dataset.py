@@ -92,27 +92,12 @@ def test_hdf5_is_read_by_threads(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def missing_path(path: Path) -> Path:
-    return path / "none.zarr"
+def with_bytes(name: str) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        (path / name).write_bytes(b"123")
+        return path / name
 
-
-def plain_folder(path: Path) -> Path:
-    return path
-
-
-def plain_file(path: Path) -> Path:
-    (path / "a.npy").write_bytes(b"123")
-    return path / "a.npy"
-
-
-def nifti(path: Path) -> Path:
-    (path / "brain.nii.gz").write_bytes(b"123")
-    return path / "brain.nii.gz"
-
-
-def not_hdf5(path: Path) -> Path:
-    (path / "a.h5").write_bytes(b"123")
-    return path / "a.h5"
+    return make
 
 
 def empty_group(path: Path) -> Path:
@@ -195,11 +180,11 @@ def hdf5_outside(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (missing_path, "no such dataset"),
-        (plain_folder, "not a Zarr group"),
-        (plain_file, r"neither.*convert it: oocdl.data.convert\('\w+.npy', 'data.zarr'\)"),
-        (nifti, r"neither.*convert it: oocdl.data.convert\("),
-        (not_hdf5, "not a readable HDF5"),
+        (lambda path: path / "none.zarr", "no such dataset"),
+        (lambda path: path, "not a Zarr group"),
+        (with_bytes("a.npy"), r"neither.*convert it: oocdl.data.convert\('\w+.npy', 'data.zarr'\)"),
+        (with_bytes("brain.nii.gz"), r"neither.*convert it: oocdl.data.convert\("),
+        (with_bytes("a.h5"), "not a readable HDF5"),
         (empty_group, "no arrays"),
         (empty_hdf5, "no arrays"),
         (one_array, "not a Zarr group"),

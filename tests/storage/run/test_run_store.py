@@ -21,7 +21,7 @@ from oocdl.errors import StoreError
 from oocdl.graph.ir.index import whole
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
-from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content
+from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content, two_versions
 
 ROOT = Path(__file__).parents[3]
 
@@ -29,12 +29,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A run with versions 1 and 2."""
-    root = tmp_path / "a.run"
-    with RunStore.create(root, {"seed": 7}) as store:
-        assert store.current() is None
-        commit(store, 1).finish({"step": 10})
-        commit(store, 2).finish({"step": 20, "rng": [1, 2]})
-    return root
+    return two_versions(tmp_path / "a.run")
 
 
 def folder(path: Path, spec: TensorSpec) -> Path:

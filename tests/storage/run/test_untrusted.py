@@ -17,16 +17,12 @@ from oocdl.storage.run import lock
 from oocdl.storage.run.manifest import KeptSeal, Manifest, TensorSpec
 from oocdl.storage.run.repair import repair, verify
 from oocdl.storage.run.run_store import RunStore
-from tests.kit.run_dirs import W, check, commit, rewrite
+from tests.kit.run_dirs import W, check, commit, rewrite, two_versions
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    root = tmp_path / "runs" / "a.run"
-    with RunStore.create(root, {"seed": 7}) as store:
-        commit(store, 1).finish({"step": 10})
-        commit(store, 2).finish({"step": 20})
-    return root
+    return two_versions(tmp_path / "runs" / "a.run")
 
 
 @pytest.fixture
