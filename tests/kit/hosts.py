@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit.processes import DASK_SCHEDULER, DASK_WORKER, Cluster, Kept, free_port
+from tests.kit.processes import DASK_SCHEDULER, DASK_WORKER, Cluster, Kept, free_port, kept
 
 BRIDGE, NETWORK = "oocdl-hbr", "10.79.0"
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -107,16 +106,8 @@ def hosts(
             [*DASK_SCHEDULER, "--host", f"{NETWORK}.254", "--port", str(port), "--no-dashboard"],
             folder / "scheduler.log",
         )
-        cluster = Cluster(folder, address, scheduler, workers)
-        keeper = threading.Thread(target=cluster.keep, daemon=True)
-        keeper.start()
-        try:
+        with kept(Cluster(folder, address, scheduler, workers)) as cluster:
             yield Hosts(cluster, names)
-        finally:
-            cluster.over.set()
-            keeper.join()
-            for one in (*workers, scheduler):
-                one.end()
     finally:
         _remove(folder, count)
 

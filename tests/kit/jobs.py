@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import torch
 import torch.nn.functional as F
-import zarr
 from onnx import numpy_helper
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ import oocdl
 from oocdl.optim import SGD, Adam
 from tests.kit.machine import THIS, Small, fit
 from tests.kit.models import GPT, MLP, Grouped, ResNet, TwoHeads, UNet3d, export
+from tests.kit.nets import write_data
 from tests.kit.settings import EXACT
 
 STEPS, SAMPLES, BATCH = 3, 3, 2
@@ -176,11 +176,7 @@ def prepare(net: Net, folder: Path, seed: int = 0) -> Job:
     torch.manual_seed(seed)
     arrays = net.arrays(np.random.default_rng(seed))
     folder.mkdir(parents=True, exist_ok=True)
-    group = zarr.open_group(folder / "data.zarr", mode="w")
-    for name, array in arrays.items():
-        group.create_array(
-            name, data=array, chunks=(1, *array.shape[1:]), config={"write_empty_chunks": True}
-        )
+    data = write_data(folder / "data.zarr", arrays)
     module = net.make()
     example = torch.as_tensor(arrays["x"][:BATCH])
     path = export(module, (example,), folder / "net.onnx", dynamic=(0,), outputs=net.outputs, **net.options)
@@ -188,7 +184,7 @@ def prepare(net: Net, folder: Path, seed: int = 0) -> Job:
     module.load_state_dict(
         {k: torch.as_tensor(stored[k].copy()) if k in stored else v for k, v in module.state_dict().items()}
     )
-    return Job(net, path, folder / "data.zarr", module.double().train(), arrays)
+    return Job(net, path, data, module.double().train(), arrays)
 
 
 def train(

@@ -133,7 +133,13 @@ def cluster(
         )
         for number, nanny in enumerate(nannies)
     ]  # fmt: skip
-    made = Cluster(folder, address, scheduler, workers)
+    with kept(Cluster(folder, address, scheduler, workers)) as made:
+        yield made
+
+
+@contextmanager
+def kept(made: Cluster) -> Iterator[Cluster]:
+    """Keep its processes alive; all are ended at the end."""
     keeper = threading.Thread(target=made.keep, daemon=True)
     keeper.start()
     try:
@@ -141,7 +147,7 @@ def cluster(
     finally:
         made.over.set()
         keeper.join()
-        for one in (*workers, scheduler):
+        for one in (*made.workers, made.scheduler):
             one.end()
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-import zarr
 from torch import Tensor, nn
 
 import oocdl
 from oocdl.errors import OocdlError
 from oocdl.optim import SGD
+from tests.kit.nets import write_data
 from tests.kit.plain_files import export_as
 from tests.zoo.networks import BATCH, NETWORKS, Picked, calm
 
@@ -93,14 +93,6 @@ def within_noise(errors: Sequence[float], moved: Sequence[float], floor: float) 
     return all(error <= max(floor, NOISE * most) for error, most in zip(errors, moved, strict=True))
 
 
-def save(folder: Path, arrays: dict[str, Tensor]) -> Path:
-    """Write a dataset."""
-    group = zarr.open_group(str(folder), mode="w")
-    for name, tensor in arrays.items():
-        group.create_array(name, data=tensor.numpy(), chunks=(1, *tensor.shape[1:]))
-    return folder
-
-
 def fit(model: Any, folder: Path, names: dict[str, str], run: str, **options: Any) -> list[float]:
     """Train by oocdl; returns the losses."""
     made = oocdl.fit(
@@ -115,7 +107,8 @@ def attempt(
     """Export, plan and train in one way; ``found`` says how far that came."""
     inputs = list(given.values())
     target = torch.randn(copy.deepcopy(module)(*inputs).shape)
-    save(folder / "data.zarr", {**given, "target": target})
+    arrays = {name: tensor.numpy() for name, tensor in {**given, "target": target}.items()}
+    write_data(folder / "data.zarr", arrays)
     exact = reference(module, inputs, target.double())
     found["own_error"] = off(reference(module, inputs, target), exact)
     names, model = dict(zip(("x", "other"), given, strict=False)), module

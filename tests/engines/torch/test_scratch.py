@@ -57,27 +57,25 @@ def unet(folder: Path) -> list[Program]:
     return planned(model, data, ({"space": (slabs, 1, 1)} for slabs in (2, 10)))
 
 
-def resnet(folder: Path) -> list[Program]:
-    """Of a bottleneck network's step, cut by images alone and in strips of them."""
+def images(folder: Path, network: torch.nn.Module, *cuts: dict[str, Any]) -> list[Program]:
+    """Of a step of a network of images."""
     random = np.random.default_rng(0)
     shape = (IMAGES, 3, EDGE, EDGE)
-    network = models.ResNet((2, 2), 32, bottleneck=True, stem="imagenet")
-    model = models.export(network, (torch.zeros(shape),), folder / "resnet.onnx")
+    model = models.export(network, (torch.zeros(shape),), folder / "images.onnx")
     arrays = {"x": random.random(shape, np.float32), "labels": random.integers(0, 10, IMAGES)}
     data = nets.write_data(folder / "data.zarr", arrays)
-    cuts: list[dict[str, Any]] = [{"batch": 2}, {"batch": IMAGES}, {"batch": 2, "space": (2, 1)}]
     return planned(model, data, cuts, batch_size=IMAGES)
+
+
+def resnet(folder: Path) -> list[Program]:
+    """Of a bottleneck network's step, cut by images alone and in strips of them."""
+    network = models.ResNet((2, 2), 32, bottleneck=True, stem="imagenet")
+    return images(folder, network, {"batch": 2}, {"batch": IMAGES}, {"batch": 2, "space": (2, 1)})
 
 
 def grouped(folder: Path) -> list[Program]:
     """Of a step of a network of depthwise and grouped convolutions, cut by images, and in strips of them."""
-    random = np.random.default_rng(0)
-    shape = (IMAGES, 3, EDGE, EDGE)
-    model = models.export(models.Grouped(2), (torch.zeros(shape),), folder / "grouped.onnx")
-    arrays = {"x": random.random(shape, np.float32), "labels": random.integers(0, 10, IMAGES)}
-    data = nets.write_data(folder / "data.zarr", arrays)
-    cuts: list[dict[str, Any]] = [{"batch": 2}, {"batch": 2, "space": (2, 1)}]
-    return planned(model, data, cuts, batch_size=IMAGES)
+    return images(folder, models.Grouped(2), {"batch": 2}, {"batch": 2, "space": (2, 1)})
 
 
 @pytest.fixture(scope="module", params=[unet, resnet, grouped], ids=["unet", "resnet", "grouped"])

@@ -16,19 +16,15 @@ from torch.nn import functional
 from oocdl.engines.convolution import Slide
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch.conv import thin_slab
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program_cost import program_scratch_bytes
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.ops.registry import RULES
+from tests.kit.kernel_cases import noise
 from tests.kit.programs import single
 
 SLAB: Shape = (1, 4, 3, 40, 64)
 ONES = (1, 1, 1)
-
-
-def noise(shape: Shape, seed: int) -> Array:
-    """Normal numbers."""
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def weight_grad(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
@@ -44,18 +40,19 @@ def attrs(**more: Any) -> dict[str, Any]:
 
 
 Around = ((0, 0), (0, 0), (0, 0), (1, 1), (1, 1))
+X = noise(*SLAB).astype("f4")
 CASES = {
     "Conv": (
-        [noise(SLAB, 0), noise((2, 4, 3, 3, 3), 1)], attrs(), [Around, None],
+        [X, noise(2, 4, 3, 3, 3, seed=1).astype("f4")], attrs(), [Around, None],
         lambda x, w: functional.conv3d(x, w, None, 1, (0, 1, 1)),
     ),
     "ConvTranspose": (
-        [noise(SLAB, 0), noise((4, 2, 2, 2, 2), 1)],
+        [X, noise(4, 2, 2, 2, 2, seed=1).astype("f4")],
         attrs(kernel_shape=(2, 2, 2), strides=(2, 2, 2)), None,
         lambda x, w: functional.conv_transpose3d(x, w, None, 2),
     ),
     "ConvWeightGrad": (
-        [noise(SLAB, 0), noise((1, 2, 1, 40, 64), 1)], attrs(), [Around, None], weight_grad,
+        [X, noise(1, 2, 1, 40, 64, seed=1).astype("f4")], attrs(), [Around, None], weight_grad,
     ),
 }  # fmt: skip
 
