@@ -60,34 +60,6 @@ def pairs(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
     return x[i[..., 0], i[..., 1]]
 
 
-X = numbers(3, 5, 2)
-CASES: dict[str, tuple[str, list[Any], dict[str, Any], Callable[..., Any]]] = {
-    "gather-last": ("Gather", [X, ids(2, 2, 3)], {"axis": 2}, lambda x, i: x[:, :, i]),
-    "gather-middle": ("Gather", [X, ids(5, 7)], {"axis": 1}, lambda x, i: x[:, i]),
-    "elements": ("GatherElements", [X, ids(5, 3, 4, 2)], {"axis": 1}, lambda x, i: gather_elements(x, i, 1)),
-    "elements-less": (
-        "GatherElements", [X, ids(2, 2, 5, 3)], {"axis": -1}, lambda x, i: gather_elements(x, i, 2)),
-    "nd": ("GatherND", [X, np.stack([ids(3, 4), ids(5, 4)], -1)], {}, pairs),
-    "nd-one": ("GatherND", [X, ids(3, 2, 3, 1)], {}, lambda x, i: x[i[..., 0]]),
-    "nd-batch": (
-        "GatherND", [X, np.stack([ids(5, 3, 4), ids(2, 3, 4)], -1)], {"batch_dims": 1}, lambda x,
-        i: torch.stack([pairs(*both) for both in zip(x, i, strict=True)])),
-    "nd-batch-single": (
-        "GatherND", [X, ids(5, 3, 1)], {"batch_dims": 1}, lambda x,
-        i: torch.stack([y[k[0]] for y, k in zip(x, i, strict=True)])),
-    "scatter-nd": ("ScatterND", [X, AT([[2], [0], [2]]), numbers(3, 5, 2)], {}, scatter_nd),
-    "scatter-nd-add": (
-        "ScatterND", [X, AT([[[2, 1], [0, -1]], [[2, 1], [-1, 1]]]), numbers(2, 2, 2)], {"reduction": "add"},
-        lambda x, i, u: scatter_nd(x, i, u, True)),
-    "scatter-elements": (
-        "ScatterElements", [X, ids(5, 3, 4, 2), numbers(3, 4, 2)], {"axis": 1}, lambda x, i,
-        u: scatter_elements(x, i, u, 1)),
-    "scatter-elements-add": (
-        "ScatterElements", [X, ids(2, 2, 5, 3), numbers(2, 5, 3)], {"axis": 2, "reduction": "add"}, lambda x,
-        i, u: scatter_elements(x, i, u, 2, True)),
-}  # fmt: skip
-
-
 def reduced(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, axis: int, how: str) -> torch.Tensor:
     """PyTorch's scatter_reduce, for indices that count from the end, too."""
     return x.scatter_reduce(axis, i % x.shape[axis], u, {"mul": "prod"}.get(how, f"a{how}"))
@@ -100,25 +72,42 @@ def reduced_pairs(x: torch.Tensor, i: torch.Tensor, u: torch.Tensor, how: str) -
     return reduced(x.flatten(0, 1), rows, u.reshape(rows.shape), 0, how).reshape(x.shape)
 
 
+X = numbers(3, 5, 2)
 TWICE = AT([[[2, 1], [0, -1]], [[2, 1], [-1, 1]]])
-CASES |= {
-    f"scatter-elements-{how}": (
-        "ScatterElements",
-        [X, ids(2, 2, 5, 3), numbers(2, 5, 3)],
-        {"axis": 2, "reduction": how},
-        partial(reduced, axis=2, how=how),
-    )
-    for how in ("mul", "max", "min")
-}
-CASES |= {
-    f"scatter-nd-{how}": (
-        "ScatterND",
-        [X, TWICE, numbers(2, 2, 2)],
-        {"reduction": how},
-        partial(reduced_pairs, how=how),
-    )
-    for how in ("mul", "max", "min")
-}
+CASES: dict[str, tuple[str, list[Any], dict[str, Any], Callable[..., Any]]] = {
+    "gather-last": ("Gather", [X, ids(2, 2, 3)], {"axis": 2}, lambda x, i: x[:, :, i]),
+    "gather-middle": ("Gather", [X, ids(5, 7)], {"axis": 1}, lambda x, i: x[:, i]),
+    "elements": ("GatherElements", [X, ids(5, 3, 4, 2)], {"axis": 1}, partial(gather_elements, axis=1)),
+    "elements-less": ("GatherElements", [X, ids(2, 2, 5, 3)], {"axis": -1}, partial(gather_elements, axis=2)),
+    "nd": ("GatherND", [X, np.stack([ids(3, 4), ids(5, 4)], -1)], {}, pairs),
+    "nd-one": ("GatherND", [X, ids(3, 2, 3, 1)], {}, lambda x, i: x[i[..., 0]]),
+    "nd-batch": (
+        "GatherND", [X, np.stack([ids(5, 3, 4), ids(2, 3, 4)], -1)], {"batch_dims": 1},
+        lambda x, i: torch.stack([pairs(*both) for both in zip(x, i, strict=True)])),
+    "nd-batch-single": (
+        "GatherND", [X, ids(5, 3, 1)], {"batch_dims": 1},
+        lambda x, i: torch.stack([y[k[0]] for y, k in zip(x, i, strict=True)])),
+    "scatter-nd": ("ScatterND", [X, AT([[2], [0], [2]]), numbers(3, 5, 2)], {}, scatter_nd),
+    "scatter-nd-add": (
+        "ScatterND", [X, TWICE, numbers(2, 2, 2)], {"reduction": "add"}, partial(scatter_nd, add=True)),
+    "scatter-elements": (
+        "ScatterElements", [X, ids(5, 3, 4, 2), numbers(3, 4, 2)], {"axis": 1},
+        partial(scatter_elements, axis=1)),
+    "scatter-elements-add": (
+        "ScatterElements", [X, ids(2, 2, 5, 3), numbers(2, 5, 3)], {"axis": 2, "reduction": "add"},
+        partial(scatter_elements, axis=2, add=True)),
+    **{
+        f"scatter-elements-{how}": (
+            "ScatterElements", [X, ids(2, 2, 5, 3), numbers(2, 5, 3)], {"axis": 2, "reduction": how},
+            partial(reduced, axis=2, how=how))
+        for how in ("mul", "max", "min")
+    },
+    **{
+        f"scatter-nd-{how}": (
+            "ScatterND", [X, TWICE, numbers(2, 2, 2)], {"reduction": how}, partial(reduced_pairs, how=how))
+        for how in ("mul", "max", "min")
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["data", "known"])
