@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -32,22 +33,35 @@ CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (
 CUTS["both"] = {"batch": 2, "space": (2, 2)}
 
 
-def made_of(network: str, folder: Path, workers: int, cut: str) -> CompiledPass:
-    draft = mlp_draft(folder, MLP, 64) if network == "mlp" else unet_draft(folder, 16, 8)
-    return cut_for(draft, 2, workers, **CUTS[cut])
+Made = Callable[[str, int, str], CompiledPass]
+
+
+@pytest.fixture(scope="module")
+def made_of(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A network, cut for so many workers in one of these ways, once."""
+    drafts = {
+        "mlp": mlp_draft(tmp_path_factory.mktemp("mlp"), MLP, 64),
+        "unet": unet_draft(tmp_path_factory.mktemp("unet"), 16, 8),
+    }
+
+    @cache
+    def cut_as(network: str, workers: int, cut: str) -> CompiledPass:
+        return cut_for(drafts[network], 2, workers, **CUTS[cut])
+
+    return cut_as
 
 
 @pytest.mark.parametrize(("network", "workers", "cut"), CASES)
-def test_placement_is_what_it_was(tmp_path: Path, network: str, workers: int, cut: str) -> None:
+def test_placement_is_what_it_was(made_of: Made, network: str, workers: int, cut: str) -> None:
     """To be changed only where another placement is meant."""
-    compiled = made_of(network, tmp_path, workers, cut)
+    compiled = made_of(network, workers, cut)
     assert placement_digest(exchanged(compiled, workers)) == CASES[network, workers, cut]
 
 
 @pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("mlp", "batch"), ("unet", "both")])
-def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: str, cut: str) -> None:
+def test_numbers_of_arguments_are_those_of_each_call(made_of: Made, network: str, cut: str) -> None:
     """Units share reads: what is looked at once holds for each of them."""
-    graph = made_of(network, tmp_path, 3, cut).graph
+    graph = made_of(network, 3, cut).graph
     flat = flatten(graph)
     units = [call for call in graph.calls if isinstance(call, UnitCall)]
     objects = {id(read) for call in units for read in call.reads}
@@ -74,9 +88,9 @@ def test_numbers_of_arguments_are_those_of_each_call(tmp_path: Path, network: st
 
 @pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("unet", "both")])
 def test_equal_reads_of_a_worker_are_looked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, cut: str
+    made_of: Made, monkeypatch: pytest.MonkeyPatch, network: str, cut: str
 ) -> None:
-    compiled = made_of(network, tmp_path, 8, cut)
+    compiled = made_of(network, 8, cut)
     placed = place(compiled.graph, 3)
     made, every = [], np.arange(len(placed.flat.source))
     fresh, first = alike(placed)
@@ -88,12 +102,12 @@ def test_equal_reads_of_a_worker_are_looked_at_once(
 
 
 @pytest.mark.parametrize(("network", "cut"), [("mlp", "channels"), ("unet", "auto"), ("unet", "both")])
-def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str, cut: str) -> None:
+def test_what_travels_to_members_is_their_own_part(made_of: Made, network: str, cut: str) -> None:
     """However many they are: of each share a member makes what it does in a pass, and learns nothing else.
 
     Of the cut in space and batch some sums are combined by several.
     """
-    compiled = made_of(network, tmp_path, 8, cut)
+    compiled = made_of(network, 8, cut)
     made = exchanged(compiled, 8)
     packed = packed_shares({"main": made}, 8)
     shares: list[Share] = [pickle.loads(one)["main"] for one in packed]
@@ -112,9 +126,9 @@ def test_what_travels_to_members_is_their_own_part(tmp_path: Path, network: str,
         assert (mine.stored, mine.arriving, mine.uses) == (order.stored, order.arriving, order.uses)
 
 
-def test_reads_of_a_unit_are_objects_that_others_have(tmp_path: Path) -> None:
+def test_reads_of_a_unit_are_objects_that_others_have(made_of: Made) -> None:
     """A member has as few as the pass: they are most of what it keeps."""
-    compiled = cut_for(unet_draft(tmp_path, 16, 8), 2, 2)
+    compiled = made_of("unet", 2, "auto")
     made = exchanged(compiled, 2)
     for packed, share in zip(packed_shares({"main": made}, 2), shares_of(made, range(2)), strict=True):
         known: Share = pickle.loads(packed)["main"]
