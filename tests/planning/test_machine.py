@@ -10,7 +10,7 @@ import pytest
 from oocdl.config import make_settings
 from oocdl.errors import BudgetError
 from oocdl.planning.calls import UnitCall
-from oocdl.planning.compiler import Draft
+from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import TASK_BYTES, Machine, check_capacity
 from tests.kit.plans import cut_for, unet_draft
@@ -25,6 +25,12 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
     return unet_draft(tmp_path_factory.mktemp("unet"), 64)
 
 
+@pytest.fixture(scope="module")
+def many(unet: Draft) -> CompiledPass:
+    """The same, cut for eight workers of 16 threads."""
+    return cut_for(unet, 16, 8)
+
+
 def units_that_count(machine: Machine, counts: tuple[int, ...]) -> int:
     """How many units a process is taken to have of a plan, by what the plan takes of it."""
     many = tuple(count + 8192 for count in counts)  # beyond what any plan may take by itself
@@ -32,12 +38,11 @@ def units_that_count(machine: Machine, counts: tuple[int, ...]) -> int:
     return taken // TASK_BYTES
 
 
-def test_a_member_of_a_crew_knows_only_its_share_of_a_plan(unet: Draft) -> None:
+def test_a_member_of_a_crew_knows_only_its_share_of_a_plan(many: CompiledPass) -> None:
     """What is counted covers what the largest member has, and is not twice that."""
-    compiled = cut_for(unet, 16, 8)
-    counts = compiled.plan.counts
-    placed = place(compiled.graph, 8, 16)
-    units = [isinstance(call, UnitCall) for call in compiled.graph.calls]
+    counts = many.plan.counts
+    placed = place(many.graph, 8, 16)
+    units = [isinstance(call, UnitCall) for call in many.graph.calls]
     largest = int(np.bincount(placed.workers[units], minlength=8).max())
     assert units_that_count(ALONE, counts) == sum(counts) == sum(units)
     crew = replace(ALONE, workers=8, sharing=8)
@@ -46,30 +51,29 @@ def test_a_member_of_a_crew_knows_only_its_share_of_a_plan(unet: Draft) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_get_no_work_have_no_share(unet: Draft) -> None:
+def test_workers_that_get_no_work_have_no_share(many: CompiledPass) -> None:
     """Where a plan is made for fewer of them, or was."""
-    counts = cut_for(unet, 16, 8).plan.counts
+    plan, counts = many.plan, many.plan.counts
     eight, two = (replace(ALONE, workers=number, sharing=number) for number in (8, 2))
     assert units_that_count(replace(eight, workers=2), counts) == units_that_count(two, counts)
     assert eight.growth_bytes(counts, hosts=2) == two.growth_bytes(counts) > eight.growth_bytes(counts)
-    plan = cut_for(unet, 16, 8).plan
     tight = replace(eight, capacity_bytes=plan.peak_unit_bytes + eight.growth_bytes(counts))
     check_capacity(plan, tight)
     with pytest.raises(BudgetError, match="may take"):
         check_capacity(replace(plan, hosts=2), tight)
 
 
-def test_a_crew_has_room_for_more_units_and_its_driver_for_all_of_them(unet: Draft) -> None:
+def test_a_crew_has_room_for_more_units_and_its_driver_for_all_of_them() -> None:
     settings = make_settings(memory="2GiB")
     crew = replace(ALONE, workers=8, sharing=8)
-    alone, many = (machine.limits(settings, 1 << 30).most_units for machine in (ALONE, crew))
-    assert alone is not None and many is not None and 5 * alone < many < 8 * alone
+    alone, together = (machine.limits(settings, 1 << 30).most_units for machine in (ALONE, crew))
+    assert alone is not None and together is not None and 5 * alone < together < 8 * alone
     driver = replace(crew, driver_bytes=1 << 30)
-    assert driver.limits(settings, 1 << 30).most_units == (1 << 30) // TASK_BYTES < many
+    assert driver.limits(settings, 1 << 30).most_units == (1 << 30) // TASK_BYTES < together
 
 
-def test_a_plan_that_fits_a_crew_only_is_refused_alone(unet: Draft) -> None:
-    plan = cut_for(unet, 16, 8).plan
+def test_a_plan_that_fits_a_crew_only_is_refused_alone(many: CompiledPass) -> None:
+    plan = many.plan
     peak = max(layer.peak_bytes for layer in plan.layers)
     tight = replace(ALONE, capacity_bytes=peak + (20 << 20))
     check_capacity(plan, replace(tight, workers=8, sharing=8))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from oocdl.planning.calls import CombineCall, UnitCall
-from oocdl.planning.compiler import Draft
+from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.pass_plan import frozen_cuts, plan_pass, replan_pass
 from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS
 from oocdl.planning.tile_search import Limits
@@ -26,6 +26,12 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
     return unet_draft(tmp_path_factory.mktemp("unet"), 64)
 
 
+@pytest.fixture(scope="module")
+def many(unet: Draft) -> CompiledPass:
+    """The same, cut for eight workers of 16 threads."""
+    return cut_for(unet, 16, 8)
+
+
 @pytest.mark.slow
 def test_speedup_grows_with_slots(unet: Draft) -> None:
     """As far as the network allows; one class alone has work for 8, and for 128 nothing was cut at all."""
@@ -38,8 +44,8 @@ def test_speedup_grows_with_slots(unet: Draft) -> None:
     assert found[8] > 5 and found[64] > 18 and found[128] > 20, found
 
 
-def test_space_is_cut_along_several_axes(unet: Draft) -> None:
-    plan = cut_for(unet, 16, 8).plan
+def test_space_is_cut_along_several_axes(unet: Draft, many: CompiledPass) -> None:
+    plan = many.plan
     names = {plan.classes.names[cut] for planned in plan.layers for cut, n in planned.grid.items() if n > 1}
     assert {"space0", "space1"} <= names
     assert not {"space1"} & {unet.layering.classes.names[cut] for cut in cut_for(unet, 2, 0).plan.cuts}
@@ -60,8 +66,8 @@ def test_a_plan_for_which_there_is_no_room_is_made_for_fewer_slots(unet: Draft) 
     assert FEW_SLOTS < fewer.tasks <= many.tasks // 2
 
 
-def test_a_stored_plan_is_made_again(unet: Draft) -> None:
-    plan = cut_for(unet, 16, 8).plan
+def test_a_stored_plan_is_made_again(unet: Draft, many: CompiledPass) -> None:
+    plan = many.plan
     again = replan_pass(unet.layering, frozen_cuts(plan))
     assert (again.slots, again.workers) == (plan.slots, plan.workers) == (128, 8)
     assert again.numerics() == plan.numerics()
@@ -85,8 +91,8 @@ def test_no_worker_of_the_plan_waits_for_the_sums_of_another(unet: Draft) -> Non
         assert key.number // each == before.number // each, (key, before)
 
 
-def test_many_sums_are_combined_in_groups(unet: Draft) -> None:
-    combines = [call for call in cut_for(unet, 16, 8).graph.calls if isinstance(call, CombineCall)]
+def test_many_sums_are_combined_in_groups(many: CompiledPass) -> None:
+    combines = [call for call in many.graph.calls if isinstance(call, CombineCall)]
     known = {call.key for call in combines}
     nested = [
         call
