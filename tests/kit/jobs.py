@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from oocdl.optim import SGD, Adam
 from tests.kit.machine import THIS, Small, fit
 from tests.kit.models import GPT, MLP, Grouped, ResNet, TwoHeads, UNet3d, export
 from tests.kit.nets import write_data
+from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
 
 STEPS, SAMPLES, BATCH = 3, 3, 2
@@ -196,21 +198,15 @@ def train(
         k: torch.as_tensor(a).to(dtype) if a.dtype.kind == "f" else torch.as_tensor(a)
         for k, a in job.arrays.items()
     }
-    optim = OPTIMIZERS[optimizer][1](module.parameters())
-    losses = []
-    for step in range(STEPS):
+
+    def loss(step: int) -> Tensor:
         first = step % -(-SAMPLES // BATCH) * BATCH
         batch = {name: array[first : first + BATCH] for name, array in data.items()}
-        optim.zero_grad()
-        loss = job.net.truth(module(batch["x"]), batch)
-        loss.backward()
-        optim.step()
-        losses.append(loss.item())
+        return job.net.truth(module(batch["x"]), batch)
+
+    optim = OPTIMIZERS[optimizer][1](module.parameters())
+    losses = in_torch(optim, [[partial(loss, step)] for step in range(STEPS)])
     return losses, {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
-
-
-def losses_of(run: oocdl.Run) -> list[float]:
-    return [row["loss"] for row in run.history]
 
 
 def sized(expected: Mapping[str, np.ndarray]) -> dict[str, float]:

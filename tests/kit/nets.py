@@ -171,6 +171,11 @@ def vectors(samples: int = 10, seed: int = 3) -> dict[str, Array]:
     return {"x": x, "y": np.argmax(x[:, :3], axis=1)}
 
 
+def write_job(folder: Path, samples: int = 10) -> tuple[Path, Path]:
+    """The perceptron of ``write_mlp`` and its data."""
+    return write_mlp(folder / "net.onnx"), write_data(folder / "data.zarr", vectors(samples))
+
+
 def volumes(samples: int = 3, extent: int = 8, seed: int = 4) -> dict[str, Array]:
     """Data for ``write_conv``: "x" without a channel axis, labels "y" of 2 classes."""
     x = np.random.default_rng(seed).normal(size=(samples, extent, extent, extent)).astype("f4")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from oocdl.errors import DatasetError, InputError, ModelWarning, StoreError
 from oocdl.graph.ir.index import Region, as_slices, whole
 from oocdl.planning.passes import Course
 from oocdl.runtime import scheduler
+from tests.kit import runs
+from tests.kit.runs import losses_of
 from tests.kit.settings import EXACT
 
 pytestmark = pytest.mark.usefixtures("exported_once")
@@ -70,7 +72,7 @@ def fit(net: nn.Module, data: Path, workdir: Path, **options: Any) -> oocdl.Run:
     return oocdl.fit(copy.deepcopy(net), data, workdir=workdir, **given)
 
 
-def numbers(method: str | None, arrays: dict[str, Array], rows: Sequence[int]) -> Array:
+def numbers(method: str, arrays: dict[str, Array], rows: Sequence[int]) -> Array:
     """Low, high, shift and divisor of each sample and channel, by NumPy."""
     x, found = arrays["input"].astype("float64"), np.zeros((5, 2, 4))
     for row, channel in np.ndindex(5, 2):
@@ -83,16 +85,14 @@ def numbers(method: str | None, arrays: dict[str, Array], rows: Sequence[int]) -
         if method in ("percentiles", "ct"):
             low, high = np.percentile(of, [0.5, 99.5])
         ends = (low, high - low) if method == "percentiles" else (of.mean(), of.std())
-        found[row, channel] = low, high, *(ends if method else (0, 1))
+        found[row, channel] = low, high, *ends
     return found
 
 
 class Samples:
     """Samples as a pass reads them, made whole."""
 
-    def __init__(
-        self, arrays: dict[str, Array], method: str | None, chain: Sequence[Any], rows: Sequence[int]
-    ):
+    def __init__(self, arrays: dict[str, Array], method: str, chain: Sequence[Any], rows: Sequence[int]):
         self.arrays, given = arrays, {"numbers": numbers(method, arrays, rows)}
         stream = Stream(0, nonzero=method == "zscore_nonzero", **given)
         self.x = arrays["input"].astype("float64")
@@ -121,48 +121,42 @@ def in_torch(
     net: nn.Module, samples: Samples, course: Course, validated: Sequence[int]
 ) -> tuple[list[float], list[float]]:
     """Losses of all steps, and those of validations after each epoch."""
-    module = copy.deepcopy(net)
-    optimizer = torch.optim.SGD(module.parameters(), lr=LR)
-    losses, found = [], []
+    module, found = copy.deepcopy(net), []
 
     def loss(number: int | None, rows: Sequence[int]) -> torch.Tensor:
         x, y = (samples.batch(name, number, rows) for name in "xy")
         return nn.functional.cross_entropy(module(x), y)
 
-    for step in course.steps_from(0):
-        module.train()
-        optimizer.zero_grad()
-        one = loss(step.first_pass, step.batches[0])
-        one.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(float(one.detach()))
-        if (step.number + 1) % course.steps_per_epoch == 0:
-            module.eval()
-            with torch.no_grad():
-                found.append(float(np.mean([loss(None, [row]).item() for row in validated])))
-    return losses, found
+    def steps() -> Iterator[list[Any]]:
+        for step in course.steps_from(0):
+            module.train()
+            yield [functools.partial(loss, step.first_pass, step.batches[0])]
+            if (step.number + 1) % course.steps_per_epoch == 0:
+                module.eval()
+                with torch.no_grad():
+                    found.append(float(np.mean([loss(None, [row]).item() for row in validated])))
+
+    return runs.in_torch(torch.optim.SGD(module.parameters(), lr=LR), steps()), found
 
 
 @pytest.mark.parametrize(
     ("method", "augment"),
-    [("zscore", "nnunet"), ("zscore_nonzero", LIST), ("percentiles", LIST), ("ct", "nnunet"), (None, LIST)],
+    [("zscore", "nnunet"), ("zscore_nonzero", LIST), ("percentiles", LIST), ("ct", "nnunet")],
 )
 def test_losses_are_those_of_pytorch_on_the_same_samples(
-    net: nn.Module, arrays: dict[str, Array], data: Path, tmp_path: Path, method: str | None, augment: Any
+    net: nn.Module, arrays: dict[str, Array], data: Path, tmp_path: Path, method: str, augment: Any
 ) -> None:
     options: dict[str, Any] = {"normalize": method, "augment": augment, "validation": [4]}
     run = fit(net, data, tmp_path / "whole", **options)
     chain = nnunet(SPATIAL) if augment == "nnunet" else augment
     samples = Samples(arrays, method, chain, range(4))
     expected, validated = in_torch(net, samples, Course(5, run.settings), [4])
-    losses = [row["loss"] for row in run.history]
+    losses = losses_of(run)
     assert losses == pytest.approx(expected, rel=1e-9)
     assert [row["val_loss"] for row in run.history if "val_loss" in row] == pytest.approx(validated, rel=1e-9)
     pieces = {"space": (3, 2), "batch": 2}
     cut = fit(net, data, tmp_path / "cut", parallel=pieces, **options)
-    assert [row["loss"] for row in cut.history] == pytest.approx(
-        [row["loss"] for row in run.history], rel=1e-11
-    )
+    assert losses_of(cut) == pytest.approx(losses, rel=1e-11)
     assert run.evaluate(data)["loss"] == pytest.approx(cut.evaluate(data, batch_size=2)["loss"], rel=1e-9)
     assert oocdl.open(run.path).settings == run.settings
 
@@ -179,9 +173,7 @@ def test_bits_are_those_of_one_worker_and_of_a_run_that_was_resumed(
     (tmp_path / "resumed" / "samples.json").stat()
     resumed = fit(net, data, tmp_path / "resumed", plan=run.path, **options)
     for other in (alone, resumed):
-        assert [row["loss"] for row in other.history] == [row["loss"] for row in run.history]
-        for name, weight in run.weights.items():
-            assert np.array_equal(other.weights[name][...], weight[...])
+        runs.same(other, run)
     for changed, message in (
         ({"augment": None}, "augment was nnunet, is nothing"),
         ({"augment": LIST}, "augment was nnunet, is"),

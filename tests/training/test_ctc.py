@@ -15,12 +15,14 @@ import oocdl
 from oocdl.errors import DatasetError
 from oocdl.losses import CTC
 from oocdl.optim import SGD
+from tests.kit.nets import write_data
+from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
-from tests.kit.torch_modules import save_arrays
 
 pytestmark = pytest.mark.usefixtures("exported_once")
 
 SAMPLES, STEPS = 4, 3
+LENGTHS = ("labels", "input_lengths", "target_lengths")
 
 
 class Speech(nn.Module):
@@ -49,15 +51,8 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def fit(module: nn.Module, folder: Path, **options: Any) -> oocdl.Run:
-    settings = {
-        **EXACT,
-        "loss": "ctc",
-        "optimizer": SGD(lr=0.05),
-        "steps": STEPS,
-        "batch_size": SAMPLES,
-        "parallel": {"batch": 2},
-        **options,
-    }
+    settings = {**EXACT, "loss": "ctc", "optimizer": SGD(lr=0.05), "steps": STEPS, "batch_size": SAMPLES}
+    settings |= {"parallel": {"batch": 2}, **options}
     return oocdl.fit(module, folder / "data.zarr", workdir=folder / "net.run", **settings)
 
 
@@ -67,15 +62,13 @@ def trained(module: nn.Module, data: dict[str, np.ndarray]) -> list[float]:
         name: torch.as_tensor(array.astype("i8" if array.dtype.kind in "iu" else "f8"))
         for name, array in data.items()
     }
-    optimizer, losses = torch.optim.SGD(module.parameters(), lr=0.05), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
+
+    def loss() -> Tensor:
         chances = module(given["x"]).log_softmax(2).transpose(0, 1)
-        loss = nn.CTCLoss()(chances, given["labels"], given["input_lengths"], given["target_lengths"])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+        found: Tensor = nn.CTCLoss()(chances, *(given[name] for name in LENGTHS))
+        return found
+
+    return in_torch(torch.optim.SGD(module.parameters(), lr=0.05), STEPS * [[loss]])
 
 
 @pytest.mark.parametrize(
@@ -89,10 +82,10 @@ def trained(module: nn.Module, data: dict[str, np.ndarray]) -> list[float]:
 def test_trains_as_pytorch_does(loss: Any, names: dict[str, str], tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = Speech().double()
-    save_arrays(tmp_path / "data.zarr", {names.get(name, name): array for name, array in arrays().items()})
+    write_data(tmp_path / "data.zarr", {names.get(name, name): array for name, array in arrays().items()})
     run = fit(module, tmp_path, loss=loss)
     twin = copy.deepcopy(module)
-    np.testing.assert_allclose([row["loss"] for row in run.history], trained(twin, arrays()), rtol=1e-9)
+    np.testing.assert_allclose(losses_of(run), trained(twin, arrays()), rtol=1e-9)
     run.load_into(module)
     for name, wanted in twin.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], wanted, rtol=1e-9, atol=1e-12)
@@ -112,6 +105,6 @@ def test_trains_as_pytorch_does(loss: Any, names: dict[str, str], tmp_path: Path
 def test_arrays_that_do_not_fit_are_refused(
     changes: dict[str, np.ndarray], options: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    save_arrays(tmp_path / "data.zarr", {**arrays(), **changes})
+    write_data(tmp_path / "data.zarr", {**arrays(), **changes})
     with pytest.raises(DatasetError, match=why):
         fit(Speech().double(), tmp_path, **options)

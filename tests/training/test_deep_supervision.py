@@ -18,8 +18,9 @@ import oocdl
 from oocdl.errors import DatasetError, InputError
 from oocdl.losses import MSE, CrossEntropy, DeepSupervision
 from oocdl.optim import SGD
+from tests.kit.nets import write_data
+from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
-from tests.kit.torch_modules import save_arrays
 
 pytestmark = pytest.mark.usefixtures("exported_once")
 
@@ -65,14 +66,15 @@ def train(module: nn.Module, arrays: Mapping[str, np.ndarray], weights: Any) -> 
     """Losses of each step of PyTorch: of all, and of each output that has a weight."""
     optimizer, rows = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1), []
     x, y = torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["seg"]).long()
-    for _ in range(3):
-        optimizer.zero_grad()
+
+    def loss() -> Tensor:
         pairs = zip(module(x), weights, strict=True)
         parts = [(w, dice_ce(out, smaller(y, out.shape[2:]))) for out, w in pairs if w]
-        loss = sum(w * part for w, part in parts)
-        loss.backward()
-        optimizer.step()
-        rows.append([loss.item(), *(part.item() for _, part in parts)])
+        found = torch.stack([w * part for w, part in parts]).sum()
+        rows.append([found.item(), *(part.item() for _, part in parts)])
+        return found
+
+    in_torch(optimizer, 3 * [[loss]])
     return rows
 
 
@@ -84,12 +86,11 @@ def fit(module: Any, folder: Path, **options: Any) -> oocdl.Run:
     return oocdl.fit(module, folder / "data.zarr", **{**given, **options})
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("size", [(12, 8), (11, 7)])
+@pytest.mark.parametrize(("size", "cut"), [((12, 8), "whole"), *(((11, 7), cut) for cut in CUTS)])
 def test_is_exact_whole_and_cut(size: tuple[int, int], cut: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, arrays = Levels().double(), volumes(*size)
-    save_arrays(tmp_path / "data.zarr", arrays)
+    write_data(tmp_path / "data.zarr", arrays)
     twin = copy.deepcopy(module)
     run = fit(module, tmp_path, loss="deep_supervision", parallel=CUTS[cut])
     rows = train(twin, arrays, (2 / 3, 1 / 3, 0))
@@ -105,7 +106,7 @@ def test_is_exact_whole_and_cut(size: tuple[int, int], cut: str, tmp_path: Path)
 
 def test_weights_modes_and_losses_are_taken(tmp_path: Path) -> None:
     arrays = volumes(8, 8)
-    save_arrays(tmp_path / "data.zarr", arrays)
+    write_data(tmp_path / "data.zarr", arrays)
     weights = {"two": (1, 0.5, 0.5), "same": (1, 1, 1), "given": (0.5, 0.0, 2.0)}
     for name, wanted in weights.items():
         torch.manual_seed(0)
@@ -113,7 +114,7 @@ def test_weights_modes_and_losses_are_taken(tmp_path: Path) -> None:
         given = {"weights": wanted} if name == "given" else {"weight_mode": name}
         run = fit(module, tmp_path, loss=DeepSupervision("dice_ce", **given), workdir=tmp_path / name)
         rows = train(module, arrays, wanted)
-        np.testing.assert_allclose([row["loss"] for row in run.history], [row[0] for row in rows], rtol=1e-9)
+        np.testing.assert_allclose(losses_of(run), [row[0] for row in rows], rtol=1e-9)
     again = oocdl.open(run.path)
     assert again.settings.loss == run.settings.loss
     assert again.evaluate(tmp_path / "data.zarr", metrics="dice")["loss"] > 0
@@ -128,7 +129,7 @@ def test_labels_of_their_own_size_are_used_where_they_are(tmp_path: Path) -> Non
     twin = copy.deepcopy(module)
     x, y = torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["seg"]).long()
     outs = twin(x)
-    save_arrays(tmp_path / "data.zarr", {**arrays, "half": half})
+    write_data(tmp_path / "data.zarr", {**arrays, "half": half})
     loss = DeepSupervision("cross_entropy", weight_mode="same")
     run = fit(module, tmp_path, loss=loss, steps=1, targets={"output_0": "seg", "output_1": "half"})
     wanted = [
@@ -138,7 +139,7 @@ def test_labels_of_their_own_size_are_used_where_they_are(tmp_path: Path) -> Non
     ]
     row = run.history[0]
     assert [row[f"loss/output_{n}"] for n in range(3)] == pytest.approx([w.item() for w in wanted], rel=1e-9)
-    save_arrays(tmp_path / "data.zarr", {**arrays, "output_1": half})
+    write_data(tmp_path / "data.zarr", {**arrays, "output_1": half})
     named = fit(module, tmp_path, loss=loss, steps=1, workdir=tmp_path / "named")
     assert named.history[0]["loss"] == row["loss"]
 
@@ -147,7 +148,7 @@ def test_labels_of_their_own_size_are_used_where_they_are(tmp_path: Path) -> Non
 def test_smaller_outputs_have_losses_and_no_metrics(cut: str, tmp_path: Path) -> None:
     """Metrics are those of the first output, by plain names; an output of its size has its own."""
     arrays = volumes(12, 8)
-    save_arrays(tmp_path / "data.zarr", arrays)
+    write_data(tmp_path / "data.zarr", arrays)
     torch.manual_seed(0)
     module = Levels().double()
     given = {"steps": 1, "validation": tmp_path / "data.zarr", "parallel": CUTS[cut]}
@@ -185,7 +186,7 @@ class Twins(nn.Module):
 
 
 def test_outputs_of_one_size_have_metrics_each(tmp_path: Path) -> None:
-    save_arrays(tmp_path / "data.zarr", volumes(8, 8))
+    write_data(tmp_path / "data.zarr", volumes(8, 8))
     given = {"loss": DeepSupervision(weight_mode="same"), "validation": [0], "batch_size": 2, "steps": 1}
     run = fit(Twins().double(), tmp_path, metrics="dice", **given)
     assert {"val_output_0/dice", "val_output_1/dice/2"} < run.history[-1].keys()
@@ -202,25 +203,15 @@ def test_outputs_of_one_size_have_metrics_each(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_before_the_run(
     loss: Any, error: type[Exception], words: str, tmp_path: Path
 ) -> None:
-    save_arrays(tmp_path / "data.zarr", volumes(8, 8))
+    write_data(tmp_path / "data.zarr", volumes(8, 8))
     with pytest.raises(error, match=words):
         fit(Levels().double(), tmp_path, loss=loss)
 
 
-class Line(nn.Module):
-    """One layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layer(x)
-        return found
+CE, ERRORS = CrossEntropy(sample_weights="w"), MSE(sample_weights="w")
 
 
-@pytest.mark.parametrize("spec", [CrossEntropy(sample_weights="w"), MSE(sample_weights="w")])
-@pytest.mark.parametrize(("size", "passes"), [(4, 1), (2, 2), (1, 4)])
+@pytest.mark.parametrize(("spec", "size", "passes"), [(CE, 4, 1), (ERRORS, 2, 2), (CE, 1, 4)])
 def test_weights_of_samples_are_read_from_the_dataset(
     spec: Any, size: int, passes: int, tmp_path: Path
 ) -> None:
@@ -228,27 +219,26 @@ def test_weights_of_samples_are_read_from_the_dataset(
     random = np.random.default_rng(0)
     x, w = random.normal(size=(4, 6)), np.array([0.5, 2.0, 0.0, 3.0])
     y = random.integers(3, size=4) if isinstance(spec, CrossEntropy) else random.normal(size=(4, 3))
-    save_arrays(tmp_path / "data.zarr", {"x": x, "y": y, "w": w})
+    write_data(tmp_path / "data.zarr", {"x": x, "y": y, "w": w})
     torch.manual_seed(0)
-    module = Line().double()
-    run = fit(module, tmp_path, loss=spec, optimizer=SGD(lr=0.1), batch_size=size, accumulate=passes, steps=2)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    for row in run.history:
-        optimizer.zero_grad()
+    module = nn.Linear(6, 3).double()
+    how = {"loss": spec, "optimizer": SGD(lr=0.1), "batch_size": size, "accumulate": passes, "steps": 2}
+    run = fit(module, tmp_path, inputs={"input": "x"}, **how)
+
+    def loss() -> Tensor:
         out, weights, target = module(torch.as_tensor(x)), torch.as_tensor(w), torch.as_tensor(y)
-        if isinstance(spec, CrossEntropy):
-            loss = (F.cross_entropy(out, target, reduction="none") * weights).mean()
-        else:
-            loss = ((out - target) ** 2 * weights[:, None]).mean()
-        loss.backward()
-        optimizer.step()
-        assert row["loss"] == pytest.approx(loss.item(), rel=1e-10)
+        if spec is CE:
+            return (F.cross_entropy(out, target, reduction="none") * weights).mean()
+        return ((out - target) ** 2 * weights[:, None]).mean()
+
+    losses = in_torch(torch.optim.SGD(module.parameters(), lr=0.1), 2 * [[loss]])
+    assert losses_of(run) == pytest.approx(losses, rel=1e-10)
     for name, p in module.named_parameters():
         np.testing.assert_allclose(run.weights[name][...], p.detach().numpy(), rtol=1e-10, atol=1e-14)
     assert oocdl.open(run.path).evaluate(tmp_path / "data.zarr")["loss"] > 0
 
 
 def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    save_arrays(tmp_path / "data.zarr", {"x": np.zeros((3, 6)), "y": np.zeros(3, np.int64)})
+    write_data(tmp_path / "data.zarr", {"x": np.zeros((3, 6)), "y": np.zeros(3, np.int64)})
     with pytest.raises(DatasetError, match="sample_weights of the loss of 'output' is to be array 'age'"):
-        fit(Line().double(), tmp_path, loss=CrossEntropy(sample_weights="age"))
+        fit(nn.Linear(6, 3), tmp_path, inputs={"input": "x"}, loss=CrossEntropy(sample_weights="age"))
