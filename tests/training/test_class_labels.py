@@ -72,11 +72,8 @@ def test_labels_and_volumes_are_the_argmax_of_logits(
     code, said, _ = call(capsys, "predict", run.path, data, "--argmax", "--nifti", tmp_path / "n")
     assert code == 0 and "n/labels.zarr/logits: 2 × 12 × 8 × 16 uint8" in said
     assert (zarr.open_group(tmp_path / "n/labels.zarr")["logits"][...] == wanted).all()  # type: ignore[index]
-    assert sorted(path.name for path in (tmp_path / "n").iterdir()) == [
-        "labels.zarr",
-        "one.nii.gz",
-        "two.nii.gz",
-    ]
+    made = sorted(path.name for path in (tmp_path / "n").iterdir())
+    assert made == ["labels.zarr", "one.nii.gz", "two.nii.gz"]
     for row, name in enumerate(("one", "two")):
         image: Any = nib.load(tmp_path / f"n/{name}.nii.gz")
         assert (np.asarray(image.dataobj) == wanted[row].T).all() and image.get_data_dtype() == np.uint8
@@ -86,9 +83,8 @@ def test_labels_and_volumes_are_the_argmax_of_logits(
 def test_a_dataset_that_says_no_names_is_numbered(run: oocdl.Run, tmp_path: Path) -> None:
     images = np.zeros((11, *SHAPE[1:]), "f4")
     run.predict({"image": images}, tmp_path / "out.zarr", argmax=True, nifti=tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("*.gz")) == [
-        f"sample_{n:02d}.nii.gz" for n in range(11)
-    ]
+    names = [f"sample_{n:02d}.nii.gz" for n in range(11)]
+    assert sorted(path.name for path in tmp_path.glob("*.gz")) == names
     assert (nib.load(tmp_path / "sample_00.nii.gz").affine == np.eye(4)).all()  # type: ignore[attr-defined]
 
 
@@ -106,9 +102,7 @@ def test_labels_go_back_to_the_grid_before_resampling(
         return labels[start:stop]
 
     path = write_labels(tmp_path, "case", told, labels.shape, labels.dtype, planes)
-    index = [
-        ((np.arange(m) + 0.5) * n / m).astype(int) for n, m in zip(labels.shape, (5, 9, 11), strict=True)
-    ]
+    index = [((np.arange(m) + 0.5) * n / m).astype(int) for n, m in ((7, 5), (4, 9), (5, 11))]
     image: Any = nib.load(path)
     assert np.array_equal(labels[np.ix_(*index)].T, image.dataobj) and seen == [(0, 3), (3, 6), (6, 7)]
     assert np.allclose(image.affine, AFFINE, 0, 1e-6) and image.header["sform_code"] == 4
@@ -144,17 +138,10 @@ def test_what_has_no_classes_is_refused_before_anything_is_written(run: oocdl.Ru
     twin.graph.output[1].name = "twin"
     onnx.save(twin, tmp_path / "twin.onnx")
     heads = {"targets": {"logits": "logits", "twin": "logits"}, "loss": {"logits": "dice_ce", "twin": "dice"}}
-    both = oocdl.fit(
-        tmp_path / "twin.onnx", data, workdir=tmp_path / "both", **{**QUICK, "steps": 1}, **heads
-    )
+    both = oocdl.fit(tmp_path / "twin.onnx", data, workdir=tmp_path / "both", steps=1, **QUICK, **heads)
     with pytest.raises(InputError, match=r"nifti= takes one output .* 'logits' .*'twin'"):
         both.predict(data, argmax=True, nifti=tmp_path / "n")
-    flat = oocdl.fit(
-        nets.write_mlp(tmp_path / "mlp.onnx"),
-        nets.vectors(),
-        workdir=tmp_path / "run",
-        **{**QUICK, "steps": 1},
-    )
+    flat = oocdl.fit(*nets.write_job(tmp_path), workdir=tmp_path / "run", steps=1, **QUICK)
     with pytest.raises(InputError, match=r"nifti= takes one output of three spatial axes; .* 'y' \[10\]"):
         flat.predict(nets.vectors(), argmax=True, nifti=tmp_path / "n")
     assert not (tmp_path / "n").exists()

@@ -23,14 +23,14 @@ import oocdl
 from oocdl.augmentation.crop import MOST_VOXELS, foreground_voxels
 from oocdl.augmentation.draws import Draws
 from oocdl.errors import InputError, ModelError
-from oocdl.events import StepDone
 from oocdl.graph.ir.index import as_slices, whole
 from oocdl.planning.passes import Course
 from oocdl.pytorch.exported import Exported
 from oocdl.runtime import scheduler
 from oocdl.transforms import RandFlip, RandRotate90, RandSpatialCrop
-from tests.kit import nets, settings
+from tests.kit import nets, runs, settings
 from tests.kit.models import UNet3d
+from tests.kit.runs import losses_of
 
 Array = NDArray[Any]
 Samples = list[tuple[Array, Array]]
@@ -103,19 +103,17 @@ def batch(samples: Samples, number: int, rows: Sequence[int]) -> tuple[Tensor, T
 
 
 def in_torch(samples: Samples, course: Course) -> tuple[UNet3d, list[float]]:
-    twin, losses = unet(), []
-    optimizer = torch.optim.SGD(twin.parameters(), lr=LR)
-    for step in course.steps_from(0):
-        optimizer.zero_grad()
-        total = 0.0
-        for place, rows in enumerate(step.batches):
-            x, y = batch(samples, step.first_pass + place, rows)
-            loss = F.cross_entropy(twin(x), y) / len(step.batches)
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
-        optimizer.step()
-        losses.append(total)
-    return twin, losses
+    twin = unet()
+
+    def loss(number: int, rows: Sequence[int]) -> Tensor:
+        x, y = batch(samples, number, rows)
+        return F.cross_entropy(twin(x), y)
+
+    steps = (
+        [functools.partial(loss, one.first_pass + place, rows) for place, rows in enumerate(one.batches)]
+        for one in course.steps_from(0)
+    )
+    return twin, runs.in_torch(torch.optim.SGD(twin.parameters(), lr=LR), steps)
 
 
 @pytest.fixture
@@ -140,7 +138,7 @@ def test_a_run_is_pytorchs_loop_over_parts(
     assert not any("@" in name for name in run.plan.kinds if not name.startswith("validation"))
     course = Course(len(SHAPES), run.settings)
     twin, losses = in_torch(samples, course)
-    np.testing.assert_allclose([row["loss"] for row in run.history], losses, rtol=1e-9)
+    np.testing.assert_allclose(losses_of(run), losses, rtol=1e-9)
     for name, tensor in twin.state_dict().items():
         np.testing.assert_allclose(run.weights[name], tensor, rtol=1e-9, atol=1e-11)
     assert oocdl.open(run.path).settings == run.settings
@@ -163,19 +161,12 @@ def test_bits_are_those_of_a_run_that_was_killed_and_of_one_worker(
 ) -> None:
     options |= {"precision": "float32", "parallel": {"space": (3, 2)}, "shuffle": True}
     run = oocdl.fit(net, data[0], workdir=tmp_path / "run", **options)
-
-    def killed(event: Any) -> None:
-        if isinstance(event, StepDone) and event.row["step"] == 3:
-            raise RuntimeError
-
+    options |= {"plan": run.path}
     with pytest.raises(RuntimeError):
-        oocdl.fit(net, data[0], workdir=tmp_path / "other", callbacks=[killed], plan=run.path, **options)
+        oocdl.fit(net, data[0], workdir=tmp_path / "other", callbacks=[runs.broken_after(3)], **options)
     tables = (tmp_path / "other" / "samples.json").read_bytes()
     one = functools.partial(scheduler.get, workers=1)
-    other = oocdl.fit(net, data[0], workdir=tmp_path / "other", plan=run.path, scheduler=one, **options)
-    assert [row["loss"] for row in other.history] == [row["loss"] for row in run.history]
-    for name, weight in run.weights.items():
-        assert np.array_equal(other.weights[name][...], weight[...])
+    runs.same(oocdl.fit(net, data[0], workdir=tmp_path / "other", scheduler=one, **options), run)
     assert tables == (tmp_path / "other" / "samples.json").read_bytes()
 
 
@@ -203,16 +194,16 @@ def test_targets_of_another_shape_stay_and_arrays_in_memory_are_cropped(tmp_path
         normalize="zscore", workdir=tmp_path / "run", **EXACT,
     )  # fmt: skip
     twin = TwoHeads().double()
-    optimizer = torch.optim.SGD(twin.parameters(), lr=LR)
-    for row, found in enumerate(run.history):
+
+    def expected(row: int) -> Tensor:
         image, labels = cut(x[row], seg[row], corner(seg[row], row, row, roi), roi)
         outputs = twin(torch.from_numpy(image[None].copy()))
-        expected = F.cross_entropy(outputs["seg"], torch.from_numpy(labels[None].copy()))
-        expected = expected + F.mse_loss(outputs["age"], torch.from_numpy(age[row : row + 1]))
-        assert found["loss"] == pytest.approx(expected.item(), rel=1e-9)
-        optimizer.zero_grad()
-        expected.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        of_age = F.mse_loss(outputs["age"], torch.from_numpy(age[row : row + 1]))
+        return F.cross_entropy(outputs["seg"], torch.from_numpy(labels[None].copy())) + of_age
+
+    steps = [[functools.partial(expected, row)] for row in range(3)]
+    losses = runs.in_torch(torch.optim.SGD(twin.parameters(), lr=LR), steps)
+    assert losses_of(run) == pytest.approx(losses, rel=1e-9)
 
 
 def test_chunks_that_no_crop_touches_are_not_read(net: Exported, tmp_path: Path) -> None:
@@ -253,11 +244,8 @@ def test_a_sample_four_times_the_budget_is_never_whole_in_memory(net: Exported, 
 
 
 def test_foreground_is_chosen_alike_in_any_order_and_shared_by_classes() -> None:
-    y = (
-        np.random.default_rng(0)
-        .choice([0, 1, 2, 9], (40, 30, 20), p=[0.2, 0.5, 0.2999, 0.0001])
-        .astype("uint8")
-    )
+    random = np.random.default_rng(0)
+    y = random.choice([0, 1, 2, 9], (40, 30, 20), p=[0.2, 0.5, 0.2999, 0.0001]).astype("uint8")
     slabs = [((low, low + 10), (0, 30), (0, 20)) for low in range(0, 40, 10)]
     found = [
         foreground_voxels("0", y.shape, [(box, y[as_slices(box)]) for box in order], ignored=2)

@@ -112,16 +112,13 @@ def test_samples_of_own_sizes_and_volumes_from_the_command_line(
 ) -> None:
     group = zarr.open_group(nets.write_samples(tmp_path / "odd.zarr", ODD), mode="r")
     first, second = (run.path for run, _, _ in networks)
-    said = call(
-        capsys, "predict", first, tmp_path / "odd.zarr", "--with", second, "--mirror",
-        "--argmax", "--nifti", tmp_path / "n",
-    )  # fmt: skip
+    words = ("--with", second, "--mirror", "--argmax", "--nifti", tmp_path / "n")
+    said = call(capsys, "predict", first, tmp_path / "odd.zarr", *words)
     assert said[0] == 0, said
     for row, shape in enumerate(ODD):
         pads = [(-extent % 2 // 2, -extent % 2 - -extent % 2 // 2) for extent in shape]
         x = np.asarray(group[f"case_{row:03}/x"])
         inner = tuple(slice(low, low + extent) for (low, _), extent in zip(pads, shape, strict=True))
-
         sides = [side for pair in pads[::-1] for side in pair]
         twins = [(run, net, padded(do, sides)) for run, net, do in networks]
         wanted = mean_of(twins, x[None], (0, 1, 2)).argmax(1)[0][inner]
@@ -131,9 +128,8 @@ def test_samples_of_own_sizes_and_volumes_from_the_command_line(
 
 def test_of_deep_supervision_the_first_output_is_predicted(tmp_path: Path) -> None:
     strides = ((1, 1, 1), (2, 2, 2), (2, 2, 2), (2, 2, 2))
-    write_nnunet(
-        tmp_path / "deep.onnx", Topology((2, 2, 2, 2), ((1, 3, 3),) * 4, strides), in_channels=1, classes=3
-    )
+    topology = Topology((2, 2, 2, 2), ((1, 3, 3),) * 4, strides)
+    write_nnunet(tmp_path / "deep.onnx", topology, in_channels=1, classes=3)
     data = {"image": np.zeros((1, 1, 16, 16, 16), "f4"), "label": np.zeros((1, 16, 16, 16), "u1")}
     loss = oocdl.losses.DeepSupervision(weights=(0.7, 0.3))
     run = oocdl.fit(tmp_path / "deep.onnx", data, workdir=tmp_path / "run", loss=loss, steps=1, **QUICK)
@@ -191,9 +187,8 @@ def test_probabilities_are_what_the_loss_takes_them_for(tmp_path: Path) -> None:
     numbers = [flat_run(tmp_path, f"mse{seed}", loss="mse", steps=1 + seed) for seed in range(2)]
     raw = torch.from_numpy(predicted(plain))
     assert np.allclose(predicted(plain, probabilities=True), raw.softmax(1), 0, 1e-14)
-    assert np.allclose(
-        predicted(bce, probabilities=True), torch.from_numpy(predicted(bce)).sigmoid(), 0, 1e-14
-    )
+    ones = torch.from_numpy(predicted(bce)).sigmoid()
+    assert np.allclose(predicted(bce, probabilities=True), ones, 0, 1e-14)
     versions = [predicted(ended, which=which) for which in ("last", "ema")]
     assert np.allclose(predicted(ended, probabilities=True), versions[0], 0, 1e-14), "no softmax of a softmax"
     both = predicted([ended, ended, plain], which=["last", "ema", None])

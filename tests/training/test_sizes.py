@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from oocdl.config import make_settings
 from oocdl.dashboard.facts import facts_of
 from oocdl.dashboard.samples import read_whole
 from oocdl.errors import DatasetError, InputError
-from oocdl.events import StepDone
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.optim import SGD
 from oocdl.planning import sample_sizes
@@ -29,6 +29,7 @@ from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.dataset.sampling import permutation
 from tests.kit import nets, settings
 from tests.kit.models import UNet3d
+from tests.kit.runs import broken_after, in_torch, losses_of, same
 
 SHAPES = [(9, 8, 10), (16, 12, 8), (7, 5, 6), (16, 12, 8), (8, 6, 5)]
 """Padded to multiples of 2 these are three sizes, of which two are there twice."""
@@ -63,10 +64,6 @@ def order(rows: Sequence[int], samples: Samples, epoch: int, batch: int, shuffle
             found.append(list(mine))
             mine.clear()
     return found + [mine for mine in waiting.values() if mine]
-
-
-def _batched(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def unet() -> UNet3d:
@@ -105,30 +102,18 @@ def test_a_run_is_pytorchs_loop(
     run = oocdl.fit(net, path, workdir=tmp_path / "run", **{**EXACT, **how})
     batches = [order(rows, samples, epoch, batch, how.get("shuffle", False)) for epoch in range(epochs)]
     assert [len(found) for found in batches] == [run.plan.course.passes_per_epoch] * epochs
-    twin, losses = unet(), []
-    optimizer_steps = how.get("accumulate", 1)
-    twin_batches = [found for epoch in batches for found in _batched(epoch, optimizer_steps)]
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    for step in twin_batches:
-        optimizer.zero_grad()
-        total = 0.0
-        for chosen in step:
-            x, y = (torch.stack(list(f)) for f in zip(*(padded(samples, r) for r in chosen), strict=True))
-            loss = F.cross_entropy(twin(x), y) / len(step)
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        losses.append(total)
-    np.testing.assert_allclose([row["loss"] for row in run.history], losses, rtol=1e-10)
+    twin, k = unet(), how.get("accumulate", 1)
+
+    def loss(chosen: Sequence[int]) -> Tensor:
+        x, y = (torch.stack(list(f)) for f in zip(*(padded(samples, r) for r in chosen), strict=True))
+        return F.cross_entropy(twin(x), y)
+
+    passes = [[functools.partial(loss, chosen) for chosen in epoch] for epoch in batches]
+    steps = [epoch[at : at + k] for epoch in passes for at in range(0, len(epoch), k)]
+    losses = in_torch(torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9), steps)
+    np.testing.assert_allclose(losses_of(run), losses, rtol=1e-10)
     for name, tensor in twin.state_dict().items():
         np.testing.assert_allclose(run.weights[name], tensor, rtol=1e-9, atol=1e-11)
-
-
-def test_a_module_is_exported_for_all_sizes(data: tuple[Path, Samples], tmp_path: Path) -> None:
-    module = unet()
-    run = oocdl.fit(module, data[0], workdir=tmp_path / "run", steps=1, **EXACT)
-    run.load_into(module)
-    assert run.plan.course.passes_per_epoch == len(SHAPES)
 
 
 @pytest.fixture(scope="module")
@@ -243,17 +228,10 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(
     options: dict[str, Any] = {**EXACT, "shuffle": True, "batch_size": 2, "epochs": 2, "validation": 0.3}
     whole = oocdl.fit(net, data[0], workdir=tmp_path / "whole", **options)
     for at in (1, 3):
-
-        def killed(event: Any, at: int = at) -> None:
-            if isinstance(event, StepDone) and event.row["step"] == at:
-                raise RuntimeError
-
         workdir = tmp_path / f"run{at}"
         with pytest.raises(RuntimeError):
-            oocdl.fit(net, data[0], workdir=workdir, callbacks=[killed], **options)
-        run = oocdl.fit(net, data[0], workdir=workdir, **options)
-        assert nets.files_of(run) == nets.files_of(whole)
-        assert [row["loss"] for row in run.history] == [row["loss"] for row in whole.history]
+            oocdl.fit(net, data[0], workdir=workdir, callbacks=[broken_after(at)], **options)
+        same(oocdl.fit(net, data[0], workdir=workdir, **options), whole)
 
 
 def test_another_dataset_is_refused_on_resume(net: Path, data: tuple[Path, Samples], tmp_path: Path) -> None:
@@ -345,70 +323,51 @@ def test_pages_show_samples_as_they_are(
         np.testing.assert_allclose(made["dice"], dice)
 
 
+def zscored(samples: Samples) -> Samples:
+    doubled = [(x.astype("f8"), y) for x, y in samples]
+    return [((x - x.mean()) / x.std(), y) for x, y in doubled]
+
+
 def test_samples_are_normalised_without_what_is_around_them(
     net: Path, data: tuple[Path, Samples], tmp_path: Path
 ) -> None:
     path, samples = data
     run = oocdl.fit(net, path, workdir=tmp_path / "run", normalize="zscore", validation=path, **EXACT)
-    made = [((x - x.mean()) / x.std(), y) for x, y in ((x.astype("f8"), y) for x, y in samples)]
-    twin, losses = unet(), []
-    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    for row in range(len(made)):
-        optimizer.zero_grad()
+    made = zscored(samples)
+    twin = unet()
+
+    def loss(row: int) -> Tensor:
         x, y = padded(made, row)
-        loss = F.cross_entropy(twin(x[None]), y[None])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    np.testing.assert_allclose([row["loss"] for row in run.history], losses, rtol=1e-6)
-    with torch.no_grad():
-        found = [F.cross_entropy(twin(x[None]), y[None]).item() for x, y in map(padded, [made] * 5, range(5))]
+        return F.cross_entropy(twin(x[None]), y[None])
+
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
+    losses = in_torch(optimizer, [[functools.partial(loss, row)] for row in range(5)])
+    np.testing.assert_allclose(losses_of(run), losses, rtol=1e-6)
+    found = [loss(row).item() for row in range(5)]
     np.testing.assert_allclose(run.history[-1]["val_loss"], np.mean(found), rtol=1e-6)
     np.testing.assert_allclose(run.evaluate(path)["loss"], np.mean(found), rtol=1e-6)
 
 
 def test_transforms_take_each_size(net: Path, data: tuple[Path, Samples], tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        **EXACT,
-        "augment": "nnunet",
-        "normalize": "zscore",
-        "epochs": 3,
-        "shuffle": True,
-    }
+    options: dict[str, Any] = {**EXACT, "normalize": "zscore", "epochs": 2, "shuffle": True}
+    options |= {"augment": "nnunet"}
     whole = oocdl.fit(net, data[0], workdir=tmp_path / "whole", **options)
-
-    def killed(event: Any) -> None:
-        if isinstance(event, StepDone) and event.row["step"] == 7:
-            raise RuntimeError
-
     with pytest.raises(RuntimeError):
-        oocdl.fit(net, data[0], workdir=tmp_path / "run", callbacks=[killed], **options)
-    run = oocdl.fit(net, data[0], workdir=tmp_path / "run", **options)
-    assert nets.files_of(run) == nets.files_of(whole)
-    plain = oocdl.fit(net, data[0], workdir=tmp_path / "plain", **{**options, "augment": None})
-    assert [row["loss"] for row in plain.history] != [row["loss"] for row in run.history]
+        oocdl.fit(net, data[0], workdir=tmp_path / "run", callbacks=[broken_after(7)], **options)
+    same(oocdl.fit(net, data[0], workdir=tmp_path / "run", **options), whole)
     flips = [oocdl.transforms.RandFlip(prob=1.0, spatial_axis=axis) for axis in (0, 1, 2)]
     flipped = oocdl.fit(net, data[0], workdir=tmp_path / "flip", **{**options, "augment": flips, "epochs": 1})
     rows = [int(at) for at in permutation(0, 0, len(SHAPES))]
-    x, y = (
-        one.flip(*range(-3, 0))
-        for one in padded(
-            [((x - x.mean()) / x.std(), y) for x, y in ((x.astype("f8"), y) for x, y in data[1])], rows[0]
-        )
-    )
-    with torch.no_grad():
-        loss = F.cross_entropy(unet()(x[None]), y[None]).item()
+    x, y = (one.flip(*range(-3, 0)) for one in padded(zscored(data[1]), rows[0]))
+    loss = F.cross_entropy(unet()(x[None]), y[None]).item()
     np.testing.assert_allclose(flipped.history[0]["loss"], loss, rtol=1e-6)
 
 
 def test_of_many_sizes_the_odd_one_counts(net: Path, tmp_path: Path) -> None:
     shapes = [(16, 16, 16), (18, 18, 18), (20, 16, 16), (16, 19, 16), (22, 16, 16), (24, 24, 24)]
     write(tmp_path / "data.zarr", shapes)
-    model, data, made = (
-        inspect_onnx(net),
-        open_dataset(tmp_path / "data.zarr"),
-        make_settings(precision="float64"),
-    )
+    model, data = inspect_onnx(net), open_dataset(tmp_path / "data.zarr")
+    made = make_settings(precision="float64")
     found = sized(model, data, bind(model, data, made), made, range(len(shapes)))
     assert found.spaces[0] == (24, 24, 24) and (16, 20, 16) in found.spaces and len(found.spaces) == 6
     assert all(extent % 2 == 0 for space in found.spaces for extent in space)
@@ -495,10 +454,8 @@ def test_deep_supervision_takes_smaller_outputs(tmp_path: Path) -> None:
     x, y = padded([(np.asarray(group["case_000/x"]), np.asarray(group["case_000/y"]))], 0)
     total = 0.0
     for logits, weight in zip(module(x[None]), loss.of_outputs(3), strict=True):
-        labels = F.interpolate(y[None, None].double(), size=logits.shape[2:], mode="nearest-exact")[
-            :, 0
-        ].long()
-        total += weight * F.cross_entropy(logits, labels).item()
+        labels = F.interpolate(y[None, None].double(), size=logits.shape[2:], mode="nearest-exact")[:, 0]
+        total += weight * F.cross_entropy(logits, labels.long()).item()
     np.testing.assert_allclose(run.history[0]["loss"], total, rtol=1e-10)
     run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
 
@@ -536,9 +493,8 @@ def test_weights_of_samples_have_one_number_each(net: Path, tmp_path: Path) -> N
     group = zarr.open_group(tmp_path / "data.zarr", mode="r+")
     for name, weight in (("case_000", 2.0), ("case_001", 3.0)):
         group.create_array(f"{name}/w", data=np.array([weight], "f4"))
-    plain = oocdl.fit(
-        net, tmp_path / "data.zarr", workdir=tmp_path / "a", steps=1, targets={"output": "y"}, **EXACT
-    )
+    how = {**EXACT, "steps": 1, "targets": {"output": "y"}}
+    plain = oocdl.fit(net, tmp_path / "data.zarr", workdir=tmp_path / "a", **how)
     loss = oocdl.losses.CrossEntropy(sample_weights="w")
     run = oocdl.fit(net, tmp_path / "data.zarr", workdir=tmp_path / "b", steps=1, loss=loss, **EXACT)
     np.testing.assert_allclose(run.history[0]["loss"], 2 * plain.history[0]["loss"], rtol=1e-12)
