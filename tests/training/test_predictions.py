@@ -27,13 +27,20 @@ from tests.kit.settings import QUICK
 SAMPLES = 10
 
 
+OPTIONS: dict[str, Any] = {**QUICK, "batch_size": 2, "ema": 0.9}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Run:
+    folder = tmp_path_factory.mktemp("trained")
+    return oocdl.fit(*nets.write_job(folder), workdir=folder / "run", steps=1, **OPTIONS)
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> oocdl.Run:
-    model = nets.write_mlp(tmp_path / "mlp.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
-    return oocdl.fit(
-        model, data, workdir=tmp_path / "run", **{**QUICK, "batch_size": 2, "steps": 1, "ema": 0.9}
-    )
+def run(trained: oocdl.Run, tmp_path: Path) -> oocdl.Run:
+    """A copy of the run, with its data beside it."""
+    shutil.copytree(trained.path.parent / "data.zarr", tmp_path / "data.zarr")
+    return oocdl.open(shutil.copytree(trained.path, tmp_path / "run"))
 
 
 class Killed(BaseException):
@@ -62,14 +69,20 @@ def test_evaluate_names_losses_as_the_history_does(run: oocdl.Run, tmp_path: Pat
     assert not [name for name in run.history[0] if name.startswith("loss/")]
 
 
+def begun(run: oocdl.Run, patch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """The data of a prediction, and what is there of it: the process has died after six samples."""
+    data, out = run.path.parent / "data.zarr", run.path.parent / "out.zarr"
+    with patch.context() as inner, pytest.raises(Killed):
+        killed_after(3, inner)
+        run.predict(data, out, batch_size=2)
+    return data, out
+
+
 def test_it_goes_on_where_it_was_killed(
     run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, out = tmp_path / "data.zarr", tmp_path / "out.zarr"
+    data, out = begun(run, monkeypatch)
     whole = run.predict(data, tmp_path / "whole.zarr", batch_size=2)["y"][...]  # type: ignore[index]
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        killed_after(3, patch)
-        run.predict(data, out, batch_size=2)
     group = zarr.open_group(out, mode="r")
     assert "oocdl_unfinished" in group.attrs
     assert np.isnan(group["y"][8:]).all()  # type: ignore[index]
@@ -100,10 +113,7 @@ SPOILS: dict[str, Callable[[Path], Any]] = {
 def test_only_what_is_there_as_it_was_written_is_left_out(
     run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    data, out = tmp_path / "data.zarr", tmp_path / "out.zarr"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        killed_after(3, patch)
-        run.predict(data, out, batch_size=2)
+    data, out = begun(run, monkeypatch)
     SPOILS[what](out)
     with monkeypatch.context() as patch:
         seen = killed_after(99, patch)
@@ -115,20 +125,12 @@ def test_only_what_is_there_as_it_was_written_is_left_out(
 
 @pytest.mark.parametrize("other", ["run", "dataset", "batch", "metadata", "averages"])
 def test_another_question_starts_anew(
-    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+    run: oocdl.Run, trained: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    data, out = tmp_path / "data.zarr", tmp_path / "out.zarr"
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        killed_after(3, patch)
-        run.predict(data, out, batch_size=2)
+    data, out = begun(run, monkeypatch)
     batch, which = 5 if other == "batch" else 2, "last"
     if other == "run":
-        run = oocdl.fit(
-            tmp_path / "mlp.onnx",
-            data,
-            workdir=run.path,
-            **{**QUICK, "batch_size": 2, "steps": 2, "ema": 0.9},
-        )
+        run = oocdl.fit(trained.path.parent / "net.onnx", data, workdir=run.path, steps=2, **OPTIONS)
     elif other == "dataset":
         arrays = nets.vectors()
         data = nets.write_data(tmp_path / "other.zarr", {**arrays, "x": arrays["x"] + 1})
@@ -148,11 +150,10 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_of_a_model_is_never_a_path(run: oocdl.Run, tmp_path: Path, name: str) -> None:
-    made = array_name(name)
-    assert made.isprintable() and 0 < len(made) <= 100 and not {"/", "\\"} & set(made)
-    assert made not in ("zarr.json", PROGRESS, "..", ".") and not made.startswith(".")
+def test_a_name_of_a_model_is_never_a_path() -> None:
+    for made in map(array_name, NAMES):
+        assert made.isprintable() and 0 < len(made) <= 100 and not {"/", "\\"} & set(made)
+        assert made not in ("zarr.json", PROGRESS, "..", ".") and not made.startswith(".")
     assert len({array_name(one) for one in NAMES}) == len(NAMES)
 
 
@@ -197,8 +198,7 @@ def test_another_user_predicts_from_a_run_that_only_its_owner_can_write(tmp_path
     with TemporaryDirectory() as shared, TemporaryDirectory() as mine:  # pytest's own are closed to others
         os.chmod(shared, 0o755)
         os.chmod(mine, 0o777)
-        data = nets.write_data(Path(shared) / "data.zarr", nets.vectors())
-        model = nets.write_mlp(Path(shared) / "mlp.onnx")
+        model, data = nets.write_job(Path(shared))
         run = oocdl.fit(model, data, **{**QUICK, "batch_size": 5, "steps": 1})
         shutil.rmtree(run.path / "spill", ignore_errors=True)
         before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}

@@ -26,16 +26,29 @@ SIGNALS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit, signal.
 STEPS, AT = 6, 3
 
 
-@pytest.fixture
-def fit(tmp_path: Path) -> Fit:
-    model = nets.write_mlp(tmp_path / "mlp.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return nets.write_job(tmp_path_factory.mktemp("job"))
 
-    def call(workdir: str = "run", **options: Any) -> oocdl.Run:
+
+@pytest.fixture
+def fit(job: tuple[Path, Path], tmp_path: Path) -> Fit:
+    def call(workdir: str | Path = "run", **options: Any) -> oocdl.Run:
         given = {**QUICK, "batch_size": 2, "steps": STEPS, "commit_seconds": 1e9, **options}
-        return oocdl.fit(model, data, workdir=tmp_path / workdir, **given)
+        return oocdl.fit(*job, workdir=tmp_path / workdir, **given)
 
     return call
+
+
+WHOLE: dict[Path, dict[str, bytes]] = {}
+"""By job, what a run makes that nothing stops."""
+
+
+@pytest.fixture
+def whole(job: tuple[Path, Path], fit: Fit) -> dict[str, bytes]:
+    if job[0] not in WHOLE:
+        WHOLE[job[0]] = nets.files_of(fit("whole"))
+    return WHOLE[job[0]]
 
 
 class Sender:
@@ -67,11 +80,14 @@ class Sender:
             self.send()
 
 
-@pytest.mark.parametrize("where", ["a callback", "a step", "a commit"])
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    ("number", "where"),
+    [*((one, "a step") for one in SIGNALS), (signal.SIGINT, "a commit"), (signal.SIGTERM, "a callback")],
+)
 def test_what_is_done_is_committed(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, where: str
-) -> None:
+    fit: Fit, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, where: str,
+) -> None:  # fmt: skip
     sender = Sender(number, where)
     monkeypatch.setattr(os, "fsync", sender.fsync)
     before = [signal.getsignal(one) for one in SIGNALS]
@@ -85,11 +101,11 @@ def test_what_is_done_is_committed(
     assert run.steps == AT and [row["step"] for row in run.history] == [1, 2, 3]
     assert sender.events[-1] == RunStopped(number.name, str(run.path), AT)
     assert oocdl.verify(run.path).sound
-    assert nets.files_of(fit()) == nets.files_of(fit("whole"))
+    assert nets.files_of(fit()) == whole
 
 
 def test_a_second_signal_breaks_a_commit_off_and_says_no_more_than_that(
-    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fit: Fit, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The version is still open then, and is not written again."""
     finish = Commit.finish
@@ -106,7 +122,7 @@ def test_a_second_signal_breaks_a_commit_off_and_says_no_more_than_that(
     assert oocdl.open(tmp_path / "run").steps == AT - 1 and oocdl.verify(tmp_path / "run").sound
     assert events[-1] == RunStopped("SIGINT", str(tmp_path / "run"), AT - 1)
     monkeypatch.undo()
-    assert nets.files_of(fit()) == nets.files_of(fit("whole"))
+    assert nets.files_of(fit()) == whole
 
 
 def test_what_was_kept_last_is_that_of_the_committed_step(fit: Fit, tmp_path: Path) -> None:
@@ -152,14 +168,14 @@ def test_a_commit_is_whole_also_inside_of_who_watches_signals_already(
 
 
 def test_threads_install_no_handlers(fit: Fit) -> None:
-    before = [signal.getsignal(one) for one in SIGNALS]
-    seen: list[Any] = []
-    thread = threading.Thread(
-        target=fit, kwargs={"callbacks": [lambda _: seen.append([signal.getsignal(one) for one in SIGNALS])]}
-    )
+    def handlers(*_: Any) -> list[Any]:
+        return [signal.getsignal(one) for one in SIGNALS]
+
+    before, seen = handlers(), list[Any]()
+    thread = threading.Thread(target=lambda: fit(callbacks=[lambda event: seen.append(handlers(event))]))
     thread.start()
     thread.join(60)
-    assert seen and all(handlers == before for handlers in seen)
+    assert seen and all(found == before for found in seen)
 
 
 STOPS_ITSELF = """
@@ -188,12 +204,13 @@ main(sys.argv[2:])
     ],
 )
 def test_every_command_ends_with_the_signal_s_code(
-    fit: Fit, tmp_path: Path, verb: str, number: signal.Signals
+    fit: Fit, job: tuple[Path, Path], tmp_path: Path, verb: str, number: signal.Signals
 ) -> None:
+    model, data = map(str, job)
     arguments = {
-        "fit": ["mlp.onnx", "data.zarr", "--workdir", "new", "--memory", "3GiB", "--engine", "onnxruntime"],
-        "predict": ["run", "data.zarr", "out.zarr"],
-        "evaluate": ["run", "data.zarr"],
+        "fit": [model, data, "--workdir", "new", "--memory", "3GiB", "--engine", "onnxruntime"],
+        "predict": ["run", data, "out.zarr"],
+        "evaluate": ["run", data],
     }[verb]
     if verb != "fit":
         fit(steps=1)
