@@ -76,15 +76,9 @@ def test_affine_maps(padding: str, rank: int) -> None:
     angles, shears = (0.5, -0.4, 0.3)[: 2 * rank - 3], (0.1, -0.2, 0.15, 0.05, 0.2, 0.1)[: rank * (rank - 1)]
     shift, scales = (1.5, -2.0, 0.7)[:rank], (1.2, 0.8, 1.1)[:rank]
     one = Affine(images.shape, padding, affine(rank, angles, shears, shift, scales))
-    given = {
-        "rotate_params": angles,
-        "shear_params": shears,
-        "translate_params": shift,
-        "scale_params": scales,
-    }
-    given |= {"padding_mode": padding, "image_only": True}
-    if rank == 2:
-        given["rotate_params"] = angles[0]
+    given: dict[str, Any] = {"padding_mode": padding, "image_only": True, "shear_params": shears}
+    given |= {"translate_params": shift, "scale_params": scales}
+    given |= {"rotate_params": angles if rank == 3 else angles[0]}
     same(one, monai.Affine(**given, mode="bilinear", dtype=np.float64)(images), 1e-5, images)
     theirs = monai.Affine(**given, mode="nearest", dtype=np.float64)(labels)
     assert np.array_equal(made(one, labels), np.asarray(theirs).astype("uint8"))

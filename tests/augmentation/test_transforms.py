@@ -81,9 +81,8 @@ def regions(draw: st.DrawFn, shape: tuple[int, ...] = SHAPE) -> Region:
 @given(region=regions(), seed=st.integers(0, 9), most=st.sampled_from([64, 1 << 10, 1 << 30]))
 def test_a_region_is_that_of_the_whole(transform: Transform, region: Region, seed: int, most: int) -> None:
     one = operation(transform, seed)
-    assert np.array_equal(
-        made([one], IMAGE, region, most), made([one], IMAGE, whole(SHAPE))[as_slices(region)]
-    )
+    expected = made([one], IMAGE, whole(SHAPE))[as_slices(region)]
+    assert np.array_equal(made([one], IMAGE, region, most), expected)
     if transform.spatial:
         one, box = operation(transform, seed, LABELS.shape), ((0, 1), *region[1:])
         expected = made([one], LABELS, whole(LABELS.shape))
@@ -97,9 +96,8 @@ def test_a_region_of_nnunets_chain_is_that_of_the_whole(region: Region, row: int
     ranges = np.broadcast_to(RANGES, (100, *RANGES.shape))
     stream = Stream(1 << 20, nnunet.nnunet(SHAPE[1:]), SHAPE[1:], image=True, ranges=ranges)
     chain = stream.operations(5, 3, row, SHAPE[0])
-    assert np.array_equal(
-        made(chain, IMAGE, region, most), made(chain, IMAGE, whole(SHAPE))[as_slices(region)]
-    )
+    expected = made(chain, IMAGE, whole(SHAPE))[as_slices(region)]
+    assert np.array_equal(made(chain, IMAGE, region, most), expected)
 
 
 @every_transform
@@ -176,16 +174,13 @@ def test_mirrors_and_turns_are_numpys() -> None:
 def test_an_affine_map_is_that_of_pytorchs_grid_sample(padding: str, shape: tuple[int, ...]) -> None:
     image = np.random.default_rng(2).normal(size=shape)
     rank = len(shape) - 1
-    ranges = {
-        name: found[: rank if name != "rotate_range" else 2 * rank - 3] for name, found in AFFINE.items()
-    }
+    ranges = {name: found[: 2 * rank - 3 if "rotate" in name else rank] for name, found in AFFINE.items()}
     one: Any = operation(transforms.RandAffine(1.0, **ranges, padding_mode=padding), 4, shape)
     points = np.stack(np.broadcast_arrays(*one.points(whole(shape[1:]))), -1)
     extents = np.array(shape[1:])
     grid = torch.as_tensor(((2 * points + 1) / extents - 1)[..., ::-1].copy())[None]
-    sampled = torch.nn.functional.grid_sample(
-        torch.as_tensor(image)[None], grid, padding_mode=padding, align_corners=False
-    )
+    how = {"padding_mode": padding, "align_corners": False}
+    sampled = torch.nn.functional.grid_sample(torch.as_tensor(image)[None], grid, **how)
     np.testing.assert_allclose(made([one], image, whole(shape)), sampled[0].numpy(), atol=1e-9)
 
 
@@ -193,9 +188,8 @@ def test_low_resolution_is_that_of_pytorchs_interpolation() -> None:
     one: Any = operation(nnunet.LowResolution(1.0, p_per_channel=1.0), 1)
     for channel, found in enumerate(made([one], IMAGE, whole(SHAPE))):
         fewer = [round(n * zoom) for n, zoom in zip(SHAPE[1:], one.numbers[channel], strict=True)]
-        small = torch.nn.functional.interpolate(
-            torch.as_tensor(IMAGE[None, channel : channel + 1]), fewer, mode="nearest-exact"
-        )
+        one_channel = torch.as_tensor(IMAGE[None, channel : channel + 1])
+        small = torch.nn.functional.interpolate(one_channel, fewer, mode="nearest-exact")
         large = torch.nn.functional.interpolate(small, SHAPE[1:], mode="trilinear")
         np.testing.assert_allclose(found, large[0, 0].numpy(), atol=1e-5)
 

@@ -16,8 +16,8 @@ import oocdl
 from oocdl.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from oocdl.cli.app import run_command
 from oocdl.errors import InputError, ModelWarning, ResourceError
-from oocdl.events import StepDone
 from tests.kit import nets, settings
+from tests.kit.runs import broken_after
 
 Job = tuple[Path, Path]
 OPTIONS: dict[str, Any] = {
@@ -27,8 +27,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    folder = tmp_path_factory.mktemp("job")
-    return nets.write_mlp(folder / "net.onnx"), nets.write_data(folder / "data.zarr", nets.vectors(12))
+    return nets.write_job(tmp_path_factory.mktemp("job"), 12)
 
 
 def fit(job: Job, workdir: Path, *callbacks: Any, **options: Any) -> oocdl.Run:
@@ -45,12 +44,11 @@ def exported(run: oocdl.Run, path: Path, which: Any = None) -> dict[str, np.ndar
     start = 8 + int.from_bytes(data[:8], "little")
     facts = json.loads(data[8:start])
     assert facts.pop("__metadata__") == {"format": "pt"} and start % 8 == 0
-    return {
-        name: np.frombuffer(
-            data[start:][slice(*fact["data_offsets"])], {"F32": "<f4"}[fact["dtype"]]
-        ).reshape(fact["shape"])
-        for name, fact in facts.items()
-    }
+    found = {}
+    for name, fact in facts.items():
+        part = data[start:][slice(*fact["data_offsets"])]
+        found[name] = np.frombuffer(part, {"F32": "<f4"}[fact["dtype"]]).reshape(fact["shape"])
+    return found
 
 
 def validations(run: oocdl.Run, monitor: str) -> dict[int, float]:
@@ -73,9 +71,8 @@ def test_the_best_versions_are_kept(job: Job, tmp_path: Path, how: dict[str, Any
     found = validations(run, how.get("monitor", "val_loss"))
     sign = -1 if how.get("monitor") == "val_accuracy" else 1
     every = 3 * how.get("every_n_epochs", 1)
-    ranked = sorted(
-        (step for step in found if step % every == 0), key=lambda step: (sign * found[step], step)
-    )
+    steps = [step for step in found if step % every == 0]
+    ranked = sorted(steps, key=lambda step: (sign * found[step], step))
     top = how.get("save_top_k", 1)
     assert run.checkpoints == tuple(ranked if top < 0 else ranked[:top])
     assert run.best == (next(r for r in run.history if r["step"] == ranked[0]) if top else None)
@@ -100,14 +97,9 @@ def test_a_killed_run_keeps_the_same_versions(job: Job, tmp_path: Path) -> None:
     whole = fit(job, tmp_path / "whole", *callbacks())
     assert len({row["lr"] for row in whole.history}) > 1
     for at in (4, 9, 10, 15):
-
-        def killed(event: Any, at: int = at) -> None:
-            if isinstance(event, StepDone) and event.row["step"] == at:
-                raise RuntimeError
-
         workdir = tmp_path / f"killed{at}"
         with pytest.raises(RuntimeError):
-            fit(job, workdir, *callbacks(), killed)
+            fit(job, workdir, *callbacks(), broken_after(at))
         run = fit(job, workdir, *callbacks())
         assert nets.files_of(run) == nets.files_of(whole) and run.checkpoints == whole.checkpoints
         for step in run.checkpoints:
@@ -129,10 +121,8 @@ def test_the_best_weights_are_restored(job: Job, tmp_path: Path) -> None:
     assert weights_of(run) == weights_of(short)
     assert run.evaluate(job[1]) == run.evaluate(job[1], which="best") == short.evaluate(job[1])
     assert run.evaluate(job[1], which="last") != run.evaluate(job[1])
-    predicted = [
-        np.asarray(r.predict(job[1], tmp_path / r.path.name / "out.zarr")["y"]) for r in (run, short)
-    ]
-    np.testing.assert_array_equal(*predicted)
+    outs = [r.predict(job[1], tmp_path / r.path.name / "out.zarr")["y"] for r in (run, short)]
+    np.testing.assert_array_equal(*map(np.asarray, outs))
     again = fit(job, tmp_path / "run", EarlyStopping(patience=2), epochs=30)  # nothing is left to do
     assert weights_of(again) == weights_of(short)
     more = fit(job, tmp_path / "run", epochs=30)  # trains on from the last step
@@ -194,14 +184,10 @@ def test_a_callback_of_a_later_call_names_only_versions_that_are_there(job: Job,
 
 
 def test_a_callback_may_serve_another_run(job: Job, tmp_path: Path) -> None:
-    def ended(event: Any) -> None:
-        if isinstance(event, StepDone):
-            raise RuntimeError
-
     stop = EarlyStopping(patience=30)
     assert fit(job, tmp_path / "one", stop, epochs=4).checkpoints == (6,)
     with pytest.raises(RuntimeError):
-        fit(job, tmp_path / "two", stop, ended)
+        fit(job, tmp_path / "two", stop, broken_after(1))
     assert oocdl.open(tmp_path / "two").checkpoints == ()
 
 
@@ -286,11 +272,7 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
             fit(job, tmp_path / "run", *callbacks, disk=plan.disk_bytes + 3 * plan.version_bytes)
         assert not (tmp_path / "run").exists()
     run = fit(job, tmp_path / "run")
-    for which, text in [
-        ("best", "ModelCheckpoint"),
-        (7, "keeps no step 7, but 18"),
-        ("first", "got 'first'"),
-    ]:
+    for which, text in [("best", "ModelCheckpoint"), (7, "no step 7, but 18"), ("first", "got 'first'")]:
         with pytest.raises(InputError, match=text):
             run.evaluate(job[1], which=which)
     with pytest.warns(ModelWarning, match="before the learning rate has fallen"):

@@ -21,6 +21,7 @@ from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone, Wo
 from oocdl.presets.unets import write_unet3d
 from oocdl.report import history_view
 from tests.kit import nets
+from tests.kit.runs import broken_after
 
 Curve = dict[int, float]
 
@@ -37,16 +38,6 @@ def fit(folder: Path, *callbacks: Callable[[Event], None], **options: Any) -> oo
         write_unet3d(model, base=2, depth=1, classes=2)
         nets.write_data(folder / "data.zarr", nets.volumes(2, 8))
     return oocdl.fit(model, folder / "data.zarr", callbacks=list(callbacks), **given)
-
-
-def kill_at(step: int) -> Callable[[Event], None]:
-    """A listener that stops the run as soon as a step is done, and keeps it from being committed."""
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StepDone) and event.row["step"] == step:
-            raise Killed
-
-    return listen
 
 
 def from_csv(path: Path) -> Curve:
@@ -145,7 +136,7 @@ def test_a_killed_run_goes_on_in_the_same_places(tmp_path: Path, uri: str) -> No
         return CSV(tmp_path / "losses.csv"), TensorBoard(tmp_path / "logs"), MLflow("brains", uri)
 
     with pytest.raises(Killed):
-        fit(tmp_path, *places(), kill_at(4))
+        fit(tmp_path, *places(), broken_after(4, Killed))
     run = fit(tmp_path, *places())
     expected = history(run)
     assert list(expected) == [1, 2, 3, 4, 5, 6]
