@@ -32,10 +32,8 @@ def view_of(folder: Path, losses: np.ndarray, moved_bytes: float = 0.0) -> View:
     (folder / "run.json").write_text("{}")
     view = View(folder)
     view.facts = FACTS
-    rows = (
-        {"step": n, "loss": x, "seconds": 2.0, "read_bytes": moved_bytes} for n, x in enumerate(losses, 1)
-    )
-    view.steps.add(rows)
+    row = {"seconds": 2.0, "read_bytes": moved_bytes}
+    view.steps.add({"step": n, "loss": x, **row} for n, x in enumerate(losses, 1))
     view.notes = [{"kind": "started", "at": 1000.0, "text": ""}]
     return view
 

@@ -27,18 +27,16 @@ from oocdl.dashboard import dask_plugin
 from oocdl.events import Event, Notice, StepDone
 from oocdl.runtime.measured import Board
 from oocdl.training import loop
-from tests.kit import nets
+from tests.kit import nets, settings
 from tests.kit.browser import CHROMIUM, DESKTOP, FRAME, PHONE, Seen, browser
+from tests.kit.code import ROOT
 
 pytestmark = pytest.mark.skipif(
     not CHROMIUM.exists(), reason="needs Debian's chromium: apt-get install chromium"
 )
 EVIL = "<img src=x onerror=alert(1)>"
-ROOT = Path(__file__).parents[2]
-QUICK: dict[str, Any] = {
-    "memory": "2GiB", "engine": "numpy", "progress": False, "threads": 1, "steps": 30, "loss": "dice_ce",
-    "parallel": {"space": (2,)}, "batch_size": 1,
-}  # fmt: skip
+QUICK: dict[str, Any] = {**settings.QUICK, "engine": "numpy", "steps": 30, "loss": "dice_ce"}
+QUICK |= {"memory": "2GiB", "parallel": {"space": (2,)}}
 TABS = ("Overview", "Learning", "Step", "Machine", "Layers", "Network", "Settings", "Messages")
 
 

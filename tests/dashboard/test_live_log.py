@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -251,10 +252,8 @@ def test_the_map_shows_the_least_far_of_the_tasks_of_a_place(run: Path, log: Liv
     of = {0: [4, 2, 1, 4, 0], 1: [3, 4]}
     assert found is not None and found.shape == (2, columns)
     for index, tasks in of.items():
-        expected = [
-            min(tasks[a : max(b, a + 1)])
-            for a, b in ((c * len(tasks) // columns, (c + 1) * len(tasks) // columns) for c in range(columns))
-        ]
+        ends = [column * len(tasks) // columns for column in range(columns + 1)]
+        expected = [min(tasks[a : max(b, a + 1)]) for a, b in pairwise(ends)]
         assert found[index].tolist() == expected
     log(look(2001.0, phases=b"\x04"))  # of another plan
     view.refresh()

@@ -54,17 +54,15 @@ def test_a_browser_has_what_is_in_the_tab_that_is_open(
 
 
 def test_every_part_of_a_step_has_its_colour_however_few_layers_it_has() -> None:
-    layers: list[Any] = [
-        SimpleNamespace(phase=part) for part in ["forward"] * 20 + ["backward"] * 10 + ["update"]
-    ]
+    parts = ["forward"] * 20 + ["backward"] * 10 + ["update"]
+    layers: list[Any] = [SimpleNamespace(phase=part) for part in parts]
     strip = step_panels._parts(layers)
     assert (strip["left"], strip["right"]) == ([0, 20, 30], [20, 30, 31])
     assert strip["part"] == ["forward", "backward", ""] and strip["color"] == list(PHASES.values())
 
 
 def test_settings_and_what_is_empty_are_told_in_words(tmp_path: Path) -> None:
-    model, data = nets.write_mlp(tmp_path / "mlp.onnx"), nets.write_data(tmp_path / "d.zarr", nets.vectors())
-    run = oocdl.fit(model, data, workdir=tmp_path / "run", lr=Cosine(0.1), steps=3, **QUICK)
+    run = oocdl.fit(*nets.write_job(tmp_path), workdir=tmp_path / "run", lr=Cosine(0.1), steps=3, **QUICK)
     view = View(run.path)
     view.refresh()
     settings, rates = Settings(), Rates()

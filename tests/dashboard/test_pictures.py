@@ -18,12 +18,9 @@ from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, r
 from oocdl.dashboard.view import View
 from oocdl.errors import DatasetError
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
-from tests.kit import nets
+from tests.kit import nets, settings
 
-QUICK: dict[str, Any] = {
-    "memory": "2GiB", "engine": "numpy", "progress": False, "threads": 1, "steps": 2, "loss": "dice_ce",
-    "batch_size": 1,
-}  # fmt: skip
+QUICK: dict[str, Any] = {**settings.QUICK, "engine": "numpy", "steps": 2, "loss": "dice_ce"}
 
 
 def dataset_of(folder: Path, chunks: tuple[int, ...], **arrays: np.ndarray) -> Dataset:
@@ -119,8 +116,12 @@ def test_contours_lie_between_classes() -> None:
     assert {*found["x0"], *found["x1"], *found["y0"], *found["y1"]} == {1.0, 2.0, 3.0}
 
 
-def test_a_sample_is_read_thinned_where_the_dataset_is_seen(job: tuple[Path, Path], tmp_path: Path) -> None:
-    run = oocdl.fit(*job, workdir=tmp_path / "run", **QUICK)
+@pytest.fixture(scope="module")
+def run(job: tuple[Path, Path]) -> oocdl.Run:
+    return oocdl.fit(*job, **QUICK)
+
+
+def test_a_sample_is_read_thinned_where_the_dataset_is_seen(run: oocdl.Run, tmp_path: Path) -> None:
     view, panel = View(run.path), Pictures()
     view.refresh()
     panel.update(view)
@@ -136,8 +137,7 @@ def test_a_sample_is_read_thinned_where_the_dataset_is_seen(job: tuple[Path, Pat
     assert read_whole(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 2, 0) is None
 
 
-def test_a_sample_is_predicted_without_keep(job: tuple[Path, Path], tmp_path: Path) -> None:
-    run = oocdl.fit(*job, workdir=tmp_path / "run", **QUICK)
+def test_a_sample_is_predicted_without_keep(run: oocdl.Run, job: tuple[Path, Path], tmp_path: Path) -> None:
     predict(run.path, 1, tmp_path / "found.npz")
     logits = run.predict(job[1], tmp_path / "all.zarr")["y"][1]
     meant = zarr.open_group(str(job[1]), mode="r")["y"][1]

@@ -20,8 +20,7 @@ NUMBERS = re.compile(r"^oocdl_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 
 def test_numbers_of_a_run(tmp_path: Path) -> None:
-    model = nets.write_mlp(tmp_path / "mlp.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    job = nets.write_job(tmp_path)
     found: dict[str, tuple[str, float]] = {}
     with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, memory_limit=None, dashboard_address="127.0.0.1:0"
@@ -41,7 +40,7 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
                 time.sleep(0.2)
 
         run = oocdl.fit(
-            model, data, workdir=tmp_path / "run", client=client, callbacks=[listen], steps=4, memory="1GiB",
+            *job, workdir=tmp_path / "run", client=client, callbacks=[listen], steps=4, memory="1GiB",
             progress=False, commit_seconds=0,
         )  # fmt: skip
         assert not numbers()

@@ -149,9 +149,8 @@ def test_a_plan_counts_its_disk(job: Job, tight: dict[str, Any], tmp_path: Path)
 @pytest.mark.slow
 def test_more_than_disk_allows_is_refused(job: Job, tight: dict[str, Any], tmp_path: Path) -> None:
     need = machine.plan(*job, **tight).disk_bytes
-    with pytest.raises(
-        ResourceError, match=r"of disk \(.* of spill, .* disk= allows .* smaller batch"
-    ) as caught:
+    said = r"of disk \(.* of spill, .* disk= allows .* smaller batch"
+    with pytest.raises(ResourceError, match=said) as caught:
         machine.fit(*job, workdir=tmp_path / "run", disk=need - 1, **tight)
     one_line(caught.value)
     assert not (tmp_path / "run").exists()
@@ -301,9 +300,7 @@ def test_a_full_disk_at_a_commit(
 ) -> None:  # fmt: skip
     """Whether it is seen before anything is written, or something else takes the room meanwhile."""
     run, options = small_disk / "run", {**tight, "spill": tmp_path / "spill"}
-    filler = Filler(
-        small_disk, 40 << 10, lambda event: isinstance(event, StepDone) and event.row["step"] == 3
-    )
+    filler = Filler(small_disk, 40 << 10, lambda one: isinstance(one, StepDone) and one.row["step"] == 3)
     with pytest.MonkeyPatch.context() as patch:
         if not seen:
             patch.setattr(disk_check, "free_bytes", lambda path: 1 << 60)
@@ -326,9 +323,8 @@ def test_disk_is_watched_at_commits(
         if isinstance(event, Committed) and event.step == 1:
             (run / "kept" / "large").write_bytes(bytes(need))
 
-    with pytest.raises(
-        ResourceError, match="the next commit would take the run to .* disk= allows"
-    ) as caught:
+    said = "the next commit would take the run to .* disk= allows"
+    with pytest.raises(ResourceError, match=said) as caught:
         machine.fit(*job, workdir=run, callbacks=[grow], disk=need, **tight)
     assert "the last commit stays" in one_line(caught.value) and oocdl.open(run).steps == 1
 

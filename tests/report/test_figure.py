@@ -23,6 +23,7 @@ from oocdl.report.figure import LABEL_LETTERS, PHASES, RED, figure_of, highest, 
 from oocdl.report.layer_facts import layer_names
 from oocdl.report.tables import shortened
 from tests.kit import nets
+from tests.kit.settings import QUICK
 
 MIB = 1 << 20
 
@@ -48,9 +49,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
     folder = tmp_path_factory.mktemp("plan")
     model = write_unet3d(folder / "unet.onnx", base=4, depth=2, classes=2)
     data = nets.write_data(folder / "data.zarr", nets.volumes(2, 16))
-    return oocdl.plan(
-        model, data, loss="dice_ce", memory="4GiB", engine="onnxruntime", threads=2, parallel={"space": (2,)}
-    )
+    return oocdl.plan(model, data, **{**QUICK, "loss": "dice_ce", "threads": 2, "parallel": {"space": (2,)}})
 
 
 def test_a_png_of_the_figures_size_and_an_svg(plan: oocdl.Plan, tmp_path: Path) -> None:
@@ -65,9 +64,8 @@ def test_a_png_of_the_figures_size_and_an_svg(plan: oocdl.Plan, tmp_path: Path) 
 def test_a_row_for_each_layer_and_one_axis_of_time(plan: oocdl.Plan) -> None:
     figure = figure_of(**{**scene(), "passes": plan.simulated, "budget_bytes": 4 << 30})
     above, below, disk = figure.axes
-    assert [label.get_text() for label in below.get_yticklabels()] == [
-        shortened(layer.layer.name, LABEL_LETTERS) for layer in plan.layers
-    ]
+    names = [shortened(layer.layer.name, LABEL_LETTERS) for layer in plan.layers]
+    assert [label.get_text() for label in below.get_yticklabels()] == names
     assert above.get_xlim() == below.get_xlim() == disk.get_xlim()
     assert "ms" in disk.get_xlabel() and "GiB" in above.get_ylabel()
 
@@ -150,12 +148,9 @@ def test_names_of_layers_are_shortened_and_harmless() -> None:
 def test_parts_of_a_pass_are_told_apart_by_colour_and_said() -> None:
     one = scene(layers=3, workers=1)
     names = {"layer0": "layer0", "layer1": "grad/layer0", "layer2": "update/w"}
-    passes = tuple(
-        replace(
-            done, units=tuple(r._replace(key=r.key._replace(layer=names[r.key.layer])) for r in done.units)
-        )
-        for done in one["passes"]
-    )
+    (done,) = one["passes"]
+    units = tuple(ran._replace(key=ran.key._replace(layer=names[ran.key.layer])) for ran in done.units)
+    passes = (replace(done, units=units),)
     labels = {"grad/layer0": "layer0", "update/w": "weights"}
     _, below, _ = figure_of(**one | {"passes": passes, "labels": labels}).axes
     assert [text.get_text() for text in below.get_yticklabels()] == ["layer0", "layer0", "weights"]

@@ -133,9 +133,8 @@ def test_golden(name: str, what: What, plans: Mapping[str, Plan], request: pytes
 
 
 def test_every_golden_text_is_compared() -> None:
-    assert {path.name for path in GOLDEN.glob("*.txt")} == {
-        f"{n}.{what}.txt" for n in NETWORKS for what in WHATS
-    }
+    names = {f"{name}.{what}.txt" for name in NETWORKS for what in WHATS}
+    assert {path.name for path in GOLDEN.glob("*.txt")} == names
     assert UPDATE in (GOLDEN / "README.md").read_text()
 
 
@@ -146,18 +145,14 @@ def test_all_of_a_pass_is_its_layers_one_after_the_other(plans: Mapping[str, Pla
         assert plan.show(what) == "\n\n".join(blocks)
     tasks = plan.show("tasks")
     assert all(plan.show("tasks", layer.layer.name) in tasks for layer in plan.layers)
-    assert all(
-        f"\n    {key_text(key)}" in tasks
-        for key in (*plan.compiled.graph.inputs, *plan.compiled.graph.outputs)
-    )
+    ends = (*plan.compiled.graph.inputs, *plan.compiled.graph.outputs)
+    assert all(f"\n    {key_text(key)}" in tasks for key in ends)
 
 
 def test_a_layer_is_found_by_its_name_and_its_index(plans: Mapping[str, Plan]) -> None:
     plan = plans["unet"]
     assert plan.show("graph", "down1.conv2") == plan.show("graph", 1) == plan.show("graph", "001")
-    with pytest.raises(
-        InputError, match=r"no layer 'down1.conv3'.*did you mean 'down1.conv2', 'down1.conv1'"
-    ):
+    with pytest.raises(InputError, match=r"no layer 'down1.conv3'.*mean 'down1.conv2', 'down1.conv1'"):
         plan.show("layers", "down1.conv3")
     for unknown in (len(plan.layers), -1, "?", "\u00b2"):
         with pytest.raises(InputError, match="--show layers lists them"):

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -32,6 +31,7 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.versions import Weights
 from tests.kit import nets
 from tests.kit.code import ROOT
+from tests.kit.settings import QUICK
 
 EVIL = "<script>alert(1)</script>"
 MOST_BYTES = 100_000
@@ -60,9 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> oocdl.Run:
     folder = tmp_path_factory.mktemp("run")
     model = write_unet3d(folder / "unet.onnx", base=2, depth=1, classes=2)
     data = nets.write_data(folder / "data.zarr", nets.volumes(2, 16))
-    return oocdl.fit(
-        model, data, loss="dice_ce", memory="4GiB", engine="onnxruntime", steps=3, progress=False
-    )
+    return oocdl.fit(model, data, loss="dice_ce", steps=3, **QUICK)
 
 
 def named(plan: oocdl.Plan, count: int, name: str) -> oocdl.Plan:
@@ -71,10 +69,8 @@ def named(plan: oocdl.Plan, count: int, name: str) -> oocdl.Plan:
     one = main.plan.layers[0]
     layers = tuple(replace(one, layer=replace(one.layer, name=f"{name}{n}")) for n in range(count))
     unit = plan.simulated[0].units[0]
-    ran = tuple(
-        unit._replace(position=n, key=unit.key._replace(layer=layer.layer.name))
-        for n, layer in enumerate(layers)
-    )
+    keys = [unit.key._replace(layer=layer.layer.name) for layer in layers]
+    ran = tuple(unit._replace(position=n, key=key) for n, key in enumerate(keys))
     kinds = {"main": replace(main, plan=replace(main.plan, layers=layers))}
     made = replace(plan, kinds=kinds, model=f"{name}.onnx")
     made.__dict__["simulated"] = (replace(plan.simulated[0], units=ran),)
@@ -95,25 +91,17 @@ def test_what_users_get_is_one_line(run: oocdl.Run) -> None:
     assert "unet.onnx" in repr(plan) and f"{len(plan.layers)} layers" in repr(plan)
     assert f"{len(run.weights)} arrays" in repr(run.weights)
 
-
-def test_a_model_with_a_long_name_is_still_one_line(run: oocdl.Run) -> None:
-    assert is_one_short_line(replace(run.plan, model="\n\x1b" * 120 + ".onnx"))
-    assert is_one_short_line(named(run.plan, 500, "layer"))
+    assert is_one_short_line(replace(plan, model="\n\x1b" * 120 + ".onnx"))
+    assert is_one_short_line(named(plan, 500, "layer"))
 
 
-def test_a_plan_as_a_page(run: oocdl.Run) -> None:
+def test_plan_run_weights_and_report_as_a_page(run: oocdl.Run) -> None:
     page = page_of(run.plan)
     assert all(run.plan.layer_names[layer.layer.name] in page for layer in run.plan.layers)
     assert f"of {run.plan.settings.memory_bytes / 2**20:.0f} MiB" in page
     assert all(line in page for line in run.plan.summary().splitlines())
-
-
-def test_a_run_as_a_page(run: oocdl.Run) -> None:
     page = page_of(run)
     assert "3 of 3 steps" in page and f"→ {run.history[-1]['loss']:.4g}" in page
-
-
-def test_weights_and_a_report_as_a_page(run: oocdl.Run) -> None:
     weights = page_of(run.weights)
     assert all(name in weights for name in run.weights)
     assert "list(run.weights)" not in weights
@@ -138,16 +126,8 @@ def test_names_are_text_however_many_there_are(run: oocdl.Run, tmp_path: Path, n
         assert name[:14] in page
 
 
-@pytest.fixture
-def search(tmp_path: Path) -> Iterator[oocdl.Search]:
-    model = write_unet3d(tmp_path / "unet.onnx", base=2, depth=1, classes=2)
-    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 16))
-    yield oocdl.search(
-        model, data, space={"lr": [0.1, 0.01]}, steps=1, memory="4GiB", engine="onnxruntime", progress=False
-    )
-
-
-def test_a_search_and_scaling_as_pages(search: oocdl.Search) -> None:
+def test_a_search_and_scaling_as_pages(tmp_path: Path) -> None:
+    search = oocdl.search(*nets.write_job(tmp_path), space={"lr": [0.1, 0.01]}, steps=1, **QUICK)
     page = page_of(search)
     assert page.count("finished") == 2 and "0.01" in page and is_one_short_line(search)
     assert "weak scaling" in page_of(oocdl.Scaling(EVIL, True, ()))

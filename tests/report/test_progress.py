@@ -48,14 +48,9 @@ class Shown:
 
 def test_plain_lines_are_a_second_apart_but_for_the_first_and_the_last() -> None:
     shown = Shown().takes(started(), *map(step, range(1, 11)), RunFinished(10, 3.0), seconds=0.3)
-    assert [line.split(",")[0] for line in shown.text.splitlines()] == [
-        "10 steps in net.run",
-        "step 1/10",
-        "step 5/10",
-        "step 9/10",
-        "step 10/10",
-        "finished 10 steps in 3.0 s",
-    ]
+    steps = [f"step {number}/10" for number in (1, 5, 9, 10)]
+    lines = [line.split(",")[0] for line in shown.text.splitlines()]
+    assert lines == ["10 steps in net.run", *steps, "finished 10 steps in 3.0 s"]
 
 
 FAST_AT_LAST = [step(number, 100.0 if number == 1 else 0.5) for number in range(1, 22)]
@@ -88,10 +83,6 @@ def test_what_is_left_has_validations_in_it() -> None:
     assert "loss 0.5000, val_loss 0.3000, val_dice 0.8000, 4.0 s/step, 1:04 left" in shown.text
 
 
-def test_a_commit_is_no_news() -> None:
-    assert Shown().takes(Committed(3)).text == ""
-
-
 def test_a_terminal_gets_one_live_line_from_the_first_moment_on() -> None:
     shown = Shown(width=120)
     with shown.listener as listener:
@@ -101,6 +92,7 @@ def test_a_terminal_gets_one_live_line_from_the_first_moment_on() -> None:
         shown.takes(*map(step, range(1, 5)), RunFinished(4, 1.0))
     assert "4/4" in shown.text and "loss 0.2500" in shown.text and "4.0 steps/s" in shown.text
     assert shown.text.rstrip().endswith("finished 4 steps in 1.0 s") and listener.bar is None
+    assert Shown().takes(Committed(3)).text == ""  # that is no news
     with Shown().listener as quiet:
         assert quiet.console.file.getvalue() == ""  # type: ignore[attr-defined]
 
@@ -125,18 +117,11 @@ def test_what_matters_least_goes_first_where_there_is_no_room(width: int, has_ba
 
 def running(number: int, done: int, pass_number: int = 1) -> StepRunning:
     """Of four tasks of one of two passes so many are done, by two processes."""
-    sizes = dict.fromkeys(
-        ("process_bytes", "base_bytes", "reserved_bytes", "tier_bytes", "spilled_bytes", "read_bytes",
-         "written_bytes"), 0,
-    )  # fmt: skip
+    sizes = {f"{of}_bytes": 0 for of in ["process", "base", "reserved", "tier", "spilled", "read", "written"]}
     phases = [bytes([4] * (done - 1) + [0] * (5 - done)), bytes([0] * (done - 1) + [4] + [2] * (4 - done))]
-    looks = [
-        ProcessLook(name=str(n), threads=1, processor_seconds=0, phases=one, **sizes)
-        for n, one in enumerate(phases)
-    ]
-    return StepRunning(
-        at_seconds=0, step=number, pass_number=pass_number, passes=2, plan_id="main", processes=tuple(looks)
-    )
+    looks = [ProcessLook(name="x", threads=1, processor_seconds=0, phases=one, **sizes) for one in phases]
+    where = {"step": number, "pass_number": pass_number, "passes": 2, "plan_id": "main"}
+    return StepRunning(at_seconds=0, processes=tuple(looks), **where)
 
 
 def test_a_long_step_moves_while_it_runs() -> None:

@@ -22,11 +22,9 @@ from oocdl.report.layer_facts import computing_seconds
 from oocdl.report.run_report import make_report, read_report
 from oocdl.report.tables import MOST_ROWS
 from oocdl.runtime.measured import Measured, Spent
-from tests.kit import nets
+from tests.kit import nets, settings
 
-QUICK: dict[str, Any] = {
-    "memory": "4GiB", "engine": "onnxruntime", "threads": 1, "loss": "dice_ce", "parallel": {"space": (2,)},
-}  # fmt: skip
+QUICK: dict[str, Any] = {**settings.QUICK, "loss": "dice_ce", "parallel": {"space": (2,)}}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +36,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def run(job: tuple[Path, Path]) -> oocdl.Run:
-    return oocdl.fit(*job, epochs=2, progress=False, **QUICK)
+    return oocdl.fit(*job, epochs=2, **QUICK)
 
 
 # --- before ------------------------------------------------------------------------------
@@ -83,9 +81,8 @@ def test_measured_rates_are_called_so(
 
 def test_measured_stands_beside_predicted(run: oocdl.Run) -> None:
     report, plan = run.report(), run.plan
-    assert [layer.name for layer in report.layers] == [
-        plan.layer_names[layer.layer.name] for layer in plan.layers
-    ]
+    names = [plan.layer_names[layer.layer.name] for layer in plan.layers]
+    assert [layer.name for layer in report.layers] == names
     assert sum(layer.units for layer in report.layers) == plan.tasks
     assert all(math.isfinite(layer.ratio) and layer.ratio > 0 for layer in report.layers)
     assert report.steps == 5  # the first of six compiles programs
@@ -105,7 +102,7 @@ def test_a_run_has_one_peak_of_memory(
     """A process may grow while a step is committed: report and history tell of the same moment."""
     readings = itertools.count(1 << 30, 4096)
     monkeypatch.setattr(Heap, "process_bytes", lambda heap: next(readings))
-    run = oocdl.fit(*job, workdir=tmp_path / "run", steps=2, optimizer="sgd", progress=False, **QUICK)
+    run = oocdl.fit(*job, workdir=tmp_path / "run", steps=2, optimizer="sgd", **QUICK)
     assert run.report().measured.peak_bytes == run.peak_bytes
 
 
@@ -121,9 +118,8 @@ def test_the_report_stays_with_the_run_and_is_a_table(run: oocdl.Run) -> None:
 
 def test_a_step_of_several_passes(job: tuple[Path, Path], tmp_path: Path) -> None:
     """Three rows, two a step: the second step of an epoch has one pass, and is not counted."""
-    run = oocdl.fit(
-        *job, workdir=tmp_path / "run", accumulate=2, epochs=2, optimizer="sgd", progress=False, **QUICK
-    )
+    how = {**QUICK, "accumulate": 2, "epochs": 2, "optimizer": "sgd"}
+    run = oocdl.fit(*job, workdir=tmp_path / "run", **how)
     report = run.report()
     assert report.steps == 1
     assert sum(layer.units for layer in report.layers) == run.plan.tasks
@@ -131,7 +127,7 @@ def test_a_step_of_several_passes(job: tuple[Path, Path], tmp_path: Path) -> Non
 
 
 def test_a_new_run_does_not_show_the_report_of_the_old_one(job: tuple[Path, Path], tmp_path: Path) -> None:
-    options = {**QUICK, "workdir": tmp_path / "run", "steps": 1, "progress": False}
+    options = {**QUICK, "workdir": tmp_path / "run", "steps": 1}
     oocdl.fit(*job, **options)
 
     def stop(event: object) -> None:
