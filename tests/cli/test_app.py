@@ -27,17 +27,7 @@ from oocdl.cli.cluster import WORKER_OPTIONS
 from oocdl.cli.demo import CLASSES, write_volumes
 from oocdl.cli.texts import flag
 from oocdl.config import OPTIONS, make_settings
-from oocdl.config.options import (
-    Augment,
-    LossLike,
-    Metrics,
-    Names,
-    Normalize,
-    ParamGroup,
-    Pieces,
-    Size,
-    Validation,
-)
+from oocdl.config import options as typed
 from oocdl.errors import InputError, ModelWarning, ResourceError, StoreError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.ops.optimizers import Optimizer
@@ -156,9 +146,8 @@ def test_verify_and_repair(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     work = tmp_path / "copy.run"
     shutil.copytree(folder / "net.run", work)
     code, out, _ = run(capsys, "verify", work)
-    assert code == 0 and re.fullmatch(
-        rf"{work}: sound \(step 3; \d+ arrays, \d+ chunks, .* MiB read\)\n", out
-    )
+    assert code == 0
+    assert re.fullmatch(rf"{work}: sound \(step 3; \d+ arrays, \d+ chunks, .* MiB read\)\n", out)
     chunk = next((work / "weights").glob("t00000/e*-v3/c*"))
     chunk.write_bytes(chunk.read_bytes()[:-1])
     code, out, _ = run(capsys, "verify", work)
@@ -192,24 +181,17 @@ def test_predict_evaluate_and_export(folder: Path, capsys: pytest.CaptureFixture
     table = folder / "table.csv"
     asked = ("evaluate", work, data, "--memory", "4GiB", "--metrics", "dice,confusion", "--per-sample", table)
     code, out, _ = run(capsys, *asked)
-    counts = [
-        line.split()[-4:] for line in out.splitlines() if re.fullmatch(r"(confusion )?(\d+ ){3}\d+", line)
-    ]
-    assert (
-        code == 0 and np.array(counts, int).sum() == 3 * 16**3 and out.endswith(": a row for each sample\n")
-    )
+    lines = [line for line in out.splitlines() if re.fullmatch(r"(confusion )?(\d+ ){3}\d+", line)]
+    counts = [line.split()[-4:] for line in lines]
+    assert code == 0 and np.array(counts, int).sum() == 3 * 16**3
+    assert out.endswith(": a row for each sample\n")
     assert re.match(r"sample,loss,dice,dice/0,.*\n0,\d\.\d+,", table.read_text())
     code, out, _ = run(capsys, *asked[:-2], "--json")
     assert code == 0 and json.loads(out)["confusion"] == np.array(counts, int).tolist()
     code, out, _ = run(capsys, "export", work, folder / "trained.onnx")
     assert code == 0 and out.startswith(str(folder / "trained.onnx"))
-    old, new = (
-        {
-            tensor.name: onnx.numpy_helper.to_array(tensor)
-            for tensor in onnx.load(folder / name).graph.initializer
-        }
-        for name in ("net.onnx", "trained.onnx")
-    )
+    tensors = [onnx.load(folder / name).graph.initializer for name in ("net.onnx", "trained.onnx")]
+    old, new = ({one.name: onnx.numpy_helper.to_array(one) for one in each} for each in tensors)
     assert old.keys() == new.keys()
     assert any((old[name] != new[name]).any() for name in old)
 
@@ -218,9 +200,8 @@ def test_plan_shows_a_pass_as_text(folder: Path, capsys: pytest.CaptureFixture[s
     command = ("plan", folder / "net.onnx", folder / "data.zarr", *TINY, "--parallel", "space=2", "--show")
     code, out, _ = run(capsys, *command, "layers")
     assert code == 0 and out.startswith("000 ") and "\n\n001 " in out and " units = space0:2, " in out
-    first, name = next(
-        re.findall(r"^(\d+) (\S+)  ", block)[0] for block in out.split("\n\n") if "Conv" in block
-    )
+    (block, *_) = [block for block in out.split("\n\n") if "Conv" in block]
+    first, name = re.findall(r"^(\d+) (\S+)  ", block)[0]
     for what, words in (
         ("graph", r"down1\.conv1 +f32\[1,2,16,16,16\] +.*= Conv\(image, down1\.conv1\.weight\)"),
         ("program", r"= Conv\(%\d+.*\.pad\("),
@@ -309,46 +290,41 @@ def test_hostile_names_of_a_model_stay_text_wherever_they_are_shown(
         assert command[:2] != ("info", model) or "[bold]" in out
 
 
+FIT = ("fit", "{}/net.onnx", "{}/data.zarr")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["fit", "{}/none.onnx", "{}/data.zarr"], 2, "none.onnx"),
         (["fit", "{}/net.onnx", "{}/none.zarr"], 2, "no such dataset"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--optimizer", "adma"], 2, "did you mean 'adam'"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "dise"], 2, "did you mean 'dice'"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--memory", "much"], 2, "not a size"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--batch-size", "9"], 2, "batch_size"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--inputs", "image"], 2, "--inputs takes name=value"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--dims", "depth=deep"], 2, "--dims takes name=number"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "space=2xx"], 2, "--parallel takes"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--parallel", "depth=2"], 2, "batch, space, channels"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--stpes", "2"], 2, "--stpes"),
+        ([*FIT, "--optimizer", "adma"], 2, "did you mean 'adam'"),
+        ([*FIT, "--loss", "dise"], 2, "did you mean 'dice'"),
+        ([*FIT, "--memory", "much"], 2, "not a size"),
+        ([*FIT, "--batch-size", "9"], 2, "batch_size"),
+        ([*FIT, "--inputs", "image"], 2, "--inputs takes name=value"),
+        ([*FIT, "--dims", "depth=deep"], 2, "--dims takes name=number"),
+        ([*FIT, "--parallel", "space=2xx"], 2, "--parallel takes"),
+        ([*FIT, "--parallel", "depth=2"], 2, "batch, space, channels"),
+        ([*FIT, "--stpes", "2"], 2, "--stpes"),
+        ([*FIT, "--momentum", "1"], 2, "adam has no --momentum; it has --weight-decay, --clip-norm"),
+        ([*FIT, "--schedule", "cos"], 2, "--schedule takes cosine"),
+        ([*FIT, "--schedule", "step:0.5"], 2, "--schedule takes cosine"),
+        ([*FIT, "--schedule", "polynomial:x"], 2, "; got 'polynomial:x'"),
+        ([*FIT, "--schedule", "step:3:"], 2, "FACTOR]; got 'step:3:'"),
+        ([*FIT, "--schedule", "cosine:"], 2, "FACTOR]; got 'cosine:'"),
+        ([*FIT, "--class-weights", "a"], 2, "--class-weights takes numbers"),
+        ([*FIT, "--loss", "bce", "--class-weights", "1,2"], 2, "bce has no --class-weights; it has none"),
         (
-            ["fit", "{}/net.onnx", "{}/data.zarr", "--momentum", "1"],
-            2,
-            "--optimizer adam has no --momentum; it has --weight-decay, --clip-norm",
-        ),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "cos"], 2, "--schedule takes cosine"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "step:0.5"], 2, "--schedule takes cosine"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "polynomial:x"], 2, "; got 'polynomial:x'"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "step:3:"], 2, "FACTOR]; got 'step:3:'"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--schedule", "cosine:"], 2, "FACTOR]; got 'cosine:'"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--class-weights", "a"], 2, "--class-weights takes numbers"),
-        (
-            ["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "bce", "--class-weights", "1,2"],
-            2,
-            "--loss bce has no --class-weights; it has none",
-        ),
-        (
-            ["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=dice_ce", "--class-weights", "1,2"],
+            [*FIT, "--loss", "a=dice_ce", "--class-weights", "1,2"],
             2,
             "--class-weights go with one loss by name; several are for oocdl.losses, in Python",
         ),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "dise", "--ignore-index", "1"], 2, "mean 'dice'"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--loss", "a=dice:heavy"], 2, "output=loss:weight"),
+        ([*FIT, "--loss", "dise", "--ignore-index", "1"], 2, "mean 'dice'"),
+        ([*FIT, "--loss", "a=dice:heavy"], 2, "output=loss:weight"),
         (["plan", "{}/net.onnx", "{}/data.zarr", "--hosts", "many"], 2, "--hosts takes whole numbers"),
         (["fit", "{}/net.onnx"], 2, "dataset"),
-        (["fit", "{}/net.onnx", "{}/data.zarr", "--steps", "many"], 2, "--steps"),
+        ([*FIT, "--steps", "many"], 2, "--steps"),
         (["train"], 2, "train"),
         (["plan", "{}/net.onnx", "{}/data.zarr", "--memory", "1MiB"], 4, "would do"),
         (["plan", "{}/net.onnx", "{}/data.zarr", "--show", "layer"], 2, "--show"),
@@ -403,21 +379,24 @@ TEXTS: dict[Any, tuple[object, object]] = {
     Rate | None: (0.5, 0.5),
     str: ("numpy", "numpy"),
     str | Optimizer: ("sgd", "sgd"),
-    LossLike: ("dice", "dice"),
-    Size | None: ("3GiB", "3GiB"),
+    typed.LossLike: ("dice", "dice"),
+    typed.Size | None: ("3GiB", "3GiB"),
     Literal["bfloat16"] | None: ("bfloat16", "bfloat16"),
-    Names: ("a*", ("a*",)),
-    Augment: ("RandFlip(0.5, (0, 1))", [RandFlip(0.5, (0, 1))]),
-    Normalize: ("a=ct", {"a": "ct"}),
-    Validation: (0.25, 0.25),
-    Metrics: ("dice,iou", ("dice", "iou")),
+    typed.Names: ("a*", ("a*",)),
+    typed.Augment: ("RandFlip(0.5, (0, 1))", [RandFlip(0.5, (0, 1))]),
+    typed.Normalize: ("a=ct", {"a": "ct"}),
+    typed.Validation: (0.25, 0.25),
+    typed.Metrics: ("dice,iou", ("dice", "iou")),
     int | Sequence[int]: ("2,5", (2, 5)),
-    Pieces: ("batch=2", {"batch": 2}),
+    typed.Pieces: ("batch=2", {"batch": 2}),
     Mapping[str, str] | None: ("a=b", {"a": "b"}),
     Mapping[str, int] | None: ("a=3", {"a": 3}),
     Mapping[str, float] | None: ("a=0.5", {"a": 0.5}),
     float | None: (0.5, 0.5),
-    ParamGroup | Sequence[ParamGroup] | None: ("params=w*|b*,lr=.1", [{"params": ("w*", "b*"), "lr": 0.1}]),
+    typed.ParamGroup | Sequence[typed.ParamGroup] | None: (
+        "params=w*|b*,lr=.1",
+        [{"params": ("w*", "b*"), "lr": 0.1}],
+    ),
     str | Path | None: ("p", Path("p")),
     Plan | str | Path | None: ("p", Path("p")),
 }
@@ -474,16 +453,14 @@ def test_every_option_of_fit_reaches_its_setting(
     assert inspect.signature(verbs.fit).parameters.keys() - others == expected.keys()
     refused(capsys, *fit)
     refused(capsys, *fit, *words)
-    plain, typed = given
-    assert {name: typed[name] for name in expected} == expected
+    plain, full = given
+    assert {name: full[name] for name in expected} == expected
     assert not [name for name in expected if plain[name] == expected[name]]
     for extra, name, value in ALONE:
         refused(capsys, *fit, *extra)
         assert given[-1][name] == value != plain[name]
-    for text, found in (
-        ('"nnunet"', ["nnunet"]),
-        ('["RandFlip(0.5, 1)", "nnunet"]', [RandFlip(0.5, 1), "nnunet"]),
-    ):
+    two = '["RandFlip(0.5, 1)", "nnunet"]', [RandFlip(0.5, 1), "nnunet"]
+    for text, found in (('"nnunet"', ["nnunet"]), two):
         (listed := folder / "augment.toml").write_text(f"augment = {text}\n")
         refused(capsys, *fit, "--config", listed)
         assert given[-1]["augment"] == found

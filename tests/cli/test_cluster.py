@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,8 @@ def fail() -> None:
     raise InputError("the model is wrong")
 
 
-def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(10)
-
-
-def hang_up() -> None:
-    os.kill(os.getpid(), signal.SIGHUP)
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
     time.sleep(10)
 
 
@@ -118,18 +114,14 @@ def hang_up() -> None:
     [
         (fail, 2, "the model is wrong"),
         (interrupt, 130, "interrupted"),
-        (terminate, 143, "SIGTERM"),
-        (hang_up, 129, "SIGHUP"),
+        (partial(send, signal.SIGTERM), 143, "SIGTERM"),
+        (partial(send, signal.SIGHUP), 129, "SIGHUP"),
     ],
 )
 def test_jobs_are_cancelled_and_keys_deleted_however_it_ends(
-    here: Batch,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    does: Any,
-    code: int,
-    words: str,
-) -> None:
+    here: Batch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    does: Any, code: int, words: str,
+) -> None:  # fmt: skip
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     seen: list[int] = []
 
@@ -159,19 +151,15 @@ def test_whoever_presses_ctrl_c_again_leaves_no_job_and_no_key(
     scancel.write_text(f"#!/bin/bash\nkill -INT $PPID $$; sleep 0.3\necho $1 >> {here.folder}/cancelled\n")
     code, _, err = run(capsys, *FIT, "--cluster", "slurm", "--nodes", 2, *JOB)
     assert code == 130 and here.keys() == [] and here.cancelled() == ["1", "2"]
-    assert err.splitlines()[-2:] == [
-        "cancelling jobs ..",
-        "oocdl: interrupted; no step was done, nothing was changed",
-    ]
+    last = ["cancelling jobs ..", "oocdl: interrupted; no step was done, nothing was changed"]
+    assert err.splitlines()[-2:] == last
 
 
 def test_a_job_that_is_refused_is_one_line(here: Batch, capsys: pytest.CaptureFixture[str]) -> None:
-    here.refuse("sbatch: error: Batch job submission failed: Invalid account\n")
+    here.refuse(said := "sbatch: error: Batch job submission failed: Invalid account\n")
     code, out, err = run(capsys, *FIT, "--cluster", "slurm", *JOB)
     assert (code, out) == (2, "") and here.keys() == []
-    assert (
-        err == "oocdl: sbatch refuses the job: sbatch: error: Batch job submission failed: Invalid account\n"
-    )
+    assert err == f"oocdl: sbatch refuses the job: {said}"
 
 
 @pytest.mark.parametrize("command", ["fit", "search"])
@@ -189,10 +177,7 @@ def test_a_budget_that_jobs_do_not_have_is_refused_before_they_queue(
     [
         (("--nodes", 3), "--nodes goes with --cluster"),
         (("--no-tls",), "--tls goes with --cluster"),
-        (
-            ("--cluster", "slurm", "--scheduler-file", "f"),
-            "--cluster and --scheduler-file name different workers",
-        ),
+        (("--cluster", "slurm", "--scheduler-file", "f"), "--scheduler-file name different workers"),
         (("--cluster", "torque"), "no batch system 'torque'"),
         (("--cluster", "slurm"), "a job of slurm needs cores"),
     ],

@@ -19,8 +19,7 @@ GROUPS = ({"params": ("w1", "b1"), "lr": 0.1, "betas": (0.5, 0.5)}, "no_decay_1d
 def test_groups_and_averages_reach_the_run(
     way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = nets.write_mlp(tmp_path / "net.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    job = nets.write_job(tmp_path)
     words: list[object] = ["--param-groups", "params=w1|b1,lr=0.1,betas=0.5|0.5"]
     words += ["--param-groups", "no_decay_1d", "--ema", 0.9, "--optimizer", "adamw", "--schedule", "cosine"]
     if way == "file":
@@ -29,7 +28,7 @@ def test_groups_and_averages_reach_the_run(
             'param_groups = [{params = ["w1", "b1"], lr = 0.1, betas = [0.5, 0.5]}, "no_decay_1d"]\n'
         )
         words = ["--config", config]
-    code, _, err = run(capsys, "fit", model, data, *QUICK, *words)
+    code, _, err = run(capsys, "fit", *job, *QUICK, *words)
     assert code == 0, err
     made = oocdl.open(tmp_path / "net.run")
     assert made.settings.param_groups == GROUPS and made.settings.ema == 0.9
@@ -38,8 +37,7 @@ def test_groups_and_averages_reach_the_run(
 
 
 def test_what_is_no_group_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = nets.write_mlp(tmp_path / "net.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    job = nets.write_job(tmp_path)
     for words, said in (("nodecay", "got nodecay"), ("params=w9,lr=1", "'w9', which matches no trained")):
-        code, _, err = run(capsys, "fit", model, data, *QUICK, "--param-groups", words)
+        code, _, err = run(capsys, "fit", *job, *QUICK, "--param-groups", words)
         assert code == 2 and said in err and err.count("\n") == 1

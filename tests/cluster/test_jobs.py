@@ -140,6 +140,7 @@ def test_nothing_listens_beyond_what_is_needed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_configuration_of_dask_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever order clusters close."""
     batch(tmp_path, monkeypatch)
     names = (
         "distributed.deploy.lost-worker-timeout",
@@ -147,20 +148,11 @@ def test_configuration_of_dask_is_as_before(tmp_path: Path, monkeypatch: pytest.
         "distributed.scheduler.dashboard.bokeh-application.allow_websocket_origin",
     )
     before = [dask.config.get(name) for name in names]
-    with oocdl.cluster.slurm(**JOB):
+    for cluster in [oocdl.cluster.slurm(**JOB), oocdl.cluster.slurm(**JOB)]:
         assert dask.config.get(names[0]) == "600s"
         assert [dask.config.get(name) for name in names[1:]] == before[1:]
-    assert [dask.config.get(name) for name in names] == before
-
-
-def test_clusters_may_close_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch(tmp_path, monkeypatch)
-    before = dask.config.get("distributed.deploy.lost-worker-timeout")
-    first, second = oocdl.cluster.slurm(**JOB), oocdl.cluster.slurm(**JOB)
-    for cluster in (first, second):
-        assert dask.config.get("distributed.deploy.lost-worker-timeout") == "600s"
         cluster.close()
-    assert dask.config.get("distributed.deploy.lost-worker-timeout") == before
+    assert [dask.config.get(name) for name in names] == before
 
 
 def test_a_users_own_configuration_of_dask_jobqueue_may_name_the_interface() -> None:
@@ -217,35 +209,26 @@ def test_only_who_has_a_key_of_this_cluster_comes_in(tmp_path: Path, monkeypatch
             assert client.scheduler_info()["workers"] == {}
         _, strangers, removing = make_keys(tmp_path / "strangers")
         removing.close()
-        plain = Security()
-        for security, address in (
-            (strangers, cluster.scheduler_address),
-            (plain, cluster.scheduler_address.replace("tls", "tcp")),
-        ):
+        address = cluster.scheduler_address
+        for security, where in ((strangers, address), (Security(), address.replace("tls", "tcp"))):
             with pytest.raises((OSError, TimeoutError)):
-                Client(address, security=security, timeout=1)
+                Client(where, security=security, timeout=1)
         folder = here.keys()[0]
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == dict.fromkeys(
-            (CA_FILE, CERTIFICATE_FILE, KEY_FILE, LOCK_FILE), 0o600
-        )
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+        assert modes == dict.fromkeys((CA_FILE, CERTIFICATE_FILE, KEY_FILE, LOCK_FILE), 0o600)
         assert "PRIVATE" not in (folder / CA_FILE).read_text()  # nobody can sign another key
         context = ssl.create_default_context(cafile=str(folder / CA_FILE))
         context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
 
 
-def test_without_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tls_and_an_error_cancels_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = batch(tmp_path, monkeypatch)
-    with oocdl.cluster.slurm(**JOB, tls=False) as cluster:
+    with pytest.raises(ZeroDivisionError), oocdl.cluster.slurm(**JOB, nodes=3, tls=False) as cluster:
         assert cluster.scheduler_address.startswith("tcp://") and here.keys() == []
         assert "--tls" not in here.scripts()[0]
-
-
-def test_an_error_cancels_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = batch(tmp_path, monkeypatch)
-    with pytest.raises(ZeroDivisionError), oocdl.cluster.slurm(**JOB, nodes=3):
         raise ZeroDivisionError
-    assert here.cancelled() == ["1", "2", "3"] and here.keys() == []
+    assert here.cancelled() == ["1", "2", "3"]
 
 
 def test_a_job_that_is_refused_is_an_error_with_the_words_of_the_system(
@@ -265,11 +248,8 @@ def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(InputError, match="no network interface 'ib7' .*scheduler_interface"):
         oocdl.cluster.slurm(**JOB, interface="ib7")
     assert here.keys() == []
-    for name in [
-        name
-        for name in sys.modules
-        if name.startswith(("dask_jobqueue", "oocdl.cluster.launch", "oocdl.cluster.jobqueue"))
-    ]:
+    started = ("dask_jobqueue", "oocdl.cluster.launch", "oocdl.cluster.jobqueue")
+    for name in [name for name in sys.modules if name.startswith(started)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(oocdl.cluster, "launch", raising=False)
     monkeypatch.setitem(sys.modules, "dask_jobqueue", None)
@@ -286,11 +266,7 @@ def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.Monk
         ("slurm", {"memory": 4096}, "memory of a job is 4096 bytes, which no worker can do with"),
         ("slurm", {"disk": "much"}, "disk: 'much' is not a size"),
         ("slurm", {"shared": "~no.such.user/x"}, "shared: Could not determine home directory"),
-        (
-            "slurm",
-            {"shared": "/proc/none", "tls": False},
-            "logs of jobs cannot be written to /proc/none/logs (",
-        ),
+        ("slurm", {"shared": "/proc/none", "tls": False}, "of jobs cannot be written to /proc/none/logs ("),
         ("slurm", {"walltime": "8h"}, "HH:MM:SS"),
         ("slurm", {"walltime": "00:00:30"}, "too short"),
         ("slurm", {"walltime": None}, "needs walltime"),
