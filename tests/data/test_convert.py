@@ -57,12 +57,8 @@ def test_an_nnunet_folder_is_a_group_a_sample(tmp_path: Path) -> None:
         assert np.allclose(facts["spacing"], nib.affines.voxel_sizes(AFFINE)[::-1])
         names = [f"{name}_0000.nii.gz", f"{name}_0001.nii.gz"]
         assert facts["source"] == {"image": names, "label": [f"{name}.nii.gz"]} and "original" not in facts
-    assert open_dataset(group["a"]).arrays["image"].read(((0, 1), (0, 8), (0, 9), (0, 4))).shape == (
-        1,
-        8,
-        9,
-        4,
-    )
+    part = open_dataset(group["a"]).arrays["image"].read(((0, 1), (0, 8), (0, 9), (0, 4)))
+    assert part.shape == (1, 8, 9, 4)
     assert sorted(os.listdir(tmp_path)) == ["D", "out.zarr"]
 
 
@@ -148,14 +144,12 @@ def test_a_spacing_keeps_the_place_and_says_what_was(tmp_path: Path) -> None:
     facts: Any = dict(group["x"].attrs)
     found, affine = read(group, "x/image")[0], np.array(facts["affine"])
     assert found.shape == (13, 9, 16)
-    assert facts["original"]["shape"] == [8, 10, 12] and np.allclose(
-        facts["original"]["affine"], AFFINE, 0, 1e-6
-    )
+    assert facts["original"]["shape"] == [8, 10, 12]
+    assert np.allclose(facts["original"]["affine"], AFFINE, 0, 1e-6)
     voxel = np.array([8, 4, 6, 1])
     assert np.isclose(found[6, 4, 8], (affine @ voxel)[0], 0, 1e-4)
-    assert np.allclose(
-        facts["spacing"], [2.5 * 8 / 13, np.hypot(0.1, 1.1) * 10 / 9, np.hypot(0.9, 0.1) * 12 / 16]
-    )
+    spacing = [2.5 * 8 / 13, np.hypot(0.1, 1.1) * 10 / 9, np.hypot(0.9, 0.1) * 12 / 16]
+    assert np.allclose(facts["spacing"], spacing)
 
 
 def test_planes_are_written_by_any_depth_of_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +171,8 @@ def test_memory_is_kept_and_a_budget_that_is_too_small_names_one(tmp_path: Path)
     with pytest.raises(BudgetError, match=r"a plane of .*x.nii.gz does not fit; pass memory='(\d+)MiB'"):
         convert(source, tmp_path / "other.zarr", memory=anonymous_bytes() + (8 << 20))
     zarr.open_group(tmp_path / "s.zarr").create_array("x", data=np.zeros((1, 2 << 20)), chunks=(1, 2 << 20))
-    with pytest.raises(
-        BudgetError, match=r"a chunk of array 'x' of .*s.zarr does not fit; pass memory='\d+MiB'"
-    ):
+    said = r"a chunk of array 'x' of .*s.zarr does not fit; pass memory='\d+MiB'"
+    with pytest.raises(BudgetError, match=said):
         convert(tmp_path / "s.zarr", tmp_path / "other.zarr", memory=anonymous_bytes() + (32 << 20))
     assert not (tmp_path / "other.zarr").exists()
 
@@ -206,10 +199,8 @@ def test_what_a_group_says_of_its_samples_stays(tmp_path: Path) -> None:
     told = {"samples": ["a", "b"], "affine": AFFINE.tolist(), "oocdl": "predictions"}
     source = zarr.open_group(tmp_path / "s.zarr", mode="w", attributes=told)
     source.create_array("x", data=np.arange(6.0).reshape(2, 3))
-    assert dict(convert(tmp_path / "s.zarr", tmp_path / "out.zarr").attrs) == {
-        **told,
-        "oocdl": {"kind": "dataset"},
-    }
+    made = convert(tmp_path / "s.zarr", tmp_path / "out.zarr")
+    assert dict(made.attrs) == {**told, "oocdl": {"kind": "dataset"}}
     save(tmp_path / "x.nii", volume())
     convert(tmp_path / "x.nii", tmp_path / "x.zarr")
     with pytest.raises(DatasetError, match="x.zarr has a group a sample"):
@@ -254,9 +245,8 @@ def test_a_failure_leaves_nothing_and_an_old_dataset_as_it_was(
     convert(source, out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     save(source / "labelsTr/b_01.nii.gz", np.full((7, 6, 5), 9, np.uint8))
-    with pytest.raises(
-        DatasetError, match=r"labelsTr/b_01.nii.gz has 9 at voxel \[0, 0, 0\]; its classes are 0, 1, 2"
-    ):
+    said = r"labelsTr/b_01.nii.gz has 9 at voxel \[0, 0, 0\]; its classes are 0, 1, 2"
+    with pytest.raises(DatasetError, match=said):
         convert(source, out, overwrite=True)
     real = conversion.write_planes
 
@@ -281,28 +271,31 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
         "conversion.write_planes = lambda *_: os.kill(os.getpid(), 9)\nconvert(*sys.argv[1:])"
     )
     died = subprocess.run([sys.executable, "-c", code, str(source), str(out)])
-    assert (
-        died.returncode == -signal.SIGKILL and not out.exists() and (tmp_path / "out.zarr.partial").is_dir()
-    )
+    assert died.returncode == -signal.SIGKILL and not out.exists()
+    assert (tmp_path / "out.zarr.partial").is_dir()
     lock = RunLock(tmp_path / "out.zarr.partial/LOCK")  # of a process that lives
     with pytest.raises(InUseError, match="out.zarr.partial is in use by pid"):
         convert(source, out)
     lock.release()
     assert (read(convert(source, out), "x/image")[0] == volume().T).all()
-    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"] and sorted(os.listdir(out)) == [
-        "x",
-        "zarr.json",
-    ]
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"]
+    assert sorted(os.listdir(out)) == ["x", "zarr.json"]
     with pytest.raises(StoreError, match="out.zarr is there already; .*--overwrite"):
         convert(source, out)
-    convert(source, out, overwrite=True)
+    convert(source, out, overwrite=True).store.close()
+    out.rename(tmp_path / "out.zarr.partial")  # killed before its last name
+    convert(source, out)
     assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"]
     (tmp_path / "out.zarr.replaced").mkdir()
     with pytest.raises(StoreError, match="out.zarr.replaced is what .* was before a call that was killed"):
         convert(source, out, overwrite=True)
-    (tmp_path / "mine.zarr").mkdir()
-    with pytest.raises(StoreError, match="mine.zarr was not written by convert"):
-        convert(source, tmp_path / "mine.zarr", overwrite=True)
+    group = zarr.open_group(tmp_path / "mine.zarr", mode="w", attributes={"oocdl": {"samples": ["mine"]}})
+    group.create_array("mine/image", data=np.zeros((1, 4, 4, 4), "f4"))
+    (tmp_path / "empty.zarr").mkdir()
+    for place in ("mine.zarr", "empty.zarr"):
+        with pytest.raises(StoreError, match=f"{place} was not written by convert"):
+            convert(source, tmp_path / place, overwrite=True)
+    assert list(group["mine"].array_keys()) == ["image"]  # type: ignore[union-attr]
     shutil.rmtree(out)
     (tmp_path / "out.zarr.partial/mine").mkdir(parents=True)
     with pytest.raises(StoreError, match=r"out.zarr.partial, where .* is there already"):
@@ -338,15 +331,6 @@ def test_nifti_without_nibabel_names_the_extra(tmp_path: Path, monkeypatch: pyte
         read_header(tmp_path / "x.nii")
 
 
-def test_a_dataset_made_by_hand_is_not_overwritten(tmp_path: Path) -> None:
-    source, out = nnunet(tmp_path / "D", {"a": (4, 5, 6)}, channels=1), tmp_path / "out.zarr"
-    group = zarr.open_group(str(out), mode="w", attributes={"oocdl": {"samples": ["mine"]}})
-    group.create_array("mine/image", data=np.zeros((1, 4, 4, 4), "f4"))
-    with pytest.raises(StoreError, match="was not written by convert"):
-        convert(source, out, overwrite=True)
-    assert list(group["mine"].array_keys()) == ["image"]  # type: ignore[union-attr]
-
-
 def test_units_and_both_forms_of_a_header_are_kept(tmp_path: Path) -> None:
     image = nib.Nifti1Image(volume(), AFFINE)
     other = AFFINE + np.array([[0, 0, 0, 100.0], *[[0] * 4] * 3])
@@ -357,12 +341,10 @@ def test_units_and_both_forms_of_a_header_are_kept(tmp_path: Path) -> None:
     group = convert(tmp_path / "x.nii.gz", tmp_path / "out.zarr")
     told: Any = dict(group["x"].attrs)
     scale = np.diag([1e-3, 1e-3, 1e-3, 1])
-    assert np.allclose(told["affine"], scale @ AFFINE) and np.allclose(
-        told["spacing"], np.array([2.5, 1.105, 0.906]) / 1e3, 0, 1e-5
-    )
-    path = write_labels(
-        tmp_path, "x-labels", told, (5, 6, 7), np.dtype("u1"), lambda a, b: np.zeros((b - a, 6, 7), "u1")
-    )
+    assert np.allclose(told["affine"], scale @ AFFINE)
+    assert np.allclose(told["spacing"], np.array([2.5, 1.105, 0.906]) / 1e3, 0, 1e-5)
+    zeros = np.zeros((5, 6, 7), "u1")
+    path = write_labels(tmp_path, "x-labels", told, zeros.shape, zeros.dtype, lambda a, b: zeros[a:b])
     made: Any = nib.load(path)
     straight = nib.Nifti1Image(volume(), AFFINE)
     straight.set_qform(other, 1)
@@ -379,14 +361,6 @@ def test_a_link_is_overwritten_where_it_leads(tmp_path: Path) -> None:
     convert(source, tmp_path / "link.zarr", overwrite=True)
     assert (tmp_path / "link.zarr").is_symlink() and sorted(os.listdir(there)) == ["data.zarr"]
     assert (read(zarr.open_group(there / "data.zarr"), "x/image")[0] == volume(seed=1).T).all()
-
-
-def test_what_was_killed_before_its_last_name_is_replaced(tmp_path: Path) -> None:
-    source = save(tmp_path / "x.nii", volume())
-    convert(source, tmp_path / "out.zarr").store.close()
-    (tmp_path / "out.zarr").rename(tmp_path / "out.zarr.partial")
-    convert(source, tmp_path / "out.zarr")
-    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "x.nii"]
 
 
 def test_channels_are_named_by_their_numbers(tmp_path: Path) -> None:
