@@ -182,10 +182,8 @@ def _volumes(random: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def _lines(random: np.random.Generator) -> dict[str, np.ndarray]:
-    return {
-        "x": random.normal(size=(SAMPLES, 3, 17)).astype("float32"),
-        "y": random.integers(10, size=SAMPLES),
-    }
+    x = random.normal(size=(SAMPLES, 3, 17)).astype("float32")
+    return {"x": x, "y": random.integers(10, size=SAMPLES)}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from oocdl.ops.loss_functions import add_loss
 from oocdl.ops.own_loss import file_loss
 from tests.kit import nets
 from tests.kit.interpret import evaluate
+from tests.kit.runs import losses_of
 from tests.kit.settings import QUICK
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -99,8 +100,7 @@ def test_value_and_gradient_are_pytorchs(kind: Any, tmp_path: Path) -> None:
 
 
 def test_a_run_is_the_same_as_with_the_loss_by_name_and_goes_on_with_it_only(tmp_path: Path) -> None:
-    model = nets.write_mlp(tmp_path / "mlp.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    model, data = nets.write_job(tmp_path)
     path = cross_entropy(tmp_path / "loss.onnx")
 
     def fit(loss: Any, workdir: str = "run", **options: Any) -> oocdl.Run:
@@ -110,9 +110,7 @@ def test_a_run_is_the_same_as_with_the_loss_by_name_and_goes_on_with_it_only(tmp
     fit(str(path), steps=1)
     run = fit(path, steps=3)
     named = fit("cross_entropy", "named", steps=3)
-    np.testing.assert_allclose(
-        [row["loss"] for row in run.history], [row["loss"] for row in named.history], rtol=1e-5
-    )
+    np.testing.assert_allclose(losses_of(run), losses_of(named), rtol=1e-5)
     assert run.evaluate(data) == pytest.approx(named.evaluate(data), rel=1e-5)
     with pytest.raises(InputError, match="loss was FileLoss, is CrossEntropy"):
         fit("cross_entropy", steps=4)

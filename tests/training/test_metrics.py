@@ -37,14 +37,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Arrays]:
 
 def validated(tmp_path: Path, module: Any, data: Path, **options: Any) -> tuple[dict[str, float], oocdl.Run]:
     """The results of a validation on the whole dataset, after one step of a rate of zero."""
-    given: dict[str, Any] = {
-        **settings.EXACT,
-        "optimizer": "sgd",
-        "lr": 0.0,
-        "steps": 1,
-        "batch_size": 2,
-        **options,
-    }
+    given = {**settings.EXACT, "optimizer": "sgd", "lr": 0.0, "steps": 1, "batch_size": 2, **options}
     run = oocdl.fit(module, data, workdir=tmp_path / "run", validation=data, **given)
     row = run.history[-1]
     return {name[4:]: value for name, value in row.items() if name.startswith("val_")}, run
@@ -91,9 +84,8 @@ def test_counts_of_classes(volumes: tuple[Path, Arrays], tmp_path: Path, cuts: d
         assert math.isclose(found[name], float(each.mean()), rel_tol=1e-12), name
         assert math.isclose(found[f"{name}/1"], float(each[1]), rel_tol=1e-12), name
     evaluated = run.evaluate(data, metrics=OF_CLASSES, batch_size=3)
-    assert {name: evaluated[name] for name in found if name not in ("loss", "seconds")} == {
-        name: value for name, value in found.items() if name not in ("loss", "seconds")
-    }
+    told = found.keys() - {"loss", "seconds"}
+    assert {name: evaluated[name] for name in told} == {name: found[name] for name in told}
     told = run.evaluate(data, metrics=["confusion", TopK(k=2)], batch_size=2)
     there = arrays["y"] != -100
     matrix = np.zeros((CLASSES, CLASSES), int)
@@ -159,10 +151,8 @@ def test_float32_on_every_engine(volumes: tuple[Path, Arrays], tmp_path: Path, e
 
 def test_one_channel_is_one_class(tmp_path: Path) -> None:
     random = np.random.default_rng(7)
-    arrays = {
-        "x": random.normal(size=(4, 2, 6, 6)).astype(np.float32),
-        "y": random.integers(0, 2, (4, 6, 6)).astype(np.uint8),
-    }
+    x, y = random.normal(size=(4, 2, 6, 6)).astype("f4"), random.integers(0, 2, (4, 6, 6)).astype("u1")
+    arrays = {"x": x, "y": y}
     data = nets.write_data(tmp_path / "data.zarr", arrays)
     module = torch.nn.Conv2d(2, 1, 1).double()
     found, _ = validated(tmp_path, module, data, loss="bce", metrics=("dice", "accuracy"))
@@ -196,16 +186,12 @@ def test_a_sample_all_of_whose_labels_are_ignored_has_no_number() -> None:
 
 def test_each_output_has_the_metrics_that_suit_its_loss(tmp_path: Path) -> None:
     arrays = nets.vectors(8) | {"size": np.arange(8, dtype=np.float32)[:, None]}
-    data = nets.write_data(
-        tmp_path / "data.zarr", {"x": arrays["x"], "kind": arrays["y"], "size": arrays["size"]}
-    )
+    data = nets.write_data(tmp_path / "data.zarr", {**arrays, "kind": arrays["y"]})
     model = nets.write_two_heads(tmp_path / "net.onnx")
     loss = {"kind": "cross_entropy", "size": "mse"}
     found, _ = validated(tmp_path, model, data, loss=loss, metrics=("accuracy", "mae"), precision="float32")
-    assert {name for name in found if name.split("/")[-1] in ("accuracy", "mae")} == {
-        "kind/accuracy",
-        "size/mae",
-    }
+    both = {name for name in found if name.split("/")[-1] in ("accuracy", "mae")}
+    assert both == {"kind/accuracy", "size/mae"}
 
 
 def sums(logits: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -251,9 +237,8 @@ def test_counts_are_those_of_torchmetrics() -> None:
         ranked = np.array([np.bincount(row, minlength=CLASSES) for row in rank], float)
         found = TopK(k=k).numbers({"ranked": ranked, "counted": np.full((6, 1), 16.0)})
         assert math.isclose(found["topk"], expected, rel_tol=1e-6), k
-    joint = np.stack(
-        [np.bincount(one, minlength=9) for one in (labels * 3 + logits.argmax(1)).reshape(6, -1)]
-    )
+    pairs = (labels * 3 + logits.argmax(1)).reshape(6, -1)
+    joint = np.stack([np.bincount(one, minlength=9) for one in pairs])
     matrix = functional.confusion_matrix(p, y, **given).numpy()
     assert (Confusion().numbers({"joint": joint.astype(float)})["confusion"] == matrix).all()
     expected = float(functional.accuracy(p, y, average="micro", **given))
@@ -265,11 +250,7 @@ def test_counts_are_those_of_torchmetrics() -> None:
     [
         ("dise", "dice", r"no metric 'dise' \(did you mean 'dice'\?\)"),
         (["dice", DiceMetric(ignore_empty=False)], "dice", "'dice' twice"),
-        (
-            ["dice", "mae"],
-            "dice",
-            "'mae' does not go with the loss Dice: only a loss without classes has mae",
-        ),
+        (["dice", "mae"], "dice", "'mae' does not go with the loss Dice: only a loss without classes has"),
         ("dice", "mse", "'dice' does not go with the loss MSE: only a loss of classes has dice, iou"),
         (3, "dice", "takes metrics by name"),
         (["dice", "confusion"], "dice", r"'confusion' is no metric of validations; pass it to Run\.evaluate"),
@@ -304,11 +285,6 @@ def test_classes_of_vectors_and_of_words(tmp_path: Path) -> None:
 
 
 def test_metrics_need_a_validation(volumes: tuple[Path, Arrays], tmp_path: Path) -> None:
+    given = {**settings.QUICK, "metrics": "dice", "workdir": tmp_path / "run"}
     with pytest.raises(InputError, match="pass validation="):
-        oocdl.fit(
-            torch.nn.Conv3d(2, CLASSES, 1),
-            volumes[0],
-            metrics="dice",
-            workdir=tmp_path / "run",
-            **settings.QUICK,
-        )
+        oocdl.fit(torch.nn.Conv3d(2, CLASSES, 1), volumes[0], **given)

@@ -20,6 +20,7 @@ from oocdl.training import plan_cache
 from tests.kit import nets
 from tests.kit.lowered import model_of
 from tests.kit.machine import Small
+from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT, QUICK
 
 pytestmark = pytest.mark.usefixtures("own_operators")
@@ -63,17 +64,15 @@ def test_trains_as_pytorch_does_whole_and_cut(cut: Any, files: tuple[Path, Path]
     register("audio::Snake")(snake)
     run = fit(files, **{**EXACT, "optimizer": SGD(lr=0.1, momentum=0.9), "steps": 4, "parallel": cut})
     w, alpha = (torch.tensor(WEIGHTS[name], dtype=torch.float64).requires_grad_() for name in WEIGHTS)
-    optimizer = torch.optim.SGD([w, alpha], lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(4):
-        x, y = (torch.tensor(ARRAYS[name][step % 2 * 3 :][:3]).double() for name in "xy")
+
+    def loss(first: int) -> torch.Tensor:
+        x, y = (torch.tensor(ARRAYS[name][first:][:3]).double() for name in "xy")
         h = x @ w
-        loss = torch.nn.functional.mse_loss((h + torch.sin(alpha * h) ** 2 / alpha) / 2, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    np.testing.assert_allclose([row["loss"] for row in run.history], losses, rtol=1e-12)
+        return torch.nn.functional.mse_loss((h + torch.sin(alpha * h) ** 2 / alpha) / 2, y)
+
+    optimizer = torch.optim.SGD([w, alpha], lr=0.1, momentum=0.9)
+    losses = in_torch(optimizer, 2 * [[lambda: loss(0)], [lambda: loss(3)]])
+    np.testing.assert_allclose(losses_of(run), losses, rtol=1e-12)
     for name, tensor in (("w", w), ("alpha", alpha)):
         np.testing.assert_allclose(run.weights[name][...], tensor.detach().numpy(), rtol=1e-11)
 

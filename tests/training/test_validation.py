@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from oocdl.errors import DatasetError, InputError, ModelWarning
 from oocdl.events import StepDone, StepRunning
 from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, Course
 from oocdl.runtime.session import Session, StepTrace
-from tests.kit import nets, settings
+from tests.kit import nets, runs, settings
 from tests.kit.machine import Small, plan
 
 pytestmark = pytest.mark.usefixtures("exported_once")
@@ -27,24 +28,12 @@ pytestmark = pytest.mark.usefixtures("exported_once")
 LR = 0.05
 
 
-class Net(nn.Module):
-    """What differs between training and validation: statistics, and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Dropout(0.0), nn.Conv3d(4, 2, 1)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers(x)
-        return found
-
-
 @pytest.fixture(scope="module")
-def net() -> Net:
+def net() -> nn.Module:
+    """What differs between training and validation: statistics, and dropout."""
     torch.manual_seed(0)
-    return Net().double()
+    layers = nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Dropout(0.0), nn.Conv3d(4, 2, 1)
+    return nn.Sequential(*layers).double()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +47,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fit(net: nn.Module, data: Path, workdir: Path, **options: Any) -> oocdl.Run:
     given = {**settings.EXACT, "optimizer": "sgd", "lr": LR, "epochs": 2, "batch_size": 2, **options}
-    return oocdl.fit(copy.deepcopy(net), data / "a.zarr", workdir=workdir, **given)
+    data = data / "a.zarr" if data.suffix != ".zarr" else data
+    return oocdl.fit(copy.deepcopy(net), data, workdir=workdir, **given)
 
 
 def val_losses(run: oocdl.Run) -> dict[int, float]:
@@ -71,13 +61,14 @@ def in_torch(net: nn.Module, train: Sequence[int], validate: Callable[[nn.Module
     module, arrays = copy.deepcopy(net), nets.volumes(9, 6)
     x, y = torch.as_tensor(arrays["x"]).double()[:, None], torch.as_tensor(arrays["y"]).long()
     optimizer, found = torch.optim.SGD(module.parameters(), lr=LR), []
+
+    def loss(first: int) -> torch.Tensor:
+        rows = list(train[first : first + 2])
+        return nn.functional.cross_entropy(module(x[rows]), y[rows])
+
     for _ in range(2):
         module.train()
-        for first in range(0, len(train), 2):
-            rows = list(train[first : first + 2])
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        runs.in_torch(optimizer, [[partial(loss, first)] for first in range(0, len(train), 2)])
         module.eval()
         with torch.no_grad():
             found.append(validate(module))
@@ -96,7 +87,7 @@ CUT = {"batch": 2, "space": (2, 2)}
     "cuts", [{}, {"parallel": CUT}, {"accumulate": 2}], ids=["whole", "cut", "accumulated"]
 )
 def test_held_out_samples_are_validated_on_and_never_trained_on(
-    net: Net, data: Path, tmp_path: Path, cuts: dict[str, Any]
+    net: nn.Module, data: Path, tmp_path: Path, cuts: dict[str, Any]
 ) -> None:
     rows = [1, 4, 8]
     run = fit(net, data, tmp_path / "run", validation=rows, **cuts)
@@ -107,15 +98,10 @@ def test_held_out_samples_are_validated_on_and_never_trained_on(
     alone = nets.write_data(
         tmp_path / "c.zarr", {k: np.delete(v, rows, 0) for k, v in nets.volumes(9, 6).items()}
     )
-    other = oocdl.fit(
-        copy.deepcopy(net), alone, workdir=tmp_path / "other", optimizer="sgd", lr=LR, epochs=2, batch_size=2,
-        **settings.EXACT, **cuts,
-    )  # fmt: skip
-    assert [row["loss"] for row in run.history] == [row["loss"] for row in other.history]
-    assert nets.files_of(run) == nets.files_of(other)
+    runs.same(run, fit(net, alone, tmp_path / "other", **cuts))
 
 
-def test_a_dataset_of_other_sizes_is_validated_on(net: Net, data: Path, tmp_path: Path) -> None:
+def test_a_dataset_of_other_sizes_is_validated_on(net: nn.Module, data: Path, tmp_path: Path) -> None:
     run = fit(net, data, tmp_path / "run", validation=data / "b.zarr")
     larger = nets.volumes(3, 8, seed=7)
     expected = in_torch(net, range(9), loss_of(larger, range(3)))
@@ -136,7 +122,7 @@ def test_a_dataset_of_other_sizes_is_validated_on(net: Net, data: Path, tmp_path
     ids=str,
 )
 def test_it_comes_as_often_as_asked_and_at_the_end(
-    net: Net, data: Path, tmp_path: Path, how: dict[str, Any], steps: list[int]
+    net: nn.Module, data: Path, tmp_path: Path, how: dict[str, Any], steps: list[int]
 ) -> None:
     run = fit(net, data, tmp_path / "run", validation=1 / 3, steps=10, **how)
     assert list(val_losses(run)) == steps
@@ -164,20 +150,10 @@ class Stop(Exception):
 
 @pytest.mark.parametrize(("step", "stop"), [(3, KeyboardInterrupt), (6, Stop), (12, KeyboardInterrupt)])
 def test_a_validation_that_was_broken_off_goes_on_where_it_was(
-    net: Net,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stop: type[BaseException],
-    step: int,
+    net: nn.Module, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Any, step: int
 ) -> None:
-    options: dict[str, Any] = {
-        "validation": [0, 3, 5],
-        "batch_size": 1,
-        "steps": 12,
-        "validation_steps": step,
-        "metrics": "dice",
-    }
+    options: dict[str, Any] = {"validation": [0, 3, 5], "batch_size": 1, "steps": 12, "metrics": "dice"}
+    options |= {"validation_steps": step}
     whole = fit(net, data, tmp_path / "whole", **options)
     passes: list[str] = []
     original = Session.run_pass
@@ -203,18 +179,12 @@ def test_a_validation_that_was_broken_off_goes_on_where_it_was(
         )
         run = fit(net, data, tmp_path / "run", **options)
     assert passes[: passes.index(VALIDATION) + 2].count(VALIDATION) == 1  # of three, two were noted
-    assert [strip(row) for row in run.history] == [strip(row) for row in whole.history]
-    assert nets.files_of(run) == nets.files_of(whole)
+    alike(run, whole)
 
 
 @pytest.mark.parametrize(("stop", "validation"), [(OSError, None), (KeyboardInterrupt, [0, 3, 5])])
 def test_a_step_that_is_done_is_kept_whatever_comes_before_it_is_told(
-    net: Net,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    validation: Any,
-    stop: type[BaseException],
+    net: nn.Module, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: Any, stop: Any
 ) -> None:
     options: dict[str, Any] = {"validation": validation, "steps": 3}
     whole = fit(net, data, tmp_path / "whole", **options)
@@ -231,15 +201,14 @@ def test_a_step_that_is_done_is_kept_whatever_comes_before_it_is_told(
             fit(net, data, tmp_path / "run", **options)
     assert oocdl.open(tmp_path / "run").steps == 2
     run = fit(net, data, tmp_path / "run", **options)
-    assert [strip(row) for row in run.history] == [strip(row) for row in whole.history]
-    assert nets.files_of(run) == nets.files_of(whole)
+    alike(run, whole)
 
 
-def strip(row: dict[str, Any]) -> dict[str, Any]:
-    """What of a row does not hang on the clock, or on the process."""
-    return {
-        name: row[name] for name in ("step", "epoch", "loss", "val_loss", "val_dice", "lr") if name in row
-    }
+def alike(run: oocdl.Run, whole: oocdl.Run) -> None:
+    """Equal files, and equal rows but for what hangs on the clock, or on the process."""
+    names = ("step", "epoch", "loss", "val_loss", "val_dice", "lr")
+    rows = [[{name: row.get(name) for name in names} for row in one.history] for one in (run, whole)]
+    assert rows[0] == rows[1] and nets.files_of(run) == nets.files_of(whole)
 
 
 @pytest.mark.parametrize(
@@ -257,48 +226,35 @@ def strip(row: dict[str, Any]) -> dict[str, Any]:
     ids=str,
 )
 def test_what_cannot_be_is_refused_before_anything_runs(
-    net: Net, data: Path, tmp_path: Path, validation: Any, said: str
+    net: nn.Module, data: Path, tmp_path: Path, validation: Any, said: str
 ) -> None:
     with pytest.raises((InputError, DatasetError), match=said):
         fit(net, data, tmp_path / "run", validation=validation)
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_another_validation_is_another_run(net: Net, data: Path, tmp_path: Path) -> None:
-    fit(net, data, tmp_path / "run", validation=[1, 2], steps=2)
-    with pytest.raises(InputError, match="validation was"):
-        fit(net, data, tmp_path / "run", validation=[1, 3], steps=4)
-    assert fit(net, data, tmp_path / "run", validation=[2, 1], steps=4, validation_steps=1).steps == 4
+def test_what_is_told_of_a_run_stays(net: nn.Module, data: Path, tmp_path: Path) -> None:
+    rows, another = {"validation": [1, 2], "metrics": "dice"}, {"validation": data / "b.zarr"}
+    for number, (then, now, said) in enumerate((
+        (another, {}, "validation was a dataset, is nothing"),
+        ({}, another, "validation was nothing, is a dataset"),
+        (rows, {**rows, "validation": [1, 3]}, "validation was"),
+        (rows, {**rows, "metrics": "iou"}, "metrics.dice was DiceMetric, is nothing"),
+    )):  # fmt: skip
+        if number < 3:
+            fit(net, data, tmp_path / f"run{number}", steps=2, **then)
+        with pytest.raises(InputError, match=said):
+            fit(net, data, tmp_path / f"run{min(number, 2)}", steps=4, **now)
+    equal = {**rows, "validation": [2, 1], "validation_steps": 1}
+    assert fit(net, data, tmp_path / "run2", steps=4, **equal).steps == 4
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "said"),
-    [
-        ({"validation": "b.zarr"}, {}, "validation was a dataset, is nothing"),
-        ({}, {"validation": "b.zarr"}, "validation was nothing, is a dataset"),
-        ({"metrics": "dice"}, {"metrics": "iou"}, "metrics.dice was DiceMetric, is nothing"),
-    ],
-    ids=str,
-)
-def test_what_is_told_of_a_run_stays(
-    net: Net, data: Path, tmp_path: Path, then: dict[str, Any], now: dict[str, Any], said: str
-) -> None:
-    for options in (then, now):
-        if "metrics" in options:
-            options["validation"] = [1, 2]
-        elif options:
-            options["validation"] = data / "b.zarr"
-    fit(net, data, tmp_path / "run", steps=2, **then)
-    with pytest.raises(InputError, match=said):
-        fit(net, data, tmp_path / "run", steps=4, **now)
-
-
-def test_batches_are_counted_as_pytorch_does(net: Net, data: Path, tmp_path: Path) -> None:
+def test_batches_are_counted_as_pytorch_does(net: nn.Module, data: Path, tmp_path: Path) -> None:
     """Five passes in an epoch of nine samples, two each step, however many samples are validated on."""
     run = fit(net, data, tmp_path / "run", validation=data / "b.zarr", accumulate=2)
     module = copy.deepcopy(net)
     run.load_into(module)
-    assert module.layers[1].num_batches_tracked == 10
+    assert module[1].num_batches_tracked == 10
 
 
 class Noisy(nn.Module):
@@ -318,7 +274,7 @@ def test_what_evaluate_warns_of_a_validation_does_as_well(data: Path, tmp_path: 
         fit(Noisy().double(), data, tmp_path / "run", validation=0.2, steps=1)
 
 
-def test_those_who_listen_are_told(net: Net, data: Path, tmp_path: Path) -> None:
+def test_those_who_listen_are_told(net: nn.Module, data: Path, tmp_path: Path) -> None:
     events: list[Any] = []
     run = fit(net, data, tmp_path / "run", validation=0.2, callbacks=[events.append, CSV(tmp_path / "h.csv")])
     rows = [event.row for event in events if isinstance(event, StepDone)]
@@ -337,12 +293,11 @@ def test_those_who_listen_are_told(net: Net, data: Path, tmp_path: Path) -> None
     run.plot(tmp_path / "h.png")
 
 
-def test_the_plan_has_room_for_it(net: Net, data: Path, tmp_path: Path) -> None:
+def test_the_plan_has_room_for_it(net: nn.Module, data: Path, tmp_path: Path) -> None:
     """A validation on larger volumes is planned within the budget, and told."""
     large = nets.write_data(tmp_path / "large.zarr", nets.volumes(2, 40))
-    model = oocdl.from_torch(
-        copy.deepcopy(net), torch.zeros(2, 1, 8, 8, 8).double(), tmp_path / "net.onnx"
-    ).path
+    zeros = torch.zeros(2, 1, 8, 8, 8).double()
+    model = oocdl.from_torch(copy.deepcopy(net), zeros, tmp_path / "net.onnx").path
     room = Small(capacity_bytes=3 << 20)
     found = plan(model, data / "a.zarr", machine=room, validation=large, **settings.EXACT)
     assert len(found.kinds[VALIDATION].plan.layers[0].units) > 1
@@ -352,7 +307,7 @@ def test_the_plan_has_room_for_it(net: Net, data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [{"scale": {"x": 0.25}}, {"normalize": "zscore"}], ids=str)
 def test_samples_of_another_dataset_are_prepared_alike(
-    net: Net, data: Path, tmp_path: Path, how: dict[str, Any]
+    net: nn.Module, data: Path, tmp_path: Path, how: dict[str, Any]
 ) -> None:
     run = fit(net, data, tmp_path / "run", validation=data / "b.zarr", epochs=1, **how)
     found = run.history[-1]["val_loss"]
@@ -361,7 +316,7 @@ def test_samples_of_another_dataset_are_prepared_alike(
     assert abs(plain.history[-1]["val_loss"] - found) > 1e-4
 
 
-def test_ct_takes_the_numbers_of_what_is_trained_on(net: Net, data: Path, tmp_path: Path) -> None:
+def test_ct_takes_the_numbers_of_what_is_trained_on(net: nn.Module, data: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"normalize": "ct", "epochs": 1, "validation": tmp_path / "v.zarr"}
     arrays = nets.volumes(2, 8, seed=7)
     nets.write_data(tmp_path / "v.zarr", {**arrays, "x": arrays["x"] * 3 + 5})
@@ -370,10 +325,4 @@ def test_ct_takes_the_numbers_of_what_is_trained_on(net: Net, data: Path, tmp_pa
     np.testing.assert_allclose(run.history[-1]["val_loss"], found, rtol=1e-12)
     nets.write_data(tmp_path / "none.zarr", {**arrays, "y": np.zeros_like(arrays["y"])})
     with pytest.raises(DatasetError, match="needs labelled voxels"):
-        oocdl.fit(
-            copy.deepcopy(net),
-            tmp_path / "none.zarr",
-            workdir=tmp_path / "b",
-            normalize="ct",
-            **settings.EXACT,
-        )
+        fit(net, tmp_path / "none.zarr", tmp_path / "b", normalize="ct")
