@@ -88,10 +88,8 @@ def test_python_blocks_run_one_after_the_other(brain: Path, capsys: pytest.Captu
 
 
 def test_every_block_of_python_is_run() -> None:
-    pages = {
-        "README.md",
-        *(named(page) for page in (ROOT / "docs").rglob("*.md") if page.parent != TUTORIALS),
-    }
+    others = [named(page) for page in (ROOT / "docs").rglob("*.md") if page.parent != TUTORIALS]
+    pages = {"README.md", *others}
     assert {page for page in pages if blocks("python", page)} == {*RUN, *QUOTED}
     (entry,) = eval(f"{{{blocks('python', QUOTED[0])[0]}}}", vars(engine_registry)).values()
     assert "mine" in entry.install
@@ -184,20 +182,7 @@ def test_every_event_is_described_with_its_fields() -> None:
 
 def test_the_project_says_what_it_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(project["optional-dependencies"]) == {
-        "torch",
-        "cluster",
-        "mri",
-        "dicom",
-        "s3",
-        "search",
-        "plot",
-        "pandas",
-        "mlflow",
-        "surface",
-        "docs",
-        "test",
-        "dev",
-    }
+    extras = "torch cluster mri dicom s3 search plot pandas mlflow surface docs test dev"
+    assert set(project["optional-dependencies"]) == set(extras.split())
     assert sum(line.startswith("onnxruntime") for line in project["dependencies"]) == 2
     assert project["license"] == "Apache-2.0"

@@ -81,20 +81,15 @@ def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "slots", "--slots", "1,2,32")
-    assert [(row["network"], row["slots"]) for row in rows] == [
-        (network, slots) for network in ("unet8", "gpt") for slots in (1, 2, 32)
-    ]
+    cases = [(network, slots) for network in ("unet8", "gpt") for slots in (1, 2, 32)]
+    assert [(row["network"], row["slots"]) for row in rows] == cases
     assert all(row["ideal_seconds"] > 0 and row["speedup"] > 0 and row["units"] > 0 for row in rows)
 
 
 @pytest.mark.slow
-def test_grouped_prints_a_row_for_each_operator(tmp_path: Path) -> None:
+def test_grouped_and_attention_print_a_row_for_each_case(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "grouped")
     assert len(rows) == 21 and all(row["oocdl"] > 0 and row["planes"] > 0 for row in rows)
-
-
-@pytest.mark.slow
-def test_attention_prints_a_row_for_each_case(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "attention")
     assert len(rows) == 6
     for row in rows:
@@ -137,15 +132,10 @@ def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
 
 @CHROMIUM
 @pytest.mark.slow
-def test_dashboard_tells_what_a_page_costs_the_run(tmp_path: Path) -> None:
+def test_dashboard_tells_what_a_page_costs_the_run_and_the_browser(tmp_path: Path) -> None:
     _, (found,) = bench(tmp_path, "dashboard", "--only", "cost")
     assert set(found["drawn elsewhere"]["seconds"]) == {"alone", "written", "shown"}
     assert all(seconds > 0 for seconds in found["drawn elsewhere"]["seconds"].values())
-
-
-@CHROMIUM
-@pytest.mark.slow
-def test_dashboard_tells_what_a_page_costs_the_browser(tmp_path: Path) -> None:
     printed, (found,) = bench(tmp_path, "dashboard", "--only", "large")
     assert found["large"]["tabs"]["Overview"]["updates"] > 0
     assert found["large"]["tabs"]["Learning"]["heap"] > 0 and "| Overview " in printed
@@ -197,9 +187,8 @@ def test_cluster_steps_look_at_all_processes(tmp_path: Path) -> None:
     printed, rows = bench(tmp_path, "cluster_steps", "--processes", "2")
     assert [row["processes"] for row in rows] == [2] and "ms/task above" in printed
     for row in rows:
-        assert all(
-            0 < seconds < 60 for seconds in (row["own_seconds"], row["seconds"], *row["window_seconds"])
-        )
+        taken = (row["own_seconds"], row["seconds"], *row["window_seconds"])
+        assert all(0 < seconds < 60 for seconds in taken)
         assert [len(sizes) for sizes in row["sizes"]] == [1 + row["processes"]] * 3
         assert all(size > 50 << 20 for sizes in row["sizes"] for size in sizes)
 
@@ -426,9 +415,8 @@ def test_precision_sets_losses_of_16_bits_beside_autocast(tmp_path: Path, templa
     if not get_engine("torch").has_bfloat16:
         pytest.skip("no bfloat16 arithmetic on this processor")
     printed, rows = bench(tmp_path, "precision", "--data", str(templates))
-    assert [row["name"] for row in rows] == [
-        f"{side} {precision}" for precision in ("float32", "bfloat16") for side in ("PyTorch", "oocdl")
-    ]
+    names = [f"{side} {kind}" for kind in ("float32", "bfloat16") for side in ("PyTorch", "oocdl")]
+    assert [row["name"] for row in rows] == names
     wide, autocast, low = rows[0]["losses"], rows[2]["losses"], rows[3]["losses"]
     assert low != wide and printed.count("| oocdl bfloat16 ") == 2
     np.testing.assert_allclose(rows[1]["losses"], wide, rtol=1e-4)
@@ -438,9 +426,8 @@ def test_precision_sets_losses_of_16_bits_beside_autocast(tmp_path: Path, templa
 @pytest.mark.slow
 def test_patches_stand_beside_whole_volumes(tmp_path: Path, templates: Path) -> None:
     printed, rows = bench(tmp_path, "patches", "--data", str(templates), "--seeds", "0,1")
-    assert [(row["way"], row["seed"]) for row in rows] == [
-        (way, seed) for seed in (0, 1) for way in ("whole volumes", "patches of 8³")
-    ]
+    cases = [(way, seed) for seed in (0, 1) for way in ("whole volumes", "patches of 8³")]
+    assert [(row["way"], row["seed"]) for row in rows] == cases
     assert all(row["steps"] > 0 and row["seconds"] > 1 and 0 < row["dice"] <= 1 for row in rows)
     assert printed.count("| patches of 8³ ") == 2
 

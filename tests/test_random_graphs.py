@@ -61,12 +61,9 @@ def truth_of(maker: Maker, forward: object) -> list[torch.Tensor]:
         tensors[name].requires_grad_()
     found = evaluate(forward, tensors)
     truth = [found[name] for name in forward.outputs]
-    leaves = [tensors[name] for name in maker.weights]
-    grads = (
-        torch.autograd.grad(truth[-1], leaves, allow_unused=True)
-        if truth[-1].requires_grad
-        else [None] * len(leaves)
-    )
+    leaves, grads = [tensors[name] for name in maker.weights], [None] * len(maker.weights)
+    if truth[-1].requires_grad:
+        grads = torch.autograd.grad(truth[-1], leaves, allow_unused=True)
     truth += [-torch.zeros_like(x) if g is None else -g for x, g in zip(leaves, grads, strict=True)]
     return truth
 

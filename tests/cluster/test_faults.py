@@ -20,13 +20,8 @@ def test_a_run_survives_workers_and_drivers_that_are_killed(capsys: pytest.Captu
 
 def test_every_commit_that_was_told_is_checked() -> None:
     book = Ledger()
-    for event, step in [
-        ("RunStarted", 0),
-        ("Committed", 0),
-        ("StepDone", 1),
-        ("StepDone", 2),
-        ("Committed", 2),
-    ]:
+    told = [("RunStarted", 0), ("Committed", 0), ("StepDone", 1), ("StepDone", 2), ("Committed", 2)]
+    for event, step in told:
         book.hear({"event": event, "step": step})
     book.hear({"event": "WorkersChanged", "step": 2, "text": "a worker is gone"})
     book.hear({"event": "StepDone", "step": 3})

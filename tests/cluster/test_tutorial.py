@@ -14,6 +14,7 @@ from tests.kit import slurm as real
 from tests.kit.batch import Batch
 from tests.kit.code import ROOT
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PAGE = (ROOT / "docs" / "tutorials" / "laptop-to-slurm.md").read_text()
 SMALLER = {"demo --folder demo": "demo --folder demo --size 16 --steps 2 --memory 2GiB"}
 """Stand-ins: what takes a minute."""
@@ -39,8 +40,6 @@ def commands() -> list[str]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_page_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(tmp_path / "batch", "slurm", runs=True)
     batch.use(monkeypatch)
@@ -52,8 +51,6 @@ def test_the_page_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert batch.cancelled() == ["1", "2", "3", "4"] and batch.keys() == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_page_is_run_on_a_real_slurm(
     slurm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,15 +66,8 @@ def run_all(folder: Path) -> None:
     for command in commands():
         # The site file is made by one of the commands, and not there before.
         site = {} if (folder / "site.toml").exists() or "cluster init" in command else {"OOCDL_SITE": ""}
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=folder,
-            env={**os.environ, **site},
-            capture_output=True,
-            text=True,
-            timeout=400,
-            check=False,
-        )
+        how = {"cwd": folder, "env": {**os.environ, **site}, "capture_output": True, "text": True}
+        done = subprocess.run(["bash", "-c", command], timeout=400, check=False, **how)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         if "cluster show" in command:
             assert "#SBATCH --cpus-per-task=2" in done.stdout and "<keys>" in done.stdout

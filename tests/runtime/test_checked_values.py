@@ -23,24 +23,12 @@ from tests.kit.nets import write_lookup
 REGION = ((5, 6), (10, 12), (20, 23))
 
 
-@pytest.mark.parametrize("dtype", ["u1", "i1", "i8", "u8", "?"])
-def test_labels_in_the_classes_pass(dtype: str) -> None:
-    values = np.array([[[0, 1, 1], [1, 0, 1]]], dtype)
-    check_labels("array 'y'", Labels(2), values, REGION)
+LABELS = [("u1", 2, None), ("i1", -1, -100), ("i8", -100, 255), ("u8", 2**64 - 1, -100), ("?", 1, None)]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wrong", "ignored"),
-    [
-        ("u1", 2, None),
-        ("i1", -1, -100),
-        ("i8", -100, 255),
-        ("u8", 2**64 - 1, -100),
-        ("u1", 3, 255),
-        ("?", 1, None),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "wrong", "ignored"), [*LABELS, ("u1", 3, 255)])
 def test_labels_outside_the_classes_are_named(dtype: str, wrong: int, ignored: int | None) -> None:
+    check_labels("array 'y'", Labels(2), np.array([[[0, 1, 1], [1, 0, 1]]], dtype), REGION)
     values = np.zeros((1, 2, 3), dtype)
     if ignored is not None and np.iinfo(dtype).min <= ignored <= np.iinfo(dtype).max:
         values[0, 0, 1] = ignored
@@ -48,24 +36,17 @@ def test_labels_outside_the_classes_are_named(dtype: str, wrong: int, ignored: i
     check_labels("array 'y'", labels, values, REGION)
     values[0, 1, 2] = wrong
     text = "True" if dtype == "?" else str(wrong)
-    with pytest.raises(
-        DatasetError, match=rf"array 'y' has label {text} in sample 5 at \[11, 22\]; classes are 0 to"
-    ):
+    said = rf"array 'y' has label {text} in sample 5 at \[11, 22\]; classes are 0 to"
+    with pytest.raises(DatasetError, match=said):
         check_labels("array 'y'", labels, values, REGION)
+
+
+IDS = [("i8", 4, True), ("u1", 4, True), ("i8", 5, False), ("u8", 2**64 - 1, False)]
 
 
 @pytest.mark.parametrize("negative", [True, False])
 @pytest.mark.parametrize(
-    ("dtype", "id", "passes"),
-    [
-        ("i8", 4, True),
-        ("u1", 4, True),
-        ("i8", 5, False),
-        ("u8", 2**64 - 1, False),
-        ("i4", -5, None),
-        ("i8", -1, None),
-        ("i2", -6, False),
-    ],
+    ("dtype", "id", "passes"), [*IDS, ("i4", -5, None), ("i8", -1, None), ("i2", -6, False)]
 )
 def test_ids_outside_a_table_are_named(dtype: str, id: int, passes: bool | None, negative: bool) -> None:
     """Ids from the end (None) are taken where that is what the operator says."""

@@ -19,13 +19,8 @@ from tests.kit.code import modules
 
 PRIVATE = {
     "client": (
-        "_close",
-        "_gather",
-        "_loop_runner.is_started",
-        "_register_scheduler_plugin",
-        "_run",
-        "_run_on_scheduler",
-        "_start",
+        "_close", "_gather", "_loop_runner.is_started", "_register_scheduler_plugin", "_run",
+        "_run_on_scheduler", "_start",
     ),
     "scheduler": ("_ongoing_background_tasks.call_soon",),
     "worker": ("_ongoing_background_tasks.call_soon",),
@@ -48,24 +43,17 @@ FOLDERS = ("runtime.cluster", "tuning", "cluster", "dashboard")
 
 
 def test_names_are_there(tmp_path: Path) -> None:
+    how = {"memory_limit": "1GiB", "dashboard_address": ":0", "local_directory": str(tmp_path)}
     with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            memory_limit="1GiB",
-            dashboard_address=":0",
-            local_directory=str(tmp_path),
-        ) as cluster,  # fmt: skip
+        LocalCluster(n_workers=1, processes=False, **how) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         cluster.adapt(minimum=1, maximum=1)
         (worker,) = cluster.workers.values()
         future = client.submit(int)
         future.result()
-        known = {
-            "client": client, "scheduler": cluster.scheduler, "worker": worker, "future": future,
-            "cluster": cluster,
-        }  # fmt: skip
+        known = {"client": client, "scheduler": cluster.scheduler, "worker": worker}
+        known |= {"future": future, "cluster": cluster}
         for names in (PRIVATE, UNDOCUMENTED):
             for who, wanted in names.items():
                 for name in wanted:

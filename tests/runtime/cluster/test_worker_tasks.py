@@ -112,9 +112,7 @@ def test_members_that_do_not_answer_are_told_until_they_do(monkeypatch: pytest.M
     monkeypatch.setattr("oocdl.runtime.cluster.scheduler_side.AGAIN_SECONDS", 0.0)
     tries: list[tuple[str, bool]] = []
 
-    async def broadcast(
-        *, msg: Any, workers: list[str], nanny: bool, on_error: str
-    ) -> dict[str, dict[str, str]]:
+    async def broadcast(*, msg: Any, workers: list[str], nanny: bool, on_error: str) -> dict[str, Any]:
         tries.append((workers[0], nanny))
         return {} if workers == ["stopped"] and len(tries) < 9 else {workers[0]: {"status": "OK"}}
 
