@@ -18,6 +18,7 @@ from oocdl.storage.checksums import sealed, unsealed
 from oocdl.training import plan_cache
 from tests.kit import nets
 from tests.kit.machine import Small, fit
+from tests.kit.runs import losses_of
 from tests.kit.settings import QUICK
 
 MACHINE = Small(24 << 20, 300 << 20)
@@ -128,12 +129,9 @@ def test_about_the_same_room(
     assert (not searched) == hits
 
 
+@pytest.mark.usefixtures("first")
 def test_another_model_other_rates_and_other_code(
-    files: tuple[Path, Path],
-    tmp_path: Path,
-    searched: list[str],
-    first: Plan,
-    monkeypatch: pytest.MonkeyPatch,
+    files: tuple[Path, Path], tmp_path: Path, searched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.onnx"
     other.write_bytes(files[0].read_bytes() + b"\x3a\x00")  # an empty doc_string of the graph, to protobuf
@@ -153,19 +151,20 @@ def entry(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "bytes"])
+SPOILT: dict[str, Callable[[str], str]] = {
+    "flip": lambda whole: whole.replace('"cuts": [', '"cuts": [1, '),
+    "cut": lambda whole: whole[:-9],
+    "bytes": lambda whole: "\0",
+}
+
+
+@pytest.mark.parametrize("damage", SPOILT)
 def test_a_damaged_entry_does_not_count(
     damage: str, files: tuple[Path, Path], searched: list[str], folder: Path, first: Plan
 ) -> None:
     path = entry(folder)
     whole = path.read_text()
-    spoilt = {
-        "flip": whole.replace('"cuts": [', '"cuts": [1, '),
-        "cut": whole[:-9],
-        "empty": "",
-        "bytes": "\0",
-    }
-    path.write_text(spoilt[damage])
+    path.write_text(SPOILT[damage](whole))
     with pytest.warns(UserWarning, match="does not count, and is made anew") as caught:
         again = planned(files)
     assert len(caught) == 1 and searched and text(again) == text(first)
@@ -228,7 +227,7 @@ def test_a_run_of_a_plan_from_the_cache_has_the_same_bits(
 ) -> None:
     runs = [fit(*files, machine=MACHINE, workdir=tmp_path / name, **OPTIONS) for name in ("a", "b")]
     assert len(searched) == 2
-    assert [row["loss"] for row in runs[0].history] == [row["loss"] for row in runs[1].history]
+    assert losses_of(runs[0]) == losses_of(runs[1])
     assert runs[0].plan.compiled.plan.numerics() == runs[1].plan.compiled.plan.numerics()
     stored = [json.loads((tmp_path / name / "plan.json").read_text())["plan"] for name in ("a", "b")]
     assert stored[0] == stored[1]

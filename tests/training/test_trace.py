@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.errors import InputError, StoreError
@@ -19,18 +17,14 @@ from oocdl.presets.unets import write_unet3d
 from oocdl.runtime.trace import COMBINE_PHASES, UNIT_PHASES
 from tests.kit import nets, settings
 from tests.kit.machine import Small, fit, plan
+from tests.kit.runs import same
+from tests.kit.searches import workers_in
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
 Event = dict[str, Any]
-QUICK = {
-    **settings.QUICK,
-    "threads": 2,
-    "steps": 4,
-    "loss": "dice_ce",
-    "parallel": {"space": (2,)},
-    "seed": 5,
-}
+QUICK = {**settings.QUICK, "threads": 2, "steps": 4, "loss": "dice_ce", "seed": 5}
+QUICK |= {"parallel": {"space": (2,)}}
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +99,9 @@ def test_phases_make_up_their_task(traced: tuple[oocdl.Run, Path]) -> None:
         tasks = spans(path, kind)
         assert tasks
         for task in tasks:
-            inside = [
-                e
-                for e in found
-                if e["tid"] == task["tid"]
-                and task["ts"] <= e["ts"]
-                and e["ts"] + e["dur"] <= task["ts"] + task["dur"] + 1e-3
-            ]
+            end = task["ts"] + task["dur"] + 1e-3
+            mine = [e for e in found if e["tid"] == task["tid"]]
+            inside = [e for e in mine if task["ts"] <= e["ts"] and e["ts"] + e["dur"] <= end]
             assert sorted(e["name"] for e in inside) == sorted(phases)
             assert sum(e["dur"] for e in inside) == pytest.approx(task["dur"], abs=0.01)
 
@@ -144,9 +134,7 @@ def test_it_is_of_the_format(traced: tuple[oocdl.Run, Path]) -> None:
 def test_results_are_the_same_without(
     job: tuple[Path, Path], traced: tuple[oocdl.Run, Path], tmp_path: Path
 ) -> None:
-    plain = oocdl.fit(*job, workdir=tmp_path / "run", **QUICK)
-    assert nets.files_of(plain) == nets.files_of(traced[0])
-    assert [row["loss"] for row in plain.history] == [row["loss"] for row in traced[0].history]
+    same(oocdl.fit(*job, workdir=tmp_path / "run", **QUICK), traced[0])
 
 
 def test_of_two_steps_the_last_and_all_its_passes(job: tuple[Path, Path], tmp_path: Path) -> None:
@@ -193,36 +181,19 @@ def test_a_run_without_a_step_to_trace_is_refused(
     assert not any(tmp_path.iterdir())
 
 
-@pytest.fixture
-def client(tmp_path: Path) -> Iterator[Client]:
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=None,
-            dashboard_address=":0",
-            local_directory=str(tmp_path / "workers"),
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        yield client
-
-
 @pytest.mark.slow
-def test_each_worker_of_a_client_is_a_process(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
-    options = QUICK | {"threads": 1, "steps": 2}
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, trace=tmp_path / "step.json", **options)
+def test_each_worker_of_a_client_is_a_process(job: tuple[Path, Path], tmp_path: Path) -> None:
+    options = QUICK | {"threads": 1, "steps": 2, "trace": tmp_path / "step.json"}
+    with workers_in(tmp_path / "workers", memory_limit=None) as client:
+        run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, **options)
     found, wanted = ran(tmp_path / "step.json"), tasks_of(run, "main")
     assert not wanted - found
     assert {key[2] for key in found - wanted} == {TaskKind.COMBINE}  # small sums, by each for itself
     nest(tmp_path / "step.json")
     assert {event["pid"] for event in spans(tmp_path / "step.json", "unit")} == {1, 2}
     assert spans(tmp_path / "step.json", "strip")
-    names = [
-        e["args"]["name"] for e in read(tmp_path / "step.json")["traceEvents"] if e["name"] == "process_name"
-    ]
-    assert len(set(names)) == 2
+    events = read(tmp_path / "step.json")["traceEvents"]
+    assert len({e["args"]["name"] for e in events if e["name"] == "process_name"}) == 2
     # One clock: what both did lies within the time that the step took.
     length = max(e["ts"] + e["dur"] for e in spans(tmp_path / "step.json")) / 1e6
     assert length < run.history[-1]["seconds"] + 0.1
