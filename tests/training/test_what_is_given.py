@@ -50,8 +50,7 @@ CALLS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("given")
-    return nets.write_mlp(folder / "mlp.onnx"), nets.write_data(folder / "data.zarr", nets.vectors())
+    return nets.write_job(tmp_path_factory.mktemp("given"))
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +69,9 @@ def _short(value: object) -> str:
 
 
 @pytest.mark.parametrize(("given", "message"), OPTIONS, ids=_short)
-@pytest.mark.parametrize("verb", [oocdl.fit, oocdl.plan], ids=["fit", "plan"])
-def test_options(files: tuple[Path, Path], verb: Any, given: dict[str, Any], message: str) -> None:
-    refused(message, lambda: verb(*files, **{**QUICK, **given}))
+def test_options(files: tuple[Path, Path], given: dict[str, Any], message: str) -> None:
+    for verb in (oocdl.fit, oocdl.plan):
+        refused(message, lambda verb=verb: verb(*files, **{**QUICK, **given}))
 
 
 def test_fields_of_a_loss_may_be_tensors(files: tuple[Path, Path], tmp_path: Path) -> None:
