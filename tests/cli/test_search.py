@@ -13,20 +13,20 @@ from oocdl.cli import verbs
 from oocdl.cli.texts import parse_space
 from oocdl.errors import InputError, ResourceError
 from oocdl.space import IntUniform, LogUniform, Uniform
+from tests.kit import nets
 from tests.kit.commands import run
-from tests.kit.searches import workers_in, write_job
+from tests.kit.searches import workers_in
 
 TINY = ("--memory", "2GiB", "--threads", "1", "--engine", "onnxruntime", "--steps", "2")
 
 
 def test_a_search_prints_progress_and_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = (*write_job(tmp_path), *TINY, "--space", "lr=log:1e-3..1e-1", "--space", "batch_size=2,5")
+    given = (*nets.write_job(tmp_path), *TINY, "--space", "lr=log:1e-3..1e-1", "--space", "batch_size=2,5")
     search = ("search", *given, "--trials", 3, "--rungs", 2, "--eta", 2, "--batch-size", 1)
     code, out, err = run(capsys, *search)
     assert code == 0
-    assert out.count("stopped") + out.count("finished") == 3 and re.search(
-        r"best: .*net.search/trials/\d{4}-lr=", out
-    )
+    assert out.count("stopped") + out.count("finished") == 3
+    assert re.search(r"best: .*net.search/trials/\d{4}-lr=", out)
     first, *_, last = err.splitlines()
     told = r"trial 0 \(lr=\S+, batch_size=\d\) \S+ after 2 steps, .*: going on; 0 of 3 done"
     assert re.fullmatch(told, first) and last.endswith("; 3 of 3 done")
@@ -37,7 +37,7 @@ def test_a_search_prints_progress_and_its_table(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_search_over_a_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = (*write_job(tmp_path), *TINY, "--space", "lr=0.1,0.01", "--sampler", "grid")
+    given = (*nets.write_job(tmp_path), *TINY, "--space", "lr=0.1,0.01", "--sampler", "grid")
     with workers_in(tmp_path, count=1) as client:
         code, out, _ = run(capsys, "search", *given, "--scheduler-address", client.scheduler.address)
     assert code == 0 and out.count("finished") == 2
@@ -46,7 +46,7 @@ def test_a_search_over_a_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_each_option_reaches_its_setting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, data = write_job(tmp_path)
+    model, data = nets.write_job(tmp_path)
     taken: dict[str, Any] = {}
 
     def search(**options: Any) -> Any:
@@ -94,12 +94,11 @@ def test_spaces_as_text() -> None:
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, data = write_job(tmp_path)
+    model, data = nets.write_job(tmp_path)
     code, _, err = run(capsys, "search", model, data)
     assert code == InputError.exit_code and err.count("\n") == 1 and "space takes a mapping" in err
-    code, _, err = run(
-        capsys, "search", model, data, "--space", "lr=1,2", "--scheduler-address", "no such place"
-    )
+    there = ("--scheduler-address", "no such place")
+    code, _, err = run(capsys, "search", model, data, "--space", "lr=1,2", *there)
     assert code in (InputError.exit_code, ResourceError.exit_code) and err.count("\n") == 1
     assert not (tmp_path / "net.search").exists()
     with pytest.raises(oocdl.errors.StoreError):

@@ -1,4 +1,4 @@
-"""A small model with data, and searches of it that take a second or two."""
+"""Searches that take a second or two, and workers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ from distributed import Client, LocalCluster
 
 import oocdl
 from oocdl.space import LogUniform
-from tests.kit import nets
 from tests.kit.settings import QUICK
 
 SPACE: Mapping[str, Any] = {"lr": LogUniform(1e-4, 1.0), "batch_size": [2, 4], "optimizer": ["sgd", "adam"]}
 OPTIONS: Mapping[str, Any] = {**QUICK, "memory": "2GiB", "space": SPACE, "trials": 4, "steps": 2}
 MEASURED = ("seconds", "peak_bytes", "run")
 """Columns of a table that tell how and where it went, not what came of it."""
-
-
-def write_job(folder: Path) -> tuple[Path, Path]:
-    """A multilayer perceptron and its data."""
-    model = nets.write_mlp(folder / "net.onnx")
-    return model, nets.write_data(folder / "data.zarr", nets.vectors(10))
 
 
 def made_of(search: oocdl.Search) -> list[dict[str, Any]]:
@@ -37,14 +30,16 @@ def commit_times(search: oocdl.Search) -> dict[str, int]:
 
 
 @contextmanager
-def workers_in(folder: Path, count: int = 2, threads: int = 1) -> Iterator[Client]:
-    """A client of worker processes, each of which Dask ends at 95 % of 3 GiB."""
+def workers_in(
+    folder: Path, count: int = 2, threads: int = 1, memory_limit: str | None = "3GiB"
+) -> Iterator[Client]:
+    """A client of worker processes, each of which Dask ends at 95 % of its limit."""
     with (
         LocalCluster(
             n_workers=count,
             threads_per_worker=threads,
             processes=True,
-            memory_limit="3GiB",
+            memory_limit=memory_limit,
             dashboard_address=":0",
             local_directory=str(folder),
         ) as cluster,

@@ -19,7 +19,7 @@ from oocdl.ops.optimizers import KNOWN, OPTIMIZERS
 from oocdl.ops.own_loss import FORMULAS
 from oocdl.space import LogUniform
 from tests.kit import nets
-from tests.kit.searches import OPTIONS, made_of, workers_in, write_job
+from tests.kit.searches import OPTIONS, made_of, workers_in
 
 SHORT = {**OPTIONS, "trials": 2}
 LOSS, OPTIMIZER = "tests.half_squares", "tests.plain"
@@ -91,14 +91,14 @@ def test_what_cannot_be_sent_is_refused_before_the_first_trial(client: Client, t
 
     oocdl.losses.register(LOSS)(locked)
     with pytest.raises(InputError, match=f"{LOSS}.* cannot be sent to workers .*lock"):
-        oocdl.search(*write_job(tmp_path), **SHORT, client=client, workdir=tmp_path / "s")
+        oocdl.search(*nets.write_job(tmp_path), **SHORT, client=client, workdir=tmp_path / "s")
     assert not (tmp_path / "s").exists()
 
 
 def test_a_module_is_the_model(client: Client, tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    _, data = write_job(tmp_path)
+    _, data = nets.write_job(tmp_path)
     here = oocdl.search(module, data, **SHORT, workdir=tmp_path / "here")
     there = oocdl.search(module, data, **SHORT, client=client, workdir=tmp_path / "there")
     assert [row["error"] for row in there.table] == [None, None] and made_of(there) == made_of(here)
