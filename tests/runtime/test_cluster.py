@@ -15,7 +15,7 @@ import dask.threaded
 import numpy as np
 import onnx
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import oocdl
 from oocdl.errors import InputError
@@ -34,39 +34,21 @@ from oocdl.runtime import execute
 from oocdl.runtime.cluster import dask_records, member
 from oocdl.storage.cache import chunk
 from oocdl.storage.cache.memory_tier import Tier
-from tests.kit import nets
+from tests.kit import nets, settings
 from tests.kit.placed import calls_of, strips_of, worker_of
+from tests.kit.runs import same
+from tests.kit.searches import workers_in
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
 CUTS: dict[str, Any] = {"parallel": {"space": (4,)}}
-QUICK: dict[str, Any] = {
-    "memory": "3GiB",
-    "engine": "onnxruntime",
-    "progress": False,
-    "threads": 1,
-    "steps": 3,
-    "batch_size": 1,
-    "loss": "dice_ce",
-    "seed": 11,
-}
+QUICK: dict[str, Any] = {**settings.QUICK, "memory": "3GiB", "steps": 3, "loss": "dice_ce", "seed": 11}
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Two workers, a process and a thread each."""
-    folder = tmp_path_factory.mktemp("workers")
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit=None,
-            dashboard_address=":0",
-            local_directory=str(folder),
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with workers_in(tmp_path_factory.mktemp("workers"), memory_limit=None) as client:
         yield client
 
 
@@ -88,8 +70,7 @@ def test_two_processes_make_the_same_bits(
     client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
 ) -> None:
     run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **QUICK)
-    assert nets.files_of(run) == nets.files_of(local)
-    assert [row["loss"] for row in run.history] == [row["loss"] for row in local.history]
+    same(run, local)
     # What units read and made is the plan's doing, wherever they ran.
     for name in ("unit_read_bytes", "unit_written_bytes"):
         assert [row[name] for row in run.history] == [row[name] for row in local.history]
@@ -125,23 +106,12 @@ def test_accumulating_makes_the_same_bits(client: Client, job: tuple[Path, Path]
     options = {**CUTS, **QUICK, "accumulate": 3, "optimizer": Adam(clip_norm=0.5)}
     here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
     there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
-    assert nets.files_of(there) == nets.files_of(here)
-    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+    same(there, here)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_dask_threaded_makes_the_same_bits(
-    job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, threads: int
-) -> None:
-    run = oocdl.fit(
-        *job, workdir=tmp_path / "run", scheduler=dask.threaded.get, **CUTS, **{**QUICK, "threads": threads}
-    )
-    assert nets.files_of(run) == nets.files_of(local)
-
-
-def test_two_threads_make_the_same_bits(job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path) -> None:
-    run = oocdl.fit(*job, workdir=tmp_path / "run", **CUTS, **{**QUICK, "threads": 2})
-    assert nets.files_of(run) == nets.files_of(local)
+def test_dask_threaded_makes_the_same_bits(job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path) -> None:
+    options = {**CUTS, **QUICK, "threads": 2, "scheduler": dask.threaded.get}
+    same(oocdl.fit(*job, workdir=tmp_path / "run", **options), local)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -172,17 +142,6 @@ def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) ->
     halo = sum(np.prod([b - a for a, b in strip.region]) for strip in strips.values())
     full = sum(np.prod([b - a for a, b in regions[strip.source]]) for strip in strips.values())
     assert halo < full / 2  # slabs of four planes, halos of one or two
-
-
-def test_workers_have_nothing_left(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
-    def left() -> tuple[int, int]:
-        from oocdl.runtime import execute
-        from oocdl.storage.cache import chunk
-
-        return len(execute._contexts), int(type(chunk.home()) is not chunk.Home)
-
-    oocdl.fit(*job, workdir=tmp_path / "run", client=client, **CUTS, **{**QUICK, "steps": 1})
-    assert set(client.run(left).values()) == {(0, 0)}
 
 
 def test_what_a_pass_made_leaves_with_it_not_with_the_collector(
@@ -288,13 +247,8 @@ def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_
     labels["y"][1] = 9
     bad = nets.write_data(tmp_path / "bad.zarr", labels)
     with pytest.raises(oocdl.errors.DatasetError, match=r"array 'y' of .* has label 9 in sample 1 at \["):
-        oocdl.fit(
-            job[0],
-            bad,
-            workdir=tmp_path / "bad",
-            client=client,
-            **{**QUICK, "loss": CrossEntropy(), "batch_size": 2},
-        )
+        how = {**QUICK, "loss": CrossEntropy(), "batch_size": 2}
+        oocdl.fit(job[0], bad, workdir=tmp_path / "bad", client=client, **how)
     with pytest.raises(oocdl.errors.NonFiniteError, match="has become NaN or infinite"):
         oocdl.fit(
             *job, workdir=tmp_path / "wild", client=client, optimizer=Adam(lr=3e38), **{**QUICK, "steps": 1}
@@ -420,9 +374,7 @@ def test_a_plan_is_repeated_on_any_number_of_workers(
         run = oocdl.fit(*job, workdir=tmp_path / name, client=client, plan=plan, **QUICK)
         assert nets.files_of(run) == nets.files_of(local)
     again = {**QUICK, "batch_size": 2}
-    with pytest.raises(
-        InputError, match="plan= gives the plan of another model, dataset or options; leave it"
-    ):
+    with pytest.raises(InputError, match="plan= gives the plan of another model, dataset or options; leave"):
         oocdl.fit(*job, workdir=tmp_path / "other", plan=local.path, **again)
     assert not (tmp_path / "other").exists()
     oocdl.fit(*job, workdir=tmp_path / "whole", **QUICK)

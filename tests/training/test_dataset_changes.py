@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from rich.console import Console
 
 import oocdl
 from oocdl.errors import DatasetError
-from oocdl.events import Event, StepDone
 from oocdl.report.progress import Progress
 from tests.kit import nets
+from tests.kit.runs import after, losses_of
+from tests.kit.searches import workers_in
 from tests.kit.settings import QUICK
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -34,37 +35,24 @@ def as_hdf5(folder: Path) -> Path:
     return folder / "data.h5"
 
 
-def after(step: int, act: Callable[[], object]) -> Callable[[Event], None]:
-    """Act when a step is done."""
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StepDone) and event.row["step"] == step:
-            act()
-
-    return listen
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return nets.write_mlp(tmp_path / "mlp.onnx")
 
 
-@pytest.mark.parametrize("array", ["x", "y"])
-@pytest.mark.parametrize("sample", [2, 3])
+@pytest.mark.parametrize(("array", "sample"), [("x", 2), ("y", 3)])
 def test_a_chunk_that_vanishes_stops_training_before_it_is_used(
     tmp_path: Path, model: Path, array: str, sample: int
 ) -> None:
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors(SAMPLES))
     whole = oocdl.fit(model, data, workdir=tmp_path / "whole", **OPTIONS)
-    (chunk,) = [file for file in (data / array / "c" / str(sample)).rglob("*") if file.is_file()] or [
-        data / array / "c" / str(sample)
-    ]
+    chunk = data / array / "c" / str(sample) / ("0" if array == "x" else "")
     shutil.copy2(chunk, tmp_path / "kept")
     with pytest.raises(DatasetError, match=f"array '{array}' of .*: chunk c/{sample}.* is gone since"):
         oocdl.fit(model, data, **OPTIONS, callbacks=[after(2, chunk.unlink)])
     run = oocdl.open(model.with_suffix(".run"))
     assert run.steps == sample  # one sample a step: those before it were trained on
-    assert [row["loss"] for row in run.history] == [row["loss"] for row in whole.history[:sample]]
+    assert losses_of(run) == losses_of(whole)[:sample]
     shutil.copy2(tmp_path / "kept", chunk)
     assert nets.files_of(oocdl.fit(model, data, **OPTIONS)) == nets.files_of(whole)
 
@@ -73,13 +61,8 @@ def test_a_folder_or_file_that_vanishes_stops_training(tmp_path: Path, model: Pa
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors(SAMPLES))
     for path in (data, as_hdf5(tmp_path)):
         with pytest.raises(DatasetError, match="is gone since the dataset was opened"):
-            oocdl.fit(
-                model,
-                path,
-                workdir=tmp_path / f"{path.name}.run",
-                **OPTIONS,
-                callbacks=[after(2, lambda path=path: path.rename(tmp_path / "elsewhere"))],
-            )
+            leaves = after(2, lambda path=path: path.rename(tmp_path / "elsewhere"))
+            oocdl.fit(model, path, workdir=tmp_path / f"{path.name}.run", **OPTIONS, callbacks=[leaves])
         assert oocdl.open(tmp_path / f"{path.name}.run").steps == 2
         shutil.rmtree(tmp_path / "elsewhere", ignore_errors=True)
 
@@ -105,9 +88,7 @@ def test_a_chunk_that_vanishes_stops_what_tries_the_network(
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    folder = str(tmp_path_factory.mktemp("workers"))
-    options: dict[str, Any] = {"memory_limit": None, "dashboard_address": ":0", "local_directory": folder}
-    with LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster, Client(cluster) as client:
+    with workers_in(tmp_path_factory.mktemp("workers"), count=1, memory_limit=None) as client:
         yield client
 
 

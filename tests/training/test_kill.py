@@ -23,6 +23,7 @@ import oocdl
 from oocdl.events import RunStarted, StepDone
 from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
+from tests.kit.settings import QUICK
 
 STEPS = 20
 NOTHING: Mapping[str, str] = {}
@@ -30,14 +31,9 @@ FORKS = multiprocessing.get_context("forkserver")
 
 
 def train(
-    model: Path,
-    data: Path,
-    workdir: Path,
-    pipe: Connection,
-    steps: int = STEPS,
-    variables: Mapping[str, str] = NOTHING,
-    **options: Any,
-) -> None:
+    model: Path, data: Path, workdir: Path, pipe: Connection, steps: int = STEPS,
+    variables: Mapping[str, str] = NOTHING, **options: Any,
+) -> None:  # fmt: skip
     """The process that is killed: tells when it starts to train, and when it takes a step."""
     os.environ.update(variables)
 
@@ -45,24 +41,9 @@ def train(
         if isinstance(event, RunStarted | StepDone):
             pipe.send(type(event).__name__)
 
-    oocdl.fit(
-        model,
-        data,
-        workdir=workdir,
-        steps=steps,
-        batch_size=2,
-        optimizer="adam",
-        loss="dice_ce",
-        seed=5,
-        parallel={"space": (2,)},
-        commit_seconds=0,
-        memory="3GiB",
-        engine="onnxruntime",
-        threads=1,
-        progress=False,
-        callbacks=[tell],
-        **options,
-    )
+    how = {**QUICK, "memory": "3GiB", "batch_size": 2, "loss": "dice_ce", "seed": 5, "commit_seconds": 0}
+    how |= {"parallel": {"space": (2,)}, "steps": steps, "callbacks": [tell], **options}
+    oocdl.fit(model, data, workdir=workdir, **how)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -187,24 +168,14 @@ def test_killed_before_the_first_commit(
     """What is there after a kill between two files of the beginning."""
     run = shutil.copytree(whole, tmp_path / "run")
     expected = nets.files_of(oocdl.open(run))
-    for path in [
-        run / "CURRENT",
-        *run.glob("manifest-*"),
-        *run.glob("history/*.jsonl"),
-        *run.glob("epoch-*"),
-    ]:
+    patterns = ("CURRENT", "manifest-*", "history/*.jsonl", "epoch-*")
+    for path in [found for pattern in patterns for found in run.glob(pattern)]:
         path.unlink()
     if left != "plan.json":
         (run / "plan.json").unlink()
     if left == "nothing":
-        (run / "report.json").unlink()
-        for path in [
-            run / "run.json",
-            *run.glob("state/t*"),
-            *run.glob("weights/t*"),
-            run / "spill",
-            run / "live",
-        ]:
+        patterns = ("report.json", "run.json", "state/t*", "weights/t*", "spill", "live")
+        for path in [found for pattern in patterns for found in run.glob(pattern)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     else:
         assert repr(oocdl.open(run)) == f"Run('{run}', steps=0, unfinished)" and oocdl.open(run).history == []

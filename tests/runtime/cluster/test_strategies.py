@@ -19,17 +19,11 @@ from oocdl.planning.hosts.placement import place
 from oocdl.transforms import RandSpatialCrop
 from tests.kit import nets
 from tests.kit.placed import worker_of
+from tests.kit.runs import same
 from tests.kit.searches import workers_in
+from tests.kit.settings import QUICK
 
-OPTIONS: dict[str, Any] = {
-    "memory": "3GiB",
-    "engine": "torch",
-    "progress": False,
-    "threads": 1,
-    "steps": 2,
-    "loss": "cross_entropy",
-    "seed": 7,
-}
+OPTIONS: dict[str, Any] = {**QUICK, "memory": "3GiB", "engine": "torch", "steps": 2, "seed": 7}
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +45,7 @@ def test_two_processes_make_the_bits_of_one(client: Client, tmp_path: Path, kind
         options = {**OPTIONS, "parallel": {"batch": 2, "channels": 2}, "batch_size": 8}
     there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
     here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
-    assert nets.files_of(there) == nets.files_of(here)
-    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+    same(there, here)
     compiled = there.plan.compiled
     maker = worker_of(place(compiled.graph, 2, 1))
     units = [call for call in compiled.graph.calls if isinstance(call, UnitCall)]
@@ -80,8 +73,7 @@ def test_weights_that_are_cut_make_the_bits_of_one(
     options = {**OPTIONS, "batch_size": 128, "accumulate": 2}
     there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
     here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
-    assert nets.files_of(there) == nets.files_of(here)
-    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+    same(there, here)
     compiled = there.plan.compiled
     homes = homes_of([place(compiled.graph, 2, 1)])
     for name in ("w1", "w2"):
@@ -102,8 +94,7 @@ def test_a_worker_that_gets_no_work_changes_no_bits(
     there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
     assert {one.plan.hosts for one in there.plan.kinds.values()} == {1}
     here = oocdl.fit(*job, workdir=tmp_path / "here", plan=there.plan, **options)
-    assert nets.files_of(there) == nets.files_of(here)
-    assert [row["loss"] for row in there.history] == [row["loss"] for row in here.history]
+    same(there, here)
 
 
 @pytest.mark.slow
@@ -137,8 +128,7 @@ def test_samples_of_different_sizes_make_the_same_bits(client: Client, tmp_path:
     here = oocdl.fit(model, data, workdir=tmp_path / "here", plan=there.plan, **options)
     assert nets.files_of(there) == nets.files_of(here)
     names = ("loss", "val_loss", "val_dice")
-    assert [[row.get(n) for n in names] for row in there.history] == [
-        [row.get(n) for n in names] for row in here.history
-    ]
+    rows = [[[row.get(name) for name in names] for row in run.history] for run in (there, here)]
+    assert rows[0] == rows[1]
     assert ("first@8x6x6" in there.plan.kinds) == (augment is None)
     assert list(there.plan.validation) == ["validation@6x6x6"]
