@@ -11,12 +11,12 @@ import dask.threaded
 import numpy as np
 import pytest
 import torch
-import zarr
 
 import oocdl
 from oocdl.runtime import scheduler
 from tests.kit.machine import THIS, Small, fit
 from tests.kit.models import ResNet, UNet3d, export
+from tests.kit.nets import files_of, write_data
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
@@ -25,6 +25,9 @@ MAKES: Mapping[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "resnet": (lambda: ResNet(classes=3), (3, 12, 16)),
 }
 Bits = dict[str, bytes]
+PLANNED: dict[str, Any] = {
+    "batch_size": 2, "memory": "6GiB", "threads": 2, "parallel": {"batch": 2, "space": (2,), "channels": 2},
+}  # fmt: skip
 
 
 class Bench:
@@ -36,35 +39,16 @@ class Bench:
         random = np.random.default_rng(0)
         x = random.normal(size=(6, *shape)).astype("float32")
         y = (x[:, 0] > 0).astype("uint8") if len(shape) == 4 else random.integers(1, 3, size=6)
-        group = zarr.open_group(folder / "data.zarr", mode="w")
-        for title, array in (("x", x), ("y", y)):
-            group.create_array(title, data=array, chunks=(1, *array.shape[1:]))
         self.model = export(make(), (torch.as_tensor(x[:2]),), folder / "net.onnx", dynamic=(0,))
-        self.data, self.folder, self.runs = folder / "data.zarr", folder, 0
+        self.data, self.folder, self.runs = write_data(folder / "data.zarr", {"x": x, "y": y}), folder, 0
 
     def train(self, engine: str, machine: Small = THIS, **options: Any) -> tuple[Bits, oocdl.Run]:
         """Final weights, state and losses as bytes."""
         self.runs += 1
-        settings = {
-            "steps": 2,
-            "batch_size": 2,
-            "engine": engine,
-            "memory": "6GiB",
-            "progress": False,
-            "seed": 3,
-            "threads": 2,
-            "parallel": {"batch": 2, "space": (2,), "channels": 2},
-            "workdir": self.folder / f"run{self.runs}",
-            "optimizer": "adam",
-        }
+        settings = {**PLANNED, "engine": engine, "steps": 2, "progress": False, "seed": 3}
+        settings |= {"workdir": self.folder / f"run{self.runs}", "optimizer": "adam"}
         run = fit(self.model, self.data, machine=machine, **{**settings, **options})
-        store = run._store
-        manifest = store.current()
-        assert manifest is not None
-        bits = {
-            t.spec.name: np.asarray(store.array(t.spec.name)[...]).tobytes()
-            for t in manifest.tensors.values()
-        }
+        bits = files_of(run)
         assert len(bits) > 20 and any(np.frombuffer(b, "float32").any() for b in bits.values())
         return bits | {f"loss {row['step']}": np.float64(row["loss"]).tobytes() for row in run.history}, run
 
@@ -118,7 +102,7 @@ def test_the_schedule_does_not_change_a_bit(engine: str, way: str, bench: Bench)
 def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tier just large enough for its units, so that most of what a step makes goes through the disk."""
     reference = _reference(bench, engine)
-    roomy = oocdl.plan(bench.model, bench.data, **_plan_options(engine))
+    roomy = oocdl.plan(bench.model, bench.data, engine=engine, **PLANNED)
     unit = roomy.compiled.plan.peak_unit_bytes
     # Nothing is counted of the process, and units are the same however fast smaller ones would be.
     monkeypatch.setattr("oocdl.planning.machine.TASK_BYTES", 1)
@@ -129,8 +113,3 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
     assert any(row["written_bytes"] > 0 for row in rows), "nothing was spilled"
     assert run.plan.machine.capacity_bytes == 3 * unit
     assert rows[-1]["peak_bytes"] - run.plan.machine.base_bytes <= 3 * unit
-
-
-def _plan_options(engine: str) -> dict[str, Any]:
-    parallel = {"batch": 2, "space": (2,), "channels": 2}
-    return {"engine": engine, "batch_size": 2, "memory": "6GiB", "threads": 2, "parallel": parallel}

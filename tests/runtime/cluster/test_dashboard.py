@@ -40,9 +40,7 @@ def groups(dask_scheduler: Scheduler) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "parallel", [{"space": (2,)}, pytest.param({"channels": 2}, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("parallel", [{"space": (2,)}, {"channels": 2}], ids=str)
 def test_pages_show_layers(
     client: Client, tmp_path: Path, parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,8 @@ from oocdl.runtime.lost import WorkersLost
 from oocdl.storage.files import io_error
 from tests.kit import nets, processes
 from tests.kit.faults import OPTIONS
+from tests.kit.runs import after
+from tests.kit.searches import workers_in
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 QUICK: dict[str, Any] = {**OPTIONS, "steps": 6, "commit_seconds": 0}
@@ -48,16 +50,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "600s"}),
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit="1890MiB",
-            dashboard_address=":0",
-            local_directory=str(tmp_path_factory.mktemp("workers")),
-        ) as cluster,
+        workers_in(tmp_path_factory.mktemp("workers"), memory_limit="1890MiB") as client,
     ):
-        yield cluster
+        yield client.cluster
 
 
 @pytest.fixture
@@ -87,13 +82,7 @@ def go(client: Client, job: tuple[Path, Path], tmp_path: Path) -> Go:
 
 def at_step(number: int, do: Callable[[], Any]) -> Callable[[Event], None]:
     """A listener that does something after a step, the first time."""
-    done: list[Any] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, StepDone) and event.row["step"] == number and not done:
-            done.append(do())
-
-    return listen
+    return after(number, functools.cache(do))
 
 
 def test_limits_are_lifted_while_a_run_lasts(client: Client, go: Go, expected: dict[str, bytes]) -> None:
@@ -222,21 +211,17 @@ def test_a_slow_unit_is_waited_for(
 
 
 def test_a_second_run_is_refused_and_the_first_unharmed(
-    client: Client,
-    job: tuple[Path, Path],
-    expected: dict[str, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    client: Client, go: Go, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(crew, "FREE_SECONDS", 0.5)
     nannies: list[Any] = []
 
     def second() -> None:
         with pytest.raises(ResourceError, match="has part in another run"):
-            oocdl.fit(*job, workdir=tmp_path / "second", client=client, **QUICK)
+            go(workdir=tmp_path / "second")
         nannies.extend(client.run(processes.held_nanny, nanny=True).values())
 
-    run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[at_step(2, second)], **QUICK)
+    run = go(callbacks=[at_step(2, second)])
     assert nets.files_of(run) == expected
     assert len(nannies) == 2 and all(nannies)
     assert processes.remains(client) == {}
@@ -275,13 +260,8 @@ def test_a_signal_ends_the_run(
             threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
 
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
-        oocdl.fit(
-            *job,
-            workdir=tmp_path / "run",
-            client=client,
-            callbacks=[stop, at_step(3, begin)],
-            **{**QUICK, "steps": 1000},
-        )
+        how = {**QUICK, "steps": 1000, "callbacks": [stop, at_step(3, begin)]}
+        oocdl.fit(*job, workdir=tmp_path / "run", client=client, **how)
     run = oocdl.open(tmp_path / "run")
     assert events[-1] == RunStopped(number.name, str(run.path), run.steps) and run.steps >= 2
     client.wait_for_workers(2)
@@ -353,9 +333,8 @@ def test_a_look_that_ends_with_its_client_tells_nothing(monkeypatch: pytest.Monk
     cancelled: Future[Any] = Future()
     cancelled.cancel()
     monkeypatch.setattr("oocdl.runtime.cluster.cluster_session.in_loop", lambda *_: cancelled)
-    session: Any = SimpleNamespace(
-        watch=True, client=SimpleNamespace(_run=lambda *_, **__: None), run_id="run", addresses=[]
-    )
+    there = SimpleNamespace(_run=lambda *_, **__: None)
+    session: Any = SimpleNamespace(watch=True, client=there, run_id="run", addresses=[])
     assert ClusterSession.looks(session) == ()
 
 
@@ -414,9 +393,8 @@ def test_nobody_comes(job: tuple[Path, Path], tmp_path: Path) -> None:
         Client(cluster, set_as_default=False) as client,
         pytest.raises(ResourceError, match="no worker has come to .* in 2 s"),
     ):
-        oocdl.fit(
-            *job, workdir=tmp_path / "run", client=client, wait_seconds=2, callbacks=[told.append], **QUICK
-        )
+        how = {**QUICK, "wait_seconds": 2, "callbacks": [told.append]}
+        oocdl.fit(*job, workdir=tmp_path / "run", client=client, **how)
     assert len(told) == 1 and "waiting for workers" in str(told[0])
     assert not (tmp_path / "run").exists()
 
@@ -434,18 +412,8 @@ def test_a_cluster_that_adapts_leaves_members_alone(
         if isinstance(event, WorkersChanged) and "have come" not in event.reason:
             changed.append(event)
 
-    with (
-        LocalCluster(
-            n_workers=0,
-            threads_per_worker=1,
-            processes=True,
-            memory_limit="1890MiB",
-            dashboard_address=":0",
-            local_directory=str(tmp_path),
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        cluster.adapt(minimum=0, maximum=2, interval="500ms", wait_count=2)
+    with workers_in(tmp_path, count=0, memory_limit="1890MiB") as client:
+        client.cluster.adapt(minimum=0, maximum=2, interval="500ms", wait_count=2)
         run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[pause], **QUICK)
     assert nets.files_of(run) == expected and changed == []
 

@@ -201,28 +201,17 @@ def test_late_workers_that_cannot_take_part_are_left_out(
 @pytest.mark.slow
 @pytest.mark.parametrize(("expected", "wait_seconds"), [(0, 3.0), (2, 1000.0)])
 def test_a_run_ends_where_only_workers_without_room_are_left(
-    there: processes.Cluster,
-    job: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    expected: int,
-    wait_seconds: float,
-) -> None:
+    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    expected: int, wait_seconds: float,
+) -> None:  # fmt: skip
     """After it has waited for others, or at once where all that are expected are there."""
     monkeypatch.setattr(crew, "expected", lambda client: expected)
     late = Late(tmp_path, there.address, {"small": "512MiB", "limited": "0"}, leaves=True)
     try:
-        with pytest.raises(
-            ResourceError, match=r"there \(2\) can take part .* needs 600 MiB\).*committed.*start it"
-        ):
-            oocdl.fit(
-                *job,
-                workdir=tmp_path / "run",
-                client=there.address,
-                wait_seconds=wait_seconds,
-                callbacks=[late],
-                **QUICK,
-            )
+        said = r"there \(2\) can take part .* needs 600 MiB\).*committed.*start it"
+        how = {**QUICK, "wait_seconds": wait_seconds, "callbacks": [late]}
+        with pytest.raises(ResourceError, match=said):
+            oocdl.fit(*job, workdir=tmp_path / "run", client=there.address, **how)
         assert processes.remains(late.client) == {}
     finally:
         late.end()
