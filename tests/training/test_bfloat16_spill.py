@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zarr
 
 import oocdl
 from oocdl.errors import InputError
@@ -18,6 +17,8 @@ from oocdl.planning.cost_model import NOMINAL
 from oocdl.runtime import scheduler
 from tests.kit.machine import Small, fit
 from tests.kit.models import UNet3d, export
+from tests.kit.nets import write_data
+from tests.kit.runs import losses_of, same
 
 Job = tuple[Path, Path]
 
@@ -27,11 +28,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("rounded")
     torch.manual_seed(0)
     x = np.random.default_rng(0).normal(size=(4, 1, 40, 24, 24)).astype("float32")
-    group = zarr.open_group(folder / "data.zarr", mode="w")
-    group.create_array("x", data=x, chunks=(1, *x.shape[1:]))
-    group.create_array("y", data=(x[:, 0] > 0).astype("uint8"), chunks=(1, *x.shape[2:]))
     model = export(UNet3d(base=8, depth=1), (torch.as_tensor(x[:1]),), folder / "net.onnx", dynamic=(0,))
-    return model, folder / "data.zarr"
+    return model, write_data(folder / "data.zarr", {"x": x, "y": (x[:, 0] > 0).astype("uint8")})
 
 
 @pytest.fixture
@@ -50,22 +48,20 @@ def fit_small(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
     )
 
 
-def bits(run: oocdl.Run) -> dict[str, bytes]:
-    return {name: np.asarray(array).tobytes() for name, array in run.weights.items()}
+ONE_BY_ONE = {"scheduler": lambda *a, **k: scheduler.get(*a, workers=1)}
 
 
 @pytest.mark.usefixtures("_slow_disk")
 def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) -> None:
     # Tasks run one by one: of two at a time, the quicker one decides how much a step moves.
-    one_by_one = {"scheduler": lambda *a, **k: scheduler.get(*a, workers=1), "steps": 2}
-    plain = fit_small(job, tmp_path / "a", **one_by_one)
-    halved = fit_small(job, tmp_path / "b", spill_dtype="bfloat16", **one_by_one)
+    plain = fit_small(job, tmp_path / "a", steps=2, **ONE_BY_ONE)
+    halved = fit_small(job, tmp_path / "b", spill_dtype="bfloat16", steps=2, **ONE_BY_ONE)
     assert not plain.plan.compiled.bfloat16_values and len(halved.plan.compiled.bfloat16_values) > 5
     moved = [
         sum(row["read_bytes"] + row["written_bytes"] for row in run.history[1:]) for run in (plain, halved)
     ]
     assert 0 < moved[1] < 0.6 * moved[0], moved
-    losses = [[row["loss"] for row in run.history] for run in (plain, halved)]
+    losses = losses_of(plain), losses_of(halved)
     np.testing.assert_allclose(*losses, rtol=1e-2)
     assert losses[0] != losses[1]
 
@@ -73,30 +69,18 @@ def test_half_the_traffic_and_losses_close_to_float32(job: Job, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_slow_disk")
 def test_the_same_bits_with_other_schedules_and_after_a_pause(job: Job, tmp_path: Path) -> None:
-    runs = [
-        fit_small(job, tmp_path / "a", spill_dtype="bfloat16"),
-        fit_small(
-            job,
-            tmp_path / "b",
-            spill_dtype="bfloat16",
-            scheduler=lambda *a, **k: scheduler.get(*a, workers=1),
-        ),
-    ]
+    run = fit_small(job, tmp_path / "a", spill_dtype="bfloat16")
+    assert run.plan.compiled.bfloat16_values
+    same(fit_small(job, tmp_path / "b", spill_dtype="bfloat16", **ONE_BY_ONE), run)
     fit_small(job, tmp_path / "c", spill_dtype="bfloat16", steps=2)
-    runs.append(fit_small(job, tmp_path / "c", spill_dtype="bfloat16"))
-    assert all(run.plan.compiled.bfloat16_values for run in runs)
-    assert bits(runs[0]) == bits(runs[1]) == bits(runs[2])
+    same(fit_small(job, tmp_path / "c", spill_dtype="bfloat16"), run)
     with pytest.raises(InputError, match="spill_dtype"):
         fit_small(job, tmp_path / "c", steps=6)
 
 
-def test_what_fits_is_not_rounded(job: Job, tmp_path: Path) -> None:
-    assert not oocdl.plan(
-        *job, memory="6GiB", engine="torch", spill_dtype="bfloat16"
-    ).compiled.bfloat16_values
-
-
-def test_refusals(job: Job) -> None:
+def test_what_fits_is_not_rounded_and_refusals(job: Job) -> None:
+    plan = oocdl.plan(*job, memory="6GiB", engine="torch", spill_dtype="bfloat16")
+    assert not plan.compiled.bfloat16_values
     with pytest.raises(InputError, match="spill_dtype must be 'bfloat16', got float16"):
         oocdl.plan(*job, spill_dtype="float16")
     with pytest.raises(InputError, match="spill_dtype needs engine='torch'"):
