@@ -25,7 +25,7 @@ from oocdl.runtime import execute, session
 from oocdl.runtime.scheduler import get
 
 TASKS = ("run_unit", "run_combine", "pick")
-CLOCKS = {"_gather": "gather", "combine": "kernels", **dict.fromkeys(TASKS, "task")}
+CLOCKS = {"_gathered": "gather", "combined": "kernels", **dict.fromkeys(TASKS, "task")}
 """Functions of ``runtime.execute``, and as what their seconds count; a task's are those within it, too."""
 
 
