@@ -175,8 +175,7 @@ def _groups(flat: FlatPass, most: int) -> tuple[tuple[str, ...], Ints]:
 
 
 def _crossings(placed: Placed, homes: Mapping[TaskKey, int], group_of: Ints) -> tuple[Pairs, Legs, Ints]:
-    """Return the items that cross between workers, in the order in which they are first read, the legs of
-    their ways, and how often each leg's item has crossed before."""
+    """Return items that cross between workers, as they are first read, the legs of their ways, and levels."""
     flat, workers, replaced = placed.flat, placed.workers, placed.graph.replaced
     chunks = len(flat.keys)
     where = np.empty(chunks, np.int64)
