@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 
+import torch
 from distributed import Client, LocalCluster
 
 from oocdl.runtime.cluster import crew
 
 
 def test_a_nanny_leaves_a_worker_alone_that_loads_an_engine() -> None:
-    limit = {"n_workers": 1, "threads_per_worker": 1, "memory_limit": "300MiB", "dashboard_address": None}
+    memory = "300MiB" if torch.version.cuda is None else "450MiB"  # PyTorch's CUDA build alone takes 300
+    limit = {"n_workers": 1, "threads_per_worker": 1, "memory_limit": memory, "dashboard_address": None}
     with LocalCluster(**limit) as cluster, Client(cluster, set_as_default=False) as client:
         before = client.run(os.getpid)
         told: list[str] = []
