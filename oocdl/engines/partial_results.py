@@ -37,7 +37,7 @@ def combine(xp: Any, how: str, total: Sequence[Any], count: int, other: Sequence
 
 
 def combine_moments(xp: Any, parts: Sequence[Any], counts: Any, axes: tuple[int, ...]) -> list[Any]:
-    """Combine means and variances over ``axes``, of ``counts`` elements each, as ``moments`` above."""
+    """Combine means and variances of ``counts`` elements each, in float64 (Chan, Golub and LeVeque, 1983)."""
     means, variances = (xp.asarray(part, dtype=xp.float64) for part in parts)
     shares = counts / counts.sum()
     mean = (means * shares).sum(axes, keepdims=True)

@@ -18,7 +18,7 @@ from oocdl.storage.cache.memory_tier import Reservation
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """What a unit's inputs are made of, and the memory for those that are put together."""
+    """Tells where a unit's inputs come from, and holds the memory for those that are put together."""
 
     held: Reservation
     chunks: Sequence[Chunk]
@@ -50,7 +50,7 @@ def on_device(device: Device, chunk: Chunk, array: Callable[[], Array]) -> Any:
 
 
 def gather_on_device(origins: Origins, device: Device, call: UnitCall, there: There) -> Begin:
-    """Gather what a unit's inputs are made of; the function that is returned begins its program."""
+    """Gather the inputs of a unit; the function that is returned begins its program."""
     inputs = [_parts(origins, device, read, there) for read in call.reads]
     return lambda results: [*device.run(call.unit.program, RULES, inputs, results)]
 
