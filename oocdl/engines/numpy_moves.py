@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from oocdl.engines.checked_indices import check_indices
-from oocdl.fusion.executor import crop
+from oocdl.fusion.chain import crop
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import concat_axis, concat_pieces, crop_of, is_empty, pads_of
 from oocdl.graph.ir.program import Instruction, Operand, padded_shape

@@ -1,4 +1,4 @@
-"""Combines partial results of the units of a layer, or of the blocks of a chain, in their order.
+"""Combines partial results of the units of a layer, in their order.
 
 With NumPy, or on a device.
 """
@@ -34,12 +34,3 @@ def combine(xp: Any, how: str, total: Sequence[Any], count: int, other: Sequence
         share = elements / (count + elements)
         total[0][...] = mean + delta * share
         total[1][...] = var * (1 - share) + other[1] * share + delta * delta * share * (1 - share)
-
-
-def combine_moments(xp: Any, parts: Sequence[Any], counts: Any, axes: tuple[int, ...]) -> list[Any]:
-    """Combine means and variances of ``counts`` elements each, in float64 (Chan, Golub and LeVeque, 1983)."""
-    means, variances = (xp.asarray(part, dtype=xp.float64) for part in parts)
-    shares = counts / counts.sum()
-    mean = (means * shares).sum(axes, keepdims=True)
-    variance = ((variances + (means - mean) ** 2) * shares).sum(axes, keepdims=True)
-    return [xp.asarray(total, dtype=parts[0].dtype) for total in (mean, variance)]

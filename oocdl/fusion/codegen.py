@@ -1,9 +1,8 @@
-"""Writes the text for LLVM of a chain's loop, which reads, computes, writes and sums.
+"""Writes the text for LLVM of a chain's loop, which reads, computes, writes and reduces.
 
 The loop runs over five axes; the two inner ones are rows of lanes. In a row all members run on one
-vector after the other, in registers. Each lane has a sum of its own: in the precision of the summed values
-over at most ``CHUNK_ROWS`` rows, which is then added to the sum in memory in float64. Moments of a chunk of
-rows are those of the distances to its first row; chunks are merged as Chan, Golub and LeVeque (1983) do.
+vector after the other, in registers. Lanes are reduced each for itself, over the rows (``Loop.across``
+is False), or all lanes of a row are joined (``totals``).
 """
 
 from __future__ import annotations
@@ -13,16 +12,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oocdl.fusion.jit import has_feature
+from oocdl.fusion.casts import cast
 from oocdl.fusion.llvm_ir import KINDS, Builder
 from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC, Emit, deviation
+from oocdl.fusion.totals import PLANES, Total, across, merge, results
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import is_float
 
 VECTOR_LANES = 16
 """Lanes of a vector: 512 bits of float32. LLVM takes several registers where they are smaller."""
 CHUNK_ROWS = 64
-"""Rows whose values are summed in their own precision, before their sum is added in float64."""
+"""Rows, or vectors of a row, whose values are summed in their own precision. Sums of more carry what their
+additions lose, or are added up in float64."""
 OUTER_AXES = 3
 """Number of axes of the loop around rows and lanes."""
 FIELDS_PER_ARRAY = OUTER_AXES + 3
@@ -55,15 +56,18 @@ class Stream:
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum over a column, or its moments: count, mean, and sum of squared distances to the mean."""
+    """A reduction of a column."""
 
     column: int
-    moments: bool
+    how: str
+    """Its operator."""
+    results: tuple[Stream, ...]
+    """Arrays that its results go to as soon as it is complete; none: it is added up in memory, in float64."""
 
     @property
     def planes(self) -> int:
         """Number of arrays in memory that hold it."""
-        return 3 if self.moments else 1
+        return 0 if self.results else PLANES[self.how]
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,15 @@ class Loop:
     sums: tuple[Sum, ...]
     lanes: int
     """Lanes of a row."""
+    across: bool
+    """Whether reductions join the lanes of each row, which are complete then."""
+    chunk_rows: int = CHUNK_ROWS
+    """Rows of which each vector runs before the next: their reductions are put then, or added to memory."""
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """All arrays that are read or written, element by element or as results of reductions."""
+        return (*self.reads, *self.writes, *(one for total in self.sums for one in total.results))
 
     def write(self, name: str) -> str:
         """Return the text of an LLVM module whose one function is called ``name``."""
@@ -89,14 +102,10 @@ class Writer:
         self.loop, self.b = loop, Builder()
         self.dtypes = {stream.column: stream.dtype for stream in loop.reads}
         self.dtypes |= {op.out: op.dtype for op in loop.ops}
-        streams = (*loop.reads, *loop.writes)
         self.extents = [self.b.argument(i) for i in range(OUTER_AXES + 1)]
-        self.fields = [self._fields(OUTER_AXES + 1 + FIELDS_PER_ARRAY * i) for i in range(len(streams))]
-        first = OUTER_AXES + 1 + FIELDS_PER_ARRAY * len(streams)
-        self.sums: list[list[list[str]]] = []
-        for one in loop.sums:
-            self.sums.append([self._fields(first + FIELDS_PER_ARRAY * plane) for plane in range(one.planes)])
-            first += FIELDS_PER_ARRAY * one.planes
+        arrays = len(loop.streams) + sum(one.planes for one in loop.sums)
+        self.fields = [self._fields(OUTER_AXES + 1 + FIELDS_PER_ARRAY * i) for i in range(arrays)]
+        """Address and strides of each array: those of the streams, then the planes of sums."""
 
     def _fields(self, first: int) -> list[str]:
         steps = (self.b.argument(first + i) for i in range(1, FIELDS_PER_ARRAY))
@@ -104,16 +113,18 @@ class Writer:
 
     def write(self, name: str) -> str:
         """Return the text of an LLVM module whose one function is called ``name``."""
-        b = self.b
+        b, rows = self.b, self.extents[-1]
         with ExitStack() as loops:
             at = [loops.enter_context(b.loop("0", extent, 1)) for extent in self.extents[:-1]]
             bases = [self._base(fields, at) for fields in self.fields]
-            sums = [[self._base(fields, at) for fields in planes] for planes in self.sums]
-            first = loops.enter_context(b.loop("0", self.extents[-1], CHUNK_ROWS))
-            end = b.new(f"add i64 {first}, {CHUNK_ROWS}")
-            inside = b.new(f"icmp slt i64 {end}, {self.extents[-1]}")
-            end = b.new(f"select i1 {inside}, i64 {end}, i64 {self.extents[-1]}")
-            self._strips(bases, sums, first, end)
+            if self.loop.across:
+                self._joined_row(bases, loops.enter_context(b.loop("0", rows, 1)))
+            else:
+                step = self.loop.chunk_rows
+                first = loops.enter_context(b.loop("0", rows, step))
+                end = b.new(f"add i64 {first}, {step}")
+                inside = b.new(f"icmp slt i64 {end}, {rows}")
+                self._strips(bases, first, b.new(f"select i1 {inside}, i64 {end}, i64 {rows}"))
         return b.function(name)
 
     def _base(self, fields: Sequence[str], indices: Sequence[str]) -> str:
@@ -122,48 +133,127 @@ class Writer:
             address = self.b.at(address, self.b.new(f"mul i64 {index}, {step}"))
         return address
 
-    def _strips(self, bases: list[str], sums: list[list[str]], first: str, end: str) -> None:
-        """Loop over the vectors of a row, as many at once as registers allow."""
+    def _widths(self) -> tuple[list[int], int, int]:
+        """Return the widths of a row's vectors, how many run at once, and how often as many full ones do."""
         full, rest = divmod(self.loop.lanes, VECTOR_LANES)
-        widths = [VECTOR_LANES] * full + ([rest] if rest else [])
         heavy = sum(EXPONENTIALS.get(op.name, 0) for op in self.loop.ops)
+        heavy += sum(one.how == "LogSumExp" for one in self.loop.sums)
         most = 4 if len(self.loop.sums) < 2 and not heavy else 2 if heavy < 2 else 1
         many = full // most if full >= 2 * most else 0
+        return [VECTOR_LANES] * full + ([rest] if rest else []), most, many
+
+    def _strips(self, bases: list[str], first: str, end: str) -> None:
+        """Loop over the vectors of a row, as many at once as registers allow."""
+        widths, most, many = self._widths()
         if many:
             with self.b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
-                self._strip(bases, sums, first, end, lane, [VECTOR_LANES] * most)
+                self._strip(bases, first, end, lane, [VECTOR_LANES] * most)
         for start in range(many * most, len(widths), most):
-            self._strip(bases, sums, first, end, str(start * VECTOR_LANES), widths[start : start + most])
+            self._strip(bases, first, end, str(start * VECTOR_LANES), widths[start : start + most])
 
-    def _strip(
-        self, bases: list[str], sums: list[list[str]], first: str, end: str, lane: str, widths: list[int]
-    ) -> None:
+    def _strip(self, bases: list[str], first: str, end: str, lane: str, widths: list[int]) -> None:
         """Compute some vectors of each row from ``first`` to ``end``."""
-        b = self.b
+        b, careful = self.b, self.loop.chunk_rows > CHUNK_ROWS
         vectors = []
         for index, width in enumerate(widths):
-            at = b.new(f"add i64 {lane}, {sum(widths[:index])}")
-            vectors.append(_Vector(self, bases, sums, at, width, first))
+            vector = _Vector(self, bases, b.add(lane, str(sum(widths[:index]))), width)
+            vectors.append((vector, self._totals(self._origins(vector, first), width, careful)))
         with b.loop(first, end, 1) as row:
-            for vector in vectors:
-                vector.row(row)
-        count = b.new(f"sub i64 {end}, {first}")
-        for vector in vectors:
-            vector.flush(b.new(f"sitofp i64 {count} to double"))
+            for vector, totals in vectors:
+                vector.row(row, totals)
+        count = b.new(f"sitofp i64 {b.new(f'sub i64 {end}, {first}')} to double")
+        for vector, totals in vectors:
+            self._put(bases, vector.lane, totals, count)
+
+    def _origins(self, vector: _Vector, row: str) -> dict[int, str]:
+        """Add the values of a row that moments are distances to, by column."""
+        columns = {one.column for one in self.loop.sums if one.how == "Moments"}
+        values = vector.values(row) if columns else {}
+        return {column: values[column] for column in columns}
+
+    def _totals(self, origins: Mapping[int, str], width: int, careful: bool) -> list[Total]:
+        self.b.lanes = width
+        return [
+            Total(
+                self.b, one.how, self.dtypes[one.column], origin=origins.get(one.column, ""), careful=careful
+            )
+            for one in self.loop.sums
+        ]
+
+    def _put(self, bases: list[str], lane: str, totals: Sequence[Total], count: str) -> None:
+        """Put the results of a vector's totals of ``count`` rows, or add them to those in memory."""
+        b = self.b
+        for one, total, first in zip(self.loop.sums, totals, self._places(), strict=True):
+            if one.results:
+                at = [b.at(bases[i], b.new(f"mul i64 {lane}, {self.fields[i][-1]}")) for i in first]
+                self._store(one, total, at, results(b, total, total.state(), count), first)
+            else:
+                offset = b.new(f"mul i64 {lane}, 8")
+                merge(total, [b.at(bases[i], offset) for i in first], count)
+
+    def _places(self) -> list[range]:
+        """Return the numbers of the arrays that hold each sum, or its results."""
+        found, result = [], len(self.loop.reads) + len(self.loop.writes)
+        plane = len(self.loop.streams)
+        for one in self.loop.sums:
+            found.append(
+                range(result, result + len(one.results)) if one.results else range(plane, plane + one.planes)
+            )
+            result, plane = result + len(one.results), plane + one.planes
+        return found
+
+    def _store(self, one: Sum, total: Total, at: Sequence[str], values: Sequence[str], arrays: range) -> None:
+        b = self.b
+        for stream, address, value, array in zip(one.results, at, values, arrays, strict=True):
+            source = "float64" if one.how in PLANES else total.dtype
+            step = self.fields[array][-1] if stream.step == "far" else stream.step
+            b.store(stream.dtype, cast(b, value, source, stream.dtype), address, step)
+
+    def _joined_row(self, bases: list[str], row: str) -> None:
+        """Compute one row, and put the results of what joins its lanes."""
+        b, (widths, most, many) = self.b, self._widths()
+        origins = {
+            column: b.new(f"extractelement <1 x {KINDS[self.dtypes[column]]}> {value}, i64 0")
+            for column, value in self._origins(_Vector(self, bases, "0", 1), row).items()
+        }
+        careful = len(widths) > CHUNK_ROWS * most
+
+        def totals(width: int) -> list[Total]:
+            b.lanes = width
+            spread = {
+                column: b.spread(value, KINDS[self.dtypes[column]]) for column, value in origins.items()
+            }
+            return self._totals(spread, width, careful)
+
+        strips = [totals(width) for width in widths[:most]]
+        if len(widths) > most and widths[-1] < VECTOR_LANES:
+            strips.append(totals(widths[-1]))
+        if many:
+            with b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
+                for index in range(most):
+                    at = b.add(lane, str(index * VECTOR_LANES))
+                    _Vector(self, bases, at, VECTOR_LANES).row(row, strips[index])
+        for index in range(many * most, len(widths)):
+            of_same_width = strips[index % most if widths[index] == strips[index % most][0].width else -1]
+            _Vector(self, bases, str(index * VECTOR_LANES), widths[index]).row(row, of_same_width)
+        count = f"{float(self.loop.lanes)}"
+        for number, (one, arrays) in enumerate(zip(self.loop.sums, self._places(), strict=True)):
+            state = across([strip[number] for strip in strips])
+            total = strips[0][number]
+            ends = [b.at(bases[i], b.new(f"mul i64 {row}, {self.fields[i][-2]}")) for i in arrays]
+            self._store(one, total, ends, results(b, total, state, count), arrays)
 
 
 class _Vector:
     """Writes the code for one vector of each row of a chunk."""
 
-    def __init__(
-        self, writer: Writer, bases: list[str], sums: list[list[str]], lane: str, width: int, first: str
-    ) -> None:
-        self.w, self.b, self.width, self.sums = writer, writer.b, width, sums
+    def __init__(self, writer: Writer, bases: list[str], lane: str, width: int) -> None:
+        self.w, self.b, self.lane, self.width = writer, writer.b, lane, width
         loop, b = writer.loop, writer.b
         b.lanes = width
-        self.lane = lane
         self.addresses = []
-        for stream, base, fields in zip((*loop.reads, *loop.writes), bases, writer.fields, strict=True):
+        streams = (*loop.reads, *loop.writes)
+        for stream, base, fields in zip(streams, bases, writer.fields, strict=False):
             step = {"one": "0", "next": str(itemsize(stream.dtype)), "far": fields[-1]}[stream.step]
             self.addresses.append(b.at(base, b.new(f"mul i64 {lane}, {step}")))
         self.constant = {
@@ -176,14 +266,6 @@ class _Vector:
                 b.kind = KINDS[op.dtype]
                 key = (self.constant[op.ins[2]], dict(op.attrs)["eps"])
                 b.deviations[key] = deviation(b, *key)
-        self.origins: dict[int, str] = {}
-        if any(one.moments for one in loop.sums):
-            values = self._values(first)
-            self.origins = {one.column: values[one.column] for one in loop.sums if one.moments}
-        self.totals = [
-            [b.slot(f"<{width} x {KINDS[writer.dtypes[one.column]]}>") for _ in range(min(one.planes, 2))]
-            for one in loop.sums
-        ]
 
     def _load(self, index: int, stream: Stream, address: str) -> str:
         step = self.w.fields[index][-1] if stream.step == "far" else stream.step
@@ -192,8 +274,9 @@ class _Vector:
     def _row_address(self, index: int, row: str) -> str:
         return self.b.at(self.addresses[index], self.b.new(f"mul i64 {row}, {self.w.fields[index][-2]}"))
 
-    def _values(self, row: str) -> dict[int, str]:
+    def values(self, row: str) -> dict[int, str]:
         """Compute the values of all columns in a row: column -> name of its vector."""
+        self.b.lanes = self.width
         values = dict(self.constant)
         for index, stream in enumerate(self.w.loop.reads):
             if stream.rows:
@@ -203,124 +286,14 @@ class _Vector:
             values[op.out] = emit(self.b, op, args, self.w.dtypes[op.ins[0]])
         return values
 
-    def row(self, row: str) -> None:
-        """Read a row, compute its members, write results and add to the sums."""
-        self.b.lanes = self.width
-        loop = self.w.loop
-        values = self._values(row)
+    def row(self, row: str, totals: Sequence[Total]) -> None:
+        """Read a row, compute its members, write results and reduce."""
+        values, loop = self.values(row), self.w.loop
         for index, stream in enumerate(loop.writes, len(loop.reads)):
             step = self.w.fields[index][-1] if stream.step == "far" else stream.step
             self.b.store(stream.dtype, values[stream.column], self._row_address(index, row), step)
-        for one, slots in zip(loop.sums, self.totals, strict=True):
-            value = values[one.column]
-            self.b.kind = KINDS[self.w.dtypes[one.column]]
-            if one.moments:
-                value = self.b.new(f"fsub {self.b.type} {value}, {self.origins[one.column]}")
-                square = self.b.new(f"fmul {self.b.type} {value}, {value}")
-                self._add(slots[1], square)
-            self._add(slots[0], value)
-
-    def _add(self, slot: str, value: str) -> None:
-        b = self.b
-        old = b.new(f"load {b.type}, ptr {slot}")
-        b.do(f"store {b.type} {b.new(f'fadd {b.type} {old}, {value}')}, ptr {slot}")
-
-    def flush(self, count: str) -> None:
-        """Add the totals of a chunk of ``count`` rows to those in memory."""
-        b = self.b
-        b.lanes = self.width
-        for one, slots, planes in zip(self.w.loop.sums, self.totals, self.sums, strict=True):
-            offset = b.new(f"mul i64 {self.lane}, 8")
-            places = [b.at(plane, offset) for plane in planes]
-            dtype = self.w.dtypes[one.column]
-            found = [
-                cast(b, b.new(f"load <{self.width} x {KINDS[dtype]}>, ptr {s}"), dtype, "float64")
-                for s in slots
-            ]
-            old = [b.load("float64", place, "next") for place in places]
-            b.kind = "double"
-            new = [b.new(f"fadd {b.type} {old[0]}, {found[0]}")]
-            if one.moments:
-                origin = cast(b, self.origins[one.column], dtype, "float64")
-                b.kind = "double"
-                new = _merged(b, old, (b.spread(count, "double"), origin, found[0], found[1]))
-            for place, value in zip(places, new, strict=True):
-                b.store("float64", value, place, "next")
-
-
-def _merged(b: Builder, old: Sequence[str], chunk: Sequence[str]) -> list[str]:
-    """Merge the moments in memory (count, mean, squares) with those of a chunk.
-
-    ``chunk``: its count, its origin, and the sum and the sum of squares of the distances to the origin.
-    """
-
-    def do(name: str, x: str, y: str) -> str:
-        return b.new(f"{name} {b.type} {x}, {y}")
-
-    (counted, mean, squares), (count, origin, total, square) = old, chunk
-    shift = do("fdiv", total, count)
-    inner = do("fsub", square, do("fmul", total, shift))
-    all_ = do("fadd", counted, count)
-    delta = do("fsub", do("fadd", origin, shift), mean)
-    share = do("fmul", delta, do("fdiv", count, all_))
-    between = do("fmul", do("fmul", delta, share), counted)
-    return [all_, do("fadd", mean, share), do("fadd", squares, do("fadd", inner, between))]
-
-
-def cast(b: Builder, value: str, source: str, target: str) -> str:
-    """Convert a vector of dtype ``source`` to dtype ``target``."""
-    how = conversion(source, target)
-    if how is None:
-        return value
-    if target == "bfloat16" and source != "float32":  # processors that round at all round float32
-        return cast(b, cast(b, value, source, "float32"), "float32", target)
-    if target == "bfloat16" and not has_feature("avx512bf16"):
-        return _rounded(b, value)
-    if source == "bfloat16" and not has_feature("avx512bf16"):
-        return cast(b, _widened(b, value), "float32", target)
-    return b.new(f"{how} <{b.lanes} x {KINDS[source]}> {value} to <{b.lanes} x {KINDS[target]}>")
-
-
-def _rounded(b: Builder, value: str) -> str:
-    """Round float32 to bfloat16, ties to even, by its bits.
-
-    Where a processor has no instruction for that, LLVM calls a function to which no loop is linked.
-    It must not see the reverse either: the maximum of two such numbers would be rounded in the same way.
-    """
-    number, whole = f"<{b.lanes} x float>", f"<{b.lanes} x i32>"
-
-    def each(word: int) -> str:
-        return f"splat (i32 {word})"
-
-    bits = b.new(f"bitcast {number} {value} to {whole}")
-    upper = b.new(f"lshr {whole} {bits}, {each(16)}")
-    half = b.new(f"add {whole} {b.new(f'and {whole} {upper}, {each(1)}')}, {each(0x7FFF)}")
-    nearest = b.new(f"lshr {whole} {b.new(f'add {whole} {bits}, {half}')}, {each(16)}")
-    quiet = b.new(f"or {whole} {upper}, {each(0x40)}")
-    is_nan = b.new(f"fcmp uno {number} {value}, {value}")
-    kept = b.new(f"select <{b.lanes} x i1> {is_nan}, {whole} {quiet}, {whole} {nearest}")
-    narrow = b.new(f"trunc {whole} {kept} to <{b.lanes} x i16>")
-    return b.new(f"bitcast <{b.lanes} x i16> {narrow} to <{b.lanes} x bfloat>")
-
-
-def _widened(b: Builder, value: str) -> str:
-    """Convert bfloat16 to float32 by its bits: see ``_rounded``."""
-    half, whole = f"<{b.lanes} x i16>", f"<{b.lanes} x i32>"
-    bits = b.new(f"zext {half} {b.new(f'bitcast <{b.lanes} x bfloat> {value} to {half}')} to {whole}")
-    return b.new(f"bitcast {whole} {b.new(f'shl {whole} {bits}, splat (i32 16)')} to <{b.lanes} x float>")
-
-
-def conversion(source: str, target: str) -> str | None:
-    """Return LLVM's instruction that converts one dtype to another; None where they are the same.
-
-    >>> conversion("float32", "bfloat16"), conversion("int64", "float32"), conversion("bool", "float32")
-    ('fptrunc', 'sitofp', 'uitofp')
-    """
-    if source == target:
-        return None
-    if is_float(source):
-        return "fpext" if itemsize(source) < itemsize(target) else "fptrunc"
-    return "uitofp" if source == "bool" else "sitofp"
+        for one, total in zip(loop.sums, totals, strict=True):
+            total.add(values[one.column])
 
 
 _TABLE: Mapping[str, Emit] = {**FLOATS, **COMPARE, **LOGIC}

@@ -87,6 +87,11 @@ class Builder:
             f"shufflevector {vector} {first}, {vector} poison, <{self.lanes} x i32> zeroinitializer"
         )
 
+    def lanes_of(self, vector: str, width: int, numbers: Sequence[int]) -> str:
+        """Return a vector of some lanes of one of ``width``, whose elements are of the type of now."""
+        type_, mask = f"<{width} x {self.kind}>", ", ".join(f"i32 {number}" for number in numbers)
+        return self.new(f"shufflevector {type_} {vector}, {type_} poison, <{len(numbers)} x i32> <{mask}>")
+
     def select(self, condition: str, yes: str, no: str) -> str:
         """Return a vector of ``yes`` where ``condition`` holds, else of ``no``."""
         return self.new(f"select <{self.lanes} x i1> {condition}, {self.type} {yes}, {self.type} {no}")
@@ -98,11 +103,11 @@ class Builder:
         self.declared[full] = f"declare {type_} {full}({', '.join([type_] * len(args))})"
         return self.new(f"call {type_} {full}({', '.join(f'{type_} {arg}' for arg in args)})")
 
-    def slot(self, type_: str) -> str:
-        """Add a variable, which is zero. It is allocated at the start: a loop would do so each time."""
+    def slot(self, type_: str, value: str = "zeroinitializer") -> str:
+        """Add a variable with a value. It is allocated at the start: a loop would do so each time."""
         name = f"%s{len(self.variables)}"
         self.variables.append(f"  {name} = alloca {type_}")
-        self.do(f"store {type_} zeroinitializer, ptr {name}")
+        self.do(f"store {type_} {value}, ptr {name}")
         return name
 
     @contextmanager
@@ -148,7 +153,7 @@ class Builder:
         kind = KINDS[dtype]
         if dtype == "bool":
             value, kind = self.new(f"zext <{self.lanes} x i1> {value} to <{self.lanes} x i8>"), "i8"
-        if step == "next":
+        if step == "next" or self.lanes == 1:
             self.do(f"store <{self.lanes} x {kind}> {value}, ptr {address}, align 1")
             return
         for lane in range(self.lanes):

@@ -1,9 +1,9 @@
 """Writes the elementwise operators of loops as instructions of LLVM on vectors.
 
-Every elementwise operator of an engine stands in one of these tables, by its formula if it has one, or in
-``NO_LOOP`` with the reason. Each entry takes the builder, its operands (names of values) and the node's
-attributes, and gives the name of the result. Arithmetic is as the operators are defined, never contracted
-or reordered: a fused chain rounds where its members do.
+Every elementwise operator stands in one of these tables, by its formula if it has one, but functions without
+polynomials: loops would call the C library a number at a time. Each entry takes the builder, its operands
+(names of values) and the node's attributes, and gives the name of the result. Arithmetic is as the
+operators are defined, never contracted or reordered: a fused chain rounds where its members do.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from oocdl.fusion.functions import FUNCTIONS, function
 from oocdl.fusion.llvm_ir import Builder
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute
-from oocdl.ops.pointwise import POINTWISE, Row
+from oocdl.ops.pointwise import Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
-LOOPS_VERSION = "3"
+LOOPS_VERSION = "4"
 """Version of what loops compute. It changes with their bits: a run that goes on with another one says so."""
 
 
@@ -108,12 +108,6 @@ _PRIMITIVES: Mapping[str, Emit] = {
 
 ATTRIBUTES = frozenset({"eps", *(name for row in FORMULAS.values() for name in row.sample)})
 """Attributes that the entries of these tables read."""
-
-_FUNCTION = "it has no polynomials in loops: they would call the C library a number at a time"
-NO_LOOP: Mapping[str, str] = {
-    row.op: _FUNCTION for row in POINTWISE if row.flops > 1 and row.op not in FUNCTIONS
-}
-"""Operator that chains run block by block -> the reason why loops do not compute it."""
 
 FLOATS: Mapping[str, Emit] = {
     **_ARITHMETIC,

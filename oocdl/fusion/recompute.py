@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from oocdl.fusion.grouping import Chain, Crop, Group, reads_of
-from oocdl.fusion.loop_nest import is_loop
+from oocdl.fusion.chain import Chain, Crop, Group, reads_of
+from oocdl.fusion.loop_axes import draft_of
 from oocdl.fusion.loop_ops import EXPONENTIALS, FLOATS
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.index import region_shape
@@ -134,7 +134,7 @@ def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], 
             copy = _Copy(source, target, shapes, lambda: next(numbers), makers)
             made = _replaced(copy, wanted)
             kinds = {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
-            if made is not None and is_loop(made, dtypes | kinds):
+            if made is not None and draft_of(made) is not None:
                 found[at], reads[at] = made, reads_of(made)
                 dtypes |= kinds
                 shapes |= {item.outputs[0]: item.shapes[0] for item in copy.members}

@@ -33,11 +33,11 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "torch in blocks":
         from oocdl.engines.torch.torch_engine import TorchEngine
 
-        return TorchEngine(block_elements=8)
+        return TorchEngine(small_elements=2)
     if request.param == "onnxruntime in blocks":
         from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 
-        return OnnxRuntimeEngine(block_elements=8)
+        return OnnxRuntimeEngine(small_elements=2)
     return get_engine(request.param)
 
 

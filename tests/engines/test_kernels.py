@@ -7,25 +7,21 @@ import pytest
 from oocdl.engines import engine_registry
 from oocdl.engines.engine import get_engine
 from oocdl.engines.ort import ort_kernels
-from oocdl.engines.torch import torch_kernels, torch_pointwise
-from oocdl.fusion import loop_ops
+from oocdl.engines.torch import torch_pointwise
+from oocdl.fusion import functions, loop_axes, loop_ops
+from oocdl.ops.pointwise import POINTWISE
 from oocdl.ops.registry import RULES
 
 OPERATORS = sorted(op for op, rule in RULES.items() if rule.axes is not None)
 """Those that are left after expansion."""
-LOOPS = [loop_ops.FLOATS, loop_ops.COMPARE, loop_ops.LOGIC, {"Cast", "Where"}, loop_ops.NO_LOOP]
+LOOPS = {*loop_ops.FLOATS, *loop_ops.COMPARE, *loop_ops.LOGIC, "Cast", "Where"}
 
 
-@pytest.mark.parametrize("table", [torch_kernels.KERNELS, ort_kernels.KERNELS])
-def test_loops_know_every_elementwise_operator_or_say_why_not(table: dict[str, torch_kernels.Kernel]) -> None:
-    blocks = {op: kernel.blocks for op, kernel in table.items() if kernel.blocks is not None}
-    for op, one in blocks.items():
-        assert sum(op in loops for loops in LOOPS) == (one.finish is None), op
-
-
-def test_loops_know_no_other_operator() -> None:
-    known = {op for loops in LOOPS for op in loops}
-    assert known <= torch_pointwise.BLOCKWISE.keys()
+def test_loops_know_every_elementwise_operator_but_functions_without_polynomials() -> None:
+    elementwise = torch_pointwise.KERNELS.keys() - loop_axes.REDUCTIONS.keys()
+    assert LOOPS <= elementwise <= ort_kernels.KERNELS.keys()
+    unknown = {row.op for row in POINTWISE if row.flops > 1 and row.op not in functions.FUNCTIONS}
+    assert elementwise - LOOPS == unknown
 
 
 @pytest.mark.parametrize("name", engine_registry.ENGINES)

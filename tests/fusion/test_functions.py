@@ -37,7 +37,7 @@ def off(op: str, patterns: Array) -> int:
     x = patterns.astype(np.uint32).view(np.float32).reshape(SHAPE)
     item = Instruction(op, (operand(0, SHAPE),), (1,), (SHAPE,), (SHAPE,), ("float32",), {"alpha": 1.0})
     made = program([x], [item], [(1, SHAPE)], f"function {op}")
-    found = TorchEngine(block_elements=16).compile(made)([x])[0]
+    found = TorchEngine(small_elements=4).compile(made)([x])[0]
     with np.errstate(all="ignore"):
         wanted = FUNCTIONS[op](x.astype(np.float64)).astype(np.float32)
     real = ~np.isnan(wanted)

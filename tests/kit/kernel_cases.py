@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oocdl.engines.torch.torch_pointwise import BLOCKWISE
+from oocdl.engines.torch import torch_pointwise
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from tests.kit.interpret import OPS
@@ -145,7 +145,7 @@ def pointwise() -> list[Case]:
 
 def others(known: Collection[str]) -> list[Case]:
     """Elementwise and sequential operators that are not ``known``, as the tests of their rules have them."""
-    wanted = {*BLOCKWISE, *(one.op for one in (*SEQUENCES, *CTC, *CTC_GRADS))} - {*known}
+    wanted = {*torch_pointwise.KERNELS, *(one.op for one in (*SEQUENCES, *CTC, *CTC_GRADS))} - {*known}
     return [
         oracle(case.op, *arrays, label=f"{number} {[a.shape for a in arrays]}", **case.attrs)
         for number, case in enumerate(CASES)

@@ -12,7 +12,7 @@ from oocdl.engines.engine import Engine, Run
 from oocdl.engines.numpy.numpy_kernels import KERNELS
 from oocdl.engines.numpy_moves import operand_of
 from oocdl.errors import UnsupportedError
-from oocdl.fusion.executor import crop
+from oocdl.fusion.chain import crop
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules

@@ -1,6 +1,6 @@
 """The onnxruntime engine: single operators of onnxruntime, and NumPy for what lies between.
 
-Chains of elementwise instructions run block by block, all else an instruction at a time.
+Chains of elementwise instructions run as loops, all else an instruction at a time.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from threadpoolctl import threadpool_limits
 
 from oocdl.engines.engine import Engine, Run
 from oocdl.engines.numpy_moves import operand_of
-from oocdl.engines.ort.ort_kernels import BLOCKWISE, KERNELS
+from oocdl.engines.ort.ort_kernels import KERNELS
 from oocdl.engines.ort.ort_record import Orders
 from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
-from oocdl.fusion.executor import AnyChainStep, crop
-from oocdl.fusion.grouping import Chain, Kind, arrange, makes_of, reads_of
-from oocdl.fusion.loop_nest import Fused, View
+from oocdl.fusion.chain import Chain, Kind, crop, makes_of, reads_of
+from oocdl.fusion.executor import AnyChainStep
+from oocdl.fusion.grouping import arrange
+from oocdl.fusion.loop_nest import View
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import ProgramScratch, most_scratch
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 
-BLOCK_ELEMENTS = 1 << 17
-"""Elements of a block of a chain: half a MiB of float32. With 64 Ki, chains took 10 %
-longer for their calls."""
+SMALL_ELEMENTS = 1 << 15
+"""Maximum elements of arrays that are not worth a loop."""
 
 Arrays = dict[int, Array]
 """Slot -> its array."""
@@ -45,21 +45,15 @@ def _check_dtypes(program: Program) -> None:
 
 
 class _ChainStep(AnyChainStep[Array]):
-    """A chain on blocks of arrays.
-
-    A value that is read outside of the chain is written whole; any other takes one block.
-    """
+    """A chain on arrays."""
 
     def __init__(self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str]) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
-        super().__init__(chain, needed, dtype_of, BLOCKWISE, np)
-
-    def _empty(self, shape: Shape, dtype: str) -> Array:
-        return np.empty(shape, dtype)
+        super().__init__(chain, needed, dtype_of, np)
 
     def _whole(self, slot: int, kind: Kind, slots: Mapping[int, Array], places: Mapping[int, Array]) -> Array:
         if slot not in places:
-            return self._empty(*kind)
+            return np.empty(*kind)
         place = self._seen(places[slot], kind[0])
         assert np.shares_memory(place, places[slot]), "a result would go to a copy of its place"
         return place
@@ -108,9 +102,9 @@ Stage = tuple[_ChainStep | _Step, list[int]]
 """A step, and the slots that nothing reads after it."""
 
 
-def _stages(program: Program, elements: int) -> list[Stage]:
+def _stages(program: Program, small: int) -> list[Stage]:
     """The steps of a program, in the order in which they run."""
-    groups, dtypes = recomputed(arrange(program, elements, BLOCKWISE), program)
+    groups, dtypes = recomputed(arrange(program, small), program)
     last, orders = dict[int, int](), dict(program.orders)
     for index, group in enumerate(groups):
         last |= dict.fromkeys(reads_of(group) | makes_of(group), index)
@@ -136,27 +130,24 @@ def _direct(program: Program, stages: Sequence[Stage]) -> dict[int, int]:
 
 
 class OnnxRuntimeEngine(Engine):
-    """Runs programs with onnxruntime on the CPU.
-
-    Chains of elementwise instructions run in blocks of ``block_elements``.
-    """
+    """Runs programs with onnxruntime on the CPU; instructions on up to ``small_elements`` are in no loop."""
 
     name = "onnxruntime"
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS  # 152 GFLOP/s of 16 channels, of thicker slabs 104
 
-    def __init__(self, block_elements: int = BLOCK_ELEMENTS) -> None:
-        self.block_elements = block_elements
+    def __init__(self, small_elements: int = SMALL_ELEMENTS) -> None:
+        self.small_elements = small_elements
         self._scratch: dict[str, ProgramScratch] = {}
         super().__init__()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
         if program.key not in self._scratch:
-            stages = _stages(program, self.block_elements)
+            stages = _stages(program, self.small_elements)
             steps = [step for step, _ in stages if isinstance(step, _ChainStep)]
-            sums = [step.plan.scratch_bytes for step in steps if isinstance(step.plan, Fused)]
-            nbytes = most_scratch(program, rules).scratch_bytes + max(sums, default=0)
+            sums = max((step.loop.scratch_bytes for step in steps), default=0)
+            nbytes = most_scratch(program, rules).scratch_bytes + sums
             self._scratch[program.key] = ProgramScratch(nbytes)
         return self._scratch[program.key]
 
@@ -167,7 +158,7 @@ class OnnxRuntimeEngine(Engine):
 
     def _make(self, program: Program) -> Run:
         _check_dtypes(program)
-        stages = _stages(program, self.block_elements)
+        stages = _stages(program, self.small_elements)
         direct = _direct(program, stages)
 
         def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:

@@ -22,7 +22,6 @@ from oocdl.engines.ort.block_volumes import in_blocks
 from oocdl.engines.ort.ort_channels_last import is_tiled, with_channels_last
 from oocdl.engines.ort.ort_record import Into, Kernel, Orders, copied, kernel_of
 from oocdl.engines.ort.ort_session import run
-from oocdl.fusion.grouping import Blockwise
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import Letters, aligned
@@ -156,7 +155,3 @@ KERNELS: Mapping[str, Kernel] = {
         ort_windows.max_pool_grad, ort_channels_last.max_pool_grad, lambda item: item.operands[1].shape
     ),
 }
-BLOCKWISE: Mapping[str, Blockwise[Array]] = {
-    op: kernel.blocks for op, kernel in KERNELS.items() if kernel.blocks is not None
-}
-"""Operators that may be members of chains."""

@@ -1,8 +1,8 @@
-"""Records of the elementwise operators and reductions of the onnxruntime engine.
+"""Records of the elementwise operators and reductions of the onnxruntime engine that are in no loop.
 
-NumPy computes them, by their formulas where no faster kernel stands here; all can be members of chains. They
-take operands, unpadded and broadcastable, and the arrays their results go to. The costs of onnxruntime's own
-operators: `docs/explanation/kernel-measurements.md`, section 4.
+NumPy computes them, by their formulas where no faster kernel stands here. They take operands, unpadded and
+broadcastable, and the arrays their results go to. The costs of onnxruntime's own operators:
+`docs/explanation/kernel-measurements.md`, section 4.
 """
 
 from __future__ import annotations
@@ -14,35 +14,28 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.numpy_functions import FUNCTIONS, TESTS
-from oocdl.engines.ort.ort_record import Into, Kernel
+from oocdl.engines.numpy_functions import FUNCTIONS
+from oocdl.engines.ort.ort_record import Kernel
 from oocdl.engines.ort.ort_session import run
-from oocdl.engines.partial_results import combine_moments
-from oocdl.fusion import grouping
 from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.program import Instruction
 from oocdl.ops.activation import FORMULAS
 from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import POINTWISE, Row
 
-Bind = grouping.Bind[Array]
 Attrs = Mapping[str, Any]
+Run = Callable[[Attrs, Sequence[Array], Array], Any]
+"""A kernel of attributes, operands, and the array of its one result."""
 
 
-def _into(function: Callable[[Attrs, Sequence[Array], Array], Any]) -> Bind:
-    """Bind a function of attributes, operands and the array of the result."""
-
-    def bind(attrs: Attrs) -> Into:
-        def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-            function(attrs, args, outs[0])
-
-        return kernel
-
-    return bind
+def _record(run: Run) -> Kernel:
+    """Return the record of a kernel of one result."""
+    return Kernel(bind=lambda item, orders: lambda args, outs: run(item.attrs, args, outs[0]))
 
 
-def _out(function: Callable[..., Any]) -> Bind:
-    """Bind a function of the operands with an ``out`` argument."""
-    return _into(lambda attrs, args, out: function(*args, out=out))
+def _out(function: Callable[..., Any]) -> Run:
+    """Return the kernel of a function of the operands with an ``out`` argument."""
+    return lambda attrs, args, out: function(*args, out=out)
 
 
 def _mod(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
@@ -71,25 +64,13 @@ def _softplus(x: Array, out: Array | None = None) -> Array:
     return np.asarray(np.add(np.maximum(x, 0, out=out), rest, out=out))
 
 
-def _in_blocks(bind: Bind, *, in_place: int, finish: grouping.Finish[Array] | None = None) -> Kernel:
-    """An operator by NumPy, also as a member of chains: what the arguments are, see ``Blockwise``."""
-    return Kernel(
-        bind=lambda item, orders: bind(item.attrs), blocks=grouping.Blockwise(bind, in_place, finish)
-    )
+def _by_formula(row: Row) -> Run:
+    """Return the kernel of an operator by its formula."""
 
+    def run(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
+        np.copyto(out, compute(row.steps(attrs), args, lambda op, given: _FUNCTIONS[op](*given)))
 
-def _by_formula(row: Row) -> Kernel:
-    """An operator by its formula."""
-
-    def bind(attrs: Attrs) -> Into:
-        steps = row.steps(attrs)
-
-        def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-            np.copyto(outs[0], compute(steps, args, lambda op, given: _FUNCTIONS[op](*given)))
-
-        return kernel
-
-    return _in_blocks(bind, in_place=row.arity)
+    return run
 
 
 _SEQUENTIAL_ELEMENTS = 512
@@ -112,9 +93,9 @@ def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
     return x
 
 
-def _reduction(function: Callable[[Array, Sequence[int]], Array]) -> Bind:
-    """Bind a function of the operand and the axes."""
-    return _into(lambda attrs, args, out: np.copyto(out, function(args[0], attrs["axes"]), casting="unsafe"))
+def _reduction(function: Callable[[Array, Sequence[int]], Array]) -> Run:
+    """Return the kernel of a function of the operand and the axes."""
+    return lambda attrs, args, out: np.copyto(out, function(args[0], attrs["axes"]), casting="unsafe")
 
 
 def _log_sum_exp(x: Array, axes: Sequence[int]) -> Array:
@@ -129,49 +110,26 @@ def _log_sum_exp(x: Array, axes: Sequence[int]) -> Array:
     return np.add(total, largest, out=total)
 
 
-def _moments(attrs: Attrs) -> Into:
-    axes = tuple(attrs["axes"])
-
-    def kernel(args: Sequence[Array], outs: Sequence[Array]) -> None:
-        x = args[0]
-        share = float(np.divide(1.0, prod(x.shape[axis] for axis in axes)))
-        np.multiply(reduced(np.add, x, axes), share, out=outs[0])
-        centred = np.subtract(x, outs[0])
-        np.multiply(reduced(np.add, np.multiply(centred, centred, out=centred), axes), share, out=outs[1])
-
-    return kernel
+def _moments(args: Sequence[Array], item: Instruction, outs: Sequence[Array]) -> None:
+    x, axes = args[0], tuple(item.attrs["axes"])
+    share = float(np.divide(1.0, prod(x.shape[axis] for axis in axes)))
+    np.multiply(reduced(np.add, x, axes), share, out=outs[0])
+    centred = np.subtract(x, outs[0])
+    np.multiply(reduced(np.add, np.multiply(centred, centred, out=centred), axes), share, out=outs[1])
 
 
-def _finish_sum(parts: list[Array], counts: Array, axes: tuple[int, ...]) -> list[Array]:
-    dtype = parts[0].dtype
-    wide = np.float64 if dtype.kind == "f" else dtype
-    return [parts[0].sum(axes, keepdims=True, dtype=wide).astype(dtype)]
-
-
-_APART = (*TESTS, "Where", "Erf")
-"""Primitives whose result lies in no operand's memory."""
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {**FUNCTIONS, "Erf": _erf, "Softplus": _softplus}
-
-KERNELS: Mapping[str, Kernel] = {
+_RUNS: Mapping[str, Run] = {
     **{op: _by_formula(row) for op, row in FORMULAS.items()},
-    **{
-        row.op: _in_blocks(_out(_FUNCTIONS[row.op]), in_place=0 if row.op in _APART else row.arity)
-        for row in POINTWISE
-        if row.op in _FUNCTIONS
-    },
-    "Mod": _in_blocks(_into(_mod), in_place=0),
-    "Cast": _in_blocks(_into(lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe")), in_place=0),
-    "Normalize": _in_blocks(_into(_normalize), in_place=1),
-    "ReduceSum": _in_blocks(_reduction(partial(reduced, np.add)), in_place=0, finish=_finish_sum),
-    "ReduceMax": _in_blocks(
-        _reduction(partial(reduced, np.maximum)),
-        in_place=0,
-        finish=lambda parts, counts, axes: [parts[0].max(axes, keepdims=True)],
-    ),
-    "LogSumExp": _in_blocks(
-        _reduction(_log_sum_exp),
-        in_place=0,
-        finish=lambda parts, counts, axes: [_log_sum_exp(parts[0], axes)],
-    ),
-    "Moments": _in_blocks(_moments, in_place=0, finish=partial(combine_moments, np)),
+    **{row.op: _out(_FUNCTIONS[row.op]) for row in POINTWISE if row.op in _FUNCTIONS},
+    "Mod": _mod,
+    "Cast": lambda attrs, args, out: np.copyto(out, args[0], casting="unsafe"),
+    "Normalize": _normalize,
+    "ReduceSum": _reduction(partial(reduced, np.add)),
+    "ReduceMax": _reduction(partial(reduced, np.maximum)),
+    "LogSumExp": _reduction(_log_sum_exp),
+}
+KERNELS: Mapping[str, Kernel] = {
+    **{op: _record(run) for op, run in _RUNS.items()},
+    "Moments": Kernel(bind=lambda item, orders: lambda args, outs: _moments(args, item, outs)),
 }

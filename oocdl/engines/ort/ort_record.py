@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from oocdl.engines import numpy_moves
-from oocdl.fusion import grouping
 from oocdl.graph.ir.array_layout import Order
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
 
-Into = grouping.Into[Array]
+Into = Callable[[list[Array], list[Array]], None]
+"""A kernel of operands, and of the arrays that its results go to."""
 Orders = Mapping[int, Order]
 """Slot -> the order of its axes in memory, of those that are not in C order."""
 
@@ -26,8 +26,6 @@ class Kernel:
 
     bind: Callable[[Instruction, Orders], Into]
     """Returns the kernel of an instruction on whole arrays."""
-    blocks: grouping.Blockwise[Array] | None = None
-    """The operator as a member of chains; None: it is a member of none."""
     takes_unpadded: bool = False
     """Whether kernels get operands without their padding, because they can do without a padded copy."""
 

@@ -30,7 +30,7 @@ from oocdl.engines.torch.torch_engine import Step, use_one_thread
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.transfer import PIECE_BYTES, PIECES_PER_STREAM, Stream, cuda_stream
 from oocdl.errors import InputError, ResourceError
-from oocdl.fusion.executor import crop
+from oocdl.fusion.chain import crop
 from oocdl.graph.ir.array_layout import DeviceArray, array_bytes
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Rules

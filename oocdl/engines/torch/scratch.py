@@ -1,17 +1,15 @@
 """Heap that a program takes with PyTorch beside its inputs and the arrays of its results, and the values that
 it makes in these arrays or over an input.
 
-Bytes are counted stage by stage, as the program runs: a chain takes blocks, a value in the memory of
-another takes nothing, and oneDNN makes fewer copies where operands have their channels last. The plan
-reserves this much for each program, so it is an upper bound; a test measures it.
+Bytes are counted stage by stage, as the program runs: a value in the memory of another takes nothing, and
+oneDNN makes fewer copies where operands have their channels last. The plan reserves this much for each
+program, so it is an upper bound; a test measures it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,10 +17,8 @@ from oocdl.engines.torch.kernel_scratch import Slots, nbytes
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
-from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
-from oocdl.fusion.executor import crop
-from oocdl.fusion.loop_nest import Fused
+from oocdl.fusion.chain import crop
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
@@ -73,32 +69,15 @@ def _view(heap: _Heap, item: Instruction) -> Tensor:
     return made.reshape(item.shapes[0])
 
 
-def _blocks_bytes(heap: _Heap, step: ChainStep) -> int:
-    """Bytes that a chain takes beside its results.
-
-    A loop has its sums and its copies of operands; other chains have blocks and parts of sums.
-    """
-    plan = step.plan
-    if isinstance(plan, Fused):
-        outside = [key for key in step.columns if isinstance(key, tuple) and key[0] in heap.views]
-        copied = [key for key in outside if step.copies(plan, key, heap.views[key[0]])]
-        return plan.scratch_bytes + sum(nbytes(shape, heap.dtype_of[slot]) for slot, _, shape in copied)
-    block = prod(step.chain.block)
-    width = max((np.dtype(dtype).itemsize for _, dtype in plan.kinds.values()), default=8)
-    blocks = sum(nbytes([min(block, prod(shape))], dtype) for shape, dtype in plan.registers)
-    temporaries = max(BLOCKWISE[item.op].temporaries for item in step.chain.members)
-    blocks += temporaries * block * int(width)
-    for item in step.chain.members:
-        if item.outputs in plan.parts:
-            count = prod(len(step.blocks.sizes[axis]) for axis in plan.parts[item.outputs])
-            for shape, dtype in zip(item.kernel_shapes, item.dtypes, strict=True):
-                # Parts in the precision of the result, and put together in float64.
-                blocks += count * (nbytes(shape, dtype) + 4 * nbytes(shape, "float64"))
-    return blocks
+def _loop_bytes(heap: _Heap, step: ChainStep) -> int:
+    """Bytes that a loop takes beside its results: its sums in memory, and copies of operands."""
+    outside = [key for key in step.columns if isinstance(key, tuple) and key[0] in heap.views]
+    copied = [key for key in outside if step.copies(key, heap.views[key[0]])]
+    return step.loop.scratch_bytes + sum(nbytes(shape, heap.dtype_of[slot]) for slot, _, shape in copied)
 
 
 def _run_chain(heap: _Heap, step: ChainStep) -> None:
-    """Count a chain: whole values that are read after it, and blocks of those that are not."""
+    """Count a chain: the values that are read after it."""
     for item in step.chain.members:
         heap.shape_of.update(zip(item.outputs, item.shapes, strict=True))
         for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
@@ -113,7 +92,7 @@ def _run_chain(heap: _Heap, step: ChainStep) -> None:
                 heap.share(slot, old)
             else:
                 heap.add(slot, nbytes(shape, dtype))
-    heap.need(_blocks_bytes(heap, step))
+    heap.need(_loop_bytes(heap, step))
 
 
 def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:

@@ -1,7 +1,4 @@
-"""Chains on PyTorch: all instructions run on one block, then on the next.
-
-A value that is read outside of the chain is written whole; any other takes one block.
-"""
+"""Chains on PyTorch: one loop over tensors, whose results may take the memory of operands."""
 
 from __future__ import annotations
 
@@ -10,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.torch_pointwise import BLOCKWISE
-from oocdl.fusion.executor import AnyChainStep, crop
-from oocdl.fusion.grouping import Chain, Key, Kind
-from oocdl.fusion.loop_nest import Fused, View
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.fusion.chain import Chain, Key, Kind, crop
+from oocdl.fusion.executor import AnyChainStep
+from oocdl.fusion.loop_nest import View
+from oocdl.graph.ir.graph import Array
 
 
 class ChainStep(AnyChainStep[Tensor]):
@@ -31,46 +27,34 @@ class ChainStep(AnyChainStep[Tensor]):
 
         ``spare_of``: slot made whole -> slots that end here, whose memory it may take, best first.
         """
-        super().__init__(chain, needed, dtype_of, BLOCKWISE, torch)
+        super().__init__(chain, needed, dtype_of, torch)
         self.reuse = self._reuse(spare_of, dtype_of)
 
     def _reuse(self, spare_of: Callable[[int], Sequence[int]], dtype_of: Mapping[int, str]) -> dict[int, int]:
         """Slot made whole -> slot that ends here, whose memory it may take.
 
-        Of a loop it may be any that lies as the result does: at each place all is read before anything
-        is written. Blocks write over it in one member, and none may read it after that.
+        It may be any that lies as the result does: at each place all is read before anything is written.
         """
         found: dict[int, int] = {}
-        for index, member in enumerate(self.members):
-            later = {column for other in self.members[index + 1 :] for column in other.ins}
+        for member in self.members:
             for slot, shape in zip(member.item.outputs, member.item.kernel_shapes, strict=True):
                 if slot not in self.full or shape != self.chain.domain:
                     continue
                 for old in spare_of(slot):
-                    column = self.columns.get((old, None, shape))
-                    seen = sum(isinstance(key, tuple) and key[0] == old for key in self.columns)
-                    if (
-                        column is None
-                        or seen != 1
-                        or old in found.values()
-                        or dtype_of[old] != dtype_of[slot]
-                    ):
-                        continue
-                    if isinstance(self.plan, Fused) or (column not in later and member.may_take(column)):
+                    seen = [key for key in self.columns if isinstance(key, tuple) and key[0] == old]
+                    free = old not in found.values() and dtype_of[old] == dtype_of[slot]
+                    if free and seen == [(old, None, shape)]:
                         found[slot] = old
                         break
         return found
 
-    def copies(self, loop: Fused, key: Key, array: Tensor) -> bool:
+    def copies(self, key: Key, array: Tensor) -> bool:
         """Whether the loop takes a copy of an operand whose slot's array lies like this one."""
         part = crop(array, key[1])
         seen = self._seen(part, key[2])
         # What has gaps or turned axes, and none in another shape, was copied to be seen in it.
         anew = not self.chain.channels_last and seen.is_contiguous() and not part.is_contiguous()
-        return anew or loop.place(self._view(seen)) is None
-
-    def _empty(self, shape: Shape, dtype: str) -> Tensor:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
+        return anew or self.loop.place(self._view(seen)) is None
 
     def _whole(
         self, slot: int, kind: Kind, slots: Mapping[int, Tensor], places: Mapping[int, Tensor]
@@ -85,7 +69,7 @@ class ChainStep(AnyChainStep[Tensor]):
             old = self._seen(places.get(reused, slots[reused]), kind[0])
             if old.is_contiguous() and old.dtype == getattr(torch, kind[1]):
                 return old
-        return self._empty(*kind)
+        return torch.empty(kind[0], dtype=getattr(torch, kind[1]))
 
     def _view(self, array: Tensor) -> View:
         strides = tuple(step * array.element_size() for step in array.stride())

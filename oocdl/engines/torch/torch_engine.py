@@ -18,12 +18,11 @@ from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
 from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
-from oocdl.engines.torch.torch_pointwise import BLOCKWISE
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.torch_record import Run as KernelRun
 from oocdl.engines.torch.transfer import shared, to_torch
-from oocdl.fusion.executor import crop
-from oocdl.fusion.grouping import Chain, Group, arrange, makes_of, reads_of
+from oocdl.fusion.chain import Chain, Group, crop, makes_of, reads_of
+from oocdl.fusion.grouping import arrange
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
@@ -34,9 +33,8 @@ from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Prepare = Callable[[Tensor], Tensor]
-BLOCK_ELEMENTS = 1 << 18
-"""Elements of a block of a chain: 1 MiB of float32. Smaller blocks pay more for calls than they save by
-a faster cache, larger ones lose the cache (64 Ki took a U-Net's step 7 to 10 % longer, 512 Ki 4 %)."""
+SMALL_ELEMENTS = 1 << 16
+"""Maximum elements of arrays that are not worth a loop."""
 _thread = threading.local()
 
 
@@ -154,9 +152,9 @@ def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
     return frozenset(own - seen)
 
 
-def _stages(program: Program, elements: int) -> list[_Stage]:
+def _stages(program: Program, small: int) -> list[_Stage]:
     """The program in the order it runs."""
-    arranged = arrange(program, elements, BLOCKWISE)
+    arranged = arrange(program, small)
     groups, dtype_of = recomputed(arranged, program)
     last_use = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):
@@ -194,18 +192,15 @@ def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> C
 
 
 class TorchEngine(Engine):
-    """Runs programs with PyTorch on the CPU.
-
-    Chains of elementwise instructions run in blocks of ``block_elements``.
-    """
+    """Runs programs with PyTorch on the CPU; instructions on up to ``small_elements`` are in no loop."""
 
     name = "torch"
     operators = frozenset(KERNELS)
     thin_slab_elements = THIN_SLAB_ELEMENTS
 
-    def __init__(self, block_elements: int = BLOCK_ELEMENTS) -> None:
+    def __init__(self, small_elements: int = SMALL_ELEMENTS) -> None:
         super().__init__()
-        self.block_elements = block_elements
+        self.small_elements = small_elements
         self._scratch: dict[str, ProgramScratch] = {}
         self.has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -213,7 +208,7 @@ class TorchEngine(Engine):
         """See ``Engine.scratch_of``."""
         if program.key not in self._scratch:
             program = in_parts(without_group_axes(program))
-            stages = _stages(program, self.block_elements)
+            stages = _stages(program, self.small_elements)
             parts = [stage.part for stage in stages]
             ends = ((stage.part, stage.dying) for stage in stages)
             nbytes = scratch_bytes(program, ends, placed(program, parts), rules)
@@ -222,7 +217,7 @@ class TorchEngine(Engine):
 
     def _make(self, program: Program) -> Run:
         program = in_parts(program)
-        stages = _stages(program, self.block_elements)
+        stages = _stages(program, self.small_elements)
         parts = [stage.part for stage in stages]
         direct, own = placed(program, parts), overwritten(program, parts)
         orders = dict(program.orders)

@@ -1,41 +1,31 @@
-"""PyTorch kernels that write into memory they are given: what chains are made of.
+"""PyTorch's kernels of elementwise operators and reductions that are in no loop.
 
-An operator with a formula runs by it, unless a faster kernel of PyTorch stands here. Other elementwise
-operators and reductions have a record each. A kernel takes operands, unpadded and broadcastable, and the
-tensors its results go to.
+An operator with a formula runs by it, unless a faster kernel of PyTorch stands here. A kernel takes
+operands, unpadded and broadcastable, and the tensors its results go to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from oocdl.engines.partial_results import combine_moments
 from oocdl.engines.torch.kernel_scratch import by_rule, elementwise
-from oocdl.engines.torch.torch_record import Blocks, Kernel, Result
-from oocdl.fusion import grouping
+from oocdl.engines.torch.torch_record import Kernel, Result
+from oocdl.fusion.loop_axes import REDUCTIONS
 from oocdl.graph.ir.program import Instruction
 from oocdl.ops.activation import FORMULAS
-from oocdl.ops.expression import compute, most_alive
+from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import Row
 
-Into = grouping.Into[Tensor]
 Attrs = Mapping[str, Any]
 Run = Callable[[Attrs, list[Tensor], list[Tensor]], Any]
 """A kernel of attributes, operands, and the tensors its results go to."""
 
 aten = torch.ops.aten
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _blocks(
-    run: Run, in_place: int, temporaries: int = 0, finish: grouping.Finish[Tensor] | None = None
-) -> Blocks:
-    return Blocks(lambda attrs: partial(run, attrs), in_place, finish, temporaries)
 
 
 def _divide(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
@@ -48,23 +38,17 @@ def _way(attrs: Mapping[str, Any]) -> str:
     return str(attrs.get("approximate", "none"))
 
 
-def _by_formula(row: Row) -> Blocks:
-    """Return the record of an operator that has no kernel of its own here, by functions of PyTorch."""
+def _by_formula(row: Row) -> Run:
+    """Return the kernel of an operator that has none of its own here, by functions of PyTorch."""
 
-    def bind(attrs: Mapping[str, Any]) -> Into:
-        steps = row.steps(attrs)
+    def run(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
+        def apply(op: str, given: list[Tensor | float]) -> Tensor:
+            seen = [g if isinstance(g, Tensor) else args[0].new_full((), g) for g in given]
+            return cast(Tensor, _PRIMITIVES[op](*seen))
 
-        def kernel(args: list[Tensor], outs: list[Tensor]) -> None:
-            def apply(op: str, given: list[Tensor | float]) -> Tensor:
-                seen = [g if isinstance(g, Tensor) else args[0].new_full((), g) for g in given]
-                return cast(Tensor, _PRIMITIVES[op](*seen))
+        outs[0].copy_(compute(row.steps(attrs), args, apply))
 
-            outs[0].copy_(compute(steps, args, apply))
-
-        return kernel
-
-    alive = most_alive(row.steps(row.sample), row.arity)
-    return Blocks(bind, in_place=row.arity, finish=None, temporaries=alive + 1)
+    return run
 
 
 def _cast(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
@@ -179,60 +163,46 @@ _FASTER: Mapping[str, Callable[[Attrs, list[Tensor], Tensor], Any]] = {
 """PyTorch's own kernels, which are faster than formulas."""
 
 
-def _faster(op: str) -> Blocks:
-    """The record of an operator of ``_FASTER``: of an activation, or of the gradient of one."""
-    return _blocks(lambda a, args, outs: _FASTER[op](a, args, outs[0]), in_place=FORMULAS[op].arity)
+def _out(function: Callable[..., Any]) -> Run:
+    """Return the kernel of a function of the operands with an ``out`` argument."""
+    return lambda attrs, args, outs: function(*args, out=outs[0])
 
 
-def _out(function: Callable[..., Any], arity: int) -> Blocks:
-    """The record of a function of the operands with an ``out`` argument."""
-    return _blocks(lambda a, args, outs: function(*args, out=outs[0]), in_place=arity)
+def _faster(function: Callable[[Attrs, list[Tensor], Tensor], Any]) -> Run:
+    """Return the kernel of an entry of ``_FASTER``."""
+    return lambda attrs, args, outs: function(attrs, args, outs[0])
 
 
-BLOCKWISE: Mapping[str, Blocks] = {
+_RUNS: Mapping[str, Run] = {
     **{op: _by_formula(row) for op, row in FORMULAS.items()},
-    **{op: _out(function, 1) for op, function in _UNARY.items()},
-    **{op: _out(function, 2) for op, function in _BINARY.items()},
-    **{op: _faster(op) for op in _FASTER},
-    "Mod": _blocks(
-        lambda a, args, outs: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*args, out=outs[0]), 2
-    ),
-    "Div": _blocks(_divide, in_place=2),
-    "Softplus": _blocks(
-        lambda a, args, outs: torch.logaddexp(args[0], args[0].new_zeros(()), out=outs[0]), 1, temporaries=1
-    ),
-    "Cast": _blocks(_cast, in_place=0),
-    "Where": _blocks(_where, in_place=0, temporaries=1),
-    "Normalize": _blocks(_normalize, in_place=1),
-    "Dropout": _blocks(_dropout, in_place=1, temporaries=1),
-    "ReduceSum": _blocks(
-        _reduce_sum, 0, finish=lambda parts, counts, axes: [parts[0].sum(axes, keepdim=True)]
-    ),
-    "ReduceMax": _blocks(
-        lambda a, args, outs: torch.amax(args[0], dim=tuple(a["axes"]), keepdim=True, out=outs[0]),
-        in_place=0,
-        finish=lambda parts, counts, axes: [parts[0].amax(axes, keepdim=True)],
-    ),
-    "LogSumExp": _blocks(
-        _log_sum_exp, 0, 2, lambda parts, counts, axes: [parts[0].logsumexp(axes, keepdim=True)]
-    ),
-    "Moments": _blocks(_moments, in_place=0, temporaries=1, finish=partial(combine_moments, torch)),
+    **{op: _out(function) for op, function in {**_UNARY, **_BINARY}.items()},
+    **{op: _faster(function) for op, function in _FASTER.items()},
+    "Mod": lambda a, args, outs: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*args, out=outs[0]),
+    "Div": _divide,
+    "Softplus": lambda a, args, outs: torch.logaddexp(args[0], args[0].new_zeros(()), out=outs[0]),
+    "Cast": _cast,
+    "Where": _where,
+    "Normalize": _normalize,
+    "Dropout": _dropout,
+    "ReduceSum": _reduce_sum,
+    "ReduceMax": lambda a, args, outs: torch.amax(args[0], dim=tuple(a["axes"]), keepdim=True, out=outs[0]),
+    "LogSumExp": _log_sum_exp,
+    "Moments": _moments,
 }
 
 
-def _by_itself(blocks: Blocks) -> Kernel:
-    """The record of an operator of ``BLOCKWISE``, whose kernel also runs outside of chains, in new memory."""
+def _record(op: str, run: Run) -> Kernel:
+    """Return the record of an operator, whose results are in new memory."""
 
-    def run(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
+    def kernel(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
         made = [
             args[0].new_empty(shape, dtype=getattr(torch, dtype))
             for shape, dtype in zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
         ]
-        blocks.bind(instruction.attrs)(args, made)
+        run(instruction.attrs, args, made)
         return made
 
-    scratch = elementwise if blocks.finish is None else by_rule
-    return Kernel(run, Result.EITHER, scratch=scratch, blocks=blocks)
+    return Kernel(kernel, Result.EITHER, scratch=by_rule if op in REDUCTIONS else elementwise)
 
 
-KERNELS: Mapping[str, Kernel] = {op: _by_itself(blocks) for op, blocks in BLOCKWISE.items()}
+KERNELS: Mapping[str, Kernel] = {op: _record(op, run) for op, run in _RUNS.items()}

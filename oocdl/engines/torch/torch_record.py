@@ -13,7 +13,6 @@ from torch import Tensor
 
 from oocdl.engines.convolution import Convolution
 from oocdl.engines.torch.kernel_scratch import DeviceScratch, Scratch, by_rule
-from oocdl.fusion.grouping import Blockwise
 from oocdl.graph.ir.program import Instruction
 
 Run = Callable[..., list[Tensor]]
@@ -29,14 +28,6 @@ class Result(Enum):
     """Results count as new memory, but may be views: nothing is written over them or their operands."""
     OWN = auto()
     """Results lie in new memory."""
-
-
-@dataclass(frozen=True)
-class Blocks(Blockwise[Tensor]):
-    """The kernel of an operator as a member of chains."""
-
-    temporaries: int
-    """Blocks that the kernel takes while it runs, beside operands and results."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +53,6 @@ class Kernel:
     """Bytes that an instruction outside of chains takes beside operands and results."""
     device_scratch: DeviceScratch | None = None
     """Bytes that an instruction takes on a device beside what its operator's rule says; None: nothing."""
-    blocks: Blocks | None = None
-    """Kernel of the operator in chains; None: it is a member of none."""
     lands: Callable[[Instruction], bool] | None = None
     """Whether ``run`` makes the result in the memory of the program's output without a copy, if operand 0 and
     the result have their channels last; None: it never does."""
