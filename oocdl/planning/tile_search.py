@@ -34,8 +34,12 @@ from oocdl.planning.cost_model import NOMINAL, Rates, by_key, program_seconds
 
 MIN_SLAB_POSITIONS = 4
 """A slab with fewer positions along its cut axis reads as much halo as body: another axis is cut first."""
-MIN_PARALLEL_FLOPS = 5e7
-"""A layer with fewer operations is not cut for the sake of threads (they take about a millisecond)."""
+MIN_PARALLEL_SECONDS = 6e-3
+"""A layer that takes less is not cut for the sake of threads: Python runs in one of them at a time."""
+MIN_SHARED_FLOPS = 5e7
+"""A layer with fewer operations is not cut for the sake of processes, each with an interpreter of its own."""
+MANY_FLOPS = 5e9
+"""A layer of so many operations takes longer than that, and need not be derived to know it."""
 MAX_EVENED_UNITS_PER_THREAD = 4
 """A layer in at most so many pieces a thread is cut until all threads have equally many: three units of
 a large layer take as long as four on two threads."""
@@ -166,10 +170,7 @@ class Layering:
     def __init__(
         self, factored: Factored, rules: Rules, scratch: ScratchOf | None = None, rates: Rates = NOMINAL
     ) -> None:
-        """``scratch`` bounds what a program takes with the engine; None: a bound for any engine.
-
-        ``rates`` are asked only where there are many slots.
-        """
+        """``scratch`` bounds what a program takes with the engine; None: a bound for any engine."""
         self.factored, self.rules, self.rates = factored, rules, rates
         self.scratch = by_key(scratch or partial(most_scratch, rules=rules))
         self.flops = by_key(partial(program_flops, rules=rules))
@@ -187,7 +188,6 @@ class Layering:
         self._kinds = LayerKinds(factored, self.classes)
         self._sampled: dict[Cut, tuple[LayerKind, Sequence[Unit]]] = {}
         self._samples: dict[Cut, int] = {}
-        self._flops: dict[Cut, int] = {}
         self._largest: dict[Cut, tuple[int, int]] = {}
         self._middle: dict[Cut, tuple[float, list[int]]] = {}
         self.slot_cuts: dict[int, list[int]] = {}
@@ -246,14 +246,6 @@ class Layering:
             units = renamed(units, layer, shards, before, kind)
         cutter.known |= {unit.shard: unit for unit in units}
 
-    def sample_flops(self, cutter: LayerCutter) -> int:
-        """FLOPs of all units, estimated from three."""
-        key = self.cut_key(cutter)
-        if key not in self._flops:
-            most = max(self.flops(unit.program) for unit in self.samples(cutter))
-            self._flops[key] = most * cutter.count
-        return self._flops[key]
-
     def sample_bytes(self, cutter: LayerCutter) -> int:
         """Bytes of the arrays and the scratch of the largest of three sample units."""
         key = self.cut_key(cutter)
@@ -264,13 +256,16 @@ class Layering:
                 self._largest[key] = memory
         return self._samples[key]
 
-    def is_worth_cutting(self, cutter: LayerCutter) -> bool:
-        """Whether the units of a layer have enough to do to be cut for the sake of threads."""
+    def is_worth_cutting(self, cutter: LayerCutter, workers: int, times: int = 1) -> bool:
+        """Whether a layer has enough to do, so many times over, to be cut for the sake of threads."""
         for cell in cutter.sinks if cutter.count == 1 else ():  # one unit makes at least all of these
             shapes = ([view.shape for view in views] for views in (cell.inputs, cell.outputs))
-            if self.rules[cell.node.op].flops(cell.node, *shapes) > MIN_PARALLEL_FLOPS:
+            if self.rules[cell.node.op].flops(cell.node, *shapes) > MANY_FLOPS:
                 return True
-        return self.sample_flops(cutter) > MIN_PARALLEL_FLOPS
+        if workers > 1:
+            most = max(self.flops(unit.program) for unit in self.samples(cutter))
+            return cutter.count * most > times * MIN_SHARED_FLOPS
+        return cutter.count * self.middle_unit(cutter)[0] > times * MIN_PARALLEL_SECONDS
 
     def middle_unit(self, cutter: LayerCutter) -> tuple[float, list[int]]:
         """Predicted seconds of the unit in the middle, and the bytes that it makes of each partial value."""
@@ -339,7 +334,11 @@ class TileSearch:
         least = {cut: self.requested.get(cut, 1) for cut in layer.touched}
         cutter = (self.for_slots or self.layering.cutter)(layer, least)
         pieces, threads = cutter.count, self.limits.threads
-        if self.for_slots is None and pieces < threads and self.layering.is_worth_cutting(cutter):
+        if (
+            self.for_slots is None
+            and pieces < threads
+            and self.layering.is_worth_cutting(cutter, self.limits.workers)
+        ):
             cutter = self.finer(cutter, threads / pieces, order) or cutter
         while (peak := self.layering.sample_bytes(cutter)) > self.limits.unit_bytes:
             finer = self.finer(cutter, peak / self.limits.unit_bytes, order)
@@ -369,7 +368,7 @@ class TileSearch:
         few = threads < count <= MAX_EVENED_UNITS_PER_THREAD * threads
         if not missing or not few:
             return cutter
-        if self.layering.sample_flops(cutter) <= threads * MIN_PARALLEL_FLOPS:
+        if not self.layering.is_worth_cutting(cutter, self.limits.workers, threads):
             return cutter
         finer = self.finer(cutter, (count + missing) / count, order)
         if finer is None or finer.count != count + missing:

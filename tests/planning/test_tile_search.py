@@ -85,7 +85,7 @@ def test_requested_cuts_are_kept() -> None:
 
 def test_heavy_layers_have_a_unit_for_each_thread() -> None:
     for threads in (1, 2, 5):
-        plan = plan_pass(product(1024, 512, 512), Limits(1 << 40, threads))
+        plan = plan_pass(product(2048, 2048, 1024), Limits(1 << 40, threads))
         assert [len(planned.units) for planned in plan.layers] == [threads]
     light = plan_pass(product(16, 16, 16), Limits(1 << 40, 5))
     assert light.tasks == 1

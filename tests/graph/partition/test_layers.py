@@ -16,7 +16,7 @@ from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
 from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan, plan_pass
-from oocdl.planning.tile_search import MIN_PARALLEL_FLOPS, Layering, Limits, TileSearch
+from oocdl.planning.tile_search import MIN_PARALLEL_SECONDS, Layering, Limits, TileSearch
 from oocdl.presets.unets import write_unet3d
 from tests.kit import models
 from tests.kit.graphs import training
@@ -87,7 +87,7 @@ def test_a_small_layer_is_not_cut_for_threads(unet: Layering) -> None:
     small = next(
         layer for layer in unet.layers([depth])
         if depth in layer.touched
-        and 0 < unet.sample_flops(unet.cutter(layer, {depth: 3})) < MIN_PARALLEL_FLOPS
+        and 3 * unet.middle_unit(unet.cutter(layer, {depth: 3}))[0] < MIN_PARALLEL_SECONDS
     )  # fmt: skip
     assert evened(unet, small.name, 3, 2) == 3
 
