@@ -7,7 +7,7 @@ is False), or all lanes of a row are joined (``totals``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -157,7 +157,9 @@ class Writer:
         vectors = []
         for index, width in enumerate(widths):
             vector = _Vector(self, bases, b.add(lane, str(sum(widths[:index]))), width)
-            vectors.append((vector, self._totals(self._origins(vector, first), width, careful)))
+            vectors.append(
+                (vector, self._totals(self.loop.sums, self._origins(vector, first), width, careful))
+            )
         with b.loop(first, end, 1) as row:
             for vector, totals in vectors:
                 vector.row(row, totals)
@@ -171,13 +173,15 @@ class Writer:
         values = vector.values(row) if columns else {}
         return {column: values[column] for column in columns}
 
-    def _totals(self, origins: Mapping[int, str], width: int, careful: bool) -> list[Total]:
+    def _totals(
+        self, sums: Sequence[Sum], origins: Mapping[int, str], width: int, careful: bool
+    ) -> list[Total]:
         self.b.lanes = width
         return [
             Total(
                 self.b, one.how, self.dtypes[one.column], origin=origins.get(one.column, ""), careful=careful
             )
-            for one in self.loop.sums
+            for one in sums
         ]
 
     def _put(self, bases: list[str], lane: str, totals: Sequence[Total], count: str) -> None:
@@ -211,37 +215,62 @@ class Writer:
 
     def _joined_row(self, bases: list[str], row: str) -> None:
         """Compute one row, and put the results of what joins its lanes."""
-        b, (widths, most, many) = self.b, self._widths()
-        origins = {
-            column: b.new(f"extractelement <1 x {KINDS[self.dtypes[column]]}> {value}, i64 0")
-            for column, value in self._origins(_Vector(self, bases, "0", 1), row).items()
-        }
-        careful = len(widths) > CHUNK_ROWS * most
-
-        def totals(width: int) -> list[Total]:
-            b.lanes = width
-            spread = {
-                column: b.spread(value, KINDS[self.dtypes[column]]) for column, value in origins.items()
-            }
-            return self._totals(spread, width, careful)
-
-        strips = [totals(width) for width in widths[:most]]
-        if len(widths) > most and widths[-1] < VECTOR_LANES:
-            strips.append(totals(widths[-1]))
-        if many:
-            with b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
-                for index in range(most):
-                    at = b.add(lane, str(index * VECTOR_LANES))
-                    _Vector(self, bases, at, VECTOR_LANES).row(row, strips[index])
-        for index in range(many * most, len(widths)):
-            of_same_width = strips[index % most if widths[index] == strips[index % most][0].width else -1]
-            _Vector(self, bases, str(index * VECTOR_LANES), widths[index]).row(row, of_same_width)
-        count = f"{float(self.loop.lanes)}"
+        b = self.b
+        strips = self._row_totals(self.loop.sums, self._means(bases, row))
+        self._over_row(bases, lambda vector, place: vector.row(row, strips[place]))
         for number, (one, arrays) in enumerate(zip(self.loop.sums, self._places(), strict=True)):
-            state = across([strip[number] for strip in strips])
-            total = strips[0][number]
+            state, total = across([strip[number] for strip in strips]), strips[0][number]
             ends = [b.at(bases[i], b.new(f"mul i64 {row}, {self.fields[i][-2]}")) for i in arrays]
-            self._store(one, total, ends, results(b, total, state, count), arrays)
+            values = results(b, total, state, str(float(self.loop.lanes)))
+            self._store(one, total, ends, values, arrays)
+
+    def _means(self, bases: list[str], row: str) -> dict[int, str]:
+        """Compute a row's means of the columns that it has moments of: column -> a scalar.
+
+        Distances to the mean are summed after that, as those to another number may all be much larger.
+        """
+        sums = [Sum(one.column, "ReduceSum", ()) for one in self.loop.sums if one.how == "Moments"]
+        if not sums:
+            return {}
+        b, strips = self.b, self._row_totals(sums, {})
+
+        def take(vector: _Vector, place: int) -> None:
+            values = vector.values(row)
+            for one, total in zip(sums, strips[place], strict=True):
+                total.add(values[one.column])
+
+        self._over_row(bases, take)
+        means = {}
+        for number, one in enumerate(sums):
+            (total,), dtype = across([strip[number] for strip in strips]), self.dtypes[one.column]
+            mean = cast(b, b.new(f"fdiv {b.type} {total}, {b.number(self.loop.lanes)}"), "float64", dtype)
+            means[one.column] = b.new(f"extractelement <1 x {KINDS[dtype]}> {mean}, i64 0")
+        return means
+
+    def _row_totals(self, sums: Sequence[Sum], origins: Mapping[int, str]) -> list[list[Total]]:
+        """Make the totals of the vectors that run at once, and of a shorter last one. Origins are scalars."""
+        widths, most, _ = self._widths()
+        careful, found = len(widths) > CHUNK_ROWS * most, []
+        for width in (
+            *widths[:most],
+            *(widths[-1:] if widths[-1] < VECTOR_LANES and len(widths) > most else ()),
+        ):
+            self.b.lanes = width
+            spread = {c: self.b.spread(value, KINDS[self.dtypes[c]]) for c, value in origins.items()}
+            found.append(self._totals(sums, spread, width, careful))
+        return found
+
+    def _over_row(self, bases: list[str], take: Callable[[_Vector, int], None]) -> None:
+        """Write a row's vectors; ``take`` gets each, with the place of the totals of its width."""
+        widths, most, many = self._widths()
+        if many:
+            with self.b.loop("0", str(many * most * VECTOR_LANES), most * VECTOR_LANES) as lane:
+                for place in range(most):
+                    at = self.b.add(lane, str(place * VECTOR_LANES))
+                    take(_Vector(self, bases, at, VECTOR_LANES), place)
+        for index in range(many * most, len(widths)):
+            place = index % most if index < most or widths[index] == VECTOR_LANES else most
+            take(_Vector(self, bases, str(index * VECTOR_LANES), widths[index]), place)
 
 
 class _Vector:

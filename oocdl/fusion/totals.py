@@ -76,7 +76,9 @@ class Total:
         lost = self._kept(self.lost[slot])
         value = do("fsub", value, lost if scale is None else do("fmul", lost, scale))
         new = do("fadd", old, value)
-        self._keep(self.lost[slot], do("fsub", do("fsub", new, old), value))
+        less = do("fsub", do("fsub", new, old), value)
+        beyond = b.new(f"fcmp uno {b.type} {less}, {less}")  # the sum is infinite, and stays so
+        self._keep(self.lost[slot], b.select(beyond, b.number(0.0), less))
         self._keep(slot, new)
 
     def state(self) -> list[str]:

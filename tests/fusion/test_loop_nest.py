@@ -362,6 +362,24 @@ def test_long_sums_lose_no_digits(op: str, length: int, axes: tuple[int, ...]) -
         np.testing.assert_allclose(found, wanted, rtol=6e-7 if op != "Moments" else 3e-6)
 
 
+@pytest.mark.parametrize("length", [60, 500, 4000])
+def test_moments_of_rows_that_begin_with_a_large_number(length: int) -> None:
+    """As activations of transformers do: distances to that number would lose the digits of all others."""
+    x = np.random.default_rng(length).standard_normal((37, length)).astype(np.float32)
+    x[:, 0] = 1e4
+    for found, wanted in zip(
+        kept_by("Moments", x, (1,)), REDUCED["Moments"](x.astype(np.float64), (1,)), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [40, 2000, 8000])
+def test_sums_of_infinities_are_infinite(length: int) -> None:
+    x = np.ones((37, length), np.float32)
+    x[:, length // 2] = -np.inf
+    np.testing.assert_array_equal(kept_by("ReduceSum", x, (1,))[0], -np.inf)
+
+
 @pytest.mark.parametrize("axes", [(0,), (1,)])
 @pytest.mark.parametrize(
     "values",
