@@ -32,7 +32,7 @@ class AnyChainStep(ABC, Generic[A]):
         """The members; operand from outside, or slot made by a member -> column."""
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
         reduced = {slot for item in chain.members if item.op in REDUCTIONS for slot in item.outputs}
-        self.loop = fuse(chain, self.columns, made - reduced, dtype_of)
+        self.loop = fuse(chain, self.members, self.columns, made - reduced, dtype_of)
         completed = {slot for slot in reduced if self.columns[slot] in self.loop.completed}
         self.full = (made - reduced) | completed
         """Slots that the loop writes."""

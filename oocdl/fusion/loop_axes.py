@@ -40,7 +40,7 @@ class AxisGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class Total:
+class Reduction:
     """A reduction, the column that it reduces, and the columns of its results."""
 
     item: Instruction
@@ -72,7 +72,7 @@ class Nest:
     chunk_rows: int = CHUNK_ROWS
     """Rows that are reduced together."""
 
-    def completes(self, total: Total) -> bool:
+    def completes(self, total: Reduction) -> bool:
         """Whether a reduction is complete as soon as its rows are, or its row is."""
         if self.across:
             return True
@@ -95,7 +95,7 @@ def _groups(domain: Shape, alike: Iterable[tuple[bool, ...]], cropped: bool) -> 
 
 
 def _nest(
-    domain: Shape, alike: Iterable[tuple[bool, ...]], cropped: bool, totals: Sequence[Total]
+    domain: Shape, alike: Iterable[tuple[bool, ...]], cropped: bool, totals: Sequence[Reduction]
 ) -> Nest | None:
     """Choose outer axes, rows and lanes; None where no loop has all operands and reductions.
 
@@ -120,7 +120,7 @@ def _nest(
     return _within(Nest(tuple(before[:-1]), rows, lanes))
 
 
-def _joins(total: Total, before: Sequence[AxisGroup], lanes: AxisGroup) -> bool:
+def _joins(total: Reduction, before: Sequence[AxisGroup], lanes: AxisGroup) -> bool:
     """Whether a reduction joins all lanes, for each place before them."""
     return all(map(total.keeps, before)) and bool(lanes.axes) and not total.keeps(lanes)
 
@@ -146,7 +146,7 @@ class Draft:
         self.reduced: set[int] = set()
         """Slots of reductions' results, which no member may read."""
         self.alike: set[tuple[bool, ...]] = set()
-        self.totals: list[Total] = []
+        self.totals: list[Reduction] = []
         self.cropped = False
         self.nest: Nest | None = None
 
@@ -166,7 +166,7 @@ class Draft:
                 lead = (False,) * (rank - len(operand.shape))
                 alike.add((*lead, *(extent > 1 for extent in operand.shape)))
                 cropped = cropped or operand.crop is not None
-        totals = [*self.totals, Total(item, 0, ())] if item.op in REDUCTIONS else self.totals
+        totals = [*self.totals, Reduction(item, 0, ())] if item.op in REDUCTIONS else self.totals
         if self.nest is None or (alike, cropped) != (self.alike, self.cropped) or totals is not self.totals:
             nest = _nest(self.domain, alike, cropped, totals)
             if nest is None:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from oocdl.fusion.chain import Chain, Key, members_of
+from oocdl.fusion.chain import Chain, Key, Member
 from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, Stream, Sum
 from oocdl.fusion.jit import Code, compiled
-from oocdl.fusion.loop_axes import REDUCTIONS, AxisGroup, Nest, Total, draft_of
+from oocdl.fusion.loop_axes import REDUCTIONS, AxisGroup, Nest, Reduction, draft_of
 from oocdl.fusion.loop_ops import ATTRIBUTES
 from oocdl.fusion.totals import PLANES
 from oocdl.graph.ir.array_layout import itemsize
@@ -100,7 +100,7 @@ class Fused:
     """Columns that the loop reads."""
     writes: tuple[int, ...]
     """Columns that the loop writes element by element."""
-    totals: tuple[Total, ...]
+    totals: tuple[Reduction, ...]
     nest: Nest
     ready: dict[tuple[tuple[int, ...], ...], tuple[_Ready, ...]] = field(default_factory=dict)
     """Strides of all columns -> the calls for arrays that lie so."""
@@ -111,10 +111,10 @@ class Fused:
         return 3 * sum(8 * prod(shape) for shape in self._kept_shapes)
 
     @cached_property
-    def _in_memory(self) -> tuple[Total, ...]:
+    def _in_memory(self) -> tuple[Reduction, ...]:
         return tuple(total for total in self.totals if not self.nest.completes(total))
 
-    @property
+    @cached_property
     def completed(self) -> tuple[int, ...]:
         """Columns of reductions' results that the loop writes."""
         return tuple(column for total in self.totals if self.nest.completes(total) for column in total.outs)
@@ -215,7 +215,7 @@ class Fused:
         rows = self.nest.chunk_rows if sums else max(STREAMED_LANES // call.lanes, 1)
         return compiled(Loop(self.ops, reads, writes, sums, call.lanes, self.nest.across, rows))
 
-    def _result(self, total: Total, sums: Array) -> list[Array]:
+    def _result(self, total: Reduction, sums: Array) -> list[Array]:
         """Compute the results of a reduction from the sums of the lanes."""
         lanes = self.nest.lanes.axes
         over = self.nest.rows is None or not (lanes and total.kept[lanes[0]])
@@ -232,7 +232,11 @@ class Fused:
 
 
 def fuse(
-    chain: Chain, columns: Mapping[Key | int, int], full: Collection[int], dtype_of: Mapping[int, str]
+    chain: Chain,
+    members: Sequence[Member],
+    columns: Mapping[Key | int, int],
+    full: Collection[int],
+    dtype_of: Mapping[int, str],
 ) -> Fused:
     """Build the loop of a chain.
 
@@ -242,10 +246,10 @@ def fuse(
     assert draft is not None and draft.nest is not None, "a chain is no loop"
     dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
     totals, ops = [], []
-    for member in members_of(chain)[0]:
+    for member in members:
         item = member.item
         if item.op in REDUCTIONS:
-            totals.append(Total(item, member.ins[0], member.outs))
+            totals.append(Reduction(item, member.ins[0], member.outs))
         else:
             attrs = tuple(sorted((name, value) for name, value in item.attrs.items() if name in ATTRIBUTES))
             ops.append(Op(item.op, attrs, member.ins, member.outs[0], item.dtypes[0]))

@@ -2,8 +2,8 @@
 
 Sums of many rows are sums of chunks, which are added in memory in float64; a sum that is complete at once
 and of many numbers carries what its additions lose (Kahan, 1965). Moments of a chunk are those of the
-distances to one of its numbers; chunks are merged as Chan, Golub and LeVeque (1983) do. A log-sum-exp
-is its largest number so far and the sum of exponentials of the distances to that.
+distances to one of its numbers, of a row those to its mean; chunks are merged as Chan, Golub and LeVeque
+(1983) do. A log-sum-exp is its largest number so far and the sum of exponentials of distances to that.
 """
 
 from __future__ import annotations

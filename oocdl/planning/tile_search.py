@@ -38,7 +38,7 @@ MIN_PARALLEL_SECONDS = 6e-3
 """A layer that takes less is not cut for the sake of threads: Python runs in one of them at a time."""
 MIN_SHARED_FLOPS = 5e7
 """A layer with fewer operations is not cut for the sake of processes, each with an interpreter of its own."""
-MANY_FLOPS = 5e9
+MANY_FLOPS = 2e9
 """A layer of so many operations takes longer than that, and need not be derived to know it."""
 MAX_EVENED_UNITS_PER_THREAD = 4
 """A layer in at most so many pieces a thread is cut until all threads have equally many: three units of

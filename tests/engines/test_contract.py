@@ -23,18 +23,18 @@ from tests.kit.kernels import CASES, block, by_operator, error, told, turned
 from tests.kit.programs import operand, program, single
 
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
-ENGINES = (*engine_registry.ENGINES, "torch in blocks", "onnxruntime in blocks", *DEVICES)
+ENGINES = (*engine_registry.ENGINES, "torch in loops", "onnxruntime in loops", *DEVICES)
 WIDE = [name for name, entry in engine_registry.ENGINES.items() if "float64" in entry.precisions]
 
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    """Each engine in turn, also with blocks so small that everything is cut."""
-    if request.param == "torch in blocks":
+    """Each engine in turn, also with a least size so small that everything is in loops."""
+    if request.param == "torch in loops":
         from oocdl.engines.torch.torch_engine import TorchEngine
 
         return TorchEngine(small_elements=2)
-    if request.param == "onnxruntime in blocks":
+    if request.param == "onnxruntime in loops":
         from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 
         return OnnxRuntimeEngine(small_elements=2)

@@ -318,6 +318,11 @@ def test_random_chains(data: st.DataObject) -> None:
     ]
     arrays = [noise(one, dtype, seed) for seed, one in enumerate([shape, *kinds])]
     slots = {slot: array.astype(np.float64) for slot, array in enumerate(arrays)}
+    boxes: dict[int, list[tuple[int, int]]] = {}
+    for slot, array in enumerate(arrays):
+        if slot and data.draw(st.booleans()):  # the operand is a part of its slot
+            boxes[slot] = [(1, n + 1) for n in array.shape]
+            arrays[slot] = np.pad(array, 1)
     steps: list[Instruction] = []
     current, outputs = 0, []
     for made in range(10, 10 + 2 * data.draw(st.integers(1, 7)), 2):
@@ -329,11 +334,12 @@ def test_random_chains(data: st.DataObject) -> None:
             outputs += [(slot, slots[slot].shape) for slot in steps[-1].outputs]
         else:
             other = data.draw(st.sampled_from(sorted(slots)))
-            steps.append(step(op, [(current, shape), (other, slots[other].shape)], made, shape, dtype))
+            read = operand(other, slots[other].shape, boxes.get(other))
+            steps.append(step(op, [(current, shape), read], made, shape, dtype))
             slots[made] = expected(op, slots[current], slots[other])
             current = made
     outputs.append((current, shape))
-    made_program = program(arrays, steps, outputs, f"random {shape} {kinds} {steps}")
+    made_program = program(arrays, steps, outputs, f"random {shape} {kinds} {steps} {boxes}")
     for engine in ENGINES[: 2 if dtype == "float32" else 1]:
         given = [array.copy() for array in arrays]  # programs write over inputs
         for found, (slot, _) in zip(engine().compile(made_program)(given), outputs, strict=True):
