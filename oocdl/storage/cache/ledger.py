@@ -23,6 +23,9 @@ SOON_POSITIONS = 12
 """A chunk that is next read within so many plan positions from now is worth bringing back whole."""
 MOST_SKIPPED_CHUNKS = 16
 """``promote`` looks at no more chunks than these that could give way but may not."""
+SMALL_CHUNK_BYTES, SMALL_TIER_SHARE = 64 << 10, 1 / 2048
+"""Chunks below this size, and below this share of a tier, leave last: to write one takes 1 to 3 ms, and to
+read it 0.3. They were two thirds of what a step of an nnU-Net wrote, by number, and 0.1 % by bytes."""
 
 
 class Entry(Protocol):
@@ -57,15 +60,17 @@ class EvictionOrder(Generic[E]):
     """Orders the chunks that are in RAM or being loaded; ``victims`` yields those that nothing holds.
 
     First leaves the chunk whose next use is furthest away (Belady's rule: the plan is known); of equals
-    one that the spill has, which costs no writing; of these the one that was offered first.
+    one that the spill has, which costs no writing; of these the one that was offered first. Chunks of less
+    than ``small_bytes`` leave after all others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, small_bytes: float = 0) -> None:
+        self.small_bytes = small_bytes
         self.position = -1
         """Plan position that runs now."""
         # In order of arrival, so that a simulation made again is the same.
         self.residents: dict[E, None] = {}
-        self._order: list[tuple[float, bool, int, E]] = []  # a heap; items may be outdated
+        self._order: list[tuple[bool, float, bool, int, E]] = []  # a heap; items may be outdated
         self._numbers = count()
 
     def add(self, entry: E) -> None:
@@ -82,11 +87,16 @@ class EvictionOrder(Generic[E]):
         at = bisect_right(entry.uses, self.position)
         return entry.uses[at] if at < len(entry.uses) else inf
 
+    def is_small(self, entry: E) -> bool:
+        """Whether a chunk is so small that others leave first."""
+        return entry.footprint_bytes < self.small_bytes
+
     def offer(self, entry: E) -> None:
         """Make a chunk a candidate again, once it was read, unpinned, loaded, written or given other uses."""
         if entry.pins or entry.busy or entry not in self.residents:
             return
-        heappush(self._order, (-self.next_use(entry), not entry.spilled, next(self._numbers), entry))
+        order = self.is_small(entry), -self.next_use(entry), not entry.spilled, next(self._numbers)
+        heappush(self._order, (*order, entry))
         if len(self._order) > 4 * len(self.residents) + 1000:
             self._order = []
             for resident in self.residents:
@@ -95,7 +105,7 @@ class EvictionOrder(Generic[E]):
     def victims(self) -> Iterator[E]:
         """Yield chunks that nothing holds, the first to leave first; one that stays must be offered again."""
         while self._order:
-            use, dirty, _, entry = heappop(self._order)
+            _, use, dirty, _, entry = heappop(self._order)
             if entry.pins or entry.busy or entry.readers or entry not in self.residents:
                 continue  # offered again when that ends
             if (-self.next_use(entry), not entry.spilled) != (use, dirty):
@@ -150,7 +160,8 @@ class Ledger(Generic[E]):
         self.read_bytes = self.written_bytes = self.evictions = 0
         self.withheld_bytes = 0
         """Bytes that chunks and claims do without, as the process has more than was predicted."""
-        self._order: EvictionOrder[E] = EvictionOrder()
+        small_bytes = min(SMALL_CHUNK_BYTES, capacity_bytes * SMALL_TIER_SHARE)
+        self._order: EvictionOrder[E] = EvictionOrder(small_bytes)
         self.is_resident: Callable[[E], bool] = self._order.residents.__contains__
         """Whether a chunk is in RAM, or being loaded."""
         self.watch: Callable[[int, int], None] | None = None
@@ -315,11 +326,17 @@ class Ledger(Generic[E]):
         self.evictions += 1
 
     def make_room(self, need_bytes: int) -> None:
-        """Evict spilled chunks, and have others written, until ``need_bytes`` are free or will be."""
+        """Evict spilled chunks, and have others written, until ``need_bytes`` are free or will be.
+
+        Small chunks stay where others will leave, or claims will give back what they hold.
+        """
         short = need_bytes - self.lendable_bytes - self.leaving_bytes
         if short <= 0:
             return
         for entry in self._order.victims():
+            if self._order.is_small(entry) and (self.reserved_bytes or self.leaving_bytes):
+                self._order.offer(entry)
+                break
             if entry.spilled:
                 self._evict(entry)
             else:

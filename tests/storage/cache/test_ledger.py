@@ -10,7 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oocdl.errors import BudgetError
-from oocdl.storage.cache.ledger import MOST_SKIPPED_CHUNKS, SOON_POSITIONS, Claim, EvictionOrder, Ledger
+from oocdl.storage.cache.ledger import (
+    MOST_SKIPPED_CHUNKS,
+    SMALL_CHUNK_BYTES,
+    SOON_POSITIONS,
+    Claim,
+    EvictionOrder,
+    Ledger,
+)
 
 
 @dataclass(eq=False)
@@ -225,6 +232,23 @@ def test_a_claim_makes_no_more_chunks_than_it_has_left() -> None:
     assert (books.resident_bytes, books.reserved_bytes, books.peak_bytes) == (20, 0, 80)
 
 
+def test_small_chunks_leave_last_and_only_where_nothing_else_will() -> None:
+    small, large, held = Chunk(SMALL_CHUNK_BYTES - 1, (99,)), Chunk(1 << 26, (5,)), Chunk(1 << 26, (7,))
+    books = Books(1 << 27 | SMALL_CHUNK_BYTES).holding(small, large, held)
+    running, _ = books.ask(1, held)
+    waiting, _ = books.ask(1 << 27)
+    assert books.writes == [large], "although the small one is read later"
+    books.write_all()
+    assert books.admit(waiting) is None and books.writes == [], "the unit that runs will give back its pins"
+    books.release(running)
+    assert books.admit(waiting) is None and books.writes == [held]
+    books.write_all()
+    assert books.admit(waiting) == [] and books.is_resident(small)
+    books.release(waiting)
+    books.ask(books.capacity_bytes)
+    assert books.writes == [small], "a unit that takes everything gets it"
+
+
 # --- bringing chunks back --------------------------------------------------------------------
 
 
@@ -289,6 +313,7 @@ class Life:
 
     def __init__(self, seed: int, capacity_bytes: int) -> None:
         self.rng, self.books = random.Random(seed), Books(capacity_bytes)
+        self.books._order.small_bytes = self.rng.choice([0, capacity_bytes / 8])
         self.chunks: list[Chunk] = []
         self.holding: list[Claim[Chunk]] = []
         self.loading: list[Chunk] = []
