@@ -18,7 +18,7 @@ from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
-LOOPS_VERSION = "4"
+LOOPS_VERSION = "5"
 """Version of what loops compute. It changes with their bits: a run that goes on with another one says so."""
 
 

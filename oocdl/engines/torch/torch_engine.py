@@ -33,7 +33,7 @@ from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Prepare = Callable[[Tensor], Tensor]
-SMALL_ELEMENTS = 1 << 16
+SMALL_ELEMENTS = 1 << 12
 """Maximum elements of arrays that are not worth a loop."""
 _thread = threading.local()
 
