@@ -150,7 +150,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70745,
+    "lines of oocdl": 70768,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2020,
@@ -166,12 +166,12 @@ LIMITS = {
     "lines of planning": 8177,
     "lines of presets": 661,
     "lines of pytorch": 3024,
-    "lines of report": 2797,
-    "lines of runtime": 5299,
+    "lines of report": 2798,
+    "lines of runtime": 5300,
     "lines of storage": 6618,
     "lines of training": 4125,
     "lines of tuning": 1431,
-    "lines of tests": 47832,
+    "lines of tests": 47867,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -144,7 +144,7 @@ class Heap:
     The limit counts what the process takes from now on, and is the capacity of the RAM tier, which
     ``arrays`` returns; the plan makes sure that its arrays and the scratch of programs fit together. Where
     they do not, as a prediction was too low, ``guard`` says how much the tier is to do without. Memory that
-    programs have freed may take ``kept_bytes`` beyond the limit, as the next takes it again.
+    was freed may take ``kept_bytes`` beyond the limit, as the next array or program takes it again.
     """
 
     def __init__(

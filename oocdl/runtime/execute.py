@@ -122,6 +122,7 @@ def open_tier(machine: Machine, room_bytes: int, spill: Path, kept_bytes: int = 
         before_mapping=heap.before_mapping,
         withheld_bytes=heap.withheld_bytes,
         check_alone=heap.check_alone,
+        kept_bytes=kept_bytes,
     )
     use(tier)
     return heap, tier

@@ -114,8 +114,9 @@ class Tier(Home):
     The tier closes ``spill``. ``before_mapping`` is called with the number of bytes that are about to be
     mapped; ``withheld_bytes``, called with the bytes that a unit asks for, says how much of the capacity
     has to stay unused because the process has more than was predicted. ``check_alone`` is called where that
-    leaves a unit no room, so that it runs alone; it raises an error if even that is too much. All methods
-    may be called by any thread.
+    leaves a unit no room, so that it runs alone; it raises an error if even that is too much. Pages that
+    arrays have left may take ``kept_bytes`` beyond the capacity, as the next arrays take them again. All
+    methods may be called by any thread.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -135,11 +136,12 @@ class Tier(Home):
         before_mapping: Callable[[int], None] | None = None,
         withheld_bytes: Callable[[int], int] | None = None,
         check_alone: Callable[[], None] | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         """Bytes that chunks and reservations may take together."""
-        self._spill = spill
-        self._pool = Pool(capacity_bytes, before_mapping)
+        self._spill, self._kept_bytes = spill, kept_bytes
+        self._pool = Pool(capacity_bytes + kept_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
         self._ledger, self._changed = self._mover.ledger, self._mover.changed
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
@@ -332,7 +334,8 @@ class Tier(Home):
 
     def _paged_bytes(self) -> int:
         """Return the bytes of pages that arrays may have: the rest is for scratch, or is withheld."""
-        return max(self.capacity_bytes - self._scratch_bytes - self._ledger.withheld_bytes, 0)
+        most_bytes = self.capacity_bytes + self._kept_bytes
+        return max(most_bytes - self._scratch_bytes - self._ledger.withheld_bytes, 0)
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
         """Wait until the claim is first in line and fits; returns the slots that the caller has to load."""

@@ -58,6 +58,16 @@ def files(tier: Tier) -> list[Path]:
     return sorted(set(tier._spill.folder.glob("s*/c.*")) - free)
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 8 << 20])
+def test_pages_are_kept_beyond_the_capacity_where_there_is_room(tmp_path: Path, kept_bytes: int) -> None:
+    with Tier(8 << 20, SpillStore(tmp_path), kept_bytes=kept_bytes) as tier:
+        with tier.reserve(8 << 20) as unit:
+            unit.empty((1 << 20,), np.float64)
+        with tier.reserve(0, scratch_bytes=8 << 20):
+            assert tier.mapped_bytes == (8 << 20 if kept_bytes else 0)
+    chunks.use(None)
+
+
 def test_put_and_array_are_zero_copy_and_read_only(tier: Tier) -> None:
     array = np.arange(100.0)
     with tier.reserve(1000) as unit:
