@@ -43,9 +43,8 @@ STORED_VERSIONS = 3
 """Versions of weights and state that are on disk while one is written."""
 PEAK_MARGIN_FACTOR, PEAK_MARGIN_BYTES = 1.15, 8 << 20
 """Memory beyond the simulated peak that a run may take: its units do not meet as in the simulation."""
-KEPT_SHARE, KEPT_BYTES = 1.0, 64 << 20
-"""Freed memory that is worth keeping, as a share of what is in use and beyond: page faults were 5 to 15 % of
-a step, with a share of a quarter still 20 % of EfficientNet-B0's."""
+KEPT_SHARE, KEPT_BYTES, SPARE_BYTES = 1.0, 64 << 20, 32 << 20
+"""Freed memory worth keeping, as a share of what is in use and beyond, and room that stays free beside it."""
 
 
 def _shards(layers: Sequence[LayerFacts]) -> str:
@@ -170,7 +169,8 @@ class Plan:
     @property
     def kept_bytes(self) -> int:
         """Bytes of memory beyond ``most_bytes`` that was freed, and is kept for the next array or program."""
-        return min(self.room_bytes - self.most_bytes, int(KEPT_SHARE * self.most_bytes) + KEPT_BYTES)
+        room_bytes = max(self.room_bytes - self.most_bytes - SPARE_BYTES, 0)
+        return min(room_bytes, int(KEPT_SHARE * self.most_bytes) + KEPT_BYTES)
 
     @property
     def process_bytes(self) -> int:

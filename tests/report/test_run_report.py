@@ -19,6 +19,7 @@ from oocdl.planning.simulation.timeline import Ran, Simulated
 from oocdl.planning.task_key import TaskKey, TaskKind
 from oocdl.presets.unets import write_unet3d
 from oocdl.report.layer_facts import computing_seconds
+from oocdl.report.plan_view import KEPT_BYTES, SPARE_BYTES
 from oocdl.report.run_report import make_report, read_report
 from oocdl.report.tables import MOST_ROWS
 from oocdl.runtime.measured import Measured, Spent
@@ -94,6 +95,16 @@ def test_measured_stands_beside_predicted(run: oocdl.Run) -> None:
     assert 0 < busy <= 2 * report.measured.seconds  # two units are under way at most
     assert report.measured.seconds <= max(row["seconds"] for row in run.history[1:])
     assert report.measured.spill_written_bytes == 0
+
+
+def test_freed_memory_is_kept_as_far_as_there_is_room_to_spare(job: tuple[Path, Path]) -> None:
+    plan = oocdl.plan(*job, **QUICK)
+    most = plan.most_bytes
+    assert plan.kept_bytes == most + KEPT_BYTES < plan.room_bytes - most - SPARE_BYTES
+    vars(plan)["room_bytes"] = most + SPARE_BYTES + 5
+    assert plan.kept_bytes == 5
+    vars(plan)["room_bytes"] = most + SPARE_BYTES - 5
+    assert plan.kept_bytes == 0
 
 
 def test_a_run_has_one_peak_of_memory(
