@@ -28,8 +28,8 @@ from oocdl.planning.task_graph import TaskGraph
 LARGEST_UNIT_BYTES = 1 << 30
 """Larger units are no faster on a processor, and what they reserve is more than they come to take."""
 SMALLER_UNITS_TIME_RATIO = 0.95
-"""Smaller units are taken only if their predicted time is at most this share of that of larger ones: they
-take up to 1.1 times as long as predicted."""
+"""Smaller units are taken only if their predicted time is at most this share of that of larger ones,
+beside which they take up to 1.2 times as long as predicted."""
 TRIAL_TASK_BYTES = 256 << 10
 """Memory for a trial with units of half the size, for each task of the plan at hand: up to four times as
 many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB)."""

@@ -313,7 +313,7 @@ class Life:
 
     def __init__(self, seed: int, capacity_bytes: int) -> None:
         self.rng, self.books = random.Random(seed), Books(capacity_bytes)
-        self.books._order.small_bytes = self.rng.choice([0, capacity_bytes / 8])
+        self.books._order.least_bytes = self.rng.choice([0, capacity_bytes / 8])
         self.chunks: list[Chunk] = []
         self.holding: list[Claim[Chunk]] = []
         self.loading: list[Chunk] = []
