@@ -137,6 +137,10 @@ class Arrays(Protocol):
     def promised_bytes(self) -> int:
         """Return the bytes of arrays and scratch once each unit has taken all that it has reserved."""
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Return the bytes of scratch among these."""
+
 
 class Heap:
     """Lets ``permits`` programs run at once, and keeps heap and mapped memory within ``limit_bytes``.
@@ -165,10 +169,10 @@ class Heap:
         self._running = 0
         self._computing = 0
         self._spare = 0
-        self._own = 0
+        self._own = guard.measure()
         """Bytes of the process beside arrays and scratch, at the last look after a trim."""
-        self._before = anonymous_bytes()
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
+        """Bytes of the heap among these."""
         self._due_seconds = 0.0
         """The monotonic time from which on the heap is looked at between programs again."""
         self._withheld = 0
@@ -295,9 +299,10 @@ class Heap:
         most_bytes = self._guard.most_bytes
         has_too_much = self._is_time("measure") and self._own_bytes() + promised_bytes > most_bytes
         if has_too_much and self._is_time("relieve", RELIEF_SECONDS):
-            taken_bytes = self._taken_bytes()
-            trim()
-            self._own = self._own_bytes() - taken_bytes
+            own_bytes = self._own_bytes()
+            again_bytes = self._again_bytes(own_bytes, self._arrays().scratch_bytes, self._taken_bytes())
+            if own_bytes + promised_bytes - again_bytes > most_bytes:
+                self._trim()
         over_bytes = self._own + promised_bytes - most_bytes
         if over_bytes <= 0:
             return False
@@ -335,15 +340,28 @@ class Heap:
         self._spare -= nbytes
         return IS_SUPPORTED and nbytes > 0 and self._spare < 0
 
+    def _trim(self) -> None:
+        """Give back what is free in the heap, and look at what is left beside arrays and scratch."""
+        trim()
+        taken_bytes = self._taken_bytes()
+        self._own = self._own_bytes() - taken_bytes
+
+    def _again_bytes(self, own_bytes: int, scratch_bytes: int, taken_bytes: int = 0) -> int:
+        """Return the bytes of the process that programs have or take again, of ``scratch_bytes``.
+
+        What is free in the heap may lie in holes that are too small. So of it no more counts than the share
+        of mapped files, which gives way until ``_watch`` trims.
+        """
+        return max(min(own_bytes - self._own, scratch_bytes, taken_bytes + self._guard.file_bytes), 0)
+
     def _make_room(self, nbytes: int) -> None:
         """Trim the heap if ``nbytes`` more, and what running programs may still take, exceed the limit."""
-        taken = anonymous_bytes() - self._before
-        # What is mapped is not all touched yet.
-        taken = max(taken, self._arrays().mapped_bytes)
-        to_come = max(self._running - self._taken_bytes(), 0)
-        self._spare = min(self._limit + self._kept - taken - to_come - nbytes, MOST_UNCHECKED_BYTES)
+        own_bytes, mapped_bytes = self._own_bytes(), self._arrays().mapped_bytes  # of these some come later
+        heap_bytes = own_bytes - self._own + self._running - self._again_bytes(own_bytes, self._running)
+        limit_bytes = min(self._limit + self._kept, self._guard.most_bytes - self._own)
+        self._spare = min(limit_bytes - mapped_bytes - heap_bytes - nbytes, MOST_UNCHECKED_BYTES)
         if self._spare < 0:
-            _library.malloc_trim(0)
+            self._trim()
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class Reservation:
         with tier._changed:
             for chunk in self._lent:
                 tier._ledger.let_go(chunk.slot)
-            tier._scratch_bytes -= self._claim.scratch_bytes
+            tier.scratch_bytes -= self._claim.scratch_bytes
             tier._pool.capacity_bytes = tier._paged_bytes()
             tier._ledger.release(self._claim)
             tier._changed.notify_all()
@@ -146,7 +146,8 @@ class Tier(Home):
         self._ledger, self._changed = self._mover.ledger, self._mover.changed
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
         self._check_alone = check_alone or (lambda: None)
-        self._scratch_bytes = 0  # of the reserved bytes, those that are not for arrays
+        self.scratch_bytes = 0
+        """Of the reserved bytes, those that are for scratch of programs, not for arrays."""
 
     @property
     def waiting(self) -> int:
@@ -175,7 +176,7 @@ class Tier(Home):
         Pages that are kept count as well. Needs no lock of the tier.
         """
         counted = self._ledger.resident_bytes + self._ledger.reserved_bytes
-        return max(counted, self._pool.mapped_bytes + self._scratch_bytes)
+        return max(counted, self._pool.mapped_bytes + self.scratch_bytes)
 
     @property
     def stats(self) -> TierStats:
@@ -203,7 +204,7 @@ class Tier(Home):
         claim = Claim([pin.slot for pin in unique], nbytes, scratch_bytes)
         with self._changed:
             loads = self._acquire(claim)
-            self._scratch_bytes += scratch_bytes
+            self.scratch_bytes += scratch_bytes
             self._pool.shrink(self._paged_bytes())
             alone = self._ledger.lendable_bytes < 0
         reservation = Reservation(self, claim, unique)
@@ -335,7 +336,7 @@ class Tier(Home):
     def _paged_bytes(self) -> int:
         """Return the bytes of pages that arrays may have: the rest is for scratch, or is withheld."""
         most_bytes = self.capacity_bytes + self._kept_bytes
-        return max(most_bytes - self._scratch_bytes - self._ledger.withheld_bytes, 0)
+        return max(most_bytes - self.scratch_bytes - self._ledger.withheld_bytes, 0)
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
         """Wait until the claim is first in line and fits; returns the slots that the caller has to load."""
