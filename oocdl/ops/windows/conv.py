@@ -12,10 +12,11 @@ The three are each other's gradients (Dumoulin & Visin 2016, arXiv:1603.07285, c
 spatial shape, which says what ``output_padding`` says. Scratch space is what
 `docs/explanation/kernel-measurements.md`, section 7, measured.
 
-A kind of speed is one of two or three spatial axes, "point" (kernel 1) or "window", strided or not; its
-size is the elements of the window times the smaller count of channels. Convolutions with groups are
-"grouped", or "depthwise" if each channel is seen alone; channels are then those of a group. The gradient of
-a window's weights in a thin slab is a kind of its own, for engines that say so.
+A kind of speed is one of two or three spatial axes, "point" (kernel 1), "window" or "block" (a transposed
+one whose windows touch and do not overlap), strided or not; its size is the elements of the window times the
+smaller count of channels. Convolutions with groups are "grouped", or "depthwise" if each channel is seen
+alone; channels are then those of a group. The gradient of a window's weights in a thin slab is a kind of its
+own, for engines that say so.
 """
 
 from __future__ import annotations
@@ -188,6 +189,8 @@ def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[
 CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)
 """Channels that are measured, in float32 and in bfloat16."""
 
+_BLOCKS = {"ConvTranspose": ((2, 2),)}
+"""Operator -> (extent of the window, stride) that it is measured with besides those of every convolution."""
 _GROUPED = ((1, 3, 1), (1, 3, 2), (4, 3, 1), (4, 3, 2))
 _GROUPED_MORE = {2: ((1, 7, 1), (16, 3, 1)), 3: ((1, 5, 1), (16, 3, 1))}
 """(channels of a group, extent of the window, stride) that are measured; in float32 further ones, by axes."""
@@ -209,6 +212,8 @@ def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -
     what = "window" if taps > 1 else "point"
     if grouped:
         what = "grouped" if channels > 1 else "depthwise"
+    elif step.op == "ConvTranspose" and strided and tuple(step.attrs["strides"]) == tuple(weight[2:]):
+        what = "block"
     elif taps > 1 and not strided and step.op == "ConvWeightGrad":
         what = "thin window" if is_thin(step.operands[0].shape, thin_slab_elements) else what
     return _named(step.op, 3 if len(weight) > 4 else 2, strided, what), max(taps * channels, 1 - grouped)
@@ -225,7 +230,7 @@ def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
             most = scale.share * (1 << (21 if axes == 3 else 20)) / max(channels, 16)
             places = max(most / (4 if channels > 64 else 1), 64)
             edge = max(int(places ** (1 / axes)) // 2 * 2, 2)
-            for kernel, stride in ((1, 1), (3, 1), (1, 2), (3, 2)):
+            for kernel, stride in ((1, 1), (3, 1), (1, 2), (3, 2), *_BLOCKS.get(op, ())):
                 depends_on_slab = (op, axes, kernel, stride) == ("ConvWeightGrad", 3, 3, 1)
                 if depends_on_slab and scale.thin_slab_elements:
                     yield from _slab_gradients(channels, places, scale.thin_slab_elements)
@@ -246,14 +251,15 @@ def _heavy(
     """
     axes, others = len(space), channels if groups else max(channels, 16)
     taps, group, grouped = (kernel,) * axes, (groups,) * (groups > 0), {"grouped": True} if groups else {}
-    slides = {"strides": (stride,) * axes, "dilations": (1,) * axes, "pads": (kernel // 2,) * (2 * axes)}
+    pads = ((kernel - 1) // 2,) * (2 * axes)
+    slides = {"strides": (stride,) * axes, "dilations": (1,) * axes, "pads": pads}
     attrs: dict[str, Any] = {**slides, **grouped}
     x, w = (1, *group, channels, *space), (*group, others, channels, *taps)
     y = (1, *group, others, *((extent + stride - 1) // stride for extent in space))
     operands = {"Conv": (x, w), "ConvTranspose": (y, w), "ConvWeightGrad": (x, y)}[op]
     if op != "Conv":
         attrs |= {"spatial": space} if op == "ConvTranspose" else {"kernel_shape": taps}
-    kinds = ("depthwise", "grouped") if groups else ("point", "window")
+    kinds = ("depthwise", "grouped") if groups else ("point", "block" if kernel == stride else "window")
     what = what or kinds[(channels if groups else kernel) > 1]
     return _named(op, axes, stride > 1, what), channels * prod(taps), probe(op, *operands, **attrs)
 
