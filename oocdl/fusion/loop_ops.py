@@ -19,8 +19,8 @@ from oocdl.ops.pointwise import Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
 LOOPS_VERSION = "6"
-"""Version of what loops compute, and of which kernels engines call. It changes with the bits of results: a run
-that goes on with another one says so."""
+"""Version of what loops compute, and of which kernels engines call. It changes with the bits of results: a
+run that goes on with another one says so."""
 
 
 def _two(name: str) -> Emit:
