@@ -150,7 +150,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70867,
+    "lines of oocdl": 70869,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2020,
@@ -161,7 +161,7 @@ LIMITS = {
     "lines of engines": 6574,
     "lines of fusion": 2434,
     "lines of graph": 10552,
-    "lines of host": 723,
+    "lines of host": 725,
     "lines of ops": 6279,
     "lines of planning": 8177,
     "lines of presets": 661,
@@ -171,7 +171,7 @@ LIMITS = {
     "lines of storage": 6618,
     "lines of training": 4125,
     "lines of tuning": 1431,
-    "lines of tests": 47974,
+    "lines of tests": 47982,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

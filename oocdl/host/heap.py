@@ -139,7 +139,7 @@ class Arrays(Protocol):
 
     @property
     def scratch_bytes(self) -> int:
-        """Return the bytes of scratch among these."""
+        """Return the bytes of scratch that units have reserved."""
 
 
 class Heap:
@@ -170,9 +170,9 @@ class Heap:
         self._computing = 0
         self._spare = 0
         self._own = guard.measure()
-        """Bytes of the process beside arrays and scratch, at the last look after a trim."""
+        """Bytes of the process beside arrays and scratch, as last measured after a trim, or fewer since."""
         self._used = _in_use_bytes() if IS_SUPPORTED else 0
-        """Bytes of the heap among these."""
+        """Bytes in use in the heap that are not scratch."""
         self._due_seconds = 0.0
         """The monotonic time from which on the heap is looked at between programs again."""
         self._withheld = 0
@@ -297,12 +297,14 @@ class Heap:
         If so, enough is withheld from the tier to prevent it once its chunks have left.
         """
         most_bytes = self._guard.most_bytes
-        has_too_much = self._is_time("measure") and self._own_bytes() + promised_bytes > most_bytes
-        if has_too_much and self._is_time("relieve", RELIEF_SECONDS):
+        if self._is_time("measure"):
             own_bytes = self._own_bytes()
-            again_bytes = self._again_bytes(own_bytes, self._arrays().scratch_bytes, self._taken_bytes())
-            if own_bytes + promised_bytes - again_bytes > most_bytes:
-                self._trim()
+            self._own = min(self._own, own_bytes)  # a process may shrink
+            if own_bytes + promised_bytes > most_bytes and self._is_time("relieve", RELIEF_SECONDS):
+                scratch_bytes, taken_bytes = self._arrays().scratch_bytes, self._taken_bytes()
+                reusable_bytes = self._reusable_bytes(own_bytes, scratch_bytes, taken_bytes)
+                if own_bytes + promised_bytes - reusable_bytes > most_bytes:
+                    self._trim()
         over_bytes = self._own + promised_bytes - most_bytes
         if over_bytes <= 0:
             return False
@@ -341,23 +343,23 @@ class Heap:
         return IS_SUPPORTED and nbytes > 0 and self._spare < 0
 
     def _trim(self) -> None:
-        """Give back what is free in the heap, and look at what is left beside arrays and scratch."""
+        """Give the heap's free memory back, and measure what the process has beside arrays and scratch."""
         trim()
         taken_bytes = self._taken_bytes()
         self._own = self._own_bytes() - taken_bytes
 
-    def _again_bytes(self, own_bytes: int, scratch_bytes: int, taken_bytes: int = 0) -> int:
-        """Return the bytes of the process that programs have or take again, of ``scratch_bytes``.
+    def _reusable_bytes(self, own_bytes: int, scratch_bytes: int, taken_bytes: int = 0) -> int:
+        """Return how many of ``scratch_bytes`` the heap supplies from pages that the process has already.
 
-        What is free in the heap may lie in holes that are too small. So of it no more counts than the share
-        of mapped files, which gives way until ``_watch`` trims.
+        Free blocks may be too small for the next program. So free memory counts only up to the share of
+        mapped files, which absorbs the difference until ``_watch`` trims the heap.
         """
         return max(min(own_bytes - self._own, scratch_bytes, taken_bytes + self._guard.file_bytes), 0)
 
     def _make_room(self, nbytes: int) -> None:
         """Trim the heap if ``nbytes`` more, and what running programs may still take, exceed the limit."""
-        own_bytes, mapped_bytes = self._own_bytes(), self._arrays().mapped_bytes  # of these some come later
-        heap_bytes = own_bytes - self._own + self._running - self._again_bytes(own_bytes, self._running)
+        own_bytes, mapped_bytes = self._own_bytes(), self._arrays().mapped_bytes  # some not touched yet
+        heap_bytes = own_bytes - self._own + self._running - self._reusable_bytes(own_bytes, self._running)
         limit_bytes = min(self._limit + self._kept, self._guard.most_bytes - self._own)
         self._spare = min(limit_bytes - mapped_bytes - heap_bytes - nbytes, MOST_UNCHECKED_BYTES)
         if self._spare < 0:

@@ -91,6 +91,14 @@ def test_the_tier_does_without_what_the_process_itself_has_too_much() -> None:
     assert heap.withheld_bytes() == 15 * MIB
 
 
+def test_nothing_is_withheld_from_a_process_that_has_shrunk() -> None:
+    """What it had as the run began is no reason: a plan's leftovers may go after that."""
+    process, arrays = Process(60 * MIB), Arrays()
+    heap = Heap(2, 50 * MIB, lambda: arrays, process.guard(100 * MIB))
+    process.nbytes, arrays.promised_bytes = 55 * MIB, 45 * MIB
+    assert heap.withheld_bytes() == 0 and heap.notice is None
+
+
 def test_arrays_that_grow_while_the_process_is_measured_hide_nothing_of_its_own() -> None:
     """A thread that writes 8 MiB between both looks; then what it wrote seemed to be all that grew."""
     arrays = Arrays(promised_bytes=40 * MIB)

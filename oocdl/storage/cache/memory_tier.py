@@ -147,7 +147,7 @@ class Tier(Home):
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
         self._check_alone = check_alone or (lambda: None)
         self.scratch_bytes = 0
-        """Of the reserved bytes, those that are for scratch of programs, not for arrays."""
+        """Bytes that units have reserved for scratch of their programs, beside arrays."""
 
     @property
     def waiting(self) -> int:
