@@ -1,4 +1,4 @@
-"""Transposed convolutions whose windows touch are made block by block, where their results belong."""
+"""Transposed convolutions with windows and steps of two are computed by blocks, in their results' place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
-from oocdl.engines.torch.conv import apart
+from oocdl.engines.torch.conv import block_transpose
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
@@ -40,7 +40,7 @@ def program_of(shape: Shape, made: int, orders: bool, crop: tuple[int, ...] = (0
 @pytest.mark.parametrize("case", CASES)
 def test_blocks_are_the_transposed_convolution(case: str, orders: bool) -> None:
     program = program_of(*CASES[case], orders)
-    assert apart.is_apart(program.instructions[0])
+    assert block_transpose.makes_blocks(program.instructions[0])
     x, w = arrays = arrays_of(program, -1.0)
     doubles = (torch.from_numpy(np.ascontiguousarray(array)).double() for array in (x, w))
     wanted = torch.nn.functional.conv_transpose3d(*doubles, stride=2).numpy()
@@ -64,7 +64,7 @@ def test_blocks_are_made_where_the_result_belongs() -> None:
 def test_a_part_of_a_block_is_left_to_onednn(axis: int) -> None:
     crop = tuple(int(number == axis) for number in range(5))
     program = program_of((1, 16, 5, 32, 24), 16, True, crop)
-    assert not apart.is_apart(program.instructions[0])
+    assert not block_transpose.makes_blocks(program.instructions[0])
     x, w = arrays = arrays_of(program, -1.0)
     whole = torch.nn.functional.conv_transpose3d(
         *(torch.from_numpy(np.ascontiguousarray(array)) for array in (x, w)), stride=2

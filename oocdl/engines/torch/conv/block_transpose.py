@@ -1,9 +1,9 @@
-"""Transposed 3D convolutions whose windows of two touch and do not overlap, as on a U-Net's way up.
+"""Transposed 3D convolutions with windows and steps of two, as on a U-Net's way up.
 
-Each place of the operand makes a block of places of the result, all alone: a convolution of one tap to as
-many channels as a block has elements, whose results are put where they belong. oneDNN's own kernel takes thin
-slabs in a format of its own, into which operand and result are copied (32 to 16 channels, 5 x 64 x 64: 17 ms,
-by blocks 1.2), and the result of thick ones has to be copied to its place (32 x 64 x 64: 13 ms, by blocks 8).
+The windows do not overlap, so each place of the operand makes one block of 2 x 2 x 2 places of the result. A
+convolution of one tap computes the blocks of some planes as its channels, and a copy from the cache writes
+them into the result. oneDNN's transposed convolution copies thin slabs into a format of its own and back
+(`docs/explanation/kernel-measurements.md`, 3, compares them).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from oocdl.graph.ir.operands import crop_of, spatial_pads
 from oocdl.graph.ir.program import Instruction, padded_shape
 
 TAPS = (2, 2, 2)
-"""Windows that are faster by blocks. Blocks of 4^3 leave the cache before they are put in place."""
+"""Extents of windows that are faster by blocks. Blocks of 4^3 leave the cache before they are copied."""
 LEAST_PLACES = 1 << 10
-"""Places of a sample from which on blocks are worth their calls."""
+"""Minimum number of places of a sample; below, the calls take longer than oneDNN's kernel."""
 CHUNK_ELEMENTS = 1 << 19
-"""Elements of blocks that one call makes, or a plane of them: they are put in place from the cache."""
+"""Maximum elements that one call computes, but at least a plane: they are copied while in the cache."""
 
 
-def is_apart(item: Instruction) -> bool:
-    """Whether a transposed convolution is one of such windows, and all that it makes is wanted."""
+def makes_blocks(item: Instruction) -> bool:
+    """Whether ``convolve`` computes a transposed convolution: windows and steps of two, nothing cropped."""
     x, weights, slide = item.operands[0], padded_shape(item.operands[1]), slide_of(item)
     if weights[2:] != TAPS or slide.strides != TAPS or slide.groups > 1 or item.dtypes[0] != "float32":
         return False
@@ -40,14 +40,14 @@ def is_apart(item: Instruction) -> bool:
 
 
 def planes_at_once(shape: Shape, made: int) -> int:
-    """Return how many planes of an operand of ``shape`` one call convolves to ``made`` channels."""
+    """Return the number of planes of an operand of ``shape`` that one call convolves to ``made`` channels."""
     return max(min(shape[2], CHUNK_ELEMENTS // (8 * made * shape[3] * shape[4])), 1)
 
 
 def convolve(x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
-    """The transposed convolution of ``x[n, c, d, h, w]`` with ``w[c, o, 2, 2, 2]``, in steps of two.
+    """Return the transposed convolution of ``x[n, c, d, h, w]`` with ``w[c, o, 2, 2, 2]`` in steps of two.
 
-    The result has its channels last; it is made in ``out`` where that is given.
+    The result has its channels last, and lies in ``out`` if that is given.
     """
     x, (channels, made, *_) = channels_last(x), w.shape
     samples, _, depth, rows, columns = x.shape
@@ -56,12 +56,12 @@ def convolve(x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
     blocks = channels_last(w.movedim(1, -1).reshape(channels, -1).t().reshape(-1, channels, 1, 1, 1))
     step, one = planes_at_once(tuple(x.shape), made), Slide((1, 1, 1), (1, 1, 1))
     places = out.movedim(1, -1).view(samples, depth, 2, rows, 2, columns, 2 * made)
-    # One for all calls: once it was freed, the heap might find no room for the next one.
-    room = x.new_empty((1, step, rows, columns, 8 * made)).movedim(-1, 1)
+    # All calls share one buffer: the heap might not reuse the block of one that was freed.
+    buffer = x.new_empty((1, step, rows, columns, 8 * made)).movedim(-1, 1)
     for sample in range(samples):
         for first in range(0, depth, step):
             part = channels_last(x[sample : sample + 1, :, first : first + step])
-            found = channels_last(room[:, :, : part.shape[2]])
+            found = channels_last(buffer[:, :, : part.shape[2]])
             conv_calls.into(found, part, blocks, [0, 0, 0], one)
             block = found[0].movedim(0, -1).view(-1, rows, columns, 2, 2, 2 * made)
             places[sample, first : first + step].copy_(block.permute(0, 3, 1, 4, 2, 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from oocdl.engines.convolution import Convolution, clipped, flipped_pads, groups_of, slide_of
-from oocdl.engines.torch.conv.apart import is_apart, planes_at_once
+from oocdl.engines.torch.conv.block_transpose import makes_blocks, planes_at_once
 from oocdl.engines.torch.conv.compiled_gradient import loop_by_shape
 from oocdl.engines.torch.conv.conv_calls import has_onednn
 from oocdl.engines.torch.conv.conv_padding import evened, rows_alone
@@ -36,7 +36,7 @@ def lands(kind: Convolution, item: Instruction) -> bool:
     pads, weights = spatial_pads(data), operand.shape
     if kind.transposed:
         if set(slide.strides) != {1}:
-            return is_apart(item)
+            return makes_blocks(item)
         pads, weights = flipped_pads(item), (weights[1], weights[0], *weights[2:])
     if is_point(weights, slide, () if kind.transposed else pads):
         return not any(map(any, pads)) and min(weights[:2]) >= REGISTER_CHANNELS
@@ -74,7 +74,7 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
         return scratch + 3 * nbytes(weights, dtype)
     # Weights in the order of the data, in oneDNN's blocks of 16 channels, and flipped.
     scratch += 4 * nbytes((_blocks_of_16(weights[0]), _blocks_of_16(weights[1]), *weights[2:]), dtype)
-    if kind.transposed and has_onednn() and is_apart(item):  # blocks of some planes
+    if kind.transposed and has_onednn() and makes_blocks(item):  # the blocks of one call
         return scratch + nbytes((planes_at_once(x.shape, weights[1]), *x.shape[3:], *weights[1:]), dtype)
     scratch += _group_blocks_bytes(kind, item, dtype)
     if not (point or few):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
-from oocdl.engines.torch.conv import apart, compiled_gradient, thin_slab
+from oocdl.engines.torch.conv import block_transpose, compiled_gradient, thin_slab
 from oocdl.engines.torch.conv import im2col as columns
 from oocdl.engines.torch.conv import one_by_one as points
 from oocdl.engines.torch.conv.conv_calls import by_onednn, convolve, has_onednn, into, weight_gradient
@@ -178,8 +178,8 @@ def conv_transpose(
     starts = [c - b * s for c, b, s in zip(crop[2:], befores, strides, strict=True)]
     if tuned and points.is_point(w.shape, slide):
         return [points.transposed(x, w, strides, starts, shape, out)]
-    if tuned and has_onednn() and apart.is_apart(item):
-        return [apart.convolve(x, w, out)]
+    if tuned and has_onednn() and block_transpose.makes_blocks(item):
+        return [block_transpose.convolve(x, w, out)]
     if tuned and set(strides) == {1} and (groups == 1 or rank > 1):
         return [_conv_flipped(x, w, item, out)]
     paddings, extras = [], []
