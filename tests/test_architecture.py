@@ -171,7 +171,7 @@ LIMITS = {
     "lines of storage": 6618,
     "lines of training": 4125,
     "lines of tuning": 1431,
-    "lines of tests": 47982,
+    "lines of tests": 47983,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
