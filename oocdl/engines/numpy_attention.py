@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines.numpy_recurrent import Run
+from oocdl.engines.recurrent_steps import Run
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.score_tiles import Band, drops, pairs, parts, seen_keys, tiling
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from oocdl.engines.numpy_recurrent import Run
+from oocdl.engines.recurrent_steps import Run
 from oocdl.graph.ir.graph import Array
 
 

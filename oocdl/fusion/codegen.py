@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from oocdl.fusion.casts import cast
 from oocdl.fusion.llvm_ir import KINDS, Builder
-from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC, Emit, deviation
+from oocdl.fusion.loop_ops import COMPARE, ENTRIES, EXPONENTIALS, FLOATS, LOGIC, deviation
 from oocdl.fusion.totals import PLANES, Total, across, merge, results
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import is_float
@@ -84,6 +84,8 @@ class Loop:
     """Whether reductions join the lanes of each row, which are complete then."""
     chunk_rows: int = CHUNK_ROWS
     """Rows of which each vector runs before the next: their reductions are put then, or added to memory."""
+    numbers: tuple[tuple[int, float], ...] = ()
+    """Columns of float32 that are a number everywhere."""
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -101,7 +103,7 @@ class Writer:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.b = loop, Builder()
         self.dtypes = {stream.column: stream.dtype for stream in loop.reads}
-        self.dtypes |= {op.out: op.dtype for op in loop.ops}
+        self.dtypes |= {op.out: op.dtype for op in loop.ops} | dict.fromkeys(dict(loop.numbers), "float32")
         self.extents = [self.b.argument(i) for i in range(OUTER_AXES + 1)]
         arrays = len(loop.streams) + sum(one.planes for one in loop.sums)
         self.fields = [self._fields(OUTER_AXES + 1 + FIELDS_PER_ARRAY * i) for i in range(arrays)]
@@ -290,6 +292,9 @@ class _Vector:
             for index, stream in enumerate(loop.reads)
             if not stream.rows
         }
+        for column, number in loop.numbers:
+            b.kind = KINDS["float32"]
+            self.constant[column] = b.number(number)
         for op in loop.ops:
             if op.name == "Normalize" and op.dtype != "bfloat16" and op.ins[2] in self.constant:
                 b.kind = KINDS[op.dtype]
@@ -325,9 +330,6 @@ class _Vector:
             total.add(values[one.column])
 
 
-_TABLE: Mapping[str, Emit] = {**FLOATS, **COMPARE, **LOGIC}
-
-
 def knows(op: Op, dtypes: Mapping[int, str]) -> bool:
     """Whether loops can compute a member; ``dtypes``: column -> dtype."""
     kinds = [dtypes[column] for column in op.ins]
@@ -356,5 +358,5 @@ def emit(b: Builder, op: Op, args: Sequence[str], dtype: str) -> str:
     if rounded:
         args = [cast(b, arg, dtype, "float32") for arg in args]
     b.kind = "float" if rounded else KINDS[dtype]
-    result = _TABLE[op.name](b, args, dict(op.attrs))
+    result = ENTRIES[op.name](b, args, dict(op.attrs))
     return cast(b, result, "float32", "bfloat16") if rounded and op.name in FLOATS else result

@@ -18,7 +18,7 @@ from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
-LOOPS_VERSION = "6"
+LOOPS_VERSION = "7"
 """Version of what loops compute, and of which kernels engines call. It changes with the bits of results: a
 run that goes on with another one says so."""
 
@@ -117,6 +117,9 @@ FLOATS: Mapping[str, Emit] = {
     "Normalize": _normalize,
 }
 """Operators on floating-point numbers whose operands all have the dtype of the result."""
+
+ENTRIES: Mapping[str, Emit] = {**_PRIMITIVES, **FLOATS, **LOGIC}
+"""All that loops can compute."""
 
 EXPONENTIALS: Mapping[str, int] = {
     **dict.fromkeys(FUNCTIONS, 1),

@@ -85,6 +85,8 @@ def _primitive(op: str) -> Primitive:
 
 Formula = Callable[..., Term]
 """(attributes, operands) -> result."""
+Cell = Callable[..., tuple[Term, ...]]
+"""The same of several results, which are computed together."""
 where, minimum, equal = _primitive("Where"), _primitive("Min"), _primitive("Equal")
 exp, expm1, log, sqrt = _primitive("Exp"), _primitive("Expm1"), _primitive("Log"), _primitive("Sqrt")
 erf, tanh, sigmoid, softplus = map(_primitive, ("Erf", "Tanh", "Sigmoid", "Softplus"))
@@ -176,6 +178,15 @@ def steps_of(formula: Formula, attrs: Mapping[str, Any], arity: int) -> Steps:
     >>> steps_of(lambda attrs, dy, y: dy * (y * (1.0 - y)), {}, 2)[0]
     Step(op='Sub', args=(1.0, 1), dying=())
     """
+    return steps_of_cell(lambda attrs, *operands: (formula(attrs, *operands),), attrs, arity)[0]
+
+
+def steps_of_cell(cell: Cell, attrs: Mapping[str, Any], arity: int) -> tuple[Steps, tuple[int, ...]]:
+    """Return the steps of a cell, and the values that are its results.
+
+    >>> steps_of_cell(lambda attrs, x, y: (x + y, x * y), {}, 2)[1]
+    (2, 3)
+    """
     operands = [Term() for _ in range(arity)]
     places: dict[Term, int] = {operand: place for place, operand in enumerate(operands)}
     steps: list[tuple[str, tuple[int | float, ...]]] = []
@@ -188,22 +199,30 @@ def steps_of(formula: Formula, attrs: Mapping[str, Any], arity: int) -> Steps:
             places[term] = len(places)
         return places[term]
 
-    visit(formula(attrs, *operands))
+    results = tuple(int(visit(term)) for term in cell(attrs, *operands))
     last = {arg: at for at, (_, args) in enumerate(steps) for arg in args if isinstance(arg, int)}
+    ended = [(value, at) for value, at in last.items() if value not in results]
     return tuple(
-        Step(op, args, tuple(value for value, end in last.items() if end == at))
+        Step(op, args, tuple(value for value, end in ended if end == at))
         for at, (op, args) in enumerate(steps)
-    )
+    ), results
 
 
 def compute(steps: Steps, operands: Sequence[T], apply: Callable[[str, list[T | float]], T]) -> T:
     """Return the result of the steps, each computed by ``apply(op, arguments)``; values go when they end."""
+    return values_of(steps, operands, apply)[len(operands) + len(steps) - 1]
+
+
+def values_of(
+    steps: Steps, operands: Sequence[T], apply: Callable[[str, list[T | float]], T]
+) -> dict[int, T]:
+    """Return the values that are left after the steps."""
     values = dict(enumerate(operands))
     for place, step in enumerate(steps, len(operands)):
         values[place] = apply(step.op, [values[a] if isinstance(a, int) else a for a in step.args])
         for dead in step.dying:
             del values[dead]
-    return values[len(operands) + len(steps) - 1]
+    return values
 
 
 def most_alive(steps: Steps, arity: int) -> int:

@@ -48,9 +48,6 @@ ROWS = (1, 8, 64)
 ELEMENT_FLOPS = 100
 """Operations for an element of a gate beside the products: activations, and calls for each step. They are
 so many that a recurrence is never computed twice to save memory."""
-BLOCK_ROWS = 256
-"""Steps times samples that an engine may hold factors of a gradient for, or the samples of one step."""
-
 
 AXES: Mapping[str, str] = {
     "x": "tng", "R": "gh", "b": "h", "mask": "tn1", "gates": "tnk", "h": "tnh", "c": "tnh",
@@ -217,10 +214,9 @@ def _flops(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[S
 
 
 def _scratch(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count two copies of R, a step between kernels, states before all steps, and a block's factors."""
+    """Count two copies of R, what a step makes and does not keep, and a copy of the states of all steps."""
     (width, hidden), (steps, samples, *_) = inputs[weight], outputs[0]
-    block = min(max(BLOCK_ROWS, samples), steps * samples)
-    return 2 * width * hidden + 10 * samples * width + steps * samples * hidden + 6 * block * hidden
+    return 2 * width * hidden + 10 * samples * width + steps * samples * hidden
 
 
 def _speed(kind: Kind, back: bool, op: str) -> Computing:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from oocdl.engines import numpy_recurrent
+from oocdl.engines import recurrent_steps
 from oocdl.graph.ir.graph import Array
 from oocdl.ops.recurrent import AXES, KINDS
 
@@ -167,7 +167,7 @@ def instances() -> list[tuple[str, list[Array], dict[str, Any], tuple[int, ...]]
             ends = np.array([steps // 2, 0, steps])[:samples]
             operands.append(np.arange(steps)[:, None, None] < ends[:, None] if name == "mask" else array)
         attrs = _attrs(kind, reverse, late)
-        made = dict(zip(known.results(), numpy_recurrent.KERNELS[known.op](operands, attrs), strict=True))
+        made = dict(zip(known.results(), recurrent_steps.KERNELS[known.op](operands, attrs), strict=True))
         seen = tuple(n for n, name in enumerate(known.results()) if name == "h" or name.startswith("last"))
         found.append((known.op, operands, attrs, seen))
         loss = [

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, numpy_recurrent
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, recurrent_steps
 from oocdl.engines.convolution import groups_of, slide_of
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
 from oocdl.engines.numpy_moves import Run, boxed, padded, places_of
@@ -252,7 +252,7 @@ def _by_formula(row: Row) -> Kernel:
     return _elementwise(function)
 
 
-def _sequential(run: numpy_recurrent.Run, scratch: Scratch) -> Kernel:
+def _sequential(run: recurrent_steps.Run, scratch: Scratch) -> Kernel:
     """A kernel that engines share."""
     return Kernel(lambda args, item: run(args, item.attrs), scratch)
 
@@ -285,7 +285,7 @@ KERNELS: Mapping[str, Kernel] = {
     ),
     "LogSumExp": Kernel(_log_sum_exp, _times(2)),
     "Moments": Kernel(_moments, _times(2)),
-    **{op: _sequential(run, _times(2)) for op, run in numpy_recurrent.KERNELS.items()},
+    **{op: _sequential(run, _times(2)) for op, run in recurrent_steps.KERNELS.items()},
     **{op: _sequential(run, _lattice) for op, run in numpy_ctc.KERNELS.items()},
     **{op: _sequential(run, _score_tiles) for op, run in numpy_attention.KERNELS.items()},
     "Einsum": Kernel(lambda args, item: [np.einsum(item.attrs["equation"], *args, optimize=True)], _times(2)),

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, numpy_recurrent
+from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, recurrent_steps
 from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.numpy_moves import places_of
@@ -85,7 +85,7 @@ def _resample(args: Sequence[Array], item: Instruction, out: Array) -> None:
     weigh(args[0], int(axis) % args[0].ndim, columns, weights, out)
 
 
-def _sequential(run: numpy_recurrent.Run) -> Kernel:
+def _sequential(run: recurrent_steps.Run) -> Kernel:
     return copied(lambda args, item: run(list(map(aligned, args)), item.attrs))
 
 
@@ -141,7 +141,7 @@ KERNELS: Mapping[str, Kernel] = {
     "GatherGrad": kernel_of(_gather_grad),
     **{
         op: _sequential(run)
-        for op, run in {**numpy_recurrent.KERNELS, **numpy_ctc.KERNELS, **numpy_attention.KERNELS}.items()
+        for op, run in {**recurrent_steps.KERNELS, **numpy_ctc.KERNELS, **numpy_attention.KERNELS}.items()
     },
     "Resample": kernel_of(_resample),
     "Einsum": kernel_of(_einsum),

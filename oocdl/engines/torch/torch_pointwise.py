@@ -6,7 +6,7 @@ operands, unpadded and broadcastable, and the tensors its results go to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -38,15 +38,18 @@ def _way(attrs: Mapping[str, Any]) -> str:
     return str(attrs.get("approximate", "none"))
 
 
+def primitive(op: str, given: Sequence[Tensor | float], like: Tensor) -> Tensor:
+    """Compute a primitive of a formula; numbers take the dtype of ``like``."""
+    return cast(
+        Tensor, _PRIMITIVES[op](*(g if isinstance(g, Tensor) else like.new_full((), g) for g in given))
+    )
+
+
 def _by_formula(row: Row) -> Run:
     """Return the kernel of an operator that has none of its own here, by functions of PyTorch."""
 
     def run(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
-        def apply(op: str, given: list[Tensor | float]) -> Tensor:
-            seen = [g if isinstance(g, Tensor) else args[0].new_full((), g) for g in given]
-            return cast(Tensor, _PRIMITIVES[op](*seen))
-
-        outs[0].copy_(compute(row.steps(attrs), args, apply))
+        outs[0].copy_(compute(row.steps(attrs), args, lambda op, given: primitive(op, given, args[0])))
 
     return run
 

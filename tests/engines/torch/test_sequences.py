@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.engines import numpy_attention, numpy_ctc, numpy_recurrent
+from oocdl.engines import numpy_attention, numpy_ctc, recurrent_steps
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.graph import Array
 from oocdl.ops import RULES
@@ -28,7 +28,7 @@ def operands(kind: str, masked: bool, attrs: dict[str, Any]) -> tuple[list[Array
     names = known.operands(bool(attrs.get("linear_before_reset")))[:-1]
     given = [random.normal(size=[sizes[a] for a in AXES[name]]).astype("f4") / 8 for name in names]
     mask = [np.arange(STEPS)[:, None, None] < np.full((SAMPLES, 1), STEPS // 2)] if masked else []
-    made = numpy_recurrent.KERNELS[known.op]([*given, *mask], attrs)
+    made = recurrent_steps.KERNELS[known.op]([*given, *mask], attrs)
     arrays = {**dict(zip(names, given, strict=True)), **dict(zip(known.results(), made, strict=True))}
     loss = [made[0], *([made[-1]] * known.states)]
     return [*given, *mask], made, [arrays["R"], *(arrays[name] for name in known.back), *loss, *mask]
@@ -51,7 +51,7 @@ def programs() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
         given, made, back = operands(kind, masked, attrs)
         op = KINDS[kind].op
         found.append((op, given, made, attrs))
-        found.append((f"{op}Grad", back, numpy_recurrent.KERNELS[f"{op}Grad"](back, attrs), attrs))
+        found.append((f"{op}Grad", back, recurrent_steps.KERNELS[f"{op}Grad"](back, attrs), attrs))
     x = np.random.default_rng(1).normal(size=(4, 200, 40)).astype("f4")
     labels = np.full((4, 30), 7)
     lattice = [x, labels, np.full(4, 30), np.full(4, 200)]
@@ -76,6 +76,32 @@ def attentions() -> list[tuple[str, list[Array], list[Array], dict[str, Any]]]:
         back = [*given, made[1], made[1][..., :1].copy(), made[0], *mask]
         found.append(("AttendGrad", back, numpy_attention.attend_grad(back, attrs), attrs))
     return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_steps_by_loops_are_those_of_numpy(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    kind, late, reverse, masked = str(random.choice(list(KINDS))), *map(bool, random.integers(0, 2, 3))
+    known, late = KINDS[kind], late and kind == "GRU"
+    steps, samples, hidden = (int(random.choice(some)) for some in ([1, 2, 9], [1, 4], [1, 3, 16, 37]))
+    sizes = {"t": steps, "n": samples, "h": hidden, "g": known.gates * hidden, "1": 1}
+    sizes["k"] = (known.gates + late) * hidden
+    functions = [str(random.choice(["Sigmoid", "Tanh", "Relu"])) for _ in known.activations]
+    attrs = {"reverse": reverse, "activations": tuple(functions), "linear_before_reset": late}
+    for back in (False, True):
+        op = f"{known.op}Grad" if back else known.op
+        shapes = [[sizes[a] for a in AXES[name]] for name in known.operands(late, back)[:-1]]
+        arrays = [random.normal(size=shape).astype("f4") / 8 for shape in shapes]
+        # Some lie with gaps between their numbers.
+        arrays = [np.repeat(x, 2, -1)[..., ::2] if random.integers(2) else x for x in arrays]
+        mask = [random.integers(0, 2, (steps, samples, 1)).astype(bool)] if masked else []
+        wanted = recurrent_steps.KERNELS[op]([*(x.astype("f8") for x in arrays), *mask], attrs)
+        program = single(
+            op, [*arrays, *mask], [(x.shape, "float32") for x in wanted], attrs, key=f"{seed}{op}"
+        )
+        made = get_engine("torch").compile(program)([*arrays, *mask])
+        for out, x in zip(made, wanted, strict=True):
+            np.testing.assert_allclose(out, x, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("number", range(2 * len(CASES) + 6))
