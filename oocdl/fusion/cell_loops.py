@@ -1,15 +1,15 @@
-"""Cells of recurrent layers as loops: one call for all that a step computes between its products."""
+"""Cells as loops: one call for all that is computed between products, of a step or of a tile of scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Stream
+from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Stream, Sum
 from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_nest import STREAMED_LANES
 from oocdl.ops.expression import Cell, steps_of_cell
@@ -63,12 +63,38 @@ class CellLoop:
         self._code(self._address)
 
 
+def bound(
+    code: Code, extents: Sequence[int], rows: Sequence[Rows], outer: Sequence[int]
+) -> Callable[[Sequence[int]], None]:
+    """Return the code of ``cell_code`` for ``extents`` [outer, rows], as a function of addresses.
+
+    ``outer``: for each array, bytes along the first of these axes.
+    """
+    head = [*[1] * (OUTER_AXES + 1 - len(extents)), *extents]
+    fields = [[0] * OUTER_AXES + [step, row.row_bytes, 0] for step, row in zip(outer, rows, strict=True)]
+    known = np.array([*head, *(number for line in fields for number in line)], np.int64)
+
+    def run(addresses: Sequence[int]) -> None:
+        arguments = known.copy()
+        arguments[len(head) :: FIELDS_PER_ARRAY] = addresses
+        code(arguments.ctypes.data)
+
+    return run
+
+
 @cache
 def cell_code(
-    cell: Cell, activations: tuple[str, ...], reads: tuple[Rows, ...], writes: tuple[Rows, ...]
+    cell: Cell,
+    attrs: tuple[tuple[str, Any], ...],
+    reads: tuple[Rows, ...],
+    writes: tuple[Rows, ...],
+    reduction: str = "",
 ) -> Code:
-    """Compile a cell whose arrays lie like these."""
-    steps, results = steps_of_cell(cell, {"activations": activations}, len(reads))
+    """Compile a cell whose arrays lie like these.
+
+    With a ``reduction`` the last result is reduced over the lanes of each row, and written so.
+    """
+    steps, results = steps_of_cell(cell, dict(attrs), len(reads))
     # Numbers of formulas are columns behind those of all values.
     known = sorted({arg for step in steps for arg in step.args if isinstance(arg, float)})
     numbers = {number: len(reads) + len(steps) + place for place, number in enumerate(known)}
@@ -76,14 +102,16 @@ def cell_code(
     for place, step in enumerate(steps, len(reads)):
         ins = tuple(arg if isinstance(arg, int) else numbers[arg] for arg in step.args)
         ops.append(Op(step.op, (), ins, place, "bool" if step.op in _TESTS else FLOAT))
-    lanes = max(row.lanes for row in writes)
+    lanes = max(row.lanes for row in (*reads, *writes))
     streams = tuple(
         Stream(column, row.dtype, "next" if row.lanes == lanes else "one", bool(row.row_bytes))
         for column, row in zip((*range(len(reads)), *results), (*reads, *writes), strict=True)
     )
+    made = streams[len(reads) :]
+    sums = (Sum(made[-1].column, reduction, made[-1:]),) if reduction else ()
     return compiled(
         Loop(
-            tuple(ops), streams[: len(reads)], streams[len(reads) :], (), lanes, False,
+            tuple(ops), streams[: len(reads)], made[:-1] if reduction else made, sums, lanes, bool(reduction),
             max(STREAMED_LANES // lanes, 1), tuple((column, number) for number, column in numbers.items()),
         )
     )  # fmt: skip

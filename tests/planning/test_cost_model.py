@@ -124,10 +124,10 @@ def attention(pairs: int, queries: int, band: tuple[int | None, int | None]) -> 
 def test_attention_in_small_tiles_pays_for_each() -> None:
     """Those of the probe, of 2^18 scores, are part of its rate."""
     assert cold_seconds(attention(2, 1024, (None, None)), RULES) == HEAVY_SECONDS
-    small = 32 - 32 * 256 * 256 / 2**18
-    found = cold_seconds(attention(32, 256, (None, None)), RULES)
+    small = 32 - 32 * 384 * 384 / 2**18
+    found = cold_seconds(attention(32, 384, (None, None)), RULES)
     assert found == pytest.approx(HEAVY_SECONDS + small * TILE_SECONDS["Attend"])
-    assert cold_seconds(attention(32, 256, (None, 0)), RULES) > found  # in rows of 128 queries
+    assert cold_seconds(attention(32, 384, (None, 0)), RULES) > found  # in rows of 256 queries
 
 
 def test_convolutions_arrange_their_weights_in_each_call() -> None:

@@ -194,6 +194,13 @@ _RUNS: Mapping[str, Run] = {
 }
 
 
+def reduced(op: str, x: Tensor) -> Tensor:
+    """Reduce a tensor over its last axis, which stays with extent one."""
+    result = x.new_empty(*x.shape[:-1], 1)
+    _RUNS[op]({"axes": (x.ndim - 1,)}, [x], [result])
+    return result
+
+
 def _record(op: str, run: Run) -> Kernel:
     """Return the record of an operator, whose results are in new memory."""
 

@@ -24,9 +24,9 @@ MOST_KEYS = 1024
 """Keys of a tile: a product of fewer rows than columns reads its columns too often."""
 MOST_MASKS = 4
 """Masks that an attention may have, uniform numbers by which weights are dropped included."""
-BANDED_QUERIES = 128
+BANDED_QUERIES = 256
 """The most queries of a tile where there is a band: the fewer, the fewer keys that they do not see."""
-LEAST_ALONE = 1 << 15
+LEAST_ALONE = 1 << 18
 """Scores of a pair of batch and group from which on its products are computed by themselves; smaller ones
 are computed many at a time, as a call costs more than they do."""
 

@@ -6,7 +6,8 @@ in bfloat16: tiles of them are computed in float32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from math import inf, isfinite
 from typing import Any
 
@@ -14,9 +15,14 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.torch.linear import matmul
+from oocdl.engines.torch.torch_pointwise import primitive, reduced
 from oocdl.engines.torch.torch_record import Run
+from oocdl.fusion.cell_loops import Rows, bound, cell_code
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.score_tiles import drops, pairs, parts, seen_keys, sees_all, tiling
+from oocdl.ops.expression import Cell, Term, equal, exp, minimum, steps_of_cell, values_of, where
+
+_FLOAT_BYTES = 4
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -37,6 +43,67 @@ def _flat(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.reshape(x.shape[0] * x.shape[1], -1, x.shape[-1]).to(dtype)
 
 
+def _seen(attrs: Any, tile: Term, *bound: Term) -> tuple[Term, ...]:
+    """(scores, [bounds]) -> scores, minus infinity where a band hides them."""
+    return (minimum(tile, *bound) if bound else tile,)
+
+
+def _weights(attrs: Any, tile: Term, base: Term, *bound: Term) -> tuple[Term, ...]:
+    """(scores, their largest, [bounds]) -> weights, and what is summed of them."""
+    # Minus infinity minus itself is not a number.
+    weights = exp(_seen(attrs, tile, *bound)[0] - where(equal(base, -inf), 0.0, base))
+    return weights, weights
+
+
+def _rises(
+    attrs: Any, tile: Term, rise: Term, most: Term, scale: Term, shift: Term, *bound: Term
+) -> tuple[Term, ...]:
+    """(scores, gradient of weights, stats, delta, [bounds]) -> weights, gradient of scores."""
+    weights = exp(_seen(attrs, tile, *bound)[0] - most) * scale
+    return weights, (rise - shift) * weights
+
+
+def _by_rows(cell: Cell, reads: Sequence[Tensor], writes: Sequence[Tensor], reduction: str = "") -> Tensor:
+    """Compute a cell on tensors that broadcast to the first one, a tile [n, rows, lanes] without gaps.
+
+    Its results go to ``writes``. With a ``reduction`` the last one is reduced over lanes and returned,
+    [n, rows, 1]; else the tile is returned.
+    """
+    tile = reads[0]
+    if tile.dtype != torch.float32 or tile.device.type != "cpu":
+        return _eager(cell, reads, writes, reduction)
+    result = tile.new_empty(*tile.shape[:2], 1) if reduction else tile
+    arrays = (*reads, *writes, result) if reduction else (*reads, *writes)
+    loop = _loop(cell, len(reads), reduction, tuple((x.shape, x.stride()) for x in arrays))
+    loop([x.data_ptr() for x in arrays])
+    return result
+
+
+@cache
+def _loop(
+    cell: Cell, reads: int, reduction: str, arrays: tuple[tuple[Sequence[int], Sequence[int]], ...]
+) -> Callable[[Sequence[int]], None]:
+    """Return the loop for arrays of these shapes and strides, a function of their addresses."""
+    (outer, rows, lanes), _ = arrays[0]
+    steps = [
+        [0] * (3 - len(shape))
+        + [s * _FLOAT_BYTES if n > 1 else 0 for n, s in zip(shape, strides, strict=True)]
+        for shape, strides in arrays
+    ]
+    assert all(step[2] in (0, _FLOAT_BYTES) for step in steps), "numbers of a row lie side by side"
+    lines = [Rows(lanes if step[2] or lanes == 1 else 1, step[1]) for step in steps]
+    code = cell_code(cell, (), tuple(lines[:reads]), tuple(lines[reads:]), reduction)
+    return bound(code, (outer, rows), lines, [step[0] for step in steps])
+
+
+def _eager(cell: Cell, reads: Sequence[Tensor], writes: Sequence[Tensor], reduction: str) -> Tensor:
+    steps, results = steps_of_cell(cell, {}, len(reads))
+    values = values_of(steps, reads, lambda op, given: primitive(op, given, reads[0]))
+    for write, place in zip(writes, results, strict=False):
+        write.copy_(values[place])
+    return reduced(reduction, values[results[-1]]) if reduction else reads[0]
+
+
 class _Scores:
     """The scores of the queries and keys of an instruction, a tile at a time."""
 
@@ -51,7 +118,7 @@ class _Scores:
         self.has_unseen = isfinite(item.attrs["unseen"]) or not isfinite(item.attrs["blind"])
         """Whether what a mask hides has a weight that is not 0."""
         self.scale, self.band = float(item.attrs["scale"]), tuple(item.attrs["band"])
-        self.ratio = float(item.attrs.get("ratio", 0.0))
+        self.ratio, self.blind = float(item.attrs.get("ratio", 0.0)), float(item.attrs["blind"])
         self.tiling = tiling(tuple(self.q.shape), self.k.shape[2], band=self.band)
         self.most: dict[tuple[int, int, int], Tensor] = {}
 
@@ -77,9 +144,14 @@ class _Scores:
             seen.add_(mask[self.part(mask, pair, rows, keys)])
         for mask in self.seen:
             seen.masked_fill_(~mask[self.part(mask, pair, rows, keys)], self.attrs["unseen"])
-        if not sees_all(self.band, (rows.start, rows.stop), (keys.start, keys.stop)):
-            torch.minimum(seen, self._most(rows, keys), out=seen)  # ten times as fast as masked_fill_
         return scores
+
+    def bounds(self, rows: slice, keys: slice) -> list[Tensor]:
+        """Return upper bounds of a tile's scores [rows, keys] where not all of them are seen."""
+        if sees_all(self.band, (rows.start, rows.stop), (keys.start, keys.stop)):
+            return []
+        most = self._most(rows, keys)
+        return [most.repeat(self.q.shape[2], 1) if self.q.shape[2] > 1 else most]
 
     def part(self, x: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> tuple[slice, ...]:
         """The place of a tile in what broadcasts to the scores."""
@@ -124,32 +196,49 @@ class _Scores:
 def attend(args: list[Tensor], item: Instruction) -> list[Tensor]:
     """Attend: softmax over tiles of keys, by the largest score so far."""
     q, _, v, *rest = args
-    scores, blind = _Scores(args, rest, item), float(item.attrs["blind"])
+    scores = _Scores(args, rest, item)
     y, stats = (torch.empty(shape, dtype=scores.dtype, device=q.device) for shape in item.kernel_shapes[:2])
     for pair in scores.pairs():
         for rows in scores.rows():
             here = _flat(q[(*pair, slice(None), rows)], scores.dtype) * scores.scale
-            most = here.new_full((*here.shape[:2], 1), -inf)
-            total, found = torch.zeros_like(most), here.new_zeros((*here.shape[:2], v.shape[3]))
+            most: Tensor | None = None
+            total = found = here  # until there is a tile
             for keys in scores.keys(rows):
-                tile = scores.tile(pair, here, rows, keys)
-                top = torch.maximum(most, tile.amax(2, keepdim=True))
-                base = top.masked_fill(top == -inf, 0)  # infinity minus itself is not a number
-                shrunk = most.sub_(base).exp_()
-                total.mul_(shrunk).add_(tile.sub_(base).exp_().sum(2, keepdim=True))
+                tile, bounds = scores.tile(pair, here, rows, keys), scores.bounds(rows, keys)
+                top = _by_rows(_seen, [tile, *bounds], [], "ReduceMax")
+                top = top if most is None else torch.maximum(most, top)
+                new = _by_rows(_weights, [tile, top, *bounds], [tile], "ReduceSum")
                 if (dropped := scores.dropped(pair, rows, keys)) is not None:
                     tile.masked_fill_(dropped, 0)
-                _add(found.mul_(shrunk), tile, _flat(v[(*pair, keys)], scores.dtype))
+                values = _flat(v[(*pair, keys)], scores.dtype)
+                if most is None:
+                    total, found = new, _product(tile, values)
+                else:
+                    shrunk = most.sub_(top.masked_fill(top == -inf, 0)).exp_()
+                    total.mul_(shrunk).add_(new)
+                    _add(found.mul_(shrunk), tile, values)
                 most = top
-            sees_nothing = total == 0
             place = (*pair, slice(None), rows)
-            found.div_(total * (1 - scores.ratio) if scores.ratio else total)
-            y[place] = found.masked_fill_(sees_nothing, blind).view(y[place].shape)
-            # 0 and 0, or 0 and NaN, for a query that sees nothing.
-            most = torch.cat([most.masked_fill_(sees_nothing, 0), total.reciprocal_()], 2)
-            most[:, :, 1:].masked_fill_(sees_nothing, blind)
-            stats[place] = most.view(stats[place].shape)
+            if most is None:
+                y[place], stats[place] = scores.blind, 0
+                stats[place][..., 1] = scores.blind
+            else:
+                _finish(scores, [y[place], stats[place]], total, found, most)
     return [y, stats]
+
+
+def _finish(scores: _Scores, outs: list[Tensor], total: Tensor, found: Tensor, most: Tensor) -> None:
+    """Put the results of some queries: 0 and 0, or 0 and NaN, in the stats of one that sees nothing."""
+    nothing, inverse = total == 0, total.reciprocal()
+    found.div_(total * (1 - scores.ratio) if scores.ratio else total)
+    if nothing.device.type != "cpu" or nothing.any():
+        found.masked_fill_(nothing, scores.blind)
+        most.masked_fill_(nothing, 0)
+        inverse.masked_fill_(nothing, scores.blind)
+    y, stats = outs
+    y.copy_(found.view(y.shape))
+    for number, array in enumerate((most, inverse)):
+        stats[..., number : number + 1].copy_(array.view(*stats.shape[:-1], 1))
 
 
 def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
@@ -170,18 +259,18 @@ def attend_grad(args: list[Tensor], item: Instruction) -> list[Tensor]:
             here, given, known, shift = (_flat(x[place], scores.dtype) for x in (q, dy, stats, delta))
             here, dq = here * scores.scale, torch.zeros_like(here)
             for keys in scores.keys(rows):
-                weights = scores.tile(pair, here, rows, keys).sub_(known[:, :, :1]).exp_()
-                weights.mul_(known[:, :, 1:])
+                weights, bounds = scores.tile(pair, here, rows, keys), scores.bounds(rows, keys)
                 rise = _product(given, _flat(v[(*pair, keys)], scores.dtype).transpose(1, 2))
-                kept = weights
                 if (dropped := scores.dropped(pair, rows, keys)) is not None:
-                    kept = weights.masked_fill(dropped, 0).div_(1 - scores.ratio)
                     rise.masked_fill_(dropped, 0).div_(1 - scores.ratio)
+                by_row = known[:, :, :1], known[:, :, 1:], shift
+                _by_rows(_rises, [weights, rise, *by_row, *bounds], [weights, rise])
+                if dropped is not None:
+                    weights.masked_fill_(dropped, 0).div_(1 - scores.ratio)
                 if alone:
-                    _add(dv[:, :, keys], given.transpose(1, 2), kept)
+                    _add(dv[:, :, keys], given.transpose(1, 2), weights)
                 else:
-                    _add(dv[:, keys], kept.transpose(1, 2), given)
-                rise.sub_(shift).mul_(weights)
+                    _add(dv[:, keys], weights.transpose(1, 2), given)
                 scores.clear_unseen(rise, pair, rows, keys)
                 for whole in dmask:
                     scores.sum_gradient(rise, whole, pair, rows, keys)

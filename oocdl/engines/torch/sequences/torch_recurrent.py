@@ -78,9 +78,8 @@ class _Loops(_Torch):
         parts = [*map(_in_rows, reads), *writes]
         samples, hidden = writes[0].array.shape[-2], writes[0].array.shape[-1] // writes[0].of
         rows = [_rows(part, hidden) for part in parts]
-        code = cell_code(
-            cell, tuple(attrs["activations"]), tuple(rows[: len(reads)]), tuple(rows[len(reads) :])
-        )
+        functions = (("activations", tuple(attrs["activations"])),)
+        code = cell_code(cell, functions, tuple(rows[: len(reads)]), tuple(rows[len(reads) :]))
         fresh = [part.number * hidden * itemsize(FLOAT) if part.array is None else None for part in parts]
         addresses = [_addresses(part, order) for part in parts if part.array is not None]
         loop = CellLoop(code, rows, samples, fresh, np.stack(addresses, 1))
