@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from oocdl.fusion.loop_axes import Nest
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
@@ -28,6 +29,7 @@ class Chain:
 
     members: tuple[Instruction, ...]
     domain: Shape
+    nest: Nest
     channels_last: bool = False
     """Whether shapes and axes of the members and the domain have the channels last."""
 

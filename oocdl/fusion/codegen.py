@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from oocdl.fusion.casts import cast
@@ -330,21 +331,21 @@ class _Vector:
             total.add(values[one.column])
 
 
-def knows(op: Op, dtypes: Mapping[int, str]) -> bool:
-    """Whether loops can compute a member; ``dtypes``: column -> dtype."""
-    kinds = [dtypes[column] for column in op.ins]
-    if any(kind not in KINDS for kind in (*kinds, op.dtype)):
+@cache
+def knows(name: str, kinds: tuple[str, ...], dtype: str) -> bool:
+    """Whether loops can compute an operator on operands of dtypes ``kinds``, with a result of ``dtype``."""
+    if any(kind not in KINDS for kind in (*kinds, dtype)):
         return False
-    if op.name == "Cast":
-        return is_float(op.dtype)
-    if op.name == "Where":
-        return kinds == ["bool", op.dtype, op.dtype]
-    if op.name in LOGIC:
+    if name == "Cast":
+        return is_float(dtype)
+    if name == "Where":
+        return kinds == ("bool", dtype, dtype)
+    if name in LOGIC:
         return set(kinds) == {"bool"}
-    if op.name in FLOATS:
-        exact = op.dtype != "float64" or op.name not in EXPONENTIALS
-        return exact and is_float(op.dtype) and set(kinds) == {op.dtype}
-    return op.name in COMPARE and len(set(kinds)) == 1 and kinds[0] != "bool"
+    if name in FLOATS:
+        exact = dtype != "float64" or name not in EXPONENTIALS
+        return exact and is_float(dtype) and set(kinds) == {dtype}
+    return name in COMPARE and len(set(kinds)) == 1 and kinds[0] != "bool"
 
 
 def emit(b: Builder, op: Op, args: Sequence[str], dtype: str) -> str:

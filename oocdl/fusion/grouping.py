@@ -29,8 +29,8 @@ class _Grouping:
     def end(self) -> list[Group]:
         """End the chain; return all groups so far."""
         self.groups += self.before
-        if self.members:
-            self.groups.append(Chain(tuple(self.members), self.draft.domain, self.channels_last))
+        if (nest := self.draft.nest) is not None:
+            self.groups.append(Chain(tuple(self.members), self.draft.domain, nest, self.channels_last))
         self.groups += self.after
         self._begin(False)
         return self.groups
@@ -66,12 +66,11 @@ def arrange(program: Program, small_elements: int) -> list[Group]:
     found, dtypes = _Grouping(), slot_dtypes(program)
     channels_last_slots = frozenset(slot for slot, _ in program.orders)
     for item in program.instructions:
-        shapes = (*item.kernel_shapes, *(operand.shape for operand in item.operands))
-        if all(prod(shape) <= small_elements for shape in shapes):
+        sizes = [prod(shape) for shape in (*item.kernel_shapes, *[o.shape for o in item.operands])]
+        if max(sizes) <= small_elements:
             found.add_small(item)
             continue
-        padded, empty = any(map(pads_of, item.operands)), not all(map(prod, shapes))
-        if not padded and not empty and computes(item, dtypes):
+        if all(sizes) and not any(map(pads_of, item.operands)) and computes(item, dtypes):
             channels_last = runs_channels_last(item, item.op in REDUCTIONS, channels_last_slots)
             if found.add(with_channels_last(item) if channels_last else item, channels_last):
                 continue

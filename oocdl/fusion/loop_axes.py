@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from oocdl.fusion.chain import Chain
-from oocdl.fusion.codegen import CHUNK_ROWS, OUTER_AXES, Op, knows
+from oocdl.fusion.codegen import CHUNK_ROWS, OUTER_AXES, knows
 from oocdl.fusion.totals import PLANES
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
@@ -133,8 +132,8 @@ def computes(item: Instruction, dtypes: Mapping[int, str]) -> bool:
     """Whether loops compute an instruction; ``dtypes``: slot -> dtype."""
     if item.op in REDUCTIONS:
         return bool(item.attrs["axes"]) and dtypes[item.operands[0].slot] in REDUCTIONS[item.op]
-    ins = tuple(operand.slot for operand in item.operands)
-    return len(item.outputs) == 1 and knows(Op(item.op, (), ins, item.outputs[0], item.dtypes[0]), dtypes)
+    kinds = tuple([dtypes[operand.slot] for operand in item.operands])
+    return len(item.outputs) == 1 and knows(item.op, kinds, item.dtypes[0])
 
 
 class Draft:
@@ -179,7 +178,7 @@ class Draft:
         return True
 
 
-def draft_of(chain: Chain) -> Draft | None:
-    """Return the draft of a chain; None where one loop cannot have all members."""
-    draft = Draft(chain.domain)
-    return draft if all(map(draft.add, chain.members)) else None
+def nest_of(domain: Shape, members: Iterable[Instruction]) -> Nest | None:
+    """Return the loops of a chain; None where one loop cannot have all members."""
+    draft = Draft(domain)
+    return draft.nest if all(map(draft.add, members)) else None

@@ -17,7 +17,7 @@ import numpy as np
 from oocdl.fusion.chain import Chain, Key, Member
 from oocdl.fusion.codegen import FIELDS_PER_ARRAY, OUTER_AXES, Loop, Op, Step, Stream, Sum
 from oocdl.fusion.jit import Code, compiled
-from oocdl.fusion.loop_axes import REDUCTIONS, AxisGroup, Nest, Reduction, draft_of
+from oocdl.fusion.loop_axes import REDUCTIONS, AxisGroup, Nest, Reduction
 from oocdl.fusion.loop_ops import ATTRIBUTES
 from oocdl.fusion.totals import PLANES
 from oocdl.graph.ir.array_layout import itemsize
@@ -242,8 +242,6 @@ def fuse(
 
     ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: slot -> dtype.
     """
-    draft = draft_of(chain)
-    assert draft is not None and draft.nest is not None, "a chain is no loop"
     dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
     totals, ops = [], []
     for member in members:
@@ -255,4 +253,4 @@ def fuse(
             ops.append(Op(item.op, attrs, member.ins, member.outs[0], item.dtypes[0]))
     reads = tuple(column for key, column in columns.items() if isinstance(key, tuple))
     writes = tuple(columns[slot] for item in chain.members for slot in item.outputs if slot in full)
-    return Fused(chain, dtypes, tuple(ops), reads, writes, tuple(totals), draft.nest)
+    return Fused(chain, dtypes, tuple(ops), reads, writes, tuple(totals), chain.nest)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from oocdl.fusion.chain import Chain, Crop, Group, reads_of
-from oocdl.fusion.loop_axes import draft_of
+from oocdl.fusion.loop_axes import nest_of
 from oocdl.fusion.loop_ops import EXPONENTIALS, FLOATS
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.index import region_shape
@@ -84,7 +84,7 @@ class _Copy:
 
 
 def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
-    """Return the target with copies that make ``wanted``; None where that is impossible, or reads more."""
+    """Return the target with copies that make ``wanted``; None where no loop can, or reads more."""
     if not all(copy.make(slot, box) for slot, box in wanted):
         return None
     read = {(o.slot, o.crop) for item in copy.target.members for o in item.operands}
@@ -98,8 +98,9 @@ def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
             return operand
         return operand._replace(slot=copy.slots[part], crop=None, shape=domain)
 
-    members = [replace(i, operands=tuple(map(seen, i.operands))) for i in copy.target.members]
-    return replace(copy.target, members=(*copy.members, *members))
+    theirs = [replace(i, operands=tuple(map(seen, i.operands))) for i in copy.target.members]
+    nest = nest_of(domain, members := (*copy.members, *theirs))
+    return None if nest is None else replace(copy.target, members=members, nest=nest)
 
 
 def _wanted(target: Chain, slots: frozenset[int]) -> list[Part]:
@@ -134,7 +135,7 @@ def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], 
             copy = _Copy(source, target, shapes, lambda: next(numbers), makers)
             made = _replaced(copy, wanted)
             kinds = {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
-            if made is not None and draft_of(made) is not None:
+            if made is not None:
                 found[at], reads[at] = made, reads_of(made)
                 dtypes |= kinds
                 shapes |= {item.outputs[0]: item.shapes[0] for item in copy.members}
