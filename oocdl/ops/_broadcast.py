@@ -76,8 +76,8 @@ def plain_by(terms: Iterable[str], shapes: Iterable[Shape]) -> tuple[tuple[Plain
 
 def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
     """Return the shape that NumPy broadcasts all shapes to."""
-    if len(set(shapes)) == 1:
-        return tuple(shapes[0])
+    if len(wide := {tuple(shape) for shape in shapes} - {()}) <= 1:
+        return next(iter(wide), ())
     try:
         return tuple(int(extent) for extent in np.broadcast_shapes(*shapes))
     except ValueError:

@@ -143,6 +143,8 @@ class Builder:
         """Prefix of the names of nodes and values made from now on."""
         self._counts: dict[str, int] = {}
         self._labels = {node.name for node in self.nodes}
+        self.makers = {name: node for node in self.nodes for name in node.outputs}
+        """Value -> the node that makes it, of those that were given or are added here."""
 
     def unique(self, stem: str) -> str:
         """Return a name that no value or node has yet: ``stem``, or ``stem`` with a number."""
@@ -209,6 +211,7 @@ class Builder:
         for output, (shape, dtype) in zip(outputs, specs, strict=True):
             self.values[output] = Value(output, tuple(int(d) for d in shape), dtype, self.role)
         self.nodes.append(Node(name, op, tuple(inputs), outputs, draft.attrs))
+        self.makers |= dict.fromkeys(outputs, self.nodes[-1])
         return outputs
 
     def __call__(self, op: str, *inputs: str, **attrs: Any) -> str:

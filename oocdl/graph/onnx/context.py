@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
-from oocdl.graph.ir.graph import Array, Graph, Node, Shape, needed_nodes
+from oocdl.graph.ir.graph import Array, Graph, Shape, needed_nodes
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.constant_folding import ints
@@ -201,12 +201,8 @@ class Context:
 
     def unreshaped(self, value: str) -> str:
         """Return the value that ``value`` is a Reshape of, else ``value``."""
-        maker = self.maker(value)
+        maker = self.build.makers.get(value)
         return maker.inputs[0] if maker is not None and maker.op == "Reshape" else value
-
-    def maker(self, value: str) -> Node | None:
-        """Return the node that makes a value, if one does."""
-        return next((node for node in reversed(self.build.nodes) if value in node.outputs), None)
 
     def per_channel(self, vector: str, rank: int) -> str:
         """Reshape a vector of channels so that it broadcasts along axis 1."""

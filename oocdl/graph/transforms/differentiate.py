@@ -111,7 +111,7 @@ def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]
             taken.add(names[old])
     build.nodes[start:] = [renamed(node, names) for node in build.nodes[start:]]
     build.values = {
-        names.get(name, name): replace(value, name=names.get(name, name))
+        names.get(name, name): replace(value, name=names[name]) if name in names else value
         for name, value in build.values.items()
     }
     return names

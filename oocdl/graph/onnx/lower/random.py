@@ -79,7 +79,7 @@ def mean_of(ctx: Context, drawn: str) -> Operand | None:
 
     None while training, and for any other value. PyTorch exports ``bernoulli_(p)`` so.
     """
-    maker = ctx.maker(drawn)
+    maker = ctx.build.makers.get(drawn)
     if ctx.training or maker is None or maker.op != "Less":
         return None
     draws, bound = maker.inputs

@@ -22,11 +22,11 @@ def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
 
     Copies of heads that share keys stay on purpose: attention reads the head itself, and they are never made.
     """
-    moved = ctx.maker(x)
+    moved = ctx.build.makers.get(x)
     perm, inner = tuple(range(len(shape))), x
     if moved is not None and moved.op == "Transpose":
         perm, inner = moved.attrs["perm"], moved.inputs[0]
-    copies = ctx.maker(ctx.unreshaped(inner))
+    copies = ctx.build.makers.get(ctx.unreshaped(inner))
     before = ctx.build.shape(inner)
     tiled = copies is not None and copies.outputs[0] in ctx.tiles and ctx.build.dtype(x) == ctx.precision
     place = _copied(ctx, copies, before) if copies is not None and tiled else None
@@ -37,7 +37,7 @@ def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
         return None
     order = [old - (old > place) for old in perm if old != place]  # axes of the base, as ``x`` has them
     base = ctx.reshape(copies.inputs[0], (*before[:place], *before[place + 1 :]))
-    first = ctx.maker(base)
+    first = ctx.build.makers.get(base)
     if first is not None and first.op == "Transpose":  # the axes of a file may be moved there and back
         base, order = first.inputs[0], [first.attrs["perm"][old] for old in order]
     extent = ctx.build.shape(base)[order[axis]] * count
@@ -111,7 +111,7 @@ def _slice(ctx: Context) -> Sequence[Operand]:
 def _transpose(ctx: Context) -> Sequence[Operand]:
     x, rank = ctx.value(0), len(ctx.shape(0))
     perm = tuple(axis % rank for axis in ctx.attr("perm", tuple(range(rank))[::-1]))
-    before = ctx.maker(x)
+    before = ctx.build.makers.get(x)
     if before is not None and before.op == "Transpose":  # channels last and back again
         x, perm = before.inputs[0], tuple(before.attrs["perm"][axis] for axis in perm)
     return [x if perm == tuple(range(rank)) else ctx.make("Transpose", x, perm=perm)]
