@@ -259,14 +259,14 @@ class Costs:
     def __init__(self, rates: Rates, feeds: Mapping[str, int] | None = None) -> None:
         """``feeds``: value from the dataset -> how many of its first axes, as stored, are samples."""
         self.rates, self.feeds = rates, feeds or {}
-        self._program_seconds = by_key(partial(program_seconds, rules=RULES, rates=rates))
+        self.program_seconds = by_key(partial(program_seconds, rules=RULES, rates=rates))
         self._cold_seconds = by_key(partial(cold_seconds, rules=RULES))
 
     def seconds(self, call: UnitCall | CombineCall) -> float:
         """Return the seconds of a call where programs have cores of their own."""
         if isinstance(call, CombineCall):
             return TASK_SECONDS + self._adding(call)
-        return TASK_SECONDS + SLOWDOWN_FACTOR * self._program_seconds(call.unit.program)
+        return TASK_SECONDS + SLOWDOWN_FACTOR * self.program_seconds(call.unit.program)
 
     def shared_seconds(self, call: UnitCall | CombineCall) -> float:
         """Return the seconds of a core that a call takes where all that the process does shares its cores."""
@@ -275,7 +275,7 @@ class Costs:
         made, program = len(call.unit.makes), call.unit.program
         tasks = 1 if made == 1 else 1 + made  # several results are picked by tasks
         seconds = UNIT_SECONDS + tasks * SCHEDULING_SECONDS
-        return seconds + self._program_seconds(program) + self._cold_seconds(program)
+        return seconds + self.program_seconds(program) + self._cold_seconds(program)
 
     def gathering_seconds(self, parts: int, nbytes: int) -> float:
         """Return the seconds of a shared core for putting together bytes that lie in so many parts."""

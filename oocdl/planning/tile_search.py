@@ -30,7 +30,7 @@ from oocdl.graph.partition.tiling import Grid, LayerCutter
 from oocdl.graph.partition.unit import Unit
 from oocdl.graph.partition.wiring import Wiring
 from oocdl.graph.transforms.factorize import Cell, Factored
-from oocdl.planning.cost_model import NOMINAL, Rates, by_key, program_seconds
+from oocdl.planning.cost_model import NOMINAL, Costs, Rates, by_key
 
 MIN_SLAB_POSITIONS = 4
 """A slab with fewer positions along its cut axis reads as much halo as body: another axis is cut first."""
@@ -174,10 +174,10 @@ class Layering:
         self.factored, self.rules, self.rates = factored, rules, rates
         self.scratch = by_key(scratch or partial(most_scratch, rules=rules))
         self.flops = by_key(partial(program_flops, rules=rules))
-        self.seconds = by_key(partial(program_seconds, rules=rules, rates=rates))
+        self.costs = Costs(rates)
         self.classes = find_classes(factored)
         self._wiring = Wiring(factored, heavy_nodes(factored, rules))
-        self.cut_order = cut_preference(self.classes)
+        self.cut_order = {cut: place for place, cut in enumerate(cut_preference(self.classes))}
         self._axes_of = {
             name: (factored.graph.values[name].nbytes, frozenset(classes))
             for name, classes in self.classes.of_axes.items()
@@ -213,7 +213,7 @@ class Layering:
         """The cutter of ``layer`` by ``grid``."""
         return LayerCutter(self._operands, self.classes, self.rules, layer, grid)
 
-    def by_repeated_bytes(self, order: Sequence[int], layers: Sequence[Layer]) -> list[int]:
+    def by_repeated_bytes(self, order: Iterable[int], layers: Sequence[Layer]) -> list[int]:
         """Put the classes of ``order`` last after whose cut each piece repeats most of what layers read.
 
         A value without an axis of the class is read, or made and combined, by each piece again. Cutting the
@@ -272,8 +272,8 @@ class Layering:
         key = self.cut_key(cutter)
         if key not in self._middle:
             unit = cutter.unit(tuple(count // 2 for count in cutter.grid.values()))
-            made = bytes_of(unit.makes, self.factored)
-            self._middle[key] = self.seconds(unit.program), [made[name] for name in cutter.layer.partials]
+            seconds, made = self.costs.program_seconds(unit.program), bytes_of(unit.makes, self.factored)
+            self._middle[key] = seconds, [made[name] for name in cutter.layer.partials]
         return self._middle[key]
 
     def largest_unit(self, cutter: LayerCutter) -> tuple[int, int]:
@@ -378,7 +378,8 @@ class TileSearch:
 
     def cut_order(self, layer: Layer) -> list[int]:
         """The classes that the layer may be cut along, the best first."""
-        touched = [cut for cut in self.layering.cut_order if cut in layer.touched]
+        place = self.layering.cut_order
+        touched = sorted(place.keys() & layer.touched, key=place.__getitem__)
         return self.layering.by_repeated_bytes(touched, [layer])
 
     def finer(self, cutter: LayerCutter, factor: float, order: Sequence[int]) -> LayerCutter | None:

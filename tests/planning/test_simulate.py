@@ -11,7 +11,7 @@ import pytest
 
 import oocdl
 from oocdl.planning.calls import UnitCall, copied, parts_of
-from oocdl.planning.cost_model import NOMINAL
+from oocdl.planning.cost_model import NOMINAL, Costs
 from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.task_graph import TaskGraph
 from tests.kit.models import GPT, UNet3d
@@ -35,7 +35,7 @@ def test_a_step_ends_within_its_room(plan: oocdl.Plan, times: float, keeps_old: 
     compiled = plan.compiled
     room = int(times * compiled.plan.peak_unit_bytes)
     rates = replace(NOMINAL, disk_read_bytes_per_second=1e8, disk_write_bytes_per_second=1e8)
-    found = simulate(compiled.graph, room, 2, 3, rates, keeps_old)
+    found = simulate(compiled.graph, room, 2, 3, Costs(rates), keeps_old)
     assert found.seconds > 0 and found.peak_tier_bytes <= room
     assert len(found.units) == sum(hasattr(call, "arguments") for call in compiled.graph.calls)
 
@@ -43,7 +43,7 @@ def test_a_step_ends_within_its_room(plan: oocdl.Plan, times: float, keeps_old: 
 def test_less_room_never_moves_less(plan: oocdl.Plan) -> None:
     peak = plan.compiled.plan.peak_unit_bytes
     moved = [
-        simulate(plan.compiled.graph, int(times * peak), 2, 3, NOMINAL).moved_bytes
+        simulate(plan.compiled.graph, int(times * peak), 2, 3, Costs(NOMINAL)).moved_bytes
         for times in (1.2, 3.0, 1000.0)
     ]
     assert moved[0] > 0 and moved[0] >= 0.9 * moved[1] and moved[1] >= moved[2] == 0
@@ -54,9 +54,9 @@ def test_what_surely_stays_moves_nothing(plan: oocdl.Plan, keeps_old: bool) -> N
     """The bound is no less than what a step takes; with room for it a simulation would say the same."""
     graph = plan.compiled.graph
     bound = least_that_stays(graph)
-    found = simulate(graph, bound, 2, 3, NOMINAL, keeps_old)
+    found = simulate(graph, bound, 2, 3, Costs(NOMINAL), keeps_old)
     assert found.moved_bytes == 0 and found.peak_tier_bytes <= bound
-    assert simulate(graph, plan.compiled.plan.peak_unit_bytes, 2, 3, NOMINAL, keeps_old).moved_bytes
+    assert simulate(graph, plan.compiled.plan.peak_unit_bytes, 2, 3, Costs(NOMINAL), keeps_old).moved_bytes
 
 
 def least_that_stays(graph: TaskGraph) -> int:
@@ -75,9 +75,8 @@ def test_what_is_kept_as_it_is_may_be_read_in_each_step(plan: oocdl.Plan) -> Non
 
 def test_without_a_timeline_the_rest_is_the_same(plan: oocdl.Plan) -> None:
     room = int(2 * plan.compiled.plan.peak_unit_bytes)
-    full, short = (
-        simulate(plan.compiled.graph, room, 2, 3, NOMINAL, timeline=timeline) for timeline in (True, False)
-    )
+    how = plan.compiled.graph, room, 2, 3, Costs(NOMINAL)
+    full, short = (simulate(*how, timeline=timeline) for timeline in (True, False))
     assert full.moments and full.units
     assert replace(full, moments=(), units=(), transfers=()) == short
 
@@ -86,7 +85,7 @@ def test_chunks_of_a_simulation_are_freed_without_the_collector(plan: oocdl.Plan
     """It is off while a plan is made, and several simulations are made for one."""
     gc.disable()
     try:
-        simulate(plan.compiled.graph, int(1.2 * plan.compiled.plan.peak_unit_bytes), 2, 3, NOMINAL)
+        simulate(plan.compiled.graph, int(1.2 * plan.compiled.plan.peak_unit_bytes), 2, 3, Costs(NOMINAL))
         left = [found for found in gc.get_objects() if type(found).__module__ == simulate.__module__]
     finally:
         gc.enable()

@@ -13,6 +13,7 @@ from oocdl.graph.transforms.bfloat16 import may_be_bfloat16
 from oocdl.host.heap import uncollected
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass, Draft
+from oocdl.planning.cost_model import Costs
 from oocdl.planning.machine import (
     TIGHT_BYTES,
     Machine,
@@ -64,16 +65,13 @@ class Candidate:
 
 
 @uncollected()
-def predict_pass(
-    graph: TaskGraph, machine: Machine, room_bytes: int, keeps_old: bool, timeline: bool = True
-) -> Simulated:
+def predict_pass(graph: TaskGraph, machine: Machine, room_bytes: int, keeps_old: bool) -> Simulated:
     """Simulate a pass that follows another, where arrays and programs have ``room_bytes``.
 
-    ``keeps_old``: weights and state of before the pass stay until its end. ``timeline``: whether the result
-    tells of each unit and moment.
+    ``keeps_old``: weights and state of before the pass stay until its end.
     """
-    rates, shared = known_rates(machine.engine), _as_one(graph, machine, room_bytes)
-    return simulate(graph, *shared, rates, keeps_old, timeline)
+    costs, shared = Costs(known_rates(machine.engine)), _as_one(graph, machine, room_bytes)
+    return simulate(graph, *shared, costs, keeps_old)
 
 
 def _as_one(graph: TaskGraph, machine: Machine, room_bytes: int) -> tuple[int, int, int]:
@@ -155,8 +153,9 @@ def _candidate(draft: Draft, machine: Machine, unit_bytes: int) -> Candidate | N
     plan = compiled.plan
     room = machine.capacity_bytes - machine.growth_bytes(plan.counts)
     keeps_old = not discards_old_weights(plan, machine)
-    tier_bytes, _, workers = _as_one(compiled.graph, machine, room)
-    simulated = partial(predict_pass, compiled.graph, machine, room, keeps_old, timeline=False)
+    tier_bytes, permits, workers = _as_one(compiled.graph, machine, room)
+    shared = tier_bytes, permits, workers, draft.layering.costs
+    simulated = partial(simulate, compiled.graph, *shared, keeps_old, timeline=False)
     return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
 
 

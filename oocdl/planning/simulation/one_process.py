@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.index import Region
 from oocdl.planning.calls import PickCall, UnitCall, made_of
-from oocdl.planning.cost_model import Costs, Rates
+from oocdl.planning.cost_model import Costs
 from oocdl.planning.simulation.network import Clock
 from oocdl.planning.simulation.process import Process, Step
 from oocdl.planning.simulation.tasks import Chunk, Tasks
@@ -25,7 +25,7 @@ def simulate(
     tier_bytes: int,
     slots: int,
     workers: int,
-    rates: Rates,
+    costs: Costs,
     keeps_old: bool = True,
     timeline: bool = True,
 ) -> Simulated:
@@ -34,7 +34,7 @@ def simulate(
     ``slots``: programs that run at once; ``workers``: units that are under way. ``keeps_old``: weights and
     state of before the step are there until its end. ``timeline``: whether each unit and moment is told.
     """
-    process = Process(Clock(), tier_bytes, slots, workers, Costs(rates), timeline)
+    process = Process(Clock(), tier_bytes, slots, workers, costs, timeline)
     tasks = Tasks([*((key, None) for key in graph.inputs), *((call.key, call) for call in graph.calls)])
     kept = {key for key in graph.inputs if keeps_old or key not in graph.replaced} | set(graph.outputs)
     held = before(process, graph, regions_of(graph), graph.inputs, graph.input_uses)

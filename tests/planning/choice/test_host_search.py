@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from oocdl.planning.choice import budget, host_search
-from oocdl.planning.choice.budget import predict_pass
 from oocdl.planning.choice.pass_kinds import compile_within
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import NOMINAL
@@ -19,6 +18,7 @@ from oocdl.planning.pass_plan import frozen_cuts
 from oocdl.planning.simulation.estimate import estimated_seconds, work_seconds
 from oocdl.planning.simulation.hosts import simulate_exchange
 from oocdl.planning.simulation.network import Cluster
+from oocdl.planning.simulation.one_process import simulate
 from oocdl.planning.slot_search import travelling_seconds, weight_bytes, weight_cuts
 from tests.kit.plans import exchanged, mlp_draft, unet_draft
 
@@ -123,9 +123,9 @@ def test_what_is_not_simulated_is_planned_as_if_it_were(
 
     def predict(*args: object, **options: object) -> object:
         simulated.append(1)
-        return predict_pass(*args, **options)  # type: ignore[arg-type]
+        return simulate(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(budget, "predict_pass", predict)
+    monkeypatch.setattr(budget, "simulate", predict)
     short, tried = found_for(draft, machine), len(simulated)
     monkeypatch.setattr(budget, "stays", lambda *_: False)
     every = found_for(draft, machine)

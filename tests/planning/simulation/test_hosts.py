@@ -24,6 +24,7 @@ from oocdl.planning.cost_model import (
     SLOWDOWN_FACTOR,
     TASK_SECONDS,
     UNIT_SECONDS,
+    Costs,
     Rates,
 )
 from oocdl.planning.hosts import placement
@@ -207,7 +208,7 @@ def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("times", [1.2, 1000.0])
 def test_one_host_is_one_process(plan: oocdl.Plan, times: float) -> None:
     room = int(times * plan.compiled.plan.peak_unit_bytes)
-    one = simulate(plan.compiled.graph, room, 2, 3, NOMINAL)
+    one = simulate(plan.compiled.graph, room, 2, 3, Costs(NOMINAL))
     found = simulate_hosts(plan.compiled, replace(CLUSTER, hosts=1), room, 2, NOMINAL)
     assert found.seconds == pytest.approx(one.seconds, rel=1e-12)
     assert found.peak_tier_bytes == (one.peak_tier_bytes,)
