@@ -101,9 +101,8 @@ def _infer_normalize(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _normalize_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     x, mean, var = node.inputs
     axes = node.attrs["axes"]
-    its = build.makers.get(mean)
-    same = its and (its.op, its.inputs, its.outputs) == ("Moments", (x,), (mean, var))
-    if not its or not same or its.attrs["axes"] != axes:
+    its, wanted = build.makers.get(mean), ("Moments", (x,), (mean, var), axes)
+    if its is None or (its.op, its.inputs, its.outputs, its.attrs.get("axes")) != wanted:
         fail(node, "normalizes by others than the moments of its own operand, of which it has no gradient")
     # Recomputed, so that what was normalized need not be stored.
     value, grad, variance = (lift(build, name) for name in (x, g, var))
