@@ -157,15 +157,18 @@ class Made(NamedTuple):
     uses: tuple[int, ...]
 
 
+def made_regions(call: UnitCall | CombineCall) -> list[Region]:
+    """The region of each result of a call, in order."""
+    if isinstance(call, UnitCall):
+        return [region for _, region in call.unit.makes]
+    return [call.region] * len(call.values)
+
+
 def made_of(call: UnitCall | CombineCall) -> list[Made]:
     """The results of a call, in order."""
-    if isinstance(call, UnitCall):
-        regions = [region for _, region in call.unit.makes]
-    else:
-        regions = [call.region] * len(call.values)
     return [
         Made(region, region_size(region) * itemsize(dtype), uses)
-        for region, dtype, uses in zip(regions, call.dtypes, call.uses, strict=True)
+        for region, dtype, uses in zip(made_regions(call), call.dtypes, call.uses, strict=True)
     ]
 
 

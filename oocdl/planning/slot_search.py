@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil, prod
 
 from oocdl.graph.ir.graph import Role
@@ -196,6 +197,21 @@ class SlotSearch:
 def weight_bytes(layering: Layering) -> int:
     """Bytes of all weights."""
     return sum(value.nbytes for value in layering.factored.graph.of_role(Role.WEIGHT))
+
+
+def held_bytes(layering: Layering) -> int:
+    """Bytes of weights and state, and of what layers read of others, that are there at once at least.
+
+    Layers are taken to follow one another; what replaces weights and state may take their place.
+    """
+    graph, layers = layering.factored.graph, layering.layers([])
+    last = {name: layer.index for layer in layers for name in layer.reads}
+    change = [0] * (len(layers) + 1)
+    for layer in layers:
+        for name in last.keys() & {*layer.stores, *layer.partials}:
+            change[layer.index] += graph.values[name].nbytes
+            change[last[name] + 1] -= graph.values[name].nbytes
+    return max(accumulate(change)) + sum(value.nbytes for value in graph.of_role(Role.WEIGHT, Role.STATE))
 
 
 def weight_cuts(layering: Layering) -> tuple[tuple[int, ...], ...]:

@@ -121,8 +121,12 @@ def compile_within(
         return _repeated(draft, machine, frozen)
     if hosts is not None and hosts < machine.workers:
         return on_hosts(compile_within(draft, machine.of(hosts), None, hosts), hosts)
-    found = fastest_cut(draft, machine)
-    if found is None:
+    if hosts is None and machine.workers > 1 and draft.request.settings.parallel == "auto":
+        compiled = fastest_over_hosts(draft, machine)
+    else:
+        found = fastest_cut(draft, machine)
+        compiled = None if found is None else found.compiled
+    if compiled is None:
         worst = cut(draft, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
         needed = smallest_budget(draft, machine)
@@ -130,9 +134,7 @@ def compile_within(
         what = worst if machine.capacity_bytes > 1 else "nothing is left"
         named = f"memory='{-(-needed >> 20)}MiB' would do"
         raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}")
-    if hosts is None and machine.workers > 1 and draft.request.settings.parallel == "auto":
-        return fastest_over_hosts(draft, found, machine)
-    return found.compiled
+    return compiled
 
 
 def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:

@@ -254,7 +254,7 @@ class _Assigner:
         for number, (place, worker) in enumerate(zip(units, chosen, strict=True)):
             if self.going.first[place] < self.going.first[place + 1]:
                 there = self.going_bytes(place)
-                found[number] += self.seconds_of(worker, there, there > 0)
+                found[number] += self.seconds_for(there)[worker]
         return found
 
     def going_bytes(self, place: int) -> Ints:
@@ -272,12 +272,6 @@ class _Assigner:
         others = some.sum() - some
         nbytes = there.sum() - there
         return np.where(others > 0, nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS, 0.0)
-
-    def seconds_of(self, worker: int, there: Ints, some: npt.NDArray[np.bool_]) -> float:
-        """Return the seconds of ``seconds_for`` for one worker."""
-        others = int(some.sum()) - int(some[worker])
-        nbytes = int(there.sum()) - int(there[worker])
-        return nbytes / NETWORK_BYTES_PER_SECOND + others * MESSAGE_SECONDS if others else 0.0
 
     def soonest(self, place: int, need: _Needs) -> int:
         """Return the worker where a call ends the soonest, with room for the weights that it brings there."""
@@ -331,7 +325,7 @@ class _Assigner:
         worker = self.soonest(place, need)
         if self.combines[self.calls[place].key[:3]] == 1 < need.there.sum():
             self.combined[self.combiner.setdefault(self.calls[place].key.layer, worker)] += 1
-        coming = self.seconds_of(worker, need.nbytes, need.there)
+        coming = float(self.seconds_for(need.nbytes, need.there)[worker])
         ended = self.book(place, worker, need.ready_seconds + coming)
         made = slice(self.results[place], self.results[place + 1])
         self.worker_of[place], self.where[made], self.done[made] = worker, worker, ended

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.index import Region
-from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall
+from oocdl.planning.calls import Call, CombineCall, PickCall, Read, UnitCall, made_regions
 from oocdl.planning.hosts.ragged import Ints, counts_of, runs, starts_of
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind
@@ -104,7 +104,7 @@ def flatten(graph: TaskGraph) -> FlatPass:
     objects, of_units, last = _objects(units)
     parts = [*{id(read.parts): read.parts for read in objects}.values()]  # few, as most reads share theirs
     regions, (in_parts, made) = _numbered(
-        list(chain.from_iterable(parts)), [region for call in working for region in _made(call)]
+        list(chain.from_iterable(parts)), [region for call in working for region in made_regions(call)]
     )
     elements = _elements(regions)
     before = np.fromiter((graph.input_bytes[key] for key in graph.inputs), np.int64, len(graph.inputs))
@@ -183,13 +183,6 @@ def _in_order(begins: Ints, of_units: Ints, read_counts: Ints, sum_counts: Ints)
     sums = begins[-1] + starts_of(sum_counts[have])[:-1]
     starts = np.insert(begins[of_units], before_sums, sums)
     return starts[counts > 0], counts[counts > 0]
-
-
-def _made(call: UnitCall | CombineCall) -> list[Region]:
-    """Return the region of each result."""
-    if isinstance(call, UnitCall):
-        return [region for _, region in call.unit.makes]
-    return [call.region] * len(call.values)
 
 
 def _numbered(*lists: Sequence[Region]) -> tuple[list[Region], list[Ints]]:

@@ -81,6 +81,14 @@ def test_workers_with_which_a_step_would_take_longer_get_no_work(volume: Draft, 
     assert simulated_seconds(now, machine) < 0.6 * simulated_seconds(before, machine)
 
 
+def test_workers_that_are_not_tried_would_not_be_worth_it(
+    volume: Draft, spread: CompiledPass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_search, "_least_seconds", lambda *_: 0.0)
+    every = found_for(volume, machine_of(8))
+    assert (every.plan.numerics(), every.plan.hosts) == (spread.plan.numerics(), spread.plan.hosts)
+
+
 def test_a_pass_of_much_work_is_spread_over_all(tmp_path: Path) -> None:
     draft = unet_draft(tmp_path, 64, 8)
     assert found_for(draft, machine_of(2)).plan.hosts is None
@@ -100,7 +108,12 @@ def test_whole_layers_are_chosen_where_cuts_would_move_more(tmp_path: Path) -> N
     assert simulated_seconds(now, machine) < simulated_seconds(before, machine)
 
 
-def test_nobody_is_left_out_where_fewer_would_spill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bound", (True, False))
+def test_nobody_is_left_out_where_fewer_would_spill(
+    tmp_path: Path, bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not bound:  # then each is simulated
+        monkeypatch.setattr(host_search, "held_bytes", lambda _: 0)
     draft = mlp_draft(tmp_path, [1024] * 8, 64)
     assert found_for(draft, machine_of(4, 4)).plan.hosts == 1
     assert found_for(draft, machine_of(4, 4, 60 << 20)).plan.hosts is None
