@@ -20,12 +20,12 @@ _TESTS = ("Less", "LessOrEqual", "Greater", "Equal")
 
 
 class Rows(NamedTuple):
-    """How the rows of an array lie that a cell reads or writes, one for each sample."""
+    """How the rows of an array lie that a cell reads or writes, one for each sample or query."""
 
     lanes: int
     """Numbers of a row; one is that of all lanes."""
     row_bytes: int
-    """Distance between rows; 0: all samples have the same one."""
+    """Distance between rows; 0: all are the same one."""
     dtype: str = FLOAT
 
 
