@@ -91,8 +91,8 @@ def seen_keys(band: Band, rows: Range, keys: int) -> Range:
 def computed_tiles(q: Shape, keys: int, band: Band) -> tuple[int, int]:
     """Return how many tiles are computed one after another, and how many scores they have together.
 
-    >>> computed_tiles((4, 8, 1, 256, 64), 256, (None, 0)), computed_tiles((1, 2, 1, 1024, 64), 1024, NO_BAND)
-    ((64, 1572864), (8, 2097152))
+    >>> computed_tiles((4, 8, 1, 512, 64), 512, (None, 0)), computed_tiles((1, 2, 1, 1024, 64), 1024, NO_BAND)
+    ((32, 6291456), (8, 2097152))
     """
     tile = tiling(q, keys, band=band)
     alike = -(-q[0] // tile.batch) * -(-q[1] // tile.groups)
