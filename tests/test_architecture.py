@@ -158,7 +158,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71143,
+    "lines of oocdl": 71145,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2020,
@@ -166,7 +166,7 @@ LIMITS = {
     "lines of config": 830,
     "lines of dashboard": 3658,
     "lines of data": 1539,
-    "lines of engines": 6550,
+    "lines of engines": 6552,
     "lines of fusion": 2556,
     "lines of graph": 10552,
     "lines of host": 725,

@@ -15,7 +15,7 @@ import numpy as np
 
 from oocdl.engines.numpy_functions import FUNCTIONS
 from oocdl.graph.ir.graph import Shape
-from oocdl.ops.expression import Cell, steps_of_cell, values_of
+from oocdl.ops.expression import Cell, steps_of_cell
 from oocdl.ops.sequences import recurrent_cells as cells
 
 Attrs = Mapping[str, Any]
@@ -80,7 +80,9 @@ class Kit:
         before = {t: order[at - 1] if at else None for at, t in enumerate(order)}
 
         def step(t: int, fresh: Any) -> None:
-            values = values_of(steps, [part.at(t, before[t], fresh) for part in reads], self.compute)
+            values = [part.at(t, before[t], fresh) for part in reads]
+            for each in steps:
+                values.append(self.compute(each.op, [values[a] if type(a) is int else a for a in each.args]))
             for part, value in zip(writes, results, strict=True):
                 part.at(t, before[t], fresh)[...] = values[value]
 
