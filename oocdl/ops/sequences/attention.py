@@ -165,8 +165,8 @@ def _scratch(tiles: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[
     scores = max(size((t.batch, t.groups, q[2], t.queries, t.keys)) for t in (found, wide))
     rows = pairs * q[2] * max(found.queries, wide.queries)
     tiles += 2 * drops(node.attrs) + (band != NO_BAND)
-    # What a band hides is kept for each place that a tile may have beside an end of it.
-    hidden = sum(end is not None for end in band) * found.keys * (found.keys + 2 * found.queries)
+    # What a band hides is kept for each place that a tile may have beside an end of it, and for each head.
+    hidden = sum(end is not None for end in band) * found.keys * (found.keys + 2 * found.queries) * q[2]
     return hidden + tiles * scores + pairs * 4 * k[2] * (q[4] + v[3]) + 4 * rows * (q[4] + v[3] + 4)
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from oocdl.engines.torch.linear import matmul
 from oocdl.engines.torch.torch_pointwise import primitive, reduced
 from oocdl.engines.torch.torch_record import Run
-from oocdl.fusion.cell_loops import Rows, bound, cell_code
+from oocdl.fusion.cell_loops import Rows, bind, cell_code
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.score_tiles import drops, pairs, parts, seen_keys, sees_all, tiling
-from oocdl.ops.expression import Cell, Term, equal, exp, minimum, steps_of_cell, values_of, where
+from oocdl.ops.expression import Cell, Steps, Term, equal, exp, minimum, steps_of_cell, values_of, where
 
 _FLOAT_BYTES = 4
 
@@ -93,11 +93,16 @@ def _loop(
     assert all(step[2] in (0, _FLOAT_BYTES) for step in steps), "numbers of a row lie side by side"
     lines = [Rows(lanes if step[2] or lanes == 1 else 1, step[1]) for step in steps]
     code = cell_code(cell, (), tuple(lines[:reads]), tuple(lines[reads:]), reduction)
-    return bound(code, (outer, rows), lines, [step[0] for step in steps])
+    return bind(code, (outer, rows), lines, [step[0] for step in steps])
+
+
+@cache
+def _steps(cell: Cell, arity: int) -> tuple[Steps, tuple[int, ...]]:
+    return steps_of_cell(cell, {}, arity)
 
 
 def _eager(cell: Cell, reads: Sequence[Tensor], writes: Sequence[Tensor], reduction: str) -> Tensor:
-    steps, results = steps_of_cell(cell, {}, len(reads))
+    steps, results = _steps(cell, len(reads))
     values = values_of(steps, reads, lambda op, given: primitive(op, given, reads[0]))
     for write, place in zip(writes, results, strict=False):
         write.copy_(values[place])
@@ -147,11 +152,9 @@ class _Scores:
         return scores
 
     def bounds(self, rows: slice, keys: slice) -> list[Tensor]:
-        """Return upper bounds of a tile's scores [rows, keys] where not all of them are seen."""
-        if sees_all(self.band, (rows.start, rows.stop), (keys.start, keys.stop)):
-            return []
-        most = self._most(rows, keys)
-        return [most.repeat(self.q.shape[2], 1) if self.q.shape[2] > 1 else most]
+        """Return upper bounds of a tile's scores [heads queries, keys] where not all of them are seen."""
+        all_seen = sees_all(self.band, (rows.start, rows.stop), (keys.start, keys.stop))
+        return [] if all_seen else [self._most(rows, keys)]
 
     def part(self, x: Tensor, pair: tuple[slice, slice], rows: slice, keys: slice) -> tuple[slice, ...]:
         """The place of a tile in what broadcasts to the scores."""
@@ -171,7 +174,8 @@ class _Scores:
             far, (low, high) = places[1] - places[0][:, None], self.band
             most = torch.full(far.shape, inf, dtype=self.dtype, device=self.q.device)
             most = most if low is None else most.masked_fill_(far < low, -inf)
-            self.most[key] = most if high is None else most.masked_fill_(far > high, -inf)
+            most = most if high is None else most.masked_fill_(far > high, -inf)
+            self.most[key] = most if self.q.shape[2] == 1 else most.repeat(self.q.shape[2], 1)
         return self.most[key]
 
     def clear_unseen(self, dscores: Tensor, *tile: Any) -> None:
