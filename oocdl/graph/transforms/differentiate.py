@@ -110,6 +110,7 @@ def _rename(build: Builder, start: int, total: dict[str, str]) -> dict[str, str]
             names[old] = _free(f"{old}.", taken, computed)
             taken.add(names[old])
     build.nodes[start:] = [renamed(node, names) for node in build.nodes[start:]]
+    build.makers |= {name: node for node in build.nodes[start:] for name in node.outputs}
     build.values = {
         names.get(name, name): replace(value, name=names[name]) if name in names else value
         for name, value in build.values.items()
