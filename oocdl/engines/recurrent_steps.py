@@ -1,7 +1,7 @@
-"""Recurrent layers, a step at a time: products by an engine, and between them cells.
+"""Runs recurrent layers a step at a time: products by an engine, and between products cells.
 
-What a step computes, and in which order operands come, is in ``oocdl.ops.recurrent``; cells are in
-``oocdl.ops.sequences.recurrent_cells``. An engine says how it does both (``Kit``).
+``oocdl.ops.recurrent`` has the formulas of steps and the order of operands, and
+``oocdl.ops.sequences.recurrent_cells`` the cells. Each engine brings a ``Kit`` that computes both.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Step = Callable[..., None]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What a cell reads or writes: one of ``of`` equal parts of an array's last axis."""
+    """An array that a cell reads or writes, or one of ``of`` equal parts of its last axis."""
 
     array: Any
     """[T, N, of H]; [N, of H] is the same array in all steps. None: it is given for each step alone."""
@@ -54,7 +54,7 @@ def _parts(array: Any, of: int) -> list[Part]:
 
 
 class Kit:
-    """What an engine brings: how it makes arrays, multiplies, and computes cells; here by NumPy."""
+    """Makes arrays, multiplies and computes cells, here by NumPy; other engines derive theirs."""
 
     def empty(self, like: Any, shape: Shape) -> Any:
         """Return an array of the dtype of another."""
@@ -65,7 +65,7 @@ class Kit:
         return array.copy()
 
     def product(self, weight: Any, rows: int) -> Product:
-        """Return what multiplies by a weight in all steps."""
+        """Return the product with a weight, which all steps call."""
         return lambda x, added: x @ weight.T if added is None else added + x @ weight.T
 
     def compute(self, op: str, given: Sequence[Any]) -> Any:
@@ -94,11 +94,6 @@ def _order(attrs: Attrs, like: Any) -> range:
     return steps[::-1] if attrs["reverse"] else steps
 
 
-def _last(order: range, kit: Kit, states: Any) -> Any:
-    """Copy the state of the last step."""
-    return kit.copy(states[order[-1]])[None]
-
-
 def _before(order: range, at: int, states: Any, first: Any) -> Any:
     """Return the state before the step that is number ``at`` in the order."""
     return states[order[at - 1]] if at else first[0]
@@ -117,7 +112,7 @@ def _forward(cell: Cell, count: int, kit: Kit, args: Sequence[Any], attrs: Attrs
     step = kit.cell(cell, attrs, order, reads, writes)
     for at, t in enumerate(order):
         step(t, product(_before(order, at, states[0], first[0]), given[t]))
-    return [*states, *gates, *(_last(order, kit, state) for state in states)]
+    return [*states, *gates, *(kit.copy(state[order[-1]])[None] for state in states)]
 
 
 def rnn_grad(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
@@ -164,7 +159,7 @@ def gru(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
         step = bind(cells.gru, reads=reads, writes=[*_parts(gates, 4), Part(states)])
         for at, t in enumerate(order):
             step(t, product(_before(order, at, states, h0), None))
-        return [states, gates, _last(order, kit, states)]
+        return [states, gates, kit.copy(states[order[-1]])[None]]
     both, new = kit.product(weight[: 2 * hidden], samples), kit.product(weight[2 * hidden :], samples)
     reset, (xz, xr, xn), (z, r, n) = kit.empty(given, (samples, hidden)), _parts(given, 3), _parts(gates, 3)
     first = bind(cells.gru_reset, reads=[xz, xr, *_parts(None, 2), before], writes=[z, r, Part(reset)])
@@ -174,7 +169,7 @@ def gru(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
     for at, t in enumerate(order):
         first(t, both(_before(order, at, states, h0), None))
         second(t, new(reset, None))
-    return [states, gates, _last(order, kit, states)]
+    return [states, gates, kit.copy(states[order[-1]])[None]]
 
 
 def gru_grad(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:

@@ -14,6 +14,7 @@ from oocdl.fusion.jit import Code, compiled
 from oocdl.fusion.loop_nest import STREAMED_LANES
 from oocdl.ops.expression import Cell, steps_of_cell
 
+Ints = npt.NDArray[np.int64]
 FLOAT = "float32"
 """The dtype that cells are computed in."""
 _TESTS = ("Less", "LessOrEqual", "Greater", "Equal")
@@ -29,55 +30,53 @@ class Rows(NamedTuple):
     dtype: str = FLOAT
 
 
-class CellLoop:
-    """A cell that is bound to its arrays. Each thread that calls it needs one of its own."""
-
-    def __init__(
-        self,
-        code: Code,
-        rows: Sequence[Rows],
-        samples: int,
-        fresh: Sequence[int | None],
-        addresses: npt.NDArray[np.int64],
-    ) -> None:
-        """Bind the code of ``cell_code``.
-
-        ``fresh``: for arrays that are parts of what is made for a step alone, which stand side by side, how
-        many bytes behind its start they begin; None for others, whose ``addresses`` are [step, array].
-        """
-        head = [*[1] * OUTER_AXES, samples]
-        fields = [[0] * (OUTER_AXES + 1) + [row.row_bytes, 0] for row in rows]
-        self._arguments = np.array([*head, *(number for each in fields for number in each)], np.int64)
-        self._code, self._address = code, self._arguments.ctypes.data
-        places = self._arguments[len(head) :: FIELDS_PER_ARRAY]
-        made = [place for place, offset in enumerate(fresh) if offset is not None]
-        self._fresh = places[made[0] : made[-1] + 1]
-        self._offsets = np.array([offset for offset in fresh if offset is not None], np.int64)
-        self._places, self._kept = places, np.setdiff1d(np.arange(len(rows)), made)
-        self._addresses = addresses
-
-    def __call__(self, t: int, fresh: int) -> None:
-        """Compute step ``t``; ``fresh``: the address of what is made for it alone."""
-        self._places[self._kept] = self._addresses[t]
-        np.add(self._offsets, fresh, out=self._fresh)
-        self._code(self._address)
+def _arguments(extents: Sequence[int], rows: Sequence[Rows], outer: Sequence[int]) -> Ints:
+    """Return the arguments of a loop over ``extents`` [outer, rows], with no address of an array yet."""
+    fields = [[0] * OUTER_AXES + [step, row.row_bytes, 0] for step, row in zip(outer, rows, strict=True)]
+    head = [1] * (OUTER_AXES - 1) + [*extents]
+    return np.array([*head, *(number for line in fields for number in line)], np.int64)
 
 
-def bound(
+_ADDRESSES = slice(OUTER_AXES + 1, None, FIELDS_PER_ARRAY)
+"""Those of the arguments that are addresses."""
+
+
+def bind(
     code: Code, extents: Sequence[int], rows: Sequence[Rows], outer: Sequence[int]
 ) -> Callable[[Sequence[int]], None]:
     """Return the code of ``cell_code`` for ``extents`` [outer, rows], as a function of addresses.
 
     ``outer``: for each array, bytes along the first of these axes.
     """
-    head = [*[1] * (OUTER_AXES + 1 - len(extents)), *extents]
-    fields = [[0] * OUTER_AXES + [step, row.row_bytes, 0] for step, row in zip(outer, rows, strict=True)]
-    known = np.array([*head, *(number for line in fields for number in line)], np.int64)
+    known = _arguments(extents, rows, outer)
 
     def run(addresses: Sequence[int]) -> None:
         arguments = known.copy()
-        arguments[len(head) :: FIELDS_PER_ARRAY] = addresses
+        arguments[_ADDRESSES] = addresses
         code(arguments.ctypes.data)
+
+    return run
+
+
+def bind_steps(
+    code: Code, rows: Sequence[Rows], samples: int, fresh: Sequence[int | None], addresses: Ints
+) -> Callable[[int, int], None]:
+    """Return the code as a function of a step and of the address of what is made for it alone.
+
+    One thread at a time may call it. ``fresh``: for arrays that are parts of what is made for a step, which
+    stand side by side, how many bytes behind its start they begin; None for others, whose ``addresses`` are
+    [step, array].
+    """
+    arguments = _arguments((1, samples), rows, [0] * len(rows))
+    places, address = arguments[_ADDRESSES], arguments.ctypes.data
+    made = [place for place, offset in enumerate(fresh) if offset is not None]
+    offsets = np.array([offset for offset in fresh if offset is not None], np.int64)
+    kept, parts = np.setdiff1d(np.arange(len(rows)), made), places[made[0] : made[-1] + 1]
+
+    def run(step: int, start: int) -> None:
+        places[kept] = addresses[step]
+        np.add(offsets, start, out=parts)
+        code(address)
 
     return run
 

@@ -1,9 +1,9 @@
-"""What a step of a recurrent layer computes between its products, and the gradient of that.
+"""Cells of recurrent layers: the elementwise part of a step, between its products, and its gradient.
 
-``oocdl.ops.recurrent`` has the formulas of whole steps. A cell takes results of products and what it reads of
-arrays over time. ``m`` is the mask, if there is one: where it is false, a sample has no such step, so its
-states stay, and its gates have no gradient. In gradients ``carry`` is what the step behind gives to the state
-after this one, and the ``rest`` what goes to the state before it beside the product of the gates' gradients.
+``oocdl.ops.recurrent`` has the formulas of whole steps. A cell takes results of products and parts of arrays
+over time. ``m`` is the mask, if there is one: where it is false, a sample has no such step, so its states
+stay and its gates have no gradient. In gradients the step behind gives ``carry`` to the state after this
+one; the state before it gets the product of the gates' gradients, and the ``rest`` beside that.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from oocdl.engines.recurrent_steps import RUNS, Attrs, Kit, Part, Product, Step
 from oocdl.engines.torch.linear import suits_onednn
 from oocdl.engines.torch.torch_pointwise import primitive
 from oocdl.engines.torch.torch_record import Run
-from oocdl.fusion.cell_loops import FLOAT, CellLoop, Rows, cell_code
+from oocdl.fusion.cell_loops import FLOAT, Rows, bind_steps, cell_code
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.program import Instruction
@@ -82,7 +82,7 @@ class _Loops(_Torch):
         code = cell_code(cell, functions, tuple(rows[: len(reads)]), tuple(rows[len(reads) :]))
         fresh = [part.number * hidden * itemsize(FLOAT) if part.array is None else None for part in parts]
         addresses = [_addresses(part, order) for part in parts if part.array is not None]
-        loop = CellLoop(code, rows, samples, fresh, np.stack(addresses, 1))
+        loop = bind_steps(code, rows, samples, fresh, np.stack(addresses, 1))
 
         def step(t: int, fresh: Tensor, kept: Sequence[Part] = parts) -> None:
             loop(t, fresh.data_ptr())
