@@ -158,7 +158,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71145,
+    "lines of oocdl": 71252,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2020,
@@ -166,7 +166,7 @@ LIMITS = {
     "lines of config": 830,
     "lines of dashboard": 3658,
     "lines of data": 1539,
-    "lines of engines": 6552,
+    "lines of engines": 6660,
     "lines of fusion": 2556,
     "lines of graph": 10552,
     "lines of host": 725,
@@ -179,7 +179,7 @@ LIMITS = {
     "lines of storage": 6618,
     "lines of training": 4125,
     "lines of tuning": 1431,
-    "lines of tests": 48030,
+    "lines of tests": 48218,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import Slide
+from oocdl.engines.torch.conv.trusted import widens
 
 aten = torch.ops.aten
 
@@ -18,8 +19,14 @@ def has_onednn() -> bool:
     return found
 
 
+def _widens(x: Tensor, taps: Sequence[int], slide: Slide, makes_weights: bool = False) -> bool:
+    return x.device.type == "cpu" and widens(x.shape[2:], taps, slide, str(x.dtype)[6:], makes_weights)
+
+
 def convolve(x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
     """A convolution by the kernel that PyTorch chooses."""
+    if _widens(x, w.shape[2:], slide):
+        return convolve(x.float(), w.float(), padding, slide).to(x.dtype)
     return torch.convolution(
         x, w, None, slide.strides, padding, slide.dilations, False, [0] * len(padding), slide.groups
     )
@@ -36,6 +43,8 @@ def into(out: Tensor, x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide
 
     oneDNN takes an output only to add to it, so ``out`` is zeroed first.
     """
+    if _widens(x, w.shape[2:], slide):
+        return out.copy_(convolve(x, w, padding, slide))
     made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(
         out.zero_(), x, w, None, padding, *slide, "add", 1.0, None, [], None
     )
@@ -44,6 +53,8 @@ def into(out: Tensor, x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide
 
 def weight_gradient(dy: Tensor, x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
     """The gradient of the weights, of which only the shape of ``w`` and how it lies matter."""
+    if _widens(x, w.shape[2:], slide, makes_weights=True):
+        return weight_gradient(dy.float(), x.float(), w.float(), padding, slide)
     strides, dilations, groups = slide
     none, wanted = [0] * len(strides), [False, True, False]
     made: Tensor = aten.convolution_backward(

@@ -11,6 +11,7 @@ from oocdl.engines.torch.conv.conv_calls import has_onednn
 from oocdl.engines.torch.conv.conv_padding import evened, rows_alone
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS, is_point
+from oocdl.engines.torch.conv.trusted import takes_planes, widens
 from oocdl.engines.torch.kernel_scratch import Slots, by_rule, nbytes
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Rules
@@ -78,7 +79,7 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
         return scratch + nbytes((planes_at_once(x.shape, weights[1]), *x.shape[3:], *weights[1:]), dtype)
     scratch += _group_blocks_bytes(kind, item, dtype)
     if not (point or few):
-        scratch += _columns_bytes(kind, item, slots)
+        scratch += _columns_bytes(kind, item, slots) + _distrusted_bytes(kind, item, dtype)
     if point:
         scratch += _one_tap_bytes(kind, item, dtype)
     elif few or _copies_data(kind, item):
@@ -121,6 +122,26 @@ def _columns_bytes(kind: Convolution, item: Instruction, slots: Slots) -> int:
     columns = nbytes((weights[0 if flipped else 1], *weights[2:], *places[2:]), dtype)
     copied = (x.shape, places) if len(weights) == 5 else ()  # of volumes both are sorted into planes
     return columns + sum(nbytes(shape, dtype) for shape in copied)
+
+
+def _distrusted_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
+    """Counts the copies of operands and result of what oneDNN is not trusted with (``trusted``)."""
+    slide, taps = slide_of(item), kind.weights(item)[2:]
+    if kind.transposed and set(slide.strides) != {1}:
+        return 0
+    copies = 0
+    if any(n == 1 and s > 1 for n, s in zip(kind.other_data(item)[2:], slide.strides, strict=True)):
+        copies += nbytes(padded_shape(item.operands[0]), dtype)
+        slide = slide._replace(strides=(1,) * len(taps))
+    extents = _seen(kind, item)[0][2:]
+    if kind.makes_weights and takes_planes(extents, taps, slide, dtype):
+        copies += sum(nbytes(operand.shape, dtype) for operand in item.operands if slide.strides[0] > 1)
+        extents, taps = extents[1:], taps[1:]
+        slide = slide._replace(strides=slide.strides[1:], dilations=slide.dilations[1:])
+    if widens(extents, taps, slide, dtype, kind.makes_weights):
+        shapes = (*map(padded_shape, item.operands), item.kernel_shapes[0])
+        copies += 2 * sum(nbytes(shape, "float32") for shape in shapes)
+    return copies
 
 
 def _blocks_of_16(channels: int) -> int:

@@ -21,6 +21,7 @@ from oocdl.engines.torch.conv import one_by_one as points
 from oocdl.engines.torch.conv.conv_calls import by_onednn, convolve, has_onednn, into, weight_gradient
 from oocdl.engines.torch.conv.conv_padding import end_rows, evened, rows_alone, shared, surplus
 from oocdl.engines.torch.conv.im2col import has_few_taps
+from oocdl.engines.torch.conv.trusted import in_one_step, takes_planes
 from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last, like
 from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, Window, max_pool, max_pool_grad
 from oocdl.graph.ir.graph import Shape
@@ -100,7 +101,8 @@ def _convolve(
 
 def _slide(x: Tensor, w: Tensor, pads: Pads, slide: Slide, out: Tensor | None) -> Tensor:
     """A convolution with ``pads`` of the axes of space."""
-    sorts = x.dtype != torch.float64 and x.shape[1] > 1 and has_channels_last(x) and has_onednn()
+    sorts = x.dtype != torch.float64 and has_channels_last(x) and has_onednn()
+    sorts = sorts and (x.shape[1] > 1 or out is not None)  # of one channel planes lie the same
     if sorts and rows_alone(x.shape, w.shape[2], pads, slide):
         return _row_by_row(x, w, pads, slide, out)
     pads = evened(pads, x.shape[2:], w.shape[2:], slide)
@@ -144,6 +146,7 @@ def conv(
         return [columns.convolve(_in_space(x, pads), w, slide.dilations)]
     # A part of larger weights (``split_concat``) would be sorted anew by each kernel that sees it.
     w = w if w.is_contiguous() else like(w, x)
+    x, pads, slide = in_one_step(x, pads, w.shape[2:], item.kernel_shapes[0][2:], slide)
     return [_slide(x, w, pads, slide, out)]
 
 
@@ -215,11 +218,15 @@ def conv_weight_grad(args: list[Tensor], item: Instruction, tuned: bool = True) 
     if tuned and (loop := compiled_gradient.loop_of(x, dy, shape, slide)) is not None:
         return [compiled_gradient.weight_gradient(loop, x, dy, shape, pads, slide)]
 
+    if tuned:
+        x, pads, slide = in_one_step(x, pads, shape[2:], dy.shape[2:], slide)
+
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
-        if tuned and slide.groups > 1:
-            made = thin_slab.of_groups(x, dy, shape, padding, slide)
-        elif tuned and _is_thin(x, shape[2:]):
+        by_planes = takes_planes(x.shape[2:], shape[2:], slide, str(x.dtype)[6:])
+        if tuned and (by_planes or (slide.groups == 1 and _is_thin(x, shape[2:]))):
             made = thin_slab.weight_gradient(x, dy, shape, padding, slide)
+        elif tuned and slide.groups > 1:
+            made = thin_slab.of_groups(x, dy, shape, padding, slide)
         else:
             made = weight_gradient(dy, x, empty_as(shape, x), padding, slide)
         return made.to(dtype)
