@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
+from oocdl.ops import RULES
 from tests.kit.each import for_each
-from tests.kit.random_convolutions import FOUND, Convolution, drawn, errors
+from tests.kit.kernels import error
+from tests.kit.random_convolutions import FOUND, Convolution, drawn, runs
+from tests.kit.torch_heap import peak_bytes
 
 FIRST, LAST = map(int, os.environ.get("OOCDL_SEEDS", "0:60").split(":"))
 TOLERANCES = {"float32": 5e-5, "bfloat16": 2e-2}
+LEAST_BYTES = 2 << 20
+"""Heap that no plan is short of."""
 
 
 @pytest.fixture(params=TOLERANCES)
@@ -26,15 +32,27 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def check(case: Convolution, dtype: str) -> None:
+def check(case: Convolution, dtype: str, engine: str = "torch") -> None:
     """All three of a convolution."""
-    found = errors(case, dtype)
-    assert max(found) <= TOLERANCES[dtype], (found, case)
+    for run in runs(case, dtype):
+        (found,) = get_engine(engine).compile(run.program)(run.arrays)
+        off = error(found.astype(np.float64), run.wanted)
+        assert off <= TOLERANCES[dtype], (run.program.instructions[0].op, off, case)
 
 
+@pytest.mark.parametrize("engine", ["torch", "torch:cpu"])
 @pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.channels}-{case.space}-{case.window}")
-def test_what_was_wrong_once(case: Convolution, dtype: str) -> None:
-    check(case, dtype)
+def test_what_was_wrong_once(case: Convolution, engine: str, dtype: str) -> None:
+    check(case, dtype, engine)
+
+
+@for_each(FOUND)
+def test_what_is_done_instead_is_counted(case: Convolution) -> None:
+    engine = get_engine("torch")
+    for dtype in [dtype for dtype in TOLERANCES if dtype == "float32" or engine.has_bfloat16]:
+        for run in runs(case, dtype):
+            said, taken = engine.scratch_of(run.program, RULES).scratch_bytes, peak_bytes(run.program)
+            assert taken <= max(said, LEAST_BYTES), (run.program.instructions[0].op, dtype, said, taken)
 
 
 @pytest.mark.parametrize("first", range(FIRST, LAST, 20))

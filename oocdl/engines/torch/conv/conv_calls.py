@@ -20,13 +20,15 @@ def has_onednn() -> bool:
 
 
 def _widens(x: Tensor, taps: Sequence[int], slide: Slide, makes_weights: bool = False) -> bool:
+    """``widens``, of tensors: only the processor's kernels are distrusted."""
     return x.device.type == "cpu" and widens(x.shape[2:], taps, slide, str(x.dtype)[6:], makes_weights)
 
 
 def convolve(x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
     """A convolution by the kernel that PyTorch chooses."""
     if _widens(x, w.shape[2:], slide):
-        return convolve(x.float(), w.float(), padding, slide).to(x.dtype)
+        call = by_onednn if x.dim() > 3 else convolve  # PyTorch might choose im2col of a thin slab
+        return call(x.float(), w.float(), padding, slide).to(x.dtype)
     return torch.convolution(
         x, w, None, slide.strides, padding, slide.dilations, False, [0] * len(padding), slide.groups
     )

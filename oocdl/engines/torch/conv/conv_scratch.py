@@ -129,10 +129,10 @@ def _distrusted_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
     slide, taps = slide_of(item), kind.weights(item)[2:]
     if kind.transposed and set(slide.strides) != {1}:
         return 0
-    copies = 0
-    if any(n == 1 and s > 1 for n, s in zip(kind.other_data(item)[2:], slide.strides, strict=True)):
-        copies += nbytes(padded_shape(item.operands[0]), dtype)
-        slide = slide._replace(strides=(1,) * len(taps))
+    axes = zip(kind.other_data(item)[2:], slide.strides, strict=True)
+    strides = tuple(1 if n == 1 else s for n, s in axes)
+    copies = nbytes(padded_shape(item.operands[0]), dtype) if strides != slide.strides else 0
+    slide = slide._replace(strides=strides)
     extents = _seen(kind, item)[0][2:]
     if kind.makes_weights and takes_planes(extents, taps, slide, dtype):
         copies += sum(nbytes(operand.shape, dtype) for operand in item.operands if slide.strides[0] > 1)

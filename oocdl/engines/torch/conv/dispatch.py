@@ -101,9 +101,8 @@ def _convolve(
 
 def _slide(x: Tensor, w: Tensor, pads: Pads, slide: Slide, out: Tensor | None) -> Tensor:
     """A convolution with ``pads`` of the axes of space."""
-    sorts = x.dtype != torch.float64 and has_channels_last(x) and has_onednn()
-    sorts = sorts and (x.shape[1] > 1 or out is not None)  # of one channel planes lie the same
-    if sorts and rows_alone(x.shape, w.shape[2], pads, slide):
+    sorts = has_channels_last(x) and (x.shape[1] > 1 or out is not None)  # one channel lies as a plane does
+    if sorts and x.dtype != torch.float64 and has_onednn() and rows_alone(x.shape, w.shape[2], pads, slide):
         return _row_by_row(x, w, pads, slide, out)
     pads = evened(pads, x.shape[2:], w.shape[2:], slide)
     before, most = pads[0][0], max(pads[0])
@@ -137,16 +136,16 @@ def conv(
     (x, pads), w, slide = _data(args, item), args[1], slide_of(item)
     if x.numel() == 0:
         return [x.new_zeros(item.kernel_shapes[0])]
+    if tuned and points.is_point(w.shape, slide, pads):
+        return [points.convolve(x, w, slide.strides, out)]
+    if tuned and has_few_taps(w.shape, slide, w.dtype) and w.shape[0] >= points.REGISTER_CHANNELS:
+        return [columns.convolve(_in_space(x, pads), w, slide.dilations)]
+    x, pads, slide = in_one_step(x, pads, w.shape[2:], item.kernel_shapes[0][2:], slide)
     if not tuned:
         x, padding = _halves(x, w.shape[2:], pads, slide)
         return [convolve(x, w, padding, slide)]
-    if points.is_point(w.shape, slide, pads):
-        return [points.convolve(x, w, slide.strides, out)]
-    if has_few_taps(w.shape, slide, w.dtype) and w.shape[0] >= points.REGISTER_CHANNELS:
-        return [columns.convolve(_in_space(x, pads), w, slide.dilations)]
     # A part of larger weights (``split_concat``) would be sorted anew by each kernel that sees it.
     w = w if w.is_contiguous() else like(w, x)
-    x, pads, slide = in_one_step(x, pads, w.shape[2:], item.kernel_shapes[0][2:], slide)
     return [_slide(x, w, pads, slide, out)]
 
 
@@ -218,12 +217,11 @@ def conv_weight_grad(args: list[Tensor], item: Instruction, tuned: bool = True) 
     if tuned and (loop := compiled_gradient.loop_of(x, dy, shape, slide)) is not None:
         return [compiled_gradient.weight_gradient(loop, x, dy, shape, pads, slide)]
 
-    if tuned:
-        x, pads, slide = in_one_step(x, pads, shape[2:], dy.shape[2:], slide)
+    x, pads, slide = in_one_step(x, pads, shape[2:], dy.shape[2:], slide)
 
     def gradient(dy: Tensor, x: Tensor, shape: Sequence[int], padding: Sequence[int]) -> Tensor:
-        by_planes = takes_planes(x.shape[2:], shape[2:], slide, str(x.dtype)[6:])
-        if tuned and (by_planes or (slide.groups == 1 and _is_thin(x, shape[2:]))):
+        by_planes = x.device.type == "cpu" and takes_planes(x.shape[2:], shape[2:], slide, str(x.dtype)[6:])
+        if by_planes or (tuned and slide.groups == 1 and _is_thin(x, shape[2:])):
             made = thin_slab.weight_gradient(x, dy, shape, padding, slide)
         elif tuned and slide.groups > 1:
             made = thin_slab.of_groups(x, dy, shape, padding, slide)

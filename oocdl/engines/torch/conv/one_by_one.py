@@ -116,7 +116,7 @@ def transposed(
 def weight_gradient(dy: Tensor, x: Tensor, strides: Sequence[int], shape: Shape) -> Tensor:
     """The gradient of weights of ``shape``, in the precision of the operands or in a higher one."""
     x = _every(x, strides)
-    if x.dtype == torch.bfloat16 and x.dim() == 5:  # see ``trusted``
+    if x.dtype == torch.bfloat16 and x.dim() == 5:  # oneDNN is not trusted with volumes (``trusted``)
         x, dy = x.flatten(2, 3), dy.flatten(2, 3)
         return weight_gradient(dy, x, (1, 1), (*shape[:2], 1, 1)).view(tuple(shape))
     if _is_product(shape, x) and has_channels_last(dy):

@@ -31,9 +31,10 @@ def widens(
     extents: Sequence[int], taps: Sequence[int], slide: Slide, dtype: str, makes_weights: bool = False
 ) -> bool:
     """Whether a convolution in bfloat16 is computed in float32, where products of such numbers are exact."""
-    dilated = makes_weights and set(slide.dilations) != {1}
+    if dtype != "bfloat16":
+        return False
     skips = any(step > count for step, count in zip(slide.strides, taps, strict=True))
-    return dtype == "bfloat16" and (dilated or skips or not has_room(extents, taps, slide))
+    return skips or not has_room(extents, taps, slide) or (makes_weights and set(slide.dilations) != {1})
 
 
 def takes_planes(extents: Sequence[int], taps: Sequence[int], slide: Slide, dtype: str) -> bool:
@@ -49,9 +50,9 @@ def takes_planes(extents: Sequence[int], taps: Sequence[int], slide: Slide, dtyp
 def in_one_step(
     x: Tensor, pads: Pads, taps: Sequence[int], made: Sequence[int], slide: Slide
 ) -> tuple[Tensor, Pads, Slide]:
-    """``x``, its padding and steps without those of axes that have one window, beyond which nothing is seen.
+    """Return ``x``, its padding and its steps, in steps of one along each axis that has a single window.
 
-    ``made``: extents of the axes of space of the result.
+    ``x`` is cut off behind that window. ``made``: extents of the result's axes of space.
     """
     strides, around = list(slide.strides), list(pads)
     for axis, count in enumerate(made):
