@@ -151,17 +151,16 @@ class Machine:
             budget, kernel_bytes=KERNEL_BYTES, file_bytes=FILE_BYTES, measure=self.running_bytes
         )
 
-    def limits(self, settings: Settings, unit_bytes: int) -> Limits:
-        """The limits that a plan has to keep where a unit may take ``unit_bytes``."""
+    def limits(self, settings: Settings, unit_bytes: int, units: int | None = None) -> Limits:
+        """The limits that a plan has to keep where a unit may take ``unit_bytes``, of at most ``units``."""
         parallel = None if settings.parallel == "auto" else settings.parallel
         most_units = (self.capacity_bytes + PLAN_BYTES - EMPTY_PLAN_BYTES) // TASK_BYTES
         most_units = int(most_units * max(self.shares / UNEVEN_RATIO, 1))
         if self.driver_bytes is not None:
             most_units = min(most_units, self.driver_bytes // TASK_BYTES)
-        workers = max(self.workers, 1)
-        return Limits(
-            unit_bytes, self.slots or self.permits, parallel, most_units=most_units, workers=workers
-        )
+        most_units = min(most_units, units or most_units)
+        slots, workers = self.slots or self.permits, max(self.workers, 1)
+        return Limits(unit_bytes, slots, parallel, most_units=most_units, workers=workers)
 
     def growth_bytes(self, counts: Sequence[int], hosts: int | None = None) -> int:
         """Return the capacity that a plan takes beyond ``PLAN_BYTES``, in bytes; ``counts``: tasks by layer.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,8 @@ from oocdl.graph.partition.tiling import LayerCutter
 from oocdl.graph.partition.unit import Shard, Unit
 from oocdl.planning import tile_search
 from oocdl.planning.choice import budget
+from oocdl.planning.compiler import Draft
+from oocdl.planning.machine import Machine
 from oocdl.training import plan_cache
 from tests.kit import nets
 from tests.kit.machine import Small
@@ -85,3 +88,26 @@ def test_layers_that_are_equal_but_for_names_are_cut_as_each_would_be(
     monkeypatch.setattr(tile_search, "renamed", lambda *given: pytest.fail("no two layers are equal"))
     assert planned() == found
     assert len(derived) - shared > shared
+
+
+def test_of_units_of_two_sizes_the_faster_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = _conv(tmp_path)
+    monkeypatch.setattr(budget, "TRIAL_TASK_BYTES", 0)
+    tried: list[tuple[int, int | None]] = []
+    cut = budget.cut
+
+    def noted(draft: Draft, machine: Machine, unit_bytes: int, most_units: int | None = None) -> Any:
+        tried.append((unit_bytes, most_units))
+        return cut(draft, machine, unit_bytes, most_units)
+
+    def tasks(ratio: float) -> int:
+        monkeypatch.setattr(budget, "SMALLER_UNITS_TIME_RATIO", ratio)
+        tried.clear()
+        return Small(6 << 20, 300 << 20).job(model, data, **QUICK, batch_size=2, steps=3, **CONV).plan().tasks
+
+    monkeypatch.setattr(budget, "cut", noted)
+    large, small = tasks(0.0), tasks(9.0)
+    most = 2 * large + budget.FEW_MORE_UNITS
+    assert tried[:2] == [(tried[0][0], None), (tried[0][0] // 2, most)] and large < small <= most
+    monkeypatch.setattr(budget, "FEW_MORE_UNITS", small - 2 * large - 1)
+    assert tasks(9.0) == large, "of more units none is tried"

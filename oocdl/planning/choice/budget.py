@@ -24,6 +24,7 @@ from oocdl.planning.machine import (
 )
 from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.simulation.timeline import Simulated
+from oocdl.planning.slot_search import FEW_SLOTS
 from oocdl.planning.task_graph import TaskGraph
 
 LARGEST_UNIT_BYTES = 1 << 30
@@ -32,8 +33,11 @@ SMALLER_UNITS_TIME_RATIO = 0.95
 """Smaller units are taken only if their predicted time is at most this share of that of larger ones,
 beside which they take up to 1.2 times as long as predicted."""
 TRIAL_TASK_BYTES = 256 << 10
-"""Memory for a trial with units of half the size, for each task of the plan at hand: up to four times as
+"""Memory for a trial with units of half the size, for each task of the plan at hand: up to twice as
 many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB)."""
+FEW_MORE_UNITS = 100
+"""Units of half the size are tried only if they are at most twice as many, and so many more. Of 50 plans of
+ten networks none with more was predicted to be faster, nor any in units of a quarter of the size."""
 SEARCH_START_BYTES = 512 << 20
 """Budget at which the search for the smallest one begins, if the given one is not larger."""
 CLOSE_BYTES = 1 << 20
@@ -114,40 +118,34 @@ def _fastest_on_device(draft: Draft, machine: Machine) -> Candidate | None:
 
 def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
     """The fastest way to cut, by simulation; None if nothing fits."""
-    found = None
-    for unit_bytes in _large_units(machine):
-        candidate = _candidate(draft, machine, unit_bytes)
-        if candidate is None:
-            break
-        if found and candidate.simulated.seconds > SMALLER_UNITS_TIME_RATIO * found.simulated.seconds:
-            break
-        found = candidate
-        if found.moved_bytes == 0:
-            break  # all of it fits: smaller units would only read more halos
-        if found.compiled.plan.tasks * TRIAL_TASK_BYTES > machine.capacity_bytes:
-            break
-    for unit_bytes in _last_units(machine):
-        found = found or _candidate(draft, machine, unit_bytes)
-    return found
+    large, *others = _unit_sizes(machine)
+    found = _candidate(draft, machine, large)
+    if found is None:
+        return next(filter(None, (_candidate(draft, machine, unit_bytes) for unit_bytes in others)), None)
+    tasks = found.compiled.plan.tasks
+    # Where all of it fits, smaller units would only read more halos.
+    if found.moved_bytes == 0 or tasks * TRIAL_TASK_BYTES > machine.capacity_bytes:
+        return found
+    most_units = 2 * tasks + FEW_MORE_UNITS if machine.permits <= FEW_SLOTS else None
+    smaller = _candidate(draft, machine, max(large // 2, 1), most_units)
+    most_seconds = SMALLER_UNITS_TIME_RATIO * found.simulated.seconds
+    return smaller if smaller and smaller.simulated.seconds <= most_seconds else found
 
 
-def _large_units(machine: Machine) -> list[int]:
-    """Return the bytes of a unit if each thread has one while another is read, and parts of that."""
+def _unit_sizes(machine: Machine) -> list[int]:
+    """Return the bytes of a unit if each thread has one while another is read, and if fewer run at once."""
     largest = machine.unit_bytes
     if get_engine(machine.engine).device is None:
         largest = min(largest, LARGEST_UNIT_BYTES)
-    return [max(largest // divisor, 1) for divisor in (1, 2, 4, 8)]
-
-
-def _last_units(machine: Machine) -> list[int]:
-    """Return the bytes of a unit if fewer units run at once, as not even that many have room."""
     divisors = range(machine.threads, 0, -1) if machine.device_unit_bytes is None else ()
-    return [max(machine.capacity_bytes // divisor, 1) for divisor in divisors]
+    return [largest, *(max(machine.capacity_bytes // divisor, 1) for divisor in divisors)]
 
 
-def _candidate(draft: Draft, machine: Machine, unit_bytes: int) -> Candidate | None:
-    """The pass in units of at most ``unit_bytes``; None if that cannot be."""
-    compiled = cut(draft, machine, unit_bytes)
+def _candidate(
+    draft: Draft, machine: Machine, unit_bytes: int, most_units: int | None = None
+) -> Candidate | None:
+    """The pass in units of at most ``unit_bytes``, and at most so many; None if that cannot be."""
+    compiled = cut(draft, machine, unit_bytes, most_units)
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
@@ -159,13 +157,15 @@ def _candidate(draft: Draft, machine: Machine, unit_bytes: int) -> Candidate | N
     return Candidate(compiled, stays(compiled.graph, tier_bytes, workers), simulated)
 
 
-def cut(draft: Draft, machine: Machine, unit_bytes: int) -> CompiledPass | BudgetError:
-    """The pass in units of at most ``unit_bytes``, or why there are none."""
+def cut(
+    draft: Draft, machine: Machine, unit_bytes: int, most_units: int | None = None
+) -> CompiledPass | BudgetError:
+    """The pass in units of at most ``unit_bytes``, and at most so many, or why there are none."""
     # Cut in vain, it would leave less room.
     if machine.capacity_bytes < TIGHT_BYTES and (error := _misfit(draft, machine, unit_bytes)):
         return error
     try:
-        compiled = draft.cut(machine.limits(draft.request.settings, unit_bytes))
+        compiled = draft.cut(machine.limits(draft.request.settings, unit_bytes, most_units))
         check_capacity(compiled.plan, machine)
         return compiled
     except BudgetError as error:
@@ -182,8 +182,8 @@ def smallest_budget(draft: Draft, machine: Machine) -> int:
 
     def fits(capacity_bytes: int, seems: bool = False) -> bool:
         roomy, refused = replace(machine, capacity_bytes=capacity_bytes), _misfit if seems else cut
-        sizes = [_large_units(roomy)[0], *_last_units(roomy)]
-        return not all(isinstance(refused(draft, roomy, unit), BudgetError) for unit in sizes[::-1])
+        sizes = _unit_sizes(roomy)[::-1]
+        return not all(isinstance(refused(draft, roomy, unit), BudgetError) for unit in sizes)
 
     high = max(SEARCH_START_BYTES, machine.capacity_bytes)
     while not fits(high, seems=True):

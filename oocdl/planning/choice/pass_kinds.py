@@ -111,8 +111,8 @@ def compile_within(
     """Cut a pass so that it keeps the budget; ``frozen`` are the cuts of a stored plan to repeat.
 
     Large units read fewer halos, small ones leave more memory for the tier: of units that are as large
-    as may be, of half that size and so on, those with the fewest predicted seconds are taken. If nothing
-    fits, BudgetError says which budget would do.
+    as may be, and of half that size, those with fewer predicted seconds are taken. If nothing fits,
+    BudgetError says which budget would do.
 
     ``hosts``: of several workers so many get work, as in another pass of the run; None: all, or those with
     which a step is predicted to be faster.
