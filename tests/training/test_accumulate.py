@@ -166,7 +166,7 @@ def test_out_of_core(k: int, clip: float | None, tmp_path: Path) -> None:
     model = nets.write_mlp(tmp_path / "mlp.onnx", sizes)
     ours = OPTIMIZERS["adam"][0](clip_norm=clip)
     options = {**EXACT, "threads": 1, "batch_size": 16, "optimizer": ours, "epochs": 2}
-    run = fit(model, data, machine=Small(capacity_bytes=120_000), accumulate=k, **options)
+    run = fit(model, data, machine=Small(120_000, 300 << 20), accumulate=k, **options)
     calls = run.plan.kinds[RAGGED].graph.calls
     assert any(call.key.kind is TaskKind.RECUT for call in calls)
     assert len(run.plan.compiled.pieces["w1"]) > 10

@@ -298,7 +298,7 @@ def test_the_plan_has_room_for_it(net: nn.Module, data: Path, tmp_path: Path) ->
     large = nets.write_data(tmp_path / "large.zarr", nets.volumes(2, 40))
     zeros = torch.zeros(2, 1, 8, 8, 8).double()
     model = oocdl.from_torch(copy.deepcopy(net), zeros, tmp_path / "net.onnx").path
-    room = Small(capacity_bytes=3 << 20)
+    room = Small(3 << 20, 300 << 20)
     found = plan(model, data / "a.zarr", machine=room, validation=large, **settings.EXACT)
     assert len(found.kinds[VALIDATION].plan.layers[0].units) > 1
     assert found.validation_seconds > 0 and "validation: 2 samples" in found.text()
