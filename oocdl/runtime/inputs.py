@@ -51,8 +51,13 @@ class Feed:
     stream: Stream | None = None
     """What is done to its samples beyond scaling; None: nothing."""
 
-    def check(self, found: Array, used: Array, region: Region) -> None:
-        """Raise DatasetError if what was ``found`` in a region, and is ``used`` as such, cannot be used."""
+    def put(self, found: Array, used: Array, region: Region) -> None:
+        """Put what was ``found`` in a region where it is ``used``, scaled; DatasetError if it cannot be."""
+        if self.scale is None:
+            used[...] = found
+        else:
+            factor = np.asarray(self.scale, used.dtype)
+            np.multiply(found, factor, out=used, dtype=used.dtype, casting="unsafe")
         whole = found if self.scale is None else used
         if isinstance(self.labels, Labels):
             check_labels(self.label, self.labels, whole, region)
@@ -82,8 +87,7 @@ class Feed:
                 with _decoding:
                     found = self.reader.read((*samples, *part))
                 used = target[None][(slice(None), *within(part, inner))]
-                used[...] = found if self.scale is None else _scaled(found, self.scale, used.dtype)
-                self.check(found, used, (*samples, *moved(part, [-start for start in offset])))
+                self.put(found, used, (*samples, *moved(part, [-start for start in offset])))
             stream.normalize(block, row, box)
             if stream.numbers is not None and own is not None:
                 _clear_around(block, box, own if axis else ((0, 1), *own))
@@ -241,8 +245,7 @@ class Sources:
                 for number in numbers:
                     one = found[samples[number] - first :][:1]
                     used = rows[(slice(number, number + 1), *within(block, inner))]
-                    used[...] = one if feed.scale is None else _scaled(one, feed.scale, used.dtype)
-                    feed.check(one, used, ((samples[number], samples[number] + 1), *block))
+                    feed.put(one, used, ((samples[number], samples[number] + 1), *block))
         if not np.shares_memory(rows, out):  # pieces that do not lie side by side
             out[...] = rows.reshape(out.shape)
 
@@ -253,11 +256,6 @@ def _clear_around(block: Array, region: Region, own: Region) -> None:
         lead = (slice(None),) * axis
         block[(*lead, slice(0, max(min(start, high) - low, 0)))] = 0
         block[(*lead, slice(max(stop - low, 0), None))] = 0
-
-
-def _scaled(found: Array, scale: float, dtype: np.dtype[Any]) -> Array:
-    made: Array = found.astype(dtype, copy=False) * np.asarray(scale, dtype)
-    return made
 
 
 def read_blocks(

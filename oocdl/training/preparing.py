@@ -255,10 +255,8 @@ def _passes(
             for part in read_blocks(box, own.chunks[1:], own.itemsize * own.chunks[0], READ_CHUNKS):
                 region = ((row, row + 1), *part)
                 found = own.read(region)
-                used = found.astype(np.float64)
-                if feed.scale is not None:
-                    used *= feed.scale
-                feed.check(found, used, region)
+                used = np.empty(found.shape)
+                feed.put(found, used, region)
                 if stream is not None:
                     stream.normalize(used.reshape((1, -1)), row, ((channel, channel + 1), (0, used.size)))
                 if mask is not None:

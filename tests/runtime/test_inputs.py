@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
 import oocdl
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.index import Region
-from oocdl.planning.machine import BATCH_CACHE_BYTES
+from oocdl.planning.machine import BATCH_CACHE_BYTES, CODEC_COPIES
 from oocdl.planning.passes import PassInfo
-from oocdl.runtime.inputs import Kept, own_regions, uniform
-from oocdl.storage.dataset.dataset import DataArray
+from oocdl.runtime.inputs import Feed, Kept, Sources, own_regions, uniform
+from oocdl.storage.dataset.dataset import DataArray, open_dataset
 from tests.kit.nets import write_mlp
 
 
@@ -95,3 +98,23 @@ def test_samples_of_one_chunk_are_read_at_once_and_stay_in_their_order(
         losses.append([row["loss"] for row in run.history])
     assert losses[0] == losses[1]
     assert regions.count(("x", ((4, 8), (0, 3)))) == 2
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("u1", 1 / 255), ("u1", None), ("i2", 0.5), ("f4", 2.0)])
+def test_reading_takes_no_more_copies_of_a_chunk_than_are_counted(
+    dtype: str, scale: float | None, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).integers(0, 99, (1, 128, 128, 128)).astype(dtype)
+    zarr.open_group(tmp_path, mode="w").create_array("x", data=x, chunks=x.shape)
+    array = open_dataset(tmp_path).arrays["x"]
+    graph: Any = SimpleNamespace(values={"x": SimpleNamespace(role=Role.INPUT, shape=x.shape)})
+    factored: Any = SimpleNamespace(graph=graph, factors={"x": tuple((extent,) for extent in x.shape)})
+    sources, out = Sources(factored, {"x": Feed(array, scale)}), np.empty(x.shape, np.float32)
+    tracemalloc.start()
+    try:
+        sources.read("x", tuple((0, extent) for extent in x.shape), PassInfo(0, 1, (0,)), out)
+        taken_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(out, x.astype("f4") * np.float32(1 if scale is None else scale))
+    assert array.chunk_bytes < taken_bytes <= CODEC_COPIES * array.chunk_bytes
