@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from typing import Any
 
 from dask.core import flatten
@@ -135,7 +136,15 @@ class Running:
             del result
 
 
-def get(graph: Any, keys: Any, *, workers: int = 2, tick: Callable[[], None] | None = None, **_: Any) -> Any:
+def get(
+    graph: Any,
+    keys: Any,
+    *,
+    workers: int = 2,
+    pool: Executor | None = None,
+    tick: Callable[[], None] | None = None,
+    **_: Any,
+) -> Any:
     """Compute ``keys`` of ``graph`` in the order of the graph.
 
     Parameters
@@ -146,6 +155,8 @@ def get(graph: Any, keys: Any, *, workers: int = 2, tick: Callable[[], None] | N
         A key, or a (nested) list of keys.
     workers
         Threads that run tasks.
+    pool
+        Has so many threads; None: new ones are started.
     tick
         Called about once a second, by the thread that called ``get``, while tasks run.
 
@@ -155,8 +166,8 @@ def get(graph: Any, keys: Any, *, workers: int = 2, tick: Callable[[], None] | N
     wanted = set(flatten([keys]))  # type: ignore[no-untyped-call]
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
     run = Running(tasks, wanted, window_of(workers - 1))  # one reads while the others compute
-    with ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as pool:
-        futures = [pool.submit(run.work) for _ in range(workers)]
+    with nullcontext(pool) if pool else ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as threads:
+        futures = [threads.submit(run.work) for _ in range(workers)]
         try:
             while tick is not None and wait(futures, TICK_SECONDS, return_when=FIRST_EXCEPTION).not_done:
                 tick()
@@ -166,6 +177,8 @@ def get(graph: Any, keys: Any, *, workers: int = 2, tick: Callable[[], None] | N
             # Ctrl-C arrives here: what runs is finished, nothing more is started.
             run.fail(error)
             raise
+        finally:
+            wait(futures)
     if run.error is not None:
         raise run.error
     return nested_get(keys, run.results)  # type: ignore[no-untyped-call]

@@ -26,6 +26,7 @@ from oocdl.events import ProcessLook
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.host.heap import give_back_freed_memory, trim
+from oocdl.host.main_heap import MainHeapThreads
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Machine, discards_old_weights
 from oocdl.planning.passes import PassInfo
@@ -152,9 +153,11 @@ class Session(Held):
             watched_results(self.compiled, self.watched),
         )
         execute.register(self.run_id, self.context)
+        self.pool = MainHeapThreads(self.machine.threads + 1)
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
         self.held.clear()
         execute.forget(self.run_id)
         use(self.before)
@@ -190,7 +193,7 @@ class Session(Held):
             tasks[key] = Task(key, take, key)
         tasks |= execute.pass_tasks(graph, self.run_id, plan_id, info)
         run = self.scheduler or get
-        ours = {"workers": self.machine.threads + 1, "tick": self.tick}
+        ours = {"workers": self.machine.threads + 1, "pool": self.pool, "tick": self.tick}
         options: dict[str, Any] = ours if run is get else {}
         self.context.begin_pass(plan_id)
         results = run(tasks, list(graph.outputs), **options)

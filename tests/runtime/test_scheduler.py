@@ -7,12 +7,17 @@ import signal
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from operator import add
 from typing import Any
 
 import pytest
 from dask._task_spec import DataNode, Task, TaskRef
 
+from oocdl.host import main_heap
+from oocdl.host.main_heap import MainHeapThreads, uses_main_heap
 from oocdl.runtime.scheduler import Running, get
 
 
@@ -133,3 +138,46 @@ def test_what_takes_no_time_is_run_by_whoever_brings_the_last_of_it() -> None:
     assert done == []
     running.arrive("too", "b")
     assert done == ["ab"] and running.order.over and not running.results
+
+
+@contextmanager
+def other_heaps() -> Iterator[None]:
+    """Several threads have begun to allocate, as in a notebook, so that the process has several heaps."""
+    over, begun = threading.Event(), threading.Barrier(5)
+
+    def rest() -> None:
+        held = [bytearray(1 << 14) for _ in range(4)]
+        begun.wait()
+        over.wait()
+        del held
+
+    threads = [threading.Thread(target=rest) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_threads_allocate_from_the_main_heap_whatever_threads_were_there_before() -> None:
+    """Other heaps lose their pages whenever they are empty: a MobileNetV2's step took 1.85 s, not 1.6."""
+    with other_heaps(), ThreadPoolExecutor(8) as plain, MainHeapThreads(3) as pool:
+        barrier = threading.Barrier(8)
+        assert not all(plain.map(lambda _: (barrier.wait(), uses_main_heap())[1], range(8)))
+        tasks = {f"a{number}": (lambda _: (time.sleep(0.01), uses_main_heap())[1], 0) for number in range(12)}
+        assert all(get(tasks, list(tasks), workers=3, pool=pool))
+
+
+def test_all_threads_work_where_none_gets_the_main_heap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_heap, "uses_main_heap", lambda: False)
+    at_once = threading.Barrier(3)
+    tasks = {name: (lambda _: at_once.wait(10) >= 0, 0) for name in "abc"}
+    with MainHeapThreads(3) as pool:
+        for _ in range(2):
+            assert get(tasks, list(tasks), workers=3, pool=pool) == (True, True, True)
+        with pytest.raises(ZeroDivisionError):
+            get({"a": (lambda _: 1 // 0, 0)}, "a", workers=3, pool=pool)

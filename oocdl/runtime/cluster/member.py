@@ -9,7 +9,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ class Member:
     setup: Setup
     number: int
     spill: Path
-    pool: ThreadPoolExecutor
+    pool: Executor
     held: dict[TaskKey, Chunk] = field(default_factory=dict)
     before: dict[TaskKey, Chunk] = field(default_factory=dict)
     """Pieces that were held when the last step began that has not been committed."""

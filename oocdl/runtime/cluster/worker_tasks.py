@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from distributed.protocol.pickle import loads
 
 from oocdl.errors import DiskFullError, OocdlError, ResourceError
 from oocdl.events import ProcessLook
-from oocdl.host.heap import use_one_heap
+from oocdl.host.main_heap import MainHeapThreads
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import dask_private
@@ -105,9 +104,7 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
     if setup.run_id in _left:
         raise Superseded("the run has ended before this worker took part")
     folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
-    use_one_heap()
-    # Threads of its own start now, so they share the main heap: the worker's may have started before.
-    pool = ThreadPoolExecutor(setup.threads + 1, thread_name_prefix="oocdl")
+    pool = MainHeapThreads(setup.threads + 1)
     member = Member(setup, setup.addresses.index(dask_worker.address), folder, pool)
     if not become_member(member):
         raise Superseded("another run, or a trial of a search, was faster to take this worker")

@@ -1,0 +1,98 @@
+"""Threads that allocate from the main heap of the process.
+
+A process that had threads before has several heaps, which glibc gives to new threads in turns; a notebook has
+some, and so has a script that has used PyTorch. Another heap than the main one loses its pages whenever it is
+empty, so that each program faults them in anew, and its end cannot be trimmed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from oocdl.host.heap import IS_SUPPORTED, use_one_heap
+
+R = TypeVar("R")
+NON_MAIN_ARENA, PROBE_BYTES = 4, 4096
+"""The bit of a block's header that says that it lies in another heap than the main one, and the bytes of a
+block that no thread keeps for itself."""
+MOST_OTHERS = 256
+"""Most threads with other heaps that are started until enough have got the main one; each takes 0.1 ms."""
+
+_library = ctypes.CDLL(None)
+if IS_SUPPORTED:
+    _library.malloc.restype, _library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+
+
+def uses_main_heap() -> bool:
+    """Whether this thread allocates from the main heap."""
+    if not IS_SUPPORTED:
+        return True
+    block = _library.malloc(PROBE_BYTES)
+    header = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value
+    _library.free(block)
+    return not header & NON_MAIN_ARENA
+
+
+class MainHeapThreads(Executor):
+    """A pool of ``count`` threads that allocate from the main heap, or from any if too few get that.
+
+    >>> with MainHeapThreads(2) as pool:
+    ...     pool.submit(max, 3, 4).result()
+    4
+    """
+
+    def __init__(self, count: int) -> None:
+        use_one_heap()  # no new ones
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._found, self._missing = threading.Event(), threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        missing = count
+        try:
+            while missing and len(self._threads) < count + MOST_OTHERS:
+                told: SimpleQueue[bool] = SimpleQueue()
+                thread = threading.Thread(target=self._serve, args=(told,), name="oocdl", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+                missing -= told.get()
+        except BaseException:
+            self.shutdown(wait=False)
+            raise
+        finally:  # those that got another heap were kept until now, or the next ones would get it
+            for _ in range(missing):
+                self._missing.release()
+            self._found.set()
+
+    def _serve(self, told: SimpleQueue[bool]) -> None:
+        is_main = uses_main_heap()
+        told.put(is_main)
+        if is_main or (self._found.wait() and self._missing.acquire(blocking=False)):
+            while (call := self._calls.get()) is not None:
+                call()
+                del call  # and what it holds, while this thread waits
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """See ``concurrent.futures.Executor``."""
+        future: Future[R] = Future()
+
+        def call(function: Callable[[], R]) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._calls.put(partial(call, partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Let threads end after what was submitted. May be called twice."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
