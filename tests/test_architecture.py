@@ -158,7 +158,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71358,
+    "lines of oocdl": 71363,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2020,
@@ -169,7 +169,7 @@ LIMITS = {
     "lines of engines": 6660,
     "lines of fusion": 2556,
     "lines of graph": 10552,
-    "lines of host": 823,
+    "lines of host": 828,
     "lines of ops": 6386,
     "lines of planning": 8217,
     "lines of presets": 661,

@@ -24,14 +24,17 @@ block that no thread keeps for itself."""
 MOST_OTHERS = 256
 """Most threads with other heaps that are started until enough have got the main one; each takes 0.1 ms."""
 
-_library = ctypes.CDLL(None)
-if IS_SUPPORTED:
+_library = ctypes.CDLL("libc.so.6" if IS_SUPPORTED else None)
+_in_use = ctypes.CDLL(None).malloc
+IS_TOLD = IS_SUPPORTED and bytes(_library.malloc) == bytes(_in_use)
+"""Whether glibc's ``malloc`` is the one in use, whose blocks tell their heap; not jemalloc's, for example."""
+if IS_TOLD:
     _library.malloc.restype, _library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 
 
 def uses_main_heap() -> bool:
-    """Whether this thread allocates from the main heap."""
-    if not IS_SUPPORTED:
+    """Whether this thread allocates from the main heap, as far as that is told."""
+    if not IS_TOLD:
         return True
     block = _library.malloc(PROBE_BYTES)
     header = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value
@@ -52,11 +55,12 @@ class MainHeapThreads(Executor):
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._found, self._missing = threading.Event(), threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
+        self._numbers = iter(range(count))
         missing = count
         try:
             while missing and len(self._threads) < count + MOST_OTHERS:
                 told: SimpleQueue[bool] = SimpleQueue()
-                thread = threading.Thread(target=self._serve, args=(told,), name="oocdl", daemon=True)
+                thread = threading.Thread(target=self._serve, args=(told,), daemon=True)
                 thread.start()
                 self._threads.append(thread)
                 missing -= told.get()
@@ -72,6 +76,7 @@ class MainHeapThreads(Executor):
         is_main = uses_main_heap()
         told.put(is_main)
         if is_main or (self._found.wait() and self._missing.acquire(blocking=False)):
+            threading.current_thread().name = f"oocdl_{next(self._numbers)}"  # traces go by it
             while (call := self._calls.get()) is not None:
                 call()
                 del call  # and what it holds, while this thread waits
