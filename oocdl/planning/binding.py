@@ -145,7 +145,8 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
         raise InputError(
             f"batch_size must be 1...{samples} (the number of samples), got {settings.batch_size}"
         )
-    _check_kinds(targets, arrays)
+    whole = {inputs[port.name] for port in model.inputs if "float" not in port.dtype}
+    _check_whole_numbers(whole | _of_labels(targets, arrays), settings.scale or {})
     return Binding(inputs, tuple(targets), samples, arrays)
 
 
@@ -226,13 +227,28 @@ def heads_of(
     return loss
 
 
-def _check_kinds(targets: list[Target], arrays: Mapping[str, DataArray]) -> None:
+def _check_whole_numbers(arrays: Collection[str], scale: Mapping[str, float]) -> None:
+    """Raise InputError for a factor that would make other classes or ids of those in ``arrays``."""
+    for name, factor in scale.items():
+        if name in arrays and not float(factor).is_integer():
+            raise InputError(
+                f"scale['{name}'] is {factor}, but array '{name}' is read as whole numbers; scale it in the "
+                "dataset, and leave the factor out"
+            )
+
+
+def _of_labels(targets: Collection[Target], arrays: Mapping[str, DataArray]) -> set[str]:
+    """Return the arrays that losses read as whole numbers; DatasetError for one that holds others."""
+    found = set()
     for target in targets:
-        labels = reads_labels(target.spec)
         for name in target.read:
-            if labels and arrays[name].dtype.kind not in "iub" and name != target.further.get(SAMPLE_WEIGHTS):
+            if not reads_labels(target.spec) or name == target.further.get(SAMPLE_WEIGHTS):
+                continue
+            found.add(name)
+            if arrays[name].dtype.kind not in "iub":
                 what = "labels" if name == target.array else "lengths"
                 raise DatasetError(
                     f"array '{name}' is {arrays[name].dtype}; the loss of '{target.output}' "
                     f"wants whole-number {what} (uint8, int64, ...)"
                 )
+    return found

@@ -148,6 +148,7 @@ def test_datasets(fit: Callable[..., oocdl.Run], arrays: Arrays, message: str) -
         ({"scale": {"image": 2}}, "scale names 'image', the dataset has: 'x', 'y'"),
         ({"scale": {"x": float("inf")}}, r"scale\['x'\] must be a finite number, got inf"),
         ({"scale": 2}, "scale takes a mapping by name, got 2"),
+        ({"scale": {"y": 0.5}}, r"scale\['y'\] is 0.5, .* whole numbers"),
         ({"freeze": 3}, "freeze takes names, got 3"),
         ({"keep": ["h", "gradient/w1"]}, "keep names 'gradient/w1', which is no activation"),
         ({"parallel": "data"}, "parallel takes 'auto' or a mapping"),
