@@ -158,7 +158,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71363,
+    "lines of oocdl": 71374,
     "lines of augmentation": 1566,
     "lines of callbacks": 644,
     "lines of cli": 2020,
@@ -169,9 +169,9 @@ LIMITS = {
     "lines of engines": 6660,
     "lines of fusion": 2556,
     "lines of graph": 10552,
-    "lines of host": 828,
+    "lines of host": 826,
     "lines of ops": 6386,
-    "lines of planning": 8217,
+    "lines of planning": 8232,
     "lines of presets": 661,
     "lines of pytorch": 3024,
     "lines of report": 2798,
@@ -179,7 +179,7 @@ LIMITS = {
     "lines of storage": 6618,
     "lines of training": 4125,
     "lines of tuning": 1431,
-    "lines of tests": 48333,
+    "lines of tests": 48324,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -92,7 +92,7 @@ if IS_SUPPORTED:
 
 
 def use_one_heap() -> None:
-    """Make threads that start from now on share the main heap: other heaps cannot be trimmed to the end."""
+    """Let no more heaps be made: threads that start from now on share those that are there."""
     if IS_SUPPORTED:
         _library.mallopt(M_ARENA_MAX, 1)
 

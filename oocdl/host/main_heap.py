@@ -11,7 +11,6 @@ import ctypes
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -25,9 +24,8 @@ MOST_OTHERS = 256
 """Most threads with other heaps that are started until enough have got the main one; each takes 0.1 ms."""
 
 _library = ctypes.CDLL("libc.so.6" if IS_SUPPORTED else None)
-_in_use = ctypes.CDLL(None).malloc
-IS_TOLD = IS_SUPPORTED and bytes(_library.malloc) == bytes(_in_use)
-"""Whether glibc's ``malloc`` is the one in use, whose blocks tell their heap; not jemalloc's, for example."""
+IS_TOLD = IS_SUPPORTED and bytes(_library.malloc) == bytes(ctypes.CDLL(None).malloc)
+"""Whether the ``malloc`` in use is glibc's, whose blocks tell their heap, and not jemalloc's, say."""
 if IS_TOLD:
     _library.malloc.restype, _library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
 
@@ -43,7 +41,7 @@ def uses_main_heap() -> bool:
 
 
 class MainHeapThreads(Executor):
-    """A pool of ``count`` threads that allocate from the main heap, or from any if too few get that.
+    """A pool of ``count`` threads that allocate from the main heap, or from any if too few get that one.
 
     >>> with MainHeapThreads(2) as pool:
     ...     pool.submit(max, 3, 4).result()
@@ -85,14 +83,14 @@ class MainHeapThreads(Executor):
         """See ``concurrent.futures.Executor``."""
         future: Future[R] = Future()
 
-        def call(function: Callable[[], R]) -> None:
+        def call() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(function())
+                    future.set_result(fn(*args, **kwargs))
                 except BaseException as error:
                     future.set_exception(error)
 
-        self._calls.put(partial(call, partial(fn, *args, **kwargs)))
+        self._calls.put(call)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -31,8 +30,9 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import program_flops
 from oocdl.graph.ir.speed import Heavy, RateTable, Scale
-from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, trim, use_one_heap
+from oocdl.host.heap import give_back_freed_memory, keep_freed_memory, trim
 from oocdl.host.limits import cores, most_taken_bytes
+from oocdl.host.main_heap import MainHeapThreads
 from oocdl.host.paths import cache_folder
 from oocdl.ops import RULES
 from oocdl.planning.cost_model import FREE_BYTES_PER_SECOND, NOMINAL, Rates, moved_bytes
@@ -147,7 +147,6 @@ def measure_rates(
     takes about half a minute, a few hundred MiB of memory, and ``disk_bytes`` of disk, which are free again
     afterwards.
     """
-    use_one_heap()
     keep_freed_memory()  # as a run does: what an operator takes depends on it
     threads = threads or cores()
     bench = _Bench(get_engine(engine), threads)
@@ -165,6 +164,7 @@ def measure_rates(
         arithmetic |= _arithmetic(bench, bfloat16_probes(sizes))
         scratch |= _scratch_ratios(bench, bfloat16_probes(sizes))
     copied = bench.copy_bytes_per_second(max(int(scale * (16 << 20)), 1))
+    bench.pool.shutdown()
     give_back_freed_memory()
     written, read = disk_rates(folder or Path.cwd(), disk_bytes)
     return Rates(
@@ -224,7 +224,7 @@ class _Bench:
         self.engine, self.threads = engine, threads
         self.channels_last_ranks = channels_last_ranks(engine.name, "float32")
         self.random = np.random.default_rng(0)
-        self.pool = ThreadPoolExecutor(threads)
+        self.pool = MainHeapThreads(threads)
         self.best: dict[str, float] = {}
         """Key of a program -> the fewest seconds of all its measurements."""
 

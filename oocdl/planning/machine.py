@@ -152,7 +152,7 @@ class Machine:
         )
 
     def limits(self, settings: Settings, unit_bytes: int, units: int | None = None) -> Limits:
-        """The limits that a plan has to keep where a unit may take ``unit_bytes``, of at most ``units``."""
+        """The limits that a plan of at most ``units`` has to keep, each of which may take ``unit_bytes``."""
         parallel = None if settings.parallel == "auto" else settings.parallel
         most_units = (self.capacity_bytes + PLAN_BYTES - EMPTY_PLAN_BYTES) // TASK_BYTES
         most_units = int(most_units * max(self.shares / UNEVEN_RATIO, 1))

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Executor, wait
 from contextlib import nullcontext
 from typing import Any
 
 from dask.core import flatten
 from dask.local import nested_get
 
+from oocdl.host.main_heap import MainHeapThreads
 from oocdl.planning.window_order import WINDOW_TASKS, WindowOrder, window_of
 from oocdl.runtime.dask_private import DataNode, GraphNode, convert_legacy_graph
 
@@ -156,7 +157,7 @@ def get(
     workers
         Threads that run tasks.
     pool
-        Has so many threads; None: new ones are started.
+        Pool of so many threads; None: they are started, and end with the call.
     tick
         Called about once a second, by the thread that called ``get``, while tasks run.
 
@@ -166,7 +167,7 @@ def get(
     wanted = set(flatten([keys]))  # type: ignore[no-untyped-call]
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
     run = Running(tasks, wanted, window_of(workers - 1))  # one reads while the others compute
-    with nullcontext(pool) if pool else ThreadPoolExecutor(workers, thread_name_prefix="oocdl") as threads:
+    with nullcontext(pool) if pool else MainHeapThreads(workers) as threads:
         futures = [threads.submit(run.work) for _ in range(workers)]
         try:
             while tick is not None and wait(futures, TICK_SECONDS, return_when=FIRST_EXCEPTION).not_done:

@@ -152,8 +152,8 @@ class Session(Held):
             self.deliver,
             watched_results(self.compiled, self.watched),
         )
-        execute.register(self.run_id, self.context)
         self.pool = MainHeapThreads(self.machine.threads + 1)
+        execute.register(self.run_id, self.context)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,7 +29,7 @@ from distributed.client import ClosedClientError
 
 from oocdl.errors import BudgetError, InputError, OocdlError, ResourceError, StoreError
 from oocdl.graph.onnx.own_operators import OWN
-from oocdl.host.heap import use_one_heap
+from oocdl.host.main_heap import MainHeapThreads
 from oocdl.ops.loss_functions import LOSSES
 from oocdl.ops.optimizers import KNOWN, OPTIMIZERS, Own
 from oocdl.ops.own_loss import FORMULAS
@@ -109,9 +109,7 @@ def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
         if worker.status in LEAVING or known is None or known.state not in ("executing", "long-running"):
             raise Unwanted
 
-    use_one_heap()
-    # A thread of its own, which shares the main heap; the worker's may have started before.
-    with ThreadPoolExecutor(1, thread_name_prefix="oocdl") as pool:
+    with MainHeapThreads(1) as pool:
         try:
             while not become_host(key):
                 check()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from operator import add
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from dask._task_spec import DataNode, Task, TaskRef
 
 from oocdl.host import main_heap
-from oocdl.host.main_heap import MainHeapThreads, uses_main_heap
+from oocdl.host.main_heap import MainHeapThreads
 from oocdl.runtime.scheduler import Running, get
 
 
@@ -140,36 +139,27 @@ def test_what_takes_no_time_is_run_by_whoever_brings_the_last_of_it() -> None:
     assert done == ["ab"] and running.order.over and not running.results
 
 
-@contextmanager
-def other_heaps() -> Iterator[None]:
-    """Several threads have begun to allocate, as in a notebook, so that the process has several heaps."""
-    over, begun = threading.Event(), threading.Barrier(5)
+HEAPS = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from oocdl.host.main_heap import MainHeapThreads, uses_main_heap
 
-    def rest() -> None:
-        held = [bytearray(1 << 14) for _ in range(4)]
-        begun.wait()
-        over.wait()
-        del held
+def told(pool, count):
+    barrier = Barrier(count)  # each call in a thread of its own
+    print(*pool.map(lambda _: (barrier.wait(), uses_main_heap())[1], range(count)))
 
-    threads = [threading.Thread(target=rest) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    begun.wait()
-    try:
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+with ThreadPoolExecutor(4) as before:
+    told(before, 4)
+    with MainHeapThreads(3) as pool:
+        told(pool, 3)
+        told(pool, 3)
+"""
 
 
 def test_threads_allocate_from_the_main_heap_whatever_threads_were_there_before() -> None:
     """Other heaps lose their pages whenever they are empty: a MobileNetV2's step took 1.85 s, not 1.6."""
-    with other_heaps(), ThreadPoolExecutor(8) as plain, MainHeapThreads(3) as pool:
-        barrier = threading.Barrier(8)
-        assert not all(plain.map(lambda _: (barrier.wait(), uses_main_heap())[1], range(8)))
-        tasks = {f"a{number}": (lambda _: (time.sleep(0.01), uses_main_heap())[1], 0) for number in range(12)}
-        assert all(get(tasks, list(tasks), workers=3, pool=pool))
+    found = subprocess.run([sys.executable, "-c", HEAPS], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == 4 * ["False"] + 6 * ["True"]
 
 
 def test_all_threads_work_where_none_gets_the_main_heap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -18,8 +17,9 @@ from distributed.comm.addressing import get_address_host
 
 from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError, OocdlError, ResourceError
-from oocdl.host.heap import give_back_freed_memory, use_one_heap
+from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import Limit, anonymous_bytes, available, code_digest, installed_version
+from oocdl.host.main_heap import MainHeapThreads
 from oocdl.planning.machine import machine_facts
 from oocdl.runtime.cluster import dask_limits
 from oocdl.runtime.cluster.cluster_progress import Report
@@ -190,9 +190,8 @@ def _awaited(client: Client, timeout_seconds: float, tell: Tell) -> list[str]:
 
 async def _load(engine: str, dask_worker: Worker) -> None:
     """Load an engine, which may take longer than a worker may be silent, or a crew without moving."""
-    use_one_heap()
     dask_worker.metrics[METRIC] = _loads
-    pool = ThreadPoolExecutor(1)
+    pool = MainHeapThreads(1)
     try:
         await asyncio.get_running_loop().run_in_executor(pool, get_engine, engine)
     finally:
