@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Executor, wait
-from contextlib import nullcontext
+from concurrent.futures import Executor
+from contextlib import nullcontext, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from dask.core import flatten
@@ -159,7 +160,8 @@ def get(
     pool
         Pool of so many threads; None: they are started, and end with the call.
     tick
-        Called about once a second, by the thread that called ``get``, while tasks run.
+        Called about once a second, by the thread that called ``get``, while tasks run. A signal's exception
+        may end it only where it holds no lock that tasks need.
 
     >>> get({"a": 1, "b": (lambda x: x + 1, "a")}, ["a", "b"])
     (1, 2)
@@ -167,19 +169,35 @@ def get(
     wanted = set(flatten([keys]))  # type: ignore[no-untyped-call]
     tasks = graph if isinstance(graph, Mapping) else graph.__dask_graph__()
     run = Running(tasks, wanted, window_of(workers - 1))  # one reads while the others compute
-    with nullcontext(pool) if pool else MainHeapThreads(workers) as threads:
-        futures = [threads.submit(run.work) for _ in range(workers)]
+    begun, ended, told = list[None](), list[None](), SimpleQueue[None]()
+
+    def work() -> None:
+        begun.append(None)
         try:
-            while tick is not None and wait(futures, TICK_SECONDS, return_when=FIRST_EXCEPTION).not_done:
-                tick()
-            for future in futures:
-                future.result()
+            run.work()
+        except BaseException as error:
+            run.fail(error)
+        ended.append(None)
+        told.put(None)
+
+    with nullcontext(pool) if pool else MainHeapThreads(workers) as threads:
+        try:
+            for _thread in range(workers):
+                threads.submit(work)
+            while len(ended) < workers:
+                with suppress(Empty):  # no wait for futures: a signal could leave their locks taken
+                    told.get(timeout=TICK_SECONDS)
+                    continue
+                if tick is not None:
+                    tick()
         except BaseException as error:
             # Ctrl-C arrives here: what runs is finished, nothing more is started.
             run.fail(error)
             raise
         finally:
-            wait(futures)
+            while len(ended) < len(begun):
+                with suppress(Empty):
+                    told.get(timeout=TICK_SECONDS)
     if run.error is not None:
         raise run.error
     return nested_get(keys, run.results)  # type: ignore[no-untyped-call]

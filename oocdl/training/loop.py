@@ -314,17 +314,16 @@ class Trainer:
         begun = time.monotonic()
         if begun < self.look_at:
             return
-        looks = session.looks()
-        self.emit(
-            StepRunning(
+        with self.signals.delayed():  # tasks need the locks that this takes
+            running = StepRunning(
                 at_seconds=time.time(),
                 step=step,
                 pass_number=pass_number,
                 passes=passes,
                 plan_id=plan_id,
-                processes=looks,
+                processes=session.looks(),
             )
-        )
+            self.emit(running)
         ended = time.monotonic()
         pause = max(LOOK_SECONDS, (ended - begun) / LOOK_SHARE)
         self.look_at = ended + min(pause, MOST_LOOK_SECONDS)

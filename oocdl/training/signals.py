@@ -2,17 +2,22 @@
 
 The exception of a signal is raised only where the trainer allows it, in a step or a callback. Anywhere else,
 as in a commit, it waits: what is whole in memory is made durable first. A second signal does not wait.
+Signals within a second of the first are the same one: a terminal and a launcher may both send it.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from oocdl.host.signal_mask import STOPPING
+
+SAME_SECONDS = 1.0
+"""Signals that come within so many seconds are one."""
 
 
 class Stopped(SystemExit):
@@ -47,6 +52,7 @@ class Signals:
         self._before: dict[signal.Signals, object] = {}
         self._pending: int | None = None
         self._allowed = False
+        self._taken_at = float("-inf")
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
@@ -77,6 +83,21 @@ class Signals:
         finally:
             self._allowed = False
 
+    @contextmanager
+    def delayed(self) -> Iterator[None]:
+        """Let a signal wait until the end of this block, inside of one that allows it.
+
+        An exception in the entry of a lock of Python's leaves it locked. This block takes some that other
+        threads need.
+        """
+        allowed, self._allowed = self._allowed, False
+        try:
+            yield
+        finally:
+            self._allowed = allowed
+        if allowed:
+            self.check()
+
     def check(self) -> None:
         """Raise the exception of a signal that has come; called where everything is as it should be."""
         number, self._pending = self._pending, None
@@ -84,7 +105,10 @@ class Signals:
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        again = self._pending is not None
+        now = time.monotonic()
+        if now - self._taken_at < SAME_SECONDS:
+            return
+        self._taken_at, again = now, self._pending is not None
         self._pending = number
         if self._allowed or again:
             self.check()

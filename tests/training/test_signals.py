@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import pytest
 
 import oocdl
 from oocdl.events import Event, RunStopped, StepDone
+from oocdl.runtime.session import Session
 from oocdl.storage.run.commit import Commit
+from oocdl.training import signals
 from oocdl.training.signals import Signals
 from tests.kit import nets
 from tests.kit.settings import QUICK
@@ -113,6 +116,8 @@ def test_a_second_signal_breaks_a_commit_off_and_says_no_more_than_that(
     def finish_twice_interrupted(self: Commit, meta: Any) -> Any:
         for _ in range(2 if meta["step"] == AT else 0):
             os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)  # the same one, sent by two
+            time.sleep(signals.SAME_SECONDS)
         return finish(self, meta)
 
     monkeypatch.setattr(Commit, "finish", finish_twice_interrupted)
@@ -123,6 +128,23 @@ def test_a_second_signal_breaks_a_commit_off_and_says_no_more_than_that(
     assert events[-1] == RunStopped("SIGINT", str(tmp_path / "run"), AT - 1)
     monkeypatch.undo()
     assert nets.files_of(fit()) == whole
+
+
+def test_a_signal_waits_while_locks_are_taken_that_units_need(
+    fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception in the entry of a lock of Python's leaves it locked: units waited for ever."""
+    looks, looked = Session.looks, list[int]()
+
+    def stopped(self: Session) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        looked.append(len(self.held))
+        return looks(self)
+
+    monkeypatch.setattr(Session, "looks", stopped)
+    with pytest.raises(SystemExit):
+        fit()
+    assert looked and oocdl.open(tmp_path / "run").steps == 0
 
 
 def test_what_was_kept_last_is_that_of_the_committed_step(fit: Fit, tmp_path: Path) -> None:
@@ -157,7 +179,7 @@ def test_a_commit_is_whole_also_inside_of_who_watches_signals_already(
 ) -> None:
     sender = Sender(signal.SIGTERM, "a commit")
     monkeypatch.setattr(os, "fsync", sender.fsync)
-    with pytest.raises(SystemExit), Signals() as signals, signals.allowed():
+    with pytest.raises(SystemExit), Signals() as outermost, outermost.allowed():
         outer = signal.getsignal(signal.SIGTERM)
         try:
             fit(callbacks=[sender], commit_seconds=0)
