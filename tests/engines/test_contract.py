@@ -271,3 +271,11 @@ def test_choice_of_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_gate_imports_no_runtime() -> None:
     code = "import sys, oocdl.engines.engine;sys.exit(bool({'torch', 'onnxruntime'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_onnxruntime_loads_neither_pytorch_nor_its_tools_for_training() -> None:
+    code = """
+import sys, oocdl.engines.ort.ort_kernels
+sys.exit(bool({"torch", "sympy", "onnxruntime.training"} & set(sys.modules)))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

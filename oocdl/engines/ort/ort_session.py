@@ -7,17 +7,34 @@ one thread and no arena: worker threads run beside each other, and an arena woul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort  # type: ignore[import-untyped]
 from onnx import helper
-from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.operands import aligned
+
+
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Let imports in this block take a module that is not loaded yet for one that is not installed."""
+    is_loaded = sys.modules.setdefault(module, None) is not None  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        if not is_loaded:
+            del sys.modules[module]
+
+
+# onnxruntime-training loads PyTorch and SymPy with its tools for training: 2 s, and 180 MiB of each process.
+with _hidden("onnxruntime.training"):
+    import onnxruntime as ort  # type: ignore[import-untyped]
+    from onnxruntime.capi import onnxruntime_pybind11_state as state  # type: ignore[import-untyped]
 
 REFUSALS = (state.Fail, state.InvalidGraph, state.NotImplemented)
 """Errors that onnxruntime raises for an operator that it cannot run."""
