@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import llvmlite.binding as llvm
 
+from oocdl.fusion.code_cache import CodeCache
+
 Code = Callable[[int], None]
 """A compiled loop, called with the address of its arguments."""
 
@@ -35,18 +37,28 @@ class _Linker:
         llvm.initialize_native_asmprinter()
         self.machine = _machine()
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
-        self.count = 0
+        facts = (llvm.llvm_version_info, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+        self.cache = CodeCache(repr(facts))
 
     def make(self, loop: Source) -> Code:
-        """Compile a loop."""
-        self.count += 1
-        name = f"loop{self.count}"
-        module = llvm.parse_assembly(loop.write(name))
-        module.verify()
-        self._improve(module.get_function(name))
-        self.engine.add_object_file(llvm.ObjectFileRef.from_data(self.machine.emit_object(module)))
+        """Return the code of a loop: what was compiled before, or else compiled now."""
+        text = loop.write("loop")
+        key = self.cache.key(text)
+        name = f"loop_{key}"
+        code = self.cache.read(key)
+        if code is None:
+            code = self._compile(text.replace("@loop(", f"@{name}("), name)
+            self.cache.write(key, code)
+        self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.get_function_address(name))
+
+    def _compile(self, text: str, name: str) -> bytes:
+        module = llvm.parse_assembly(text)
+        module.verify()
+        self._improve(module.get_function(name))
+        code: bytes = self.machine.emit_object(module)
+        return code
 
     def _improve(self, function: Any) -> None:
         """Run LLVM's passes that turn variables into registers and merge equal values.
