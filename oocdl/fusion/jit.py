@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -10,10 +11,14 @@ from typing import Any, Protocol
 
 import llvmlite.binding as llvm
 
-from oocdl.fusion.code_cache import CodeCache
+from oocdl.host.limits import code_digest
+from oocdl.host.user_cache import UserCache
 
 Code = Callable[[int], None]
 """A compiled loop, called with the address of its arguments."""
+
+KEPT = UserCache("loops", most_entries=4096)
+"""Machine code, of some 4 KiB a loop."""
 
 
 class Source(Protocol):
@@ -37,18 +42,19 @@ class _Linker:
         llvm.initialize_native_asmprinter()
         self.machine = _machine()
         self.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine())
-        facts = (llvm.llvm_version_info, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-        self.cache = CodeCache(repr(facts))
+        host = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+        self.salt = repr((code_digest(), llvm.llvm_version_info, host))
+        """What machine code depends on beside its source."""
 
     def make(self, loop: Source) -> Code:
         """Return the code of a loop: what was compiled before, or else compiled now."""
         text = loop.write("loop")
-        key = self.cache.key(text)
+        key = hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
         name = f"loop_{key}"
-        code = self.cache.read(key)
+        code = KEPT.read(key)
         if code is None:
             code = self._compile(text.replace("@loop(", f"@{name}("), name)
-            self.cache.write(key, code)
+            KEPT.write(key, code)
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
         return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.get_function_address(name))

@@ -2,9 +2,7 @@
 
 An entry holds what ``plan.json`` of a run holds: the cuts of each kind of pass, and the digest of the
 numerics that they gave. Its name is a digest of all that the search depends on, oocdl's own code among it.
-Passes are compiled again from the cuts, and count only if they fit this machine and have these numerics. An
-entry that is damaged, or that another user may have written, does not count: the plan is searched for anew.
-Files are replaced whole, so any number of processes may write.
+Passes are compiled again from the cuts, and count only if they fit this machine and have these numerics.
 """
 
 from __future__ import annotations
@@ -12,32 +10,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from oocdl.config import Settings, plain
 from oocdl.config.settings import setting_names
-from oocdl.errors import BudgetError, InputError, OocdlError
+from oocdl.errors import BudgetError, InputError
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.host.limits import code_digest
-from oocdl.host.paths import cache_folder
+from oocdl.host.user_cache import UserCache
 from oocdl.planning.binding import Binding
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.machine import Machine, machine_facts
 from oocdl.planning.passes import Course
-from oocdl.storage.checksums import sealed, unsealed
-from oocdl.storage.files import write_bytes
 from oocdl.training.resume import freeze, numerics_of
 
 VARIABLE = "OOCDL_PLAN_CACHE"
 """Environment variable: ``off`` keeps plans from being stored, and from being taken from the cache."""
-MOST_ENTRIES = 50
-"""Maximum number of entries; beyond it, those used longest ago are removed."""
+KEPT = UserCache("plans", most_entries=50)
 LEAST_CAPACITY_SHARE, MOST_CAPACITY_SHARE = 1 - 1 / 64, 1 + 1 / 16
 """Bounds of the capacity, as shares of the one a plan was found for, within which the plan counts: a process
 is not equally large each time."""
@@ -89,49 +82,22 @@ def cached_passes(
             if numerics_of(passes) == frozen["numerics"]:
                 return passes
     passes = cut({})
-    _write(key, {"capacity_bytes": machine.capacity_bytes, "frozen": freeze(passes)})
+    body = {"capacity_bytes": machine.capacity_bytes, "frozen": freeze(passes)}
+    KEPT.write(key, json.dumps(body).encode())
     return passes
 
 
 def _read(key: str, machine: Machine) -> Mapping[str, Any] | None:
     """Return cuts that were found before for about this capacity; None if there are none."""
-    path = _path_of(key)
-    try:
-        if not path.is_file():
-            return None
-        status = path.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o022:
-            raise ValueError("another user may have written it")
-        body = unsealed("plans", path.read_bytes().decode())
-        os.utime(path)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        warnings.warn(f"the plan in {path} does not count, and is made anew: {reason}", stacklevel=2)
+    entry = KEPT.read(key)
+    if entry is None:
         return None
+    body = json.loads(entry)
     share = machine.capacity_bytes / body["capacity_bytes"]
     frozen: Mapping[str, Any] = body["frozen"]
     return frozen if LEAST_CAPACITY_SHARE <= share <= MOST_CAPACITY_SHARE else None
 
 
-def _write(key: str, body: Mapping[str, Any]) -> None:
-    """Write an entry, and remove those that were used longest ago, where there are too many."""
-    path = _path_of(key)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, sealed("plans", body).encode())
-        path.chmod(0o600)
-        with suppress(FileNotFoundError):  # another process removes them, too
-            ages = sorted(path.parent.iterdir(), key=lambda entry: entry.stat().st_mtime)
-            for old in ages[:-MOST_ENTRIES]:
-                old.unlink()
-    except (OSError, OocdlError) as error:
-        warnings.warn(f"plans cannot be kept in {path.parent}: {error}", stacklevel=2)
-
-
 def is_on() -> bool:
     """Whether plans are kept."""
     return os.environ.get(VARIABLE, "") != "off"
-
-
-def _path_of(key: str) -> Path:
-    return cache_folder() / "plans" / f"{key}.json"

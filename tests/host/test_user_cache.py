@@ -1,0 +1,71 @@
+"""What is kept in the user's cache counts only if it is what was written, by this user."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from oocdl.host import paths
+from oocdl.host.user_cache import UserCache
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "oocdl" / "loops"
+
+
+CACHE = UserCache("loops", most_entries=3)
+
+
+def test_what_was_written_is_read(folder: Path) -> None:
+    assert CACHE.read("a") is None
+    CACHE.write("a", b"one\ntwo\n")
+    CACHE.write("b", b"")
+    assert (CACHE.read("a"), CACHE.read("b")) == (b"one\ntwo\n", b"")
+    assert (folder / "a").stat().st_mode & 0o777 == 0o600 and len(list(folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize("damaged", [b"one\ntw", b"one\nten\n", b""])
+def test_a_damaged_entry_does_not_count(folder: Path, damaged: bytes) -> None:
+    CACHE.write("a", b"one\ntwo\n")
+    seal = (folder / "a").read_bytes().partition(b"\n")[0]
+    (folder / "a").write_bytes(seal + b"\n" + damaged)
+    with pytest.warns(UserWarning, match="loops/a does not count, and is made anew: its digest"):
+        assert CACHE.read("a") is None
+
+
+def test_an_entry_of_another_name_or_user_does_not_count(folder: Path) -> None:
+    CACHE.write("a", b"one")
+    (folder / "a").rename(folder / "b")
+    with pytest.warns(UserWarning, match="its digest does not match"):
+        assert CACHE.read("b") is None
+    CACHE.write("a", b"one")
+    (folder / "a").chmod(0o666)
+    with pytest.warns(UserWarning, match="another user may have written it"):
+        assert CACHE.read("a") is None
+
+
+def test_entries_used_longest_ago_are_removed(folder: Path) -> None:
+    for number in range(3):
+        CACHE.write(str(number), b"entry")
+        os.utime(folder / str(number), (number, number))
+    assert CACHE.read("0") == b"entry"
+    CACHE.write("3", b"entry")
+    assert sorted(path.name for path in folder.iterdir()) == ["0", "2", "3"]
+
+
+def test_where_nothing_can_be_kept_that_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.parent.mkdir()
+    folder.write_text("a file")
+    assert CACHE.read("a") is None
+    with pytest.warns(UserWarning, match="^loops cannot be kept: .*File exists") as caught:
+        CACHE.write("a", b"one")
+    assert "\n" not in str(caught[0].message)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(paths.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
+    assert CACHE.read("a") is None
+    with pytest.warns(UserWarning, match=r"^loops cannot be kept: nobody knows the home folder of user \d+"):
+        CACHE.write("a", b"one")
