@@ -54,6 +54,7 @@ class MainHeapThreads(Executor):
         self._found, self._missing = threading.Event(), threading.Semaphore(0)
         self._threads: list[threading.Thread] = []
         self._numbers = iter(range(count))
+        self._is_over = False
         missing = count
         try:
             while missing and len(self._threads) < count + MOST_OTHERS:
@@ -81,6 +82,8 @@ class MainHeapThreads(Executor):
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """See ``concurrent.futures.Executor``."""
+        if self._is_over:
+            raise RuntimeError("the threads have ended")
         future: Future[R] = Future()
 
         def call() -> None:
@@ -95,6 +98,7 @@ class MainHeapThreads(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Let threads end after what was submitted. May be called twice."""
+        self._is_over = True
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads if wait else ():

@@ -61,12 +61,13 @@ class Running:
         )
         self.results: dict[Hashable, Any] = {}
         self.error: BaseException | None = None
-        self.change = threading.Condition()
+        self.lock = threading.RLock()  # entered itself: a signal in the entry of a Condition leaves it locked
+        self.change = threading.Condition(self.lock)
         self._at_limit: Callable[[], None] | None = None
 
     def run_to(self, limit: int, done: Callable[[], None]) -> None:
         """Let the tasks before number ``limit`` start; call ``done`` when all of them have finished."""
-        with self.change:
+        with self.lock:
             self.order.raise_limit(limit)
             if self.order.at_limit:
                 done()
@@ -76,7 +77,7 @@ class Running:
 
     def next_task(self) -> GraphNode | None:
         """The first task that may start now; blocks until there is one; None at the end."""
-        with self.change:
+        with self.lock:
             while self.error is None and not self.order.over:
                 number = self.order.next()
                 if number is not None:
@@ -85,12 +86,12 @@ class Running:
         return None
 
     def arguments(self, task: GraphNode) -> dict[Hashable, Any]:
-        with self.change:
+        with self.lock:
             return {key: self.results[key] for key in task.dependencies}
 
     def finish(self, task: GraphNode, result: Any) -> None:
         """Store a result, wake what waited for it, drop what nothing needs any more."""
-        with self.change:
+        with self.lock:
             self.results[task.key] = result
             useless = self.order.finish(self.numbers[task.key])
             while (number := self.order.due()) is not None:
@@ -111,7 +112,7 @@ class Running:
         self.finish(self.tasks[self.numbers[key]], result)
 
     def fail(self, error: BaseException) -> None:
-        with self.change:
+        with self.lock:
             self.error = self.error or error
             self.change.notify_all()
 
@@ -198,6 +199,8 @@ def get(
             while len(ended) < len(begun):
                 with suppress(Empty):
                     told.get(timeout=TICK_SECONDS)
+            if run.error is not None:  # whoever keeps the error would keep all arrays
+                run.leave()
     if run.error is not None:
         raise run.error
     return nested_get(keys, run.results)  # type: ignore[no-untyped-call]

@@ -92,6 +92,8 @@ class Trainer:
         """Dataset rows of the last pass of the last step that is done."""
         self.due: dict[str, Any] | None = None
         """Row of the last step, until its validation is done and listeners know of it."""
+        self.is_committing = False
+        """Whether a commit was begun, and has not ended well yet."""
         self.restored: int | None = None
         """Step whose weights the run predicts with; None: the last."""
         self.acting = [one for one in self.listeners if isinstance(one, Acting)]
@@ -168,7 +170,7 @@ class Trainer:
                         return
                     losses = 0 if self.stepped else losses + 1
                     check_losses(losses, lost)
-                    self.rows, self.due, self.stepped = [], None, False
+                    self.rows, self.due, self.stepped, self.is_committing = [], None, False, False
                     with self.signals.allowed():
                         self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
                         members = session.gather_again()
@@ -177,8 +179,10 @@ class Trainer:
             self._commit_done(session)
             raise
         except (KeyboardInterrupt, SystemExit) as stop:
-            self._commit_done(session)
-            self.emit(RunStopped(reason_of(stop), str(self.store.path), self.committed))
+            try:
+                self._commit_done(session)
+            finally:  # a second signal breaks that off
+                self.emit(RunStopped(reason_of(stop), str(self.store.path), self.committed))
             raise
 
     def _load(self, session: Held) -> None:
@@ -351,22 +355,23 @@ class Trainer:
         }
 
     def _commit_done(self, session: Held) -> None:
-        # A second signal may have broken a commit off, which is then not tried again.
+        # A commit that a second signal has broken off is not tried again.
         step = max((row["step"] for row in (*self.rows, self.due) if row), default=0)
-        if (self.rows or step > self.committed) and not session.spent and not self.store.is_writing:
+        if (self.rows or step > self.committed) and not session.spent and not self.is_committing:
             try:
                 self._commit(session, step)
             except WorkersLost as lost:
                 self.emit(Notice(f"{lost}: steps after {self.committed} could not be committed"))
 
     def _commit(self, session: Held, step: int) -> None:
+        self.is_committing = True
         check_commit(self.plan, self.store.path)
         self.store.append_history(self.rows)
         if step == self.committed and self.store.current() is not None:  # as its validation began
             self.store.commit_history(self._meta(step))
         else:
             session.commit(self.store, MAIN, self._meta(step))
-        rows, self.rows, self.committed = self.rows, [], step
+        rows, self.rows, self.committed, self.is_committing = self.rows, [], step, False
         try:
             if rows and (report := self.plan.report(session.measured(), rows[-1]["process_bytes"])):
                 write_report(self.store.path, report)

@@ -51,7 +51,7 @@ class Signals:
     def __init__(self) -> None:
         self._before: dict[signal.Signals, object] = {}
         self._pending: int | None = None
-        self._allowed = False
+        self._allowed = self._raised = False
         self._taken_at = float("-inf")
 
     def __enter__(self) -> Signals:
@@ -102,13 +102,14 @@ class Signals:
         """Raise the exception of a signal that has come; called where everything is as it should be."""
         number, self._pending = self._pending, None
         if number is not None:
+            self._raised = True
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if now - self._taken_at < SAME_SECONDS:
             return
-        self._taken_at, again = now, self._pending is not None
+        self._taken_at, again = now, self._raised or self._pending is not None
         self._pending = number
         if self._allowed or again:
             self.check()

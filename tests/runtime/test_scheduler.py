@@ -109,6 +109,25 @@ def test_the_first_error_is_raised_and_nothing_more_starts() -> None:
     assert len(started) < 10
 
 
+def test_an_error_that_is_kept_keeps_no_results() -> None:
+    """A notebook keeps the last one: what it held counted as the process itself."""
+    alive: list[weakref.ref[Result]] = []
+
+    def make() -> Result:
+        result = Result()
+        alive.append(weakref.ref(result))
+        return result
+
+    graph = {
+        "made": Task("made", make),
+        "wrong": Task("wrong", lambda: 1 // 0),
+        "both": Task("both", lambda *_: None, TaskRef("made"), TaskRef("wrong")),
+    }
+    with pytest.raises(ZeroDivisionError) as kept:
+        get(graph, ["both"], workers=1)
+    assert alive[0]() is None and kept.value.__traceback__ is not None
+
+
 def test_an_interrupt_stops_the_run() -> None:
     """Ctrl-C: what runs is finished, nothing more is started."""
     started: list[int] = []
@@ -171,3 +190,5 @@ def test_all_threads_work_where_none_gets_the_main_heap(monkeypatch: pytest.Monk
             assert get(tasks, list(tasks), workers=3, pool=pool) == (True, True, True)
         with pytest.raises(ZeroDivisionError):
             get({"a": (lambda _: 1 // 0, 0)}, "a", workers=3, pool=pool)
+    with pytest.raises(RuntimeError, match="the threads have ended"):
+        pool.submit(max, 1, 2)

@@ -18,7 +18,8 @@ import pytest
 import oocdl
 from oocdl.events import Event, RunStopped, StepDone
 from oocdl.runtime.session import Session
-from oocdl.storage.run.commit import Commit
+from oocdl.storage.run import run_store
+from oocdl.storage.run.commit import Commit, Writer
 from oocdl.training import signals
 from oocdl.training.signals import Signals
 from tests.kit import nets
@@ -107,25 +108,33 @@ def test_what_is_done_is_committed(
     assert nets.files_of(fit()) == whole
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Commit, "finish"), (Writer, "write"), (run_store, "sync_all")],
+    ids=lambda one: str(one),
+)
+@pytest.mark.parametrize("first", ["a commit", "a callback"])
 def test_a_second_signal_breaks_a_commit_off_and_says_no_more_than_that(
-    fit: Fit, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The version is still open then, and is not written again."""
-    finish = Commit.finish
+    fit: Fit, whole: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    owner: Any, name: str, first: str,
+) -> None:  # fmt: skip
+    """The version is open then, or not any more, and is not written again."""
+    monkeypatch.setattr(signals, "SAME_SECONDS", 0.05)
+    sender, usual = Sender(signal.SIGINT, first), getattr(owner, name)
 
-    def finish_twice_interrupted(self: Commit, meta: Any) -> Any:
-        for _ in range(2 if meta["step"] == AT else 0):
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)  # the same one, sent by two
-            time.sleep(signals.SAME_SECONDS)
-        return finish(self, meta)
+    def interrupted(*arguments: Any) -> Any:
+        if sender.events and isinstance(sender.events[-1], StepDone) and sender.events[-1].row["step"] == AT:
+            for _ in range(2 if first == "a commit" else 1):
+                time.sleep(2 * signals.SAME_SECONDS)
+                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), signal.SIGINT)  # the same one, sent by two
+        return usual(*arguments)
 
-    monkeypatch.setattr(Commit, "finish", finish_twice_interrupted)
-    events: list[Event] = []
+    monkeypatch.setattr(owner, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fit(commit_seconds=0, callbacks=[events.append])
+        fit(commit_seconds=0, callbacks=[sender])
     assert oocdl.open(tmp_path / "run").steps == AT - 1 and oocdl.verify(tmp_path / "run").sound
-    assert events[-1] == RunStopped("SIGINT", str(tmp_path / "run"), AT - 1)
+    assert sender.events[-1] == RunStopped("SIGINT", str(tmp_path / "run"), AT - 1)
     monkeypatch.undo()
     assert nets.files_of(fit()) == whole
 

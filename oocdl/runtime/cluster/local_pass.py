@@ -73,7 +73,7 @@ class LocalPass:
             error = worker.exception()
             if error is not None:
                 self._running.fail(error)
-            with self._running.change:
+            with self._running.lock:
                 left[0] -= 1
                 last = not left[0]
             if last:
@@ -84,7 +84,7 @@ class LocalPass:
 
     def run_through(self, group: int) -> Future[None]:
         """Run all that is left up to the end of a group of layers; return a future of when that is done."""
-        with self._running.change:
+        with self._running.lock:
             segment: Future[None] = Future()
             self._segment = segment
             if self._running.error is not None:
@@ -133,7 +133,7 @@ class LocalPass:
             self._running.leave()
             self.done.set_result(made)
             return
-        with self._running.change:
+        with self._running.lock:
             waiting: list[Future[Any]] = [*self._sends.values(), *self.groups, self._segment, self.done]
             for future in waiting:
                 if not future.done():

@@ -104,9 +104,10 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
     if setup.run_id in _left:
         raise Superseded("the run has ended before this worker took part")
     folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
-    pool = MainHeapThreads(setup.threads + 1)
-    member = Member(setup, setup.addresses.index(dask_worker.address), folder, pool)
+    number, pool = setup.addresses.index(dask_worker.address), MainHeapThreads(setup.threads + 1)
+    member = Member(setup, number, folder, pool)
     if not become_member(member):
+        pool.shutdown(wait=False)
         raise Superseded("another run, or a trial of a search, was faster to take this worker")
     plugin = MemberPlugin(member)
     try:

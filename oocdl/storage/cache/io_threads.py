@@ -1,6 +1,6 @@
 """Threads that move chunks between RAM and the spill. They are not tasks and need no memory.
 
-Methods below "under the lock" are called with ``changed`` held; no I/O is done under it.
+Methods below "under the lock" are called with ``lock`` held; no I/O is done under it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Mover:
         self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._write_soon)
         self.pool = pool
         self.spill = spill
-        self.changed = threading.Condition(threading.Lock())
+        # Entered itself, never by way of ``changed``: a signal in the entry of a Condition leaves it locked.
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
         self.error: OocdlError | None = None
         # SimpleQueue.put may be called from a finalizer, wherever that interrupts us. Slots are taken out
         # under the lock only: a claim sees all that is dropped before it evicts anything.
@@ -37,7 +39,7 @@ class Mover:
 
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
-        with self.changed:
+        with self.lock:
             if self._closed:
                 return
             self._closed = True
@@ -45,7 +47,7 @@ class Mover:
             self.changed.notify_all()
         self._wakes.put(False)
         self._burier.join()
-        with self.changed:
+        with self.lock:
             self.bury()
         self._writers.shutdown()
         self.spill.close()
@@ -90,7 +92,7 @@ class Mover:
 
     def _serve_dead(self) -> None:
         while self._wakes.get():
-            with self.changed:
+            with self.lock:
                 self.bury()
 
     def write(self, slot: Slot) -> None:
@@ -103,7 +105,7 @@ class Mover:
             except Exception as failure:  # kept for those who wait: this thread must live on
                 error = failure
         del array
-        with self.changed:
+        with self.lock:
             if file is not None:
                 slot.file = file
             self.ledger.written(slot, done=file is not None)
@@ -119,7 +121,7 @@ class Mover:
                 count = self.spill.read(file, whole(slot.shape), array)
             except Exception as failure:  # raised by the reserve() that waits for it
                 array, error = None, failure
-        with self.changed:
+        with self.lock:
             if array is not None:
                 slot.array = array
                 self.ledger.read_bytes += count

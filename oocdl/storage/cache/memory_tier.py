@@ -58,7 +58,7 @@ class Reservation:
         if chunk.home is not tier:
             return None
         slot.settle()
-        with tier._changed:
+        with tier._lock:
             array = slot.array
             if array is None or tier._ledger.line:
                 return None
@@ -84,7 +84,7 @@ class Reservation:
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses, outermost(stored, order, outer), device)
         made = Chunk(self._tier, slot, region, order)
-        with self._tier._changed:
+        with self._tier._lock:
             self._tier._ledger.put(self._claim, made.slot)
             self._tier._changed.notify_all()
         return made
@@ -92,7 +92,7 @@ class Reservation:
     def release(self) -> None:
         """Unpin the chunks and give back the bytes that are left. May be called twice."""
         tier = self._tier
-        with tier._changed:
+        with tier._lock:
             for chunk in self._lent:
                 tier._ledger.let_go(chunk.slot)
             tier.scratch_bytes -= self._claim.scratch_bytes
@@ -143,7 +143,7 @@ class Tier(Home):
         self._spill, self._kept_bytes = spill, kept_bytes
         self._pool = Pool(capacity_bytes + kept_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
-        self._ledger, self._changed = self._mover.ledger, self._mover.changed
+        self._ledger, self._lock, self._changed = self._mover.ledger, self._mover.lock, self._mover.changed
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
         self._check_alone = check_alone or (lambda: None)
         self.scratch_bytes = 0
@@ -181,7 +181,7 @@ class Tier(Home):
     @property
     def stats(self) -> TierStats:
         """A snapshot of the counts."""
-        with self._changed:
+        with self._lock:
             return self._ledger.stats()
 
     # --- what executors call -------------------------------------------------------------
@@ -202,7 +202,7 @@ class Tier(Home):
                 f"{self.capacity_bytes}; raise the budget or cut finer"
             )
         claim = Claim([pin.slot for pin in unique], nbytes, scratch_bytes)
-        with self._changed:
+        with self._lock:
             loads = self._acquire(claim)
             self.scratch_bytes += scratch_bytes
             self._pool.shrink(self._paged_bytes())
@@ -213,11 +213,11 @@ class Tier(Home):
                 self._check_alone()
             while loads:
                 self._mover.load(loads.pop(0))
-            with self._changed:  # another unit may be loading the others
+            with self._lock:  # another unit may be loading the others
                 while any(pin.slot.array is None for pin in unique):
                     self._mover.wait()
         except BaseException:
-            with self._changed:
+            with self._lock:
                 for slot in loads:  # they do not come
                     self._ledger.loaded(slot, done=False)
             reservation.release()
@@ -232,7 +232,7 @@ class Tier(Home):
         """
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses)
-        with self._changed:
+        with self._lock:
             self._mover.bury()
             self._ledger.make_room(slot.footprint_bytes)
             fits = slot.footprint_bytes <= self._ledger.lendable_bytes
@@ -245,7 +245,7 @@ class Tier(Home):
             np.copyto(slot.array, stored)
         else:
             slot.file = self._spill.write(stored)
-        with self._changed:
+        with self._lock:
             if fits:
                 self._ledger.let_go(slot)
             else:
@@ -255,17 +255,17 @@ class Tier(Home):
 
     def advance(self, position: int) -> None:
         """Tell the tier the plan position of the unit that starts now: next uses are counted from it."""
-        with self._changed:
+        with self._lock:
             self._ledger.advance(position)
 
     def renew(self, plans: Iterable[tuple[Chunk, Uses]]) -> None:
         """Begin a new pass: tell at which plan positions each of these chunks will be read in it."""
-        with self._changed:
+        with self._lock:
             self._ledger.renew((chunk.slot, uses) for chunk, uses in plans)
 
     def foresee(self, chunk: Chunk, uses: Uses) -> None:
         """Tell at which plan positions a chunk that has arrived will be read in the pass that runs."""
-        with self._changed:
+        with self._lock:
             self._ledger.foresee(chunk.slot, uses)
 
     def watch(
@@ -276,7 +276,7 @@ class Tier(Home):
         ``spilled`` gets "spill read" or "spill write", when it began (``perf_counter``) and bytes;
         ``counted`` gets resident and reserved bytes, and once those of now. Any thread may make the calls.
         """
-        with self._changed:
+        with self._lock:
             self._spill.watch, self._ledger.watch = spilled, counted
             if counted is not None:
                 counted(self._ledger.resident_bytes, self._ledger.reserved_bytes)
@@ -296,14 +296,14 @@ class Tier(Home):
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         slot.settle()
-        with self._changed:
+        with self._lock:
             if slot.array is not None and slot.nbytes < LEAST_PAGED_BYTES:
                 out[...] = slot.array[tuple(slice(*axis) for axis in box)]
                 return
             found = slot.array is not None or not self._ledger.promote(slot)
         if not found:
             self._mover.load(slot)
-        with self._changed:
+        with self._lock:
             array, file = slot.array, slot.file
             if array is not None:
                 self._ledger.hold(slot)
@@ -312,18 +312,18 @@ class Tier(Home):
                 np.copyto(out, array[tuple(slice(*axis) for axis in box)])
             finally:
                 del array  # before it can be counted as free
-                with self._changed:
+                with self._lock:
                     self._ledger.let_go(slot)
                     self._changed.notify_all()
             return
         assert file is not None, "a chunk is neither in RAM nor in the spill"
         count = self._spill.read(file, box, out)
-        with self._changed:
+        with self._lock:
             self._ledger.read_bytes += count
 
     def view(self, slot: Slot) -> Array:
         slot.settle()
-        with self._changed:
+        with self._lock:
             if not slot.pins or slot.array is None:
                 raise ValueError("array() needs a reservation that pins the chunk")
             return slot.array

@@ -201,11 +201,6 @@ class RunStore:
         path = self.path / "CURRENT"
         return path.stat().st_mtime if path.is_file() else None
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a version was begun, and is neither finished nor aborted."""
-        return self._writing is not None and self._writing.is_open
-
     def version_of(self, meta: Mapping[str, object]) -> int:
         """Return the number of the next version: its step, or more where this step was committed before."""
         step = meta["step"]

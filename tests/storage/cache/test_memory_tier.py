@@ -5,11 +5,13 @@ import gc
 import os
 import pickle
 import random
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -262,6 +264,29 @@ def last(tier: Tier) -> Iterator[Chunk]:
         del made
     yield chunk
     big.close()
+
+
+def test_a_signal_leaves_no_lock_taken(tmp_path: Path) -> None:
+    """The entry of a Condition would be left with the lock taken, half of the time."""
+    tier, seconds, rounds = Tier(8000, SpillStore(tmp_path)), random.Random(0), 200
+
+    def stop(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        for _ in range(rounds):
+            with suppress(InterruptedError):
+                signal.setitimer(signal.ITIMER_REAL, seconds.uniform(1e-4, 1e-3))
+                while True:
+                    tier.renew([])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    thread = threading.Thread(target=tier.renew, args=([],), daemon=True)
+    thread.start()
+    join_all([thread])
+    tier.close()
 
 
 def spill(chunk: Chunk) -> None:
