@@ -36,7 +36,7 @@ from oocdl.pytorch.door import from_dataset
 from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
-from oocdl.storage.run.run_store import EXPORT_FOLDERS, MODULE_FILES
+from oocdl.storage.run.pointer import EXPORT_FOLDERS, MODULE_FILES
 from oocdl.storage.run.sealed_files import read_sealed
 from oocdl.training import plan_cache
 from oocdl.training.call import Call

@@ -23,12 +23,16 @@ from typing import Any
 from oocdl.errors import CorruptError, StoreError
 from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import handle_of, read_text, remove, reporting, sync_path, write_text
-from oocdl.storage.run.manifest import MANIFEST_NAME, WAY_OUT, Manifest
-from oocdl.storage.run.sealed_files import SEALED_FILES
+from oocdl.storage.run.manifest import GROUPS, MANIFEST_NAME, WAY_OUT, Manifest
+from oocdl.storage.run.sealed_files import COPY, SEALED_FILES
 
 DELETE_THREADS = 16
 FOLDERS = ("weights", "state", "kept", "history", "spill", "live")
 """Folders of a run."""
+MODULE_FILES = "module-*.onnx"
+"""Pattern of the names of model files that are written for a run: such a file is there before the run is."""
+EXPORT_FOLDERS = ".oocdl-*"
+"""Pattern of the names of folders in which such a file is made: a killed process leaves them."""
 
 
 def publish(root: Path, manifest: Manifest, before: str | None) -> str:
@@ -225,6 +229,18 @@ def refuse_links(root: Path) -> None:
                     f"{path} is a link, which a run does not follow when it writes; put what it names in its "
                     "place, or copy the run"
                 )
+
+
+def check_free(root: Path) -> None:
+    """Raise StoreError unless the folder is empty, or holds what a creation that was cut off has left."""
+    left = {entry.name for entry in root.iterdir()} - {"LOCK"}
+    if "run.json" in left:
+        raise StoreError(f"a run is in {root} already; open it, or choose another folder")
+    # run.json is written last.
+    patterns = ("*.partial", f"{MODULE_FILES}*", EXPORT_FOLDERS)
+    known = {p.name for pattern in patterns for p in root.glob(pattern)}
+    if left - {"history", "zarr.json", COPY, *GROUPS} - known:
+        raise StoreError(f"{root} is not empty and not a run; choose another folder")
 
 
 def clear(root: Path) -> None:

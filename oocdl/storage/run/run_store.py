@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from oocdl.errors import InputError, StoreError
+from oocdl.errors import CorruptError, InputError, StoreError
 from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, record_of, sealed
@@ -29,11 +29,13 @@ from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import GROUPS, HistorySeal, Manifest, Tensor, TensorSpec, kept_versions
 from oocdl.storage.run.pointer import (
+    check_free,
     check_owner,
     clear,
     load_current,
     load_manifest,
     next_epoch,
+    pointer_text,
     publish,
     refuse_links,
     remove_unnamed,
@@ -41,11 +43,6 @@ from oocdl.storage.run.pointer import (
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched
-
-MODULE_FILES = "module-*.onnx"
-"""Pattern of the names of model files that are written for a run: such a file is there before the run is."""
-EXPORT_FOLDERS = ".oocdl-*"
-"""Pattern of the names of folders in which such a file is made: a killed process leaves them."""
 
 
 class RunStore:
@@ -130,7 +127,7 @@ class RunStore:
             root.mkdir(parents=True, exist_ok=True)
             is_again = restart and (root / "run.json").is_file()
             if not is_again:
-                _check_free(root)
+                check_free(root)
             return cls._locked(root, prepare)
 
     @classmethod
@@ -253,7 +250,8 @@ class RunStore:
 
         Every chunk that it touches is verified, all of it, whatever part is wanted. Takes memory for a block
         of ``BLOCK_BYTES`` besides ``out``. Raises CorruptError, which names array, chunk and version;
-        StoreError if there is no such array; ValueError if ``out`` has another shape or dtype.
+        StoreError if there is no such array, or a writer has replaced the version meanwhile; ValueError if
+        ``out`` has another shape or dtype.
         """
         tensor = self._tensor(name)
         spec = tensor.spec
@@ -261,9 +259,14 @@ class RunStore:
             out = np.empty(region_shape(region), spec.dtype)
         if out.shape != region_shape(region) or out.dtype != np.dtype(spec.dtype):
             raise ValueError(f"out is {out.dtype} {out.shape}, array {name!r} is {spec.dtype}")
-        for index in touched(region, spec.chunks):
-            part = intersect(chunk_region(index, spec.shape, spec.chunks), region)
-            read_chunk(self.path, tensor, index, part, part_of(out, part, region))
+        try:
+            for index in touched(region, spec.chunks):
+                part = intersect(chunk_region(index, spec.shape, spec.chunks), region)
+                read_chunk(self.path, tensor, index, part, part_of(out, part, region))
+        except CorruptError as error:
+            if self._lock is None and pointer_text(self.path) != self._pointer:
+                raise StoreError(f"the run in {self.path} was trained on meanwhile; call again") from error
+            raise
         return out
 
     def array(self, name: str) -> zarr.Array[Any]:
@@ -377,15 +380,3 @@ class RunStore:
         self._kept.committed()
         remove_unnamed(self.path, made)
         return made
-
-
-def _check_free(root: Path) -> None:
-    """Raise StoreError unless the folder is empty, or holds what a creation that was cut off has left."""
-    left = {entry.name for entry in root.iterdir()} - {"LOCK"}
-    if "run.json" in left:
-        raise StoreError(f"a run is in {root} already; open it, or choose another folder")
-    # run.json is written last.
-    patterns = ("*.partial", f"{MODULE_FILES}*", EXPORT_FOLDERS)
-    known = {p.name for pattern in patterns for p in root.glob(pattern)}
-    if left - {"history", "zarr.json", COPY, *GROUPS} - known:
-        raise StoreError(f"{root} is not empty and not a run; choose another folder")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zarr
 
-from oocdl.errors import StoreError
+from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import whole
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
@@ -231,6 +231,21 @@ def test_a_reader_sees_new_commits_and_reads_a_manifest_once(path: Path) -> None
         assert reader.current() is reader.current()
         commit(writer, 3).finish({"step": 30})
         check(reader, 3)
+
+
+@pytest.mark.parametrize("step", [None, 20])
+def test_a_version_that_is_replaced_while_it_is_read_is_not_called_lost(path: Path, step: int | None) -> None:
+    with RunStore.open(path) as current, RunStore.open(path, writable=True) as writer:
+        reader = current if step is None else current.at(step)
+        for version in (3, 4):
+            commit(writer, version).finish({"step": version * 10})
+        with pytest.raises(StoreError, match=f"{path} was trained on meanwhile; call again$") as caught:
+            reader.read(W.name, whole(W.shape))
+        assert not isinstance(caught.value, CorruptError)
+        check(current, 4)
+    (folder(path, W) / "c.0.0").unlink()
+    with RunStore.open(path) as reader, pytest.raises(CorruptError, match="is lost"):
+        reader.read(W.name, whole(W.shape))
 
 
 def test_create_refuses_folders_that_are_not_ours(path: Path, tmp_path: Path) -> None:
