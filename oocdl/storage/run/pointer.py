@@ -232,14 +232,16 @@ def refuse_links(root: Path) -> None:
 
 
 def check_free(root: Path) -> None:
-    """Raise StoreError unless the folder is empty, or holds what a creation that was cut off has left."""
+    """Raise StoreError unless the folder is empty, or holds what a creation or ``clear`` has left."""
     left = {entry.name for entry in root.iterdir()} - {"LOCK"}
     if "run.json" in left:
         raise StoreError(f"a run is in {root} already; open it, or choose another folder")
     # run.json is written last.
     patterns = ("*.partial", f"{MODULE_FILES}*", EXPORT_FOLDERS)
     known = {p.name for pattern in patterns for p in root.glob(pattern)}
-    if left - {"history", "zarr.json", COPY, *GROUPS} - known:
+    known |= {f"{name}-damaged" for name in ("CURRENT", *SEALED_FILES)}  # which a repair has set aside
+    known |= {p.name for p in _epochs(root).values() if p.is_file() and not p.stat().st_size}
+    if left - {"history", "spill", "zarr.json", COPY, *GROUPS} - known:
         raise StoreError(f"{root} is not empty and not a run; choose another folder")
 
 

@@ -19,6 +19,7 @@ import zarr
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.index import whole
+from oocdl.storage.run import pointer, run_store
 from oocdl.storage.run.manifest import TensorSpec
 from oocdl.storage.run.run_store import RunStore
 from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content, two_versions
@@ -246,6 +247,30 @@ def test_a_version_that_is_replaced_while_it_is_read_is_not_called_lost(path: Pa
     (folder(path, W) / "c.0.0").unlink()
     with RunStore.open(path) as reader, pytest.raises(CorruptError, match="is lost"):
         reader.read(W.name, whole(W.shape))
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_restart_that_is_killed_when_the_run_is_cleared_leaves_a_folder_to_begin_in(
+    path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(run_store, "clear", lambda root: (pointer.clear(root), 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            RunStore.create(path, {}, restart=True)
+    (path / "spill").mkdir()
+    (path / "CURRENT-damaged").touch()
+    assert {left.name for left in path.iterdir()} == {"CURRENT-damaged", "LOCK", "epoch-1", "spill"}
+    with RunStore.create(path, {"seed": 8}, restart) as store:
+        assert store.epoch == 2 and store.current() is None
+
+
+@pytest.mark.parametrize("name", ["epoch-3/weights.pt", "epoch-3", "epoch-3.ckpt"])
+def test_epochs_of_another_program_are_not_taken(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("precious")
+    with pytest.raises(StoreError, match="not empty and not a run"):
+        RunStore.create(tmp_path, {}, restart=True)
+    assert (tmp_path / name).read_text() == "precious"
 
 
 def test_create_refuses_folders_that_are_not_ours(path: Path, tmp_path: Path) -> None:
