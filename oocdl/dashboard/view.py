@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +30,10 @@ from oocdl.dashboard.live_log import (
 )
 from oocdl.dashboard.samples import SamplePictures, unpacked
 from oocdl.dashboard.series import Table, Tail, Watched
-from oocdl.errors import StoreError
+from oocdl.errors import CorruptError, StoreError
 from oocdl.runtime.measured import Phase
 from oocdl.storage.checksums import unsealed
+from oocdl.storage.run.sealed_files import MISREAD
 
 MOST_NOTES = 200
 """Maximum number of lines for the user that are shown: the last ones."""
@@ -105,12 +108,19 @@ class View:
         """Files that are replaced as a whole -> what reads one."""
 
     def refresh(self) -> bool:
-        """Read what is new; whether there is anything."""
-        news = [self._read_steps(), self._read_resources(), self._read_notes()]
-        for file, take in self._replaced.items():
-            if (found := file.news()) is not None:
-                take(found[1])
-                news.append(True)
+        """Read what is new; whether there is anything. Raises CorruptError for a file that is damaged."""
+        place = self._live
+        try:
+            news = [self._read_steps(), self._read_resources(), self._read_notes()]
+            for file, take in self._replaced.items():
+                place = file.path
+                if (found := file.news()) is not None:
+                    take(found[1])
+                    news.append(True)
+        except (*MISREAD, EOFError, BadZipFile, zlib.error) as error:
+            self.version += 1  # by what was read before it
+            reason = f"{type(error).__name__}: {error}"
+            raise CorruptError(f"{place} is damaged ({reason}); delete it, and look without it") from error
         self.version += any(news)
         return any(news)
 

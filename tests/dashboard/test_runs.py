@@ -12,8 +12,10 @@ from bokeh.document import Document
 from bokeh.models import Tabs
 from bokeh.models.widgets import Div
 
+from oocdl.dashboard.page import Shown
 from oocdl.dashboard.runs import Runs, RunsPage
 from oocdl.dashboard.server import ShownRuns
+from oocdl.dashboard.view import View
 from oocdl.errors import StoreError
 from oocdl.storage.checksums import sealed
 
@@ -83,6 +85,32 @@ def test_a_run_that_comes_is_seen_and_one_that_is_damaged_hides_none(folder: Pat
     assert runs.refresh() and len(runs.views) == 3 and "later" in runs.views
     with pytest.raises(StoreError, match="no run in"):
         Runs(folder / "one" / "history")
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("now.json", b""),
+        ("now.json", b"[]"),
+        ("last_pass.npz", b""),
+        ("last_pass.npz", b"PK"),
+        ("pictures.npz", b"PK"),
+        ("pictures.npz", b"PK\x03\x04"),
+        ("resources.jsonl", b'{"at": 1.0}\n'),
+    ],
+)
+def test_a_damaged_file_is_told_of_and_ends_no_page(folder: Path, name: str, data: bytes) -> None:
+    live = folder / "one" / "live"
+    live.mkdir()
+    (live / name).write_bytes(data)
+    told: list[str] = []
+    shown = Shown(View(folder / "one"), told.append)
+    for _ in range(2):
+        asyncio.run(shown.refresh())
+    assert len(told) == 1 and f"{live}" in told[0] and " is damaged (" in told[0]
+    assert shown.view.done == 19 and shown.view.version and shown.page().root
+    runs = Runs(folder)
+    assert runs.refresh() and list(runs.views) == [f"deeper/{EVIL.replace('/', '')}"]
 
 
 @pytest.mark.parametrize(("asked", "tabs"), [([b"one"], 1), ([b"none"], 0), ([], 0)])
