@@ -32,6 +32,7 @@ class RunLock:
         if take_over:
             _evict(path)
         self._handle: int | None = _opened(path)
+        self._pid = os.getpid()
         start = datetime.now(UTC).isoformat(timespec="seconds")
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "start": start}
         try:
@@ -44,10 +45,14 @@ class RunLock:
             raise
 
     def release(self) -> None:
-        """Release the lock. May be called twice."""
+        """Release the lock, unless this process was forked from its owner. May be called twice."""
         if self._handle is not None:
-            with suppress(OSError):  # it only says who the owner was
-                os.ftruncate(self._handle, 0)
+            if self._pid == os.getpid():
+                with suppress(OSError):  # it only says who the owner was
+                    os.ftruncate(self._handle, 0)
+                with suppress(OSError):  # a file system without locks
+                    # Of a process that was forked meanwhile, too, which has the file open.
+                    fcntl.flock(self._handle, fcntl.LOCK_UN)
             os.close(self._handle)
             self._handle = None
 
