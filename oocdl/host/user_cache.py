@@ -11,7 +11,7 @@ import os
 import threading
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from oocdl.errors import InputError
@@ -27,6 +27,7 @@ class UserCache:
 
     kind: str
     most_entries: int
+    _failed: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
 
     def read(self, key: str) -> bytes | None:
         """Return an entry, or None; warns in one line if it does not count."""
@@ -39,7 +40,8 @@ class UserCache:
                 seal, data = file.readline(), file.read()
             if seal != _seal(key, data):
                 raise ValueError("its digest does not match")
-            os.utime(path)
+            with suppress(OSError):  # it can only be read
+                os.utime(path)
         except (FileNotFoundError, NotADirectoryError, InputError):
             return None
         except (OSError, ValueError) as error:
@@ -48,20 +50,26 @@ class UserCache:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Add an entry, or replace it; warns in one line if it cannot be kept."""
+        """Add an entry, or replace it; warns in one line if it cannot be kept, and then tries no more."""
+        if self._failed.is_set():
+            return
         try:
             path = self._path_of(key)
             partial = path.with_name(f"{key}.{os.getpid()}.{threading.get_ident()}")
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(_seal(key, data) + data)
-            partial.chmod(0o600)
-            partial.replace(path)
+            try:
+                partial.write_bytes(_seal(key, data) + data)
+                partial.chmod(0o600)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
             entries = list(os.scandir(path.parent))
             if len(entries) > self.most_entries:
                 with suppress(FileNotFoundError):  # another process removes them, too
                     for old in sorted(entries, key=lambda one: one.stat().st_mtime)[: -self.most_entries]:
                         os.unlink(old)
         except (OSError, InputError) as error:
+            self._failed.set()
             warnings.warn(f"{self.kind} cannot be kept: {error}", stacklevel=2)
 
     def _path_of(self, key: str) -> Path:

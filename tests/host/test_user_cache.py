@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -18,6 +19,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CACHE = UserCache("loops", most_entries=3)
+
+
+def refused(*_: object) -> None:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def test_what_was_written_is_read(folder: Path) -> None:
@@ -60,12 +65,35 @@ def test_entries_used_longest_ago_are_removed(folder: Path) -> None:
 def test_where_nothing_can_be_kept_that_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.parent.mkdir()
     folder.write_text("a file")
-    assert CACHE.read("a") is None
+    cache = UserCache("loops", most_entries=3)
+    assert cache.read("a") is None
     with pytest.warns(UserWarning, match="^loops cannot be kept: .*File exists") as caught:
-        CACHE.write("a", b"one")
+        cache.write("a", b"one")
+    cache.write("b", b"one")
     assert "\n" not in str(caught[0].message)
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(paths.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError))
-    assert CACHE.read("a") is None
+    cache = UserCache("loops", most_entries=3)
+    assert cache.read("a") is None
     with pytest.warns(UserWarning, match=r"^loops cannot be kept: nobody knows the home folder of user \d+"):
-        CACHE.write("a", b"one")
+        cache.write("a", b"one")
+
+
+def test_an_entry_that_only_can_be_read_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CACHE.write("a", b"one")
+    monkeypatch.setattr(os, "utime", refused)
+    assert CACHE.read("a") == b"one"
+
+
+def test_a_write_that_fails_leaves_nothing_and_is_the_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = UserCache("loops", most_entries=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refused)
+        with pytest.warns(UserWarning, match="^loops cannot be kept: .*Read-only") as caught:
+            for key in ("a", "b"):
+                cache.write(key, b"one")
+    assert len(caught) == 1 and not list(folder.iterdir())
+    CACHE.write("c", b"one")
+    assert CACHE.read("c") == cache.read("c") == b"one"
