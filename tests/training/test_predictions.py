@@ -20,6 +20,7 @@ import oocdl
 from oocdl.errors import DatasetError, StoreError
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.training.prediction import predictions
 from oocdl.training.prediction.predictions import PROGRESS, array_name
 from tests.kit import nets
 from tests.kit.settings import QUICK
@@ -215,6 +216,15 @@ def test_another_user_predicts_from_a_run_that_only_its_owner_can_write(tmp_path
         assert np.array_equal(found[...], wanted[...])  # type: ignore[index]
         assert (Path(mine) / "out.zarr").stat().st_uid == 65534
         assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == before
+
+
+def test_a_finished_prediction_is_durable_metadata_of_its_arrays_too(
+    run: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, out = set[Path](), tmp_path / "out.zarr"
+    monkeypatch.setattr(predictions, "sync_all", lambda paths: synced.update(paths))
+    run.predict(tmp_path / "data.zarr", out)
+    assert {path for path in out.rglob("*") if path != out / "zarr.json"} <= synced
 
 
 def test_earlier_predictions_are_replaced_and_nothing_else(run: oocdl.Run, tmp_path: Path) -> None:

@@ -153,8 +153,9 @@ class Predictions:
     def finish(self) -> zarr.Group:
         """Make everything durable, and take the mark away; returns the group."""
         with reporting(self.path):
-            sync_all([path for path in self.path.rglob("*") if path.name != "zarr.json"])
-            write_text(self.path / "zarr.json", group_json(self._mark))
+            own = self.path / "zarr.json"
+            sync_all([path for path in self.path.rglob("*") if path != own])
+            write_text(own, group_json(self._mark))
             (self.path / PROGRESS).unlink()
             sync_path(self.path)
         return zarr.open_group(str(self.path), mode="r+")
