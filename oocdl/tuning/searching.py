@@ -6,7 +6,7 @@ import shutil
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,12 +119,13 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.release()
         if not (folder / SEARCH_FILE).exists():  # refused: as it was before
             shutil.rmtree(folder / "model", ignore_errors=True)
             (folder / "LOCK").unlink(missing_ok=True)
-            if is_new and not any(folder.iterdir()):
-                folder.rmdir()
+            with suppress(OSError):  # another process has come into it
+                if is_new:
+                    folder.rmdir()
+        lock.release()
 
 
 def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:

@@ -16,8 +16,9 @@ from oocdl.optim import SGD, Cosine, WarmUp
 from oocdl.space import LogUniform
 from oocdl.storage.checksums import sealed
 from oocdl.storage.files import write_text
+from oocdl.storage.run.lock import RunLock
 from oocdl.training.run import Run
-from oocdl.tuning import search_study, trial
+from oocdl.tuning import search_study, searching, trial
 from oocdl.tuning.search_study import Journal
 from tests.kit import nets
 from tests.kit.searches import OPTIONS, commit_times, made_of
@@ -312,6 +313,20 @@ def test_a_folder_of_something_else_is_left_alone(job: tuple[Path, Path], tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(StoreError, match="no search is in"):
         oocdl.Search(tmp_path)
+
+
+def test_a_search_that_is_refused_removes_its_lock_while_it_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process could have taken it, and a third would then lock another file."""
+    there = list[bool]()
+    release = RunLock.release
+    monkeypatch.setattr(
+        RunLock, "release", lambda self: (there.append((tmp_path / "s/LOCK").exists()), release(self))
+    )
+    with searching._locked(tmp_path / "s"):
+        assert (tmp_path / "s/LOCK").exists()
+    assert there == [False] and not (tmp_path / "s").exists()
 
 
 def test_what_looks_wrong_is_said_once(tmp_path: Path) -> None:

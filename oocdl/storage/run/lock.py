@@ -31,12 +31,11 @@ class RunLock:
     def __init__(self, path: Path, take_over: bool = False) -> None:
         if take_over:
             _evict(path)
-        self._handle: int | None = _opened(path)
+        self._handle: int | None = _held(path)
         self._pid = os.getpid()
         start = datetime.now(UTC).isoformat(timespec="seconds")
         owner = {"host": socket.gethostname(), "pid": os.getpid(), "start": start}
         try:
-            _take(self._handle, path)
             with reporting(path):
                 os.ftruncate(self._handle, 0)
                 os.pwrite(self._handle, json.dumps(owner).encode(), 0)
@@ -69,6 +68,21 @@ def locked(target: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         lock.release()
+
+
+def _held(path: Path) -> int:
+    """Open the file and lock it, anew if it was removed meanwhile: whoever came next would lock another."""
+    while True:
+        handle = _opened(path)
+        try:
+            _take(handle, path)
+            with suppress(FileNotFoundError):
+                if os.fstat(handle).st_ino == path.stat().st_ino:
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def _take(handle: int, path: Path) -> None:

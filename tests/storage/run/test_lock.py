@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from oocdl.errors import InUseError
-from oocdl.storage.run.lock import RunLock
+from oocdl.storage.run import lock
+from oocdl.storage.run.lock import RunLock, locked
 
 
 def test_a_process_that_was_forked_keeps_no_lock_and_releases_none(tmp_path: Path) -> None:
@@ -34,3 +36,24 @@ def test_a_process_that_was_forked_keeps_no_lock_and_releases_none(tmp_path: Pat
     RunLock(tmp_path / "LOCK").release()
     os.close(there)
     os.waitpid(child, 0)
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a process that ends between the opening of the file and its locking here."""
+    take: Callable[[int, Path], None] = lock._take
+    taken = list[int]()
+
+    def late(handle: int, path: Path) -> None:
+        if not taken:
+            path.unlink()
+        taken.append(handle)
+        take(handle, path)
+
+    monkeypatch.setattr(lock, "_take", late)
+    with locked(tmp_path / "out.zarr"):
+        assert len(taken) == 2
+        with pytest.raises(InUseError), locked(tmp_path / "out.zarr"):
+            pytest.fail("two write to one place")
+    assert not list(tmp_path.iterdir())
