@@ -150,12 +150,12 @@ class SpillStore:
             if self._free.get(kind):
                 self._kept -= nbytes
                 return self._free[kind].pop()
+            folder, number = self._folder(kind), next(self._numbers)  # first: the disk may be full
             # Files in use and files kept for their kind take no more than the files in use at their peak.
             while self._kept and self.live_bytes + self._kept > self._peak:
                 near = min((k for k, free in self._free.items() if free), key=lambda k: _distance(k, kind))
                 old.append(self._free[near].pop())
                 self._kept -= old[-1].nbytes
-            folder, number = self._folder(kind), next(self._numbers)
         data = folder / chunk_key((number, *(0,) * len(shape)))
         if old:
             # Its blocks become those of the new chunk, as many as are wanted.
@@ -182,7 +182,7 @@ class SpillStore:
         for files in free.values():
             for file in files:
                 file.data.unlink(missing_ok=True)
-        return bool(free)
+        return any(free.values())
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
         """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read.

@@ -1,5 +1,6 @@
 """The spill: Zarr on disk, boxes read by strips, clearing up, refusals."""
 
+import errno
 import multiprocessing
 import os
 import subprocess
@@ -16,7 +17,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oocdl.errors import CorruptError, StoreError
+from oocdl.errors import CorruptError, DiskFullError, StoreError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, PAGE_BYTES
 from oocdl.graph.ir.index import region_shape, whole
 from oocdl.storage import files
@@ -243,6 +244,34 @@ def test_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
         assert not dead[0].exists()
         assert first.folder.exists()
         assert second.folder.exists()
+
+
+@pytest.mark.parametrize("kept", [3, 0])
+def test_a_disk_that_is_full_when_chunks_of_a_kind_begin_loses_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Files that are kept are given back, and only then is it tried again."""
+    tries = list[Path]()
+
+    def full(path: Path, *_: object) -> None:
+        tries.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with SpillStore(tmp_path) as spill:
+        old = [spill.write(np.zeros(1000)) for _ in range(3)]
+        spill.remove(old[0])
+        old[0] = spill.write(np.zeros(1000))
+        for file in old[:kept]:
+            spill.remove(file)
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_text", full)
+            with pytest.raises(DiskFullError):
+                spill.write(np.zeros(24000, np.uint8))
+            with pytest.raises(DiskFullError):
+                spill.write(np.zeros(24000, np.uint8))
+        assert len(tries) == (3 if kept else 2)
+        assert [file.data.exists() for file in old] == [number >= kept for number in range(3)]
+        assert spill.live_bytes == 8000 * (3 - kept)
 
 
 @pytest.mark.skipif(files.filesystem(Path("/dev/shm")) != "tmpfs", reason="no tmpfs to refuse")
