@@ -26,7 +26,7 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.report.units import value_text
 from oocdl.space import IntUniform, LogUniform
 from oocdl.storage.checksums import sealed, unsealed
-from oocdl.storage.files import read_text, reporting, write_text
+from oocdl.storage.files import read_text, reporting, sync_path, write_text
 from oocdl.tuning.asked import SEARCH_FILE, Asked, listed
 from oocdl.tuning.trial import Result
 from oocdl.tuning.values import Dimension, picked
@@ -78,6 +78,7 @@ class Journal(BaseJournalBackend):
         """Write all of it, durably, if there is anything new."""
         if len(self.logs) != self._written:
             write_text(self.path, sealed("search", self.logs))
+            sync_path(self.path.parent)
             self._written = len(self.logs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,18 @@ def test_a_search_that_is_refused_removes_its_lock_while_it_has_it(
     with searching._locked(tmp_path / "s"):
         assert (tmp_path / "s/LOCK").exists()
     assert there == [False] and not (tmp_path / "s").exists()
+
+
+def test_what_a_search_was_told_outlasts_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[str]()
+    real = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), real(handle))
+    )
+    journal = Journal(tmp_path / "search.json")
+    journal.append_logs([{"trial": 1}])
+    journal.write()
+    assert synced[-1] == str(tmp_path) and len(synced) == 2
 
 
 def test_what_looks_wrong_is_said_once(tmp_path: Path) -> None:
