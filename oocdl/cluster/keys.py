@@ -12,7 +12,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import socket
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from cryptography.x509.oid import NameOID
 from distributed.security import Security
 
 from oocdl.errors import InputError
+from oocdl.storage.cache.spill_store import prefix_of
 
 VALID_DAYS = 30
 """Number of days for which keys are valid, and after which those of another machine are removed."""
@@ -61,7 +61,7 @@ def make_keys(shared: Path) -> tuple[Path, Security, ExitStack]:
     Raises InputError if the folder cannot be made.
     """
     _remove_orphans(shared)
-    folder = shared / f"keys-{socket.gethostname()}-{secrets.token_hex(8)}"
+    folder = shared / f"{prefix_of('keys')}{secrets.token_hex(8)}"
     authority = _pair("oocdl-authority", None)
     here, worker = _pair("oocdl-client", authority), _pair("oocdl-worker", authority)
     texts = {
@@ -99,7 +99,7 @@ def _remove_orphans(shared: Path) -> None:
             age_seconds = time.time() - folder.stat().st_mtime
             if age_seconds > (VALID_DAYS + CLOCKS_DAYS) * 86400:
                 shutil.rmtree(folder)
-            elif age_seconds > ORPHAN_SECONDS and folder.name.startswith(f"keys-{socket.gethostname()}-"):
+            elif age_seconds > ORPHAN_SECONDS and folder.name.startswith(prefix_of("keys")):
                 # Open for writing, as NFS locks nothing else; of another host it may not tell who has a lock.
                 with (folder / LOCK_FILE).open("w") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -185,6 +185,20 @@ def test_keys_of_a_killed_process_are_removed_by_the_next_call(
         assert elsewhere.exists() == (days == keys.VALID_DAYS)
 
 
+def test_keys_of_a_host_with_a_longer_name_are_not_those_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another host a disk of the network may not tell who has a lock."""
+    monkeypatch.setattr(keys, "ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr("socket.gethostname", lambda: "node-2")
+    other, _, removing = make_keys(tmp_path)
+    (other / LOCK_FILE).unlink()
+    monkeypatch.setattr("socket.gethostname", lambda: "node")
+    make_keys(tmp_path)[2].close()
+    with removing:
+        assert other.exists()
+
+
 def test_keys_that_cannot_all_be_written_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ class SpillStore:
         refuse_memory(root)
         with _gate(root):
             _remove_dead(root)
-            self.folder = root / f"{_prefix()}{os.getpid()}-{secrets.token_hex(4)}"
+            self.folder = root / f"{prefix_of('spill')}{os.getpid()}-{secrets.token_hex(4)}"
             self.folder.mkdir(0o700)
             self._lock: IO[str] | None = (self.folder / "lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,9 +231,12 @@ def _distance(kind: _Kind, other: _Kind) -> int:
     return abs(one - two)
 
 
-def _prefix() -> str:
-    # The host is in the name because locks of other hosts cannot be trusted on every network disk.
-    return f"spill-{re.sub(r'[^A-Za-z0-9.]', '_', socket.gethostname())}-"
+def prefix_of(what: str) -> str:
+    """Return what names of this host's folders begin with, and no other's.
+
+    Its name is there because locks of other hosts cannot be trusted on every network disk.
+    """
+    return f"{what}-{re.sub(r'[^A-Za-z0-9.]', '_', socket.gethostname())}-"
 
 
 def refuse_memory(root: Path) -> None:
@@ -255,7 +258,7 @@ def remove_dead(root: Path) -> None:
 
 def own_folders(root: Path) -> list[Path]:
     """Return the folders of this process in a spill folder."""
-    return list(root.glob(f"{_prefix()}{os.getpid()}-*"))
+    return list(root.glob(f"{prefix_of('spill')}{os.getpid()}-*"))
 
 
 @contextmanager
@@ -283,7 +286,7 @@ def _gate(root: Path) -> Iterator[None]:
 def _mine(root: Path) -> list[Path]:
     """Return the folders of this user's processes on this host, living or dead."""
     found = []
-    for folder in root.glob(f"{_prefix()}*"):
+    for folder in root.glob(f"{prefix_of('spill')}*"):
         with suppress(FileNotFoundError):
             facts = folder.lstat()
             if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
