@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -125,7 +125,7 @@ def _coarse(zoom: float, wanted: Range, extent: int) -> tuple[Array, Array]:
     return places.astype(np.intp), at - low
 
 
-@cache
+@lru_cache(maxsize=64)
 def _kernel(sigma: float) -> tuple[float, ...]:
     """Return MONAI's kernel, the integral of a normal density over each voxel, in float64."""
     tail = int(max(sigma * TAILS, 0.5) + 0.5)

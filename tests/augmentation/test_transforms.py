@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from oocdl import transforms
-from oocdl.augmentation import nnunet
+from oocdl.augmentation import filters, nnunet
 from oocdl.augmentation.draws import Draws
 from oocdl.augmentation.stream import Stream, evaluate
 from oocdl.augmentation.transform import Operation, Sample, Transform, parts
@@ -192,6 +192,12 @@ def test_low_resolution_is_that_of_pytorchs_interpolation() -> None:
         small = torch.nn.functional.interpolate(one_channel, fewer, mode="nearest-exact")
         large = torch.nn.functional.interpolate(small, SHAPE[1:], mode="trilinear")
         np.testing.assert_allclose(found, large[0, 0].numpy(), atol=1e-5)
+
+
+def test_kernels_of_random_deviations_do_not_pile_up() -> None:
+    for seed in range(100):
+        operation(transforms.RandGaussianSmooth(prob=1.0), seed).source(whole(SHAPE))
+    assert filters._kernel.cache_info().currsize < 100
 
 
 def test_parts_make_up_a_region() -> None:
