@@ -37,6 +37,8 @@ class Acting:
 
     kept: tuple[int, ...] | None = None
     """Steps whose versions the run keeps, the best first; None: it leaves that to others."""
+    restored: int | None = None
+    """Kept step whose weights the run predicts with once its last step is done; None: those of that step."""
 
     def check(self, results: Collection[str]) -> None:
         """Raise InputError before a run begins whose validations have no such ``results`` as it looks at.

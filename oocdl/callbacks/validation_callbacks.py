@@ -76,7 +76,7 @@ class Monitored(Acting):
             case RunStarted(done=done):
                 manifest = RunStore.open(event.workdir).current() if done else None
                 self._kept_before = frozenset(manifest.meta.get("checkpoints", ()) if manifest else ())
-                self.seen, self.kept, self._done = {}, None, done
+                self.seen, self.kept, self.restored, self._done = {}, None, None, done
                 self.started(event)
                 self._look(earlier_rows(event))
             case StepDone(row):
@@ -122,9 +122,9 @@ class EarlyStopping(Monitored):
 
     A result is better only by more than ``min_delta``. ``mode`` is "min", "max", or "auto": losses and errors
     are to be small, all other results large. With ``restore_best_weights`` the run keeps the version of its
-    best validation, and once it is ended, predicts, evaluates and exports with those weights; else with those
-    of its last step. The names are Keras's. The decision depends on the history alone, so a run that was
-    killed ends at the same step, with the same bits.
+    best validation, and once it is ended, here or by its last step, predicts, evaluates and exports with
+    those weights; else with those of its last step. The names are Keras's. The decision depends on the
+    history alone, so a run that was killed ends at the same step, with the same bits.
 
     Warns of a learning rate whose schedule is as long as the run. Raises InputError if ``monitor`` is no
     result of a validation, such as "val_loss" or "val_dice".
@@ -168,10 +168,11 @@ class EarlyStopping(Monitored):
                 lost = f"; earlier calls had no EarlyStopping, and did not keep the best version, {best_step}"
                 best_step = None
             self.kept = () if best_step is None else (best_step,)
+            self.restored = best_step
         if waited >= self.patience:
             raise Stop(
                 f"{self.monitor} was no better than {self.sign * best:.4g} for {waited} validations{lost}",
-                best_step if self.restore_best_weights else None,
+                self.restored,
             )
 
 

@@ -124,6 +124,9 @@ class Trainer:
             self.emit(RunStarted(self.plan, str(self.store.path), self.total, done, notes))
             self._say_rate(done)
             self._run(trace)
+            for one in self.acting:
+                if one.restored not in (None, self.total):
+                    raise Stop("it was the last", one.restored)
         except Stop as stop:
             self.total, self.restored = self.committed, stop.restored
             if (manifest := self.store.current()) and manifest.meta != (meta := self._meta(self.total)):

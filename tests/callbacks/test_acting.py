@@ -130,6 +130,26 @@ def test_the_best_weights_are_restored(job: Job, tmp_path: Path) -> None:
     assert nets.files_of(more) == nets.files_of(straight) and weights_of(more) == weights_of(straight)
 
 
+def test_the_best_weights_are_restored_after_the_last_step(job: Job, tmp_path: Path) -> None:
+    """As Keras does, whether or not patience ran out."""
+    heard: list[Any] = []
+    run = fit(job, tmp_path / "run", EarlyStopping(patience=30), heard.append)
+    found = validations(run, "val_loss")
+    best = min(found, key=lambda step: found[step])
+    assert run.checkpoints == (best,) and best < run.steps == run.total_steps == 18 and run.finished
+    assert any(f"weights of step {best}" in getattr(event, "text", "") for event in heard)
+    assert run.evaluate(job[1]) == run.evaluate(job[1], which="best") != run.evaluate(job[1], which="last")
+    assert oocdl.verify(run.path).sound
+    again = fit(job, tmp_path / "run", EarlyStopping(patience=30))  # nothing is left to do
+    assert again.evaluate(job[1]) == run.evaluate(job[1], which="best")
+    with pytest.raises(RuntimeError):
+        fit(job, tmp_path / "killed", EarlyStopping(patience=30), broken_after(18))
+    killed = fit(job, tmp_path / "killed", EarlyStopping(patience=30))
+    assert nets.files_of(killed) == nets.files_of(run) and weights_of(killed) == weights_of(run)
+    left = fit(job, tmp_path / "left", EarlyStopping(patience=30, restore_best_weights=False))
+    assert left.evaluate(job[1]) == run.evaluate(job[1], which="last")
+
+
 def reduced(values: list[float], factor: float, patience: int, delta: float, cooldown: int) -> list[float]:
     """The factor after each result, as Keras's callback counts."""
     best, wait, cooling, lr, found = np.inf, 0, 0, 1.0, []

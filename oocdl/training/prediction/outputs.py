@@ -98,7 +98,7 @@ def predict(
     which
         The version: "last", "best", "ema" (the last, with the averages that ``ema=`` has made), or a step
         of ``checkpoints``; of several runs, one of these or one for each; default: that of the best
-        validation if ``EarlyStopping`` has ended the run and restored it, else the last.
+        validation if ``EarlyStopping`` has restored it, else the last.
 
     Raises
     ------
