@@ -74,11 +74,13 @@ class Noise(Operation):
     mean: float
     deviations: Numbers
     shape: Shape
+    """Extents of the noise: of one channel, it is the same in all."""
 
     def apply(self, block: Array, source: Region, region: Region) -> Array:
         for part in parts(region):
-            drawn = normal(self.key, self.shape, part).astype(block.dtype, copy=False)
-            drawn *= _column(self.deviations, part, block)
+            channels = (0, 1) if self.shape[0] == 1 else part[0]
+            drawn = normal(self.key, self.shape, (channels, *part[1:])).astype(block.dtype, copy=False)
+            drawn = drawn * _column(self.deviations, part, block)
             if self.mean:
                 drawn += block.dtype.type(self.mean)
             block[within(part, region)] += drawn

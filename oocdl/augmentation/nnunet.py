@@ -11,6 +11,7 @@ from oocdl.augmentation.deformation import Affine, affine
 from oocdl.augmentation.draws import Draws, Shape
 from oocdl.augmentation.filters import ByChannel, Coarse, Smoothed
 from oocdl.augmentation.intensity import (
+    Noise,
     RandAdjustContrast,
     RandGaussianNoise,
     RandScaleIntensity,
@@ -49,6 +50,15 @@ class RotateAndScale(Transform):
         angles = [draws.uniform(-most, most) for _ in range(2 * rank - 3)] if turns else ()
         scale = draws.uniform(*self.scaling) if scales else 1.0
         return Affine(sample.shape, "zeros", affine(rank, angles, scales=(scale,) * rank))
+
+
+@dataclass(frozen=True)
+class SameNoise(RandGaussianNoise):
+    """Normal noise that is the same in all channels."""
+
+    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
+        deviation = draws.uniform(*self._ends("std"))
+        return Noise(draws.key, self.mean, (deviation,) * sample.channels, (1, *sample.spatial))
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ def nnunet(spatial: Shape) -> tuple[Transform, ...]:
     """
     return (
         RotateAndScale(),
-        RandGaussianNoise(prob=0.1, std=0.1, channel_wise=True),
+        SameNoise(prob=0.1, std=0.1),
         Blur(),
         RandScaleIntensity((-0.25, 0.25), prob=0.15, channel_wise=True),
         RandScaleIntensityFixedMean(0.15, (-0.25, 0.25), preserve_range=True, channel_wise=True),

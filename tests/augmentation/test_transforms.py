@@ -142,6 +142,17 @@ def test_noise_is_normal_and_by_place() -> None:
     assert abs(np.corrcoef(found.ravel()[:-1], found.ravel()[1:])[0, 1]) < 0.01
 
 
+def test_nnunets_noise_is_the_same_in_all_channels() -> None:
+    (noise,) = (one for one in nnunet.nnunet(SHAPE[1:]) if isinstance(one, transforms.RandGaussianNoise))
+    drawn = noise.operation(Draws(0), Sample(SHAPE[0], SHAPE[1:], RANGES))
+    assert drawn is not None
+    first, second = made([drawn], np.zeros_like(IMAGE), whole(SHAPE))
+    assert np.array_equal(first, second) and first.std() > 0
+    region = ((1, 2), (2, 5), (0, 7), (3, 9))
+    part = made([drawn], np.zeros_like(IMAGE), region)
+    assert np.array_equal(part[0], first[as_slices(region[1:])])
+
+
 def test_an_elastic_field_has_the_size_that_monais_has() -> None:
     """The root mean square of uniform numbers convolved with a Gaussian; its width by its correlation."""
     shape, sigma, magnitude = (1, 100, 100, 100), 4.0, 50.0
