@@ -7,6 +7,7 @@ shape, those that are written become a group each: their chunks are renamed, not
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def write(
     """
     target = path_of("out", out).expanduser()
     with new_group(target, overwrite) as (group, told), BytesBar(progress) as bar:
-        writer = _Writer(group, len(dataset) if hasattr(dataset, "__len__") else 0)
+        writer = _Writer(group, length_hint(dataset))
         for number, item in enumerate(_items(dataset, names)):
             bar.text = f"item {number}"
             arrays = {name: _array(number, name, value) for name, value in item.items()}
@@ -82,8 +83,8 @@ def _items(dataset: Any, names: Sequence[str] | None) -> Iterator[Mapping[str, A
     if isinstance(dataset, Mapping):
         raise InputError("write takes a series of items, not arrays by name, which fit takes as they are")
     if getattr(dataset, "batch_sampler", None) is None:
-        has_numbers = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-        items = map(dataset.__getitem__, range(len(dataset))) if has_numbers else dataset
+        iterates = hasattr(dataset, "__iter__") or not hasattr(dataset, "__len__")
+        items = dataset if iterates else map(dataset.__getitem__, range(len(dataset)))
         yield from (_named(item, names) for item in items)
         return
     for batch in dataset:

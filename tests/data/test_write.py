@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from oocdl.data import write
 from oocdl.errors import DatasetError, InputError, OocdlError
@@ -20,6 +20,16 @@ from oocdl.storage.dataset.dataset import open_dataset
 IMAGES = np.random.default_rng(0).normal(size=(7, 2, 5, 6)).astype("f4")
 LABELS = np.arange(7) % 3
 TENSORS = TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(zip(IMAGES, LABELS, strict=True))
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return len(IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +41,12 @@ TENSORS = TensorDataset(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
         [{"image": image, "label": label} for image, label in zip(IMAGES, LABELS, strict=True)],
         DataLoader([{"image": x, "label": y} for x, y in zip(IMAGES, LABELS, strict=True)], batch_size=4),  # type: ignore[arg-type]
         (pair for pair in zip(IMAGES, LABELS, strict=True)),
+        Stream(),
+        SizedStream(),
+        DataLoader(Stream(), batch_size=3),
+        DataLoader(SizedStream(), batch_size=3),
     ],
-    ids=["dataset", "loader", "no batches", "dicts", "batches of dicts", "iterable"],
+    ids=lambda dataset: type(dataset).__name__,
 )
 def test_samples_of_one_shape_are_stacked(tmp_path: Path, dataset: Any) -> None:
     write(dataset, tmp_path / "out.zarr")
