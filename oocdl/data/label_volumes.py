@@ -24,23 +24,31 @@ def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str,
     for each sample, and "spacing" likewise. Else samples are numbered, and the affine is the identity.
     Raises DatasetError for others.
     """
-    told = attributes_of(dataset.spec())
-    digits = len(str(max(samples - 1, 0)))
-    names = told.get("samples", [f"sample_{row:0{digits}d}" for row in range(samples)])
-    affines = np.asarray(told.get("affine", np.eye(4)), np.float64)
-    if affines.shape == (4, 4):
-        affines = np.broadcast_to(affines, (samples, 4, 4))
+    told, digits = attributes_of(dataset.spec()), len(str(max(samples - 1, 0)))
+    names = told.get("samples")
+    if not isinstance(names, list):  # somebody's count, as it may be
+        names = [f"sample_{row:0{digits}d}" for row in range(samples)]
     good = all(isinstance(name, str) and re.fullmatch(NAME, name) for name in names)
-    if affines.shape != (samples, 4, 4) or len(names) != samples or len(set(names)) != samples or not good:
-        raise DatasetError(
-            f"{dataset.where} has {samples} samples, {len(names)} names and affines {list(affines.shape)}"
-        )
-    facts = [{"affine": affine.tolist()} for affine in affines]
-    if "spacing" in told:
-        spacings = np.asarray(told["spacing"], np.float64)
-        for row, spacing in enumerate(np.broadcast_to(spacings, (samples, spacings.shape[-1]))):
-            facts[row]["spacing"] = spacing.tolist()
+    if not good or not len(names) == len(set(names)) == samples:
+        raise _odd(dataset, f"'samples' is to have {samples} names that differ and can be those of files")
+    facts: list[dict[str, Any]] = [{"affine": np.eye(4).tolist()} for _ in names]
+    for name, rank, text in (("affine", 2, "4 × 4 numbers"), ("spacing", 1, "numbers along each axis")):
+        if name not in told:
+            continue
+        try:
+            given = np.asarray(told[name], np.float64)
+            by_sample = np.broadcast_to(given, (samples, *given.shape[-rank:]))
+        except (TypeError, ValueError):
+            by_sample = np.empty(())
+        if by_sample.ndim != rank + 1 or (rank == 2 and by_sample.shape[1:] != (4, 4)):
+            raise _odd(dataset, f"'{name}' is to have {text}, for all {samples} samples or for each")
+        for fact, one in zip(facts, by_sample.tolist(), strict=True):
+            fact[name] = one
     return list(zip(names, facts, strict=True))
+
+
+def _odd(dataset: Dataset, what: str) -> DatasetError:
+    return DatasetError(f"{dataset.where}: its attribute {what}; mend or delete it")
 
 
 def write_labels(
