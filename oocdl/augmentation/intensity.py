@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -166,6 +168,12 @@ class RandGaussianNoise(Transform):
     sample_std: bool = True
     channel_wise: bool = False
     """Whether each channel has its own deviation, which MONAI lacks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in (("mean", self.mean), ("std", self.std)):
+            if not isinstance(value, Real) or not isfinite(value):
+                raise self._refuse(f"takes a number for {name}, got {value!r}")
 
     def operation(self, draws: Draws, sample: Sample) -> Operation | None:
         low = 0.0 if self.sample_std else self.std

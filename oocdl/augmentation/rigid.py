@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from numbers import Integral
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -60,9 +61,14 @@ class RandFlip(Transform):
     prob: float = 0.1
     spatial_axis: int | Sequence[int] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_kind(self, self._axes(0))
+
     def _axes(self, rank: int) -> Sequence[int]:
-        asked = self.spatial_axis
-        return range(rank) if asked is None else (asked,) if isinstance(asked, int) else asked
+        asked: Any = self.spatial_axis
+        axes: Any = (asked,) if isinstance(asked, Integral) else asked
+        return range(rank) if asked is None else axes
 
     def check(self, spatial: Shape) -> None:
         super().check(spatial)
@@ -84,14 +90,15 @@ class RandRotate90(Transform):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.max_k, int) or self.max_k < 1:
+        _check_kind(self, self.spatial_axes)
+        if not isinstance(self.max_k, Integral) or self.max_k < 1:
             raise self._refuse(f"takes a max_k of at least 1, got {self.max_k!r}")
 
     def check(self, spatial: Shape) -> None:
         super().check(spatial)
         _check_axes(self, self.spatial_axes, spatial)
         axes = [axis % len(spatial) for axis in self.spatial_axes]
-        if len(axes) != 2 or axes[0] == axes[1]:
+        if len(axes) != 2:
             raise self._refuse(f"takes two spatial_axes, got {self.spatial_axes!r}")
         if spatial[axes[0]] != spatial[axes[1]]:
             extents = " and ".join(str(spatial[axis]) for axis in axes)
@@ -105,7 +112,16 @@ class RandRotate90(Transform):
         return Turned(draws.whole(self.max_k) + 1, (first, second), sample.shape[first])
 
 
+def _check_kind(transform: Transform, axes: Any) -> None:
+    whole = isinstance(axes, Sequence) and all(isinstance(axis, Integral) for axis in axes)
+    if not whole or len(set(axes)) < len(axes):
+        raise transform._refuse(f"takes different axes, as whole numbers, got {axes!r}")
+
+
 def _check_axes(transform: Transform, axes: Sequence[int], spatial: Shape) -> None:
     rank = len(spatial)
-    if not all(isinstance(axis, int) and -rank <= axis < rank for axis in axes):
-        raise transform._refuse(f"names the spatial axes {tuple(axes)}, there are {rank}: 0 to {rank - 1}")
+    places = {axis % rank for axis in axes if -rank <= axis < rank}
+    if len(places) < len(axes):
+        raise transform._refuse(
+            f"names the spatial axes {tuple(axes)}, there are {rank}, 0 to {rank - 1}, each once"
+        )

@@ -173,8 +173,11 @@ def test_an_elastic_field_has_the_size_that_monais_has() -> None:
 
 def test_mirrors_and_turns_are_numpys() -> None:
     box = whole(SHAPE)
-    flipped = made([operation(transforms.RandFlip(1.0, (0, 2)))], IMAGE, box)
-    assert np.array_equal(flipped, np.flip(IMAGE, (1, 3)))
+    for axes in ((0, 2), (np.int64(0), np.int64(-1))):
+        flipped = made([operation(transforms.RandFlip(1.0, axes))], IMAGE, box)
+        assert np.array_equal(flipped, np.flip(IMAGE, (1, 3)))
+    flipped = made([operation(transforms.RandFlip(1.0, np.int64(1)))], IMAGE, box)
+    assert np.array_equal(flipped, np.flip(IMAGE, 2))
     for seed in range(6):
         one: Any = operation(transforms.RandRotate90(1.0, 3, (0, 2)), seed)
         assert np.array_equal(made([one], IMAGE, box), np.rot90(IMAGE, one.turns, (1, 3)))
@@ -227,7 +230,7 @@ def test_parts_make_up_a_region() -> None:
         (lambda: transforms.RandFlip(1.0, 3).check((4, 4, 4)), "names the spatial axes .3,., there are 3"),
         (lambda: transforms.RandRotate90(1.0).check((4, 5, 4)), "axes 0 and 1 have 4 and 5"),
         (lambda: transforms.RandRotate90(1.0, 0), "takes a max_k of at least 1"),
-        (lambda: transforms.RandRotate90(1.0, 1, (1, 1)).check((4, 4)), "takes two spatial_axes"),
+        (lambda: transforms.RandRotate90(1.0, 1, (1,)).check((4, 4)), "takes two spatial_axes"),
         (lambda: transforms.RandScaleIntensity((1, 2, 3)), "a number or a pair of numbers for factors"),
         (lambda: transforms.RandAffine(rotate_range=(1, 1, 1, 1)).check((4, 4, 4)), "takes 3 ranges"),
         (lambda: transforms.RandAffine(padding_mode="wrap"), "takes a padding_mode of zeros, border"),
@@ -235,6 +238,14 @@ def test_parts_make_up_a_region() -> None:
         (lambda: transforms.Rand3DElastic((5, 8), (1, 2)).check((4, 4)), "takes 3 spatial axes, there are 2"),
         (lambda: transforms.Rand3DElastic((0, 8), (1, 2)), "sigma_range of at least 0.5"),
         (lambda: transforms.RandGaussianNoise(std=-1.0), "no negative numbers for std"),
+        (lambda: transforms.RandGaussianNoise(std=(0.05, 0.1)), "takes a number for std, got .0.05, 0.1."),
+        (lambda: transforms.RandGaussianNoise(mean="x"), "takes a number for mean, got 'x'"),
+        (lambda: transforms.RandGaussianNoise(mean=float("nan")), "takes a number for mean, got nan"),
+        (lambda: transforms.RandFlip(1.0, (0, 0)), "takes different axes, as whole numbers, got .0, 0."),
+        (lambda: transforms.RandFlip(1.0, 0.5), "takes different axes, as whole numbers, got 0.5"),
+        (lambda: transforms.RandFlip(1.0, "x"), "takes different axes, as whole numbers, got 'x'"),
+        (lambda: transforms.RandFlip(1.0, (0, -2)).check((4, 4)), "names the spatial axes .0, -2., there"),
+        (lambda: transforms.RandRotate90(1.0, 1, 0), "takes different axes, as whole numbers, got 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(make: Any, message: str) -> None:
