@@ -6,6 +6,8 @@ import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from math import inf
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from oocdl.callbacks.committed_rows import earlier_rows
@@ -23,6 +25,14 @@ from oocdl.storage.run.run_store import RunStore
 
 LESS_IS_BETTER = frozenset({"loss", "mae", "rmse"})
 """Results that are better where they are smaller."""
+
+
+def _check(kind: Any, least: int, **values: Any) -> None:
+    """Raise InputError for a value that is no number of a kind, or too small."""
+    for name, value in values.items():
+        if not isinstance(value, kind) or isinstance(value, bool) or not least <= value < inf:
+            what = "whole number" if kind is Integral else "number"
+            raise InputError(f"{name} is a {what} of at least {least}, got {value!r}")
 
 
 @dataclass(eq=False)
@@ -44,14 +54,13 @@ class Monitored(Acting):
     """Steps before ``_done`` whose versions the run has."""
 
     def __post_init__(self) -> None:
-        if not self.monitor.startswith(VALIDATION_PREFIX):
+        if not isinstance(self.monitor, str) or not self.monitor.startswith(VALIDATION_PREFIX):
             raise InputError(
                 f"monitor names a result of validations, such as 'val_loss', got {self.monitor!r}"
             )
         if self.mode not in ("auto", "min", "max"):
             raise InputError(f"mode must be 'auto', 'min' or 'max', got {self.mode!r}")
-        if self.min_delta < 0:
-            raise InputError(f"min_delta is at least 0, got {self.min_delta}")
+        _check(Real, 0, min_delta=self.min_delta)
 
     @property
     def sign(self) -> float:
@@ -139,8 +148,7 @@ class EarlyStopping(Monitored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.patience < 1:
-            raise InputError(f"patience is at least 1, got {self.patience}")
+        _check(Integral, 1, patience=self.patience)
 
     def versions(self, validations: int) -> int:
         """Return one, the best, if it is restored."""
@@ -202,11 +210,8 @@ class ModelCheckpoint(Monitored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.save_top_k < -1 or self.every_n_epochs < 1:
-            raise InputError(
-                f"save_top_k is at least -1, every_n_epochs at least 1, got {self.save_top_k} and "
-                f"{self.every_n_epochs}"
-            )
+        _check(Integral, -1, save_top_k=self.save_top_k)
+        _check(Integral, 1, every_n_epochs=self.every_n_epochs)
         if not self.save_last:
             raise InputError("a run always keeps its last version; leave save_last out")
 
@@ -252,11 +257,11 @@ class ReduceLROnPlateau(Monitored):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.factor < 1 or self.patience < 1 or min(self.cooldown, self.min_lr) < 0:
-            raise InputError(
-                "factor is between 0 and 1, patience at least 1, cooldown and min_lr at least 0, got "
-                f"{self.factor}, {self.patience}, {self.cooldown} and {self.min_lr}"
-            )
+        _check(Integral, 1, patience=self.patience)
+        _check(Integral, 0, cooldown=self.cooldown)
+        _check(Real, 0, factor=self.factor, min_lr=self.min_lr)
+        if not 0 < self.factor < 1:
+            raise InputError(f"factor is between 0 and 1, got {self.factor}")
 
     def rate(self, lr: float) -> float:
         """Return the learning rate of the next step, where its schedule says ``lr``."""

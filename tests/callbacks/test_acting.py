@@ -270,6 +270,9 @@ def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
         (ModelCheckpoint, {"save_top_k": -2}), (ModelCheckpoint, {"every_n_epochs": 0}),
         (ModelCheckpoint, {"save_last": False}), (ReduceLROnPlateau, {"factor": 1.0}),
         (ReduceLROnPlateau, {"patience": 0}), (ReduceLROnPlateau, {"min_lr": -1.0}),
+        (ReduceLROnPlateau, {"factor": "0.1"}), (ReduceLROnPlateau, {"patience": 2.5}),
+        (ReduceLROnPlateau, {"cooldown": "1"}), (ReduceLROnPlateau, {"min_lr": float("nan")}),
+        (ModelCheckpoint, {"save_top_k": "3"}), (ModelCheckpoint, {"every_n_epochs": 1.5}),
     ]:  # fmt: skip
         with pytest.raises(InputError):
             kind(**how)

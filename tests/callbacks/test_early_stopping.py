@@ -123,8 +123,11 @@ def test_a_listener_ends_a_run(job: Job, tmp_path: Path, at: int) -> None:
 
 
 def test_what_cannot_be_is_refused(job: Job, tmp_path: Path) -> None:
-    for how in ({"monitor": "loss"}, {"mode": "less"}, {"patience": 0}, {"min_delta": -1.0}):
-        with pytest.raises(InputError):
+    for how in (
+        {"monitor": "loss"}, {"monitor": None}, {"mode": "less"}, {"patience": 0}, {"patience": "3"},
+        {"patience": 1.5}, {"min_delta": -1.0}, {"min_delta": float("nan")}, {"min_delta": "0"},
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=next(iter(how))):
             EarlyStopping(**how)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pass validation="):
         fit(job, tmp_path / "a", EarlyStopping(), validation=None)
