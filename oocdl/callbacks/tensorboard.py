@@ -11,6 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from ctypes import c_float
 from pathlib import Path
 
 import google_crc32c
@@ -86,7 +87,9 @@ def _field(number: int, kind: int, value: int | float | bytes) -> bytes:
         return tag + _varint(len(value)) + value
     if kind == VARINT:
         return tag + _varint(int(value))
-    return tag + struct.pack("<d" if kind == FIXED64 else "<f", value)
+    if kind == FIXED64:
+        return tag + struct.pack("<d", value)
+    return tag + struct.pack("<f", c_float(value).value)  # beyond float32 it is infinite
 
 
 def _event(unix_seconds: float, step: int, what: bytes) -> bytes:

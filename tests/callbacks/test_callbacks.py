@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import oocdl
 from oocdl.callbacks import CSV, MLflow, TensorBoard
+from oocdl.callbacks.committed_rows import Row
 from oocdl.errors import InputError, ResourceError
 from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone, WorkersChanged
 from oocdl.presets.unets import write_unet3d
@@ -101,6 +102,13 @@ def from_tensorboard(folder: Path, tag: str = "loss") -> Curve:
                     assert event.step not in found
                     found[event.step] = value.simple_value
     return found
+
+
+def test_numbers_beyond_float32_are_infinite_in_tensorboard(tmp_path: Path) -> None:
+    writer = TensorBoard(tmp_path / "logs")
+    writer.begin(RunStarted(None, str(tmp_path), 2, 0), [])
+    writer.write([Row({"step": step, "loss": value}, 2e9) for step, value in ((1, 1e39), (2, -1e39))])
+    assert from_tensorboard(tmp_path / "logs") == {1: float("inf"), 2: float("-inf")}
 
 
 def mlflow() -> Any:
