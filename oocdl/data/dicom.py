@@ -113,7 +113,8 @@ def _head(path: Path) -> Any:
 
 def _factors(head: Any) -> tuple[float, float]:
     """Return slope and intercept of the pixels of a slice."""
-    return float(head.get("RescaleSlope", 1)), float(head.get("RescaleIntercept", 0))
+    slope, intercept = head.get("RescaleSlope"), head.get("RescaleIntercept")
+    return 1.0 if slope is None else float(slope), 0.0 if intercept is None else float(intercept)
 
 
 def _step(places: Array, paths: list[Path], alone: Array) -> Array:

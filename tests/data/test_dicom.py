@@ -91,6 +91,12 @@ def test_slices_may_have_factors_of_their_own(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(image[0]), voxels() * np.arange(1, 5).reshape(-1, 1, 1))
 
 
+def test_factors_that_are_empty_are_those_of_slices_without_them(tmp_path: Path) -> None:
+    write_series(tmp_path / "scan", voxels(), RescaleSlope=None, RescaleIntercept=None)
+    image: Any = convert(tmp_path / "scan", tmp_path / "a.zarr")["scan/image"]
+    assert image.dtype == np.int16 and np.array_equal(np.asarray(image[0]), voxels())
+
+
 def cut_off(paths: list[Path]) -> None:
     paths[2].write_bytes(paths[2].read_bytes()[:-40])
 
