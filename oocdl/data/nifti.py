@@ -134,7 +134,9 @@ def _why_not(shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine) -> st
         return f"is empty: {list(shape)}"
     if dtype.kind not in "iuf":
         return f"has voxels of type {dtype}; only integers and floats are read"
-    if not np.isfinite(affine).all() or abs(np.linalg.det(affine[:3, :3])) < 1e-12:
+    steps = affine[:3, :3]
+    least = 1e-12 * prod(np.linalg.norm(steps, axis=0))
+    if not np.isfinite(affine).all() or abs(np.linalg.det(steps)) <= least:
         return "has an affine that leads nowhere (not finite, or singular); repair its header"
     return ""
 

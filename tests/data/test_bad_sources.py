@@ -210,6 +210,12 @@ def test_all_that_is_wrong_by_headers_is_told_at_once(good: Path, tmp_path: Path
         convert(source, tmp_path / "out.zarr")
 
 
+def test_voxels_may_be_smaller_than_a_micron(tmp_path: Path) -> None:
+    save(tmp_path / "x.nii", volume(), np.diag([5e-5, 5e-5, 5e-5, 1]))
+    group = convert(tmp_path / "x.nii", tmp_path / "out.zarr")
+    np.testing.assert_allclose(group["x"].attrs["spacing"], [5e-5] * 3, rtol=1e-6)
+
+
 def test_a_place_that_differs_by_rounding_is_the_same(tmp_path: Path) -> None:
     source = nnunet(tmp_path / "D", {"a": (7, 6, 5)}, channels=1)
     save(source / L, labels(), moved(5e-4))
