@@ -207,6 +207,17 @@ def test_what_a_group_says_of_its_samples_stays(tmp_path: Path) -> None:
         convert(tmp_path / "x.zarr", tmp_path / "again.zarr")
 
 
+def test_attributes_of_hdf5_that_are_no_plain_data_are_left_out(tmp_path: Path) -> None:
+    path = stacked(tmp_path, "h5", {"image": np.zeros((2, 3), "f4")})
+    with h5py.File(path, "r+") as file:
+        file.attrs.update({"samples": ["a", "b"], "bytes": [b"c"], "count": 2, "latin": np.array([b"\xe4"])})
+        file.attrs["empty"], file.attrs["reference"] = h5py.Empty("f4"), file["image"].ref
+        file.attrs["complex"], file.attrs["record"] = 1j, np.zeros(1, [("a", "i4")])
+    attributes = dict(convert(path, tmp_path / "out.zarr").attrs)
+    assert attributes.pop("oocdl") == {"kind": "dataset"}
+    assert attributes == {"samples": ["a", "b"], "bytes": ["c"], "count": 2, "latin": ["\ufffd"]}
+
+
 @pytest.mark.parametrize(
     ("told", "classes", "dtype"),
     [

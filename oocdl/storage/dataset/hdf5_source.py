@@ -129,16 +129,21 @@ class Hdf5Source(Source):
 
 
 def attributes_of(path: str) -> dict[str, Any]:
-    """Return the attributes of a file as plain data."""
+    """Return the attributes of a file that are numbers or texts, as plain data."""
     with h5py.File(path, "r") as opened:
-        found = {name: np.asarray(value).tolist() for name, value in opened.attrs.items()}
-    return {name: _decoded(value) for name, value in found.items()}
+        found = {name: np.asarray(value) for name, value in opened.attrs.items()}
+    return {name: _decoded(value.tolist()) for name, value in found.items() if _is_plain(value)}
+
+
+def _is_plain(value: np.ndarray[Any, Any]) -> bool:
+    kind = value.dtype.kind
+    return kind in "biufSU" or (kind == "O" and all(isinstance(one, str | bytes) for one in value.flat))
 
 
 def _decoded(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_decoded, value))
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def open_arrays(path: str, names: Collection[str] | None) -> list[DataArray]:
