@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,11 +24,14 @@ from torch import Tensor, nn
 import oocdl
 from oocdl.augmentation.crop import MOST_VOXELS, foreground_voxels
 from oocdl.augmentation.draws import Draws
+from oocdl.augmentation.preparation import Preparation
 from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.index import as_slices, whole
 from oocdl.planning.passes import Course
 from oocdl.pytorch.exported import Exported
 from oocdl.runtime import scheduler
+from oocdl.storage.dataset.dataset import open_dataset
+from oocdl.training import preparing
 from oocdl.transforms import RandFlip, RandRotate90, RandSpatialCrop
 from tests.kit import nets, runs, settings
 from tests.kit.models import UNet3d
@@ -168,6 +173,36 @@ def test_bits_are_those_of_a_run_that_was_killed_and_of_one_worker(
     one = functools.partial(scheduler.get, workers=1)
     runs.same(oocdl.fit(net, data[0], workdir=tmp_path / "other", scheduler=one, **options), run)
     assert tables == (tmp_path / "other" / "samples.json").read_bytes()
+
+
+def test_writing_tables_takes_less_memory_than_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Store:
+        path, text = tmp_path, ""
+
+        def read_sealed(self, file: str) -> Any:
+            return json.loads(self.text) if self.text else None
+
+        def write_sealed(self, file: str, body: Any) -> None:
+            self.text = json.dumps(body)
+
+    random, store = np.random.default_rng(0), Store()
+    voxels = [[np.sort(random.choice(1 << 24, MOST_VOXELS, False))] for _ in range(50)] + [[]]
+    made: Any = Preparation(voxels=voxels)
+    monkeypatch.setattr(preparing, "measured", lambda *_: made)
+    opened: Any = open_dataset({"x": np.zeros(1)})
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            tracemalloc.reset_peak()
+            held, _ = tracemalloc.get_traced_memory()
+            found = preparing.prepared(made, cast(Any, store), opened, (), str)
+            assert tracemalloc.get_traced_memory()[1] - held < 2 * made.nbytes
+    finally:
+        tracemalloc.stop()
+    for ours, theirs in zip(found.voxels, voxels, strict=True):
+        assert len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
 
 
 class TwoHeads(nn.Module):
