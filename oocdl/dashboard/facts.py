@@ -69,7 +69,7 @@ class RunFacts:
 
 def facts_of(plan: Plan, steps: int) -> RunFacts:
     """Gather the facts of a run."""
-    rates, source = known_rates(plan.machine.engine), plan.dataset.spec()
+    rates, source = known_rates(plan.machine.engine), plan.dataset.spec
     values = plan.compiled.plan.factored.graph.values
     read = ((values[name].role.value, of) for name, of in plan.compiled.feeds.items() if name in values)
     simulated = {plan_id: [one] for plan_id, one in zip(plan.pass_ids, plan.simulated, strict=True)}

@@ -232,7 +232,7 @@ def copy_arrays(
     opened = _opened(source, beside)
     if any(members_of(array) for array in opened.arrays.values()):
         raise DatasetError(f"{source} has a group a sample, or is OME-Zarr: fit and predict read it as it is")
-    told = attributes_of(opened.spec())
+    told = attributes_of(opened.spec)
     mark = told.get(MARK)
     bar.total = sum(prod(array.shape) * array.itemsize for array in opened.arrays.values())
     for name, array in opened.arrays.items():

@@ -24,7 +24,7 @@ def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str,
     for each sample, and "spacing" likewise. Else samples are numbered, and the affine is the identity.
     Raises DatasetError for others.
     """
-    told, digits = attributes_of(dataset.spec()), len(str(max(samples - 1, 0)))
+    told, digits = attributes_of(dataset.spec), len(str(max(samples - 1, 0)))
     names = told.get("samples")
     if not isinstance(names, list):  # somebody's count, as it may be
         names = [f"sample_{row:0{digits}d}" for row in range(samples)]

@@ -144,7 +144,7 @@ def cropped(model: OnnxModel, sizes: Sized, settings: Settings, trained: Sequenc
 
     def of(space: Shape) -> tuple[Dataset, Binding]:
         views = [View(name, f"/crop/{name}", space, pads[name]) for name in spatial]
-        made = sizes.dataset.with_views([*sizes.dataset.reopen.views, *views])
+        made = sizes.dataset.with_views([*sizes.dataset.spec.views, *views])
         name_of = {view.array: view.name for view in views}
         return made, binding.renamed(lambda name: name_of.get(name, name), made.arrays)
 
@@ -157,7 +157,7 @@ def cropped(model: OnnxModel, sizes: Sized, settings: Settings, trained: Sequenc
             f"augment: RandSpatialCrop cuts {list(roi)}, and the network takes multiples of {multiple}"
         )
     dataset, crops = of(roi)
-    views = {view.name: view.array for view in dataset.reopen.views}
+    views = {view.name: view.array for view in dataset.spec.views}
     return replace(sizes, dataset=dataset, views=views, trained_spaces=(roi,), crops=crops)
 
 

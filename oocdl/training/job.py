@@ -142,7 +142,7 @@ def job_of(
     step_scalars(settings.optimizer, groups, None, 0)  # a rate that is no number is refused here
     crew = None
     if muster is not None:
-        data.spec().check_sent()
+        data.spec.check_sent()
         crew, budget_bytes = muster()
         settings = replace(settings, memory_bytes=budget_bytes)
     machine = machine_for(settings, data, crew=crew, preparing_bytes=preparation.nbytes)

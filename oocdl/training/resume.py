@@ -67,7 +67,7 @@ def identity(
 
 def source_of(dataset: Dataset) -> list[Any] | None:
     """Return where a dataset is, and its arrays, as plain data; None for a store that was open."""
-    specs = [one for one in (dataset.spec(), dataset.spec().validation) if one is not None]
+    specs = [one for one in (dataset.spec, dataset.spec.validation) if one is not None]
     if not all(isinstance(one.source, str) for one in specs):
         return None
     return [part for one in specs for part in (one.source, one.group, list(one.names))]

@@ -149,7 +149,7 @@ def _crew(client: Any, data: Data, folder: Path, say: Said, wait_seconds: float)
     if client is None:
         yield ThisProcess()
         return
-    specs = [one.spec() for one in (data.dataset, data.validation) if one is not None]
+    specs = [one.spec for one in (data.dataset, data.validation) if one is not None]
     for spec in specs:
         spec.check_sent()
     sources = [spec.source for spec in specs]
@@ -187,7 +187,7 @@ def _task(
         steps=asked.total_steps(data, values, rung),
         run=study.run_of(number),
         model=data.model,
-        dataset=data.dataset.spec(),
+        dataset=data.dataset.spec,
         options={**asked.fit_options(values), "memory": memory_bytes, "threads": threads},
-        measure=Measure(measure.metric, data.validation and data.validation.spec(), measure.last_steps),
+        measure=Measure(measure.metric, data.validation and data.validation.spec, measure.last_steps),
     )

@@ -158,7 +158,7 @@ def crew(
                 owner="test",
                 addresses=tuple(map(str, range(count))),
                 passes={name: pass_setup(kinds[name], one) for name, one in exchanges.items()},
-                dataset=job.dataset.spec(),
+                dataset=job.dataset.spec,
                 identities={name: identity(array) for name, array in job.dataset.arrays.items()},
                 settings=job.settings,
                 preparation=job.preparation,

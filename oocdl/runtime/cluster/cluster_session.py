@@ -174,7 +174,7 @@ class ClusterSession(Held):
             owner=self.owner,
             addresses=tuple(self.addresses),
             passes={name: pass_setup(kinds[name], one) for name, one in exchanges.items()},
-            dataset=self.dataset.spec(),
+            dataset=self.dataset.spec,
             identities={name: identity(array) for name, array in self.dataset.stored.items()},
             settings=self.settings,
             preparation=self.preparation,

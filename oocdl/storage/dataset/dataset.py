@@ -84,11 +84,8 @@ class Dataset:
     """Arrays by name; for those of nested groups, by path."""
     where: str
 
-    reopen: DatasetSpec
-
-    def spec(self) -> DatasetSpec:
-        """Return what ``open_dataset`` takes in another process."""
-        return self.reopen
+    spec: DatasetSpec
+    """What ``open_dataset`` takes in another process."""
 
     def only(self, names: Collection[str]) -> Dataset:
         """Return the dataset with these arrays alone, whose chunks are listed now.
@@ -98,19 +95,19 @@ class Dataset:
         arrays = {name: array for name, array in self.arrays.items() if name in names}
         for array in arrays.values():
             _ = array.known
-        return replace(self, arrays=arrays, reopen=replace(self.reopen, names=tuple(arrays)))
+        return replace(self, arrays=arrays, spec=replace(self.spec, names=tuple(arrays)))
 
     def with_views(self, views: Sequence[View]) -> Dataset:
         """Return the dataset with views of some of its arrays, which they may take the place of."""
         arrays = {name: viewed(self.arrays[array], space, pad) for array, name, space, pad in views}
-        reopen = replace(self.reopen, views=tuple(views))
-        return replace(self, arrays={**self.arrays, **arrays}, reopen=reopen)
+        spec = replace(self.spec, views=tuple(views))
+        return replace(self, arrays={**self.arrays, **arrays}, spec=spec)
 
     def with_validation(self, other: Dataset) -> Dataset:
         """Return the dataset with the arrays of another added, by the names that ``apart`` gives them."""
         arrays = {apart(name): array for name, array in other.arrays.items()}
-        reopen = replace(self.reopen, validation=other.spec())
-        return replace(self, arrays={**self.arrays, **arrays}, reopen=reopen)
+        spec = replace(self.spec, validation=other.spec)
+        return replace(self, arrays={**self.arrays, **arrays}, spec=spec)
 
     def notes(self) -> list[str]:
         """Return a line for each array of which some chunks are not stored, or cannot be told apart."""
@@ -119,7 +116,7 @@ class Dataset:
     @property
     def stored(self) -> Mapping[str, DataArray]:
         """The arrays without further views of the same."""
-        again = {view.name for view in self.reopen.views if view.name != view.array}
+        again = {view.name for view in self.spec.views if view.name != view.array}
         return {name: array for name, array in self.arrays.items() if name not in again}
 
 

@@ -90,9 +90,9 @@ def test_what_is_no_such_array_is_refused(given: Mapping[Any, Any], message: str
 
 def test_no_other_process_is_sent_the_arrays(tmp_path: Path) -> None:
     data = open_dataset(nets.vectors())
-    assert len(repr(data.spec())) < 200
+    assert len(repr(data.spec)) < 200
     with pytest.raises(DatasetError, match="read by this process alone; for a client, write them to Zarr"):
-        pickle.dumps(data.spec())
+        pickle.dumps(data.spec)
     with pytest.raises(DatasetError, match="read by this process alone"):
         job_of(nets.write_mlp(tmp_path / "m.onnx"), data, make_settings(), lambda: pytest.fail("too late"))
     with pytest.raises(DatasetError, match=r"have no array 'z'; they are \['x', 'y'\]"):

@@ -60,7 +60,7 @@ def test_every_source_reads_the_same_regions(tmp_path: Path) -> None:
         assert (x.name, x.shape, x.dtype) == ("x", X.shape, X.dtype)
         assert np.array_equal(x.read(((1, 4), (3, 4), (0, 5))), X[1:4, 3:4, :5])
         assert np.array_equal(data.arrays["labels/y"].read(((4, 5),)), [4])
-        again = open_dataset(pickle.loads(pickle.dumps(data.spec())))
+        again = open_dataset(pickle.loads(pickle.dumps(data.spec)))
         assert np.array_equal(again.arrays["x"].read(((0, 5), (0, 4), (0, 6))), X)
 
 
@@ -225,7 +225,7 @@ def test_chunks_that_are_not_stored_are_their_fill_value(tmp_path: Path) -> None
     assert (data.arrays["x"].read(((2, 4), (0, 2), (0, 6))) == 0).all()
     assert data.notes() == ["x: 2 of 6 chunks are not stored and read as their fill value 0.0"]
     assert data.only(["labels/y"]).notes() == []
-    assert open_dataset(data.spec()).notes() == data.notes()
+    assert open_dataset(data.spec).notes() == data.notes()
     lost = open_dataset(lost_hdf5(tmp_path))
     assert lost.notes() == ["x: 2 of 4 chunks are not stored and read as their fill value 0.0"]
     assert lost.arrays["x"].read(((1, 3), (0, 1))).tolist() == [[1], [0]]
@@ -239,7 +239,7 @@ def test_missing_chunks_may_be_refused(tmp_path: Path, make: Callable[[Path], Pa
     for call in (lambda: data.only(["x"]), lambda: x.read(((0, 1),) * len(x.shape))):
         with pytest.raises(DatasetError, match=message):
             call()
-    assert not data.spec().allow_missing_chunks
+    assert not data.spec.allow_missing_chunks
 
 
 def undefined_v2(path: Path) -> Path:
