@@ -158,10 +158,10 @@ def _each(ranges: Any) -> Sequence[Any]:
 
 def affine(
     rank: int,
-    angles: Sequence[float] = (),
-    shears: Sequence[float] = (),
-    shift: Sequence[float] = (),
-    scales: Sequence[float] = (),
+    angles: Sequence[float],
+    shears: Sequence[float],
+    shift: Sequence[float],
+    scales: Sequence[float],
 ) -> Matrix:
     """Return rotation @ shear @ translation @ scaling, as MONAI multiplies them; what is left out changes
     nothing."""

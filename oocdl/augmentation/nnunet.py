@@ -49,7 +49,7 @@ class RotateAndScale(Transform):
             most = pi / 12
         angles = [draws.uniform(-most, most) for _ in range(2 * rank - 3)] if turns else ()
         scale = draws.uniform(*self.scaling) if scales else 1.0
-        return Affine(sample.shape, "zeros", affine(rank, angles, scales=(scale,) * rank))
+        return Affine(sample.shape, "zeros", affine(rank, angles, (), (), (scale,) * rank))
 
 
 @dataclass(frozen=True)

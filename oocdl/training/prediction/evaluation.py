@@ -61,7 +61,7 @@ def _write_table(path: Path, rows: Sequence[Row]) -> None:
     write_text(path, text.getvalue())
 
 
-def evaluated(inference: Inference, library: Any = None, table: Path | None = None) -> dict[str, Any]:
+def evaluated(inference: Inference, library: Any, table: Path | None) -> dict[str, Any]:
     """Return losses, averaged over samples, and metrics; writes the table of them. Raises what ``fit`` does.
 
     ``library`` is what ``library_of`` has returned.

@@ -106,9 +106,9 @@ class Predictions:
         path: Path,
         outputs: Sequence[Output],
         facts: Mapping[str, Any],
-        samples: Mapping[str, Attributes] | None = None,
+        samples: Mapping[str, Attributes],
     ) -> None:
-        self.path, self._samples = path, {array_name(name): its for name, its in (samples or {}).items()}
+        self.path, self._samples = path, {array_name(name): its for name, its in samples.items()}
         self._mark = {MARK: {KIND: PREDICTIONS, "samples": list(self._samples)}} if samples else USUAL
         asked = json.dumps([dict(facts), [asdict(output) for output in outputs]], sort_keys=True)
         self._facts = hashlib.sha256(asked.encode()).hexdigest()
