@@ -86,7 +86,9 @@ class Settings:
 
     def stored(self) -> dict[str, Any]:
         """Return all of it as plain data, for ``restored`` of `oocdl/training/resume.py`."""
-        found = {one.name: plain(getattr(self, one.name)) for one in fields(self)}
+        in_memory = {"validation": "arrays in memory"} if isinstance(self.validation, Mapping) else {}
+        values = {one.name: getattr(self, one.name) for one in fields(self)} | in_memory
+        found = {name: plain(value) for name, value in values.items()}
         return found | ({"loss": {"heads": found["loss"]}} if isinstance(self.loss, Mapping) else {})
 
 

@@ -45,7 +45,7 @@ def plan_key(
     validation: Binding | None,
 ) -> str:
     """Return a digest, in hexadecimal, of all that a plan depends on but the machine's exact capacity."""
-    names = setting_names(lambda option: option.changes == "plan")
+    names = set(setting_names(lambda option: option.changes == "plan")) - {"validation"}
     further = {} if validation is None else {name: validation.arrays[name] for name in validation.used}
     arrays = {name: binding.arrays[name] for name in binding.used} | further
     facts = {

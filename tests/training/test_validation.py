@@ -111,6 +111,17 @@ def test_a_dataset_of_other_sizes_is_validated_on(net: nn.Module, data: Path, tm
     assert {VALIDATION, VALIDATION_RAGGED} <= oocdl.open(tmp_path / "run").plan.kinds.keys()
 
 
+def test_arrays_that_are_validated_on_are_not_stored(net: nn.Module, data: Path, tmp_path: Path) -> None:
+    given = nets.volumes(3, 8, seed=7)
+    part = fit(net, data, tmp_path / "run", validation=given, epochs=1)
+    assert (part.path / "run.json").stat().st_size < 20_000
+    assert part.settings.validation == "arrays in memory"
+    run = fit(net, data, tmp_path / "run", validation=given)
+    assert val_losses(run) == val_losses(fit(net, data, tmp_path / "other", validation=data / "b.zarr"))
+    with pytest.raises(InputError, match="array 'x' has other values"):
+        fit(net, data, tmp_path / "run", validation={**given, "x": given["x"] + 1})
+
+
 @pytest.mark.parametrize(
     ("how", "steps"),
     [
