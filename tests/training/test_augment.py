@@ -67,7 +67,7 @@ def data(arrays: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) -> 
     return path
 
 
-def fit(net: nn.Module, data: Path, workdir: Path, **options: Any) -> oocdl.Run:
+def fit(net: nn.Module, data: Any, workdir: Path, **options: Any) -> oocdl.Run:
     given = {**EXACT, "optimizer": "sgd", "lr": LR, "epochs": 2, "batch_size": 2, "seed": SEED, **options}
     return oocdl.fit(copy.deepcopy(net), data, workdir=workdir, **given)
 
@@ -263,6 +263,15 @@ def test_whole_numbers_are_moved_and_else_left_alone(tmp_path: Path) -> None:
     flipped = [torch.from_numpy(array).flip(-3) for array in (2 * x, mask, y)]
     loss = nn.functional.cross_entropy(module(*flipped[:2]), flipped[2]).item()
     np.testing.assert_allclose(run.history[0]["loss"], loss, rtol=1e-12)
+
+
+def test_scaled_labels_are_as_large_as_they_become(
+    net: nn.Module, arrays: dict[str, Array], tmp_path: Path
+) -> None:
+    data = {"input": arrays["input"].astype("float64"), "y": np.full((5, *SPATIAL), 128, "uint8")}
+    for augment in (None, [transforms.RandFlip(1.0, 0)]):
+        with pytest.raises(DatasetError, match="has label 256"):
+            fit(net, data, tmp_path / str(augment is None), scale={"y": 2}, augment=augment)
 
 
 def test_an_exported_file_is_said_to_want_normalised_inputs(
