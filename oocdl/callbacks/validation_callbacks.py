@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 from numbers import Integral, Real
@@ -92,6 +93,8 @@ class Monitored(Acting):
                 self._look([row])
             case WorkersChanged(done=done):
                 self.seen = {step: value for step, value in self.seen.items() if step <= done}
+                with suppress(Stop):  # what is left did not end the run before
+                    self.decide()
 
     def started(self, event: RunStarted) -> None:
         """Take the beginning of a run."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import oocdl
-from oocdl.callbacks import EarlyStopping, ReduceLROnPlateau
+from oocdl.callbacks import EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from oocdl.errors import InputError
 from oocdl.events import RunFinished, RunStarted, StepDone, WorkersChanged
 from tests.kit import nets, settings
@@ -96,6 +96,16 @@ def test_losses_and_errors_are_to_be_small(monitor: str) -> None:
     with pytest.raises(oocdl.Stop) if "dice" in monitor else nullcontext():
         for step in range(1, 4):
             falling(StepDone({"step": step, monitor: 1.0 / step}))
+
+
+@pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
+def test_the_best_version_before_a_rollback_is_kept(kind: Any) -> None:
+    acting = kind()
+    for step, value in ((10, 0.5), (20, 0.4)):
+        acting(StepDone({"step": step, "val_loss": value}))
+    assert acting.kept == (20,)
+    acting(WorkersChanged("lost", 1, 15))
+    assert acting.kept == (10,)
 
 
 def test_steps_that_are_rolled_back_are_forgotten() -> None:
