@@ -40,6 +40,8 @@ FOLDS, FOLD_SEED = 5, 12345
 WIDTHS = (32, 24, 16, 12, 8, 4)
 """Channels of the first level that are tried, nnU-Net's first."""
 EPOCHS, HOURS = 100, 24.0
+OTHER_NORMALIZATIONS = frozenset({"nonorm", "rescale_0_1", "rescale_to_0_1", "rgb_to_0_1"})
+"""Names of channels, in small letters, that nnU-Net does not normalise by z-score."""
 Fold = int | Literal["all"]
 
 
@@ -100,7 +102,8 @@ def nnunet(
 
     Raises
     ------
-    InputError for regions, fewer cases than folds, CT beside other channels, and a working directory of other
+    InputError for regions, fewer cases than folds, CT beside other channels, channels such as "noNorm"
+    without ``normalize``, ``splits_final.json`` that leaves cases out, and a working directory of other
     files; what ``convert`` and ``fit`` raise.
 
     Examples
@@ -112,7 +115,7 @@ def nnunet(
     source = path_of("folder", folder)
     root = path_of("workdir", workdir) if workdir is not None else source.with_name(f"{source.name}.nnunet")
     cases = find_cases(source)
-    shared = _checked(_defaults(cases) | {"memory": memory} | options)
+    shared = _checked(_defaults(cases, options) | {"memory": memory} | options)
     listeners = tuple(shared.pop("callbacks", ()))
     splits = _splits(root, [case.name for case in cases.cases], folds)
     with locked(root / "plans.json"):
@@ -150,12 +153,17 @@ def _classes(cases: Cases) -> list[str]:
     return classes
 
 
-def _defaults(cases: Cases) -> dict[str, Any]:
+def _defaults(cases: Cases, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return nnU-Net's options of training, but for the loss. Raises InputError for what is not trained."""
     _classes(cases)
     kinds = {name.lower() == "ct" for name in cases.channels}
     if len(kinds) > 1:
         raise InputError("CT beside other channels has no one normalization; train the channels apart")
+    others = [name for name in cases.channels if name.lower() in OTHER_NORMALIZATIONS]
+    if others and "normalize" not in options:
+        raise InputError(
+            f"'{others[0]}' is no normalization here; pass normalize=, of all channels (None: none)"
+        )
     return {
         "optimizer": SGD(Polynomial(0.01), momentum=0.99, nesterov=True, weight_decay=3e-5, clip_norm=12.0),
         "augment": "nnunet",
@@ -189,7 +197,7 @@ def _splits(root: Path, names: Sequence[str], folds: Sequence[Fold]) -> dict[Fol
     """Return the cases that each fold holds out, nnU-Net's by default. Raises InputError for other folds."""
     path = root / "splits_final.json"
     if path.exists():
-        splits = [list(split["val"]) for split in json.loads(read_text(path))]
+        splits = _read_splits(path, names, folds)
     elif set(folds) == {"all"}:
         splits = []
     else:
@@ -205,9 +213,29 @@ def _splits(root: Path, names: Sequence[str], folds: Sequence[Fold]) -> dict[Fol
     for fold in folds:
         if fold not in held_out:
             raise InputError(f"folds are 0 to {len(splits) - 1} or 'all', got {fold!r}")
-        if unknown := set(held_out[fold]) - set(names):
-            raise InputError(f"{path}: fold {fold} has '{min(unknown)}', which is no case of the dataset")
     return {fold: held_out[fold] for fold in folds}
+
+
+def _read_splits(path: Path, names: Sequence[str], folds: Sequence[Fold]) -> list[list[str]]:
+    """Return the cases that each fold of a file holds out. Raises InputError if others do not train."""
+    way_out = "mend it, or delete it for folds of nnU-Net's"
+    try:
+        splits = [
+            [list(map(str, split[part])) for part in ("train", "val")]
+            for split in json.loads(read_text(path))
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{path} is no list of folds with 'train' and 'val' ({error!r}); {way_out}"
+        ) from error
+    for fold, (train, held_out) in enumerate(splits):
+        odd = {*names, *train, *held_out} if fold in folds else set()
+        if odd := {name for name in odd if [*train, *held_out].count(name) != names.count(name)}:
+            raise InputError(
+                f"{path}: in fold {fold} all cases of the dataset, and no others, are to be once in 'train' "
+                f"or 'val', and '{min(odd)}' is not; {way_out}"
+            )
+    return [held_out for _, held_out in splits]
 
 
 def _fingerprint(root: Path, cases: Cases) -> tuple[tuple[float, ...], tuple[int, ...]]:

@@ -103,6 +103,12 @@ def test_the_network_is_nnunets(tmp_path: Path) -> None:
         ({"labels": {"background": 0, "whole": [1, 2], "rim": 2}}, {}, "does not train regions"),
         ({"labels": {"background": 0, "a": 1, "b": 3, "c": 2, "d": 7}}, {}, "numbered from 0"),
         ({"channel_names": {"0": "CT", "1": "T1"}}, {}, "CT beside other channels"),
+        (
+            {"channel_names": {"0": "T1", "1": "noNorm"}},
+            {},
+            "'noNorm' is no normalization here; pass normalize=",
+        ),
+        ({"channel_names": {"0": "T1", "1": "noNorm"}}, {"normalize": None, "folds": [5]}, "got 5"),
         ({}, {"folds": [5]}, "folds are 0 to 4 or 'all', got 5"),
         ({}, {"epochz": 5}, "nnunet takes no 'epochz' .did you mean 'epochs'"),
         ({}, {"batch_size": 0}, "batch_size"),
@@ -113,6 +119,26 @@ def test_what_is_not_trained_is_refused(told: Any, options: Any, message: str, t
     with pytest.raises(InputError, match=message):
         nnunet(folder, **options)
     assert not (tmp_path / "a.nnunet/data.zarr").exists()
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ([{"train": ["case_1", "case_2", "case_3"], "val": ["case_0"]}], "and 'case_4' is not; mend it"),
+        ([{"train": [*SHAPES], "val": ["case_0"]}], "and 'case_0' is not"),
+        ([{"train": [*SHAPES], "val": ["other"]}], "and 'other' is not"),
+        ([{"val": ["case_0"]}], "is no list of folds with 'train' and 'val'"),
+        ({"train": [*SHAPES]}, "is no list of folds"),
+        (None, "is no list of folds"),
+    ],
+)
+def test_splits_of_other_cases_are_refused(told: Any, message: str, tmp_path: Path) -> None:
+    folder, root = nifti.nnunet(tmp_path / "a", SHAPES), tmp_path / "a.nnunet"
+    root.mkdir()
+    (root / "splits_final.json").write_text("{" if told is None else json.dumps(told))
+    with pytest.raises(InputError, match=message) as caught:
+        nnunet(folder, folds=[0])
+    assert "\n" not in str(caught.value) and not (root / "data.zarr").exists()
 
 
 def test_few_cases_are_trained_on_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
