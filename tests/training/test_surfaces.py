@@ -148,6 +148,17 @@ def test_one_channel_of_images_and_labels_that_are_ignored(tmp_path: Path) -> No
     assert found.keys() == {"loss", "hd95", "asd"}
 
 
+def test_images_of_an_affine_lie_in_its_x_and_y(tmp_path: Path) -> None:
+    data, found = nets.write_samples(tmp_path / "data.zarr", ((16, 12), (12, 16)), classes=2), []
+    torch.manual_seed(4)
+    run = oocdl.fit(torch.nn.Conv2d(1, 2, 1).double(), data, workdir=tmp_path / "run", **OPTIONS)
+    for facts in ({"affine": np.diag([0.5, 2.0, 9.0, 1.0]).tolist()}, {"spacing": [2.0, 0.5]}):
+        for _, sample in zarr.open_group(str(data)).groups():
+            sample.attrs.put(facts)
+        found.append(run.evaluate(data, metrics=["hd95", "asd"]))
+    assert found[0] == found[1]
+
+
 def test_masks_that_are_scaled(tmp_path: Path) -> None:
     """A voxel is of the class where its number, as the loss reads it, is above a half."""
     random = np.random.default_rng(6)

@@ -102,7 +102,7 @@ def spacings_of(inference: Inference) -> list[list[float]]:
         given = facts.get("spacing", facts.get("affine", np.eye(4)))
         try:
             if "spacing" not in facts:
-                given = spacing_of(np.asarray(given, np.float64).reshape(4, 4))[:axes]
+                given = spacing_of(np.asarray(given, np.float64).reshape(4, 4))[-axes:]
             steps = [float(one) for one in given]
         except (TypeError, ValueError):
             steps = []
