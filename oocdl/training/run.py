@@ -190,12 +190,6 @@ class Run:
         model = model_of(self._store)
         store = version_of(self._store, which)
         _, specs = self._committed(store)
-        if asked := self.facts.get("normalize"):
-            warnings.warn(
-                f"the run normalises its inputs ({asked}), the exported file does not: give it such",
-                ModelWarning,
-                stacklevel=4,
-            )
 
         def blocks(name: str) -> Iterator[Array] | None:
             return _verified_blocks(store, specs[name]) if name in specs else None
@@ -204,6 +198,12 @@ class Run:
             weights = {name: spec for name, spec in specs.items() if spec.kind == "weights"}
             with reporting(target):
                 return write_safetensors(target, weights, lambda n: _verified_blocks(store, weights[n]))
+        read, scale = self.facts["inputs"].values(), self.facts.get("scale") or {}
+        scaled = {name: factor for name, factor in scale.items() if name in read}
+        for done, asked in {"normalises": self.facts.get("normalize"), "scales": scaled}.items():
+            if asked:
+                text = f"the run {done} its inputs ({asked}), the exported file does not: give it such"
+                warnings.warn(text, ModelWarning, stacklevel=4)
         with reporting(target):
             return export_onnx(model.path, target, blocks)
 

@@ -274,9 +274,18 @@ def test_scaled_labels_are_as_large_as_they_become(
             fit(net, data, tmp_path / str(augment is None), scale={"y": 2}, augment=augment)
 
 
-def test_an_exported_file_is_said_to_want_normalised_inputs(
-    net: nn.Module, data: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"normalize": "zscore"}, r"normalises its inputs \(zscore\)"),
+        ({"scale": {"input": 0.5, "y": 1}}, r"scales its inputs \({'input': 0.5}\)"),
+    ],
+)
+def test_an_exported_file_is_said_to_want_such_inputs(
+    net: nn.Module, data: Path, tmp_path: Path, how: dict[str, Any], message: str
 ) -> None:
-    run = oocdl.fit(copy.deepcopy(net), data, workdir=tmp_path / "run", steps=1, normalize="zscore", **EXACT)
-    with pytest.warns(ModelWarning, match="normalises its inputs"):
+    run = oocdl.fit(copy.deepcopy(net), data, workdir=tmp_path / "run", steps=1, **how, **EXACT)
+    with pytest.warns(ModelWarning, match=message) as caught:
         run.export(tmp_path / "net.onnx")
+        run.export(tmp_path / "net.safetensors")  # weights alone take no inputs
+    assert len(caught) == 1
