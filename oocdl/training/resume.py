@@ -253,6 +253,8 @@ KINDS: Mapping[str, Callable[..., Any]] = {
 ALL = setting_names(lambda option: True)
 OF_PREDICTIONS = setting_names(lambda option: option.predicts)
 """Settings that a run also predicts and evaluates with."""
+BY_NAME = ("inputs", "targets", "dims", "scale", "normalize", "validation")
+"""Settings that may be mappings of the user's names, of which "type" may be one, to plain data."""
 
 
 @dataclass(frozen=True)
@@ -273,8 +275,13 @@ def settings_of(store: RunStore, names: Collection[str] = OF_PREDICTIONS) -> Set
     """Make the settings of a run, of others than ``names`` the defaults. Raises CorruptError for bad data."""
     with understood(store.path):
         data = store.meta["settings"]
-        found = {name: _value(data[name]) for name in ALL if name in names and name in data}
         heads = data["loss"].get("heads")
+        asis = BY_NAME if heads is None else (*BY_NAME, "loss")
+        held = {name: data[name] for name in ALL if name in names and name in data}
+        found: dict[str, Any] = {
+            name: value if name in asis and isinstance(value, Mapping) else _value(value)
+            for name, value in held.items()
+        }
         if heads is not None:
             found["loss"] = {name: (_value(spec), float(weight)) for name, (spec, weight) in heads.items()}
         return replace(make_settings(), **found)

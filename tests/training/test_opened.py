@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import zarr
 
@@ -45,6 +47,26 @@ def test_settings_are_those_of_the_training(fit: Callable[..., oocdl.Run], lr: A
     trained = fit(**options).plan.settings
     assert oocdl.open(fit(**options).path).settings == trained
     assert not isinstance(lr, float) or oocdl.open(fit(**{**options, "steps": 7}).path).settings.steps == 7
+
+
+@pytest.mark.parametrize("called", ["array", "x", "kind"])
+def test_an_array_an_input_or_an_output_may_be_called_type(tmp_path: Path, called: str) -> None:
+    model = onnx.load(nets.write_two_heads(tmp_path / "net.onnx"))
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = "type" if value.name == called else value.name
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["type" if name == called else name for name in names]
+    onnx.save(model, tmp_path / "net.onnx")
+    arrays = {"type": nets.vectors()["x"], "k": nets.vectors()["y"], "s": np.ones((10, 1), "f4")}
+    kind = "type" if called == "kind" else "kind"
+    options: dict[str, Any] = {
+        "inputs": {"type" if called == "x" else "x": "type"}, "targets": {kind: "k", "size": "s"},
+        "scale": {"type": 2.0}, "loss": {kind: "cross_entropy", "size": "mse"}, "steps": 2,
+    }  # fmt: skip
+    trained = oocdl.fit(tmp_path / "net.onnx", arrays, workdir=tmp_path / "run", **options, **QUICK)
+    run = oocdl.open(trained.path)
+    assert run.settings == trained.plan.settings and run.evaluate(arrays)["loss"] > 0
 
 
 def test_a_rate_of_the_users_own_is_known_where_it_was_noted(fit: Callable[..., oocdl.Run]) -> None:
