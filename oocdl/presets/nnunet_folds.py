@@ -283,7 +283,7 @@ def _network(
         topology = topology_of(spacing, shape, width)
         outputs = write_nnunet(model, topology, **sizes)
         try:
-            plan = make_plan(model, data, **{"loss": _loss(cases, outputs), **options})
+            plan = make_plan(model, data, **{"loss": _loss(cases, outputs), **options, "client": None})
         except BudgetError:
             if width == WIDTHS[-1]:
                 raise

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from oocdl.config.options import OPTIONS, LossLike, Size
+from oocdl.config.options import LossLike, Size
 from oocdl.config.settings import make_settings
 from oocdl.dashboard import page_process
 from oocdl.dashboard.live_log import LiveLog
@@ -21,7 +21,6 @@ from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 from oocdl.planning.machine import Crew, as_one, machine_facts
 from oocdl.planning.passes import VALIDATION
-from oocdl.pytorch.exported import Asked
 from oocdl.report.disk_check import check_start
 from oocdl.report.notebook import progress_here
 from oocdl.report.plan_view import Plan
@@ -149,8 +148,8 @@ def _run_folder(job: Job, workdir: Path | None) -> Path:
 def plan(model: Any, dataset: Any, **options: Unpack[Options]) -> Plan:
     """Return what ``fit`` with the same arguments would do and need, without running it.
 
-    Options that do not change a plan, such as ``workdir``, are ignored. Raises what ``fit`` raises for a
-    model, dataset, option or budget.
+    It is the plan of this process: ``client`` is refused. Options that do not change a new plan, such as
+    ``workdir``, are checked and ignored. Raises what ``fit`` raises for a model, dataset, option or budget.
 
     >>> print(oocdl.plan("unet.onnx", "brain.zarr", memory="2GiB"))  # doctest: +SKIP
 
@@ -161,10 +160,12 @@ def plan(model: Any, dataset: Any, **options: Unpack[Options]) -> Plan:
     dataset
         As in ``fit``.
     """
-    asked = Asked(options.get("dynamic"), options.get("verify", True))
-    settings = make_settings(**{name: value for name, value in options.items() if name in OPTIONS})
-    with planned_file(model, dataset, settings, asked) as (path, data):
-        return job_of(path, data, settings).plan()
+    call, given = read_call(**options)
+    if call.client is not None:
+        raise InputError("oocdl.plan is of this process alone: leave client= out, or see oocdl.simulate")
+    settings = make_settings(**given)
+    with planned_file(model, dataset, settings, call.asked) as (path, data):
+        return _planned_by(job_of(path, data, settings), call.plan)
 
 
 def train(job: Job, call: Call, workers: Workers | None = None) -> Run:

@@ -20,6 +20,7 @@ from oocdl.ops.optimizers import KNOWN, OPTIMIZERS
 from oocdl.optim import SGD, Adam, Cosine, Then, WarmUp, register
 from oocdl.report.tables import text_of
 from oocdl.report.units import size_text
+from oocdl.training.resume import numerics_of
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -82,6 +83,23 @@ def test_the_plan_is_made_again(fit: Callable[..., oocdl.Run], options: dict[str
     plan = oocdl.open(trained.path).plan
     assert str(plan.table()) and list(map(str, plan.layers)) == list(map(str, trained.plan.layers))
     assert plan.settings == trained.plan.settings and plan.kinds.keys() == trained.plan.kinds.keys()
+
+
+def test_a_plan_that_is_given_is_repeated_by_plan(tmp_path: Path) -> None:
+    job, options = nets.write_job(tmp_path), {**QUICK, "batch_size": 2}
+    cut = oocdl.plan(*job, **options, parallel={"batch": 2})
+    again = oocdl.plan(*job, **options, plan=cut, parallel={"batch": 2}, workdir=tmp_path / "none")
+    assert numerics_of(again.kinds) == numerics_of(cut.kinds)
+    run = oocdl.fit(*job, **options, parallel={"batch": 2}, workdir=tmp_path / "run", steps=1)
+    assert numerics_of(oocdl.plan(*job, **options, plan=run.path).kinds) == numerics_of(cut.kinds)
+    for wrong, message in (
+        ({"plan": oocdl.plan(*job, **{**options, "batch_size": 5})}, "the plan of another model"),
+        ({"client": "tcp://127.0.0.1:1"}, "leave client= out"),
+        ({"resume": "bogus"}, "resume must be True"),
+        ({"plan": 3}, "plan"),
+    ):
+        with pytest.raises(InputError, match=message):
+            oocdl.plan(*job, **{**options, **wrong})
 
 
 def test_a_plan_needs_the_dataset_and_its_name(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
