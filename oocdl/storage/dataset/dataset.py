@@ -187,7 +187,7 @@ def open_dataset(
         where, opened = str(source), hdf5_source.open_arrays(str(place), names)
     else:
         where = f"{source}/{group}" if group else str(source)
-        opened = zarr_source.open_arrays(place, group, where, names)
+        opened = zarr_source.open_arrays(place, group, where, names, allow_missing_chunks)
     if not opened:
         raise DatasetError(f"{where} has no arrays; a dataset is a group with at least one")
     arrays = {array.name: replace(array, allow_missing_chunks=allow_missing_chunks) for array in opened}

@@ -94,6 +94,8 @@ class ZarrSource(Source):
     decoder: Decoder
     shards: Shards | None
     last: LastChunk
+    allow_missing: bool = True
+    """Whether shards may lack chunks; whether they may be missing themselves, ``DataArray.known`` says."""
 
     @cached_property
     def known(self) -> ChunkList:  # of shards, if there are any
@@ -165,7 +167,7 @@ class ZarrSource(Source):
     def _place(
         self, key: str, inside: Shape, shards: Shards, tables: dict[str, Array | None]
     ) -> slice | None:
-        """Return where a chunk lies in its shard; None if it is not stored."""
+        """Return where a chunk lies in its shard; None if it is not stored, DatasetError if it is to be."""
         if key not in tables:
             tables.clear()
             stored = self._bytes(key, shards.part)
@@ -173,7 +175,12 @@ class ZarrSource(Source):
         table = tables[key]
         offset, nbytes = (NOT_STORED, 0) if table is None else map(int, table[inside])
         if offset == NOT_STORED:
-            return None
+            if self.allow_missing:
+                return None
+            raise DatasetError(
+                f"{self.label}: chunk {'/'.join(map(str, inside))} in shard {key} is missing; it would read "
+                f"as its fill value {self.fill_value}, pass allow_missing_chunks=True to accept that"
+            )
         if nbytes > most_bytes(prod(self.chunks) * self.decoder.dtype.itemsize):
             raise ValueError(f"its index says that chunk {inside} has {nbytes:,} bytes, which none can have")
         return slice(offset, offset + nbytes)
@@ -206,7 +213,7 @@ class ZarrSource(Source):
 
 
 def open_arrays(
-    source: str | Store, group: str, where: str, names: Collection[str] | None
+    source: str | Store, group: str, where: str, names: Collection[str] | None, allow_missing: bool
 ) -> list[DataArray]:
     """Open and check the arrays of a group (those of ``names``, or all). Raises DatasetError."""
     try:
@@ -216,14 +223,14 @@ def open_arrays(
         if isinstance(place, Path) or (isinstance(place, str) and "://" not in place):
             source = RegularStore(place, read_only=True)
         if images := ome_folders(getattr(source, "root", None)):
-            return _stacks(_samples_of(images), where, names)
+            return _stacks(_samples_of(images), where, names, allow_missing)
         opened = zarr.open_group(source, path=group, mode="r")
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
         samples = {} if unfinished else named_samples(opened, where) or ome_samples(opened, where)
         if samples:
-            return _stacks(samples, where, names)
+            return _stacks(samples, where, names, allow_missing)
         found.update({name: opened[name] for name in names or () if name in opened})
     except DatasetError:
         raise
@@ -242,7 +249,7 @@ def open_arrays(
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
     last = LastChunk()
-    return [_opened(name, where, array, last) for name, array in arrays.items()]
+    return [_opened(name, where, array, last, allow_missing) for name, array in arrays.items()]
 
 
 def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
@@ -256,7 +263,9 @@ def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
     return found
 
 
-def _stacks(samples: Mapping[str, Sample], where: str, names: Collection[str] | None) -> list[DataArray]:
+def _stacks(
+    samples: Mapping[str, Sample], where: str, names: Collection[str] | None, allow_missing: bool
+) -> list[DataArray]:
     """Open the arrays of all samples, and see those of one name as one. Raises DatasetError."""
     last, found = LastChunk(), []
     attributes = {title: sample.attributes for title, sample in samples.items()}
@@ -265,13 +274,19 @@ def _stacks(samples: Mapping[str, Sample], where: str, names: Collection[str] | 
         for title, (_, arrays, at) in samples.items():
             if name not in arrays:
                 raise DatasetError(f"sample {title!r} of {where} has no array {name!r}, as others have")
-            members.append(_opened(f"{title}/{name}", where, arrays[name], last, at.get(name, ())))
+            place = f"{title}/{name}", where
+            members.append(_opened(*place, arrays[name], last, allow_missing, at.get(name, ())))
         found.append(stacked(name, where, members, attributes))
     return found
 
 
 def _opened(
-    name: str, where: str, array: zarr.Array[Any], last: LastChunk, at: tuple[int, ...] = ()
+    name: str,
+    where: str,
+    array: zarr.Array[Any],
+    last: LastChunk,
+    allow_missing: bool,
+    at: tuple[int, ...] = (),
 ) -> DataArray:
     """Check an array, or what is at indices of its first axes, by its metadata, before a chunk is read."""
     label, metadata = f"array {name!r} of {where}", array.metadata
@@ -306,7 +321,7 @@ def _opened(
         stored_chunks=stored_chunks,
         index_bytes=0 if shards is None else shards.index.nbytes or 0,
         fill_value=fill,
-        source=ZarrSource(label, shape, chunks, fill, stored, decoder, shards, last),
+        source=ZarrSource(label, shape, chunks, fill, stored, decoder, shards, last, allow_missing),
     )
 
 

@@ -242,6 +242,29 @@ def test_missing_chunks_may_be_refused(tmp_path: Path, make: Callable[[Path], Pa
     assert not data.spec.allow_missing_chunks
 
 
+@pytest.mark.parametrize("names", [["x"], ["a/x", "b/x"]])
+def test_chunks_that_shards_lack_may_be_refused(tmp_path: Path, names: list[str]) -> None:
+    group = zarr.open_group(tmp_path / "s.zarr", mode="w")
+    for name in names:
+        x = group.create_array(name, shape=(3, 5), shards=(2, 6), chunks=(1, 2), dtype="f4", fill_value=5)
+        x[...] = 1
+        x[1, 2:4] = 5  # what is the fill value is not stored
+    if len(names) > 1:
+        group.attrs["oocdl"] = {"samples": ["a", "b"]}
+    lenient, strict = (open_dataset(tmp_path / "s.zarr", lacking).arrays["x"] for lacking in (True, False))
+    regions = [(box, (0, 5)) for box in ((0, 1), (2, 3), (1, 2))]
+    if len(names) > 1:
+        regions = [((0, 2), *region) for region in regions]  # type: ignore[misc]
+    assert strict.read(regions[0]).min() == strict.read(regions[1]).max() == 1
+    assert lenient.read(regions[2]).max() == 5
+    again = open_dataset(open_dataset(tmp_path / "s.zarr", False).spec()).arrays["x"]
+    for array in (strict, again):
+        with pytest.raises(
+            DatasetError, match="chunk 1/1 in shard c/0/0 is missing; .* value 5.0, pass allow"
+        ):
+            array.read(regions[2])
+
+
 def undefined_v2(path: Path) -> Path:
     group = with_v2(fill_value=None)(path)
     (group / "x" / "1.0.0").unlink()
