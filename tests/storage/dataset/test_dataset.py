@@ -257,7 +257,7 @@ def test_chunks_that_shards_lack_may_be_refused(tmp_path: Path, names: list[str]
         regions = [((0, 2), *region) for region in regions]  # type: ignore[misc]
     assert strict.read(regions[0]).min() == strict.read(regions[1]).max() == 1
     assert lenient.read(regions[2]).max() == 5
-    again = open_dataset(open_dataset(tmp_path / "s.zarr", False).spec()).arrays["x"]
+    again = open_dataset(open_dataset(tmp_path / "s.zarr", False).spec).arrays["x"]
     for array in (strict, again):
         with pytest.raises(
             DatasetError, match="chunk 1/1 in shard c/0/0 is missing; .* value 5.0, pass allow"
