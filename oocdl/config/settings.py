@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,8 @@ class Settings:
 
     def stored(self) -> dict[str, Any]:
         """Return all of it as plain data, for ``restored`` of `oocdl/training/resume.py`."""
-        in_memory = {"validation": "arrays in memory"} if isinstance(self.validation, Mapping) else {}
-        values = {one.name: getattr(self, one.name) for one in fields(self)} | in_memory
-        found = {name: plain(value) for name, value in values.items()}
+        given = replace(self, validation="arrays in memory") if isinstance(self.validation, Mapping) else self
+        found = {one.name: plain(getattr(given, one.name)) for one in fields(self)}
         return found | ({"loss": {"heads": found["loss"]}} if isinstance(self.loss, Mapping) else {})
 
 

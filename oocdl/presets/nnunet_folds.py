@@ -161,9 +161,7 @@ def _defaults(cases: Cases, options: Mapping[str, Any]) -> dict[str, Any]:
         raise InputError("CT beside other channels has no one normalization; train the channels apart")
     others = [name for name in cases.channels if name.lower() in OTHER_NORMALIZATIONS]
     if others and "normalize" not in options:
-        raise InputError(
-            f"'{others[0]}' is no normalization here; pass normalize=, of all channels (None: none)"
-        )
+        raise InputError(f"channel '{others[0]}' asks for another normalization: pass normalize=, or None")
     return {
         "optimizer": SGD(Polynomial(0.01), momentum=0.99, nesterov=True, weight_decay=3e-5, clip_norm=12.0),
         "augment": "nnunet",
@@ -220,17 +218,13 @@ def _read_splits(path: Path, names: Sequence[str], folds: Sequence[Fold]) -> lis
     """Return the cases that each fold of a file holds out. Raises InputError if others do not train."""
     way_out = "mend it, or delete it for folds of nnU-Net's"
     try:
-        splits = [
-            [list(map(str, split[part])) for part in ("train", "val")]
-            for split in json.loads(read_text(path))
-        ]
+        told = json.loads(read_text(path))
+        splits = [[list(map(str, split[part])) for part in ("train", "val")] for split in told]
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(
-            f"{path} is no list of folds with 'train' and 'val' ({error!r}); {way_out}"
-        ) from error
+        raise InputError(f"{path} has no 'train' and 'val' of each fold ({error!r}); {way_out}") from error
     for fold, (train, held_out) in enumerate(splits):
-        odd = {*names, *train, *held_out} if fold in folds else set()
-        if odd := {name for name in odd if [*train, *held_out].count(name) != names.count(name)}:
+        odd = {*train, *held_out} ^ {*names} | {*train} & {*held_out}
+        if odd and fold in folds:
             raise InputError(
                 f"{path}: in fold {fold} all cases of the dataset, and no others, are to be once in 'train' "
                 f"or 'val', and '{min(odd)}' is not; {way_out}"

@@ -95,8 +95,7 @@ class Feed:
         box, channels = (region, self.reader.shape[1]) if axis else (((0, 1), *region), 1)
         around = () if own is None else own[len(own) - len(stream.spatial) :]
         operations = stream.operations(info.seed, info.number, row, channels, around)
-        whole_numbers = out.dtype.kind != "f" and self.scale is None  # scaled ones may be larger than read
-        dtype = self.reader.dtype if whole_numbers else out.dtype
+        dtype = self.reader.dtype if out.dtype.kind != "f" and self.scale is None else out.dtype
         evaluate(operations, box, read, out if axis else out[None], stream.chain_bytes, dtype)
 
 

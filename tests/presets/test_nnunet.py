@@ -106,7 +106,7 @@ def test_the_network_is_nnunets(tmp_path: Path) -> None:
         (
             {"channel_names": {"0": "T1", "1": "noNorm"}},
             {},
-            "'noNorm' is no normalization here; pass normalize=",
+            "channel 'noNorm' asks for another normalization: pass normalize=",
         ),
         ({"channel_names": {"0": "T1", "1": "noNorm"}}, {"normalize": None, "folds": [5]}, "got 5"),
         ({}, {"folds": [5]}, "folds are 0 to 4 or 'all', got 5"),
@@ -127,9 +127,9 @@ def test_what_is_not_trained_is_refused(told: Any, options: Any, message: str, t
         ([{"train": ["case_1", "case_2", "case_3"], "val": ["case_0"]}], "and 'case_4' is not; mend it"),
         ([{"train": [*SHAPES], "val": ["case_0"]}], "and 'case_0' is not"),
         ([{"train": [*SHAPES], "val": ["other"]}], "and 'other' is not"),
-        ([{"val": ["case_0"]}], "is no list of folds with 'train' and 'val'"),
-        ({"train": [*SHAPES]}, "is no list of folds"),
-        (None, "is no list of folds"),
+        ([{"val": ["case_0"]}], "has no 'train' and 'val' of each fold"),
+        ({"train": [*SHAPES]}, "has no 'train'"),
+        (None, "has no 'train'"),
     ],
 )
 def test_splits_of_other_cases_are_refused(told: Any, message: str, tmp_path: Path) -> None:

@@ -274,19 +274,14 @@ def _stacks(
         for title, (_, arrays, at) in samples.items():
             if name not in arrays:
                 raise DatasetError(f"sample {title!r} of {where} has no array {name!r}, as others have")
-            place = f"{title}/{name}", where
-            members.append(_opened(*place, arrays[name], last, allow_missing, at.get(name, ())))
+            given = arrays[name], last, allow_missing, at.get(name, ())
+            members.append(_opened(f"{title}/{name}", where, *given))
         found.append(stacked(name, where, members, attributes))
     return found
 
 
 def _opened(
-    name: str,
-    where: str,
-    array: zarr.Array[Any],
-    last: LastChunk,
-    allow_missing: bool,
-    at: tuple[int, ...] = (),
+    name: str, where: str, array: zarr.Array[Any], last: LastChunk, allow_missing: bool, at: Shape = ()
 ) -> DataArray:
     """Check an array, or what is at indices of its first axes, by its metadata, before a chunk is read."""
     label, metadata = f"array {name!r} of {where}", array.metadata
