@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71670,
+    "lines of oocdl": 71672,
     "lines of augmentation": 1602,
     "lines of callbacks": 656,
     "lines of cli": 2020,
@@ -184,9 +184,9 @@ LIMITS = {
     "lines of report": 2798,
     "lines of runtime": 5333,
     "lines of storage": 6638,
-    "lines of training": 4113,
+    "lines of training": 4115,
     "lines of tuning": 1428,
-    "lines of tests": 49053,
+    "lines of tests": 49056,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -205,7 +205,9 @@ def _packed(places: Array) -> str:
     return b64encode(zlib.compress(np.diff(places, prepend=0).astype("<i8").tobytes())).decode()
 
 
-def _unpacked(text: str) -> Array:
+def _unpacked(text: str | list[int]) -> Array:
+    if isinstance(text, list):  # of an earlier version
+        return np.array(text, np.int64)
     return np.cumsum(np.frombuffer(zlib.decompress(b64decode(text)), "<i8"), dtype=np.int64)
 
 
