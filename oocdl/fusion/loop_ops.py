@@ -18,9 +18,9 @@ from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
-LOOPS_VERSION = "8"
-"""Version of what loops compute, and of which kernels engines call. It changes with the bits of results: a
-run that goes on with another one says so."""
+LOOPS_VERSION = "9"
+"""Version of what loops compute, which kernels engines call, and what transforms draw. It changes with the
+bits of results: a run that goes on with another one says so."""
 
 
 def _two(name: str) -> Emit:
