@@ -73,12 +73,13 @@ def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str
             yield zarr.open_group(str(partial), mode="r+"), told
             mark = {KIND: DATASET, **told.get(MARK, {})}
             write_text(partial / "zarr.json", group_json({**told, MARK: mark}))
-            (partial / LOCK).unlink()
             sync_all([partial, *partial.rglob("*")])
             with unstoppable():
                 if out.exists():
                     out.rename(replaced)
                 partial.rename(out)
+                (out / LOCK).unlink()  # not before: another process would have taken the folder
+                sync_path(out)
                 sync_path(out.absolute().parent)
             remove(replaced)
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -282,8 +283,15 @@ def _network(
             if width == WIDTHS[-1]:
                 raise
             continue
-        if plan.seconds * plan.course.total_steps <= hours * 3600:
+        fold_hours = plan.seconds * plan.course.total_steps / 3600
+        if fold_hours <= hours:
             break
+    else:
+        warnings.warn(
+            f"a fold of the narrowest network, of width {width}, is predicted to take {fold_hours:.1f} "
+            f"hours, more than hours={hours:g}",
+            stacklevel=3,
+        )
     facts = {"spacing": spacing, "median_shape": shape, "outputs": outputs}
     write_text(path, json.dumps(facts | asdict(topology), indent=2))
     return outputs

@@ -20,7 +20,7 @@ import zarr
 from scipy import ndimage
 
 import oocdl
-from oocdl.data import conversion, convert
+from oocdl.data import conversion, convert, new_group
 from oocdl.data.label_volumes import write_labels
 from oocdl.data.nifti import read_header
 from oocdl.data.resampling import resample
@@ -273,6 +273,22 @@ def test_a_failure_leaves_nothing_and_an_old_dataset_as_it_was(
         convert(source, out, overwrite=True)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert sorted(os.listdir(tmp_path)) == ["D", "out.zarr"]
+
+
+def test_nobody_else_converts_to_a_place_until_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = save(tmp_path / "x.nii", volume()), tmp_path / "out.zarr"
+    sync_all = new_group.sync_all
+
+    def meanwhile(paths: Any) -> None:
+        with pytest.raises(InUseError, match="out.zarr.partial is in use by pid"):
+            convert(source, out)
+        sync_all(paths)
+
+    monkeypatch.setattr(new_group, "sync_all", meanwhile)
+    convert(source, out)
+    assert sorted(os.listdir(out)) == ["x", "zarr.json"]
 
 
 def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path) -> None:

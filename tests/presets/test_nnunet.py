@@ -52,8 +52,9 @@ def test_the_spacing_is_that_of_nnunet() -> None:
 
 def test_a_folder_becomes_labels_and_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = nifti.nnunet(tmp_path / "Dataset001", SHAPES)
-    words = ("fit", "--preset", "nnunet", folder, "--folds", 2, *QUICK)
-    code, out, err = run(capsys, *words)
+    words = ("fit", "--preset", "nnunet", folder, "--folds", 2, *QUICK, "--hours", "1e-6")
+    with pytest.warns(UserWarning, match="of width 4, is predicted to take .* hours, more than hours=1e-06"):
+        code, out, err = run(capsys, *words)
     assert code == 0, err
     root = tmp_path / "Dataset001.nnunet"
     splits = json.loads((root / "splits_final.json").read_text())
