@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
-import threading
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError as LocalCancelled
 from concurrent.futures import Future as LocalFuture
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, NamedTuple, NoReturn
 
@@ -60,14 +60,15 @@ class Watch:
         self._drop_seconds, self._tell_seconds = silent_seconds, min(TELL_SECONDS, silent_seconds / 2)
         self._silent: set[str] = set()
         self._removed: set[str] = set()
-        self._change = threading.Event()
+        # No event: a signal in the entry of its lock would leave that taken, and the client's loop waiting.
+        self._change: SimpleQueue[None] = SimpleQueue()
         self._stillness = Stillness(tell)
         self._looked = float("-inf")
 
     def removed(self, event: tuple[float, str]) -> None:
         """Take an event of the scheduler: the time at which it removed a worker, and its address."""
         self._removed.add(event[1])
-        self._change.set()
+        self._change.put(None)
 
     def look(self, now: bool = False) -> None:
         """Look whether all members are there and well, and whether anybody moves; raise WorkersLost if not.
@@ -117,19 +118,21 @@ class Watch:
         self._stillness.begin(nbytes)
 
         def done(_: object) -> None:
-            self._change.set()
+            self._change.put(None)
 
         for future in futures:
             future.add_done_callback(done)
         left = list(futures)
         while left:
-            self._change.clear()
             if any(failed(future) for future in left):
                 return
             left = [future for future in left if not future.done()]
             if left:
                 if not self._removed:
-                    self._change.wait(LOOK_SECONDS)
+                    with suppress(Empty):
+                        self._change.get(timeout=LOOK_SECONDS)
+                    while not self._change.empty():  # of what is looked at now
+                        self._change.get()
                 self.look()
                 if tick is not None:
                     tick()
