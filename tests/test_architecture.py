@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71684,
+    "lines of oocdl": 71685,
     "lines of augmentation": 1602,
     "lines of callbacks": 656,
     "lines of cli": 2020,
@@ -176,7 +176,7 @@ LIMITS = {
     "lines of engines": 6676,
     "lines of fusion": 2573,
     "lines of graph": 10552,
-    "lines of host": 910,
+    "lines of host": 911,
     "lines of ops": 6386,
     "lines of planning": 8232,
     "lines of presets": 691,

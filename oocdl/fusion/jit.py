@@ -17,7 +17,7 @@ from oocdl.host.user_cache import UserCache
 Code = Callable[[int], None]
 """A compiled loop, called with the address of its arguments."""
 
-KEPT = UserCache("loops", most_entries=4096)
+KEPT = UserCache("loops", most_entries=2048)
 """Machine code, of some 4 KiB a loop."""
 
 

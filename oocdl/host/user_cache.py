@@ -65,8 +65,9 @@ class UserCache:
                 partial.unlink(missing_ok=True)
             entries = list(os.scandir(path.parent))
             if len(entries) > self.most_entries:
+                kept = self.most_entries * 7 // 8  # so that this is seldom
                 with suppress(FileNotFoundError):  # another process removes them, too
-                    for old in sorted(entries, key=lambda one: one.stat().st_mtime)[: -self.most_entries]:
+                    for old in sorted(entries, key=lambda one: one.stat().st_mtime)[:-kept]:
                         os.unlink(old)
         except (OSError, InputError) as error:
             self._failed.set()
