@@ -135,9 +135,10 @@ def _why_not(shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine) -> st
     if dtype.kind not in "iuf":
         return f"has voxels of type {dtype}; only integers and floats are read"
     steps = affine[:3, :3]
-    least = 1e-12 * prod(np.linalg.norm(steps, axis=0))
-    if not np.isfinite(affine).all() or abs(np.linalg.det(steps)) <= least:
-        return "has an affine that leads nowhere (not finite, or singular); repair its header"
+    if not np.isfinite(affine).all():
+        return "has an affine that is not finite; repair its header"
+    if abs(np.linalg.det(steps)) <= 1e-12 * prod(np.linalg.norm(steps, axis=0)):
+        return "has a singular affine, which leads nowhere; repair its header"
     return ""
 
 

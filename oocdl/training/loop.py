@@ -126,7 +126,7 @@ class Trainer:
             self._run(trace)
             for one in self.acting:
                 if one.restored not in (None, self.total):
-                    raise Stop("it was the last", one.restored)
+                    raise Stop("all steps are done", one.restored)
         except Stop as stop:
             self.total, self.restored = self.committed, stop.restored
             if (manifest := self.store.current()) and manifest.meta != (meta := self._meta(self.total)):

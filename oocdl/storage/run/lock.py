@@ -16,6 +16,8 @@ from oocdl.errors import InUseError, StoreError
 from oocdl.storage.files import reporting
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+MOST_TRIES = 100
+"""Times that a lock whose file was removed before it was taken is opened anew."""
 
 
 class RunLock:
@@ -72,7 +74,7 @@ def locked(target: Path) -> Iterator[None]:
 
 def _held(path: Path) -> int:
     """Open the file and lock it, anew if it was removed meanwhile: whoever came next would lock another."""
-    while True:
+    for _try in range(MOST_TRIES):
         handle = _opened(path)
         try:
             _take(handle, path)
@@ -83,6 +85,9 @@ def _held(path: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)
+    raise StoreError(
+        f"cannot lock {path}: it is removed each time before it is locked; what else writes there?"
+    )
 
 
 def _take(handle: int, path: Path) -> None:

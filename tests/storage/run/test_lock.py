@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oocdl.errors import InUseError
+from oocdl.errors import InUseError, StoreError
 from oocdl.storage.run import lock
 from oocdl.storage.run.lock import RunLock, locked
 
@@ -57,3 +57,11 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(
         with pytest.raises(InUseError), locked(tmp_path / "out.zarr"):
             pytest.fail("two write to one place")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_is_always_removed_is_not_tried_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_take", lambda handle, path: path.unlink())
+    with pytest.raises(StoreError, match="removed each time"):
+        RunLock(tmp_path / "LOCK")
