@@ -12,7 +12,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -23,7 +23,7 @@ from typing import Any
 from cage import Outcome
 from cases import Case, write_data
 from measure import MIB, failure, folder, measure_rates, mib, one_process, parser
-from results import Limits, Row, line_of_pair, plot, row_of, show
+from results import Limits, Row, line_of_pair, plot, row_of, show, show_all
 from variants import Variant
 
 from oocdl.config import parse_bytes
@@ -49,6 +49,8 @@ class Bench:
     optimizer: str = "adam"
     pairs: tuple[tuple[str, str], ...] = ()
     """Names of variants: how many times as fast is the first as the second?"""
+    only: str = ""
+    """Patterns of the variants that run; empty: those of ``--only``."""
 
 
 @dataclass(eq=False)
@@ -58,17 +60,18 @@ class Rounds:
     bench: Bench
     args: argparse.Namespace
     place: Path
+    before: Mapping[str, list[Row]]
     outcomes: dict[str, list[Outcome]] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
     @cached_property
     def variants(self) -> list[Variant]:
         """Those that are asked for, and the baselines that they need."""
-        patterns = self.args.only.split(",")
+        patterns = (self.bench.only or self.args.only).split(",")
         named = [v for v in self.bench.variants if any(fnmatchcase(v.name, p) for p in patterns)]
         if not named:
             names = "; ".join(variant.name for variant in self.bench.variants)
-            raise SystemExit(f"--only {self.args.only} names none of: {names}")
+            raise SystemExit(f"--only {','.join(patterns)} names none of: {names}")
         needed = {variant.precision for variant in named}
         likes = {variant.like for variant in named}
         return [
@@ -218,11 +221,11 @@ class Rounds:
     def write(self) -> None:
         """Everything so far, to ``--json``."""
         if self.args.json:
+            networks = {**self.before, self.bench.case.name: self.rows()}
             found = {
                 "arguments": {name: str(value) for name, value in vars(self.args).items()},
-                "network": self.bench.case.name,
                 "limits": asdict(self.limits),
-                "rows": [asdict(row) for row in self.rows()],
+                "rows": [{"network": name, **asdict(row)} for name, rows in networks.items() for row in rows],
             }
             self.args.json.write_text(json.dumps(found, indent=1))
 
@@ -265,10 +268,23 @@ def broken(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def run(bench: Bench, args: argparse.Namespace) -> None:
-    """Write network and data, measure, tell. Exit code 1 if something is broken."""
+def run(benches: Sequence[Bench], args: argparse.Namespace) -> None:
+    """Write networks and data, measure, tell. Exit code 1 if something is broken."""
+    found = dict[str, list[Row]]()
+    for bench in benches:
+        found[bench.case.name] = _run_one(bench, args, found)
+    if len(found) > 1:
+        show_all(found)
+    if args.plot:
+        plot(found, args.plot)
+    if wrong := [f"BROKEN: {name}: {text}" for name, rows in found.items() for text in broken(rows)]:
+        raise SystemExit("\n".join(wrong))
+
+
+def _run_one(bench: Bench, args: argparse.Namespace, before: Mapping[str, list[Row]]) -> list[Row]:
+    """One network; ``before`` are those that are done, which are written with it."""
     with folder(args) as place:
-        rounds = Rounds(bench, args, place)
+        rounds = Rounds(bench, args, place, before)
         for engine in {v.options.get("engine", args.engine) for v in rounds.variants if v.how == "oocdl"}:
             measure_rates(argparse.Namespace(**{**vars(args), "engine": engine}))
         bench.case.write(place / "model.onnx")
@@ -280,7 +296,4 @@ def run(bench: Bench, args: argparse.Namespace) -> None:
     for pair in bench.pairs:
         if text := line_of_pair(rows, *pair):
             print(text)
-    if args.plot:
-        plot(bench.case.name, rows, args.plot)
-    if wrong := broken(rows):
-        raise SystemExit("\n".join(f"BROKEN: {text}" for text in wrong))
+    return rows

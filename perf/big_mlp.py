@@ -30,7 +30,7 @@ def main() -> None:
     made.add_argument("--width", type=int, help="of the layers; default: 4096 (in a toy 64)")
     args = settle(made)
     layers, width = args.layers or (2 if args.toy else 24), args.width or (64 if args.toy else 4096)
-    run(Bench(mlp(layers, width, args.batch), VARIANTS, "adamw", pairs=((at(4).name, NVME.name),)), args)
+    run([Bench(mlp(layers, width, args.batch), VARIANTS, "adamw", ((at(4).name, NVME.name),))], args)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ FAMILIES = {
     "gpt": gpt(2, 256, 4, 4, 256, 8192),
     "mlp": mlp(4, 1536, 16),
 }
-"""One of each kind; torchvision's and nnU-Net's need these installed (see ``library.py``)."""
+"""One of each kind; torchvision's and nnU-Net's need these installed (see ``networks.py``)."""
 TOYS = {
     "unet96": unet(8, 32, 2),
     "unet128": unet(4, 16, 2),

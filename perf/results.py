@@ -164,25 +164,50 @@ def line_of_pair(rows: Sequence[Row], first: str, second: str) -> str:
     return f"{first} is {other / one:.2f} times as fast as {second}" if one and other else ""
 
 
-def plot(name: str, rows: Sequence[Row], path: Path) -> None:
-    """Seconds as bars, rooflines as ticks on them."""
+ALL_HEADS = (
+    "network", "fastest PyTorch s", "its MiB", "least MiB", "oocdl", "s/step", "practicality", "budget MiB",
+    "taken MiB", "worst loss off",
+)  # fmt: skip
+
+
+def show_all(networks: Mapping[str, Sequence[Row]]) -> None:
+    """One table of all networks, a line for each row of oocdl."""
+    lines = []
+    for name, rows in networks.items():
+        for row in _measured(rows):
+            rivals = [r for r in rows if r.variant.baseline and r.variant.precision == row.variant.precision]
+            known = [(rival.seconds, rival.anonymous_bytes) for rival in rivals if rival.seconds]
+            fastest, its = min(known, default=(0.0, 0))
+            least = min((taken for _, taken in known), default=0)
+            _, seconds, _, practicality, budget, taken, *_, off = cells(row)
+            rival, way = (f"{fastest:.2f}", mib(its), mib(least)), row.variant.name.removeprefix("oocdl ")
+            lines.append((name, *rival, way, seconds, practicality, budget, taken, off))
+    print(markdown(ALL_HEADS, lines), "\n")
+
+
+def _measured(rows: Sequence[Row]) -> list[Row]:
+    """All but PyTorch in memory, which the others are compared with."""
+    return [row for row in rows if not row.variant.baseline]
+
+
+def plot(networks: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """Practicality as bars, and as ticks on them what the roofline allows."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    done = [row for row in rows if row.seconds is not None][::-1]
-    figure, panel = pyplot.subplots(figsize=(9, 1 + 0.4 * len(done)), layout="constrained")
-    colours = ["tab:blue" if row.variant.how == "oocdl" else "tab:gray" for row in done]
-    seconds = [row.seconds or 0.0 for row in done]
-    panel.barh([row.variant.name for row in done], seconds, color=colours)
-    for place, row in enumerate(done):
-        text = f" {row.seconds:.2f} s" + (f", {row.practicality:.2f}" if row.practicality else "")
-        panel.text(row.seconds or 0.0, place, text, va="center", fontsize=8)
-        if row.roofline is not None:
-            panel.vlines(row.roofline, place - 0.4, place + 0.4, color="black")
-    panel.set_xlim(right=1.2 * max(seconds, default=1.0))
-    panel.set_xlabel("seconds a step, and practicality; black: the roofline")
-    panel.set_title(name)
+    done = [(name, r) for name, rows in networks.items() for r in _measured(rows) if r.practicality][::-1]
+    figure, panel = pyplot.subplots(figsize=(9, 1 + 0.3 * len(done)), layout="constrained")
+    for place, (_, row) in enumerate(done):
+        share, seconds = row.practicality or 0.0, row.seconds or 0.0
+        panel.barh(place, share, color="tab:blue" if row.variant.how == "oocdl" else "tab:gray")
+        panel.text(share, place, f" {share:.2f} ({seconds:.2f} s)", va="center", fontsize=8)
+        if row.roofline:
+            panel.vlines(share * seconds / row.roofline, place - 0.4, place + 0.4, color="black")
+    panel.set_yticks(range(len(done)), [f"{name}, {row.variant.name}" for name, row in done])
+    panel.axvline(1.0, color="tab:gray", linewidth=0.8)
+    panel.set_xlim(0, 1.25 * max((row.practicality or 0.0 for _, row in done), default=1.0))
+    panel.set_xlabel("practicality: 1 is the fastest PyTorch in memory, more is faster")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -46,7 +46,7 @@ def main() -> None:
     made.add_argument("--base", type=int, help="channels on top; default: 16 (in a toy 2)")
     args = settle(made)
     args.size, args.base = args.size or (16 if args.toy else 128), args.base or (2 if args.toy else 16)
-    run(Bench(unet(args.base, args.size, 2 if args.toy else 3), VARIANTS, pairs=PAIRS), args)
+    run([Bench(unet(args.base, args.size, 2 if args.toy else 3), VARIANTS, pairs=PAIRS)], args)
 
 
 if __name__ == "__main__":

@@ -121,13 +121,13 @@ def rounds(folder: Path, name: str, only: str, *words: str) -> dict[str, dict[st
 def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
     # The ways that no other bench here takes.
     only = "PyTorch + disk hooks,oocdl 1/4 (*,oocdl bf16 1/4"
-    rows = rounds(tmp_path, "unet3d", only, "--plot", "unet3d.png")
+    rows = rounds(tmp_path, "networks", only, "--networks", "unet", "--plot", "unet.png")
     told = rows.pop("oocdl bf16 1/4")["why"]
     assert told == "" or told.startswith("refused: precision")
     assert list(rows) == ["PyTorch", "PyTorch + disk hooks", "oocdl 1/4 (ONNX Runtime)", "PyTorch bf16"]
     assert all(row["why"] == "" for row in rows.values())
     assert rows["PyTorch + disk hooks"]["read_bytes"] > rows["PyTorch"]["read_bytes"] == 0
-    assert (tmp_path / "unet3d.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "unet.png").read_bytes().startswith(b"\x89PNG")
 
 
 @CHROMIUM
@@ -142,18 +142,14 @@ def test_dashboard_tells_what_a_page_costs_the_run_and_the_browser(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "others"), [("resnet50", []), ("gpt", ["checkpoints"])])
-def test_other_networks_have_the_losses_of_pytorch(tmp_path: Path, name: str, others: list[str]) -> None:
-    rows = rounds(tmp_path, name, ",".join(["oocdl 1/4", *(f"PyTorch + {other}*" for other in others)]))
-    ways = [f"PyTorch + {other} (tuned malloc)" for other in others]
-    assert list(rows) == ["PyTorch", *ways, "oocdl 1/4"]
-    assert all(row["why"] == "" for row in rows.values())
-
-
-@pytest.mark.slow
-def test_recurrent_layers_have_the_losses_of_pytorch(tmp_path: Path) -> None:
-    rows = rounds(tmp_path, "library", "oocdl 1", "--network", "lstm")
-    assert list(rows) == ["PyTorch", "oocdl 1"] and all(row["why"] == "" for row in rows.values())
+def test_networks_of_many_families_have_the_losses_of_pytorch(tmp_path: Path) -> None:
+    only = "oocdl 1/4,PyTorch + checkpoints (*"
+    printed, rows = bench(tmp_path, "networks", "--only", only, "--networks", "resnet50,gpt,lstm")
+    ways = ["PyTorch", "PyTorch + checkpoints (tuned malloc)", "oocdl 1/4"]
+    assert [row["variant"]["name"] for row in rows] == 3 * ways
+    assert [row["network"] for row in rows] == [n for n in ("ResNet-8", "GPT-1", "LSTM 2x16") for _ in ways]
+    assert all(row["why"] == "" and row["loss_off"] < 1e-4 for row in rows)
+    assert printed.count("| LSTM 2x16 ") == 2, "one table of all, without PyTorch in memory"
 
 
 @pytest.mark.slow
