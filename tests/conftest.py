@@ -63,7 +63,9 @@ def _frozen_is_not_counted() -> Iterator[None]:
 def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Plans by nominal rates, not by those that somebody has measured on this machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        folder = tmp_path_factory.getbasetemp()
+        together = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+        patch.setenv("XDG_CACHE_HOME", str(together / "cache"))  # loops are compiled once, not by each worker
         patch.setenv("OOCDL_MEASURE", "off")
         patch.setenv("OOCDL_PLAN_CACHE", "off")  # tests change the planner, of which the cache knows nothing
         yield
