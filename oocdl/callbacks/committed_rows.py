@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from oocdl.errors import InputError
 from oocdl.events import Committed, Event, RunFinished, RunStarted, RunStopped, StepDone, WorkersChanged
@@ -40,10 +40,14 @@ class Row(NamedTuple):
         }
 
 
-def earlier_rows(event: RunStarted) -> list[dict[str, Any]]:
-    """Return the rows of a run that are committed when it starts."""
-    rows = RunStore.open(event.workdir).history() if event.done else []
-    return [row for row in rows if row["step"] <= event.done]
+ROWS_AT_ONCE = 1000
+"""Rows of earlier calls that are passed on together: a long run has hundreds of thousands."""
+
+
+def earlier_rows(event: RunStarted) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run that are committed when it starts."""
+    rows = RunStore.open(event.workdir).history() if event.done else iter(())
+    return (row for row in rows if row["step"] <= event.done)
 
 
 class CommittedRows(ABC):
@@ -58,8 +62,8 @@ class CommittedRows(ABC):
         self._last = 0
 
     @abstractmethod
-    def begin(self, event: RunStarted, earlier: Sequence[Row]) -> int:
-        """Take up a run, of which ``earlier`` rows are committed; return the last step that needs no row."""
+    def begin(self, event: RunStarted) -> int:
+        """Take up a run; return the last step that needs no row."""
 
     @abstractmethod
     def write(self, rows: Sequence[Row]) -> None:
@@ -72,9 +76,10 @@ class CommittedRows(ABC):
         """Take one event."""
         match event:
             case RunStarted():
-                earlier = [Row(values, time.time()) for values in earlier_rows(event)]
-                self._waiting, self._last = [], self.begin(event, earlier)
-                self._pass_on(earlier)
+                self._waiting, self._last = [], self.begin(event)
+                earlier = (Row(values, time.time()) for values in earlier_rows(event))
+                while rows := list(islice(earlier, ROWS_AT_ONCE)):
+                    self._pass_on(rows)
             case StepDone(values):
                 self._waiting.append(Row(dict(values), time.time()))
             case Committed(step):
@@ -107,8 +112,8 @@ class CSV(CommittedRows):
         self.path = path_of("path", path)
         self._columns: list[str] = []
 
-    def begin(self, event: RunStarted, earlier: Sequence[Row]) -> int:
-        """Write the rows that are committed anew."""
+    def begin(self, event: RunStarted) -> int:
+        """Empty the file: the rows that are committed are written anew."""
         if self.path.exists():
             with reporting(self.path), self.path.open("rb") as stream:
                 start = stream.read(len(FIRST_COLUMNS))
@@ -116,27 +121,27 @@ class CSV(CommittedRows):
                 raise InputError(f"{self.path} is no history of a run; give CSV another path")
         self._columns = []
         with reporting(self.path):
-            write_text(self.path, self._lines(earlier, head=True))
-        return event.done
+            write_text(self.path, "")
+        return 0
 
     def write(self, rows: Sequence[Row]) -> None:
         """Add lines. A column that is new, as after the first validation, is added to all of the file."""
         new = {name: None for row in rows for name in row.values if name not in self._columns}
-        if new and self._columns:
-            with reporting(self.path), self.path.open(newline="") as stream:
-                earlier = [Row(values, 0.0) for values in csv.DictReader(stream)]
-            self._columns += new
-            with reporting(self.path):
-                write_text(self.path, self._lines(earlier, head=True))
-        with reporting(self.path), self.path.open("a", newline="") as stream:
-            stream.write(self._lines(rows, head=not self._columns))
+        self._columns += new
+        with reporting(self.path):
+            if new:
+                self._widen()
+            with self.path.open("a", newline="") as stream:
+                self._writer(stream).writerows(row.values for row in rows)
 
-    def _lines(self, rows: Sequence[Row], head: bool) -> str:
-        if head:
-            self._columns = list({name: None for row in rows for name in (*self._columns, *row.values)})
-        out = io.StringIO()
-        writer = csv.DictWriter(out, self._columns, extrasaction="ignore", lineterminator="\n")
-        if head and rows:
+    def _widen(self) -> None:
+        """Write the file anew with the columns that there are now."""
+        wider = self.path.with_name(f"{self.path.name}.partial")
+        with self.path.open(newline="") as stream, wider.open("w", newline="") as made:
+            writer = self._writer(made)
             writer.writeheader()
-        writer.writerows(row.values for row in rows)
-        return out.getvalue()
+            writer.writerows(csv.DictReader(stream))
+        wider.replace(self.path)
+
+    def _writer(self, stream: TextIO) -> csv.DictWriter[str]:
+        return csv.DictWriter(stream, self._columns, extrasaction="ignore", lineterminator="\n")

@@ -45,7 +45,7 @@ class MLflow(CommittedRows):
         self._run_id = ""
         self._unsent: list[Row] = []
 
-    def begin(self, event: RunStarted, earlier: Sequence[Row]) -> int:
+    def begin(self, event: RunStarted) -> int:
         """Take up the MLflow run of this run, or begin one."""
         self._unsent = []
         note = Path(event.workdir) / NOTE

@@ -44,7 +44,7 @@ class TensorBoard(CommittedRows):
         self.given = None if folder is None else path_of("folder", folder)
         self._file = Path()
 
-    def begin(self, event: RunStarted, earlier: Sequence[Row]) -> int:
+    def begin(self, event: RunStarted) -> int:
         """Begin another file; of earlier ones TensorBoard leaves out steps that were rolled back."""
         folder = self.given or Path(event.workdir) / "tensorboard"
         with reporting(folder):

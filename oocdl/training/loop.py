@@ -137,7 +137,7 @@ class Trainer:
 
     def _say_rate(self, done: int) -> None:
         """Tell of a callback that had lowered the learning rate, and is not there any more."""
-        lowered = any("scheduled_lr" in row for row in self.store.history()[done - 1 : done])
+        lowered = any(row["step"] == done and "scheduled_lr" in row for row in self.store.history())
         lr = rate(self.job.settings.optimizer.lr, done)
         if lowered and self._rate(lr) == lr:
             self.emit(

@@ -104,7 +104,7 @@ def check_run(
     changed = [one.changed for one in found.values() if one.changed]
     same_operators(folder, known, facts.get("operators", {}))
     others = differences(_compared(known), _compared(facts))
-    others += _rate_differences(store.history(), settings)
+    others += _rate_differences(store, settings)
     refuse_if(f"the run in {folder} was started differently", [*others, *changed])
     for one in found.values():
         if one.copied:
@@ -125,18 +125,19 @@ def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "dataset": None, "optimizer": without, "param_groups": groups}
 
 
-def _rate_differences(history: Sequence[Mapping[str, Any]], settings: Settings) -> list[str]:
+def _rate_differences(store: RunStore, settings: Settings) -> list[str]:
     """Say where a learning rate is another than at the steps that are done; empty if nowhere.
 
     A group of weights without a rate of its own has that of all others.
     """
-    for row in history:
+    for row in store.history():
         now = rates_of(step_scalars(settings.optimizer, settings.param_groups, None, row["step"] - 1))
         for name in now | rates_of(row):
             before = row.get(f"scheduled_{name}", row.get(name, row["lr"]))
             after = now.get(name, now["lr"])
             if before != after:
-                was, done = f"optimizer.{name} was {before:.6g} at step {row['step']}", history[-1]["step"]
+                was = f"optimizer.{name} was {before:.6g} at step {row['step']}"
+                done = max(row["step"] for row in store.history())
                 way_out = (
                     f"where another is to follow, pass lr=oocdl.optim.Then(what it was, {done}, another)"
                 )

@@ -129,7 +129,7 @@ class Run:
     @property
     def history(self) -> list[dict[str, Any]]:
         """A row for each committed step: step, epoch, loss, lr, seconds, and bytes moved and at the peak."""
-        return self._store.history()
+        return list(self._store.history())
 
     def frame(self) -> Any:
         """Return the history as a ``pandas.DataFrame`` by step (``pip install 'oocdl[pandas]'``)."""

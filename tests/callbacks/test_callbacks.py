@@ -106,7 +106,7 @@ def from_tensorboard(folder: Path, tag: str = "loss") -> Curve:
 
 def test_numbers_beyond_float32_are_infinite_in_tensorboard(tmp_path: Path) -> None:
     writer = TensorBoard(tmp_path / "logs")
-    writer.begin(RunStarted(None, str(tmp_path), 2, 0), [])
+    writer.begin(RunStarted(None, str(tmp_path), 2, 0))
     writer.write([Row({"step": step, "loss": value}, 2e9) for step, value in ((1, 1e39), (2, -1e39))])
     assert from_tensorboard(tmp_path / "logs") == {1: float("inf"), 2: float("-inf")}
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from oocdl.storage.files import content_of, regular, reporting, write_bytes
 from oocdl.storage.run.manifest import HistorySeal
 
 Row = dict[str, Any]
+BLOCK_BYTES = 1 << 20
+"""Bytes of the file that are read at once."""
 
 
 class History:
@@ -50,36 +55,57 @@ class History:
         crc = int(google_crc32c.extend(self.seal.crc, data))
         self.seal = HistorySeal(self.seal.rows + len(new), self.seal.nbytes + len(data), crc)
 
-    def rows(self) -> list[Row]:
-        """Return all rows that the seal covers. Raises CorruptError, which names what is damaged."""
-        lines, lost = self._lines()
-        if lost:
+    def rows(self) -> Iterator[Row]:
+        """Yield all rows that the seal covers, one at a time: a long run has hundreds of thousands.
+
+        Raises CorruptError, which names what is damaged, before the first one.
+        """
+        if not self._is_whole():
             raise CorruptError(
-                f"{self.path} is damaged: {lost}; going on with the run, or 'oocdl repair', leaves that out"
+                f"{self.path} is damaged: {self._sound()[1]}; going on with the run, or 'oocdl repair', "
+                "leaves that out"
             )
-        return [{k: v for k, v in json.loads(line).items() if k != "crc"} for line in lines]
+        return ({k: v for k, v in json.loads(line).items() if k != "crc"} for line in self._sealed_lines())
 
     def start(self) -> str:
         """Cut what was not committed, for a writer; returns what is damaged, and left out from now on."""
-        lines, lost = self._lines()
-        data = b"".join(line + b"\n" for line in lines)
-        if lost:
+        lost = ""
+        if self._is_whole():
+            if self.path.exists() and self.path.stat().st_size != self.seal.nbytes:
+                with reporting(self.path):
+                    os.truncate(self.path, self.seal.nbytes)
+        else:
+            lines, lost = self._sound()
+            data = b"".join(line + b"\n" for line in lines)
             if self.path.exists():
                 with reporting(self.path):
                     self.path.replace(self.path.with_name("steps-damaged.jsonl"))
             self.seal = HistorySeal(len(lines), len(data), int(google_crc32c.value(data)))
-        if lost or (self.path.exists() and self.path.stat().st_size != len(data)):
             write_bytes(self.path, data)
-        self._last_step = json.loads(lines[-1])["step"] if lines else -1
+        last = deque(self._sealed_lines(), maxlen=1)
+        self._last_step = json.loads(last[0])["step"] if last else -1
         return lost
 
-    def _lines(self) -> tuple[list[bytes], str]:
-        """Return the lines that the seal covers and that are sound, and in words what is lost."""
-        content = content_of(self.path) or b""
-        data = content[: self.seal.nbytes]
-        if len(data) == self.seal.nbytes and google_crc32c.value(data) == self.seal.crc:
-            return data.splitlines(), ""
+    def _is_whole(self) -> bool:
+        """Whether the file begins with what the seal covers."""
+        left, crc = self.seal.nbytes, 0
+        with suppress(OSError), open(self.path, "rb", opener=regular) as file:
+            while data := file.read(min(left, BLOCK_BYTES)):
+                left, crc = left - len(data), int(google_crc32c.extend(crc, data))
+        return left == 0 and crc == self.seal.crc
+
+    def _sealed_lines(self) -> Iterator[bytes]:
+        left = self.seal.nbytes
+        if left:
+            with open(self.path, "rb", opener=regular) as file:
+                while left > 0 and (line := file.readline()):
+                    left -= len(line)
+                    yield line
+
+    def _sound(self) -> tuple[list[bytes], str]:
+        """Return the lines of a damaged file that are sound, and in words what is lost."""
         lines, wrong, last_step = list[bytes](), list[int](), -math.inf
+        content = content_of(self.path) or b""
         for number, line in enumerate(content.split(b"\n")[: self.seal.rows], 1):
             row = row_of(line)
             if row is None or row["step"] <= last_step:

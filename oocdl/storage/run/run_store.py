@@ -10,7 +10,7 @@ CURRENT names the committed manifest; what neither it nor its parent names is de
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,10 +303,10 @@ class RunStore:
         self._history = self._history_of(self._manifest)
         self._history.start()
 
-    def history(self) -> list[dict[str, Any]]:
-        """Return all rows. Only the writer sees those that are not committed yet: they may still be lost.
+    def history(self) -> Iterator[dict[str, Any]]:
+        """Yield all rows. Only the writer sees those that are not committed yet: they may still be lost.
 
-        Raises CorruptError, which names the damaged lines.
+        Raises CorruptError, which names the damaged lines, at once.
         """
         history = self._history if self._lock is not None else self._history_of(self.current())
         return history.rows()

@@ -101,7 +101,7 @@ def damaged(runs: Path, root: Path, name: str, damage: str) -> Iterator[str]:
 def numbers(root: Path) -> dict[str, object]:
     """Everything that can be read of a run."""
     with RunStore.open(root) as store:
-        found: dict[str, object] = {"meta": store.meta, "history": store.history()}
+        found: dict[str, object] = {"meta": store.meta, "history": list(store.history())}
         found["plan"] = store.read_sealed("plan.json")
         if found["plan"] is None:
             raise StoreError("plan.json is lost")  # as resume says it
@@ -237,7 +237,7 @@ def test_repair_goes_back_to_the_newest_sound_version(runs: Path, tmp_path: Path
     assert verify(root).sound
     with RunStore.open(root, writable=True) as store:
         check(store, step // 10)
-        assert len(store.history()) == (0 if what == "the history" else step)
+        assert len(list(store.history())) == (0 if what == "the history" else step)
         assert set(store.kept()) == (
             set() if what in ("a chunk", "the manifest", "a kept value") else {"act"}
         )
@@ -273,13 +273,13 @@ def test_a_damaged_history_never_keeps_a_writer_from_going_on(runs: Path, tmp_pa
     path.write_text("".join(lines))
     said = rf"1 of 20 rows are lost \(line {line + 1}\)"
     with RunStore.open(root) as store, pytest.raises(CorruptError, match=said):
-        store.history()
+        list(store.history())
     with pytest.warns(UserWarning, match=said), RunStore.open(root, writable=True) as store:
         assert [row["step"] for row in store.history()] == [n for n in range(1, 21) if n != line + 1]
     assert (root / "history/steps-damaged.jsonl").read_text() == "".join(lines)
     assert verify(root).sound
     with RunStore.open(root) as store:
-        assert len(store.history()) == 19 and store.history()[-1].keys() == {"step", "loss"}
+        assert len(list(store.history())) == 19 and list(store.history())[-1].keys() == {"step", "loss"}
         assert np.array_equal(store.read(W.name, whole(W.shape)), content(W, 2)) and B in SPECS
 
 
