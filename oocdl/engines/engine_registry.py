@@ -29,6 +29,8 @@ class Entry:
     """Names of devices that can be asked for, as a regular expression."""
     device_examples: tuple[str, ...] = ()
     """Names of such engines, for the error message about an unknown one."""
+    loading_bytes: int = 0
+    """Least bytes that a process grows by as it loads the runtime."""
     unsupported: frozenset[str] = frozenset()
     """Operators without a kernel: a program with one of them is refused before it runs."""
 
@@ -41,6 +43,7 @@ ENGINES: Mapping[str, Entry] = {
         channels_last={"float32": (4, 5), "bfloat16": (4, 5)},
         # Large pages for large tensors, as NumPy has them: half of a copy's time is page faults.
         environment={"THP_MEM_ALLOC_ENABLE": "1"},
+        loading_bytes=110 << 20,  # 122 MiB of PyTorch 2.13
         device_module="oocdl.engines.torch.device",
         device_names=r"cpu|cuda(:(0|[1-9]\d?))?",
         device_examples=("torch:cuda", "torch:cuda:1 (and so on)"),
@@ -50,6 +53,7 @@ ENGINES: Mapping[str, Entry] = {
         install="onnxruntime: pip install onnxruntime",
         precisions=frozenset({"float32"}),
         channels_last={"float32": (5,)},
+        loading_bytes=16 << 20,
     ),
     "numpy": Entry(
         module="oocdl.engines.numpy.numpy_engine",

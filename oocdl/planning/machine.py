@@ -6,6 +6,7 @@ What bits depend on beyond a plan is told as well: the kind of machine, and the 
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from oocdl.config import Settings
 from oocdl.engines.engine import get_engine, model_of, resolve, runtime_of
+from oocdl.engines.engine_registry import ENGINES
 from oocdl.errors import BudgetError, InputError
 from oocdl.fusion.loop_ops import LOOPS_VERSION
 from oocdl.graph.onnx.model_file import size_text
@@ -211,6 +213,8 @@ def machine_for(
     Raises InputError if the engine cannot compute or store as the settings ask.
     """
     engine = resolve(settings.engine)
+    if crew is None:
+        _check_loading(engine)
     loaded = get_engine(engine)
     if settings.spill_dtype is not None and runtime_of(engine) != "torch":
         raise InputError(f"spill_dtype needs engine='torch'; engine '{engine}' takes no 16-bit arrays")
@@ -237,6 +241,20 @@ def machine_for(
         engine, threads, base, capacity, reserved, crew.processes, crew.there,
         driver_bytes=max(available().nbytes - here_bytes, 0), process_bytes=there, why_reading=why,
     )  # fmt: skip
+
+
+def _check_loading(engine: str) -> None:
+    """Refuse what would be killed as it loads the engine, in a cgroup of a small budget.
+
+    Elsewhere the process is measured with the engine loaded, so that the error names a budget that would do.
+    """
+    runtime = runtime_of(engine)
+    least_bytes = anonymous_bytes() + ENGINES[runtime].loading_bytes + OVERHEAD_BYTES
+    if runtime not in sys.modules and least_bytes > available().nbytes:
+        raise BudgetError(
+            f"with engine '{engine}' a process takes more than {least_bytes >> 20} MiB before it holds an "
+            f"array, and this one may take {available().nbytes >> 20} MiB: give it more memory"
+        )
 
 
 _first_bytes: dict[str, int] = {}

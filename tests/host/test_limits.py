@@ -138,7 +138,7 @@ def test_a_real_rlimit(tmp_path: Path) -> None:
 
 
 def test_a_real_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process in a cgroup knows its limit, takes a share by default, and is refused more."""
+    """A process in a cgroup knows its limit, is refused more, and less than loading an engine takes."""
     monkeypatch.syspath_prepend(str(ROOT / "perf"))
     from cage import NoCage, cage
 
@@ -150,8 +150,12 @@ def test_a_real_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with cage(700 << 20) as folder:
             nbytes, _, name = run(ask, folder=folder).stdout.strip().partition(" ")
             done = run(f"from oocdl.cli.app import main; main({words})", folder=folder)
+        words = words.replace("701", "130")
+        with cage(130 << 20) as folder:
+            small = run(f"from oocdl.cli.app import main; main({words})", folder=folder)
     except NoCage as error:
         pytest.skip(str(error))
+    assert small.returncode == 4 and "before it holds an array, and this one may take 130 MiB" in small.stderr
     assert int(nbytes) == 700 << 20 and name.startswith(f"memory cgroup {folder}")
     assert done.returncode == 4 and not (tmp_path / "mlp.run").exists()
     (line,) = done.stderr.strip().splitlines()
