@@ -203,7 +203,7 @@ class View:
         return bool(lines)
 
     def _read_notes(self) -> bool:
-        lines = self._notes.read()
+        lines = [note for note in self._notes.read() if {"kind", "at", "text"} <= note.keys()]
         self.notes = [*([] if self._notes.again else self.notes), *lines][-MOST_NOTES:]
         return bool(lines)
 

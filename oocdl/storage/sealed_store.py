@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 from zarr.abc.buffer import Buffer, BufferPrototype
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from oocdl.errors import CorruptError
+from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.array_layout import Array
 from oocdl.storage.checksums import Record, read_verified, record_of
 from oocdl.storage.files import reporting
@@ -20,16 +20,24 @@ class SealedStore(Store):
     """Reads what ``records`` say, by key, and nothing else; records what it writes.
 
     ``what`` names the array in errors. Raises CorruptError for a file that is lost or is not what was
-    written, and, open for reading only, for a chunk that has no record: it is never the fill value.
+    written, and, open for reading only, for a chunk that has no record: it is never the fill value. Raises
+    StoreError instead if ``outdated`` says that the run has newer versions, which have replaced this one.
     """
 
     supports_writes = True
     supports_deletes = True
     supports_listing = True
 
-    def __init__(self, root: Path, what: str, records: dict[str, Record], read_only: bool = True) -> None:
+    def __init__(
+        self,
+        root: Path,
+        what: str,
+        records: dict[str, Record],
+        read_only: bool = True,
+        outdated: Callable[[], bool] | None = None,
+    ) -> None:
         super().__init__(read_only=read_only)
-        self.root, self.what, self.records = root, what, records
+        self.root, self.what, self.records, self.outdated = root, what, records, outdated
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SealedStore) and (self.root, self.records) == (other.root, other.records)
@@ -60,7 +68,12 @@ class SealedStore(Store):
         what = f"{key} of {self.what} in {self.root}"
         # Made only once the file is known to have as many bytes.
         buffers = (np.empty(size, np.uint8) for size in (record.nbytes,))
-        (data,) = read_verified(what, self.root / key, record, buffers)
+        try:
+            (data,) = read_verified(what, self.root / key, record, buffers)
+        except CorruptError as error:
+            if self.outdated is not None and self.outdated():
+                raise StoreError(f"{self.what} is gone, as the run was trained on; take it anew") from error
+            raise
         return data
 
     async def get_partial_values(

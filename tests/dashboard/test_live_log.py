@@ -192,6 +192,11 @@ def test_damaged_lines_are_in_no_runs_way(run: Path, log: LiveLog, lines: bytes)
         again(RunStarted(None, str(run), 10, 4))
         again(Notice("still here"))
     assert "still here" in (run / "live" / live_log.NOTES).read_text(errors="replace")
+    for name in (live_log.RESOURCES, live_log.STEPS):
+        (run / "live" / name).unlink()
+    view = View(run)
+    view.refresh()
+    assert view.notes[-1]["text"] == "still here" and view.commit is None
 
 
 @pytest.mark.parametrize("what", [os.mkfifo, Path.mkdir])

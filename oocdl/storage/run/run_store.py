@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,9 @@ class RunStore:
         tensor = self._tensor(name)
         what = f"array {name!r} of version {tensor.version}"
         records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.records}
-        return zarr.open_array(store=SealedStore(self.path / tensor.folder, what, records), mode="r")
+        outdated = partial(_has_moved_on, self.path, self._pointer)
+        store = SealedStore(self.path / tensor.folder, what, records, outdated=outdated)
+        return zarr.open_array(store=store, mode="r")
 
     # --- history, kept values, other files -----------------------------------------------
 
@@ -380,3 +383,8 @@ class RunStore:
         self._kept.committed()
         remove_unnamed(self.path, made)
         return made
+
+
+def _has_moved_on(path: Path, pointer: str | None) -> bool:
+    """Whether a run has another version than when its pointer was read."""
+    return pointer_text(path) != pointer

@@ -286,6 +286,16 @@ def test_create_refuses_folders_that_are_not_ours(path: Path, tmp_path: Path) ->
     assert [p.name for p in (tmp_path / "home").iterdir()] == ["thesis.txt"]
 
 
+def test_an_array_that_was_replaced_is_not_called_damaged(path: Path) -> None:
+    with RunStore.open(path) as reader, RunStore.open(path, writable=True) as writer:
+        taken = reader.array(W.name)
+        commit(writer, 3).finish({"step": 30})
+        assert np.array_equal(taken[...], content(W, 2)), "the version before stays"
+        commit(writer, 4).finish({"step": 40})
+        with pytest.raises(StoreError, match="gone, as the run was trained on; take it anew"):
+            taken[...]
+
+
 def test_a_long_history_is_not_held_in_memory(path: Path) -> None:
     """As when a run goes on: 20,000 rows took 8 MB by their lines, and 30 MB as rows."""
     with RunStore.open(path, writable=True) as store:
