@@ -65,6 +65,7 @@ def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.getbasetemp()
         together = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+        (together / "cache").mkdir(mode=0o700, exist_ok=True)
         patch.setenv("XDG_CACHE_HOME", str(together / "cache"))  # loops are compiled once, not by each worker
         patch.setenv("OOCDL_MEASURE", "off")
         patch.setenv("OOCDL_PLAN_CACHE", "off")  # tests change the planner, of which the cache knows nothing

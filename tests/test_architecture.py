@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 71745,
+    "lines of oocdl": 71772,
     "lines of augmentation": 1602,
     "lines of callbacks": 661,
     "lines of cli": 2020,
@@ -178,15 +178,15 @@ LIMITS = {
     "lines of graph": 10552,
     "lines of host": 911,
     "lines of ops": 6386,
-    "lines of planning": 8250,
+    "lines of planning": 8245,
     "lines of presets": 691,
     "lines of pytorch": 3024,
     "lines of report": 2798,
     "lines of runtime": 5336,
-    "lines of storage": 6669,
+    "lines of storage": 6701,
     "lines of training": 4116,
     "lines of tuning": 1428,
-    "lines of tests": 49096,
+    "lines of tests": 49114,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

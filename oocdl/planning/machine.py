@@ -57,9 +57,6 @@ READ_BLOCK_BYTES = 1 << 20
 """Bytes that a unit reads of a dataset, or generates, at once, where chunks are not larger."""
 BATCH_CACHE_BYTES = 8 << 20
 """The most that is kept of what was already read of the current batch."""
-CODEC_COPIES = 3
-"""Copies of a dataset's chunk while it is read: compressed, decoded, and the part that was asked for."""
-
 UNUSUAL_BYTES = 16 << 20
 """Excess over the usual memory for reading from which on errors give the reason."""
 
@@ -284,20 +281,18 @@ def _reading_bytes(dataset: Dataset) -> int:
     """Return the bytes needed to read one chunk of a dataset at a time, and to shuffle its samples."""
     arrays = dataset.arrays.values()
     samples = max(array.shape[0] for array in arrays)
-    return CODEC_COPIES * max(READ_BLOCK_BYTES, *(array.chunk_bytes for array in arrays)) + (
-        SAMPLE_BYTES * samples
-    )
+    return max(3 * READ_BLOCK_BYTES, *(array.reading_bytes for array in arrays)) + SAMPLE_BYTES * samples
 
 
 def _why_reading(dataset: Dataset, reading_bytes: int) -> str:
     """Say why reading a dataset takes much of a budget; nothing if it does not."""
-    if reading_bytes < CODEC_COPIES * READ_BLOCK_BYTES + UNUSUAL_BYTES:
+    if reading_bytes < 3 * READ_BLOCK_BYTES + UNUSUAL_BYTES:
         return ""
-    worst = max(dataset.arrays.values(), key=lambda array: array.chunk_bytes)
-    if CODEC_COPIES * worst.chunk_bytes * 2 > reading_bytes:
+    worst = max(dataset.arrays.values(), key=lambda array: array.reading_bytes)
+    if worst.reading_bytes * 2 > reading_bytes:
         return (
             f"; array '{worst.name}' of {dataset.where} has chunks of {worst.chunk_bytes / 2**20:.0f} MiB, "
-            f"and reading one takes {CODEC_COPIES} times that"
+            f"and reading one takes {worst.reading_bytes / 2**20:.0f} MiB"
         )
     samples = max(array.shape[0] for array in dataset.arrays.values())
     return f"; {dataset.where} has {samples:,} samples, of which shuffling takes {SAMPLE_BYTES} bytes each"

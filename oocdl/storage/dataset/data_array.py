@@ -108,6 +108,17 @@ class DataArray:
         return prod(self.chunks) * self.itemsize + self.index_bytes
 
     @cached_property
+    def reading_bytes(self) -> int:
+        """The most that reading a chunk takes: as it is stored, decoded, and the part that was asked for.
+
+        Masks are often stored in a hundredth of their bytes.
+        """
+        stored_bytes = self.chunk_bytes
+        if self.stored_chunks == self.chunks and len(self.source.known.sizes):
+            stored_bytes = min(stored_bytes, int(self.source.known.sizes.max()))
+        return 2 * self.chunk_bytes + stored_bytes
+
+    @cached_property
     def known(self) -> ChunkList:
         """The chunks that are stored, listed at the first use.
 

@@ -25,7 +25,7 @@ from oocdl.host.limits import anonymous_bytes
 from oocdl.ops.loss_functions import labels_of, reads_labels
 from oocdl.ops.metric_functions import Numbers, Surface
 from oocdl.planning.binding import Target
-from oocdl.planning.machine import CODEC_COPIES, FILE_BYTES, KERNEL_BYTES
+from oocdl.planning.machine import FILE_BYTES, KERNEL_BYTES
 from oocdl.storage.dataset.sample_stack import own_sized
 from oocdl.training.metric_values import PassSums
 from oocdl.training.prediction.inference import Inference
@@ -176,7 +176,7 @@ class _Volume:
         self._scale = None if scale is None else np.asarray(scale, dtype)
         self.classes, self._ignored = logits[1], None if known is None else known.ignore_index
         self.shape = self._array.shape[len(self._prefix) :]
-        taken = anonymous_bytes() + KERNEL_BYTES + FILE_BYTES + CODEC_COPIES * self._truth.chunk_bytes
+        taken = anonymous_bytes() + KERNEL_BYTES + FILE_BYTES + self._truth.reading_bytes
         self._left_bytes = max(inference.settings.memory_bytes - taken, 0)
         area = max(prod(self.shape[1:]), 1)
         layer = max(self._truth.chunks[-len(self.shape)], self._array.chunks[-len(self.shape)])
