@@ -228,11 +228,11 @@ def parse_space(given: Sequence[str]) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """A whole number, a number, a flag, or a name.
 
-    >>> [_value(text) for text in ("4", "1e-3", "false", "dice_ce")]
-    [4, 0.001, False, 'dice_ce']
+    >>> [_value(text) for text in ("4", "1e-3", "false", "True", "dice_ce")]
+    [4, 0.001, False, True, 'dice_ce']
     """
-    if text in ("true", "false"):
-        return text == "true"
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in (int, float):
         try:
             return kind(text)
@@ -264,8 +264,8 @@ def as_words(name: str, value: Any) -> Any:
     ('seg=dice:0.5,edge=bce', '1,2.5')
     >>> as_words("param_groups", [{"params": ["a.*", "b.*"], "lr": 0.01}, "no_decay_1d"])
     ['params=a.*|b.*,lr=0.01', 'no_decay_1d']
-    >>> as_words("space", {"lr": "log:1e-5..1e-2", "batch_size": [1, 2]}), as_words("batch_size", 2)
-    (['lr=log:1e-5..1e-2', 'batch_size=1,2'], 2)
+    >>> as_words("space", {"lr": "log:1e-5..1e-2", "shuffle": [True, False]}), as_words("batch_size", 2)
+    (['lr=log:1e-5..1e-2', 'shuffle=true,false'], 2)
     """
     if name in ("param_groups", "augment"):
         groups = value if isinstance(value, list) else [value]
@@ -283,7 +283,8 @@ def as_words(name: str, value: Any) -> Any:
 
 
 def _joined(value: Any, between: str) -> str:
-    return between.join(map(str, value)) if isinstance(value, list) else str(value)
+    items = value if isinstance(value, list) else [value]
+    return between.join(str(item).lower() if isinstance(item, bool) else str(item) for item in items)
 
 
 def _use(context: typer.Context, path: Path | None) -> Path | None:

@@ -32,8 +32,6 @@ Check = Callable[[str, Any], Any]
 BYTES_BY_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 BYTES_BY_UNIT |= {f"{unit}i": 1 << shift for unit, shift in zip("KMGT", (10, 20, 30, 40), strict=True)}
 MOST_THREADS, MOST_PORT = 4096, 65535
-NUMBERS = ("lr", "weight_decay", "momentum", "dampening", "eps", "alpha")
-"""Fields of an optimizer that are numbers."""
 
 
 def parse_bytes(size: float | str) -> int:
@@ -351,9 +349,19 @@ def param_groups(name: str, value: Any) -> ParamGroups | None:
                 f"{name} takes '{NO_DECAY}' and mappings such as {{'params': 'encoder.*', 'lr': 1e-4}}, "
                 f"got {shown(item)}"
             )
-        given = {
-            str(key): finite(f"{name}['{key}']", held) if key in NUMBERS and not callable(held) else held
-            for key, held in item.items()
-        }
+        given = {str(key): held for key, held in item.items()}
         found.append({**given, "params": names(f"{name}['params']", item["params"])})
     return tuple(found) or None
+
+
+def groups_with_fields(optimizer: Optimizer, groups: ParamGroups | None) -> ParamGroups | None:
+    """Check the fields of an optimizer that groups have by their types, as ``with_fields`` does its own."""
+    kinds = {one.name: str(one.type) for one in fields(optimizer) if one.init}
+
+    def checked(name: str, held: Any) -> Any:
+        return _field(f"param_groups['{name}']", kinds[name], held) if name in kinds else held
+
+    return groups and tuple(
+        given if isinstance(given, str) else {name: checked(name, held) for name, held in given.items()}
+        for given in groups
+    )

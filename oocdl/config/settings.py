@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.augmentation.transform import Transform
-from oocdl.config.option_checks import nearest, parse_optimizer, shown
+from oocdl.config.option_checks import groups_with_fields, nearest, parse_optimizer, shown
 from oocdl.config.options import OPTIONS, Option
 from oocdl.errors import InputError
 from oocdl.host.limits import default_budget_bytes
@@ -98,9 +98,11 @@ def make_settings(**options: Any) -> Settings:
     """
     values = checked(OPTIONS, options)
     optimizer = parse_optimizer(values.pop("optimizer"), values.pop("lr"))
-    groups_of(optimizer, values["param_groups"])  # what they cannot have is refused here
+    groups = groups_with_fields(optimizer, values.pop("param_groups"))
+    groups_of(optimizer, groups)  # what they cannot have is refused here
     memory_bytes, disk_bytes = values.pop("memory") or default_budget_bytes(), values.pop("disk")
-    return Settings(optimizer=optimizer, memory_bytes=memory_bytes, disk_bytes=disk_bytes, **values)
+    values |= {"memory_bytes": memory_bytes, "disk_bytes": disk_bytes}
+    return Settings(optimizer=optimizer, param_groups=groups, **values)
 
 
 def checked(known: Mapping[str, Option], options: Mapping[str, Any]) -> dict[str, Any]:

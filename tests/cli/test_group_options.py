@@ -41,3 +41,17 @@ def test_what_is_no_group_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     for words, said in (("nodecay", "got nodecay"), ("params=w9,lr=1", "'w9', which matches no trained")):
         code, _, err = run(capsys, "fit", *job, *QUICK, "--param-groups", words)
         assert code == 2 and said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["true", "false"])
+def test_what_is_on_or_off_in_a_file_is_so_in_the_run(
+    word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = nets.write_job(tmp_path)
+    (config := tmp_path / "run.toml").write_text(
+        f'optimizer = "sgd"\nmomentum = 0.9\nparam_groups = [{{params = "w1", nesterov = {word}}}]\n'
+    )
+    code, _, err = run(capsys, "fit", *job, *QUICK, "--config", config)
+    assert code == 0, err
+    made = oocdl.open(tmp_path / "net.run")
+    assert made.settings.param_groups == ({"params": ("w1",), "nesterov": word == "true"},)

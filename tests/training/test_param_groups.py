@@ -179,6 +179,8 @@ def fit(folder: Path, **options: Any) -> oocdl.Run:
         ([{"params": "w1", "clip_norm": 0.1}], "has 'clip_norm' for 'w1'; it takes params"),
         ([{"params": "w1", "lr": -0.1}], "for 'w1': lr must not be negative, not -0.1"),
         ([{"params": "w1", "momentum": "much"}], r"\['momentum'\] must be a finite number, got much"),
+        ([{"params": "w1", "momentum": 1, "nesterov": "no"}], r"\['nesterov'\] must be True or False, got"),
+        ([{"params": "w1", "momentum": True}], r"\['momentum'\] must be a finite number, got True"),
         ([{"params": "w1", "nesterov": True}], "for 'w1': nesterov needs a positive momentum"),
         ([{"lr": 0.1}], "takes 'no_decay_1d' and mappings such as .*got {'lr': 0.1}"),
         (["no_decay"], "takes 'no_decay_1d' and mappings such as .*got no_decay"),
