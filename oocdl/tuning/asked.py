@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,8 @@ class Data:
     dataset: Dataset
     validation: Dataset | None
     samples: int
+    held_out: int
+    """Samples of the validation dataset; 0 if there is none."""
     labels: Sequence[str]
     """The label of each sample's size; empty where all have one size."""
 
@@ -189,13 +191,14 @@ def opened(asked: Asked, model: Path, dataset: Any) -> Data:
     network = inspect_onnx(model)
     binding = bind(network, data, settings)
     _check_metric(asked.measure.metric, binding)
-    validation = None
+    validation, held_out = None, 0
     if asked.measure.validation is not None:
         validation = open_dataset(asked.measure.validation, settings.allow_missing_chunks)
         validation = validation.only(binding.used)
+        held_out = bind(network, validation, replace(settings, batch_size=1, scale=None)).samples
     data, samples = data.only(binding.used), binding.samples
     labels = sized(network, data, binding, settings, range(samples)).labels
-    found = Data(model, data, validation, samples, labels)
+    found = Data(model, data, validation, samples, held_out, labels)
     for _, values in corners(asked.space):
         asked.check_schedule(found, values)
     return found

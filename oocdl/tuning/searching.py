@@ -181,6 +181,7 @@ def _task(
     values, measure = picked(asked.space, study.trials[number].params), asked.measure
     asked.check_schedule(data, values)
     memory_bytes, threads = share
+    held_out = data.validation and data.validation.spec
     return Task(
         trial=number,
         rung=rung,
@@ -189,5 +190,5 @@ def _task(
         model=data.model,
         dataset=data.dataset.spec,
         options={**asked.fit_options(values), "memory": memory_bytes, "threads": threads},
-        measure=Measure(measure.metric, data.validation and data.validation.spec, measure.last_steps),
+        measure=Measure(measure.metric, held_out, measure.last_steps, data.held_out),
     )

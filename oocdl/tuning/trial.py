@@ -31,6 +31,8 @@ class Measure:
     validation: Any
     """Argument of ``open_dataset``; None: the losses of training count."""
     last_steps: int
+    samples: int = 0
+    """Samples of the validation dataset."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _measured(task: Task, run: Run) -> float:
     if callable(metric):
         value = float(metric(run))
     elif measure.validation is not None:
-        memory, size = task.options["memory"], task.options.get("batch_size", 1)
+        memory, size = task.options["memory"], min(task.options.get("batch_size", 1), measure.samples)
         value = run.evaluate(measure.validation, memory=memory, batch_size=size)[metric]
     else:
         rows = [row for row in run.history if row["step"] <= task.steps][-measure.last_steps :]

@@ -135,6 +135,19 @@ def test_validation_is_what_trials_are_compared_by(job: tuple[Path, Path], tmp_p
         oocdl.search(*job, **OPTIONS, validation=held_out, workdir=tmp_path / "s")
 
 
+def test_a_batch_larger_than_the_validation_dataset_is_cut_to_it(
+    job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    held_out = nets.write_data(tmp_path / "held.zarr", nets.vectors(3, seed=9))
+    options = {**OPTIONS, "space": {"batch_size": [2, 5]}, "sampler": "grid", "trials": None}
+    found = oocdl.search(*job, **options, validation=held_out, workdir=tmp_path / "s")
+    for row in found.table:
+        size = row["batch_size"]
+        alone = {name: OPTIONS[name] for name in ("memory", "engine", "threads", "progress", "steps")}
+        run = oocdl.fit(*job, **alone, batch_size=size, validation=held_out, workdir=tmp_path / f"{size}")
+        assert row["metric"] == pytest.approx(run.history[-1]["val_loss"], rel=1e-6), row["error"]
+
+
 def largest_weight(run: Run) -> float:
     """The lower learning rates are, the closer to what it began as."""
     return float(np.abs(run.weights["w1"][...]).max())
