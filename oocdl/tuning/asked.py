@@ -13,7 +13,8 @@ from oocdl.config import whole as whole_number
 from oocdl.config.option_checks import one_of
 from oocdl.errors import InputError
 from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops.schedules import Cosine, OneCycle, Polynomial, WarmUp
+from oocdl.ops.param_groups import lasting_groups, rates_of, step_scalars
+from oocdl.ops.schedules import Lasting, WarmUp, lasting
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.passes import Course
 from oocdl.planning.sample_sizes import sized
@@ -64,15 +65,26 @@ class Asked:
         return int(course.total_steps * self.eta**rung)
 
     def check_schedule(self, data: Data, values: Mapping[str, Any]) -> None:
-        """Raise InputError if a trial's learning rate ends before its last rung does."""
-        rate, last = self.settings(values).optimizer.lr, self.total_steps(data, values, self.rungs - 1)
+        """Raise InputError if a learning rate ends before the last rung, or is another in later ones."""
+        settings, first = self.settings(values), self.total_steps(data, values, 0)
+        *earlier, last = [first * self.eta**rung for rung in range(self.rungs)]
+        rate = settings.optimizer.lr
         while isinstance(rate, WarmUp):
             rate = rate.after
-        if isinstance(rate, Cosine | Polynomial | OneCycle) and self.rungs > 1 and (rate.steps or 0) < last:
+        if earlier and isinstance(rate, Lasting) and rate.steps is not None and rate.steps < last:
             raise InputError(
                 f"the learning rate, a {type(rate).__name__} of {rate.steps} steps, ends before the last "
                 f"rung at {last} steps: a run that goes on cannot have another; give it steps={last}"
             )
+        for steps in earlier:
+            if (name := _changed_rate(settings, steps, last)) is not None:
+                group = name.partition("/")[2]
+                which = f" of group {group} of param_groups" if group else ""
+                raise InputError(
+                    f"the learning rate{which} lasts as long as a run, and would be another where a trial of "
+                    f"{steps} steps goes on to the last rung at {last}; give its schedule steps=, or the "
+                    "search rungs=1"
+                )
 
     def facts(self) -> dict[str, Any]:
         """Return as plain data what a search that goes on must have in common with what it began with."""
@@ -116,6 +128,23 @@ def asked_of(
         mode=mode,
         **counts,
     )
+
+
+def _changed_rate(settings: Settings, steps: int, last: int) -> str | None:
+    """Return the first learning rate that a run of ``last`` steps has otherwise in its first ``steps``."""
+    rate, groups = settings.optimizer.lr, settings.param_groups
+    courses = [(lasting(rate, count), lasting_groups(groups, count)) for count in (steps, last)]
+    if courses[0] == courses[1]:
+        return None
+    for step in range(steps):
+        was, now = (
+            rates_of(step_scalars(replace(settings.optimizer, lr=lr), held, None, step))
+            for lr, held in courses
+        )
+        for name in was:
+            if was[name] != now[name]:
+                return name
+    return None
 
 
 def listed(space: Mapping[str, Dimension]) -> dict[str, range] | None:

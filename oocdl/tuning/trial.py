@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oocdl.errors import DatasetError, InputError, InUseError, ModelWarning, NonFiniteError, StoreError
+from oocdl.errors import (
+    DatasetError,
+    InputError,
+    InUseError,
+    ModelWarning,
+    NonFiniteError,
+    OocdlError,
+    StoreError,
+)
 from oocdl.events import Event, RunStarted, StepDone
 from oocdl.storage.dataset.data_array import one_line
 from oocdl.training.run import Run
@@ -58,7 +66,7 @@ class Result:
     trial: int
     rung: int
     steps: int
-    """Total of steps that the rung trains to."""
+    """Total of steps that the rung trains to; of a trial that has failed, those that its run has."""
     metric: float | None = None
     """None if the trial has failed."""
     error: str | None = None
@@ -94,16 +102,31 @@ def run_trial(task: Task, check: Callable[[], None] = lambda: None) -> Result:
 
     try:
         run = _trained(task, listen, check)
-        rows = [row for row in run.history if row["step"] <= task.steps]
-        seconds, peak_bytes = sum(row["seconds"] for row in rows), max(row["process_bytes"] for row in rows)
-        result = replace(result, metric=_measured(task, run), seconds=seconds, peak_bytes=peak_bytes)
+        result = replace(result, metric=_measured(task, run), **_spent(run, task.steps))
     except Unwanted:
         raise
     except Exception as error:  # a full disk, a refused budget, a metric of the user's: another try may do
         check()  # that another process has its run is no error of a trial that was given up
         final = isinstance(error, NonFiniteError | InputError) and not isinstance(error, DatasetError)
-        result = replace(result, error=one_line(error), final=final)
+        result = failure(task, one_line(error), final=final)
     return replace(result, **said)
+
+
+def failure(task: Task, error: str, *, final: bool = False) -> Result:
+    """Return the outcome of a trial that has failed, with the steps that its run has."""
+    try:
+        run = Run(task.run)
+        steps, spent = run.steps, _spent(run, run.steps)
+    except (OocdlError, OSError):  # it has not begun, or cannot be read
+        steps, spent = 0, {}
+    return Result(task.trial, task.rung, steps, error=error, final=final, **spent)
+
+
+def _spent(run: Run, steps: int) -> dict[str, Any]:
+    """Return seconds and memory of the steps of a run up to one of them."""
+    rows = [row for row in run.history if row["step"] <= steps]
+    peaks = [row["process_bytes"] for row in rows]
+    return {"seconds": sum(row["seconds"] for row in rows), "peak_bytes": max(peaks, default=0)}
 
 
 def _trained(task: Task, listen: Callable[[Event], None], check: Callable[[], None]) -> Run:

@@ -43,7 +43,7 @@ from oocdl.runtime.cluster.watch import Watch, roll
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
 from oocdl.storage.dataset.data_array import one_line
 from oocdl.training.run import Run
-from oocdl.tuning.trial import Result, Task, Unwanted, run_trial
+from oocdl.tuning.trial import Result, Task, Unwanted, failure, run_trial
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at which workers have come or gone."""
@@ -278,7 +278,7 @@ class Workers:
         if losses < MOST_LOSSES:
             return None
         text = f"WorkersLost: {losses} workers were lost in a row while they trained it; look in their logs"
-        return Result(task.trial, task.rung, task.steps, error=text, final=False)
+        return failure(task, text)
 
     def _check_waiting(self) -> None:
         """Raise ResourceError if for too long no worker is there that takes trials."""
@@ -307,4 +307,4 @@ def _result_of(future: Future[Result], task: Task) -> Result | None:
     except (OSError, KilledWorker, CancelledError):
         return None
     except Exception as error:
-        return Result(task.trial, task.rung, task.steps, error=one_line(error), final=False)
+        return failure(task, one_line(error))

@@ -13,7 +13,7 @@ from onnx import helper
 import oocdl
 from oocdl.errors import CorruptError, InputError, ModelWarning, ResourceError, StoreError
 from oocdl.events import Notice, TrialDone
-from oocdl.optim import SGD, Cosine, WarmUp
+from oocdl.optim import SGD, Cosine, Then, WarmUp
 from oocdl.space import LogUniform
 from oocdl.storage.checksums import sealed
 from oocdl.storage.files import write_text
@@ -187,6 +187,7 @@ def test_a_trial_that_fails_is_a_row(job: tuple[Path, Path], tmp_path: Path) -> 
     failed = found.table[-1]
     assert (failed["lr"], failed["state"], failed["metric"]) == (1e30, "failed", None)
     assert failed["error"].startswith("NonFiniteError: ")
+    assert failed["steps"] == Run(Path(failed["run"])).steps < 8
     assert [row["state"] for row in found.table][::2] == ["finished", "failed"]
     assert f"trial {failed['trial']}: NonFiniteError: the loss of step" in " ".join(str(found).split())
     before, events = commit_times(found), list[Any]()
@@ -199,6 +200,7 @@ def test_a_budget_that_is_too_small_is_tried_again(job: tuple[Path, Path], tmp_p
     events: list[Any] = []
     found = oocdl.search(*job, **small, rungs=2, workdir=tmp_path / "s", callbacks=[events.append])
     assert [row["error"].split(":")[0] for row in found.table] == ["BudgetError"] * 2
+    assert [(row["steps"], row["rung"], row["seconds"]) for row in found.table] == [(0, None, 0.0)] * 2
     assert found.best is None and [event.done for event in events] == [1, 2]
     with pytest.raises(StoreError, match="no trial of the search in .* has a metric yet"):
         _ = found.best_run
@@ -253,7 +255,9 @@ def test_a_metric_that_is_lost_is_not_taken_from_later_weights(
     logs = [log for log in Journal(path).logs if log["op_code"] in (0, 2, 4, 5)]  # of Optuna: without results
     path.write_text(sealed("search", logs))
     again = oocdl.search(*job, **options, workdir=tmp_path / "s")
-    assert "its metric after 2 is lost" in again.table[0]["error"]
+    row = again.table[0]
+    assert "its metric after 2 is lost" in row["error"]
+    assert (row["steps"], row["seconds"] > 0, row["peak_bytes"] > 0) == (4, True, True)  # as its run has
 
 
 def test_a_search_of_an_earlier_version_is_refused(job: tuple[Path, Path], tmp_path: Path) -> None:
@@ -311,6 +315,37 @@ def test_a_schedule_has_to_last_for_the_last_rung(job: tuple[Path, Path], tmp_pa
     rates = [row["lr"] for row in found.best_run.history]
     assert found.best is not None
     assert rates[0] < found.best["optimizer.lr.after.lr"] == rates[1] / (1 + np.cos(np.pi / 4)) * 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "groups", "told"),
+    [
+        (SGD(WarmUp(Cosine(0.1), 1)), None, "the learning rate lasts as long as a run"),
+        (
+            SGD(Then(0.1, 2, Cosine(0.05))),
+            None,
+            "a trial of 6 steps goes on to the last rung at 12; give",
+        ),
+        (
+            SGD(0.1),
+            [{"params": "b?"}, {"params": "w1", "lr": Cosine(0.1)}],
+            "of group 2 of param_groups",
+        ),
+    ],
+)
+def test_a_schedule_that_lasts_as_long_as_a_run_is_refused_with_rungs(
+    optimizer: Any, groups: Any, told: str, job: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options = {**OPTIONS, "space": {"batch_size": [2, 4]}, "rungs": 3, "eta": 2, "steps": 3, "trials": 2}
+    with pytest.raises(InputError, match=told):
+        oocdl.search(*job, **options, optimizer=optimizer, param_groups=groups, workdir=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_schedule_that_is_the_same_in_earlier_rungs_is_none(job: tuple[Path, Path], tmp_path: Path) -> None:
+    options = {**OPTIONS, "space": {"batch_size": [2, 4]}, "rungs": 2, "eta": 2, "trials": 2}
+    options |= {"optimizer": SGD(Then(0.1, 2, Cosine(0.05))), "workdir": tmp_path / "s"}
+    assert oocdl.search(*job, **options).table[0]["state"] == "finished"
 
 
 def test_epochs_count_by_the_batch(job: tuple[Path, Path], tmp_path: Path) -> None:
