@@ -116,6 +116,11 @@ def asked_of(
     one_of("min", "max")("mode", mode)
     if not isinstance(measure.metric, str) and not callable(measure.metric):
         raise InputError(f"metric takes 'loss' or a function of the run, got {measure.metric!r}")
+    if callable(measure.metric) and measure.validation is not None:
+        raise InputError(
+            "validation= is what the loss of trials is taken of, and metric= is a function of the run: have "
+            "the function evaluate it, and leave validation= out"
+        )
     trials = given["trials"] if given["trials"] is None else whole_number("trials", given["trials"])
     checked = checked_space(space, options)
     return Asked(

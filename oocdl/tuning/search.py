@@ -144,7 +144,8 @@ def search(
     mode
         Whether "min" or "max" is best.
     validation
-        Dataset whose loss counts (``Run.evaluate``); default: that of training.
+        Dataset whose loss counts (``Run.evaluate``); default: that of training. A function as ``metric``
+        takes none.
     last_steps
         Training's loss is the mean over so many of the last steps.
     memory

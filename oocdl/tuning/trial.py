@@ -21,8 +21,12 @@ from oocdl.errors import (
 )
 from oocdl.events import Event, RunStarted, StepDone
 from oocdl.storage.dataset.data_array import one_line
+from oocdl.storage.run.run_store import RunStore
+from oocdl.training.prediction.evaluation import evaluated
+from oocdl.training.prediction.inference import Inference
 from oocdl.training.run import Run
 from oocdl.training.trainer import fit
+from oocdl.training.versions import version_of
 
 IN_USE_SECONDS = 600.0
 """Maximum seconds to wait for a process that still writes the run: one that was given up on ends a step."""
@@ -156,8 +160,13 @@ def _measured(task: Task, run: Run) -> float:
     if callable(metric):
         value = float(metric(run))
     elif measure.validation is not None:
-        memory, size = task.options["memory"], min(task.options.get("batch_size", 1), measure.samples)
-        value = run.evaluate(measure.validation, memory=memory, batch_size=size)[metric]
+        given: dict[str, Any] = {name: task.options.get(name) for name in ("memory", "spill", "threads")}
+        size = min(task.options.get("batch_size", 1), measure.samples)
+        store = version_of(RunStore.open(task.run))
+        inference = Inference(
+            [store], measure.validation, batch_size=size, inputs=None, with_targets=True, **given
+        )
+        value = evaluated(inference, None, None)[metric]
     else:
         rows = [row for row in run.history if row["step"] <= task.steps][-measure.last_steps :]
         value = sum(row[metric] for row in rows) / len(rows)

@@ -18,6 +18,7 @@ from oocdl.space import LogUniform
 from oocdl.storage.checksums import sealed
 from oocdl.storage.files import write_text
 from oocdl.storage.run.lock import RunLock
+from oocdl.training.prediction.inference import Inference
 from oocdl.training.run import Run
 from oocdl.tuning import search_study, searching, trial
 from oocdl.tuning.search_study import Journal
@@ -146,6 +147,23 @@ def test_a_batch_larger_than_the_validation_dataset_is_cut_to_it(
         alone = {name: OPTIONS[name] for name in ("memory", "engine", "threads", "progress", "steps")}
         run = oocdl.fit(*job, **alone, batch_size=size, validation=held_out, workdir=tmp_path / f"{size}")
         assert row["metric"] == pytest.approx(run.history[-1]["val_loss"], rel=1e-6), row["error"]
+
+
+def test_validation_has_the_threads_and_the_spill_of_trials(
+    job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    class Watched(Inference):
+        def run(self, *arguments: Any) -> Any:
+            seen.append((self.machine.threads, self.spill()))
+            return super().run(*arguments)
+
+    monkeypatch.setattr(trial, "Inference", Watched, raising=False)
+    given = {**OPTIONS, "space": {"lr": [0.1]}, "sampler": "grid", "trials": None, "threads": 3}
+    given |= {"spill": tmp_path / "fast", "validation": job[1]}
+    assert oocdl.search(*job, **given, workdir=tmp_path / "s").table[0]["metric"] > 0
+    assert seen == [(3, tmp_path / "fast")]
 
 
 def largest_weight(run: Run) -> float:
@@ -289,6 +307,7 @@ def test_a_damaged_file_is_named(job: tuple[Path, Path], whole: oocdl.Search, tm
         ({"sampler": "bayes"}, "sampler must be 'random' or 'grid' or 'optuna'"),
         ({"mode": "best"}, "mode must be 'min' or 'max'"),
         ({"metric": 3}, "metric takes 'loss' or a function"),
+        ({"metric": nothing, "validation": "v.zarr"}, "evaluate it, and leave validation= out"),
         ({"metric": "dice"}, "no metric 'dice'; there is loss"),
         ({"batch_size": 2}, "'batch_size' is given twice"),
         ({"trace": "x"}, "search takes no 'trace'"),

@@ -93,15 +93,17 @@ class Inference:
         metrics: Metrics = (),
         mirror: bool | Sequence[int] = False,
         probabilities: bool = False,
+        threads: int | None = None,
     ) -> None:
         self.store, stored = members[0], settings_of(members[0])
         given = {"inputs": inputs, "targets": targets, "memory": memory, "spill": spill, "metrics": metrics}
-        checked = make_settings(batch_size=batch_size, **given)
+        checked = make_settings(batch_size=batch_size, threads=threads, **given)
         kept = {"inputs": inputs, "targets": targets, "memory_bytes": memory}
         # Where the run's owner spilled is nothing to the caller.
-        names = ["batch_size", "spill", "metrics", *(name for name in kept if kept[name] is not None)]
+        names = ["batch_size", "spill", "metrics", "threads"]
+        names += [name for name in kept if kept[name] is not None]
         changes = {name: getattr(checked, name) for name in names}
-        of_first = {name: getattr(stored, name) for name in ("memory_bytes", "engine", "threads")}
+        of_first = {name: getattr(stored, name) for name in ("memory_bytes", "engine")}
         use_one_heap()
         opened: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
         networks = [_network(one, opened, of_first | changes, with_targets) for one in members]
