@@ -6,6 +6,7 @@ Errors name the option. Options that are typed take precedence over those of the
 from __future__ import annotations
 
 import ast
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -266,6 +267,8 @@ def as_words(name: str, value: Any) -> Any:
     ['params=a.*|b.*,lr=0.01', 'no_decay_1d']
     >>> as_words("space", {"lr": "log:1e-5..1e-2", "shuffle": [True, False]}), as_words("batch_size", 2)
     (['lr=log:1e-5..1e-2', 'shuffle=true,false'], 2)
+    >>> as_words("validation", [0, 1]), as_words("validation_freq", [3])
+    ('0,1', '3,')
     """
     if name in ("param_groups", "augment"):
         groups = value if isinstance(value, list) else [value]
@@ -279,6 +282,10 @@ def as_words(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         words = [f"{key}={_joined(held, between)}" for key, held in value.items()]
         return ",".join(words) if name in ("parallel", "loss") else words
+    if name == "validation" and value and isinstance(value, list):  # a share is no list of one
+        return _joined(value, ",") if all(type(row) is int for row in value) else value
+    if name == "validation_freq" and isinstance(value, list):
+        return f"{_joined(value, ',')},"
     return _joined(value, ",") if name in ("class_weights", "hosts") else value
 
 
@@ -308,9 +315,21 @@ def _use(context: typer.Context, path: Path | None) -> Path | None:
             raise InputError(
                 f"--config {path} has '{shown(name)}', which is no option{hint(name, sorted(known))}"
             )
-    own = {parameter.name for parameter in context.command.params}
-    context.default_map = {name: as_words(name, value) for name, value in found.items() if name in own}
+    own = {str(parameter.name): parameter for parameter in context.command.params}
+    context.default_map = {
+        name: _typed(as_words(name, value), getattr(own[name], "multiple", False))
+        for name, value in found.items()
+        if name in own
+    }
     return path
+
+
+def _typed(words: Any, is_repeated: bool) -> Any:
+    """Return words as they come from a shell, which writes a home in full; one of a list is a list."""
+    if isinstance(words, str):
+        words = os.path.expanduser(words) if words.startswith("~/") else words
+        return [words] if is_repeated else words
+    return [_typed(word, False) for word in words] if isinstance(words, list) and is_repeated else words
 
 
 ConfigFile = Annotated[

@@ -190,13 +190,14 @@ def _check_fields(what: str, record: Any, names: Sequence[str]) -> None:
             raise InputError(f"{what} has no {flag(name)}{nearest(name, others)}; it has {it_has}")
 
 
-def one_or_several(found: Sequence[int]) -> int | Sequence[int]:
-    """Return the number, where there is one.
+def one_or_several(name: str, text: str) -> int | Sequence[int]:
+    """Read one number, or several; one with a comma behind it is a series of one.
 
-    >>> one_or_several((4,)), one_or_several((2, 5))
-    (4, (2, 5))
+    >>> one_or_several("hosts", "4"), one_or_several("hosts", "2,5"), one_or_several("hosts", "4,")
+    (4, (2, 5), (4,))
     """
-    return found[0] if len(found) == 1 else found
+    found = numbers(name, text.removesuffix(","), int)
+    return found if "," in text else found[0]
 
 
 def word_or_pairs(name: str, items: Sequence[str] | None) -> Any:
@@ -213,11 +214,12 @@ LOGS: Mapping[str, Callable[[str], Listener]] = {"csv": CSV, "tensorboard": Tens
 
 def logs(given: Sequence[str] | None) -> list[Listener]:
     """Read ``--log``: where else the history of a run is written."""
-    found = pairs("log", given) or {}
-    for name in found:
+    texts = [part for text in given or () for part in text.split(",")]
+    found = [one for text in texts for one in (pairs("log", [text]) or {}).items()]
+    for name, _ in found:
         if name not in LOGS:
             raise InputError(f"--log knows no '{name}', only {', '.join(LOGS)}")
-    return [LOGS[name](place) for name, place in found.items()]
+    return [LOGS[name](place) for name, place in found]
 
 
 ACTING: Records = {
@@ -262,9 +264,7 @@ FORMS: Mapping[Any, Form] = {
     Metrics: Form(
         list[str], lambda name, items: tuple(",".join(items or ()).split(",")) if items else (), "NAME"
     ),
-    int | Sequence[int]: Form(
-        str, lambda name, text: one_or_several(numbers(name, text, int)), "N or N,N,.."
-    ),
+    int | Sequence[int]: Form(str, one_or_several, "N or N,N,.."),
     **dict.fromkeys(
         (Which, Which | Sequence[Which]),
         Form(

@@ -424,6 +424,19 @@ ALONE: list[tuple[tuple[object, ...], str, object]] = [
 ]
 """Options that become another, or go with others."""
 
+IN_FILES: list[tuple[str, str, object]] = [
+    ("validation = [0, 1]", "validation", (0, 1)),
+    ("validation = [3]", "validation", (3,)),
+    ("validation = [0.2]", "validation", "[0.2]"),
+    ("validation_freq = 3", "validation_freq", 3),
+    ("validation_freq = [3]", "validation_freq", (3,)),
+    ("validation_freq = [1, 3]", "validation_freq", (1, 3)),
+    ('metrics = "dice"', "metrics", ("dice",)),
+    ('freeze = "w1"', "freeze", ("w1",)),
+    ('workdir = "~/x"', "workdir", Path.home() / "x"),
+]
+"""Lines of a file, and what comes of them."""
+
 
 def test_every_option_of_fit_reaches_its_setting(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -464,6 +477,10 @@ def test_every_option_of_fit_reaches_its_setting(
         (listed := folder / "augment.toml").write_text(f"augment = {text}\n")
         refused(capsys, *fit, "--config", listed)
         assert given[-1]["augment"] == found
+    for text, name, value in IN_FILES:
+        (listed := folder / "words.toml").write_text(f"{text}\n")
+        refused(capsys, *fit, "--config", listed)
+        assert given[-1][name] == value
     (off := folder / "off.toml").write_text("momentum = 0\nclip-norm = 0.0\nnesterov = false\n")
     for extra in (("--momentum", 0), ("--clip-norm", 0), ("--config", off)):
         refused(capsys, *fit, *extra)

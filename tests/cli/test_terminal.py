@@ -190,6 +190,9 @@ def test_a_history_is_written_elsewhere_too(
     log = tmp_path / "losses.csv"
     code, _, err = run(capsys, *fit, "--workdir", tmp_path / "run", "--log", f"csv={log}")
     assert code == 0 and len(log.read_text().splitlines()) == 3, err
+    two = [word for name in ("a", "b") for word in ("--log", f"csv={tmp_path / name}")]
+    code, _, err = run(capsys, *fit, "--workdir", tmp_path / "two", *two)
+    assert code == 0 and (tmp_path / "a").read_text() == (tmp_path / "b").read_text(), err
     code, _, err = run(capsys, *fit, "--workdir", tmp_path / "run", "--log", "wandb=x")
     assert code == InputError.exit_code and "no 'wandb', only csv, tensorboard, mlflow" in err
 
