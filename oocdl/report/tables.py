@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import prod
+from math import isfinite, nan, prod
 from statistics import fmean
 from typing import Any, Literal
 
@@ -188,15 +188,19 @@ def array_data(arrays: Mapping[str, Any]) -> list[dict[str, Any]]:
 def sparkline(numbers: Sequence[float], most: int) -> str:
     """Draw numbers as bars of a character each, at most so many: means of equal parts where there are more.
 
-    >>> sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], 8), sparkline([1.0, 1, 3, 3], 2)
-    ('█▇▆▅▄▃▂▁', '▁█')
+    A part whose mean is not finite is a blank.
+
+    >>> sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], 8), sparkline([1.0, 1, 3, 3], 2), sparkline([1, nan, 2], 3)
+    ('█▇▆▅▄▃▂▁', '▁█', '▁ █')
     """
     count = min(len(numbers), most)
     edges = [len(numbers) * at // count for at in range(count + 1)] if count else []
-    means = [fmean(numbers[start:stop]) for start, stop in pairwise(edges)]
-    low, high = min(means, default=0.0), max(means, default=0.0)
-    levels = len(BARS) - 1
-    return "".join(BARS[round((mean - low) / (high - low) * levels) if high > low else 0] for mean in means)
+    parts = [numbers[start:stop] for start, stop in pairwise(edges)]
+    means = [fmean(part) if all(map(isfinite, part)) else nan for part in parts]
+    known = [mean for mean in means if isfinite(mean)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    levels, span = len(BARS) - 1, (high - low) or 1.0
+    return "".join(BARS[round((mean - low) / span * levels)] if isfinite(mean) else " " for mean in means)
 
 
 def block_sheet(

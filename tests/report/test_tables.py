@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from oocdl.report.tables import Column, Sheet, blocks, key_values, shortened, text_of
+from oocdl.report.tables import Column, Sheet, blocks, key_values, shortened, sparkline, text_of
 
 COLUMNS = (
     Column("layer", "layer", kind="name"),
@@ -71,3 +71,20 @@ def test_names_that_tell_nothing_are_grouped_in_their_order() -> None:
     found = blocks([f"reducesum_{n}" for n in range(500)], 40)
     assert len(found) <= 40 and found[0] == ("reducesum_0 to reducesum_12 × 13", list(range(13)))
     assert sorted(at for _, places in found for at in places) == list(range(500))
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "bars"),
+    [
+        ([0.5, NAN, 0.6], "▁ █"),
+        ([0.5, INF, -INF, 0.6], "▁  █"),
+        ([INF, -INF, 3.0, 3.0, 1.0, 1.0], " █▁"),
+        ([NAN], " "),
+        ([], ""),
+    ],
+)
+def test_what_is_no_number_is_a_blank_among_the_bars(numbers: list[float], bars: str) -> None:
+    assert sparkline(numbers, 3 if len(numbers) > 4 else 9) == bars
