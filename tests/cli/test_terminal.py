@@ -15,12 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import oocdl
 from oocdl.cli import app, look
 from oocdl.cli.demo import CLASSES, write_volumes
+from oocdl.cli.say import say_json
 from oocdl.errors import InputError
 from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
@@ -108,6 +110,13 @@ def test_every_verb_with_tables_prints_data_too(
     assert found["report"]["predicted"]["peak_bytes"] > 0
     drawn = [name for name, data in found.items() if set("▁█→·") & set(json.dumps(data, ensure_ascii=False))]
     assert drawn == []
+
+
+def test_what_is_no_finite_number_is_null_in_data(capsys: pytest.CaptureFixture[str]) -> None:
+    nan, inf = float("nan"), float("inf")
+    say_json({"dice": nan, "by": [inf, (-inf, 0.5)], "of": {"x": np.float64(nan)}, "path": Path("a")})
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"dice": None, "by": [None, [None, 0.5]], "of": {"x": None}, "path": "a"}
 
 
 def test_layers_are_grouped_unless_all_are_asked_for(
