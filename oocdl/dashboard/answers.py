@@ -149,7 +149,7 @@ def others_share(view: View) -> float:
     Covers the last minute or so; of several machines, the one with the largest part.
     """
     machines: dict[str, list[Table]] = {}
-    for name, table in view.resources.items():
+    for name, table in view.present.items():
         machines.setdefault(name.partition(",")[0], []).append(table)
     worst = 0.0
     for tables in machines.values():

@@ -206,7 +206,7 @@ class RunCollector:
             labels = ["run", "process"] if name.endswith("_bytes") else ["run"]
             gauge = self._gauge(f"{PREFIX}_{name}", words, labels=labels)
             for view in views:
-                for process, table in list(view.resources.items()) if len(labels) > 1 else [("", view.steps)]:
+                for process, table in view.present.items() if len(labels) > 1 else [("", view.steps)]:
                     if len(table) and np.isfinite(number := float(table[name][-1])):
                         gauge.add_metric([str(view.run), process][: len(labels)], number)
             yield gauge

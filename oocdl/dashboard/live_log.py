@@ -126,6 +126,7 @@ class LiveLog:
                     self._picture()
             case WorkersChanged():
                 self._forget_rows()
+                self._lined = float("-inf")  # who takes part is to be seen soon
                 self._note("warning", f"{event.reason}: {event.members} workers go on from step {event.done}")
             case Notice():
                 self._note("notice", event.text)

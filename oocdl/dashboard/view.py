@@ -93,6 +93,8 @@ class View:
         """Process -> rows with ``at`` (seconds since 1970) and the fields of ``OF_PROCESS``."""
         self._committed = 0
         """Rows of ``steps`` that are of the history."""
+        self._since = 0.0
+        """Time at which the run last began or went on, or its workers changed."""
         self._history = Tail(run / "history" / "steps.jsonl")
         self._rows, self._lines = Tail(self._live / STEPS), Tail(self._live / RESOURCES)
         self._notes = Tail(self._live / NOTES)
@@ -205,6 +207,8 @@ class View:
     def _read_notes(self) -> bool:
         lines = [note for note in self._notes.read() if {"kind", "at", "text"} <= note.keys()]
         self.notes = [*([] if self._notes.again else self.notes), *lines][-MOST_NOTES:]
+        begins = [note["at"] for note in lines if note["kind"] in ("started", "warning")]
+        self._since = begins[-1] if begins else self._since
         return bool(lines)
 
     @cached_property
@@ -217,6 +221,12 @@ class View:
         return settings
 
     # --- what follows from it --------------------------------------------------------------
+
+    @property
+    def present(self) -> dict[str, Table]:
+        """``resources`` of the processes that take part now: others, which told nothing since, have ended."""
+        tables = list(self.resources.items())  # another thread may add one, as yet without rows
+        return {name: table for name, table in tables if len(table) and table["at"][-1] >= self._since}
 
     @property
     def main(self) -> PassFacts | None:

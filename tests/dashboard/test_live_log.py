@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,8 +18,9 @@ import pytest
 from oocdl.dashboard import live_log
 from oocdl.dashboard.facts import PassFacts, RunFacts, read_facts
 from oocdl.dashboard.live_log import LiveLog
+from oocdl.dashboard.panels import machine_panel, words
 from oocdl.dashboard.series import Tail
-from oocdl.dashboard.view import View
+from oocdl.dashboard.view import MOST_NOTES, View
 from oocdl.errors import CorruptError, StoreError
 from oocdl.events import (
     Committed,
@@ -178,6 +180,31 @@ def test_a_run_that_goes_on_keeps_its_notes_and_resources(run: Path, log: LiveLo
     LiveLog(run)(RunStarted(None, str(run), 10, 0))  # anew
     view.refresh()
     assert [note["kind"] for note in view.notes] == ["started"] and view.resources == {}
+
+
+@pytest.mark.parametrize("begins", [RunStarted(None, "", 10, 2), WorkersChanged("lost", 1, 2)])
+def test_processes_that_have_ended_do_not_count_as_what_is_there_now(
+    run: Path, log: LiveLog, begins: Event
+) -> None:
+    log(RunStarted(None, str(run), 10, 0))
+    (run / "live" / "facts.json").write_text(facts().to_json())
+    log._first = -1e7  # lines of a run as long as that are far apart
+    log(look(1000.0, name="dead", process_bytes=70 << 20, busy_seconds=1.0))
+    log._clock.now = 1010.0  # type: ignore[attr-defined]
+    log(begins)
+    (run / "live" / "facts.json").write_text(facts().to_json())
+    view = View(run)
+    view.refresh()
+    assert view.present == {} and "memory" not in words._line(view)
+    assert machine_panel._chosen(view, machine_panel.LARGEST) is view.resources["dead"]
+    for step in range(MOST_NOTES + 1):
+        log(Committed(step))
+    log(look(1011.0, name="alive", process_bytes=30 << 20))
+    view.refresh()
+    assert [*view.present] == ["alive"] and [*view.resources] == ["dead", "alive"]
+    line = re.sub("<[^>]+>", "", words._line(view))
+    assert "memory 30.0 MiB" in line and "processes" not in line
+    assert machine_panel._chosen(view, machine_panel.LARGEST) is view.resources["alive"]
 
 
 LINES = [b"\0" * 300, b"[1]\n", b'{"at": "1"}\n', b"{\n{}\n", b"\xff\n", b'{"at":', b"[" * 10**5 + b"\n"]

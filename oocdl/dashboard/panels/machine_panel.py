@@ -114,7 +114,7 @@ class Rates(Panel):
         data = _rates(view)
         most = {name: float(np.nanmax(data[name], initial=0.0)) for name in RATES}
         read, write = facts.disk_read_rate / 1e6, facts.disk_write_rate / 1e6
-        limits = {"read": read, "written": write, "cores": float(facts.threads * len(view.resources))}
+        limits = {"read": read, "written": write, "cores": float(facts.threads * len(_present(view)))}
         for name in RATES:
             limit = limits.get(name, np.inf)
             shown = limit if most[name] * MOST_RATIO > limit else np.nan
@@ -131,11 +131,16 @@ class Rates(Panel):
             self._words[title].text = nothing if not is_full else of_disk if "read" in lines else ""
 
 
+def _present(view: View) -> Mapping[str, Table]:
+    """The processes that take part now; before one of them has told how it stands, those before them."""
+    return view.present or view.resources
+
+
 def _chosen(view: View, name: str) -> Table:
     """The rows of a process; of the one that has most memory now, if none is chosen."""
     if name in view.resources:
         return view.resources[name]
-    return max(view.resources.values(), key=lambda table: float(table["process_bytes"][-1]))
+    return max(_present(view).values(), key=lambda table: float(table["process_bytes"][-1]))
 
 
 def _rates(view: View) -> dict[str, np.ndarray]:

@@ -85,11 +85,11 @@ def _line(view: View) -> str:
         words.append(("loss", f"{steps['loss'][-1]:.4g}"))
         words.append(("learning rate", f"{steps['lr'][-1]:.3g}"))
         words.append(("a step", f"{np.nanmedian(steps['seconds'][-20:]):.3g} s"))
-    if facts is not None and view.resources:
-        most = max(float(table["process_bytes"][-1]) for table in view.resources.values())
+    if facts is not None and (present := view.present):
+        most = max(float(table["process_bytes"][-1]) for table in present.values())
         words.append(("memory", f"{size_text(most)} of {size_text(facts.budget_bytes)}"))
-        if len(view.resources) > 1:
-            words.append(("processes", str(len(view.resources))))
+        if len(present) > 1:
+            words.append(("processes", str(len(present))))
     if commit := view.commit:
         ago = clock_time(max(time.time() - commit["at"], 0))
         words.append(("last commit", f"step {commit['step']}, {ago} ago"))
