@@ -9,6 +9,7 @@ import numpy as np
 
 from oocdl.dashboard.series import Column, Table
 from oocdl.dashboard.view import LastPass, View
+from oocdl.events import VALIDATION_PREFIX
 from oocdl.report.units import clock_time
 
 LEAST_STEPS = 8
@@ -101,7 +102,7 @@ def learning(view: View) -> Answer:
 
 
 def remaining(view: View, now_seconds: float | None = None) -> Answer:
-    """Tell when the run will be done, by the mean of its last steps."""
+    """Tell when the run will be done, by the mean of its last steps, and of all validations."""
     facts, done = view.facts, view.done
     total = facts.steps if facts else done
     at = time.time() if now_seconds is None else now_seconds
@@ -111,7 +112,8 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
         return Answer("stopped", f"{done} of {total} steps are done; start it again to go on", "bad")
     seconds = view.steps["seconds"][-RECENT_STEPS:]
     mean = float(np.nanmean(seconds)) if seconds.size else (facts.predicted_seconds if facts else 0.0)
-    left = (total - done) * mean
+    validating = float(np.nansum(view.steps[f"{VALIDATION_PREFIX}seconds"])) / max(done, 1)
+    left = (total - done) * (mean + validating)
     end = time.strftime("%a %H:%M", time.localtime(at + left))
     source = "predicted" if not seconds.size else "measured"
     told = [*([view.now.at_seconds] if view.now else []), *(note["at"] for note in view.notes[-1:])]
@@ -119,7 +121,8 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
     if silent > max(SILENT_SECONDS, 5 * mean):
         news = f"nothing was told for {clock_time(silent)}"
         return Answer("silent", f"{news}; {done} of {total} steps are done", "bad")
-    return Answer(f"in {clock_time(left)}", f"{end}; step {done} of {total}, {mean:.2f} s a step ({source})")
+    rates = f"{mean:.2f} s a step" + (f", {validating:.2f} s of validation" if validating else "")
+    return Answer(f"in {clock_time(left)}", f"{end}; step {done} of {total}, {rates} ({source})")
 
 
 def thread_shares(last: LastPass) -> dict[str, float]:

@@ -68,6 +68,15 @@ def test_time_left_is_that_of_the_steps_that_are_left(tmp_path: Path) -> None:
     assert answers.remaining(view, 2000.0).short == "done"
 
 
+def test_time_left_is_that_of_validations_too(tmp_path: Path) -> None:
+    view = view_of(tmp_path, np.ones(0))
+    for n in range(1, 41):
+        validation = {} if n % 10 else {"val_loss": 1.0, "val_seconds": 60.0}
+        view.steps.add([{"step": n, "loss": 1.0, "seconds": 2.0, **validation}])
+    answer = answers.remaining(view, 1001.0)
+    assert answer.short == "in 8:00" and "2.00 s a step, 6.00 s of validation (measured)" in answer.long
+
+
 @pytest.mark.parametrize(
     ("times", "moved_bytes", "short"),
     [
