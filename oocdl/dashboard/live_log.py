@@ -79,6 +79,8 @@ class LiveLog:
         self._spent: deque[tuple[str, float, np.ndarray]] = deque(maxlen=RECENT_PASSES)
         """Recent passes that were looked at: the plan id, when the pass began, and seconds by layer."""
         self._last: StepRunning | None = None
+        self._waiting: RunStarted | None = None
+        """The beginning of a run whose steps are done: all that is shown stays, unless more comes of it."""
         self._images: Sequence[Sequence[str]] = ()
         self._pictured = float("-inf")
         """Monotonic time from which slices may be read again; at the end they are read in any case."""
@@ -109,9 +111,13 @@ class LiveLog:
 
     def _take(self, event: Event) -> None:
         match event:
+            case RunStarted() if event.done >= event.steps and (self._folder / FACTS).is_file():
+                self._waiting = event  # with nothing to do but a validation, if that
             case RunStarted():
-                self._start(event)
+                self._start(event, self._clock())
             case StepRunning():
+                if self._waiting is not None:
+                    self._start(self._waiting, event.at_seconds)
                 self._now(event)
             case StepDone():
                 self._rows.append(event.row)
@@ -143,9 +149,9 @@ class LiveLog:
                     self._now(replace(self._last, pass_number=self._last.passes, processes=done))
                 self._note("finished", f"{event.steps} steps are done", step=event.steps)
 
-    def _start(self, event: RunStarted) -> None:
+    def _start(self, event: RunStarted, now: float) -> None:
+        self._waiting = None
         self._folder.mkdir(exist_ok=True)
-        now = self._clock()
         for name in (NOW, LAST_PASS):
             (self._folder / name).unlink(missing_ok=True)
         if event.done == 0:
@@ -161,7 +167,7 @@ class LiveLog:
             self._plan, self._images, self._pictured = event.plan, facts.images, float("-inf")
         at = next((row.get("at") for row in Tail(self._folder / RESOURCES).read()), None)
         self._first = at if isinstance(at, float) else now
-        self._note("started", f"begins at step {event.done} of {event.steps}", step=event.done)
+        self._note("started", f"begins at step {event.done} of {event.steps}", step=event.done, at=now)
         for text in event.notes:
             self._note("notice", text)
 

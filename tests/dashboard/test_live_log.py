@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oocdl.dashboard import live_log
+import oocdl
+from oocdl.dashboard import answers, live_log
 from oocdl.dashboard.facts import PassFacts, RunFacts, read_facts
-from oocdl.dashboard.live_log import LiveLog
+from oocdl.dashboard.live_log import FACTS, LAST_PASS, NOW, RESOURCES, LiveLog
 from oocdl.dashboard.panels import machine_panel, words
 from oocdl.dashboard.series import Tail
 from oocdl.dashboard.view import MOST_NOTES, View
@@ -36,6 +38,8 @@ from oocdl.events import (
     WorkersChanged,
 )
 from oocdl.report.layer_facts import LayerFacts
+from tests.kit import nets
+from tests.kit.settings import QUICK
 
 
 def layer(name: str, phase: str = "forward", **more: Any) -> LayerFacts:
@@ -205,6 +209,29 @@ def test_processes_that_have_ended_do_not_count_as_what_is_there_now(
     line = re.sub("<[^>]+>", "", words._line(view))
     assert "memory 30.0 MiB" in line and "processes" not in line
     assert machine_panel._chosen(view, machine_panel.LARGEST) is view.resources["alive"]
+
+
+def test_a_finished_run_that_is_called_again_stays_as_it_is(tmp_path: Path) -> None:
+    """Its files of the page are those of its last step; only if a validation is due, they begin anew."""
+    job = nets.write_job(tmp_path)
+    quick: dict[str, Any] = {**QUICK, "engine": "numpy", "steps": 3, "workdir": tmp_path / "run"}
+    path = oocdl.fit(*job, **quick).path
+    view = View(path)
+    view.refresh()
+    files = {name: (path / "live" / name).read_bytes() for name in (FACTS, NOW, LAST_PASS, RESOURCES)}
+    answered = [answers.bottleneck(view), answers.worst_layer(view)]
+    assert "too early" not in {answer.short for answer in answered}
+    oocdl.fit(*job, **quick | {"memory": "3GiB"})
+    for seen in (view, View(path)):
+        seen.refresh()
+        assert [answers.bottleneck(seen), answers.worst_layer(seen)] == answered and seen.present
+        assert seen.ended == "finished"
+    assert {name: (path / "live" / name).read_bytes() for name in files} == files
+    with LiveLog(path) as log:
+        log(RunStarted(None, str(path), 3, 3))
+        log(look(time.time()))
+    view.refresh()
+    assert view.ended == "" and [*view.present] == ["here"] and not (path / "live" / LAST_PASS).exists()
 
 
 LINES = [b"\0" * 300, b"[1]\n", b'{"at": "1"}\n', b"{\n{}\n", b"\xff\n", b'{"at":', b"[" * 10**5 + b"\n"]
