@@ -103,8 +103,7 @@ def learning(view: View) -> Answer:
 
 def remaining(view: View, now_seconds: float | None = None) -> Answer:
     """Tell when the run will be done, by the mean of its last steps, and of all validations."""
-    facts, done = view.facts, view.done
-    total = facts.steps if facts else done
+    facts, done, total = view.facts, view.done, view.total
     at = time.time() if now_seconds is None else now_seconds
     if view.ended == "finished":
         return Answer("done", f"{done} steps are done", "good")

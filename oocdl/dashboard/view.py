@@ -241,6 +241,11 @@ class View:
         return int(self.steps["step"][-1]) if len(self.steps) else 0
 
     @property
+    def total(self) -> int:
+        """Number of steps of the run: those that were asked for, or of one that is over, that it had."""
+        return self.done if self.facts is None or self.ended == "finished" else self.facts.steps
+
+    @property
     def commit(self) -> dict[str, Any] | None:
         """The note of the last commit; None before there is one."""
         return next((note for note in reversed(self.notes) if note["kind"] == "commit"), None)

@@ -11,6 +11,7 @@ import pytest
 
 from oocdl.dashboard import answers
 from oocdl.dashboard.facts import PassFacts, RunFacts
+from oocdl.dashboard.panels import words
 from oocdl.dashboard.series import Table
 from oocdl.dashboard.view import Lane, LastPass, View
 from oocdl.report.layer_facts import LayerFacts
@@ -66,6 +67,13 @@ def test_time_left_is_that_of_the_steps_that_are_left(tmp_path: Path) -> None:
     assert answers.remaining(view, 2000.0).short == "silent"
     view.notes.append({"kind": "finished", "at": 1002.0, "text": ""})
     assert answers.remaining(view, 2000.0).short == "done"
+
+
+def test_a_run_that_ended_early_is_shown_as_whole(tmp_path: Path) -> None:
+    view = view_of(tmp_path, np.ones(16))
+    assert "width:16.00%" in words._progress(view) and "<b>16 of 100</b>" in words._line(view)
+    view.notes.append({"kind": "finished", "at": 1002.0, "text": ""})
+    assert "width:100.00%" in words._progress(view) and "<b>16 of 16</b>" in words._line(view)
 
 
 def test_time_left_is_that_of_validations_too(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def _card(asked: str, answer: Answer) -> str:
 
 def _progress(view: View) -> str:
     done = float(view.done)
-    total = view.facts.steps if view.facts else 0
+    total = view.total if view.facts else 0
     if view.now is not None and view.now.step > done:
         done += (view.now.pass_number - 1 + view.done_share()) / view.now.passes
     share = min(done / total, 1.0) if total else 0.0
@@ -80,7 +80,7 @@ def _line(view: View) -> str:
     steps, facts = view.steps, view.facts
     words: list[tuple[str, str]] = []
     if facts is not None:
-        words.append(("step", f"{view.done} of {facts.steps}"))
+        words.append(("step", f"{view.done} of {view.total}"))
     if len(steps):
         words.append(("loss", f"{steps['loss'][-1]:.4g}"))
         words.append(("learning rate", f"{steps['lr'][-1]:.3g}"))
