@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from oocdl.dashboard.panels.pictures import Pictures
 from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, read_whole, unpacked
 from oocdl.dashboard.view import View
 from oocdl.errors import DatasetError
+from oocdl.losses import CrossEntropy, Dice, Focal
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
 from tests.kit import nets, settings
 
@@ -146,3 +148,42 @@ def test_a_sample_is_predicted_without_keep(run: oocdl.Run, job: tuple[Path, Pat
         for n, dice in zip(found["classes"], found["dice"], strict=True):
             both = ((meant == n) & (found["labels"] == n)).sum()
             assert dice == pytest.approx(2 * both / ((meant == n).sum() + (found["labels"] == n).sum()))
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [(CrossEntropy(ignore_index=255), 255), (Dice(ignore_index=7), 7), ("dice_ce", -100), (Focal(), None)],
+)
+def test_labels_that_the_loss_ignores_are_in_no_dice_of_the_page(
+    tmp_path: Path, loss: Any, ignored: int | None
+) -> None:
+    arrays = nets.volumes(2, 8)
+    labels = arrays["y"].astype(np.int64)
+    if ignored is not None:
+        labels[:, :4] = ignored
+    data = nets.write_data(tmp_path / "data.zarr", {"x": arrays["x"], "y": labels})
+    made = oocdl.fit(nets.write_conv(tmp_path / "net.onnx"), data, **QUICK | {"loss": loss})
+    predict(made.path, 0, tmp_path / "found.npz")
+    with np.load(tmp_path / "found.npz") as found:
+        dice = dict(zip(found["classes"].tolist(), found["dice"].tolist(), strict=True))
+    meant = made.evaluate({"x": arrays["x"][:1], "y": labels[:1]}, metrics="dice")
+    assert dice == pytest.approx({n: meant[f"dice/{n}"] for n in (0, 1) if np.isfinite(meant[f"dice/{n}"])})
+
+
+def test_the_page_names_the_version_that_it_has_predicted_by(job: tuple[Path, Path], tmp_path: Path) -> None:
+    data = nets.volumes(3, 8)
+    data["y"][2] = 1 - data["y"][2]  # what is held out is the contrary
+    stop = oocdl.callbacks.EarlyStopping("val_loss", patience=2)
+    path = nets.write_data(tmp_path / "data.zarr", data)
+    quick = QUICK | {"steps": 30, "lr": 0.05, "validation": [2], "callbacks": [stop]}
+    made = oocdl.fit(job[0], path, workdir=tmp_path / "run", **quick)
+    (best,) = made.checkpoints
+    assert best < made.steps
+    view, panel, out = View(made.path), Pictures(), tmp_path / "found.npz"
+    view.refresh()
+    panel.update(view)
+    predict(made.path, 0, out)
+    with subprocess.Popen(["true"], stderr=subprocess.PIPE) as ended:
+        ended.wait()
+        panel._predicted(out, ended)
+    assert f"by the weights of step {best}, the best by its validation" in panel._words.text

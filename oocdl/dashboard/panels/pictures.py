@@ -211,8 +211,8 @@ class Pictures(Panel):
             dice = dict(zip(arrays["classes"].tolist(), arrays["dice"].tolist(), strict=True))
             self._planes.show(self._sample, arrays["labels"].astype(np.float32), dice)
             self._words.text = style.text(
-                f"{arrays['name']} of sample {self._sample.sample}, by the weights of the last commit; "
-                "Dice is of all voxels"
+                f"{arrays['name']} of sample {self._sample.sample}, by the weights of {arrays['version']}; "
+                "Dice is of all voxels whose label counts"
             )
 
 
