@@ -51,7 +51,7 @@ def predict(run: Path, number: int, out: Path) -> None:
             if axes is not None:
                 target, ignored = _target_of(facts, dataset, number, axes), _ignored(made, str(name), array)
                 labels, dice = _classes(array, target, number, ignored)
-                told = {"name": str(name), "version": _version(run)}
+                told: dict[str, Any] = {"name": str(name), "version": _version(run)}
                 np.savez(out, labels=labels, classes=list(dice), dice=list(dice.values()), **told)
                 return
     raise InputError("the network predicts no image and no volume")
