@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import io
 import os
 import sys
 import traceback
@@ -106,6 +107,7 @@ def run_files(paths: Sequence[Path]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    _open_streams()
     warnings.formatwarning = lambda message, *_, **__: f"oocdl: {message}\n"
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
@@ -116,6 +118,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError:  # it was said; Python would say it once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Give a stream that is closed a place to write to, and stdout a sign for what its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, os.fdopen(null, "w", errors="replace"))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def run_command(arguments: Sequence[str], debug: bool) -> int:

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,29 @@ def test_a_full_disk_under_the_output_is_one_line() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == ResourceError.exit_code
     assert done.stderr.startswith("oocdl: no space left for the output") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("closed", "out"), [(">&-", 0), (">&- 2>&-", 0), ("2>&-", 1)])
+def test_output_that_is_closed_is_no_error(closed: str, out: int) -> None:
+    command = f"{shlex.quote(sys.executable)} -m oocdl --version {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"oocdl {oocdl.__version__}\n" * out, "")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("latin-1", ("plan", "net.onnx", "data.zarr", "--engine", "numpy", *TINY)),
+        ("ascii", ("info", "net.onnx")),
+    ],
+)
+def test_a_table_is_shown_in_an_encoding_that_lacks_its_signs(
+    folder: Path, encoding: str, words: tuple[str, ...]
+) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(Path(oocdl.__file__).parents[1])}
+    command = [sys.executable, "-m", "oocdl", *words]
+    done = subprocess.run(command, capture_output=True, env=env, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, b"") and b"net.onnx" in done.stdout
 
 
 def test_a_disk_error_is_no_internal_error(
