@@ -11,13 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import h5py
 import numpy as np
 import onnx
 import pytest
 import zarr
 
 import oocdl
-from oocdl.errors import DatasetError, StoreError
+from oocdl.errors import DatasetError, InputError, StoreError
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.prediction import predictions
@@ -236,3 +237,28 @@ def test_earlier_predictions_are_replaced_and_nothing_else(run: oocdl.Run, tmp_p
         with pytest.raises(StoreError, match="is there already and no earlier prediction"):
             run.predict(data, place)
     assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_what_predict_reads_is_not_replaced(run: oocdl.Run, tmp_path: Path) -> None:
+    """An earlier prediction may hold the dataset, by whatever path, or the run."""
+    data, earlier, link = (tmp_path / f"{name}.zarr" for name in ("data", "earlier", "link"))
+    run.predict(data, earlier)
+    link.symlink_to(earlier)
+    inner = shutil.copytree(data, earlier / "data.zarr")
+    group = zarr.open_group(earlier, path="data.zarr", mode="r")
+
+    def refuse(reader: oocdl.Run, place: Any, **options: Any) -> None:
+        before = sorted(earlier.rglob("*"))
+        with pytest.raises(InputError, match="earlier.zarr has .*, which predict reads; choose another"):
+            reader.predict(place, earlier, **options)
+        assert sorted(earlier.rglob("*")) == before
+
+    refuse(run, earlier, inputs={"x": "data.zarr/x"})
+    for place in (inner, link / "data.zarr", f"file://{inner}", group):
+        refuse(run, place)
+    with h5py.File(earlier / "data.h5", "w") as file:
+        file["x"] = nets.vectors()["x"]
+    refuse(run, earlier / "data.h5")
+    refuse(oocdl.open(shutil.copytree(run.path, earlier / "run")), data)
+    for _ in range(2):  # beside the arrays that are read
+        run.predict(data, data / "predicted")

@@ -6,11 +6,13 @@ import hashlib
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
+
+from zarr.storage import LocalStore, ZipStore
 
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings, make_settings
@@ -165,6 +167,19 @@ class Inference:
         first, *others = (one.facts() for one in self.networks)
         mean = {"others": others, "mirror": self.means["mirror"]} if self.is_mean else {}
         return {**first, **mean, "numerics": plans}
+
+    def reads(self) -> Iterator[Path]:
+        """Yield the runs, their models, and arrays and files of the dataset, as far as they are local."""
+        for one in self.networks:
+            yield from (one.store.path, one.model.path)
+            spec = one.sized.dataset.spec
+            source: Any = spec.source
+            if isinstance(source, LocalStore | ZipStore):
+                source = str(source.root if isinstance(source, LocalStore) else source.path)
+            if isinstance(source, str) and "://" not in (place := source.removeprefix("file://")):
+                # An array that is a folder; else all of it: a file, or samples that are groups.
+                found = [path for name in spec.names if (path := Path(place, spec.group, name)).exists()]
+                yield from found if len(found) == len(spec.names) else [Path(place)]
 
     def _read(self, name: str, region: Region, out: Array) -> Array:
         """Read a weight of a network."""

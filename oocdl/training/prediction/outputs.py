@@ -155,7 +155,7 @@ def _run(
             name: its if _is_like(inference, outputs, row) else {}  # else they lie elsewhere in space
             for row, (name, its) in enumerate(inference.samples.items())
         }
-        made = Predictions(target, outputs, inference.facts(), samples)
+        made = Predictions(target, outputs, inference.facts(), samples, inference.reads())
     labels = {one.name: ClassLabels(one.sample_shape[0], target) for one in logits}
     names, lock = {one.name for one in outputs}, threading.Lock()
 

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import zarr
 
 from oocdl.data.new_group import group_attributes
-from oocdl.errors import CorruptError, ModelWarning, StoreError, printable
+from oocdl.errors import CorruptError, InputError, ModelWarning, StoreError, printable
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes
@@ -97,8 +97,9 @@ class Predictions:
     """Arrays by output, in a group that is made, or gone on with if it was begun with the same ``facts``.
 
     ``done`` has the samples that need not be computed again. ``samples`` are the names and attributes of
-    samples that have a group each. Raises StoreError if something else is in ``path``, or it cannot be
-    written.
+    samples that have a group each. ``reads`` are files and folders that the predictions are made of.
+    Raises StoreError if something else than a prediction is in ``path``, or it cannot be written;
+    InputError if one of ``reads`` would be replaced.
     """
 
     def __init__(
@@ -107,7 +108,9 @@ class Predictions:
         outputs: Sequence[Output],
         facts: Mapping[str, Any],
         samples: Mapping[str, Attributes],
+        reads: Iterable[Path],
     ) -> None:
+        self._reads = reads
         self.path, self._samples = path, {array_name(name): its for name, its in samples.items()}
         self._mark = {MARK: {KIND: PREDICTIONS, "samples": list(self._samples)}} if samples else USUAL
         asked = json.dumps([dict(facts), [asdict(output) for output in outputs]], sort_keys=True)
@@ -167,6 +170,9 @@ class Predictions:
                 raise StoreError(
                     f"{self.path} is there already and no earlier prediction; choose another place"
                 )
+            for place in self._reads:
+                if place.resolve().is_relative_to(self.path.resolve()):
+                    raise InputError(f"{self.path} has {place}, which predict reads; choose another place")
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True)
         write_text(self.path / "zarr.json", group_json({**self._mark, UNFINISHED: self._facts}))
