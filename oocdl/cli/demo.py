@@ -39,6 +39,8 @@ COLORS = np.array([[0, 0, 0], [0, 114, 178], [240, 228, 66], [213, 94, 0]], np.f
 TRAINING_VOLUMES, UNSEEN_VOLUMES = 4, 2
 LEVELS = 2
 """Number of times the U-Net halves the volume."""
+MARK = ".oocdl-demo"
+"""File in a folder that the demo has made: what is there is the demo's, and is made anew."""
 
 
 def run_demo(folder: Path, size: int, steps: int, memory: str, engine: str) -> None:
@@ -86,9 +88,10 @@ def run_demo(folder: Path, size: int, steps: int, memory: str, engine: str) -> N
 
 def _fresh(root: Path) -> Path:
     """Make the demo's folder; InputError if it holds anything but an earlier demo."""
-    if root.is_dir() and any(root.iterdir()) and not (root / "unet.onnx").is_file():
+    if root.is_dir() and any(root.iterdir()) and not (root / MARK).is_file():
         raise InputError(f"{root} is not empty, and not a folder of this demo; choose another with --folder")
     root.mkdir(parents=True, exist_ok=True)
+    (root / MARK).touch()
     return root
 
 

@@ -527,9 +527,12 @@ def test_the_demo_needs_no_framework(tmp_path: Path) -> None:
 
 
 def test_the_demo_leaves_a_folder_of_others_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "thesis.txt").write_text("all of it")
-    code, line = refused(capsys, "demo", "--folder", tmp_path)
-    assert code == InputError.exit_code and "--folder" in line
+    for mine in ("thesis.txt", "unet.onnx"):
+        (tmp_path / mine).write_text("all of it")
+        code, line = refused(capsys, "demo", "--folder", tmp_path)
+        assert code == InputError.exit_code and "--folder" in line
+        assert [(tmp_path / mine).read_text() for mine in os.listdir(tmp_path)] == ["all of it"]
+        (tmp_path / mine).unlink()
     code, line = refused(capsys, "demo", "--folder", tmp_path / "new", "--size", "50")
     assert code == InputError.exit_code and "multiple of 4" in line
     assert not (tmp_path / "new").exists()
