@@ -51,9 +51,19 @@ app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 class Outcome:
     """Knows what a run has committed. A listener."""
 
+    restarted: Path | None = None
+    """The run directory, of which an earlier run is to be removed."""
     workdir: str | None = None
     """The run directory; None: no run was begun or taken up."""
     done: int = 0
+
+    def __post_init__(self) -> None:
+        self._earlier = self._files()
+
+    def _files(self) -> list[tuple[int, int]]:
+        """The files without which the earlier run is gone, as far as they are there, each as it is now."""
+        paths = [] if self.restarted is None else [self.restarted / name for name in ("run.json", "CURRENT")]
+        return [((its := path.stat()).st_ino, its.st_mtime_ns) for path in paths if path.is_file()]
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -63,10 +73,13 @@ class Outcome:
                 self.done = step
 
     def __str__(self) -> str:
+        if self.workdir is None and self._earlier not in ([], self._files()):
+            return f"the old run in {self.restarted} was removed, no step of the new one is committed"
         if self.workdir is None:
             return f"no step was done, {UNCHANGED}"
         are = "is" if self.done == 1 else "are"
-        return f"{counted(self.done, 'step')} {are} committed in {self.workdir}; the same command goes on"
+        command = "the same command" if self.restarted is None else "the same command without --restart"
+        return f"{counted(self.done, 'step')} {are} committed in {self.workdir}; {command} goes on"
 
 
 @app.command()
@@ -107,7 +120,7 @@ def fit(
         raise InputError("fit takes a model and a dataset; only --preset takes one folder")
     options = arguments_for(FIT, {**given, "model": model, "dataset": dataset}) | call_options(given)
     options |= {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
-    outcome = Outcome()
+    outcome = Outcome((options.get("workdir") or model.with_suffix(".run")) if restart else None)
     listeners: list[Listener] = [outcome, *acting(given), *logs(log)]
     with ending(lambda: str(outcome)), workers(given) as client:
         run = fit_run(**options, client=client, callbacks=listeners)

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -250,6 +251,37 @@ def test_ctrl_c_says_what_is_true(
             f"oocdl: interrupted; {out} is unfinished, the same command goes on\n"
         )
     assert run(capsys, "predict", work, data, out)[0] == 0
+
+
+REMOVED = "the old run in {} was removed, no step of the new one is committed"
+STOPPED_AS_IT_RESTARTS = {
+    "trainer.job_of": "no step was done, nothing was changed",
+    "trainer.prepared": REMOVED,
+    "loop.Trainer._step": "0 steps are committed in {}; the same command without --restart goes on",
+}
+
+
+@pytest.mark.parametrize("place", STOPPED_AS_IT_RESTARTS)
+def test_ctrl_c_says_whether_the_run_before_a_restart_is_there(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+) -> None:
+    net = Path(shutil.copy(folder / "net.onnx", tmp_path))
+    work = shutil.copytree(folder / "net.run", tmp_path / "net.run")
+    (tmp_path / "restart.toml").write_text("restart = true\n")
+
+    def stop(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"oocdl.training.{place}", stop)
+    again = *TINY, "--no-progress", "--config", tmp_path / "restart.toml"
+    code, _, err = run(capsys, "fit", net, folder / "data.zarr", *again)
+    told = STOPPED_AS_IT_RESTARTS[place].format(work)
+    assert (code, err) == (130, f"oocdl: interrupted; {told}\n")
+    assert oocdl.open(work).steps == (3 if "nothing was changed" in told else 0)
 
 
 def read_from(terminal: int) -> bytes:
