@@ -49,6 +49,7 @@ from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.job import Job
 from oocdl.training.metric_values import NOTES, Gathered, Notes, mean_losses, metric_values
+from oocdl.training.resume import noted_settings
 from oocdl.training.signals import Signals, reason_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.compiled = self.plan.kinds
-        self.course = self.job.course
+        self.course, self.settings = self.job.course, self.job.settings.stored()
         self.total = self.course.total_steps
         """Steps of the run, unless a listener stops it."""
         self.gathered = Gathered(self.compiled)
@@ -116,7 +117,7 @@ class Trainer:
         started = time.monotonic()
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
-        self.committed = done
+        self.begun = self.committed = done
         self.total = max(done, self.course.total_steps)
         trace = StepTrace(self.trace, done, self.total, self.plan.layer_names)
         try:
@@ -350,12 +351,10 @@ class Trainer:
 
     def _meta(self, step: int) -> dict[str, Any]:
         """Return the metadata of a commit."""
-        facts = {"due": self.due, "checkpoints": self._kept_steps() or None, "restored": self.restored}
-        return {
-            "step": step,
-            "steps": self.total,
-            **{name: fact for name, fact in facts.items() if fact is not None},
-        }
+        facts: dict[str, Any] = {"step": step, "steps": self.total, "due": self.due}
+        facts |= {"restored": self.restored, "checkpoints": self._kept_steps() or None}
+        facts["settings"] = noted_settings(self.store, self.settings if step > self.begun else None)
+        return {name: fact for name, fact in facts.items() if fact is not None}
 
     def _commit_done(self, session: Held) -> None:
         # A commit that a second signal has broken off is not tried again.

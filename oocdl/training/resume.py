@@ -1,7 +1,8 @@
 """Decides whether a run may go on: compares it with what began it, and keeps its plan and its settings.
 
 Facts of the run (model, data, loss, ...) stand in ``run.json`` and never change. Facts of its plan
-(engine, cuts, ...) stand in ``plan.json``; ``replan`` may change them, and with them rounding.
+(engine, cuts, ...) stand in ``plan.json``; ``replan`` may change them, and with them rounding. Settings stand
+in ``run.json``, too, as they were at first; a commit of steps that were done with others has these.
 """
 
 from __future__ import annotations
@@ -272,10 +273,24 @@ class Noted:
         return known[step]
 
 
+def noted_settings(store: RunStore, settings: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
+    """Return what a commit notes of ``settings``: nothing of those that ``run.json`` has.
+
+    Without settings, as no step was done with them, it is what the version before has noted.
+    """
+    if settings is not None:
+        return settings if settings != store.meta["settings"] else None
+    manifest = store.current()
+    return None if manifest is None else manifest.meta.get("settings")
+
+
 def settings_of(store: RunStore, names: Collection[str] = OF_PREDICTIONS) -> Settings:
-    """Make the settings of a run, of others than ``names`` the defaults. Raises CorruptError for bad data."""
+    """Make the settings of a run, of others than ``names`` the defaults. Raises CorruptError for bad data.
+
+    They are those that the last step of the version was done with.
+    """
     with understood(store.path):
-        data = store.meta["settings"]
+        data = noted_settings(store) or store.meta["settings"]
         heads = data["loss"].get("heads")
         asis = BY_NAME if heads is None else (*BY_NAME, "loss")
         held = {name: data[name] for name in ALL if name in names and name in data}

@@ -15,11 +15,15 @@ import zarr
 import oocdl
 from oocdl.cli.info import info_of
 from oocdl.errors import DatasetError, InputError
+from oocdl.events import RunStarted, Stop
 from oocdl.losses import CrossEntropy
 from oocdl.ops.optimizers import KNOWN, OPTIMIZERS
 from oocdl.optim import SGD, Adam, Cosine, Then, WarmUp, register
 from oocdl.report.tables import text_of
 from oocdl.report.units import size_text
+from oocdl.storage.run.manifest import Manifest
+from oocdl.storage.run.run_store import RunStore
+from oocdl.training.prediction.inference import Inference
 from oocdl.training.resume import numerics_of
 from tests.kit import nets
 from tests.kit.settings import QUICK
@@ -35,6 +39,12 @@ def fit(tmp_path: Path) -> Callable[..., oocdl.Run]:
     return call
 
 
+def manifest_of(run: oocdl.Run) -> Manifest:
+    manifest = RunStore.open(run.path).current()
+    assert manifest is not None
+    return manifest
+
+
 RATES = (0.1, Cosine(0.1, 9), WarmUp(Cosine(0.01), 3), Then(Cosine(0.1, 2), 2, 0.01))
 
 
@@ -48,6 +58,30 @@ def test_settings_are_those_of_the_training(fit: Callable[..., oocdl.Run], lr: A
     trained = fit(**options).plan.settings
     assert oocdl.open(fit(**options).path).settings == trained
     assert not isinstance(lr, float) or oocdl.open(fit(**{**options, "steps": 7}).path).settings.steps == 7
+
+
+def test_settings_are_those_of_the_last_steps(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
+    """Those of a call that does no step, or is stopped before one, are not the run's."""
+    first: dict[str, Any] = {"memory": "2GiB", "threads": 1, "optimizer": "sgd", "lr": 0.1}
+    other = {**first, "memory": "1GiB", "threads": 2, "engine": "numpy", "replan": True}
+    begun = fit(**first, steps=2)
+    assert "settings" not in manifest_of(begun).meta
+
+    def stop(event: Any) -> None:
+        if isinstance(event, RunStarted):
+            raise Stop("at once")
+
+    before = manifest_of(begun).meta
+    for steps, callbacks in ((2, ()), (5, (stop,))):
+        fit(**{**other, "steps": steps, "callbacks": callbacks})
+        assert manifest_of(begun).meta == before and begun.settings == begun.plan.settings
+    trained = fit(**{**other, "lr": Then(0.1, 2, 0.01), "steps": 4})
+    opened = oocdl.open(trained.path)
+    assert opened.settings == begun.settings == trained.plan.settings
+    assert (opened.settings.engine, opened.plan.machine.engine) == ("numpy", "numpy")
+    inference = Inference([RunStore.open(opened.path)], tmp_path / "data.zarr", None, 1, None, None)
+    assert (inference.machine.engine, inference.settings.memory_bytes) == ("numpy", 1 << 30)
+    assert fit(**{**first, "replan": True, "lr": Then(0.1, 2, 0.01), "steps": 5}).settings.threads == 1
 
 
 @pytest.mark.parametrize("called", ["array", "x", "kind"])
