@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
+import numpy as np
+
 from oocdl.config import make_settings, parse_bytes
+from oocdl.config.option_checks import shown, whole
 from oocdl.config.options import SimulateOptions
 from oocdl.errors import InputError
 from oocdl.planning.calibrate import known_rates
@@ -78,8 +81,10 @@ def simulate(
     >>> print(oocdl.simulate("unet.onnx", "brain.zarr", hosts=[1, 4], memory="60GB"))  # doctest: +SKIP
     """
     settings = make_settings(**options, threads=cores)
-    if not hosts or any(type(count) is not int or count < 1 for count in hosts):
-        raise InputError(f"hosts must be whole numbers of at least 1, got {list(hosts)}")
+    counts = list(hosts) if np.iterable(hosts) else []
+    counts = [whole("each number of hosts", count) for count in counts]
+    if not counts:
+        raise InputError(f"hosts takes a list of numbers of hosts, such as [1, 4], got {shown(hosts)}")
     with planned_file(model, dataset, settings, AS_IT_IS) as (path, data):
         job = job_of(path, data, settings)
         rates = rates or known_rates(job.machine.engine)
@@ -88,7 +93,7 @@ def simulate(
             speed = parse_rate("disk_rate", disk_rate)
             rates = replace(rates, disk_read_bytes_per_second=speed, disk_write_bytes_per_second=speed)
         speed = parse_rate("network", network)
-        found = {count: _simulated(job, count, speed, rates, weak) for count in dict.fromkeys(hosts)}
+        found = {count: _simulated(job, count, speed, rates, weak) for count in dict.fromkeys(counts)}
     size = job.settings.batch_size
     first = next(iter(found.values()))
     base = (size * (first.hosts if weak else 1)) / first.seconds / first.hosts

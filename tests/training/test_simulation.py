@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 from PIL import Image
@@ -53,6 +54,10 @@ def test_hosts_without_work_are_told(files: tuple[Path, Path]) -> None:
     assert "at work" not in str(scaling(files, hosts=[1]))
 
 
+def test_numbers_of_hosts_may_be_those_of_numpy(files: tuple[Path, Path]) -> None:
+    assert [row.hosts for row in scaling(files, hosts=np.array([2, 1])).rows] == [2, 1]
+
+
 def test_a_slower_network_limits(files: tuple[Path, Path]) -> None:
     cut = {"hosts": [2], "parallel": {"space": [2]}}
     fast, slow = (scaling(files, network=rate, **cut).rows[0] for rate in ("10Gbit", "1Mbit"))
@@ -93,6 +98,12 @@ def test_the_table_fits_a_terminal_and_the_picture_is_drawn(
     [
         ({"hosts": [0]}, "hosts"),
         ({"hosts": []}, "hosts"),
+        ({"hosts": 4}, r"hosts takes a list of numbers of hosts, such as \[1, 4\], got 4"),
+        ({"hosts": np.array(4)}, "hosts"),
+        ({"hosts": "1,2"}, "hosts"),
+        ({"hosts": [True]}, "hosts"),
+        ({"hosts": [[1], [1, 2]]}, "hosts"),
+        ({"hosts": np.array([0.5])}, "hosts"),
         ({"threads": 2}, "cores"),
         ({"accumulate": 2}, "accumulate"),
         ({"network": "fast"}, "network"),
