@@ -163,11 +163,17 @@ class Builder:
         return name
 
     def constant(self, data: Any, dtype: str | None = None, stem: str = "const") -> str:
-        """Add a constant; returns its name. Python floats become float32 unless ``dtype`` says otherwise."""
-        array = np.asarray(data)
-        if dtype is None and array.dtype == np.float64 and not isinstance(data, np.ndarray):
+        """Add a constant; returns its name. Python floats become float32 unless ``dtype`` says otherwise.
+
+        Raises ModelError for one number that a dtype of whole numbers cannot hold.
+        """
+        given = np.asarray(data)
+        if dtype is None and given.dtype == np.float64 and not isinstance(data, np.ndarray):
             dtype = "float32"
-        array = np.ascontiguousarray(array, dtype=dtype).reshape(array.shape)
+        with np.errstate(invalid="ignore"):  # what is no number becomes some number, and is refused
+            array = np.ascontiguousarray(given, dtype=dtype).reshape(given.shape)
+        if not array.ndim and array.dtype.kind in "iu" and array.item() != given.item():
+            raise ModelError(f"{given.item()} is no number of {array.dtype}, the type of its operand")
         name = self.unique(self.scope + stem)
         self.values[name] = Value(name, array.shape, array.dtype.name, Role.CONSTANT)
         self.constants[name] = array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
+from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.lower.arithmetic import of_rules
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
+from oocdl.testing import run_graph
 from tests.kit.lowered import model_of
 from tests.kit.onnx_kit import run
 from tests.kit.op_cases import CASES
@@ -78,6 +81,36 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
     "resize-10": ("Resize", (1, 2, 5, 6), {"s": np.array([1, 1, 2, 3], F)}, {"mode": "nearest", "opset": 10}),
     "upsample": ("Upsample", (1, 2, 5, 6), {"s": np.array([1, 1, 2, 3], F)}, {"mode": "nearest", "opset": 9}),
 }  # fmt: skip
+
+
+SPANNED = np.array([[-10, -3, 4], [11, 2**53 + 1, np.iinfo(np.int64).min]])
+SIGNED = np.array([[-2, -1, 0], [1, 2, 3]], F)
+AS_WRITTEN: dict[str, tuple[str, np.ndarray[Any, Any], dict[str, Any], dict[str, Any]]] = {
+    "clip-whole": ("Clip", SPANNED, {"low": np.array(0), "high": np.array(np.iinfo(np.int64).max)}, {}),
+    "clip-odd": ("Clip", SPANNED, {"low": np.array(2**53 + 1)}, {}),
+}  # fmt: skip
+"""Operator, operand, what the file has, and attributes of nodes that are the reference's on every engine."""
+
+
+@pytest.mark.parametrize("engine", ["torch", "numpy", "onnxruntime"])
+@pytest.mark.parametrize("form", AS_WRITTEN)
+def test_a_form_is_the_references_on_every_engine(form: str, engine: str, tmp_path: Path) -> None:
+    op, x, known, given = AS_WRITTEN[form]
+    attrs = dict(given)
+    opset = attrs.pop("opset", 18)
+    node = helper.make_node(op, ["x", *known], ["y"], name="n", **attrs)
+    model = model_of([node], {"x": x}, ["y"], known, opset=opset)
+    onnx.save(model, tmp_path / "one.onnx")
+    imported = inspect_onnx(tmp_path / "one.onnx").bind(RULES)
+    values = {
+        name: replace(value, role=Role.WEIGHT) if value.role is Role.INPUT else value
+        for name, value in imported.graph.values.items()
+    }
+    [(_, result)] = imported.outputs
+    found = run_graph(replace(imported.graph, values=values), RULES, {"x": x}, engine=engine).outputs[result]
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=0 if x.dtype == np.int64 else 1e-6)
 
 
 @pytest.mark.parametrize("op", sorted(op for op in of_rules(RULES) if "::" in op))

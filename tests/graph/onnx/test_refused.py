@@ -63,6 +63,7 @@ WRONG: list[Case] = [
     ),
     ("NegativeLogLikelihoodLoss", LABELS, {}, {},
      r"labels \[4, 6\] are not those of scores \[4, 3, 5\]"),
+    ("Shrink", {"x": AT([1, 2])}, {}, {"lambd": 0.5}, "-0.5 is no number of int64"),
 ]  # fmt: skip
 
 

@@ -178,9 +178,9 @@ def _clip(ctx: Context) -> Sequence[Operand]:
     x = ctx.value(0)
     for index, (op, name) in enumerate((("Max", "min"), ("Min", "max")), start=1):
         known = ctx.known(index)
-        bound = ctx.attr(name) if known is None else known.reshape(-1)[0]
+        bound = ctx.attr(name) if known is None else known.reshape(-1)[0].item()
         if bound is not None:
-            x = ctx.make(op, x, ctx.number(float(bound), x), bound=True)
+            x = ctx.make(op, x, ctx.number(bound, x), bound=True)
     return [x]
 
 
