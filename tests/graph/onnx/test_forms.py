@@ -88,6 +88,9 @@ SIGNED = np.array([[-2, -1, 0], [1, 2, 3]], F)
 AS_WRITTEN: dict[str, tuple[str, np.ndarray[Any, Any], dict[str, Any], dict[str, Any]]] = {
     "clip-whole": ("Clip", SPANNED, {"low": np.array(0), "high": np.array(np.iinfo(np.int64).max)}, {}),
     "clip-odd": ("Clip", SPANNED, {"low": np.array(2**53 + 1)}, {}),
+    "mean-whole": ("ReduceMean", SPANNED[:, :2], {}, {"axes": [1], "opset": 13}),
+    "mean-of-all": ("ReduceMean", SPANNED[:, :2], {}, {"axes": [0, 1], "keepdims": 0, "opset": 13}),
+    "relu-whole": ("Relu", SPANNED, {}, {}),
 }  # fmt: skip
 """Operator, operand, what the file has, and attributes of nodes that are the reference's on every engine."""
 

@@ -48,6 +48,7 @@ UNSUPPORTED: list[Case] = [
     ("NonZero", {"x": ROWS}, {}, {}, r"NonZero of values .* its shape depends on data"),
     ("Unique", {"x": ROWS}, {}, {}, "Unique: its shape depends on data"),
     ("ScatterND", SCATTERED, {}, {"reduction": "mul"}, "mul of 1 updates into 3"),
+    ("ReduceL2", {"x": AT([1, 2])}, {}, {}, "whole numbers; cast them to float"),
     ("Attention", HEADS, {}, {"softcap": 2.0}, "a softcap"),
     ("Attention", HEADS, {"m": np.zeros((3, 2))}, {}, "a mask of 2 of 3 keys"),
 ]  # fmt: skip

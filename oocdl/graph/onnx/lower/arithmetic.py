@@ -121,7 +121,13 @@ def _shrink(ctx: Context, x: str, *, lambd: float = 0.5, bias: float = 0.0) -> s
     return ctx.make("Where", _above(ctx, x, lambd), ctx.make("Sub", x, by), low)
 
 
+def _relu(ctx: Context, x: str) -> str:
+    """``x`` where it is positive, else 0; the formula of Relu is one of floats."""
+    return ctx.make("Relu", x) if _is_float(ctx, x) else ctx.make("Max", x, ctx.number(0, x))
+
+
 FORMULAS: Mapping[str, Callable[..., str]] = {
+    "Relu": _relu,
     "Sum": lambda c, *values: _chain(c, "Add", *values),
     "Mean": _mean,
     "Ceil": lambda c, x: c.make("Neg", c.make("Floor", c.make("Neg", x))),

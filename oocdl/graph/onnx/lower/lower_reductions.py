@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import normalize_axes
+from oocdl.graph.ir.graph import is_float, normalize_axes
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
@@ -100,11 +100,14 @@ def _reduce(ctx: Context) -> Sequence[Operand]:
     x, axes, op = ctx.value(0), _axes(ctx), ctx.node.op.removeprefix("Reduce")
     if not axes and ctx.attr("noop_with_empty_axes", 0):
         return [x]
-    shape = ctx.build.shape(x)
+    shape, whole = ctx.build.shape(x), not is_float(ctx.build.dtype(x))
+    if whole and op in ("L2", "LogSum", "LogSumExp"):
+        ctx.refuse("whole numbers; cast them to float before it")
     source = ctx.make("Mul", x, x) if op in ("SumSquare", "L2") else ctx.make("Abs", x) if op == "L1" else x
     y = ctx.make("LogSumExp" if op == "LogSumExp" else "ReduceSum", source, axes=axes)
     if op == "Mean":
-        y = ctx.make("Mul", y, ctx.number(1 / prod(shape[axis] for axis in axes), y))
+        count = prod(shape[axis] for axis in axes)
+        y = ctx.make(*(("Div", y, ctx.number(count, y)) if whole else ("Mul", y, ctx.number(1 / count, y))))
     elif op == "L2":
         y = root(ctx, y)
     elif op == "LogSum":
