@@ -256,7 +256,7 @@ def _trilu(node: OnnxNode, data: Array, diagonal: Array | None = None) -> Sequen
 
 def _reduction(function: Callable[..., Any]) -> Fold:
     def run(node: OnnxNode, data: Array, given: Array | None = None) -> Sequence[Array]:
-        axes = ints(node, "axes", given)
+        axes = ints(node, "axes", given) or None
         if axes is None and node.attrs.get("noop_with_empty_axes"):
             return [data]
         keep = bool(node.attrs.get("keepdims", 1))

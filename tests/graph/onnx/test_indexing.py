@@ -178,6 +178,14 @@ def test_extremes_of_any_number_of_operands_are_folded() -> None:
             np.testing.assert_array_equal(found, function(arrays, axis=0))
 
 
+@pytest.mark.parametrize(("noop", "wanted"), [(0, 21), (1, [[1, 2, 3], [4, 5, 6]])])
+def test_a_folded_reduction_over_no_axes_is_over_all(noop: int, wanted: Any) -> None:
+    data, axes = np.arange(1, 7).reshape(2, 3), np.array([], np.int64)
+    attrs = {"keepdims": 0, "noop_with_empty_axes": noop}
+    (found,) = fold(OnnxNode("n", "ReduceSum", ("x", "axes"), ("y",), attrs), [data, axes])
+    np.testing.assert_array_equal(found, wanted)
+
+
 def test_the_gradient_of_equal_updates_is_scatter_reduces(tmp_path: Path) -> None:
     x, u = np.ones((2, 3)), np.array([[1.0, 1.0, 0.5], [1.0, 0.0, 2.0]])
     given = {"x": x, "u": u}
