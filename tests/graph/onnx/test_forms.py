@@ -90,6 +90,8 @@ AS_WRITTEN: dict[str, tuple[str, np.ndarray[Any, Any], dict[str, Any], dict[str,
     "clip-odd": ("Clip", SPANNED, {"low": np.array(2**53 + 1)}, {}),
     "mean-whole": ("ReduceMean", SPANNED[:, :2], {}, {"axes": [1], "opset": 13}),
     "mean-of-all": ("ReduceMean", SPANNED[:, :2], {}, {"axes": [0, 1], "keepdims": 0, "opset": 13}),
+    "pow-axes": ("Pow", SIGNED, {"e": np.full((1, 1, 1), 2, F)}, {}),
+    "pow-axes-whole": ("Pow", SPANNED[:, 0], {"e": np.full((1, 1), 2)}, {}),
     "relu-whole": ("Relu", SPANNED, {}, {}),
 }  # fmt: skip
 """Operator, operand, what the file has, and attributes of nodes that are the reference's on every engine."""

@@ -204,6 +204,8 @@ def _pow(ctx: Context) -> Sequence[Operand]:
     """Lower Pow; the result has the type of the base, whatever that of the exponent is."""
     x, exponent = ctx.value(0), ctx.known(1)
     number = float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
+    if number is not None:
+        x = ctx.reshape(x, (1,) * (len(ctx.shape(1)) - len(ctx.shape(0))) + ctx.shape(0))
     if number is not None and (_is_float(ctx, x) or (number >= 0 and number.is_integer())):
         return [_known_pow(ctx, x, number)]
     if _is_float(ctx, x):
