@@ -98,6 +98,20 @@ def test_values_and_gradients(name: str, tmp_path: Path) -> None:
     check(parser.parse_model(HEAD + text), {"x": X, "w": W}, formula, tmp_path, counts=(2,))
 
 
+@pytest.mark.parametrize("place", [-2, -1, 0, 1, 2])
+def test_an_item_is_inserted_before_a_position(place: int, tmp_path: Path) -> None:
+    text = f"""g (float[2,3] x, float[3,3] w) => (float[8,3] y)
+    {{ a = SequenceConstruct(x, w)  n = Neg(w)  p = Constant <value_int: int = {place}> ()
+       b = SequenceInsert(a, n, p)  y = ConcatFromSequence <axis = 0> (b) }}"""
+
+    def formula(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        items = [x, w]
+        items.insert(place, -w)
+        return torch.cat(items)
+
+    check(parser.parse_model(HEAD + text), {"x": X, "w": W}, formula, tmp_path, counts=(2,))
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -50,12 +50,12 @@ def _split(ctx: Context) -> Sequence[Entry]:
     return [list(pieces)]
 
 
-def _place(ctx: Context, index: int, length: int) -> int:
-    """Return a position in a sequence, checked; negative ones count from the end."""
+def _place(ctx: Context, index: int, length: int, beyond: int = 0) -> int:
+    """Return a position in a sequence, or ``beyond`` its end, checked; negative ones count from the end."""
     place = int(ctx.scalar("a position", index))
-    if not -length <= place < length:
+    if not -length <= place < length + beyond:
         raise ModelError(f"position {place} is outside of a sequence of length {length}")
-    return place % length
+    return place + length if place < 0 else place
 
 
 @lowers("SequenceAt")
@@ -67,7 +67,7 @@ def _at(ctx: Context) -> Sequence[Operand]:
 @lowers("SequenceInsert")
 def _insert(ctx: Context) -> Sequence[Entry]:
     items = _items(ctx)
-    place = _place(ctx, 2, len(items) + 1) if ctx.has(2) else len(items)
+    place = _place(ctx, 2, len(items), beyond=1) if ctx.has(2) else len(items)
     return [[*items[:place], ctx.operand(1), *items[place:]]]
 
 
