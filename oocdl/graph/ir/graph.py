@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from oocdl.errors import ModelError
+
 assert ml_dtypes.bfloat16  # importing it has told NumPy the name
 Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
@@ -120,6 +122,13 @@ def is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
+def normalize_axis(axis: int, rank: int) -> int:
+    """Return an axis counted from the first; raises ModelError for one that a value of ``rank`` lacks."""
+    if not -rank <= axis < rank:
+        raise ModelError(f"axis {axis} is not one of the {rank} axes of its operand")
+    return axis % rank
+
+
 def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return ``axes`` non-negative and sorted."""
-    return tuple(sorted(axis % rank for axis in axes))
+    """Return ``axes`` counted from the first, and sorted."""
+    return tuple(sorted(normalize_axis(axis, rank) for axis in axes))

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.graph import Array, Shape, normalize_axis
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 
@@ -93,7 +93,8 @@ def slices(node: OnnxNode, inputs: Inputs, rank: int) -> list[tuple[int, int, in
     if starts is None or ends is None:
         raise ValueError("starts or ends are missing")
     axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
-    return [(axis % rank, a, b, step) for axis, a, b, step in zip(axes, starts, ends, steps, strict=True)]
+    places = zip(axes, starts, ends, steps, strict=True)
+    return [(normalize_axis(axis, rank), a, b, step) for axis, a, b, step in places]
 
 
 def parts(node: OnnxNode, sizes: Array | None, extent: int) -> tuple[int, ...]:
@@ -196,7 +197,7 @@ def _gather(node: OnnxNode, data: Array, index: Array) -> Sequence[Array]:
 
 def _along(node: OnnxNode, data: Array, index: Array) -> tuple[Array, ...]:
     """Return the places that indices along one axis mean, as an index of NumPy."""
-    axis = node.attrs.get("axis", 0) % data.ndim
+    axis = normalize_axis(node.attrs.get("axis", 0), data.ndim)
     places: list[Array] = list(np.indices(index.shape, sparse=True))
     places[axis] = wrapped(index, data.shape[axis], f"axis {axis}")
     return tuple(places)

@@ -64,6 +64,23 @@ WRONG: list[Case] = [
     ),
     ("NegativeLogLikelihoodLoss", LABELS, {}, {},
      r"labels \[4, 6\] are not those of scores \[4, 3, 5\]"),
+    *(
+        (op, {"x": ROWS, **more}, known, attrs, r"axis -?\d is not one of the 2 axes of its operand")
+        for op, more, known, attrs in (
+            ("Softmax", {}, {}, {"axis": 5}),
+            ("ReduceSum", {}, {"axes": AT([2])}, {}),
+            ("Concat", {"z": ROWS}, {}, {"axis": 3}),
+            ("Split", {}, {}, {"axis": 2, "num_outputs": 1}),
+            ("Flatten", {}, {}, {"axis": -3}),
+            ("Transpose", {}, {}, {"perm": [0, 3]}),
+            ("ArgMax", {}, {}, {"axis": 3}),
+            ("CumSum", {}, {"axis": AT(-3)}, {}),
+            ("Slice", {}, {"starts": AT([0]), "ends": AT([1]), "axes": AT([2])}, {}),
+            ("Gather", {"i": AT([0])}, {}, {"axis": 2}),
+            ("GatherElements", {"i": AT([[0]])}, {}, {"axis": -3}),
+            ("LayerNormalization", {"s": ROWS[0]}, {}, {"axis": -3}),
+        )
+    ),
     ("Shrink", {"x": AT([1, 2])}, {}, {"lambd": 0.5}, "-0.5 is no number of int64"),
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, normalize_axis
 from oocdl.graph.onnx.constant_folding import allow
 from oocdl.graph.onnx.context import Context, Operand, lowers
 
@@ -189,7 +189,8 @@ def _dft(ctx: Context) -> Sequence[Operand]:
     shape = ctx.shape(0)
     rank, given = len(shape), [ctx.scalar("a length or an axis", index) for index in (1, 2)]
     axis = ctx.attr("axis", 1) if ctx.opset < 20 else -2 if given[1] is None else given[1]
-    axis, inverse, onesided = axis % rank, bool(ctx.attr("inverse", 0)), bool(ctx.attr("onesided", 0))
+    axis = normalize_axis(axis, rank)
+    inverse, onesided = (bool(ctx.attr(name, 0)) for name in ("inverse", "onesided"))
     back = inverse and onesided
     count = shape[axis]
     length = given[0] if given[0] is not None else 2 * (count - 1) if back else count

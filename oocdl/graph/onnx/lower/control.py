@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
+from oocdl.graph.ir.graph import normalize_axis
 from oocdl.graph.onnx.bounds import MOST_TRIPS
 from oocdl.graph.onnx.context import Context, Entry, Operand, grouped, in_body, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
@@ -36,7 +37,7 @@ def _items(ctx: Context) -> list[Operand]:
 @lowers("SplitToSequence")
 def _split(ctx: Context) -> Sequence[Entry]:
     x, shape = ctx.value(0), ctx.shape(0)
-    axis = ctx.attr("axis", 0) % len(shape)
+    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
     ctx.constants("sizes", 1)
     given = ctx.known(1)
     if given is not None and given.ndim:
@@ -89,7 +90,7 @@ def _joined(ctx: Context, items: Sequence[Entry], axis: int, new: bool) -> Opera
         ctx.refuse("a sequence among the results of its trips")
     values = [ctx.store(item) if isinstance(item, np.ndarray) else str(item) for item in items]
     shape = ctx.build.shape(values[0])
-    axis %= len(shape) + new
+    axis = normalize_axis(axis, len(shape) + new)
     if new:
         values = [ctx.reshape(value, (*shape[:axis], 1, *shape[axis:])) for value in values]
     return ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]
@@ -159,7 +160,7 @@ def _scan(ctx: Context) -> Sequence[Entry]:
     first = len(ctx.node.inputs) - count
     state, names = [ctx.entry(index) for index in range(first)], range(first, len(ctx.node.inputs))
     axes = [
-        axis % len(ctx.shape(index))
+        normalize_axis(axis, len(ctx.shape(index)))
         for axis, index in zip(ctx.attr("scan_input_axes", (0,) * count), names, strict=True)
     ]
     extents = {ctx.shape(index)[axis] for index, axis in zip(names, axes, strict=True)}

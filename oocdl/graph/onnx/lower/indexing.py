@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.graph import Array, Shape, normalize_axis
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.constant_folding import flat_indices, wrapped
 from oocdl.graph.onnx.context import Context, Operand, lowers
@@ -58,7 +58,7 @@ def _batched(batch: int) -> dict[str, int]:
 @lowers("Gather")
 def _gather(ctx: Context) -> Sequence[Operand]:
     x, shape, index = ctx.value(0), ctx.shape(0), ctx.known(1)
-    axis = ctx.attr("axis", 0) % len(shape)
+    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
     front = (axis, *(other for other in range(len(shape)) if other != axis))
     if index is None:
         fact = ctx.facts.get(ctx.node.inputs[0])
@@ -101,7 +101,7 @@ def _cropped(ctx: Context, x: str, shape: Shape, axis: int) -> str:
 @lowers("GatherElements")
 def _gather_elements(ctx: Context) -> Sequence[Operand]:
     ids, shape = _ids(ctx, 1), ctx.shape(1)
-    axis = ctx.attr("axis", 0) % len(shape)
+    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
     last, back = _front(len(shape), axis)
     table = _transposed(ctx, _cropped(ctx, ctx.value(0), shape, axis), last)
     found = ctx.make("Gather", table, _transposed(ctx, ids, last), **_batched(len(shape) - 1))
@@ -225,7 +225,7 @@ def _scatter_nd(ctx: Context) -> Sequence[Operand]:
 @lowers("Scatter", "ScatterElements")
 def _scatter_elements(ctx: Context) -> Sequence[Operand]:
     x, shape, where = ctx.value(0), ctx.shape(0), ctx.shape(1)
-    axis = ctx.attr("axis", 0) % len(shape)
+    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
     last, back = _front(len(shape), axis)
     part = _transposed(ctx, _cropped(ctx, x, where, axis), last)
     ids, updates = (_transposed(ctx, value, last) for value in (_ids(ctx, 1), ctx.value(2)))
@@ -237,7 +237,7 @@ def _scatter_elements(ctx: Context) -> Sequence[Operand]:
 @lowers("TopK")
 def _top_k(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
-    axis = ctx.attr("axis", -1) % len(shape)
+    axis = normalize_axis(ctx.attr("axis", -1), len(shape))
     count = ctx.scalar("a number", 1)
     k = int(ctx.attr("k") if count is None else count)
     places = ctx.make("Top", x, axis=axis, k=k, largest=bool(ctx.attr("largest", 1)))
@@ -250,7 +250,7 @@ def _top_k(ctx: Context) -> Sequence[Operand]:
 def _one_hot(ctx: Context) -> Sequence[Operand]:
     """Compare each index with the numbers up to the depth; what is outside of it is nowhere."""
     count, values, shape = int(ctx.scalar("a depth", 1)), ctx.value(2), ctx.shape(0)
-    axis = ctx.attr("axis", -1) % (len(shape) + 1)
+    axis = normalize_axis(ctx.attr("axis", -1), len(shape) + 1)
     ids, extent = _ids(ctx, 0), ctx.build.constant(count, "int64")
     negative = ctx.make("Less", ids, ctx.build.constant(0, "int64"))
     ids = ctx.make("Where", negative, ctx.make("Add", ids, extent), ids)

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Role, Shape
+from oocdl.graph.ir.graph import Role, Shape, normalize_axis
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.roles import trains_by_origin
 
@@ -148,7 +148,7 @@ def _group_norm(ctx: Context) -> Sequence[Operand]:
 @lowers("LayerNormalization")
 def _layer_norm(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
-    axes, eps = range(ctx.attr("axis", -1) % len(shape), len(shape)), ctx.attr("epsilon", 1e-5)
+    axes, eps = range(normalize_axis(ctx.attr("axis", -1), len(shape)), len(shape)), ctx.attr("epsilon", 1e-5)
     y, mean, var = _normalize(ctx, x, axes, eps)
     results: list[Operand] = [_affine(ctx, y, 1, 2, channels=False), mean]
     if len(ctx.node.outputs) > 2:

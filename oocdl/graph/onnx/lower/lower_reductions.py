@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import is_float, normalize_axes
+from oocdl.graph.ir.graph import is_float, normalize_axes, normalize_axis
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
@@ -131,7 +131,7 @@ def _place(ctx: Context, x: str, axis: int, extreme: Extreme, last: bool = False
 @lowers("ArgMax", extreme=maxima)
 @lowers("ArgMin", extreme=minima)
 def _arg(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
-    axis = ctx.attr("axis", 0) % len(ctx.shape(0))
+    axis = normalize_axis(ctx.attr("axis", 0), len(ctx.shape(0)))
     last = bool(ctx.attr("select_last_index", 0))
     return [_squeezed(ctx, _place(ctx, ctx.value(0), axis, extreme, last), (axis,))]
 
@@ -140,7 +140,7 @@ def _arg(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
 def _softmax(ctx: Context) -> Sequence[Operand]:
     """Lower Softmax and LogSoftmax; before opset 13 all axes from ``axis`` on were one."""
     x, shape = ctx.value(0), ctx.shape(0)
-    axis = ctx.attr("axis", -1 if ctx.opset >= 13 else 1) % len(shape)
+    axis = normalize_axis(ctx.attr("axis", -1 if ctx.opset >= 13 else 1), len(shape))
     flat = ctx.opset < 13 and axis != len(shape) - 1
     if flat:
         x, axis = ctx.reshape(x, (prod(shape[:axis]), prod(shape[axis:]))), 1
@@ -153,7 +153,7 @@ def _softmax(ctx: Context) -> Sequence[Operand]:
 def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     """Lower CumSum and CumProd: after the step of distance k each element combines the last 2 k."""
     known, shape = ctx.known(0), ctx.shape(0)
-    axis = int(ctx.scalar("an axis", 1)) % len(shape)
+    axis = normalize_axis(int(ctx.scalar("an axis", 1)), len(shape))
     extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
     if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
         turned = np.flip(known, axis) if backwards else known
@@ -183,7 +183,7 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
 def _rms_normalization(ctx: Context) -> Sequence[Operand]:
     """``x / sqrt(mean of squares + epsilon) scale``, over the last axes."""
     x, shape = ctx.value(0), ctx.shape(0)
-    axes = tuple(range(ctx.attr("axis", -1) % len(shape), len(shape)))
+    axes = tuple(range(normalize_axis(ctx.attr("axis", -1), len(shape)), len(shape)))
     total = ctx.make("ReduceSum", ctx.make("Mul", x, x), axes=axes)
     mean = ctx.make("Mul", total, ctx.number(1 / prod(shape[axis] for axis in axes), total))
     deviation = ctx.make("Sqrt", ctx.make("Add", mean, ctx.number(ctx.attr("epsilon", 1e-5), mean)))

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, normalize_axis
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.constant_folding import allow, numpy_type
 from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
@@ -183,7 +183,8 @@ def _eye_like(ctx: Context) -> Sequence[Operand]:
 def _reverse_sequence(ctx: Context) -> Sequence[Operand]:
     """Turn round the first elements of each sample, as many as its length says; the rest stays."""
     x, shape, rank = ctx.value(0), ctx.shape(0), len(ctx.shape(0))
-    batch, time = ctx.attr("batch_axis", 1) % rank, ctx.attr("time_axis", 0) % rank
+    places = ctx.attr("batch_axis", 1), ctx.attr("time_axis", 0)
+    batch, time = (normalize_axis(axis, rank) for axis in places)
     if batch == time or ctx.shape(1) != (shape[batch],):
         raise ModelError(f"lengths {list(ctx.shape(1))} of axis {batch} and {time} do not fit {list(shape)}")
     lengths = ctx.reshape(ctx.value(1), (shape[batch], 1))

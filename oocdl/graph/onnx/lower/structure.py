@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Node, Role, Shape
+from oocdl.graph.ir.graph import Node, Role, Shape, normalize_axis
 from oocdl.graph.onnx.constant_folding import parts, reshaped, slices, squeezed, unsqueezed
 from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
 
@@ -62,7 +62,7 @@ def _copied(ctx: Context, copies: Node, shape: Sequence[int]) -> int | None:
 @lowers("Concat")
 def _concat(ctx: Context) -> Sequence[Operand]:
     values = [value for index, value in enumerate(ctx.values()) if prod(ctx.shape(index))]
-    axis = ctx.attr("axis") % len(ctx.shape(0))
+    axis = normalize_axis(ctx.attr("axis"), len(ctx.shape(0)))
     if ctx.batch is not None and ctx.batch[0] == 1 and axis:  # a class token, traced with a batch of 1
         batch = max(ctx.build.shape(value)[0] for value in values)
         for place, value in enumerate(values):
@@ -75,7 +75,7 @@ def _concat(ctx: Context) -> Sequence[Operand]:
 @lowers("Split")
 def _split(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
-    axis = ctx.attr("axis", 0) % len(shape)
+    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
     ctx.constants("sizes", 1)
     sizes = parts(ctx.node, ctx.known(1), shape[axis])
     return ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
@@ -110,7 +110,7 @@ def _slice(ctx: Context) -> Sequence[Operand]:
 @lowers("Transpose")
 def _transpose(ctx: Context) -> Sequence[Operand]:
     x, rank = ctx.value(0), len(ctx.shape(0))
-    perm = tuple(axis % rank for axis in ctx.attr("perm", tuple(range(rank))[::-1]))
+    perm = tuple(normalize_axis(axis, rank) for axis in ctx.attr("perm", tuple(range(rank))[::-1]))
     before = ctx.build.makers.get(x)
     if before is not None and before.op == "Transpose":  # channels last and back again
         x, perm = before.inputs[0], tuple(before.attrs["perm"][axis] for axis in perm)
@@ -191,7 +191,7 @@ def _expand(ctx: Context) -> Sequence[Operand]:
 def _flatten(ctx: Context) -> Sequence[Operand]:
     shape = ctx.shape(0)
     axis = ctx.attr("axis", 1)
-    axis = axis + len(shape) if axis < 0 else axis
+    axis = axis if axis == len(shape) else normalize_axis(axis, len(shape))
     return [ctx.reshape(ctx.value(0), (prod(shape[:axis]), prod(shape[axis:])))]
 
 
