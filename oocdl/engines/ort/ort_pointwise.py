@@ -51,9 +51,10 @@ def _normalize(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
 
 
 def _erf(x: Array, out: Array | None = None) -> Array:
-    """The error function, for which NumPy has no loop."""
-    out = np.empty_like(x) if out is None else out
+    """The error function, for which NumPy has no loop; that of onnxruntime is 1 of what is no number."""
+    out, unknown = np.empty_like(x) if out is None else out, np.isnan(x)
     run("Erf", [x], [out])
+    np.copyto(out, x.dtype.type(np.nan), where=unknown)
     return out
 
 

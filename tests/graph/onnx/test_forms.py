@@ -92,6 +92,9 @@ AS_WRITTEN: dict[str, tuple[str, np.ndarray[Any, Any], dict[str, Any], dict[str,
     "mean-of-all": ("ReduceMean", SPANNED[:, :2], {}, {"axes": [0, 1], "keepdims": 0, "opset": 13}),
     "pow-axes": ("Pow", SIGNED, {"e": np.full((1, 1, 1), 2, F)}, {}),
     "pow-axes-whole": ("Pow", SPANNED[:, 0], {"e": np.full((1, 1), 2)}, {}),
+    "min-whole": ("ReduceMin", SPANNED, {}, {"axes": [1], "opset": 13}),
+    "argmin-whole": ("ArgMin", SPANNED, {}, {"axis": 1}),
+    "erf-nan": ("Erf", np.array([np.nan, np.inf, -np.inf, 0.5], F), {}, {}),
     "relu-whole": ("Relu", SPANNED, {}, {}),
 }  # fmt: skip
 """Operator, operand, what the file has, and attributes of nodes that are the reference's on every engine."""

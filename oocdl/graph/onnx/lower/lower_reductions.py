@@ -67,7 +67,14 @@ def maxima(ctx: Context, x: str, axes: Sequence[int]) -> str:
 
 def minima(ctx: Context, x: str, axes: Sequence[int]) -> str:
     """Return the smallest elements along axes, with the gradient of ``maxima``."""
-    return ctx.make("Neg", maxima(ctx, ctx.make("Neg", x), axes))
+    return _turned(ctx, maxima(ctx, _turned(ctx, x), axes))
+
+
+def _turned(ctx: Context, x: str) -> str:
+    """Turn the order of numbers round: ``-x``, or ``-1 - x`` for whole ones, whose least has no negative."""
+    if is_float(ctx.build.dtype(x)):
+        return ctx.make("Neg", x)
+    return ctx.make("Sub", ctx.number(-1, x), x)
 
 
 @lowers("ReduceMax", extreme=maxima)
