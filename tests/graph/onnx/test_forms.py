@@ -84,6 +84,7 @@ FORMS: dict[str, tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = 
 
 
 SPANNED = np.array([[-10, -3, 4], [11, 2**53 + 1, np.iinfo(np.int64).min]])
+EACH = {"noop_with_empty_axes": 1}
 SIGNED = np.array([[-2, -1, 0], [1, 2, 3]], F)
 AS_WRITTEN: dict[str, tuple[str, np.ndarray[Any, Any], dict[str, Any], dict[str, Any]]] = {
     "clip-whole": ("Clip", SPANNED, {"low": np.array(0), "high": np.array(np.iinfo(np.int64).max)}, {}),
@@ -95,6 +96,10 @@ AS_WRITTEN: dict[str, tuple[str, np.ndarray[Any, Any], dict[str, Any], dict[str,
     "min-whole": ("ReduceMin", SPANNED, {}, {"axes": [1], "opset": 13}),
     "argmin-whole": ("ArgMin", SPANNED, {}, {"axis": 1}),
     "erf-nan": ("Erf", np.array([np.nan, np.inf, -np.inf, 0.5], F), {}, {}),
+    **{
+        f"{op}-each": (f"Reduce{op}", np.abs(SIGNED) + 1 if op == "LogSum" else SIGNED, {}, EACH)
+        for op in ("Sum", "Mean", "SumSquare", "L1", "L2", "LogSum", "LogSumExp")
+    },
     "relu-whole": ("Relu", SPANNED, {}, {}),
 }  # fmt: skip
 """Operator, operand, what the file has, and attributes of nodes that are the reference's on every engine."""

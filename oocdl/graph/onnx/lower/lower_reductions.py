@@ -23,7 +23,7 @@ def _squeezed(ctx: Context, y: str, axes: Sequence[int]) -> str:
 
 
 def _axes(ctx: Context) -> tuple[int, ...]:
-    """Return the axes that are reduced; none, if the node then does nothing."""
+    """Return the axes that are reduced; none, if each element is by itself."""
     rank = len(ctx.shape(0))
     given = ctx.ints("axes", "axes", 1)
     if not given and ctx.attr("noop_with_empty_axes", 0):
@@ -105,14 +105,13 @@ def _reduce_product(ctx: Context) -> Sequence[Operand]:
 def _reduce(ctx: Context) -> Sequence[Operand]:
     """Lower to ReduceSum and elementwise nodes."""
     x, axes, op = ctx.value(0), _axes(ctx), ctx.node.op.removeprefix("Reduce")
-    if not axes and ctx.attr("noop_with_empty_axes", 0):
-        return [x]
     shape, whole = ctx.build.shape(x), not is_float(ctx.build.dtype(x))
     if whole and op in ("L2", "LogSum", "LogSumExp"):
         ctx.refuse("whole numbers; cast them to float before it")
     source = ctx.make("Mul", x, x) if op in ("SumSquare", "L2") else ctx.make("Abs", x) if op == "L1" else x
-    y = ctx.make("LogSumExp" if op == "LogSumExp" else "ReduceSum", source, axes=axes)
-    if op == "Mean":
+    # Over no axes each element is by itself; what is done to it before and after the sum stays.
+    y = ctx.make("LogSumExp" if op == "LogSumExp" else "ReduceSum", source, axes=axes) if axes else source
+    if op == "Mean" and axes:
         count = prod(shape[axis] for axis in axes)
         y = ctx.make(*(("Div", y, ctx.number(count, y)) if whole else ("Mul", y, ctx.number(1 / count, y))))
     elif op == "L2":
