@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,29 @@ def overlapping() -> nn.Module:
     return module
 
 
+def reached_through(way: str) -> nn.Module:
+    """A module that reads its weights, and not by its attributes."""
+    module = Does(lambda self, x, y: self.reach(x, y))
+    fc, ref = module.fc, weakref.ref(module.fc)
+    module.reach = {  # type: ignore[assignment]
+        "closure": lambda x, y: y @ fc.weight,
+        "weak": lambda x, y: y @ (ref() or fc).weight,
+        "constant": lambda x, y: y + module.seen,
+    }.get(way, lambda x, y: y)
+    if way == "hook":
+        fc.register_forward_hook(lambda part, given, made: made + fc.bias)
+    elif way == "wrapped":
+        forward = fc.forward
+        fc.forward = lambda x: forward(x) * 0.5  # type: ignore[method-assign, assignment]
+    return module
+
+
+def kept_in_a_list(what: Callable[[nn.Linear], Tensor], read: bool = True) -> nn.Module:
+    module = Does(lambda self, x, y: y @ self.kept[0] if read else y)
+    module.kept = [what(module.fc)]  # type: ignore[assignment]
+    return module
+
+
 class LookedUpAndIndexed(Words):
     """A padding row that gets a gradient after all, from elsewhere."""
 
@@ -148,6 +172,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "max_norm": (lambda: nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)), IDS, "'0.weight' is changed"),
     "sparse": (lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True)), IDS, "scale_grad_by_freq or sparse"),
     "indexed, too": (lambda: LookedUpAndIndexed(0), IDS, "'table.weight' has a padding_idx, and is indexed"),
+    "a closure": (lambda: reached_through("closure"), THREE, r"'fc.weight' is read through a closure"),
+    "a weak reference": (lambda: reached_through("weak"), THREE, "'fc.weight' is .* or a weak reference"),
+    "a forward hook": (lambda: reached_through("hook"), THREE, "'fc.bias' is read through .* a hook"),
+    "a wrapped forward": (lambda: reached_through("wrapped"), THREE, "'fc.weight' is read through a closure"),
+    "memory of a weight": (
+        lambda: kept_in_a_list(lambda fc: fc.weight[:].detach()), THREE,
+        r"'kept\[0\]' and 'fc.weight' are two tensors in the same memory .use one"),
     "one memory": (overlapping, THREE, "'0.weight' and '1.weight' are two tensors in the same memory"),
 }  # fmt: skip
 
@@ -160,6 +191,20 @@ def test_what_a_file_cannot_carry_is_refused(case: str, tmp_path: Path, capfd: A
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")
+
+
+UNHARMED: dict[str, Callable[[], nn.Module]] = {
+    "memory of a weight that nothing reads": lambda: kept_in_a_list(
+        lambda fc: fc.weight.detach(), read=False
+    ),
+    "a weight in a list": lambda: kept_in_a_list(lambda fc: fc.weight),
+    "a constant through a closure": lambda: reached_through("constant"),
+}
+
+
+@pytest.mark.parametrize("case", UNHARMED)
+def test_what_looks_like_a_loss_and_is_none_is_written(case: str, tmp_path: Path) -> None:
+    oocdl.from_torch(UNHARMED[case](), THREE, tmp_path / "net.onnx")
 
 
 def test_a_gradient_that_is_cut_and_not_used_is_none_of_ours(tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ _ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+def _has_values(func: Any) -> bool:
+    """Whether the results of an operator depend on the numbers in its operands."""
+    return not any(word in str(func) for word in _NO_VALUES)
+
+
 @dataclass(kw_only=True)
 class Findings:
     """The findings of one call of a module, by the module's names; a tied tensor has its first."""
@@ -107,8 +112,10 @@ class DrawnAt(TorchFunctionMode):
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at every operator of several calls, one after another; ``found`` is of the last one."""
 
-    def __init__(self, module: nn.Module, inputs: Iterable[Tensor]) -> None:
+    def __init__(self, module: nn.Module, inputs: Iterable[Tensor], strangers: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.strangers = strangers
+        """Cell or id of a tensor that stands where a weight should -> why, in words."""
         self.found = Findings()
         self.places = Places(module)
         self.state = {cell_of(held.tensor): held.names[0] for held in named_tensors(module)}
@@ -208,7 +215,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             before, after = given[0].dtype, results[0].dtype
             if before in _FLOATS and after in _FLOATS and before != after:
                 self.found.casts.setdefault(self.places.here(), str(after).removeprefix("torch."))
-        if not any(word in str(func) for word in _NO_VALUES):
+        if _has_values(func):
             self._follow(name, given, results)
         for number, x in enumerate(results):
             if cell_of(x) not in self.state:
@@ -223,6 +230,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.refuse("what an earlier call has computed is read")
         if func.namespace == "prim":
             return  # PyTorch remembers what such an operator has told it
+        if _has_values(func):
+            keys = [key for x in given for key in (id(x), cell_of(x)) if key in self.strangers]
+            if keys:
+                self.refuse(self.strangers[keys[0]])
+                self.strangers = {}  # a layer may have many weights, all for one reason
         leaves = tree_leaves((args, dict(kwargs)))
         self.found.numbers.update(x for x in leaves if type(x) is float and math.isfinite(x))
         for x in given:

@@ -19,8 +19,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
+from oocdl.pytorch.module_tensors import named_tensors
 from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
-from oocdl.pytorch.study.state import Counter, changed, global_generators, snapshot
+from oocdl.pytorch.study.state import Counter, cell_of, changed, global_generators, is_tensor, snapshot
 
 _FAR = 1_000_003
 """Number that is added to a counter to see whether anything depends on it."""
@@ -38,12 +39,13 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         double = without_contents(module, mode)
         fakes = {name: mode.from_tensor(x) for name, x in inputs.items()}
-        findings = _repeated(double, signature.split(fakes), mode)
+        findings = _repeated(double, signature.split(fakes), mode, _strangers(module, double))
     except UnsupportedError:
         raise
     except Exception:  # no operator's error has a common type; the real call says what is wrong
         try:
-            findings = _repeated(copy.deepcopy(module), signature.split(inputs), nullcontext())
+            double = copy.deepcopy(module)
+            findings = _repeated(double, signature.split(inputs), nullcontext(), _strangers(module, double))
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             shapes = ", ".join(f"{list(x.shape)} of {x.dtype}" for x in inputs.values())
@@ -57,11 +59,37 @@ def _refuse(module: nn.Module, what: Iterable[str]) -> None:
         raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
 
 
-def _repeated(module: nn.Module, call: Call, mode: AbstractContextManager[Any]) -> Findings:
+def _strangers(module: nn.Module, double: nn.Module) -> dict[int, str]:
+    """Return the tensors that a copy would read where the module reads a weight that is trained.
+
+    By cell or id, with the reason in words. In a copy functions still hold the weights of the module itself,
+    and a tensor that shared memory with a weight no longer does.
+    """
+    weights = {cell_of(p): name for name, p in module.named_parameters() if p.requires_grad}
+    own = {cell_of(held.tensor) for held in named_tensors(double)}
+    found = {
+        cell: f"'{name}' is read through a closure, a hook or a weak reference, which a copy of the module "
+        "does not follow (read it in forward, by attributes of self),"
+        for cell, name in weights.items()
+        if cell not in own
+    }
+    registered, copies = {*map(id, module.parameters())}, snapshot(double)
+    for path, leaf in snapshot(module).items():
+        if is_tensor(leaf) and leaf[1] in weights and leaf[2] not in registered and path in copies:
+            weight = weights[leaf[1]]
+            found[copies[path][2]] = (
+                f"'{path}' and '{weight}' are two tensors in the same memory (use one, by two names), read"
+            )
+    return found
+
+
+def _repeated(
+    module: nn.Module, call: Call, mode: AbstractContextManager[Any], strangers: Mapping[int, str]
+) -> Findings:
     """Call a module of our own three times, and compare what is seen of the calls, and what they leave."""
     args, kwargs = call
     with mode:
-        watch = Watch(module, (*args, *kwargs.values()))
+        watch = Watch(module, (*args, *kwargs.values()), strangers)
         dice = global_generators()
         calls, states = [], []
         for _ in range(3):

@@ -44,7 +44,7 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _PLAIN):
         yield path, value
     elif isinstance(value, Tensor):
-        yield path, ("tensor", cell_of(value))
+        yield path, ("tensor", cell_of(value), id(value))
     elif isinstance(value, np.ndarray):
         yield path, ("array", value.shape, hashlib.blake2b(value.tobytes()).digest())
     elif (state := _generator_state(value)) is not None:
@@ -80,11 +80,12 @@ def _generator_state(value: Any) -> Any:
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
     """Return the paths at which two snapshots differ, but for tensors that are kept anew in each call."""
     paths = {path for path in {*before, *after} if before.get(path) != after.get(path)}
-    moved = {path for path in paths if not (_is_kept(before.get(path)) and _is_kept(after.get(path)))}
+    moved = {path for path in paths if not (is_tensor(before.get(path)) and is_tensor(after.get(path)))}
     return {path for path in moved if not any(path.startswith((f"{up}[", f"{up}.")) for up in moved)}
 
 
-def _is_kept(leaf: Any) -> bool:
+def is_tensor(leaf: Any) -> bool:
+    """Whether what a snapshot says of a path is a plain tensor: its cell and its id follow."""
     return isinstance(leaf, tuple) and leaf[0] == "tensor"
 
 
