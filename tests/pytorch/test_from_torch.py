@@ -172,6 +172,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "max_norm": (lambda: nn.Sequential(nn.Embedding(5, 3, max_norm=1.0)), IDS, "'0.weight' is changed"),
     "sparse": (lambda: nn.Sequential(nn.Embedding(5, 3, sparse=True)), IDS, "scale_grad_by_freq or sparse"),
     "indexed, too": (lambda: LookedUpAndIndexed(0), IDS, "'table.weight' has a padding_idx, and is indexed"),
+    "data in a count": (
+        lambda: Does(lambda s, x, y: y if (x > 6).nonzero().shape[0] else -y), THREE,
+        r"a shape that depends on data \(nonzero; .*in 'Does'"),
+    "data in what a mask takes": (
+        lambda: Does(lambda s, x, y: y if x[x > 6].numel() else -y), THREE, r"a shape .* \(index;"),
+    "different numbers": (
+        lambda: Does(lambda s, x, y: y * len(torch.unique(x > 6))), THREE, "a shape that depends on data"),
+    "padding of a table that is computed": (
+        lambda: Does(lambda s, x, y: y + F.embedding((x > 0).long(), 2 * s.fc.weight, padding_idx=0)[:, 0]),
+        THREE, "padding_idx of a table that is computed"),
     "a closure": (lambda: reached_through("closure"), THREE, r"'fc.weight' is read through a closure"),
     "a weak reference": (lambda: reached_through("weak"), THREE, "'fc.weight' is .* or a weak reference"),
     "a forward hook": (lambda: reached_through("hook"), THREE, "'fc.bias' is read through .* a hook"),
@@ -196,6 +206,10 @@ def test_what_a_file_cannot_carry_is_refused(case: str, tmp_path: Path, capfd: A
 UNHARMED: dict[str, Callable[[], nn.Module]] = {
     "memory of a weight that nothing reads": lambda: kept_in_a_list(
         lambda fc: fc.weight.detach(), read=False
+    ),
+    "a mask in a buffer": lambda: Does(lambda s, x, y: y[:, s.seen == 0]),
+    "padding of a constant table": lambda: Does(
+        lambda s, x, y: y + F.embedding((x > 0).long(), 2 * s.seen[:, None], padding_idx=0)[..., 0]
     ),
     "a weight in a list": lambda: kept_in_a_list(lambda fc: fc.weight),
     "a constant through a closure": lambda: reached_through("constant"),

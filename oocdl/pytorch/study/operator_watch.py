@@ -27,6 +27,7 @@ _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim."
 _NORMS = ("native_batch_norm", "_native_batch_norm", "_batch_norm_with_update", "cudnn_batch_norm")
 _ARRAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _NUMBERS = ("_local_scalar_dense", "is_nonzero", "equal")
+_MASKS = (torch.bool, torch.uint8)
 _SEEDS = tuple(
     f"torch.{place}{name}" for place in ("", "random.") for name in ("manual_seed", "seed", "set_rng_state")
 )
@@ -127,6 +128,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.data = {*map(cell_of, self.inputs), *self.state}
         """Tensors whose numbers depend on inputs, parameters, buffers or random numbers."""
         self.from_inputs = {*map(cell_of, self.inputs)}
+        self.varying = self.from_inputs | {cell_of(p) for p in module.parameters() if p.requires_grad}
+        """Tensors of ``data`` but for those that only buffers and frozen parameters determine."""
         self.made: dict[int, str] = {}
         """Tensors of this call -> what made them; of earlier calls, with a note."""
         self.literals: set[int] = set()
@@ -188,6 +191,11 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = str(func).removeprefix("aten.").partition(".")[0]
         given = tensors_in((args, kwargs))
         self._reads(func, args, kwargs, given)
+        if torch.Tag.dynamic_output_shape in func.tags:
+            by_masks = name in ("index", "masked_select")
+            shaping = [x for x in given[1:] if x.dtype in _MASKS] if by_masks else given
+            if any(cell_of(x) in self.varying for x in shaping):
+                self.refuse(f"a shape that depends on data ({name}; torch.where keeps shapes)")
         out = func(*args, **kwargs)
         self.alive.append(out)  # a cell that is freed would be given to another tensor
         results = tensors_in(out)
@@ -198,6 +206,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags and ratio:
             self.found.draws += 1
             self.data.update(map(cell_of, results))
+            self.varying.update(map(cell_of, results))
             if bound.get("generator") is not None:
                 self.refuse("random numbers of a generator of its own")
         if name.startswith(_NORMS):
@@ -274,10 +283,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             where = f"{how} {self.places.here()}"
         for x in made:
             cell = cell_of(x)
-            if any(cell_of(y) in self.data for y in given):
-                self.data.add(cell)
-            if any(cell_of(y) in self.from_inputs for y in given):
-                self.from_inputs.add(cell)
+            for known in (self.data, self.from_inputs, self.varying):
+                if any(cell_of(y) in known for y in given):
+                    known.add(cell)
             if kept and x.is_floating_point():
                 self.graded.add(cell)
             if where is not None and x.is_floating_point():
@@ -309,6 +317,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.refuse("an embedding with scale_grad_by_freq or sparse")
         row = bound.get("padding_idx", -1)
         padding = None if row < 0 else int(row)
+        if title is None and padding is not None and bound["weight"].requires_grad:
+            self.refuse("padding_idx of a table that is computed (leave it out, or look up a parameter)")
         if title is not None and self.found.padding.setdefault(title, padding) != padding:
             self.refuse("a table that is looked up with two padding_idx,")
 
