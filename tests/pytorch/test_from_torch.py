@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 import subprocess
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,86 @@ def kept_in_a_list(what: Callable[[nn.Linear], Tensor], read: bool = True) -> nn
     return module
 
 
+class Steps(Does):
+    """A count that all modules of the class share."""
+
+    count = 0
+
+
+class Slotted:
+    """A count that no dictionary holds."""
+
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def __call__(self) -> int:
+        self.n += 1
+        return self.n
+
+
+class Called:
+    """A count that each call raises."""
+
+    n = 0
+
+    def __call__(self) -> int:
+        self.n += 1
+        return self.n
+
+
+def raise_class(held: None) -> int:
+    Steps.count += 1
+    return Steps.count
+
+
+def raise_default(held: None, kept: dict[str, int] = {"n": 0}) -> int:  # noqa: B006
+    kept["n"] += 1
+    return kept["n"]
+
+
+def raise_captured() -> Callable[[None], int]:
+    count = 0
+
+    def raised(held: None) -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return raised
+
+
+def later(held: Any, count: Callable[[Any], int]) -> Callable[[], nn.Module]:
+    """A module that does something else after the fifth call."""
+
+    def make() -> nn.Module:
+        module = Steps(lambda self, x, y: y * (2 if self.count_of(self.held) > 5 else 1))
+        module.held, module.count_of = held, count
+        return module
+
+    return make
+
+
+def counts_in_a_tensor(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    self.step = getattr(self, "step", torch.zeros(())) + 1
+    return y * (1 + (self.step > 5).to(y.dtype))
+
+
+def counts_for_nobody(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    Steps.count += 1
+    return y
+
+
+def caches(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    if not hasattr(self, "kept"):
+        self.kept = torch.linspace(0, 1, 6)
+    return y + self.kept[: y.shape[1]]
+
+
+DICE = np.random.default_rng(7)
+
+
 class LookedUpAndIndexed(Words):
     """A padding row that gets a gradient after all, from elsewhere."""
 
@@ -182,6 +264,19 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "padding of a table that is computed": (
         lambda: Does(lambda s, x, y: y + F.embedding((x > 0).long(), 2 * s.fc.weight, padding_idx=0)[:, 0]),
         THREE, "padding_idx of a table that is computed"),
+    "a class counts": (later(None, raise_class), THREE, "'Steps.count' is changed by the forward pass"),
+    "a default counts": (later(None, raise_default), THREE, r"'count_of.__defaults__\[0\]\['n'\]' is"),
+    "a closure counts": (later(None, raise_captured()), THREE, "'count_of.count' is changed by the forward"),
+    "an iterator counts": (later(itertools.count(), next), THREE, "'held' is changed by the forward pass"),
+    "slots count": (later(Slotted(), lambda held: held()), THREE, "'held.n' is changed by the forward pass"),
+    "a callable counts": (later(Called(), lambda held: held()), THREE, "'held.n' is changed by the forward"),
+    "a queue grows": (
+        later(deque(maxlen=9), lambda held: held.append(1) or len(held)), THREE, "'held' is changed"),
+    "a tensor counts": (
+        lambda: Does(counts_in_a_tensor), THREE, "what an earlier call has computed is read in 'Does'"),
+    "another generator": (
+        later(None, lambda held: 9 if DICE.random() < 1e-9 else 0), THREE,
+        r"a Generator of NumPy's is drawn from in 'Steps' \(test_from_torch"),
     "a closure": (lambda: reached_through("closure"), THREE, r"'fc.weight' is read through a closure"),
     "a weak reference": (lambda: reached_through("weak"), THREE, "'fc.weight' is .* or a weak reference"),
     "a forward hook": (lambda: reached_through("hook"), THREE, "'fc.bias' is read through .* a hook"),
@@ -211,6 +306,8 @@ UNHARMED: dict[str, Callable[[], nn.Module]] = {
     "padding of a constant table": lambda: Does(
         lambda s, x, y: y + F.embedding((x > 0).long(), 2 * s.seen[:, None], padding_idx=0)[..., 0]
     ),
+    "a class counts for nobody": lambda: Steps(counts_for_nobody),
+    "a cache that is sliced": lambda: Does(caches),
     "a weight in a list": lambda: kept_in_a_list(lambda fc: fc.weight),
     "a constant through a closure": lambda: reached_through("constant"),
 }

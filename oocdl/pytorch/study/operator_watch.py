@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from oocdl.pytorch.module_calls import OneStep, Places, is_of_user, tensors_in
 from oocdl.pytorch.module_tensors import named_tensors, norm_buffers
-from oocdl.pytorch.study.state import cell_of, global_generators
+from oocdl.pytorch.study.state import cell_of
 
 _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim.")
 """Operators whose results do not depend on the numbers in their operands."""
@@ -97,15 +97,15 @@ class NoOperators(TorchFunctionMode):
 
 
 class DrawnAt(TorchFunctionMode):
-    """Finds where in a module a generator is drawn from that is not PyTorch's."""
+    """Finds where in a module a generator is drawn from that is not PyTorch's, by what tells its state."""
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, module: nn.Module, state: Callable[[], Any]) -> None:
         super().__init__()
-        self.places, self.name, self.place = Places(module), name, ""
-        self.state = global_generators()[name]
+        self.places, self.state, self.place = Places(module), state, ""
+        self.before = state()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.place and global_generators()[self.name] != self.state:
+        if not self.place and self.state() != self.before:
             self.place = self.places.here()
         return func(*args, **(kwargs or {}))
 
@@ -134,8 +134,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors of this call -> what made them; of earlier calls, with a note."""
         self.literals: set[int] = set()
         """Tensors that the code writes out in numbers."""
+        self.fresh: set[int] = set()
+        """Tensors that this call has made, in memory that no operand has."""
         self.old: set[int] = set()
-        """Tensors that an earlier call has made from data."""
+        """Tensors that an earlier call has made from data, or made anew after the first call had."""
         self.beside: dict[str, str] = {}
         """Parameters and buffers that an operator other than a norm reads: the first place."""
         self.indexed: dict[str, str] = {}
@@ -161,6 +163,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stack.enter_context(OneStep())
             self.found.outputs = module(*args, **kwargs)
         self._finish()
+        self.old |= self.fresh if self.repeated else set()
+        self.fresh.clear()
         for cell, text in self.made.items():
             if cell in self.data:
                 self.old.add(cell)
@@ -227,8 +231,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _has_values(func):
             self._follow(name, given, results)
         for number, x in enumerate(results):
-            if cell_of(x) not in self.state:
-                self.made[cell_of(x)] = f"{len(self.found.trace)}:{number}"
+            cell = cell_of(x)
+            if cell not in self.state and not self.made.get(cell, "").startswith("kept "):
+                self.fresh |= {cell} - {*map(cell_of, given)}
+                self.made[cell] = f"{len(self.found.trace)}:{number}"
         return out
 
     def _reads(self, func: Any, args: Any, kwargs: Mapping[str, Any], given: Sequence[Tensor]) -> None:

@@ -9,7 +9,7 @@ calls (Python's random numbers) is refused by name, unless nothing depends on it
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from typing import Any
@@ -21,7 +21,7 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
 from oocdl.pytorch.module_tensors import named_tensors
 from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
-from oocdl.pytorch.study.state import Counter, cell_of, changed, global_generators, is_tensor, snapshot
+from oocdl.pytorch.study.state import Counter, cell_of, changed, classes_of, generators, is_tensor, snapshot
 
 _FAR = 1_000_003
 """Number that is added to a counter to see whether anything depends on it."""
@@ -90,14 +90,15 @@ def _repeated(
     args, kwargs = call
     with mode:
         watch = Watch(module, (*args, *kwargs.values()), strangers)
-        dice = global_generators()
+        dice = generators()
+        before = dice()
         calls, states = [], []
         for _ in range(3):
             calls.append(watch.call(module, args, kwargs))
             states.append(snapshot(module))
         refused = [text for findings in calls for text in findings.refused]
-        drawn = [name for name, was in dice.items() if global_generators()[name] != was]
-        refused += [_drawn(name, module, call) for name in drawn]
+        drawn = [place for place, now in enumerate(dice()) if now != before[place]]
+        refused += [_drawn(dice, place, module, call) for place in drawn]
         left = changed(states[1], states[2])
         counters = {path for path in left if type(states[1].get(path)) is int}
         refused = [f"'{path}' is changed by the forward pass" for path in sorted(left - counters)] or refused
@@ -113,17 +114,17 @@ def _repeated(
     return calls[0]
 
 
-def _drawn(name: str, module: nn.Module, call: Call) -> str:
-    dice = DrawnAt(module, name)
-    with dice:
+def _drawn(dice: Callable[[], list[tuple[str, Any]]], number: int, module: nn.Module, call: Call) -> str:
+    drawn = DrawnAt(module, lambda: dice()[number])
+    with drawn:
         module(*call[0], **call[1])
-    return f"{name} is drawn from {dice.place}".rstrip()
+    return f"{dice()[number][0]} is drawn from {drawn.place}".rstrip()
 
 
 def _is_read(module: nn.Module, path: str, watch: Watch, call: Call) -> bool:
     """Whether a call depends on a whole number that each call changes."""
     owner, _, title = path.rpartition(".")
-    part = dict(module.named_modules()).get(owner)
+    part = {**classes_of(module), **dict(module.named_modules())}.get(owner)
     if part is None or type(getattr(part, title, None)) is not int:
         return True
     uses: list[str] = []
@@ -131,6 +132,7 @@ def _is_read(module: nn.Module, path: str, watch: Watch, call: Call) -> bool:
     before = watch.call(module, *call).trace
     setattr(part, title, Counter(value + _FAR, uses))
     after = watch.call(module, *call).trace
+    setattr(part, title, value)
     return bool(uses) or before != after
 
 

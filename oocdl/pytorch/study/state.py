@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import hashlib
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,14 @@ _DEPTH = 4
 """Depth to which objects inside of objects are looked at."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives to every module; parameters, buffers and submodules are among them."""
+_SLOTS: dict[type, tuple[str, ...]] = {
+    FunctionType: ("__defaults__", "__kwdefaults__"),
+    MethodType: ("__self__", "__func__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    functools.partial: ("func", "args", "keywords"),
+}
+"""What is inside of a function and does not stand in its ``vars``."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -36,7 +48,21 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
             state[f"{prefix}{title}"] = None if tensor is None else ("buffer", cell_of(tensor))
         for title, parameter in part._parameters.items():
             state[f"{prefix}{title}"] = None if parameter is None else ("parameter", cell_of(parameter))
+    for owner, cls in classes_of(module).items():
+        for title, value in vars(cls).items():
+            if not title.startswith("__"):
+                state.update(_leaves(f"{owner}.{title}", value, _DEPTH))
     return state
+
+
+def classes_of(module: nn.Module) -> dict[str, type]:
+    """Return the classes of a module and its parts by name, but for PyTorch's."""
+    classes = {cls for part in module.modules() for cls in type(part).__mro__ if cls is not object}
+    return {cls.__name__: cls for cls in classes if not _is_of_torch(cls)}
+
+
+def _is_of_torch(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "torch"
 
 
 def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
@@ -49,20 +75,55 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         yield path, ("array", value.shape, hashlib.blake2b(value.tobytes()).digest())
     elif (state := _generator_state(value)) is not None:
         yield path, ("generator", state)
-    elif isinstance(value, nn.Module | torch.Generator) or callable(value) or not depth:
+    elif isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools"):
+        yield path, ("iterator", tuple(_leaves("", _reduced(value), _DEPTH)))
+    elif (
+        isinstance(value, nn.Module | torch.Generator | ModuleType | type)
+        or (callable(value) and _is_of_torch(value))
+        or not depth
+    ):
         yield path, ("object", id(value))
     elif isinstance(value, Mapping):
         yield path, ("mapping", len(value))
         for key, item in value.items():
             yield from _leaves(f"{path}[{key!r}]", item, depth - 1)
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         yield path, ("sequence", len(value))
         for number, item in enumerate(value):
             yield from _leaves(f"{path}[{number}]", item, depth - 1)
     else:
-        yield path, ("object", type(value).__name__)
-        for title, item in vars(value).items() if hasattr(value, "__dict__") else ():
+        yield path, ("object", id(value) if isinstance(value, FunctionType) else type(value).__name__)
+        for title, item in _inside(value):
             yield from _leaves(f"{path}.{title}", item, depth - 1)
+
+
+def _inside(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object or a function holds, by name."""
+    slots = [slot for cls in type(value).__mro__ for slot in _names(vars(cls).get("__slots__", ()))]
+    for title in (*_SLOTS.get(type(value), ()), *slots):
+        if hasattr(value, title):
+            yield title, getattr(value, title)
+    if isinstance(value, FunctionType):
+        for title, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield title, cell.cell_contents
+            except ValueError:
+                continue  # it is not set yet
+    yield from vars(value).items() if hasattr(value, "__dict__") else ()
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    """Return the names of slots that have no other way in."""
+    given = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(slot for slot in given if not slot.startswith("__"))
+
+
+def _reduced(iterator: Any) -> Any:
+    """Return what an iterator would be made of again, which tells where it is."""
+    try:
+        return iterator.__reduce__()
+    except TypeError:
+        return repr(iterator)
 
 
 def _generator_state(value: Any) -> Any:
@@ -89,9 +150,16 @@ def is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, tuple) and leaf[0] == "tensor"
 
 
-def global_generators() -> dict[str, Any]:
-    """Return the states of Python's and NumPy's own generators."""
-    return {"Python's random": random.getstate(), "NumPy's random": repr(np.random.get_state())}
+def generators() -> Callable[[], list[tuple[str, Any]]]:
+    """Return a function that tells the states of Python's and NumPy's generators that are nobody's own."""
+    gc.unfreeze()  # what is frozen would not be among the objects
+    others = [one for one in gc.get_objects() if issubclass(type(one), np.random.Generator)]
+
+    def states() -> list[tuple[str, Any]]:
+        own = [("Python's random", random.getstate()), ("NumPy's random", repr(np.random.get_state()))]
+        return own + [("a Generator of NumPy's", _generator_state(one)) for one in others]
+
+    return states
 
 
 @contextmanager
