@@ -68,7 +68,7 @@ CHANGES: dict[str, tuple[Callable[[onnx.ModelProto], None], str]] = {
     "an axis": (attribute("Softmax", "axis", 2), "softmax in '6'"),
     "a norm that is gone": (without("BatchNormalization"), "batch_norm in '1'"),
     "a dropout that is gone": (without("Dropout"), "draws random numbers"),
-    "an average that is a maximum": (another("AveragePool", "GlobalAveragePool"), "2"),
+    "an average that is a maximum": (another("AveragePool", "GlobalAveragePool"), "draws random numbers"),
 }
 
 

@@ -70,6 +70,8 @@ NETWORKS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "a circular border": lambda x: F.pad(x, (1, 2, 2, 1), mode="circular"),
     "half the size, by size": lambda x: F.interpolate(x, size=(x.shape[2] // 2, x.shape[3] // 2)),
     "twice the size, by scale": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "five thirds of the size": lambda x: F.interpolate(x, scale_factor=5 / 3, mode="bilinear"),
+    "0.7 of the size": lambda x: F.interpolate(x, scale_factor=0.7),
     "down and up again": _levels,
     "padded to a multiple of 16": _to_sixteen,
     "twice where it is large": lambda x: 2 * x if x.shape[2] > 12 else x,
@@ -78,6 +80,9 @@ NETWORKS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "attention over places": _attention,
     "a grid of places": lambda x: x + torch.linspace(-1, 1, x.shape[3], dtype=x.dtype),
     "rolled by half": lambda x: x.roll(x.shape[2] // 2, 2),
+    "rolled by a sixteenth": lambda x: x.roll(1 + x.shape[2] // 16, 2),
+    "padded to sixteens by ceil": lambda x: F.pad(x, (0, math.ceil(x.shape[3] / 16) * 16 - x.shape[3])),
+    "times the batch by ceil": lambda x: x * math.ceil(x.shape[0] / 4),
     "the last row": lambda x: x + x[:, :, x.shape[2] - 1 :],
 }
 """By what the middle does; it keeps three channels."""
@@ -97,10 +102,15 @@ FIXED = {
     "a loop over columns": "test_open_axes.py",
     "a grid of places": "test_open_axes.py",
     "rolled by half": "its file is another network",
+    "rolled by a sixteenth": "its file is another network",
+    "padded to sixteens by ceil": "its file is another network",
 }
 """Networks that are not free of size, and what the refusal names."""
 
-UNSEEN = ("AdaptiveAvgPool2d(4)", "AdaptiveMaxPool2d(2)", "twice where it is large", "rolled by half")
+UNSEEN = (
+    *("AdaptiveAvgPool2d(4)", "AdaptiveMaxPool2d(2)", "twice where it is large", "rolled by half"),
+    *("rolled by a sixteenth", "padded to sixteens by ceil", "times the batch by ceil"),
+)
 """Networks of which a file written at one size may hold nothing that tells them from others."""
 
 EXACT_TO = 1e-7
@@ -127,8 +137,8 @@ def test_a_module_at_other_sizes(
     except UnsupportedError as why:
         assert f"{exporter}: " in str(why)
         pytest.skip(f"not written: {str(why)[:200]}")
-    for size in (SIZE, (12, 12), OTHER, (9, 7)):
-        x = torch.randn(2, 1, *size, dtype=torch.float64)
+    for size in (SIZE, (12, 12), OTHER, (9, 7), (20, 40)):
+        x = torch.randn(2 + 3 * (size == OTHER), 1, *size, dtype=torch.float64)
         try:
             found = predicted(model, x, module)
         except ModelError as why:

@@ -1,10 +1,11 @@
-"""Inputs on which a module is compared with its file: small sizes, two of each open axis, and numbers."""
+"""Inputs on which a module is compared with its file: two sizes of each open axis, and numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from math import prod
 
 import torch
 from torch import Tensor
@@ -15,6 +16,12 @@ from oocdl.pytorch.study.freedom import BATCH, Axis
 _EXTENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 _LEAST = 8
 """Smaller extents are tried last: windows would see little else than padding."""
+_FAR = ((33, 20), (40, 24), (48, 32), (80, 48), (96, 64))
+"""Extents that are far from the small ones: a number that code makes of sizes differs there."""
+_FAR_BATCH = 9
+_MOST_PRODUCTS = 300_000_000
+"""Products in a forward pass at far sizes, as estimated; a pass of more is left out."""
+_LEAST_PARAMETERS = 1000
 Shapes = Mapping[str, tuple[int, ...]]
 Works = Callable[[Shapes], Sequence[tuple[int, ...]] | None]
 """Returns the shapes of the outputs for inputs of such shapes; None if the module cannot be called so."""
@@ -31,12 +38,18 @@ class Sizes:
 
 
 def choose(
-    example: Shapes, names: Mapping[Axis, str], conditions: Sequence[Condition], works: Works
+    example: Shapes,
+    names: Mapping[Axis, str],
+    conditions: Sequence[Condition],
+    works: Works,
+    parameters: int = 0,
 ) -> Sizes | None:
-    """Return small sizes that the conditions allow and the module takes; None if none are found.
+    """Return sizes that the conditions allow and the module takes; None if none are found.
 
-    ``names``: (input, axis) -> the name of its size, for the axes that are open. Of batches, the first is 2
-    and the second 1, or 3 where the module refuses 1.
+    ``names``: (input, axis) -> the name of its size, for the axes that are open. Of batches, the first is 9
+    and the second 1, or 2 where the module refuses 1; extents are small in the first, and those of the
+    example or other far ones in the second. Where a module of so many ``parameters`` would compute too long,
+    both are small.
     """
     given = {name: example[title][axis] for (title, axis), name in names.items()}
     titles = [name for name in given if name != BATCH]
@@ -53,15 +66,43 @@ def choose(
         returned = works(shapes)
         return None if returned is None else (shapes, returned)
 
+    def is_cheap(extents: Mapping[str, int], batch: int) -> bool:
+        sizes = {**extents, BATCH: batch}
+        places = 0
+        for name, shape in example.items():
+            along = [len(shape) > 3 and axis != 1 for axis in range(len(shape))]  # as a convolution computes
+            places += prod(
+                sizes[names[name, axis]] if (name, axis) in names else size if along[axis] else 1
+                for axis, size in enumerate(shape)
+            )
+        return places * max(parameters, _LEAST_PARAMETERS) <= _MOST_PRODUCTS
+
     for small, large in _pairs(titles, given):
         first = takes(small, 2)
-        for batch in (1, 3):
+        many = takes(small, _FAR_BATCH) if first and BATCH in given and is_cheap(small, _FAR_BATCH) else None
+        first = many or first
+        for batch in (1, 2 if many else 3):
             second = takes(large, batch) if first else None
-            if first and second and [len(shape) for shape in second[1]] == [len(shape) for shape in first[1]]:
+            if first and second and _ranks(first[1]) == _ranks(second[1]):
+                tried = (takes(one, batch) for one in _far(titles, given, large) if is_cheap(one, batch))
+                second = next((far for far in tried if far and _ranks(far[1]) == _ranks(first[1])), second)
                 pairs = (zip(*shapes, strict=True) for shapes in zip(first[1], second[1], strict=True))
                 outputs = [tuple(a if a == b else "" for a, b in pair) for pair in pairs]
                 return Sizes(first[0], second[0], outputs)
     return None
+
+
+def _ranks(shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    return [len(shape) for shape in shapes]
+
+
+def _far(titles: Sequence[str], own: Mapping[str, int], near: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield extents that are far from those that are near: first with those of the example that are."""
+    for pair in _FAR if titles else ():
+        far = {name: pair[place % 2] for place, name in enumerate(titles)}
+        if min(pair) > max(near.values()):
+            yield {name: max(size, own[name]) for name, size in far.items()}
+            yield far
 
 
 def _pairs(

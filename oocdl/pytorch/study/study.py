@@ -78,10 +78,10 @@ def study(
     )
     example = {name: tuple(x.shape) for name, x in wide.items()}
     works = _Works(module, signature, data)
-    sizes = choose(example, free.names, free.conditions, works)
+    sizes = choose(example, free.names, free.conditions, works, works.parameters)
     if sizes is None and not asked:
         free = _only_the_batch(free, example, "no other size was found that the module takes")
-        sizes = choose(example, free.names, free.conditions, works)
+        sizes = choose(example, free.names, free.conditions, works, works.parameters)
     if sizes is None:
         raise UnsupportedError(
             f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {works.reason}"
@@ -92,7 +92,7 @@ def study(
 def narrowed(module: nn.Module, signature: Signature, made: Study, reason: str) -> Study:
     """Return a study with all axes but the batch fixed at the sizes of the example, for a reason."""
     free, works = _only_the_batch(made.free, made.example, reason), _Works(module, signature, made.data)
-    sizes = choose(made.example, free.names, free.conditions, works)
+    sizes = choose(made.example, free.names, free.conditions, works, works.parameters)
     if sizes is None:
         raise UnsupportedError(f"it cannot be called with {made.example}: {works.reason}")
     return replace(made, free=free, sizes=sizes)
@@ -117,6 +117,7 @@ class _Works:
     def __init__(self, module: nn.Module, signature: Signature, data: Data) -> None:
         self.module, self.signature, self.data = copy.deepcopy(module), signature, data
         self.dtype = dtype_of(module)
+        self.parameters = sum(p.numel() for p in module.parameters())
         self.reason = ""
         """Why the last call failed."""
 
