@@ -20,6 +20,7 @@ from oocdl.graph.ir.graph import Array, Graph, Shape, needed_nodes
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.constant_folding import ints
+from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.metadata import Fact
 from oocdl.graph.onnx.model_file import OnnxNode, shown
 
@@ -58,6 +59,8 @@ class Context:
     """ONNX names that some node reads, and the model's outputs."""
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]
     """Lowers the nodes of a body; returns what of them is refused."""
+    exact: ExactNumbers | None = None
+    """The numbers of the module's code, where the file has them."""
     env: dict[str, Entry] = field(default_factory=dict)
     single_biases: set[str] = field(default_factory=set)
     """Initializers of recurrent biases whose second half is zeros that are no parameters."""

@@ -164,6 +164,7 @@ class _Reader:
             facts=model.metadata.facts if model.metadata is not None else {},
             traced=traced or {},
             batch=batch,
+            exact=model.exact,
             read=frozenset(read | {port.name for port in model.outputs} | results_of_bodies(model.nodes)),
             lower=lambda nodes: lower_nodes(self.ctx, self._lowerings, nodes),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 from math import floor, prod
 from typing import Any
@@ -13,6 +14,9 @@ from oocdl.errors import ModelError
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 
+_MOST_PARTS = 100
+"""Largest denominator of a scale that is taken for a ratio, where its decimals do not end."""
+_DIGITS = 7
 _MODES = ("nearest", "linear", "cubic")
 _COORDINATES = ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners")
 _A = -0.75
@@ -81,7 +85,7 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
         scales = np.asarray(ctx.attr("scales"))
     axes = tuple(axis % len(shape) for axis in ctx.attr("axes", range(len(shape))))
     if scales is not None and scales.size:
-        factors = [float(str(scale)) for scale in scales.reshape(-1)]  # 0.4, and not 0.4000000059604645
+        factors = [_exact(ctx, scale) for scale in scales.reshape(-1)]
         return [(axis, floor(shape[axis] * f), f) for axis, f in zip(axes, factors, strict=True)]
     sizes = ctx.ints("scales or sizes", "", 3)
     if not sizes:
@@ -90,6 +94,20 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
     if policy != "stretch":
         ctx.refuse(f"keep_aspect_ratio_policy {policy}")
     return [(axis, size, size / shape[axis]) for axis, size in zip(axes, sizes, strict=True)]
+
+
+def _exact(ctx: Context, scale: Any) -> float:
+    """Return a scale as the code has it, which a file rounds to float32: 0.4, or 5/3.
+
+    It decides of a size: twelve times 1.6666666 are not yet twenty.
+    """
+    known = float(scale) if ctx.exact is None else ctx.exact.number(float(scale))
+    if known != scale or not 0 < known < float("inf"):
+        return known
+    ratio = Fraction(known).limit_denominator(_MOST_PARTS)
+    decimal = float(str(scale))
+    is_ratio = np.float32(float(ratio)) == np.float32(scale) and len(str(scale)) > _DIGITS
+    return float(ratio) if is_ratio else decimal
 
 
 @lowers("GridSample")
