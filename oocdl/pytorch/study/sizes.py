@@ -122,6 +122,8 @@ def _pairs(
 
 
 _MOST_ROWS = 64
+_WHOLE, _BYTE = (-100, 100), (0, 255)
+"""Least and largest of whole numbers that look up nothing."""
 _TRUE = 0.7
 """Share of the flags that are set: a mask that hides everything gives no numbers."""
 
@@ -137,6 +139,9 @@ class Data:
     special: tuple[int, ...] = field(default=())
     """Whole numbers that have to be among them, such as rows of padding."""
 
+    wide: bool = False
+    """Whether whole numbers look up nothing, and may be any: so they are in all calls but the first."""
+
     def inputs(
         self, shapes: Shapes, dtype: torch.dtype, seed: int, *, ties: bool = False, positive: bool = False
     ) -> dict[str, Tensor]:
@@ -149,6 +154,11 @@ class Data:
         def numbers(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
             if kind == torch.bool:
                 return torch.rand(shape, generator=random) < _TRUE
+            if not kind.is_floating_point and self.wide and seed:
+                low, high = _BYTE if kind == torch.uint8 else _WHOLE
+                ids = torch.randint(low, high + 1, shape, generator=random)
+                ids.view(-1)[: min(ids.numel(), 2)] = torch.tensor((low, high))[: ids.numel()]
+                return (ids.abs() if positive else ids).to(kind)
             if not kind.is_floating_point:
                 ids = torch.randint(0, max(min(self.rows, _MOST_ROWS), 1), shape, generator=random)
                 for place, number in enumerate(self.special[: ids.numel()]):

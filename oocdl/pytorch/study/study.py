@@ -86,6 +86,9 @@ def study(
         raise UnsupportedError(
             f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {works.reason}"
         )
+    wider = replace(data, wide=not findings.rows and not all(x.is_floating_point() for x in inputs.values()))
+    if wider.wide and _Works(module, signature, wider)(sizes.second, seed=1) is not None:
+        data = wider  # else it looks something up all the same
     return Study(found=findings, example=example, free=free, sizes=sizes, data=data, outputs=names)
 
 
@@ -121,8 +124,8 @@ class _Works:
         self.reason = ""
         """Why the last call failed."""
 
-    def __call__(self, shapes: Shapes) -> list[tuple[int, ...]] | None:
-        args, kwargs = self.signature.split(self.data.inputs(shapes, self.dtype, 0))
+    def __call__(self, shapes: Shapes, seed: int = 0) -> list[tuple[int, ...]] | None:
+        args, kwargs = self.signature.split(self.data.inputs(shapes, self.dtype, seed))
         try:
             with torch.no_grad():
                 returned = self.module(*args, **kwargs)
