@@ -87,22 +87,71 @@ EXPORTERS: Mapping[str, Callable[[nn.Module, Call, Path], None]] = {
 """All exporters, in the order in which they are tried: the first is ten times as fast."""
 
 
-class _NoData(TorchFunctionMode):
-    """Reads ``.data`` as ``detach()``: PyTorch's exporters lose sight of it."""
+class _InOtherWords(TorchFunctionMode):
+    """Calls ``_WORDS`` for what these write out, and reads ``.data`` as ``detach()``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__" and getattr(func, "__self__", None) is Tensor.data:
             return args[0].detach()
-        return func(*args, **(kwargs or {}))
+        return _WORDS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    """Compute Softplus, which is its input above a threshold: exporters write it without one."""
+    if threshold >= _FLAT:
+        return _PLAIN_SOFTPLUS(input, beta, threshold)
+    scaled = input * beta
+    return torch.where(scaled > threshold, input, _PLAIN_SOFTPLUS(scaled) / beta)
+
+
+def _logsigmoid(input: Tensor) -> Tensor:
+    """Compute the logarithm of Sigmoid, which is not 0 where that is rounded to 0."""
+    return -_PLAIN_SOFTPLUS(-input)
+
+
+def _logaddexp(input: Tensor, other: Tensor) -> Tensor:
+    """Compute the logarithm of a sum of powers of e that may overflow."""
+    return torch.maximum(input, other) + _PLAIN_SOFTPLUS(-(input - other).abs())
+
+
+def _bce_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """Compute binary cross entropy of logits, also of those whose Sigmoid is rounded to 0 or 1."""
+    if size_average is not None or reduce is not None:
+        reduction = nn.functional._Reduction.legacy_get_string(size_average, reduce)
+    positive = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
+    each = (1 - target) * input + positive * _PLAIN_SOFTPLUS(-input)
+    each = each if weight is None else each * weight
+    return each.mean() if reduction == "mean" else each.sum() if reduction == "sum" else each
+
+
+_FLAT = 20
+"""Threshold of Softplus from which on it changes nothing but the last digits."""
+_PLAIN_SOFTPLUS = nn.functional.softplus
+_WORDS: Mapping[Any, Callable[..., Any]] = {
+    nn.functional.softplus: _softplus,
+    nn.functional.logsigmoid: _logsigmoid,
+    torch.logaddexp: _logaddexp,
+    nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
+}
+"""A function of PyTorch that exporters get wrong -> the same in other words."""
 
 
 @contextlib.contextmanager
 def rewritten() -> Iterator[None]:
     """Have a module call in other words what exporters get wrong.
 
-    They write attention without PyTorch's zeros for queries that see no key, and lose sight of ``.data``.
+    They write attention without PyTorch's zeros for queries that see no key, lose sight of ``.data`` and of
+    Softplus's threshold, and write the others as formulas that lose digits or overflow.
     """
-    with patch("torch.nn.functional.scaled_dot_product_attention", _attention), _NoData():
+    with patch("torch.nn.functional.scaled_dot_product_attention", _attention), _InOtherWords():
         yield
 
 

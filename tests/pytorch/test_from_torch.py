@@ -26,9 +26,10 @@ from oocdl.errors import InputError, ModelWarning, UnsupportedError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from oocdl.pytorch import export as exporting
+from oocdl.pytorch.comparison.file_pass import inference_pass
 from oocdl.pytorch.exported import Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
-from tests.kit.torch_modules import Encoding, Head, Words, frozen, in_evaluation, running, save_arrays
+from tests.kit.torch_modules import Encoding, Head, Words, error, frozen, in_evaluation, running, save_arrays
 from tests.kit.turns import some_of
 
 IMAGE = torch.zeros(2, 2, 8, 8)
@@ -611,3 +612,76 @@ def test_both_exporters_write_the_same_network(tmp_path: Path, monkeypatch: pyte
         assert known is not None
         found.append(known.facts)
     assert found[0] == found[1] and found[0]["pe"].kind == "buffer"
+
+
+class OfWhole(nn.Module):
+    """A linear layer of what a function makes of whole numbers."""
+
+    def __init__(self, calc: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fc, self.calc = nn.Linear(3, 3), calc
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(self.calc(x).double())
+
+
+WHOLE: dict[str, tuple[Callable[[Tensor], Tensor], torch.dtype]] = {
+    "divided and rounded down": (lambda x: x // 3, torch.int64),
+    "the rest of a division": (lambda x: torch.fmod(x, 5), torch.int64),
+    "shifted": (lambda x: x >> 1, torch.int64),
+    "a byte that wraps around": (lambda x: x * 2, torch.uint8),
+    "a byte as a float": (lambda x: x.double() * 2, torch.uint8),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers_that_are_negative_or_large(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file does what the module does with them, or is refused: exporters write what is so for 0 and 1."""
+    monkeypatch.setattr(exporting, "EXPORTERS", {"TorchScript": EXPORTERS["TorchScript"]})
+    calc, dtype = WHOLE[name]
+    module = OfWhole(calc).double()
+    x = torch.arange(-9 if dtype == torch.int64 else 120, 200, 11)[:6].reshape(2, 3)
+    try:
+        file = oocdl.from_torch(module, x.to(dtype), tmp_path / "net.onnx")
+    except UnsupportedError as why:
+        assert "cannot be written as ONNX" in str(why) and name != "a byte as a float"
+        return
+    model = inspect_onnx(file)
+    made = inference_pass(model, {"x": (2, 3)}, "float64")
+    held = {title: torch.as_tensor(item.raw()) for title, item in model.initializers.items()}
+    (y,) = made.run(held, {"x": x}, {}).values()
+    with torch.no_grad():
+        assert error(y, module(x.to(dtype))) <= 1e-7
+
+
+LOST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "softplus with a threshold": (lambda x: F.softplus(x, 2.0, 5.0), 3.0),
+    "cross entropy of large logits": (
+        lambda x: F.binary_cross_entropy_with_logits(x, torch.zeros_like(x), reduction="none"),
+        -18.0,
+    ),
+    "cross entropy with weights": (
+        lambda x: F.binary_cross_entropy_with_logits(
+            x, torch.full_like(x, 0.3), torch.tensor(0.5), pos_weight=torch.tensor(3.0)
+        ),
+        18.0,
+    ),
+    "logsigmoid of a small number": (F.logsigmoid, -120.0),
+    "logaddexp of large numbers": (lambda x: torch.logaddexp(x, x / 2), 300.0),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_exporters_write_without_its_digits(name: str, tmp_path: Path) -> None:
+    calc, at = LOST[name]
+    module = Does(lambda self, x, y: calc(x + 0 * y))
+    file = oocdl.from_torch(module, torch.zeros(2, 3), tmp_path / "net.onnx")
+    model, x = inspect_onnx(file), at + torch.tensor([[-0.5, 0.0, 0.5], [0.1, 0.2, 0.3]])
+    made = inference_pass(model, {"x": (2, 3)}, "float32")
+    held = {title: torch.as_tensor(item.raw()) for title, item in model.initializers.items()}
+    (y,) = made.run(held, {"x": x}, {}).values()
+    with torch.no_grad():
+        wanted = module(x)
+    assert bool(((y - wanted).abs() <= 1e-5 * wanted.abs()).all())
