@@ -18,7 +18,7 @@ from oocdl.ops.expression import compute
 from oocdl.ops.pointwise import Row
 
 Emit = Callable[[Builder, Sequence[str], Mapping[str, Any]], str]
-LOOPS_VERSION = "9"
+LOOPS_VERSION = "10"
 """Version of what loops compute, which kernels engines call, and what transforms draw. It changes with the
 bits of results: a run that goes on with another one says so."""
 

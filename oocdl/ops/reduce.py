@@ -2,7 +2,8 @@
 
 Cut reductions are combined exactly: sums by adding, LogSumExp because the partial results are LogSumExps
 themselves, ``lse(lse(a), lse(b)) = lse(a, b)``, moments by Chan's formula. Softmax and LogSoftmax are
-rewritten, so that their axis may be cut: ``exp(x - lse(x))`` and ``x - lse(x)``.
+rewritten, so that their axis may be cut: ``exp(d - lse(d))`` and ``d - lse(d)`` of ``d = x - max(x)``, for
+next to numbers that are large log n would be lost.
 
 Every norm (batch, instance, layer, group) is ``Moments(x){axes} -> mean, var`` with a biased ``var``, and
 ``Normalize(x, mean, var){axes, eps}``, which is ``(x - mean) / sqrt(var + eps)`` where mean and var *are* the
@@ -64,7 +65,9 @@ def _infer(results: int = 1, floats: bool = True) -> Infer:
 
 
 def _max_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """Share the gradient equally between the maxima, as ``torch.amax``."""
+    """Share the gradient equally between the maxima, as ``torch.amax``; ``flat``: nothing depends on it."""
+    if node.attrs.get("flat"):
+        return [None]
     x = lift(build, node.inputs[0])
     here = equal(x, x.to(node.outputs[0])).cast(x.dtype)
     return [(here * (x.to(g) / apply("ReduceSum", here, axes=node.attrs["axes"]))).name]
@@ -122,9 +125,14 @@ def _infer_softmax(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     return [(inputs[0].shape, same_float(node, inputs))]
 
 
+def below_largest(x: Lifted, axis: int) -> Lifted:
+    """Return ``x`` less its largest along an axis, for results that are the same whatever is subtracted."""
+    return x - apply("ReduceMax", x, axes=(axis,), flat=True)
+
+
 def _log_softmax(build: Builder, node: Node) -> Sequence[str]:
-    x = lift(build, node.inputs[0])
-    return [(x - apply("LogSumExp", x, axes=(node.attrs["axis"],))).name]
+    below = below_largest(lift(build, node.inputs[0]), node.attrs["axis"])
+    return [(below - apply("LogSumExp", below, axes=(node.attrs["axis"],))).name]
 
 
 def _softmax_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:

@@ -191,6 +191,10 @@ CASES: dict[str, tuple[Loss, Tensor, Tensor, Truth]] = {
         lambda x, y: F.cross_entropy(x, y[:, 0].long())),
     "a language model": (
         CrossEntropy(), normal(2, 5, 7), labels(7, 2, 5), lambda x, y: F.cross_entropy(x.transpose(1, 2), y)),
+    "far from 0": (CrossEntropy(), normal(3, 4) - 1e9, labels(4, 3), F.cross_entropy),
+    "smoothed, far from 0": (
+        CrossEntropy(label_smoothing=0.1), normal(3, 4) + 1e9, labels(4, 3),
+        partial(F.cross_entropy, label_smoothing=0.1)),
     "a masked class": (CrossEntropy(), MASKED, labels(3, 3), F.cross_entropy),
     **{
         f"{name}, slopes at zero and far from it": (loss, FAR, FAR.flip(0).clamp(0, 1), truth)

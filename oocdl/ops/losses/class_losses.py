@@ -17,6 +17,7 @@ from oocdl.ops._broadcast import cure, size
 from oocdl.ops.expression import Lifted, apply, equal, exp, softplus, where
 from oocdl.ops.losses.number_losses import along_channels, binary_surprise, weighted
 from oocdl.ops.own_loss import truth_of
+from oocdl.ops.reduce import below_largest
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,10 @@ class _Places:
     axis: int
     here: Lifted
     """Where the class is the label, in the logits' shape."""
+    below: Lifted
+    """The logits less the largest of their place, next to which log n would be lost."""
     level: Lifted
-    """LogSumExp of the logits."""
+    """LogSumExp of these."""
     ignored: Lifted | None
     """Where the label is ignored, if one may be."""
     surprise: Lifted
@@ -138,15 +141,16 @@ def _places(x: Lifted, target: str, ignore: int | None = None) -> _Places:
     zero, nan = x.number(0.0), x.number(float("nan"))
     here = equal(labels, classes_of(x, axis))
     # Where, not Mul: a class that is masked by a logit of -inf would give 0 * inf.
-    chosen = apply("ReduceSum", where(here, x, zero), axes=(axis,))
-    level = apply("LogSumExp", x, axes=(axis,))
+    below = below_largest(x, axis)
+    chosen = apply("ReduceSum", where(here, below, zero), axes=(axis,))
+    level = apply("LogSumExp", below, axes=(axis,))
     surprise = level - chosen
     ignored = None if ignore is None else equal(labels, ignore)
     outside = apply("Or", labels < 0, labels > x.shape[axis] - 1)
     surprise = where(outside, nan, surprise)
     if ignored is not None:
         surprise = where(ignored, zero, surprise)
-    return _Places(axis, here, level, ignored, surprise)
+    return _Places(axis, here, below, level, ignored, surprise)
 
 
 def add_cross_entropy(
@@ -169,8 +173,9 @@ def add_cross_entropy(
 
 def _smoothed(share: float, places: _Places, x: Lifted, each: Lifted, vector: Lifted | None) -> Lifted:
     """Add the loss of each place with a share for all classes, which have the weights ``vector``."""
-    below = places.level - x
-    spread = apply("ReduceSum", below if vector is None else below * vector, axes=(places.axis,))
+    each_class = places.level - places.below
+    each_class = each_class if vector is None else each_class * vector
+    spread = apply("ReduceSum", each_class, axes=(places.axis,))
     assert places.ignored is not None
     spread = where(places.ignored, spread.number(0.0), spread) * (share / x.shape[places.axis])
     return each * (1 - share) + spread
