@@ -124,8 +124,8 @@ def _bce_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Tensor:
     """Compute binary cross entropy of logits, also of those whose Sigmoid is rounded to 0 or 1."""
-    if size_average is not None or reduce is not None:
-        reduction = nn.functional._Reduction.legacy_get_string(size_average, reduce)
+    if size_average is not None or reduce is not None:  # as it was called before ``reduction``
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
     positive = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
     each = (1 - target) * input + positive * _PLAIN_SOFTPLUS(-input)
     each = each if weight is None else each * weight
