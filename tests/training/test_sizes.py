@@ -294,7 +294,7 @@ def test_the_plan_shows_every_size(net: Path, data: tuple[Path, Samples]) -> Non
 
 
 def test_a_search_counts_batches_of_each_size(net: Path, data: tuple[Path, Samples], tmp_path: Path) -> None:
-    options = {**EXACT, "batch_size": 2, "epochs": 1, "memory": "1GiB"}
+    options = {**EXACT, "batch_size": 2, "epochs": 1, "memory": "4GiB"}  # a process of many tests is large
     found = oocdl.search(
         net, data[0], space={"accumulate": [1, 2]}, trials=2, rungs=1, workdir=tmp_path / "s", **options
     )

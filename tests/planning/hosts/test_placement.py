@@ -24,9 +24,9 @@ from tests.kit.plans import cut_for, exchanged, mlp_draft, unet_draft
 MLP = [256, 512, 256, 256]
 CASES = {
     ("mlp", 3, "batch"): "b966cfefee8c92b5",
-    ("mlp", 4, "channels"): "14359dbe2155e002",
-    ("unet", 2, "space"): "62696af6794716de",
-    ("unet", 3, "both"): "153f364083cab8b5",
+    ("mlp", 4, "channels"): "432bc4ff870eaaac",
+    ("unet", 2, "space"): "d3a065be221cc79a",
+    ("unet", 3, "both"): "35b68c377627ad44",
     ("unet", 8, "auto"): "7c0a1b4c10fc8fda",
 }
 CUTS = {"batch": {"batch": 8}, "channels": {"channels": 8}, "space": {"space": (4,)}, "auto": {}}
