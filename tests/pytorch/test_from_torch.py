@@ -170,12 +170,14 @@ def raise_captured() -> Callable[[None], int]:
     return raised
 
 
-def later(held: Any, count: Callable[[Any], int]) -> Callable[[], nn.Module]:
-    """A module that does something else after the fifth call."""
+def later(held: Any, count: Callable[[Any], int], hidden: int = 0) -> Callable[[], nn.Module]:
+    """A module that does something else after the fifth call; so many classes of its name are above it."""
 
     def make() -> nn.Module:
         module = Steps(lambda self, x, y: y * (2 if self.count_of(self.held) > 5 else 1))
         module.held, module.count_of = held, count
+        for _ in range(hidden):
+            module.__class__ = type("Steps", (type(module),), {})
         return module
 
     return make
@@ -266,6 +268,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         lambda: Does(lambda s, x, y: y + F.embedding((x > 0).long(), 2 * s.fc.weight, padding_idx=0)[:, 0]),
         THREE, "padding_idx of a table that is computed"),
     "a class counts": (later(None, raise_class), THREE, "'Steps.count' is changed by the forward pass"),
+    "a class counts behind others of its name": (
+        lambda: later(None, raise_class, hidden=2)(), THREE, "'Steps.*count' is changed by the forward pass"),
     "a default counts": (later(None, raise_default), THREE, r"'count_of.__defaults__\[0\]\['n'\]' is"),
     "a closure counts": (later(None, raise_captured()), THREE, "'count_of.count' is changed by the forward"),
     "an iterator counts": (later(itertools.count(), next), THREE, "'held' is changed by the forward pass"),

@@ -56,9 +56,13 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
 
 
 def classes_of(module: nn.Module) -> dict[str, type]:
-    """Return the classes of a module and its parts by name, but for PyTorch's."""
-    classes = {cls for part in module.modules() for cls in type(part).__mro__ if cls is not object}
-    return {cls.__name__: cls for cls in classes if not _is_of_torch(cls)}
+    """Return the classes of a module and its parts by name, but for PyTorch's; equal names are numbered."""
+    classes = dict.fromkeys(cls for part in module.modules() for cls in type(part).__mro__[:-1])
+    found = dict[str, type]()
+    for cls in classes:
+        if not _is_of_torch(cls):
+            found[f"{cls.__name__} ({len(found)})" if cls.__name__ in found else cls.__name__] = cls
+    return found
 
 
 def _is_of_torch(value: Any) -> bool:
