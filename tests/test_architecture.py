@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 72322,
+    "lines of oocdl": 72330,
     "lines of augmentation": 1602,
     "lines of callbacks": 661,
     "lines of cli": 2109,
@@ -178,15 +178,15 @@ LIMITS = {
     "lines of graph": 10610,
     "lines of host": 911,
     "lines of ops": 6399,
-    "lines of planning": 8245,
+    "lines of planning": 8247,
     "lines of presets": 691,
-    "lines of pytorch": 3255,
+    "lines of pytorch": 3259,
     "lines of report": 2802,
     "lines of runtime": 5336,
-    "lines of storage": 6701,
+    "lines of storage": 6703,
     "lines of training": 4158,
     "lines of tuning": 1501,
-    "lines of tests": 49823,
+    "lines of tests": 49827,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

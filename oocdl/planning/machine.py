@@ -57,6 +57,8 @@ READ_BLOCK_BYTES = 1 << 20
 """Bytes that a unit reads of a dataset, or generates, at once, where chunks are not larger."""
 BATCH_CACHE_BYTES = 8 << 20
 """The most that is kept of what was already read of the current batch."""
+LEAST_READING_BYTES = 3 * READ_BLOCK_BYTES
+"""Bytes that reading takes where chunks are smaller than a block."""
 UNUSUAL_BYTES = 16 << 20
 """Excess over the usual memory for reading from which on errors give the reason."""
 
@@ -281,12 +283,12 @@ def _reading_bytes(dataset: Dataset) -> int:
     """Return the bytes needed to read one chunk of a dataset at a time, and to shuffle its samples."""
     arrays = dataset.arrays.values()
     samples = max(array.shape[0] for array in arrays)
-    return max(3 * READ_BLOCK_BYTES, *(array.reading_bytes for array in arrays)) + SAMPLE_BYTES * samples
+    return max(LEAST_READING_BYTES, *(array.reading_bytes for array in arrays)) + SAMPLE_BYTES * samples
 
 
 def _why_reading(dataset: Dataset, reading_bytes: int) -> str:
     """Say why reading a dataset takes much of a budget; nothing if it does not."""
-    if reading_bytes < 3 * READ_BLOCK_BYTES + UNUSUAL_BYTES:
+    if reading_bytes < LEAST_READING_BYTES + UNUSUAL_BYTES:
         return ""
     worst = max(dataset.arrays.values(), key=lambda array: array.reading_bytes)
     if worst.reading_bytes * 2 > reading_bytes:

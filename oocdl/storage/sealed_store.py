@@ -72,7 +72,9 @@ class SealedStore(Store):
             (data,) = read_verified(what, self.root / key, record, buffers)
         except CorruptError as error:
             if self.outdated is not None and self.outdated():
-                raise StoreError(f"{self.what} is gone, as the run was trained on; take it anew") from error
+                raise StoreError(
+                    f"{self.what} is gone, for the run was trained further: read it from the run again"
+                ) from error
             raise
         return data
 

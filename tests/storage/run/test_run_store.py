@@ -292,7 +292,7 @@ def test_an_array_that_was_replaced_is_not_called_damaged(path: Path) -> None:
         commit(writer, 3).finish({"step": 30})
         assert np.array_equal(taken[...], content(W, 2)), "the version before stays"
         commit(writer, 4).finish({"step": 40})
-        with pytest.raises(StoreError, match="gone, as the run was trained on; take it anew"):
+        with pytest.raises(StoreError, match="gone, for the run was trained further"):
             taken[...]
 
 
