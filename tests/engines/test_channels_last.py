@@ -11,11 +11,11 @@ from torch import Tensor
 
 from oocdl.engines.torch.conv import dispatch, im2col
 from oocdl.graph.ir.graph import Shape
-from tests.kit.channels_last import Pads, counting, gradients, noise, ran
-from tests.kit.kernels import error
+from tests.kit.kernels import counting
+from tests.kit.programs import Pads
+from tests.kit.random_convolutions import Convolution, check, runs
 
 ONES = (1, 1, 1)
-TOLERANCE = 1e-5
 EVEN: Pads = ((1, 1), (1, 1), (1, 1))
 
 
@@ -24,15 +24,9 @@ EVEN: Pads = ((1, 1), (1, 1), (1, 1))
 @pytest.mark.parametrize("channels", [1, 2])
 def test_first_layers(channels: int, dilation: int, pads: Pads, monkeypatch: pytest.MonkeyPatch) -> None:
     made = [counting(monkeypatch, im2col, name) for name in ("convolve", "weight_gradient")]
-    x, w = noise(2, channels, 7, 8, 9), noise(16, channels, 3, 3, 3, seed=1)
-    out = [n + sum(pad) - 2 * dilation for n, pad in zip(x.shape[2:], pads, strict=True)]
-    dy, dilations = noise(2, 16, *out, seed=2), (dilation,) * 3
-    wanted, _, grad = gradients(x, w, dy, pads, dilations=dilations)
-    attrs = {"strides": ONES, "dilations": dilations, "pads": (99,) * 6}
-    found = ran("Conv", [x, w], wanted.shape, attrs, pads)
-    assert error(found, wanted) <= TOLERANCE
-    found = ran("ConvWeightGrad", [x, dy], w.shape, {**attrs, "kernel_shape": w.shape[2:]}, pads)
-    assert error(found, grad) <= TOLERANCE
+    case = Convolution((channels, 16), (7, 8, 9), (3, 3, 3), pads, ONES, (dilation,) * 3, batch=2)
+    for run in runs(case, "float32"):
+        check(run)
     assert [len(calls) for calls in made] == [1, 1]
 
 
@@ -53,23 +47,16 @@ ENDS = [
 def test_windows_that_see_nothing_but_padding(depth: int, window: int, pads: tuple[int, int]) -> None:
     """At ends of a volume that are thinner than a window, or padded by more than one sees."""
     around = (pads, (1, 1), (1, 1))
-    x, w = noise(1, 16, depth, 6, 7), noise(16, 16, window, 3, 3, seed=1)
-    dy = noise(1, 16, depth + sum(pads) - window + 1, 6, 7, seed=2)
-    y, dx, dw = gradients(x, w, dy, around)
-    attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6}
-    crop = {"spatial": x.shape[2:], "crop": (0, 0, pads[0], 1, 1)}
-    assert error(ran("Conv", [x, w], y.shape, attrs, around), y) <= TOLERANCE
-    assert error(ran("ConvTranspose", [dy, w], x.shape, {**attrs, **crop}, ((0, 0),) * 3), dx) <= TOLERANCE
-    shaped = {**attrs, "kernel_shape": w.shape[2:]}
-    assert error(ran("ConvWeightGrad", [x, dy], w.shape, shaped, around), dw) <= TOLERANCE
+    for run in runs(Convolution((16, 16), (depth, 6, 7), (window, 3, 3), around, ONES, ONES), "float32"):
+        check(run)
 
 
-def check_ends(made: list[Tensor], ends: list[Tensor], wanted: Tensor, depth: tuple[int, int]) -> None:
+def check_ends(made: list[Tensor], ends: list[Tensor], wanted: Shape, depth: tuple[int, int]) -> None:
     """No operand was padded by a copy."""
-    if wanted.shape[0] == 1:
+    if wanted[0] == 1:
         assert len(ends) == 1 and not made, "one sample is made where it belongs, its ends by themselves"
     else:
-        assert made[0].shape[2] == wanted.shape[2] + abs(depth[0] - depth[1]), "too much is made, and cut off"
+        assert made[0].shape[2] == wanted[2] + abs(depth[0] - depth[1]), "too much is made, and cut off"
 
 
 @pytest.mark.parametrize(("shape", "window", "depth"), ENDS)
@@ -79,15 +66,11 @@ def test_convolution_and_gradient_of_the_weights_at_the_end_of_a_volume(
     names = ("_convolve", "_row_by_row", "_with_ends")
     made, ends, apart = (counting(monkeypatch, dispatch, name) for name in names)
     pads = (depth, (1, 1), (1, 1))
-    x, w = noise(*shape), noise(16, 3, window, 3, 3, seed=1)
-    dy = noise(shape[0], 16, 20 + sum(depth) - window + 1, *shape[3:], seed=2)
-    wanted, _, grad = gradients(x, w, dy, pads)
-    attrs = {"strides": ONES, "dilations": ONES, "pads": (99,) * 6}
-    found = ran("Conv", [x, w], wanted.shape, attrs, pads)
-    assert error(found, wanted) <= TOLERANCE
-    check_ends(made, ends, wanted, depth)
-    found = ran("ConvWeightGrad", [x, dy], w.shape, {**attrs, "kernel_shape": w.shape[2:]}, pads)
-    assert error(found, grad) <= TOLERANCE
+    case = Convolution((3, 16), shape[2:], (window, 3, 3), pads, ONES, ONES, shape[0])
+    convolved, _, weight_grad = runs(case, "float32")
+    check(convolved)
+    check_ends(made, ends, convolved.wanted.shape, depth)
+    check(weight_grad)
     assert len(apart) == 1
 
 
@@ -99,10 +82,8 @@ def test_gradient_of_the_data_at_the_end_of_a_volume(
     made, ends = (counting(monkeypatch, dispatch, name) for name in ("_convolve", "_row_by_row"))
     reach = window - 1
     pads = ((reach - depth[0], reach - depth[1]), (1, 1), (1, 1))
-    w, dy = noise(16, 3, window, 3, 3, seed=1), noise(shape[0], 16, *shape[2:], seed=2)
-    x = noise(shape[0], 3, 20 + reach - sum(pads[0]), *shape[3:])
-    _, wanted, _ = gradients(x, w, dy, pads)
-    attrs = {"strides": ONES, "dilations": ONES, "spatial": x.shape[2:], "crop": (0, 0, pads[0][0], 1, 1)}
-    found = ran("ConvTranspose", [dy, w], x.shape, attrs, ((0, 0),) * 3)
-    assert error(found, wanted) <= TOLERANCE
-    check_ends(made, ends, wanted, depth)
+    space = (20 + reach - sum(pads[0]), *shape[3:])
+    case = Convolution((3, 16), space, (window, 3, 3), pads, ONES, ONES, shape[0])
+    transposed = runs(case, "float32")[1]
+    check(transposed)
+    check_ends(made, ends, transposed.wanted.shape, depth)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from oocdl.engines.torch.conv import compiled_gradient
 from oocdl.fusion.window_sums import Taps, add_window_sums, loop_for
 from oocdl.graph.ir.graph import Array
-from tests.kit.channels_last import Pads, counting, gradients, noise, ran
-from tests.kit.kernels import error
+from tests.kit.kernels import counting
+from tests.kit.programs import Pads
+from tests.kit.random_convolutions import Convolution, check, runs
 
 TAPS = st.builds(Taps, st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(-1, 2))
 
@@ -77,17 +78,8 @@ def test_the_engine_takes_it_where_onednn_is_slow(
     groups: int, space: tuple[int, ...], pads: Pads, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_gradient.torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    calls, rank = counting(monkeypatch, compiled_gradient, "weight_gradient"), len(space)
-    extents = [(n + sum(ends) - 5) // stride + 1 for n, ends in zip(space, pads, strict=True)]
-    x, w = noise(2, 16, *space), noise(16, 16 // groups, *(5,) * rank)
-    dy = noise(2, 16, *extents)
-    attrs = {
-        "strides": (stride,) * rank,
-        "dilations": (1,) * rank,
-        "pads": (9,) * (2 * rank),
-        "group": groups,
-    }
-    wanted = gradients(x, w, dy, pads, stride)[2]
-    found = ran("ConvWeightGrad", [x, dy], w.shape, {**attrs, "kernel_shape": (5,) * rank}, pads)
-    assert error(found, wanted) <= 1e-5
+    calls, ones = counting(monkeypatch, compiled_gradient, "weight_gradient"), (1,) * len(space)
+    window, strides = (5,) * len(space), (stride,) * len(space)
+    case = Convolution((16, 16), space, window, pads, strides, ones, 2, groups)
+    check(runs(case, "float32")[2])
     assert len(calls) == 1

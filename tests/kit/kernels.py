@@ -1,13 +1,15 @@
-"""All cases of all operators, a program of several instructions, and how large an error is."""
+"""All cases of all operators, a program of several instructions, how large an error is, counted calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program
@@ -55,6 +57,19 @@ def error(got: Array, want: Array) -> float:
     finite = np.where(same, 0, got) - np.where(same, 0, want)
     scale = max(float(np.abs(np.where(np.isfinite(want), want, 0)).max(initial=0.0)), 1e-30)
     return float(np.abs(finite).max(initial=0.0)) / scale
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Tensor]:
+    """Record what a function of a module returns from now on, call by call."""
+    whole: Callable[..., Tensor] = getattr(module, name)
+    calls: list[Tensor] = []
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        calls.append(whole(*args, **options))
+        return calls[-1]
+
+    monkeypatch.setattr(module, name, call)
+    return calls
 
 
 def turned(program: Program) -> Program:

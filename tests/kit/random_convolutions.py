@@ -16,12 +16,13 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import Pads
 from oocdl.graph.ir.program import Program
 from tests.kit.kernel_cases import around
-from tests.kit.kernels import turned
+from tests.kit.kernels import error, turned
 from tests.kit.programs import single
 
 CHANNELS = (1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 32, 33, 48, 64, 96, 128)
@@ -129,6 +130,13 @@ def runs(case: Convolution, dtype: str) -> list[Run]:
         program = single(op, arrays, result, {**attrs, **more}, [padding, None], key=key)
         found.append(Run(turned(program) if last else program, arrays, wanted))
     return found
+
+
+def check(run: Run, tolerance: float = 1e-5, engine: str = "torch") -> None:
+    """An engine's result is the one in float64, but for rounding."""
+    (found,) = get_engine(engine).compile(run.program)(run.arrays)
+    off = error(found.astype(np.float64), run.wanted)
+    assert off <= tolerance, (off, run.program.key)
 
 
 def _noise(shape: Sequence[int], dtype: str, seed: int, order: Sequence[int] = ()) -> Array:

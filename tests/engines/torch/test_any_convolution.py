@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pytest
 
 from oocdl.engines.engine import get_engine
 from oocdl.ops import RULES
 from tests.kit.each import for_each
-from tests.kit.kernels import error
-from tests.kit.random_convolutions import FOUND, Convolution, drawn, runs
+from tests.kit.random_convolutions import FOUND, Convolution, check, drawn, runs
 from tests.kit.torch_heap import peak_bytes
 
 FIRST, LAST = map(int, os.environ.get("OOCDL_SEEDS", "0:60").split(":"))
@@ -32,18 +30,11 @@ def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def check(case: Convolution, dtype: str, engine: str = "torch") -> None:
-    """All three of a convolution."""
-    for run in runs(case, dtype):
-        (found,) = get_engine(engine).compile(run.program)(run.arrays)
-        off = error(found.astype(np.float64), run.wanted)
-        assert off <= TOLERANCES[dtype], (run.program.instructions[0].op, off, case)
-
-
 @pytest.mark.parametrize("engine", ["torch", "torch:cpu"])
 @pytest.mark.parametrize("case", FOUND, ids=lambda case: f"{case.channels}-{case.space}-{case.window}")
 def test_what_was_wrong_once(case: Convolution, engine: str, dtype: str) -> None:
-    check(case, dtype, engine)
+    for run in runs(case, dtype):
+        check(run, TOLERANCES[dtype], engine)
 
 
 @for_each(FOUND)
@@ -57,4 +48,9 @@ def test_what_is_done_instead_is_counted(case: Convolution) -> None:
 
 @pytest.mark.parametrize("first", range(FIRST, LAST, 20))
 def test_random_convolutions(first: int, dtype: str) -> None:
-    for_each(range(first, min(first + 20, LAST)))(lambda seed: check(drawn(seed), dtype))()
+    @for_each(range(first, min(first + 20, LAST)))
+    def are_right(seed: int) -> None:
+        for run in runs(drawn(seed), dtype):
+            check(run, TOLERANCES[dtype])
+
+    are_right()

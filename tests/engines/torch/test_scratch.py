@@ -19,11 +19,10 @@ from oocdl.graph.ir.speed import Probe
 from oocdl.ops import RULES
 from oocdl.planning.probes import probe_program
 from oocdl.presets.unets import write_unet3d
-from tests.kit import channels_last, models, nets
-from tests.kit.kernel_cases import around
-from tests.kit.kernels import turned
-from tests.kit.programs import operand, single
+from tests.kit import models, nets
+from tests.kit.programs import operand
 from tests.kit.programs import program as program_of
+from tests.kit.random_convolutions import plain, runs
 
 torch = pytest.importorskip("torch")
 from tests.kit.torch_heap import peak_bytes  # noqa: E402
@@ -171,19 +170,9 @@ def test_small_samples_that_pytorch_takes_by_im2col(
 ) -> None:
     """Up to 20,480 numbers: a copy of nine or 27 times that. Apart: a part of what is made is the result."""
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2" if loop else "AVX512")
-    rank = len(space)
-    ones, seen, made = (1,) * rank, (1, 8, *space), (1, 16, *((n - 1) // stride + 1 for n in space))
-    x, w, dy = (channels_last.noise(*shape) for shape in (seen, (16, 8, *(3,) * rank), made))
-    plain = {"strides": (stride,) * rank, "dilations": ones, "pads": (1,) * (2 * rank)}
-    turned_back = {**plain, "spatial": space, "crop": (0, 0, *ones)}
-    for op, arrays, shape, attrs in (
-        ("Conv", [x, w], made, plain),
-        ("ConvTranspose", [dy, w], seen, turned_back),
-        ("ConvWeightGrad", [x, dy], w.shape, {**plain, "kernel_shape": (3,) * rank}),
-    ):
-        pads = None if op == "ConvTranspose" else [around(((1, 1),) * rank), None]
-        key = f"{op} {space} {stride} {loop} {apart}"
-        program = turned(single(op, arrays, [(shape, "float32")], attrs, pads, key=key))
+    case = plain((8, 16), space, (3,) * len(space), 1, stride)
+    for program, _, _ in runs(case, "float32"):
+        program = replace(program, key=f"{program.key} {loop} {apart}")
         if apart:
             (whole,) = program.outputs
             kept = whole.shape[-1] - 1
@@ -191,7 +180,7 @@ def test_small_samples_that_pytorch_takes_by_im2col(
             part = operand(whole.slot, (*whole.shape[:-1], kept), crop)
             program = replace(program, outputs=(part,))
         said = get_engine("torch").scratch_of(program, RULES).scratch_bytes
-        assert peak_bytes(program) <= said, op
+        assert peak_bytes(program) <= said, program.key
 
 
 def test_blocks_of_16_channels_for_each_group_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
