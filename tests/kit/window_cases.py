@@ -67,56 +67,15 @@ def convolutions() -> list[Case]:
     """Conv, its weight gradient, ConvTranspose with crops."""
     cases = []
     for name, g in geometries():
-        rank = len(g["kernel"])
-        attrs = {"strides": g["strides"], "dilations": g["dilations"], "pads": (99,) * (2 * rank)}
-        pads = around(g["pads"])
-        x = noise(g["batch"], g["channels"], *g["spatial"])
         w = noise(g["filters"], g["channels"], *g["kernel"], seed=1)
+        x = noise(g["batch"], g["channels"], *g["spatial"])
         dy = noise(g["batch"], g["filters"], *g["out"], seed=2)
-
-        def forward(a: Tensor, b: Tensor, g: Any = g, pads: Any = pads) -> Tensor:
-            conv = CONV[len(g["kernel"]) - 1]
-            return conv(padded(a, pads), b, None, g["strides"], 0, g["dilations"])
-
-        def weights(a: Tensor, b: Tensor, g: Any = g, forward: Any = forward) -> Tensor:
-            shape = (g["filters"], g["channels"], *g["kernel"])
-            kernel = torch.zeros(shape, dtype=a.dtype, requires_grad=True)
-            return torch.autograd.grad(forward(a, kernel), kernel, b)[0]
-
-        cases.append(Case(f"Conv-{name}", "Conv", [x, w], forward, attrs, [pads, None]))
-        cases.append(
-            Case(
-                f"ConvWeightGrad-{name}",
-                "ConvWeightGrad",
-                [x, dy],
-                weights,
-                dict(attrs, kernel_shape=g["kernel"]),
-                [pads, None],
-                tolerance=1e-4,
-            )
-        )
-        cases += transposed(name, g, dy, w)
-    empty = noise(2, 3, 0, 5)
-    cases.append(
-        Case(
-            "Conv-empty",
-            "Conv",
-            [empty, noise(4, 3, 2, 2)],
-            lambda a, b: torch.zeros(2, 4, 1, 5, dtype=a.dtype),
-            {"strides": (1, 1), "dilations": (1, 1)},
-            [around([(0, 2), (1, 0)]), None],
-        )
-    )
-    cases.append(
-        Case(
-            "ConvTranspose-empty",
-            "ConvTranspose",
-            [empty, noise(3, 4, 2, 2)],
-            lambda a, b: torch.zeros(2, 4, 2, 6, dtype=a.dtype),
-            {"strides": (1, 1), "dilations": (1, 1), "crop": (0, 0, 0, 0)},
-            [around([(0, 1), (0, 0)]), None],
-        )
-    )
+        cases += [*_convolved(name, g, x, w, dy), *_transposed(name, g, dy, w)]
+    empty, ones = noise(2, 3, 0, 5), {"strides": (1, 1), "dilations": (1, 1)}
+    conv = partial(_zeros, (2, 4, 1, 5)), ones, [around([(0, 2), (1, 0)]), None]
+    back = partial(_zeros, (2, 4, 2, 6)), ones | {"crop": (0,) * 4}, [around([(0, 1), (0, 0)]), None]
+    cases.append(Case("Conv-empty", "Conv", [empty, noise(4, 3, 2, 2)], *conv))
+    cases.append(Case("ConvTranspose-empty", "ConvTranspose", [empty, noise(3, 4, 2, 2)], *back))
     for name, (n, c), tap in (("no-samples", (0, 3), 1), ("no-channels", (2, 0), 3)):
         taps, attrs = (tap,) * 3, {"strides": (1, 1, 1), "dilations": (1, 1, 1)}
         x, dy, w = noise(n, c, 6, 5, 4), noise(n, 4, 7 - tap, 6 - tap, 5 - tap), noise(4, c, *taps)
@@ -141,24 +100,28 @@ def grouped() -> list[Case]:
     kinds = itertools.cycle(((8, 1, 1), (4, 1, 2), (3, 2, 3)))
     found, cases = dict(geometries()), []
     for stem in GROUPED:
+        g = found[f"{stem}-3to4"]
         for groups, c, o in itertools.islice(kinds, 2):
-            g = dict(found[f"{stem}-3to4"], groups=groups, c=c, o=o)
-            cases += _with_groups(f"{stem}-{groups}x{c}to{o}", g)
+            w = noise(groups, o, c, *g["kernel"], seed=1)
+            x = noise(g["batch"], groups, c, *g["spatial"])
+            dy = noise(g["batch"], groups, o, *g["out"], seed=2)
+            cases += _convolved(f"grouped-{stem}-{groups}x{c}to{o}", g, x, w, dy, groups)
     return cases
 
 
-def _with_groups(name: str, g: dict[str, Any]) -> list[Case]:
-    groups, c, o = (g[key] for key in ("groups", "c", "o"))
-    attrs = {"strides": g["strides"], "dilations": g["dilations"], "grouped": True}
-    pads, wide = around(g["pads"]), [(0, 0), *around(g["pads"])]
-    x = noise(g["batch"], groups, c, *g["spatial"])
-    w = noise(groups, o, c, *g["kernel"], seed=1)
-    dy = noise(g["batch"], groups, o, *g["out"], seed=2)
-    conv = CONV[len(g["kernel"]) - 1]
+def _convolved(name: str, g: dict[str, Any], x: Array, w: Array, dy: Array, groups: int = 0) -> list[Case]:
+    """A convolution and the gradient of its weights; with an axis of groups, that of its data, too."""
+    attrs: dict[str, Any] = {"strides": g["strides"], "dilations": g["dilations"]}
+    attrs |= {"grouped": True} if groups else {"pads": (99,) * (2 * len(g["kernel"]))}
+    conv, pads = CONV[len(g["kernel"]) - 1], around(g["pads"])
+    wide = [[(0, 0)] * bool(groups) + pads, None]
 
     def forward(a: Tensor, b: Tensor) -> Tensor:
+        if not groups:
+            return conv(padded(a, pads), b, None, g["strides"], 0, g["dilations"])
         a, b = padded(a.flatten(1, 2), pads), b.flatten(0, 1)
-        return conv(a, b, None, g["strides"], 0, g["dilations"], groups).unflatten(1, (groups, o))
+        made = conv(a, b, None, g["strides"], 0, g["dilations"], groups)
+        return made.unflatten(1, (groups, -1))
 
     def weights(a: Tensor, b: Tensor) -> Tensor:
         kernel = torch.zeros(w.shape, dtype=a.dtype, requires_grad=True)
@@ -168,56 +131,37 @@ def _with_groups(name: str, g: dict[str, Any]) -> list[Case]:
         seen = torch.zeros(x.shape, dtype=a.dtype, requires_grad=True)
         return torch.autograd.grad(forward(seen, b), seen, a)[0]
 
-    kernel = dict(attrs, kernel_shape=g["kernel"])
-    crop = dict(attrs, spatial=g["spatial"], crop=(0, 0, 0, *(before for before, _ in g["pads"])))
+    kernel, name = attrs | {"kernel_shape": g["kernel"]}, f"-{name}"
+    crop = attrs | {"spatial": g["spatial"], "crop": (0, 0, 0, *(before for before, _ in g["pads"]))}
+    gradient = Case(f"ConvTranspose{name}", "ConvTranspose", [dy, w], data, crop)
     return [
-        Case(f"Conv-grouped-{name}", "Conv", [x, w], forward, attrs, [wide, None]),
-        Case(f"ConvTranspose-grouped-{name}", "ConvTranspose", [dy, w], data, crop, [None, None]),
-        Case(
-            f"ConvWeightGrad-grouped-{name}",
-            "ConvWeightGrad",
-            [x, dy],
-            weights,
-            kernel,
-            [wide, None],
-            tolerance=1e-4,
-        ),
+        Case(f"Conv{name}", "Conv", [x, w], forward, attrs, wide),
+        Case(f"ConvWeightGrad{name}", "ConvWeightGrad", [x, dy], weights, kernel, wide, tolerance=1e-4),
+        *[gradient] * bool(groups),
     ]
 
 
-def transposed(name: str, g: dict[str, Any], x: Array, w: Array) -> list[Case]:
+def _transposed(name: str, g: dict[str, Any], x: Array, w: Array) -> list[Case]:
     """The full transposed convolution, cropped: as a data gradient, then in odd ways."""
     rank = len(g["kernel"])
     attrs = {"strides": g["strides"], "dilations": g["dilations"], "spatial": g["spatial"]}
     first = [b for b, _ in g["pads"]]
     variants = {
-        "whole": ([(0, 0)] * rank, first, g["spatial"]),
-        "padded": ([(1, 2)] * rank, [b + s for b, s in zip(first, g["strides"], strict=True)], g["spatial"]),
-        "outside": ([(0, 0)] * rank, [-2] * rank, [n + 9 for n in g["spatial"]]),
-        "inside": ([(0, 1)] * rank, [3] * rank, [2] * rank),
+        "whole": ((0, 0), first, g["spatial"]),
+        "padded": ((1, 2), [b + s for b, s in zip(first, g["strides"], strict=True)], g["spatial"]),
+        "outside": ((0, 0), [-2] * rank, [n + 9 for n in g["spatial"]]),
+        "inside": ((0, 1), [3] * rank, [2] * rank),
     }
     cases = []
-    for label, (pads, crop, spatial) in variants.items():
-        shape = (g["batch"], g["channels"], *spatial)
-        where = (0, 0, *crop)
+    for label, (pad, crop, spatial) in variants.items():
+        pads, where, shape = around([pad] * rank), (0, 0, *crop), (g["batch"], g["channels"], *spatial)
 
-        def reference(
-            a: Tensor, b: Tensor, g: Any = g, pads: Any = pads, where: Any = where, shape: Any = shape
-        ) -> Tensor:
-            kernel = TRANSPOSED[len(g["kernel"]) - 1]
-            full = kernel(padded(a, around(pads)), b, stride=g["strides"], dilation=g["dilations"])
-            return box(full, where, shape)
+        def reference(a: Tensor, b: Tensor, pads: Any = pads, part: Any = (where, shape)) -> Tensor:
+            full = TRANSPOSED[rank - 1](padded(a, pads), b, stride=g["strides"], dilation=g["dilations"])
+            return box(full, *part)
 
-        cases.append(
-            Case(
-                f"ConvTranspose-{name}-{label}",
-                "ConvTranspose",
-                [x, w],
-                reference,
-                dict(attrs, crop=where),
-                [around(pads), None],
-            )
-        )
+        named = f"ConvTranspose-{name}-{label}"
+        cases.append(Case(named, "ConvTranspose", [x, w], reference, attrs | {"crop": where}, [pads, None]))
     return cases
 
 
