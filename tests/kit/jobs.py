@@ -55,26 +55,8 @@ class OddUNet3d(UNet3d):
                 old = up.conv
                 up.conv = nn.ConvTranspose3d(old.in_channels, old.out_channels, 3, stride=2, padding=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        skips = []
-        for level, block in enumerate(self.down):
-            if level and self.pool:
-                x = F.max_pool3d(x, 2)
-            x = block(x)
-            skips.append(x)
-        skips.pop()
-        for up, merge in zip(self.up, self.merge, strict=True):
-            skip = skips.pop()
-            size = [int(extent) for extent in skip.shape[2:]]
-            if up.up == "transpose":
-                x = up.conv(x, output_size=size)
-            elif up.up == "trilinear":
-                x = up.conv(F.interpolate(x, size=size, mode="trilinear", align_corners=False))
-            else:
-                x = up.conv(F.interpolate(x, size=size, mode="nearest"))
-            x = merge(torch.cat([skip, x], dim=1))
-        result: Tensor = self.head(self.dropout(x))
-        return result
+    def size_of(self, skip: Tensor) -> list[int]:
+        return [int(extent) for extent in skip.shape[2:]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ class _Double(nn.Module):
 
 
 class _Up(nn.Module):
-    """Twice the size: a transposed convolution, or interpolation and a convolution."""
+    """Twice the size, or one that is told: a transposed convolution, or interpolation and a convolution."""
 
     def __init__(self, inside: int, outside: int, up: str) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class _Up(nn.Module):
         else:
             self.conv = nn.Conv3d(inside, outside, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.up == "trilinear":
-            x = functional.interpolate(x, scale_factor=2.0, mode="trilinear", align_corners=False)
-        elif self.up == "nearest":
-            x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
-        result: Tensor = self.conv(x)
+    def forward(self, x: Tensor, size: list[int] | None) -> Tensor:
+        if self.up == "transpose":
+            return self.conv(x, output_size=size)  # type: ignore[no-any-return]
+        corners = False if self.up == "trilinear" else None
+        scale = None if size else 2.0
+        result: Tensor = self.conv(functional.interpolate(x, size, scale, self.up, corners))
         return result
 
 
@@ -103,9 +103,14 @@ class UNet3d(nn.Module):
             skips.append(x)
         skips.pop()
         for up, merge in zip(self.up, self.merge, strict=True):
-            x = merge(torch.cat([skips.pop(), up(x)], dim=1))
+            skip = skips.pop()
+            x = merge(torch.cat([skip, up(x, self.size_of(skip))], dim=1))
         result: Tensor = self.head(self.dropout(x))
         return result
+
+    def size_of(self, skip: Tensor) -> list[int] | None:
+        """What ``up`` makes: twice as much as there is."""
+        return None
 
 
 class _Block(nn.Module):
