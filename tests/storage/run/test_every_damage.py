@@ -66,6 +66,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def root(runs: Path, tmp_path: Path) -> Path:
+    """A copy of the first run."""
+    return shutil.copytree(runs / "one", tmp_path / "run")
+
+
 def place_of(root: Path, name: str, version: int = 2) -> Path:
     (found,) = root.glob(OBJECTS[name].format(version=version, step=10 * version))
     return found
@@ -114,9 +120,7 @@ def numbers(root: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", OBJECTS)
-def test_it_is_found(runs: Path, tmp_path: Path, name: str, damage: str) -> None:
-    root = tmp_path / "run"
-    shutil.copytree(runs / "one", root)
+def test_it_is_found(runs: Path, root: Path, name: str, damage: str) -> None:
     assert verify(root).sound
     before = numbers(root)
     for how in damaged(runs, root, name, damage):
@@ -141,10 +145,8 @@ def test_it_is_found(runs: Path, tmp_path: Path, name: str, damage: str) -> None
 @pytest.mark.parametrize("damage", [*NO_FILES, "deleted"])
 @pytest.mark.parametrize("name", OBJECTS)
 def test_what_repair_leaves_is_sound_or_said_to_be_lost(
-    runs: Path, tmp_path: Path, name: str, damage: str
+    runs: Path, root: Path, name: str, damage: str
 ) -> None:
-    root = tmp_path / "run"
-    shutil.copytree(runs / "one", root)
     for _ in damaged(runs, root, name, damage):
         if damage == "a dangling link" and name in ("group metadata", "history"):
             with pytest.raises(StoreError, match="is a link, which a run does not follow"):
@@ -160,11 +162,7 @@ def test_what_repair_leaves_is_sound_or_said_to_be_lost(
 
 @pytest.mark.parametrize("lost", ["", "CURRENT"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_manifest_of_another_run_is_passed_over(
-    runs: Path, tmp_path: Path, version: int, lost: str
-) -> None:
-    root = tmp_path / "run"
-    shutil.copytree(runs / "one", root)
+def test_a_manifest_of_another_run_is_passed_over(runs: Path, root: Path, version: int, lost: str) -> None:
     shutil.copy(place_of(runs / "other", "manifest", version), place_of(root, "manifest", version))
     if lost:
         (root / lost).unlink()
@@ -175,9 +173,7 @@ def test_a_manifest_of_another_run_is_passed_over(
     assert verify(root).sound and repair(root).changes == ()
 
 
-def test_what_is_found_is_named(runs: Path, tmp_path: Path) -> None:
-    root = tmp_path / "run"
-    shutil.copytree(runs / "one", root)
+def test_what_is_found_is_named(root: Path) -> None:
     found = verify(root)
     assert (found.arrays, found.step) == (7, 20)
     assert str(found) == f"{root}: sound (step 20; 7 arrays, 20 chunks, 0.0 MiB read)"
@@ -224,11 +220,11 @@ REPAIRS: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 
 @pytest.mark.parametrize("what", REPAIRS)
-def test_repair_goes_back_to_the_newest_sound_version(runs: Path, tmp_path: Path, what: str) -> None:
+def test_repair_goes_back_to_the_newest_sound_version(
+    runs: Path, root: Path, tmp_path: Path, what: str
+) -> None:
     shutil.copytree(runs / "older", tmp_path / "older")
     shutil.copytree(runs / "other", tmp_path / "other")
-    root = tmp_path / "run"
-    shutil.copytree(runs / "one", root)
     spoil, step, said = REPAIRS[what]
     spoil(root)
     done = repair(root)
@@ -246,9 +242,7 @@ def test_repair_goes_back_to_the_newest_sound_version(runs: Path, tmp_path: Path
     assert verify(root).sound and repair(root).changes == ()
 
 
-def test_repair_refuses_what_it_cannot_mend(runs: Path, tmp_path: Path) -> None:
-    root = tmp_path / "run"
-    shutil.copytree(runs / "one", root)
+def test_repair_refuses_what_it_cannot_mend(root: Path, tmp_path: Path) -> None:
     place_of(root, "scalar chunk").unlink()
     spoil_old(root)
     with pytest.raises(CorruptError, match="no version of the run in .* is sound: array 'b' chunk c of step"):
@@ -264,9 +258,7 @@ def test_repair_refuses_what_it_cannot_mend(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [0, 7, 19])
-def test_a_damaged_history_never_keeps_a_writer_from_going_on(runs: Path, tmp_path: Path, line: int) -> None:
-    root = tmp_path / "run"
-    shutil.copytree(runs / "one", root)
+def test_a_damaged_history_never_keeps_a_writer_from_going_on(root: Path, line: int) -> None:
     path = place_of(root, "history")
     lines = path.read_text().splitlines(keepends=True)
     lines[line] = lines[line].replace('"loss": ', '"loss": 7', 1)
