@@ -30,7 +30,6 @@ def model_of(
     constants: Mapping[str, Any] | None = None,
     *,
     opset: int = 18,
-    functions: Sequence[onnx.FunctionProto] = (),
 ) -> onnx.ModelProto:
     """A model of ``nodes``; floats are float32 in the file."""
 
@@ -49,9 +48,9 @@ def model_of(
         [helper.make_tensor_value_info(name, TensorProto.UNDEFINED, None) for name in outputs],
         [numpy_helper.from_array(small(data), name) for name, data in (constants or {}).items()],
     )
-    domains = {function.domain for function in functions} | {node.domain for node in nodes} - {""}
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=list(functions))
+    versions = {"": opset} | {node.domain: 1 for node in nodes if node.domain}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def with_gradients(

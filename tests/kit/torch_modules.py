@@ -148,11 +148,8 @@ def images(channels: int = 2, out: int = 3, size: int = 8) -> Callable[[np.rando
     }
 
 
-def sequences(length: int = 5, width: int = 8) -> Callable[[np.random.Generator], Arrays]:
-    return lambda r: {
-        "x": r.normal(size=(SAMPLES, length, width)),
-        "target": r.normal(size=(SAMPLES, length, width)),
-    }
+def sequences(length: int = 5) -> Callable[[np.random.Generator], Arrays]:
+    return lambda r: {name: r.normal(size=(SAMPLES, length, 8)) for name in ("x", "target")}
 
 
 def tokens(length: int = 6, words: int = 11) -> Callable[[np.random.Generator], Arrays]:

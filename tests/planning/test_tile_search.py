@@ -37,11 +37,6 @@ def product(rows: int, inner: int, columns: int) -> Layering:
     return Layering(factorize(build.graph(), RULES), RULES)
 
 
-def class_of(layering: Layering, name: str, axis: int) -> int:
-    """The cut class of an axis of a value."""
-    return layering.classes.of_axes[name][axis]
-
-
 def pieces(plan: PassPlan, kind: str) -> list[int]:
     """Into how many pieces each layer is cut along the classes of a name, where it can be."""
     named = [cut for cut, name in plan.classes.names.items() if name.startswith(kind)]
@@ -63,7 +58,7 @@ def test_every_unit_fits(kib: int, threads: int) -> None:
 def test_units_are_the_fewest_and_largest_that_fit(kib: int) -> None:
     """Each number of pieces up to that of the plan is tried: all have larger units than may be."""
     layering = product(1021, 64, 96)
-    rows = class_of(layering, "x", 0)
+    rows = layering.classes.of_axes["x"][0]
     [layer] = layering.layers([rows])
     search = TileSearch(layering, Limits(kib << 10), {})
     cutter, peak = search.fit_every_unit(search.fit_samples(layer)[0])
@@ -93,7 +88,7 @@ def test_heavy_layers_have_a_unit_for_each_thread() -> None:
 
 def test_slabs_are_not_thin_while_another_axis_is_whole() -> None:
     layering = volumes()
-    depth, height = (class_of(layering, "x", axis) for axis in (2, 3))
+    _, _, depth, height, *_ = layering.classes.of_axes["x"]
     layer = next(one for one in layering.layers([depth, height]) if {depth, height} <= one.touched)
     search = TileSearch(layering, Limits(1), {})
     order = [depth, height]
@@ -116,7 +111,7 @@ def test_a_layer_of_weights_is_not_cut_along_its_batch() -> None:
     for rows, inner, columns, batch_first in ((4096, 64, 64, True), (8, 2048, 2048, False)):
         layering = product(rows, inner, columns)
         [cut] = layering.best_cut(2)
-        assert (cut == class_of(layering, "x", 0)) == batch_first
+        assert (cut == layering.classes.of_axes["x"][0]) == batch_first
 
 
 def test_an_estimate_is_that_of_the_plan() -> None:

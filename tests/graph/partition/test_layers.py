@@ -66,13 +66,13 @@ def test_both_gradients_of_a_convolution_share_a_layer(plan: PassPlan) -> None:
             assert "ConvTranspose" in operators or "Conv" in operators
 
 
-def evened(layering: Layering, name: str, pieces: int, threads: int, unit_bytes: int = 1 << 30) -> int:
+def evened(layering: Layering, name: str, pieces: int, threads: int) -> int:
     """Into how many units a layer is cut that would fit in so many."""
     depth = next(cut for cut, kind in layering.classes.names.items() if kind == "space0")
     layer = next(layer for layer in layering.layers([depth]) if layer.name == name)
-    search = TileSearch(layering, Limits(unit_bytes, threads), {})
+    search = TileSearch(layering, Limits(1 << 30, threads), {})
     cutter, peak = search.fit_every_unit(layering.cutter(layer, {depth: pieces}))
-    assert peak == sum(layering.largest_unit(cutter)) <= unit_bytes
+    assert peak == sum(layering.largest_unit(cutter)) <= 1 << 30
     return cutter.count
 
 

@@ -29,9 +29,9 @@ def write(path: Path, x: np.ndarray = X, **options: Any) -> Path:
     return path
 
 
-def write_hdf5(path: Path, x: np.ndarray = X, **options: Any) -> Path:
+def write_hdf5(path: Path) -> Path:
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=x, chunks=(1, 20, 30), **options)
+        file.create_dataset("x", data=X, chunks=(1, 20, 30))
     return path
 
 
