@@ -97,7 +97,8 @@ def site_text(found: Found) -> str:
         if found.system in TAKERS.get(key, SYSTEMS):
             known = key in found.values
             value = found.values[key] if known else example
-            lines.append(f"{'' if known else '# '}{key} = {_toml(value)}  # {comment}")
+            text = json.dumps(value, ensure_ascii=False)  # TOML writes these as JSON does
+            lines.append(f"{'' if known else '# '}{key} = {text}  # {comment}")
     return "\n".join(lines) + "\n"
 
 
@@ -120,11 +121,6 @@ def write_site(path: Path | None = None, force: bool = False) -> tuple[Path, Fou
     except OSError as error:
         raise InputError(f"the site file {target} cannot be written: {error.strerror}") from None
     return target, site
-
-
-def _toml(value: str | int | list[str]) -> str:
-    """Write a value as TOML, which writes these as JSON does."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _ask(command: str) -> list[str]:

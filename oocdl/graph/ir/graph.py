@@ -127,8 +127,3 @@ def normalize_axis(axis: int, rank: int) -> int:
     if not -rank <= axis < rank:
         raise ModelError(f"axis {axis} is not one of the {rank} axes of its operand")
     return axis % rank
-
-
-def normalize_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return ``axes`` counted from the first, and sorted."""
-    return tuple(sorted(normalize_axis(axis, rank) for axis in axes))

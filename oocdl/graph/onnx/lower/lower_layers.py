@@ -15,10 +15,10 @@ from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.roles import trains_by_origin
 
 
-def _affine(ctx: Context, y: str, scale: int, bias: int, channels: bool) -> str:
-    """Add ``y * scale + bias`` along the channels or last axes; scales of 1 and biases of 0 are left out."""
+def _affine(ctx: Context, y: str, scale: int, channels: bool) -> str:
+    """Multiply by an operand and add the third, along channels or last axes; ones and zeros are left out."""
     rank = len(ctx.build.shape(y))
-    for index, op, neutral in ((scale, "Mul", 1.0), (bias, "Add", 0.0)):
+    for index, op, neutral in ((scale, "Mul", 1.0), (2, "Add", 0.0)):
         known = ctx.known(index)
         if ctx.has(index) and (known is None or (known != neutral).any()):
             vector = ctx.value(index)
@@ -74,7 +74,7 @@ def _convolution(ctx: Context, op: str, **attrs: Any) -> Sequence[Operand]:
         made = ctx.make(op, x, w, grouped=True, **attrs)
         shape = ctx.build.shape(made)
         y = ctx.reshape(made, (batch, groups * shape[2], *shape[3:]))
-    return [_affine(ctx, y, len(ctx.node.inputs), 2, channels=True)]
+    return [_affine(ctx, y, len(ctx.node.inputs), channels=True)]
 
 
 @lowers("Conv")
@@ -130,7 +130,7 @@ def _instance_norm(ctx: Context) -> Sequence[Operand]:
         split = (before[1] // shape[1],) if before[1] != shape[1] else ()
         x = ctx.reshape(source, (*shape[:2], *split, *before[2:]))
     y, _, _ = _normalize(ctx, x, range(2, len(ctx.build.shape(x))), eps)
-    return [ctx.reshape(_affine(ctx, y, 1, 2, channels=True), shape)]
+    return [ctx.reshape(_affine(ctx, y, 1, channels=True), shape)]
 
 
 @lowers("GroupNormalization")
@@ -141,8 +141,8 @@ def _group_norm(ctx: Context) -> Sequence[Operand]:
     x = ctx.reshape(ctx.value(0), (shape[0], groups, shape[1] // groups, *shape[2:]))
     y, _, _ = _normalize(ctx, x, range(2, len(shape) + 1), ctx.attr("epsilon", 1e-5))
     if ctx.opset < 21 and ctx.shape(1) == (groups,):  # scale and bias: one a group, later one a channel
-        return [ctx.reshape(_affine(ctx, y, 1, 2, channels=True), shape)]
-    return [_affine(ctx, ctx.reshape(y, shape), 1, 2, channels=True)]
+        return [ctx.reshape(_affine(ctx, y, 1, channels=True), shape)]
+    return [_affine(ctx, ctx.reshape(y, shape), 1, channels=True)]
 
 
 @lowers("LayerNormalization")
@@ -150,7 +150,7 @@ def _layer_norm(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axes, eps = range(normalize_axis(ctx.attr("axis", -1), len(shape)), len(shape)), ctx.attr("epsilon", 1e-5)
     y, mean, var = _normalize(ctx, x, axes, eps)
-    results: list[Operand] = [_affine(ctx, y, 1, 2, channels=False), mean]
+    results: list[Operand] = [_affine(ctx, y, 1, channels=False), mean]
     if len(ctx.node.outputs) > 2:
         deviation = ctx.make("Sqrt", ctx.make("Add", var, ctx.number(eps, var)))
         results.append(ctx.make("Reciprocal", deviation))
@@ -187,7 +187,7 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
         y, *batch = _normalize(ctx, x, (0, *range(2, rank)), eps)
     if updates:
         _update(ctx, stats, batch, shape)
-    results: list[Operand] = [_affine(ctx, y, 1, 2, channels=True), *stats]
+    results: list[Operand] = [_affine(ctx, y, 1, channels=True), *stats]
     return results[: len(ctx.node.outputs)]
 
 

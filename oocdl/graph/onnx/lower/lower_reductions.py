@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import is_float, normalize_axes, normalize_axis
+from oocdl.graph.ir.graph import is_float, normalize_axis
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
@@ -28,7 +28,7 @@ def _axes(ctx: Context) -> tuple[int, ...]:
     given = ctx.ints("axes", "axes", 1)
     if not given and ctx.attr("noop_with_empty_axes", 0):
         return ()
-    return normalize_axes(given or range(rank), rank)
+    return tuple(sorted(normalize_axis(axis, rank) for axis in given or range(rank)))
 
 
 def _filled_axes(ctx: Context) -> tuple[int, ...]:
