@@ -82,6 +82,13 @@ def check_finite(label: str, values: Array, region: Region) -> None:
             )
 
 
+def check_whole(label: str, values: Array, used: Array, region: Region) -> None:
+    """Raise DatasetError for the first of ``values`` that is another number where it is ``used`` as int64."""
+    if used.dtype == np.int64 and not np.can_cast(values.dtype, np.int64) and (wrong := values != used).any():
+        way_out = "the model takes whole numbers of int64 there; mend the array, or the type of the input"
+        _refuse(label, "the number", values, wrong, region, way_out)
+
+
 def _refuse(label: str, what: str, values: Array, wrong: Any, region: Region, way_out: str) -> NoReturn:
     place = tuple(int(at) for at in np.unravel_index(int(np.argmax(wrong)), values.shape))
     sample, *index = (at + low for at, (low, _) in zip(place, region, strict=True))
