@@ -1,11 +1,14 @@
-"""Indices that programs compute: which one is outside of its table, for all engines."""
+"""Checks numbers that programs compute, for all engines: indices of a table, and divisors."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
+from oocdl.ops.pointwise import DIVISIONS
 
 
 class IndexOutside(Exception):
@@ -18,6 +21,24 @@ class IndexOutside(Exception):
 
     def __str__(self) -> str:
         return f"there is no row {self.index} in a table of {self.rows} rows"
+
+
+class ZeroDivisor(Exception):
+    """An instruction was to divide whole numbers by 0."""
+
+    def __init__(self, slot: int) -> None:
+        """``slot``: the first that the instruction makes."""
+        super().__init__(slot)
+        self.slot = slot
+
+    def __str__(self) -> str:
+        return "whole numbers are divided by 0"
+
+
+def check_divisor(item: Instruction, divisor: Any) -> None:
+    """Raise ZeroDivisor if a divisor of whole numbers, an array or a tensor, is 0 somewhere."""
+    if item.op in DIVISIONS and item.dtypes[0] == "int64" and bool((divisor == 0).any()):
+        raise ZeroDivisor(item.outputs[0])
 
 
 def rows_of(item: Instruction) -> int:

@@ -26,7 +26,16 @@ def _divide(a: Array, b: Array, out: Array | None = None) -> Array:
     """Integers are truncated, as in ONNX."""
     if a.dtype.kind == "f":
         return np.asarray(np.divide(a, b, out=out))
-    return np.asarray(np.multiply(np.abs(a) // np.abs(b), np.sign(a) * np.sign(b), out=out))
+    rest = np.fmod(a, b)
+    return np.asarray(np.floor_divide(np.subtract(a, rest, out=rest), b, out=out))
+
+
+def _power(a: Array, b: Array, out: Array | None = None) -> Array:
+    """Integers have inverses too, of which only those of 1 and -1 are not truncated to 0."""
+    if a.dtype.kind == "f" or not (b < 0).any():
+        return np.asarray(np.power(a, b, out=out))
+    inverse = np.where(abs(a) == 1, np.power(a, abs(b)), 0)
+    return _where(b < 0, inverse, np.power(a, np.maximum(b, 0)), out)
 
 
 def _sigmoid(x: Array, out: Array | None = None) -> Array:
@@ -51,7 +60,7 @@ TESTS: Mapping[str, Callable[..., Any]] = {
 """Functions whose result is bool."""
 _SPELLED_ALIKE = (
     *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh"),
-    *("Exp", "Expm1", "Log", "Pow", "Sqrt", "Floor", "Abs", "Reciprocal", "Add"),
+    *("Exp", "Expm1", "Log", "Sqrt", "Floor", "Abs", "Reciprocal", "Add"),
 )
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **TESTS,
@@ -60,6 +69,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Sub": np.subtract,
     "Mul": np.multiply,
     "Div": _divide,
+    "Pow": _power,
     "Max": np.maximum,
     "Min": np.minimum,
     "Neg": np.negative,

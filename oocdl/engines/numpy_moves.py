@@ -113,8 +113,11 @@ def _last_at(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 def _top(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
     axis, k = int(item.attrs["axis"]), int(item.attrs["k"])
-    signed = -args[0] if item.attrs["largest"] else args[0]
-    return [np.argsort(signed, axis, kind="stable").take(range(k), axis)]
+    if not item.attrs["largest"]:
+        return [np.argsort(args[0], axis, kind="stable").take(range(k), axis)]
+    # From the other end: negatives would turn neither the least whole number nor what is no number.
+    places = np.flip(np.argsort(np.flip(args[0], axis), axis, kind="stable"), axis)
+    return [args[0].shape[axis] - 1 - places.take(range(k), axis)]
 
 
 KERNELS: Mapping[str, Run] = {

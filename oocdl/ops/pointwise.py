@@ -49,6 +49,8 @@ Gradients = tuple[Any, ...]
 Slope = Callable[..., Gradients]
 """(attributes, gradient of the result, operands, result) -> the gradient of each operand."""
 Probes = Callable[[str, Shape], Iterable[Probe]]
+DIVISIONS = frozenset({"Div", "Mod"})
+"""Operators whose last operand must not be 0 where it is whole numbers."""
 
 
 @dataclass(frozen=True)

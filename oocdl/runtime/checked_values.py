@@ -1,6 +1,6 @@
 """Checks values before they are used: labels are classes, ids rows, numbers of a dataset finite.
 
-An index that a network computes is checked by the engine; here is what the user is told of it.
+An index or divisor that a network computes is checked by the engine; here is what the user is told of it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from oocdl.engines.checked_indices import IndexOutside
-from oocdl.errors import DatasetError, IndexRangeError, NonFiniteError
+from oocdl.engines.checked_indices import IndexOutside, ZeroDivisor
+from oocdl.errors import DatasetError, IndexRangeError, InputError, NonFiniteError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region
 from oocdl.graph.partition.unit import Unit
@@ -82,6 +82,13 @@ def check_finite(label: str, values: Array, region: Region) -> None:
             )
 
 
+def check_whole(label: str, values: Array, used: Array, region: Region) -> None:
+    """Raise DatasetError for the first of ``values`` that is another number where it is ``used`` as int64."""
+    if used.dtype == np.int64 and not np.can_cast(values.dtype, np.int64) and (wrong := values != used).any():
+        way_out = "the model takes whole numbers of int64 there; mend the array, or the type of the input"
+        _refuse(label, "the number", values, wrong, region, way_out)
+
+
 def _refuse(label: str, what: str, values: Array, wrong: Any, region: Region, way_out: str) -> NoReturn:
     place = tuple(int(at) for at in np.unravel_index(int(np.argmax(wrong)), values.shape))
     sample, *index = (at + low for at, (low, _) in zip(place, region, strict=True))
@@ -89,12 +96,17 @@ def _refuse(label: str, what: str, values: Array, wrong: Any, region: Region, wa
     raise DatasetError(f"{label} has {what} {values[place]} in {where}; {way_out}")
 
 
-def index_error(
-    error: IndexOutside, call: UnitCall, factored: Factored, samples: Sequence[int]
-) -> IndexRangeError:
-    """Return the error that names node, index and the rows of the dataset in the batch."""
+def number_error(
+    error: IndexOutside | ZeroDivisor, call: UnitCall, factored: Factored, samples: Sequence[int]
+) -> InputError:
+    """Return the error that names node, number and the rows of the dataset in the batch."""
     node = _node_of(call.unit, factored, error.slot)
     where = f"node '{node}'" if node else f"layer '{call.key.layer}'"
+    if isinstance(error, ZeroDivisor):
+        return InputError(
+            f"{where} divides whole numbers by 0 (dataset rows {list(samples)}); keep divisors from 0 in the "
+            "model, or mend the data they are computed of"
+        )
     return IndexRangeError(
         f"{where} is given index {error.index} for an axis of {error.rows} (dataset rows {list(samples)}); "
         f"indices that a network computes have to be {-error.rows} to {error.rows - 1}: clip them in the "

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from oocdl.engines.checked_indices import IndexOutside
+from oocdl.engines.checked_indices import IndexOutside, ZeroDivisor
 from oocdl.engines.engine import Compiled, Engine
 from oocdl.events import ProcessLook
 from oocdl.graph.ir.array_layout import footprint
@@ -32,7 +32,7 @@ from oocdl.planning.machine import Machine
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, result_key
-from oocdl.runtime.checked_values import index_error
+from oocdl.runtime.checked_values import number_error
 from oocdl.runtime.combining import add_partial_sums, combined
 from oocdl.runtime.dask_private import Task, TaskRef
 from oocdl.runtime.inputs import Sources
@@ -191,9 +191,9 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
             computing = perf_counter()
             try:
                 devices = begin(results)
-            except IndexOutside as error:
+            except (IndexOutside, ZeroDivisor) as error:
                 factored = context.sources[plan_id].factored
-                raise index_error(error, call, factored, info.indices) from error
+                raise number_error(error, call, factored, info.indices) from error
         computed = perf_counter()
         phases[number] = Phase.WRITING
         read, made_bytes = read_bytes(call), sum(r.nbytes for r in results)

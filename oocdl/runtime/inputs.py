@@ -26,7 +26,7 @@ from oocdl.ops.gather import Rows
 from oocdl.ops.loss_functions import Labels
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import VALIDATION, PassInfo, role_of
-from oocdl.runtime.checked_values import check_finite, check_ids, check_labels
+from oocdl.runtime.checked_values import check_finite, check_ids, check_labels, check_whole
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
 
@@ -54,7 +54,8 @@ class Feed:
     def put(self, found: Array, used: Array, region: Region) -> None:
         """Put what was ``found`` in a region where it is ``used``, scaled; DatasetError if it cannot be."""
         if self.scale is None:
-            used[...] = found
+            with np.errstate(invalid="ignore"):  # what is no number becomes some number, and is refused
+                used[...] = found
         else:
             factor = np.asarray(self.scale, used.dtype)
             np.multiply(found, factor, out=used, dtype=used.dtype, casting="unsafe")
@@ -66,6 +67,8 @@ class Feed:
         elif used.dtype.kind == "f" and (found.dtype.kind == "f" or self.scale is not None):
             same = self.scale is None and found.dtype.itemsize <= used.dtype.itemsize
             check_finite(self.label, found if same else used, region)
+        if self.scale is None:
+            check_whole(self.label, found, used, region)
 
     def parts(self, row: int, box: Region) -> Iterator[Region]:
         """Parts of a region of a sample that are read at once."""

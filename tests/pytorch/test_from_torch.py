@@ -633,24 +633,36 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Tensor], torch.dtype]] = {
     "divided and rounded down": (lambda x: x // 3, torch.int64),
     "the rest of a division": (lambda x: torch.fmod(x, 5), torch.int64),
     "shifted": (lambda x: x >> 1, torch.int64),
+}
+WRITTEN: dict[str, tuple[Callable[[Tensor], Tensor], torch.dtype]] = {
     "a byte that wraps around": (lambda x: x * 2, torch.uint8),
     "a byte as a float": (lambda x: x.double() * 2, torch.uint8),
+    "cast to a byte": (lambda x: (3 * x).to(torch.uint8), torch.int64),
+    "a float cast to a byte": (lambda x: (3.3 * x.double()).to(torch.uint8), torch.int64),
+    "a float cast to int16": (lambda x: (3e7 * x.double()).to(torch.int16), torch.int64),
+    "a float cast to int32": (lambda x: (3e7 * x.double()).to(torch.int32) * 1e-9, torch.int64),
+    "bytes added": (lambda x: x.to(torch.uint8) + x.flip(1).to(torch.uint8), torch.int64),
+    "bytes and int8": (lambda x: x.to(torch.uint8) * x.to(torch.int8), torch.int64),
+    "running sums of int8": (lambda x: x.to(torch.int8).cumsum(1), torch.int64),
+    "running sums of flags": (lambda x: (x > 0).cumsum(1), torch.int64),
+    "more than 2^53": (lambda x: (x * 3037000499 * 3037000499) % 1000, torch.int64),
 }
+"""Those that are what they are in PyTorch; the others may be refused."""
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [*WHOLE, *WRITTEN])
 def test_whole_numbers_that_are_negative_or_large(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file does what the module does with them, or is refused: exporters write what is so for 0 and 1."""
     monkeypatch.setattr(exporting, "EXPORTERS", {"TorchScript": EXPORTERS["TorchScript"]})
-    calc, dtype = WHOLE[name]
+    calc, dtype = {**WHOLE, **WRITTEN}[name]
     module = OfWhole(calc).double()
     x = torch.arange(-9 if dtype == torch.int64 else 120, 200, 11)[:6].reshape(2, 3)
     try:
         file = oocdl.from_torch(module, x.to(dtype), tmp_path / "net.onnx")
     except UnsupportedError as why:
-        assert "cannot be written as ONNX" in str(why) and name != "a byte as a float"
+        assert "cannot be written as ONNX" in str(why) and name not in WRITTEN
         return
     model = inspect_onnx(file)
     made = inference_pass(model, {"x": (2, 3)}, "float64")

@@ -110,6 +110,21 @@ def test_numbers_are_checked_as_they_are_used(
         feed.put(values, made, ((0, 1),))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "number"), [("f4", 0.5), ("f4", np.nan), ("f8", 1e19), ("f8", -np.inf), ("u8", 2**63)]
+)
+def test_inputs_that_are_no_whole_numbers_are_named(dtype: str, number: float) -> None:
+    values, made = np.array([3, -0.0], "f8").astype(dtype), np.empty(2, "i8")
+    feed = Feed(array_reader("x", values))
+    feed.put(values, made, ((5, 7),))
+    np.testing.assert_array_equal(made, [3, 0])
+    values[1] = number
+    with pytest.raises(
+        DatasetError, match=r"the array has the number \S+ in sample 6; the model takes whole numbers"
+    ):
+        feed.put(values, made, ((5, 7),))
+
+
 def test_labels_of_a_loss() -> None:
     assert labels_of(MSE(), (2, 3), (2, 3)) is None
     assert labels_of(CrossEntropy(ignore_index=7), (2, 3, 5), (2, 5)) == Labels(3, 7)

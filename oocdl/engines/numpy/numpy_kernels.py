@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, recurrent_steps
+from oocdl.engines.checked_indices import check_divisor
 from oocdl.engines.convolution import groups_of, slide_of
 from oocdl.engines.numpy_functions import FUNCTIONS, SLOW
 from oocdl.engines.numpy_moves import Run, boxed, padded, places_of
@@ -236,9 +237,12 @@ def _elementwise(function: Callable[..., Any]) -> Kernel:
 
     It takes four times, for values between the steps of a formula (objects in the error function).
     """
-    return Kernel(
-        lambda args, item: [np.broadcast_to(function(*args, item), item.kernel_shapes[0])], _times(4)
-    )
+
+    def run(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
+        check_divisor(item, args[-1])
+        return [np.broadcast_to(function(*args, item), item.kernel_shapes[0])]
+
+    return Kernel(run, _times(4))
 
 
 def _primitive(op: str) -> Kernel:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from oocdl.engines.checked_indices import check_divisor
 from oocdl.engines.numpy_functions import FUNCTIONS
-from oocdl.engines.ort.ort_record import Kernel
+from oocdl.engines.ort.ort_record import Kernel, kernel_of
 from oocdl.engines.ort.ort_session import run
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction
@@ -30,7 +31,12 @@ Run = Callable[[Attrs, Sequence[Array], Array], Any]
 
 def _record(run: Run) -> Kernel:
     """Return the record of a kernel of one result."""
-    return Kernel(bind=lambda item, orders: lambda args, outs: run(item.attrs, args, outs[0]))
+
+    def kernel(args: list[Array], item: Instruction, out: Array) -> None:
+        check_divisor(item, args[-1])
+        run(item.attrs, args, out)
+
+    return kernel_of(kernel)
 
 
 def _out(function: Callable[..., Any]) -> Run:

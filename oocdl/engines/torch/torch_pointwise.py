@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from oocdl.engines.checked_indices import check_divisor
 from oocdl.engines.torch.kernel_scratch import by_rule, elementwise
 from oocdl.engines.torch.torch_record import Kernel, Result
 from oocdl.fusion.loop_axes import REDUCTIONS
@@ -29,9 +30,15 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _divide(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
-    # Integer division truncates in ONNX; torch.div would return floats.
-    rounding = None if args[0].is_floating_point() else "trunc"
-    torch.div(*args, rounding_mode=rounding, out=outs[0])
+    if args[0].is_floating_point():
+        torch.div(*args, out=outs[0])
+        return
+    # Integer division truncates in ONNX. The least number divided by -1 would end the process.
+    if (turned := args[1] == -1).any():
+        sign = torch.where(turned, -1, 1)
+        torch.div(args[0], args[1] * sign, rounding_mode="trunc", out=outs[0]).mul_(sign)
+    else:
+        torch.div(*args, rounding_mode="trunc", out=outs[0])
 
 
 def _way(attrs: Mapping[str, Any]) -> str:
@@ -209,6 +216,7 @@ def _record(op: str, run: Run) -> Kernel:
             args[0].new_empty(shape, dtype=getattr(torch, dtype))
             for shape, dtype in zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
         ]
+        check_divisor(instruction, args[-1])
         run(instruction.attrs, args, made)
         return made
 

@@ -62,7 +62,7 @@ def _check_order(graph: onnx.GraphProto, made: set[str]) -> None:
 
 def _check_nodes(graph: onnx.GraphProto, opset: int, own: Collection[str]) -> None:
     for index, node in enumerate(graph.node):
-        schema = _schema(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
+        schema = schema_of(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
         why = "" if schema is None or node.op_type in own else _misfit(node, schema)
         if why:
             raise ModelError(f"node {shown(label(node, index))} ({node.op_type}) {why}")
@@ -71,7 +71,7 @@ def _check_nodes(graph: onnx.GraphProto, opset: int, own: Collection[str]) -> No
 
 
 @cache
-def _schema(op: str, opset: int) -> defs.OpSchema | None:
+def schema_of(op: str, opset: int) -> defs.OpSchema | None:
     """Return ONNX's definition of an operator; None for one that it has not, or has no more."""
     try:
         found = defs.get_schema(op, opset, "")

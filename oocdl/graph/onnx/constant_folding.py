@@ -145,13 +145,29 @@ def _broadcast(function: Callable[..., Any]) -> Fold:
 
 
 def _divide(a: Array, b: Array) -> Array:
-    if a.dtype.kind in "iu":  # ONNX rounds towards zero, NumPy down
-        return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), a.dtype)
-    return np.asarray(a / b)
+    if a.dtype.kind not in "iu":
+        return np.asarray(a / b)
+    if not b.all():
+        raise ZeroDivisionError("whole numbers are divided by 0")
+    return np.asarray((a - np.fmod(a, b)) // b, a.dtype)  # ONNX rounds towards zero, NumPy down
 
 
 def _power(a: Array, b: Array) -> Array:
-    return np.asarray(np.power(a.astype(np.float64), b)).astype(a.dtype)
+    exact = a.dtype.kind in "iu" and b.dtype.kind in "iu"
+    return np.asarray(np.power(a if exact else a.astype(np.float64), b)).astype(a.dtype)
+
+
+def _mod(node: OnnxNode, a: Array, b: Array) -> Sequence[Array]:
+    if a.dtype.kind in "iu" and not b.all():
+        raise ZeroDivisionError("whole numbers are divided by 0")
+    return _broadcast(np.fmod if node.attrs.get("fmod") else np.mod)(node, a, b)
+
+
+def _mean(data: Array, axis: tuple[int, ...] | None, keepdims: bool) -> Array:
+    if data.dtype.kind not in "iu":
+        return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))
+    total = np.asarray(np.sum(data, axis=axis, keepdims=keepdims))
+    return _divide(total, np.asarray(data.size // max(total.size, 1), total.dtype))
 
 
 def _constant(node: OnnxNode) -> Sequence[Array]:
@@ -184,7 +200,10 @@ def _tile(node: OnnxNode, data: Array, counts: Array) -> Sequence[Array]:
 
 def _range(node: OnnxNode, *inputs: Array) -> Sequence[Array]:
     start, limit, delta = (array.reshape(()) for array in inputs)
-    count = max(ceil((limit - start) / delta), 0)
+    if start.dtype.kind in "iu":
+        count = len(range(start.item(), limit.item(), delta.item()))
+    else:
+        count = max(ceil((limit - start) / delta), 0)
     allow(node, [count], start.itemsize)
     return [(start + np.arange(count) * delta).astype(start.dtype)]
 
@@ -301,7 +320,7 @@ FOLDS: dict[str, Fold] = {
     ],
     "Squeeze": lambda node, data, axes=None: [data.reshape(squeezed(data.shape, ints(node, "axes", axes)))],
     "Reshape": _reshape,
-    "Mod": lambda node, *arrays: _broadcast(np.fmod if node.attrs.get("fmod") else np.mod)(node, *arrays),
+    "Mod": _mod,
     "Identity": lambda node, data: [data],
     "Transpose": lambda node, data: [np.transpose(data, node.attrs.get("perm"))],
     "Cast": lambda node, data: [data.astype(numpy_type(node.attrs["to"]))],
@@ -320,6 +339,7 @@ FOLDS: dict[str, Fold] = {
     "LessOrEqual": _broadcast(np.less_equal),
     "GreaterOrEqual": _broadcast(np.greater_equal),
     "Where": _where,
-    **{f"Reduce{op}": _reduction(getattr(np, op.lower())) for op in ("Prod", "Sum", "Max", "Min", "Mean")},
+    **{f"Reduce{op}": _reduction(getattr(np, op.lower())) for op in ("Prod", "Sum", "Max", "Min")},
+    "ReduceMean": _reduction(_mean),
 }
 """Operators that are computed at import where all their inputs are known."""

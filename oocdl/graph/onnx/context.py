@@ -126,7 +126,7 @@ class Context:
         """Return the name of an input as a value of the graph."""
         found, name = self.operand(index), self.node.inputs[index]
         if isinstance(found, str):
-            return found
+            return str(found)
         if name not in self.stored:
             self.stored[name] = self.store(found)
         return self.stored[name]
@@ -175,7 +175,7 @@ class Context:
         if op == "Resample":
             extent, kernel = self.build.shape(inputs[0])[attrs["axis"]], attrs.get("window", (0,))[0]
             check_taps(extent, attrs["size"], kernel)
-        made = self.build.node(op, inputs, attrs, label=label)
+        made = self.build.node(op, [str(name) for name in inputs], attrs, label=label)
         for value in made:
             check_shape(self.build.shape(value), "its result")
         return made

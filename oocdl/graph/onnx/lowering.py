@@ -29,6 +29,7 @@ from oocdl.graph.onnx.lower import (  # noqa: F401 (each enters what it lowers i
 )
 from oocdl.graph.onnx.model_file import OnnxNode, shown, size_text
 from oocdl.graph.onnx.own_operators import OWN, lower_own, not_known
+from oocdl.graph.onnx.whole_numbers import with_types
 
 
 def lowerings(rules: Rules) -> Mapping[str, Lower]:
@@ -121,7 +122,9 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
     if node.op in FOLDS and not any(isinstance(entry, str | list) for entry in given):
         return _folded(ctx, node, known)
     if node.op in table:
-        return table[node.op](ctx)
+        before = len(ctx.build.nodes)
+        outputs = table[node.op](ctx)
+        return with_types(ctx, outputs, ctx.build.nodes[before:])
     if node.op in OWN:
         return lower_own(ctx)
     what = f"{node.op} of values that are not constant" if node.op in FOLDS else not_known(node.op)

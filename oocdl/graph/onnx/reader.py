@@ -33,6 +33,7 @@ from oocdl.graph.onnx.roles import evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.signs import Remark
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
+from oocdl.graph.onnx.whole_numbers import typed
 
 __all__ = ["Imported", "OnnxModel", "Port", "WeightSource", "inspect_onnx", "lowerings", "supported"]
 
@@ -195,7 +196,8 @@ class _Reader:
         for port in self.model.inputs:
             number = np.dtype(port.dtype).kind
             dtype = "bool" if number == "b" else "int64" if number in "iu" else ctx.precision
-            ctx.env[port.name] = build.value(port.name, shapes[port.name], dtype, Role.INPUT)
+            value = build.value(port.name, shapes[port.name], dtype, Role.INPUT)
+            ctx.env[port.name] = typed(value, np.dtype(port.dtype))
             note_resized(ctx, port.name, shapes[port.name])
         for name, item in self.model.initializers.items():
             if name not in ctx.read:
@@ -232,7 +234,7 @@ class _Reader:
             made = ctx.env[port.name]
             if isinstance(made, list):
                 raise ModelError(f"output {shown(port.name)} is a sequence; outputs have to be tensors")
-            outputs.append((port.name, made if isinstance(made, str) else ctx.store(made)))
+            outputs.append((port.name, str(made) if isinstance(made, str) else ctx.store(made)))
         build.outputs = list(dict.fromkeys(value for _, value in outputs))
         inputs = tuple(port.name for port in self.model.inputs)
         graph = needed(build.graph(), inputs)
@@ -245,7 +247,9 @@ class _Reader:
             outputs=tuple(outputs),
             weights={name: item for name, item in self.weights.items() if name in values},
             frozen=tuple(name for name in self.frozen if name in values),
-            names={name: made for name, made in ctx.env.items() if isinstance(made, str) and made in values},
+            names={
+                name: str(made) for name, made in ctx.env.items() if isinstance(made, str) and made in values
+            },
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
             trained=record_of(file, self.freeze),

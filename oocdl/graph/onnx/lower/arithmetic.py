@@ -17,6 +17,7 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.onnx.constant_folding import numpy_type
 from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Operand, lowers
 from oocdl.graph.onnx.lower.random import mean_of
+from oocdl.graph.onnx.whole_numbers import cast, kind_of
 
 
 def _by_formula(formula: Callable[..., str], defaults: Mapping[str, Any], *first: str) -> Lower:
@@ -167,11 +168,13 @@ def _cast(ctx: Context) -> Sequence[Operand]:
         target = numpy_type(ctx.attr("to"))
     else:
         like = ctx.operand(1)
-        target = np.dtype(ctx.build.dtype(like)) if isinstance(like, str) else like.dtype
+        target = kind_of(ctx, like)
     if not isinstance(found, str):
         return [found.astype(target)]
-    number = target.kind not in "iub"
-    dtype = ctx.precision if number else "bool" if target.kind == "b" else "int64"
+    if target.kind in "iu":
+        return [cast(ctx, found, kind_of(ctx, found), target)]
+    number = target.kind != "b"
+    dtype = ctx.precision if number else "bool"
     if number and (mean := mean_of(ctx, found)) is not None:
         return [mean]
     return [found if ctx.build.dtype(found) == dtype else ctx.make("Cast", found, to=dtype)]
@@ -203,20 +206,20 @@ def _extreme(ctx: Context) -> Sequence[Operand]:
 def _pow(ctx: Context) -> Sequence[Operand]:
     """Lower Pow; the result has the type of the base, whatever that of the exponent is."""
     x, exponent = ctx.value(0), ctx.known(1)
-    number = float(exponent.reshape(-1)[0]) if exponent is not None and exponent.size == 1 else None
+    single = exponent is not None and exponent.size == 1
+    number = exponent.reshape(-1)[0].item() if exponent is not None and single else None
     if number is not None:
         x = ctx.reshape(x, (1,) * (len(ctx.shape(1)) - len(ctx.shape(0))) + ctx.shape(0))
-    if number is not None and (_is_float(ctx, x) or (number >= 0 and number.is_integer())):
+    if number is not None and (_is_float(ctx, x) or (number >= 0 and number == int(number))):
         return [_known_pow(ctx, x, number)]
+    if not _is_float(ctx, x) and exponent is not None and (exponent == np.trunc(exponent)).all():
+        return [ctx.make("Pow", x, ctx.build.constant(exponent, "int64"))]
+    power = ctx.value(1)
+    if _is_float(ctx, x) == _is_float(ctx, power):
+        return [ctx.make("Pow", x, power)]
     if _is_float(ctx, x):
-        power = ctx.value(1)
-        return [ctx.make("Pow", x, power if _is_float(ctx, power) else _cast_to(ctx, power, x))]
-    if number is None and not _is_float(ctx, ctx.value(1)):
-        return [ctx.make("Pow", x, ctx.value(1))]
-    wide = ctx.make("Cast", x, to=ctx.precision)
-    power = ctx.value(1) if number is None else ctx.number(number, wide)
-    power = power if _is_float(ctx, power) else _cast_to(ctx, power, wide)
-    return [_cast_to(ctx, ctx.make("Pow", wide, power), x)]
+        return [ctx.make("Pow", x, _cast_to(ctx, power, x))]
+    ctx.refuse("a base of whole numbers and an exponent that is none; cast the base to float before it")
 
 
 def _is_float(ctx: Context, value: str) -> bool:

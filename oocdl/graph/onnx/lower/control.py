@@ -15,6 +15,7 @@ from oocdl.graph.onnx.bounds import MOST_TRIPS
 from oocdl.graph.onnx.context import Context, Entry, Operand, grouped, in_body, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
 from oocdl.graph.onnx.model_file import Body, shown
+from oocdl.graph.onnx.whole_numbers import kind_of, typed
 
 
 @lowers("SequenceConstruct", "SequenceEmpty")
@@ -89,11 +90,12 @@ def _joined(ctx: Context, items: Sequence[Entry], axis: int, new: bool) -> Opera
     if any(isinstance(item, list) for item in items):
         ctx.refuse("a sequence among the results of its trips")
     values = [ctx.store(item) if isinstance(item, np.ndarray) else str(item) for item in items]
+    kind = kind_of(ctx, items[0])
     shape = ctx.build.shape(values[0])
     axis = normalize_axis(axis, len(shape) + new)
     if new:
         values = [ctx.reshape(value, (*shape[:axis], 1, *shape[axis:])) for value in values]
-    return ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]
+    return typed(ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0], kind)
 
 
 @lowers("ConcatFromSequence")
@@ -174,7 +176,8 @@ def _scan(ctx: Context) -> Sequence[Entry]:
         for index, axis, back in zip(names, axes, backwards, strict=True):
             place, shape = trips - 1 - trip if back else trip, ctx.shape(index)
             one = slice_axis(ctx, ctx.value(index), axis, place, place + 1)
-            slices.append(ctx.reshape(one, (*shape[:axis], *shape[axis + 1 :])))
+            one = ctx.reshape(one, (*shape[:axis], *shape[axis + 1 :]))
+            slices.append(typed(one, kind_of(ctx, ctx.entry(index))))
         made = _run(ctx, body, [*state, *slices])
         state = made[:first]
         for items, item in zip(scanned, made[first:], strict=True):

@@ -13,6 +13,7 @@ from oocdl.graph.ir.graph import is_float, normalize_axis
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import slice_axis
+from oocdl.graph.onnx.whole_numbers import WIDE, kind_of, kind_of_sums, typed
 
 
 def _squeezed(ctx: Context, y: str, axes: Sequence[int]) -> str:
@@ -161,12 +162,13 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     known, shape = ctx.known(0), ctx.shape(0)
     axis = normalize_axis(int(ctx.scalar("an axis", 1)), len(shape))
     extent, backwards = shape[axis], bool(ctx.attr("reverse", 0))
-    if known is not None and known.dtype.kind in "iu" and not ctx.attr("exclusive", 0):
+    kind = kind_of_sums(ctx, kind_of(ctx, ctx.entry(0)))
+    if known is not None and kind.kind in "iu" and not ctx.attr("exclusive", 0):
         turned = np.flip(known, axis) if backwards else known
         total = np.add if op == "Add" else np.multiply
-        made = total.accumulate(turned, axis, dtype=known.dtype)
+        made = total.accumulate(turned, axis, dtype=kind)
         return [np.flip(made, axis) if backwards else made]
-    x = ctx.value(0)
+    x = ctx.value(0) if kind_of(ctx, ctx.entry(0)).kind != "b" else ctx.make("Cast", ctx.value(0), to="int64")
 
     def moved(y: str, by: int) -> str:
         """Move along the axis by some places, and fill up with what changes nothing."""
@@ -182,7 +184,7 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
     while distance < extent:
         y = ctx.make(op, y, moved(y, distance))
         distance *= 2
-    return [y]
+    return [typed(y, kind) if kind == WIDE else y]
 
 
 @lowers("RMSNormalization")

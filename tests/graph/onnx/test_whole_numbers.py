@@ -1,0 +1,183 @@
+"""Whole numbers, truth values and casts are ONNX's on all engines, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from oocdl.engines import engine_registry
+from oocdl.errors import InputError, ModelError
+from oocdl.graph.ir.graph import Array, Role
+from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.reader import inspect_onnx
+from oocdl.ops import RULES
+from oocdl.testing import run_graph
+from tests.kit.whole_cases import KINDS, WholeCase, cases, model_of
+
+LEAST = np.iinfo(np.int64).min
+REFUSED = {
+    **dict.fromkeys(KINDS, {"MatMul", "Einsum"}),
+    "bool": {"OneHot"},
+    "float32": {"Cast-uint64", "CastLike-uint64"},
+    "uint64": {
+        *("MatMul", "Einsum", "Cast-float32", "CastLike-float32", "Abs", "Sign", "Clip", "Mod-fmod"),
+        *("Div", "Mod", "Max", "Min", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"),
+        *("Div-known", "Mod-known", "Max-known", "Min-known", "Less-known", "Greater-known"),
+        *("LessOrEqual-known", "GreaterOrEqual-known", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceMean"),
+        *("Scatter-none", "Scatter-max", "Scatter-min", "ArgMax", "ArgMin", "TopK-0", "TopK-1"),
+    },
+}
+"""The cases of each type that are refused, whatever their numbers are."""
+
+
+def found(model: onnx.ModelProto, given: dict[str, Array], engine: str, path: Path) -> list[Array]:
+    """The results of a model on an engine."""
+    path.write_bytes(model.SerializeToString())
+    imported = inspect_onnx(path).bind(RULES, training=False)
+    build = Builder(RULES, imported.graph)
+    # What only renames an input gets a node behind it.
+    build.outputs = [build("Expand", value, shape=(2, *build.shape(value))) for _, value in imported.outputs]
+    build.values = {
+        name: replace(value, role=Role.WEIGHT) if value.role is Role.INPUT else value
+        for name, value in build.values.items()
+    }
+    arrays = {name: array.astype(build.dtype(name)) for name, array in given.items()}
+    ran = run_graph(build.graph(), RULES, arrays, engine=engine, cuts={})
+    return [ran.outputs[name][0] for name in build.outputs]
+
+
+def refused(case: WholeCase, path: Path) -> bool:
+    """Whether a model of a case is refused, and says why of it."""
+    path.write_bytes(model_of([case])[0].SerializeToString())
+    try:
+        inspect_onnx(path).bind(RULES, training=False)
+    except ModelError as error:
+        assert f"'{case.name}" in str(error)
+        return True
+    return False
+
+
+def wanted(model: onnx.ModelProto, given: dict[str, Array]) -> list[Array]:
+    """ONNX's results, those of uint64 by their bits."""
+    with np.errstate(all="ignore"):
+        made = [np.asarray(array) for array in ReferenceEvaluator(model).run(None, given)]
+    return [array.astype(np.int64) if array.dtype.kind in "iu" else array for array in made]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_are_onnxs(kind: str, tmp_path: Path) -> None:
+    path, every = tmp_path / "model.onnx", cases(kind)
+    some = [case for case in every if not refused(case, path)]
+    assert {case.name for case in every} - {case.name for case in some} == REFUSED[kind]
+    model, given = model_of(some)
+    truths = wanted(model, given)
+    for engine in engine_registry.ENGINES:
+        for case, array, truth in zip(some, found(model, given, engine, path), truths, strict=True):
+            np.testing.assert_allclose(array, truth, rtol=1e-6 * (truth.dtype.kind == "f"), err_msg=f"{case}")
+
+
+BEYOND = np.array([300.0, -1, -300.7, 3e9, -3e9, 1e19, np.nan, np.inf, -np.inf, 2.0**33 + 19712], "f4")
+"""Floating-point numbers that types of whole numbers have not: ONNX leaves them open, NumPy takes int32."""
+
+
+def _cast(kind: str) -> tuple[WholeCase, Any]:
+    to = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    with np.errstate(invalid="ignore"):
+        return WholeCase(kind, "Cast", (BEYOND,), attrs={"to": to}), BEYOND.astype(kind)
+
+
+OPEN: list[tuple[WholeCase, Any]] = [
+    *map(_cast, ("int8", "uint8", "int16", "uint16", "int32", "int64")),
+    (WholeCase("Div", "Div", (np.array([LEAST] * 3), np.array([-1, 2, LEAST]))), [LEAST, LEAST // 2, 1]),
+    (WholeCase("Mod", "Mod", (np.array([LEAST] * 3), np.array([-1, 3, LEAST]))), [0, 1, 0]),
+    (
+        WholeCase("Pow", "Pow", (np.array([0, 1, -1, 2, -3, 3]), np.array([-1, -2, -3, -1, -1, 2]))),
+        [0, 1, -1, 0, 0, 9],
+    ),
+    (
+        WholeCase("TopK", "TopK", (np.array([1, np.nan, 3, LEAST], "f4"), np.array([4])), (1,)),
+        [np.nan, 3, 1, LEAST],
+    ),
+]
+"""What ONNX leaves open, and what PyTorch makes of it."""
+
+
+@pytest.mark.parametrize(("case", "truth"), OPEN, ids=lambda item: getattr(item, "name", ""))
+def test_engines_agree_where_onnx_says_nothing(case: WholeCase, truth: Any, tmp_path: Path) -> None:
+    for engine in engine_registry.ENGINES:
+        array = found(*model_of([case]), engine, tmp_path / "model.onnx")[0]
+        np.testing.assert_array_equal(array, np.asarray(truth, array.dtype), engine)
+
+
+@pytest.mark.parametrize("op", ["Div", "Mod"])
+@pytest.mark.parametrize("known", [(), (1,), (0, 1)])
+def test_whole_numbers_divided_by_0_are_an_error(op: str, known: tuple[int, ...], tmp_path: Path) -> None:
+    case = WholeCase("n", op, (np.array([1, 2]), np.array([3, 0])), known)
+    for engine in engine_registry.ENGINES:
+        with pytest.raises(InputError, match=r"^node 'n' .*divide.* by 0"):
+            found(*model_of([case]), engine, tmp_path / "model.onnx")
+
+
+def test_a_power_that_is_no_whole_number_needs_a_floating_point_base(tmp_path: Path) -> None:
+    """Rounded down, 3 is the square root of 15 and of 9, or of none of them if that is a digit less."""
+    case = WholeCase("n", "Pow", (np.array([4, 9]), np.array([0.5, 2], "f4")))
+    assert refused(case, tmp_path / "model.onnx")
+
+
+SUM = helper.make_node("Add", ["x", "x"], ["s"], name="s")
+WAYS: dict[str, Sequence[onnx.NodeProto]] = {
+    "moved": [
+        helper.make_node("Identity", ["s"], ["i"], name="i"),
+        helper.make_node("Reshape", ["i", "shape"], ["m"], name="m"),
+    ],
+    "sequence": [
+        helper.make_node("SequenceConstruct", ["s", "x"], ["q"], name="q"),
+        helper.make_node("SequenceAt", ["q", "zero"], ["m"], name="m"),
+    ],
+    "joined": [
+        helper.make_node("SequenceConstruct", ["s", "x"], ["q"], name="q"),
+        helper.make_node("ConcatFromSequence", ["q"], ["m"], name="m", axis=0),
+    ],
+    "scanned": [
+        helper.make_node(
+            "Scan",
+            ["x"],
+            ["m"],
+            name="m",
+            num_scan_inputs=1,
+            body=helper.make_graph(
+                [helper.make_node("Mul", ["one", "one"], ["square"], name="square")],
+                "body",
+                [helper.make_tensor_value_info("one", TensorProto.INT8, None)],
+                [helper.make_tensor_value_info("square", TensorProto.INT8, None)],
+            ),
+        )
+    ],
+}
+"""Ways by which a value of int8 gets its type: all go on to a Div, which shows what was not brought back."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_type_stays_with_its_value(way: str, tmp_path: Path) -> None:
+    x = np.array([100, -100, 127, -128, 3], "i1")
+    last = helper.make_node("Add", ["m", "m"], ["double"], name="double")
+    end = helper.make_node("Div", ["double", "two"], ["y"], name="y")
+    known = {"shape": np.array([-1]), "zero": np.array(0), "two": np.array(2, "i1")}
+    graph = helper.make_graph(
+        [SUM, *WAYS[way], last, end],
+        "way",
+        [helper.make_tensor_value_info("x", TensorProto.INT8, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT8, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in known.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    (truth,) = wanted(model, {"x": x})
+    np.testing.assert_array_equal(found(model, {"x": x}, "torch", tmp_path / "model.onnx")[0], truth)
