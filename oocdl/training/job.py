@@ -36,6 +36,7 @@ from oocdl.pytorch.door import from_dataset
 from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
+from oocdl.storage.dataset.sample_stack import members_of
 from oocdl.storage.run.pointer import EXPORT_FOLDERS, MODULE_FILES
 from oocdl.storage.run.sealed_files import read_sealed
 from oocdl.training import plan_cache
@@ -122,7 +123,8 @@ def job_of(
             raise InputError(
                 f"'{metric.name}' is no metric of validations; pass it to Run.evaluate(metrics=)"
             )
-    if settings.pad_to_multiple_of and not (course.labels or course.further_labels):
+    has_groups = course.further_labels or any(map(members_of, binding.arrays.values()))
+    if settings.pad_to_multiple_of and not has_groups:
         raise InputError(
             "pad_to_multiple_of is for samples that have a group each, and these are stacked: leave it out"
         )

@@ -18,7 +18,7 @@ import oocdl
 from oocdl.errors import DatasetError, InputError
 from oocdl.losses import MSE, CrossEntropy, DeepSupervision
 from oocdl.optim import SGD
-from tests.kit.nets import write_data
+from tests.kit.nets import vectors, write_data
 from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
 
@@ -236,6 +236,13 @@ def test_weights_of_samples_are_read_from_the_dataset(
     for name, p in module.named_parameters():
         np.testing.assert_allclose(run.weights[name][...], p.detach().numpy(), rtol=1e-10, atol=1e-14)
     assert oocdl.open(run.path).evaluate(tmp_path / "data.zarr")["loss"] > 0
+
+
+def test_scaled_weights_of_samples_are_scaled_in_evaluations_too(tmp_path: Path) -> None:
+    arrays = {**vectors(6), "w": np.arange(1, 7).astype("f4")}
+    how = {"loss": CE, "scale": {"w": 0.25}, "steps": 1, "inputs": {"input": "x"}, "validation": arrays}
+    run = oocdl.fit(nn.Linear(6, 3).double(), arrays, workdir=tmp_path / "run", **{**EXACT, **how})
+    assert run.evaluate(arrays)["loss"] == pytest.approx(run.history[-1]["val_loss"], rel=1e-12)
 
 
 def test_weights_that_are_not_there_are_refused(tmp_path: Path) -> None:

@@ -480,6 +480,19 @@ def test_stacked_samples_are_not_padded(net: Path, tmp_path: Path) -> None:
         oocdl.plan(net, tmp_path / "data.zarr", pad_to_multiple_of=16, **EXACT)
 
 
+def test_evaluations_of_a_run_on_crops_are_padded_as_asked(
+    net: Path, data: tuple[Path, Samples], tmp_path: Path
+) -> None:
+    """Its own steps pad nothing."""
+    how = {"augment": oocdl.transforms.RandSpatialCrop(4), "pad_to_multiple_of": 8, "steps": 1, **EXACT}
+    run = oocdl.fit(net, data[0], workdir=tmp_path / "run", **how)
+    twin, found = unet().eval(), []
+    run.load_into(twin)
+    for x, y in (padded(data[1], row, 8) for row in range(len(SHAPES))):
+        found.append(F.cross_entropy(twin(x[None]), y[None]).item())
+    np.testing.assert_allclose(run.evaluate(data[0])["loss"], np.mean(found), rtol=1e-9)
+
+
 def test_only_samples_that_are_trained_on_have_to_be_transformed(net: Path, tmp_path: Path) -> None:
     nets.write_samples(tmp_path / "data.zarr", [(8, 8, 8), (6, 6, 6), (8, 6, 8)])
     turns = [oocdl.transforms.RandRotate90(1.0)]

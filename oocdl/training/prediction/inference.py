@@ -271,7 +271,8 @@ def _preparation(model: OnnxModel, found: Sized, settings: Settings, store: RunS
         if target.output in identity["loss"]
     }
     factors, asked = stored.scale or {}, stored.normalize
-    pairs = [*arrays.items(), *heads.items()]
+    further = {name: name for target in binding.targets for name in target.further.values()}
+    pairs = [*arrays.items(), *heads.items(), *further.items()]
     scale = {now: factors[then] for now, then in pairs if then in factors}
     if isinstance(asked, Mapping):
         asked = {now: asked[then] for now, then in arrays.items() if then in asked}
