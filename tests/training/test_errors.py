@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from onnx import helper
 import oocdl
 from oocdl.cli import app
 from oocdl.config import parse_bytes
+from oocdl.engines.engine import get_engine
 from oocdl.errors import (
     BudgetError,
     DatasetError,
@@ -26,10 +28,11 @@ from oocdl.errors import (
     StoreError,
     UnsupportedError,
 )
+from oocdl.events import Event, StepDone
 from oocdl.losses import CrossEntropy, Dice, DiceCE
 from oocdl.optim import SGD, Adam
 from oocdl.presets.unets import write_unet3d
-from tests.kit import machine, nets, settings
+from tests.kit import machine, nets, programs, settings
 from tests.kit.machine import Small
 
 QUICK = {**settings.QUICK, "steps": 1}
@@ -300,6 +303,38 @@ def test_a_place_that_cannot_be_written(fit: Callable[..., oocdl.Run], tmp_path:
     refused(StoreError, "file", lambda: fit(workdir=tmp_path / "file"))
     refused(StoreError, "file", lambda: fit(workdir=tmp_path / "file" / "run"))
     refused(StoreError, "file", lambda: fit(workdir=tmp_path / "run", spill=tmp_path / "file"))
+
+
+def test_a_run_that_cannot_begin_leaves_no_spill_behind(
+    fit: Callable[..., oocdl.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if "MainHeapThreads" in repr(thread._target):  # type: ignore[attr-defined]
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            fit(spill=tmp_path / "spill")
+    assert not [path for path in (tmp_path / "spill").iterdir() if path.is_dir()]
+    assert fit(spill=tmp_path / "spill").finished
+
+
+def test_what_is_compiled_goes_with_the_last_run_of_its_engine(tmp_path: Path) -> None:
+    job, engine, found = nets.write_job(tmp_path), get_engine("numpy"), list[Any]()
+    program = programs.single("Relu", [np.ones((2, 3), np.float32)], [((2, 3), "float32")])
+
+    def within(event: Event) -> None:
+        if isinstance(event, StepDone):
+            inner = {**QUICK, "engine": "numpy", "workdir": tmp_path / "inner"}
+            oocdl.fit(*job, **inner, callbacks=[lambda event: found.append(engine.compile(program))])
+            found.append(engine.compile(program))
+
+    oocdl.fit(*job, **QUICK | {"engine": "onnxruntime"}, callbacks=[within])
+    assert found[0] is found[1] is not found[-1]
 
 
 def test_names_with_line_breaks_stay_in_one_line(tmp_path: Path) -> None:
