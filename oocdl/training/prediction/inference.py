@@ -62,7 +62,10 @@ class BoundRun:
     def apart(self, prefix: str) -> BoundRun:
         """Return the same with a prefix before all names of arrays."""
         named, given = prefix.__add__, self.sized.dataset
-        arrays = {named(name): replace(one, name=named(one.name)) for name, one in given.arrays.items()}
+        arrays = {
+            named(name): replace(one, name=named(one.name), title=one.name)
+            for name, one in given.arrays.items()
+        }
         sized = replace(self.sized.apart(named), dataset=replace(given, arrays=arrays))
         return replace(self, sized=sized, preparation=self.preparation.renamed(named))
 
