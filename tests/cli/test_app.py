@@ -322,6 +322,10 @@ FIT = ("fit", "{}/net.onnx", "{}/data.zarr")
     [
         (["fit", "{}/none.onnx", "{}/data.zarr"], 2, "none.onnx"),
         (["fit", "{}/net.onnx", "{}/none.zarr"], 2, "no such dataset"),
+        (["fit", "{}/net.onnx", ""], 2, "no such dataset: ''"),
+        (["info", "{}/net.onnx", "--dims", "batch=0"], 2, "dims['batch'] must be at least 1"),
+        ([*FIT, "--validation-freq", "2"], 2, "validation_freq is of a validation; pass validation="),
+        ([*FIT, "--validation-steps", "2"], 2, "validation_steps is of a validation; pass validation="),
         ([*FIT, "--optimizer", "adma"], 2, "did you mean 'adam'"),
         ([*FIT, "--loss", "dise"], 2, "did you mean 'dice'"),
         ([*FIT, "--memory", "much"], 2, "not a size"),
@@ -364,6 +368,7 @@ FIT = ("fit", "{}/net.onnx", "{}/data.zarr")
         (["predict", "{}/data.zarr", "{}/data.zarr", "{}/o.zarr"], 3, "is not a run"),
         (["export", "{}/nothing.run", "{}/o.onnx"], 3, "is not a run"),
         (["info", "{}/nothing"], 2, "nothing"),
+        (["dashboard", "{}/net.run", "--port", "99999"], 2, "--port"),
     ],
 )
 def test_errors_are_one_line_with_an_exit_code(
