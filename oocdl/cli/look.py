@@ -73,7 +73,7 @@ def predict(
     **given: Any,
 ) -> None:
     """Run a trained model over a dataset; writes a Zarr group with one array an output, or volumes."""
-    out = given["out"] or (given["nifti"] or Path()) / LABELS
+    out = given["out"] or Path(given["nifti"] or "") / LABELS
     with (
         ending(lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED),
         waiting("predicting .."),

@@ -323,6 +323,8 @@ FIT = ("fit", "{}/net.onnx", "{}/data.zarr")
         (["fit", "{}/none.onnx", "{}/data.zarr"], 2, "none.onnx"),
         (["fit", "{}/net.onnx", "{}/none.zarr"], 2, "no such dataset"),
         (["fit", "{}/net.onnx", ""], 2, "no such dataset: ''"),
+        ([*FIT, "--workdir", ""], 2, "workdir takes a path, got ''"),
+        ([*FIT, "--plan", ""], 2, "plan takes a path, got ''"),
         (["info", "{}/net.onnx", "--dims", "batch=0"], 2, "dims['batch'] must be at least 1"),
         ([*FIT, "--validation-freq", "2"], 2, "validation_freq is of a validation; pass validation="),
         ([*FIT, "--validation-steps", "2"], 2, "validation_steps is of a validation; pass validation="),
