@@ -18,6 +18,8 @@ from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
 from oocdl.cli.texts import ConfigFile, sizes
 from oocdl.cli.verb_options import Dims, Engine, Out, RunDir, arguments_for, records_for, with_options
+from oocdl.config import OPTIONS
+from oocdl.config.option_checks import MOST_PORT
 from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.data import convert as convert_files
 from oocdl.errors import CorruptError, InputError, printable
@@ -71,7 +73,7 @@ def predict(
     **given: Any,
 ) -> None:
     """Run a trained model over a dataset; writes a Zarr group with one array an output, or volumes."""
-    out = given["out"] or (given["nifti"] or Path()) / LABELS
+    out = given["out"] or Path(given["nifti"] or "") / LABELS
     with (
         ending(lambda: f"{out} is unfinished, the same command goes on" if is_unfinished(out) else UNCHANGED),
         waiting("predicting .."),
@@ -132,7 +134,9 @@ def repair(
 @app.command()
 def dashboard(
     run: RunDir,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; default: a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=MOST_PORT, help="Port on 127.0.0.1; default: a free one.")
+    ] = 0,
     allow_host: Annotated[
         list[str] | None, typer.Option(help="Host name used by a proxy; may be repeated.")
     ] = None,
@@ -190,7 +194,7 @@ def info(
     if (weights or dims) and not str(what).lower().endswith(".onnx"):
         raise InputError("--weights and --dims go with a model")
     with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
-        extents = sizes("dims", dims, int)
+        extents = OPTIONS["dims"].checked("dims", sizes("dims", dims, int))
         data, told = machine_info(engine, again) if what is None else info_of(what, extents, weights, every)
     if as_json:
         say_json(data)

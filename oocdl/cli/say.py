@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import isfinite
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from oocdl.errors import printable
+from oocdl.report.tables import json_text
 from oocdl.training.signals import Stopped
 
 INTERRUPTED_EXIT_CODE = 130
@@ -28,19 +27,7 @@ def say(text: str, aside: bool = False) -> None:
 
 def say_json(data: Any) -> None:
     """Print data as JSON, in which no character commands a terminal; a number that is not finite is null."""
-    typer.echo(json.dumps(_finite(data), indent=1, default=str, allow_nan=False))
-
-
-def _finite(data: Any) -> Any:
-    """Return data with None in place of the numbers that JSON does not have."""
-    match data:
-        case dict():
-            return {name: _finite(value) for name, value in data.items()}
-        case list() | tuple():
-            return [_finite(value) for value in data]
-        case float() if not isfinite(data):
-            return None
-    return data
+    typer.echo(json_text(data))
 
 
 @contextmanager

@@ -78,6 +78,8 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str] | None:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise InputError(f"{flag(option)} takes name=value, got '{text}'")
+        if name.strip() in found:
+            raise InputError(f"{flag(option)} has '{name.strip()}' twice, the second time as '{text}'")
         found[name.strip()] = value.strip()
     return found or None
 
@@ -133,10 +135,12 @@ def parse_parallel(text: str) -> Any:
         return text
     try:
         asked = pairs("parallel", [text]) or {}
-        cuts = {name: tuple(int(count) for count in value.split("x")) for name, value in asked.items()}
+        return {
+            name: tuple(map(int, value.split("x"))) if name == "space" else int(value)
+            for name, value in asked.items()
+        }
     except ValueError:
         raise InputError(f"--parallel takes cuts such as batch=2,space=3x2x1, got '{text}'") from None
-    return {name: counts if name == "space" else counts[0] for name, counts in cuts.items()}
 
 
 def parse_schedule(text: str, lr: float) -> Rate:
@@ -242,6 +246,8 @@ def _value(text: str) -> Any:
     return text
 
 
+LISTS = ("class_weights", "folds", "hosts", "spacing")
+"""Options whose lists are typed with commas."""
 NEVER = ("config", "help", "as_json", "version")
 """Parameters of commands that no file has."""
 
@@ -249,11 +255,16 @@ NEVER = ("config", "help", "as_json", "version")
 def read_config(path: Path) -> dict[str, Any]:
     """Read options by their names, as a command line would have them. Raises InputError."""
     try:
-        return {name.replace("-", "_"): value for name, value in tomllib.loads(path.read_text()).items()}
+        given = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"--config {path} is no TOML: {error}") from error
+    found = {name.replace("-", "_"): value for name, value in given.items()}
+    for name in given:
+        if "-" in name and name.replace("-", "_") in given:
+            raise InputError(f"--config {path} has '{name}' twice, once with '_'; leave one of them out")
+    return found
 
 
 def as_words(name: str, value: Any) -> Any:
@@ -282,11 +293,11 @@ def as_words(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         words = [f"{key}={_joined(held, between)}" for key, held in value.items()]
         return ",".join(words) if name in ("parallel", "loss") else words
-    if name == "validation" and value and isinstance(value, list):  # a share is no list of one
-        return _joined(value, ",") if all(type(row) is int for row in value) else value
+    if name == "validation" and isinstance(value, list):  # a share is no list of one
+        return _joined(value, ",") if value and all(type(row) is int for row in value) else value
     if name == "validation_freq" and isinstance(value, list):
         return f"{_joined(value, ',')},"
-    return _joined(value, ",") if name in ("class_weights", "hosts") else value
+    return _joined(value, ",") if name in LISTS and isinstance(value, list) else value
 
 
 def _joined(value: Any, between: str) -> str:
@@ -317,19 +328,26 @@ def _use(context: typer.Context, path: Path | None) -> Path | None:
             )
     own = {str(parameter.name): parameter for parameter in context.command.params}
     context.default_map = {
-        name: _typed(as_words(name, value), getattr(own[name], "multiple", False))
+        name: _typed(f"--config {path}: '{name}'", as_words(name, value), own[name])
         for name, value in found.items()
         if name in own
     }
     return path
 
 
-def _typed(words: Any, is_repeated: bool) -> Any:
-    """Return words as they come from a shell, which writes a home in full; one of a list is a list."""
-    if isinstance(words, str):
-        words = os.path.expanduser(words) if words.startswith("~/") else words
-        return [words] if is_repeated else words
-    return [_typed(word, False) for word in words] if isinstance(words, list) and is_repeated else words
+def _typed(what: str, words: Any, option: Any) -> Any:
+    """Return words as they come from a shell, which writes a home in full; one of a list is a list.
+
+    Raises InputError for a value of a kind that the option does not have, such as 1 for a flag.
+    """
+    is_repeated, is_flag = getattr(option, "multiple", False), getattr(option, "is_flag", False)
+    items = words if isinstance(words, list) and is_repeated else [words]
+    for item in items:
+        if not isinstance(item, bool if is_flag else int | float | str) or isinstance(item, bool) != is_flag:
+            takes = "true or false" if is_flag else "texts" if is_repeated else "one text or number"
+            raise InputError(f"{what} takes {takes}, got {shown(words if items is words else items[0])}")
+    typed = [os.path.expanduser(item) if str(item).startswith("~/") else item for item in items]
+    return typed if is_repeated else typed[0]
 
 
 ConfigFile = Annotated[

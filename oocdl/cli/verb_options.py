@@ -33,6 +33,7 @@ from oocdl.config import make_settings, nearest, parse_optimizer
 from oocdl.config.options import LossLike, Metrics, Names, Normalize, Option, ParamGroup, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
+from oocdl.host.paths import path_of
 from oocdl.ops.losses.overlap_losses import DiceCE
 from oocdl.ops.schedules import Rate, WarmUp
 from oocdl.report.plan_view import Plan
@@ -256,8 +257,10 @@ FORMS: Mapping[Any, Form] = {
     **{form: Form(kind) for kind in (bool, int, float) for form in (kind, kind | None)},
     bool | Sequence[int]: Form(bool),
     Rate | None: Form(float),
-    str | Path | None: Form(Path),
-    Plan | str | Path | None: Form(Path),
+    **dict.fromkeys(
+        (str | Path | None, Plan | str | Path | None),  # a Path of "" would be the current folder
+        Form(str, lambda name, text: None if text is None else path_of(name, text), "<path>"),
+    ),
     LossLike: Form(str, lambda name, text: parse_loss(text), "NAME or OUTPUT=NAME:WEIGHT,.."),
     Pieces: Form(str, lambda name, text: parse_parallel(text), "batch=2,space=3x2x1,channels=2"),
     Validation: Form(str, lambda name, text: parse_validation(text), "DATA or SHARE"),

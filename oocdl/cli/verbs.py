@@ -110,6 +110,8 @@ def fit(
     **given: Any,
 ) -> None:
     """Train a model on a dataset within a memory budget."""
+    if restart and not resume:
+        raise InputError("--restart and --no-resume contradict each other: leave one of them out")
     if preset is not None:
         if dataset is not None:
             raise InputError(f"--preset takes one folder, not '{dataset}' beside it")
@@ -118,6 +120,9 @@ def fit(
         return _train_preset(context, model, folds, hours, given)
     if dataset is None:
         raise InputError("fit takes a model and a dataset; only --preset takes one folder")
+    for name in ("folds", "hours"):
+        if _is_given(context, name):
+            raise InputError(f"{flag(name)} goes with --preset")
     options = arguments_for(FIT, {**given, "model": model, "dataset": dataset}) | call_options(given)
     options |= {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
     outcome = Outcome((options.get("workdir") or model.with_suffix(".run")) if restart else None)
@@ -127,15 +132,17 @@ def fit(
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
 
 
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option is typed, or in a file."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def _train_preset(
     context: typer.Context, folder: Path, folds: str, hours: float, given: dict[str, Any]
 ) -> None:
     """Train with a preset and the options that are typed, or in a file. Raises InputError for others."""
-    asked = {
-        name: value
-        for name, value in given.items()
-        if (source := context.get_parameter_source(name)) is not None and source.name != "DEFAULT"
-    }
+    asked = {name: value for name, value in given.items() if _is_given(context, name)}
     for name in asked:
         if name in (*OF_ONE_RUN, *DECIDED) or (name in FIELDS and "optimizer" not in asked):
             instead = "give --optimizer with it" if name in FIELDS else "leave it out"

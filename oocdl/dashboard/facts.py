@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from oocdl.errors import CorruptError
@@ -60,6 +60,8 @@ class RunFacts:
     """("input" or "target", array of the dataset) of all that the network reads."""
     passes: Mapping[str, PassFacts]
     """Plan id -> facts of that pass."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the call, as plain data; empty in files of earlier versions."""
     outputs: Sequence[str] = ()
     """Names of the network's outputs in the model's file."""
 
@@ -90,6 +92,7 @@ def facts_of(plan: Plan, steps: int) -> RunFacts:
         group=source.group,
         images=list(dict.fromkeys(read)),
         passes={name: _pass_facts(kind, simulated.get(name, ())) for name, kind in plan.kinds.items()},
+        settings=plan.settings.stored(),
         outputs=tuple(name for name, _ in plan.compiled.imported.outputs),
     )
 

@@ -42,6 +42,9 @@ from oocdl.storage.files import regular
 
 FOLDER = "live"
 FACTS, NOW, LAST_PASS, PICTURES = "facts.json", "now.json", "last_pass.npz", "pictures.npz"
+REPLACED = FACTS, NOW, LAST_PASS
+EARLIER = ".earlier"
+"""End of the names of files of an earlier call, until this one does something."""
 STEPS, RESOURCES, NOTES = "steps.jsonl", "resources.jsonl", "notes.jsonl"
 FLUSH_SECONDS = 1.0
 """Seconds between two writes of history rows."""
@@ -138,6 +141,7 @@ class LiveLog:
                 self._note("notice", event.text)
             case RunStopped():
                 self._picture()
+                self._put_back()
                 self._note("stopped", f"stopped by {event.reason}; {event.done} steps are committed")
             case RunFinished():
                 self._flush()
@@ -147,16 +151,18 @@ class LiveLog:
                     done = tuple(replace(one, phases=phase * len(one.phases)) for one in looks)
                     self._passed = float("-inf")
                     self._now(replace(self._last, pass_number=self._last.passes, processes=done))
+                self._put_back()
                 self._note("finished", f"{event.steps} steps are done", step=event.steps)
 
     def _start(self, event: RunStarted, now: float) -> None:
         self._waiting = None
         self._folder.mkdir(exist_ok=True)
-        for name in (NOW, LAST_PASS):
-            (self._folder / name).unlink(missing_ok=True)
+        self._forget(*(f"{name}{EARLIER}" for name in REPLACED))
         if event.done == 0:
-            for name in (RESOURCES, NOTES, PICTURES):
-                (self._folder / name).unlink(missing_ok=True)
+            self._forget(NOW, LAST_PASS, RESOURCES, NOTES, PICTURES)
+        for name in REPLACED:
+            if (self._folder / name).is_file() and (name != FACTS or event.plan is not None):
+                (self._folder / name).replace(self._folder / f"{name}{EARLIER}")
         self._forget_rows()
         if event.plan is not None:
             facts = facts_of(event.plan, event.steps)
@@ -171,7 +177,20 @@ class LiveLog:
         for text in event.notes:
             self._note("notice", text)
 
+    def _forget(self, *names: str) -> None:
+        for name in names:
+            (self._folder / name).unlink(missing_ok=True)
+
+    def _put_back(self) -> None:
+        """Show the earlier call's last step again: this one, which a callback or a signal ended, had none."""
+        for name in REPLACED if self._last is None else ():
+            if (earlier := self._folder / f"{name}{EARLIER}").is_file():
+                self._replace(name, earlier.read_bytes())  # another file, which readers notice
+                earlier.unlink()
+
     def _now(self, event: StepRunning) -> None:
+        if self._last is None:
+            self._forget(*(f"{name}{EARLIER}" for name in REPLACED))
         self._last = event
         width = max((len(one.phases) for one in event.processes), default=0)
         merged = np.zeros(width, np.uint8)

@@ -8,7 +8,6 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -211,9 +210,11 @@ class View:
         self._since = begins[-1] if begins else self._since
         return bool(lines)
 
-    @cached_property
+    @property
     def settings(self) -> Mapping[str, Any]:
-        """The run's settings as plain data; empty if ``run.json`` cannot be read."""
+        """The settings of the last call as plain data, else the run's first; empty if they cannot be read."""
+        if self.facts is not None and self.facts.settings:
+            return self.facts.settings
         try:
             settings: Mapping[str, Any] = unsealed("run", (self.run / "run.json").read_text())["settings"]
         except (OSError, ValueError, KeyError, TypeError):

@@ -125,6 +125,7 @@ class Engine(ABC):
     def __init__(self) -> None:
         self._known: dict[str, Compiled] = {}
         self._making: dict[str, threading.Lock] = {}
+        self._scratch: dict[str, ProgramScratch] = {}
         self._lock = threading.Lock()
 
     @abstractmethod
@@ -150,9 +151,10 @@ class Engine(ABC):
             return self._known.setdefault(key, made)
 
     def forget(self) -> None:
-        """Drop all compiled programs: no run is left that would call them."""
+        """Drop all compiled programs, and what is known of others: no run is left that would call them."""
         with self._lock:
             self._known.clear()
+            self._scratch = {}  # another one: a plan may be at writing to it
 
     def _compiled(self, program: Program) -> Compiled:
         check_known(program, self.operators, self.name)

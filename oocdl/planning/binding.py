@@ -140,7 +140,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
         raise DatasetError(f"arrays differ in their number of samples: {text} (axis 0)")
     samples = next(iter(counts.values()))
     if samples < 1:
-        raise DatasetError(f"array '{wanted[0]}' has no samples")
+        raise DatasetError(f"{arrays[wanted[0]].label} has no samples")
     if settings.batch_size > samples and with_targets:
         raise InputError(
             f"batch_size must be 1...{samples} (the number of samples), got {settings.batch_size}"

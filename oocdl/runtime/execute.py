@@ -137,9 +137,9 @@ def register(run_id: str, context: Context) -> None:
 
 
 def forget(run_id: str) -> None:
-    """Undo ``register``. With the last run goes what was compiled: a process may do many."""
+    """Undo ``register``. With the last run of an engine goes what it compiled: a process may do many."""
     context = _contexts.pop(run_id, None)
-    if context is not None and not _contexts:
+    if context is not None and all(one.engine is not context.engine for one in _contexts.values()):
         context.engine.forget()
 
 

@@ -54,11 +54,12 @@ class Feed:
     def put(self, found: Array, used: Array, region: Region) -> None:
         """Put what was ``found`` in a region where it is ``used``, scaled; DatasetError if it cannot be."""
         if self.scale is None:
-            with np.errstate(invalid="ignore"):  # what is no number becomes some number, and is refused
+            with np.errstate(over="ignore", invalid="ignore"):  # what becomes another number is refused below
                 used[...] = found
         else:
             factor = np.asarray(self.scale, used.dtype)
-            np.multiply(found, factor, out=used, dtype=used.dtype, casting="unsafe")
+            with np.errstate(over="ignore"):
+                np.multiply(found, factor, out=used, dtype=used.dtype, casting="unsafe")
         whole = found if self.scale is None else used
         if isinstance(self.labels, Labels):
             check_labels(self.label, self.labels, whole, region)

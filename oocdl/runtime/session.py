@@ -10,7 +10,7 @@ import uuid
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -135,10 +135,19 @@ class Session(Held):
     """Chunks that were held when the step under way began."""
 
     def __enter__(self) -> Session:
+        with ExitStack() as stack:  # what has been opened closes if the rest fails
+            self._open(stack)
+            self._opened = stack.pop_all()
+        return self
+
+    def _open(self, stack: ExitStack) -> None:
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
         used = room if self.most_bytes is None else min(room, self.most_bytes)
-        self.before, kept = home(), Kept()
+        stack.callback(give_back_freed_memory)
+        before, kept = home(), Kept()
         heap, self.tier = execute.open_tier(self.machine, used, self.spill, min(self.kept_bytes, room - used))
+        stack.callback(self.tier.close)
+        stack.callback(use, before)
         data = self.dataset, self.preparation, kept
         self.context = execute.Context(
             {name: compiled.graph for name, compiled in self.compiled.items()},
@@ -152,17 +161,15 @@ class Session(Held):
             self.deliver,
             watched_results(self.compiled, self.watched),
         )
-        self.pool = MainHeapThreads(self.machine.threads + 1)
         execute.register(self.run_id, self.context)
-        return self
+        stack.callback(execute.forget, self.run_id)
+        self.pool = MainHeapThreads(self.machine.threads + 1)
+        stack.callback(self.pool.shutdown)
 
     def __exit__(self, *_: object) -> None:
-        self.pool.shutdown()
-        self.held.clear()
-        execute.forget(self.run_id)
-        use(self.before)
-        self.tier.close()
-        give_back_freed_memory()
+        with self._opened:
+            self.pool.shutdown()
+            self.held.clear()
 
     @contextmanager
     def whole_step(self) -> Iterator[None]:
@@ -265,10 +272,11 @@ def step_delayed(
     opened = ("session", 0)
 
     def start() -> str:
-        folder = TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir())))
-        session = Session(kinds, dataset, Preparation(settings.scale or {}), machine, Path(folder.name))
-        session.__enter__().load("main", weight_io.initial(kinds["main"]))
-        _alone[session.run_id] = session, folder
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory(dir=settings.spill_folder(Path(gettempdir()))))
+            session = Session(kinds, dataset, Preparation(settings.scale or {}), machine, Path(folder))
+            stack.enter_context(session).load("main", weight_io.initial(kinds["main"]))
+            _alone[session.run_id] = session, stack.pop_all()
         return session.run_id
 
     tasks: dict[Any, Any] = {opened: Task(opened, start)}
@@ -293,8 +301,8 @@ def step_delayed(
     return Delayed(value, tasks)  # type: ignore[no-untyped-call]
 
 
-_alone: dict[str, tuple[Session, TemporaryDirectory[str]]] = {}
-"""Sessions that a Delayed has opened."""
+_alone: dict[str, tuple[Session, ExitStack]] = {}
+"""Sessions that a Delayed has opened, and what closes them."""
 
 
 def _load_piece(run_id: str, key: TaskKey) -> Chunk:
@@ -305,9 +313,7 @@ def _load_piece(run_id: str, key: TaskKey) -> Chunk:
 def _finish(run_id: str, losses: list[Chunk], outputs: list[Chunk]) -> float:
     """The mean of the passes' losses; closes the session of a Delayed."""
     value = sum(float(loss.copy()) for loss in losses) / len(losses)
-    session, folder = _alone.pop(run_id)
-    session.__exit__()
-    folder.cleanup()
+    _alone.pop(run_id)[1].close()
     return value
 
 

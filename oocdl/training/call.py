@@ -73,8 +73,8 @@ class CallOptions(TypedDict, total=False):
     resume: Annotated[bool | Literal["restart"], Option(True, "neither", check=_resume)]
     """Resume an existing run, or return it if it is finished. False refuses an existing run, "restart" starts
     over. A run of a module resumes with the run's own weights, whatever the module's are now. More ``epochs``
-    or ``steps`` extend a run. The learning rate of completed steps must be unchanged; ``oocdl.optim.Then``
-    appends another."""
+    or ``steps`` extend a run; with fewer than it has done it is returned as it is. The learning rate of
+    completed steps must be unchanged; ``oocdl.optim.Then`` appends another."""
     client: Annotated[Any, Option(None, "plan", check=anything)]
     """A ``distributed.Client`` whose workers train, a Dask cluster, the address of a scheduler ("tcp://..")
     or the path of a scheduler file; None: this process trains. Workers may come and go: if some are lost, the

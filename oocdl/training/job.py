@@ -17,7 +17,7 @@ from typing import Any
 
 from oocdl.augmentation.crop import crop_of
 from oocdl.augmentation.preparation import Preparation
-from oocdl.config import Settings
+from oocdl.config import OPTIONS, Settings
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.onnx.onnx_file import network_differences
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
@@ -128,10 +128,9 @@ def job_of(
         raise InputError(
             "pad_to_multiple_of is for samples that have a group each, and these are stacked: leave it out"
         )
-    if settings.metrics and not course.validated:
-        raise InputError(
-            "metrics are those of a validation; pass validation=, a dataset or a share of this one"
-        )
+    for name in ("metrics", "validation_steps", "validation_freq"):
+        if getattr(settings, name) != OPTIONS[name].default and not course.validated:
+            raise InputError(f"{name} is of a validation; pass validation=, a dataset or a share of this one")
     if settings.batch_size > len(course.trained):
         raise InputError(
             f"batch_size must be 1...{len(course.trained)} (samples that are trained on), "

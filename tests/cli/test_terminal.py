@@ -184,6 +184,19 @@ def test_options_in_a_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
         ("learning_rate = 3", "has 'learning_rate', which is no option: it is called 'lr' here"),
         ("epochs = ", "is no TOML"),
         ('epochs = "many"', "--epochs"),
+        ("steps = true", "run.toml: 'steps' takes one text or number, got True"),
+        ("lr = true", "'lr' takes one text or number, got True"),
+        ("steps = 1.5", "--steps"),
+        ("steps = [3]", r"'steps' takes one text or number, got \[3\]"),
+        ("spill = false", "'spill' takes one text or number, got False"),
+        ("validation = [0.2]", r"'validation' takes one text or number, got \[0.2\]"),
+        ("strict = 1", "'strict' takes true or false, got 1"),
+        ('restart = "no"', "'restart' takes true or false, got no"),
+        ("freeze = true", "'freeze' takes texts, got True"),
+        ('metrics = ["dice", true]', r"'metrics' takes texts, got \['dice', True\]"),
+        ("parallel = {batch = [2, 3]}", "--parallel takes .*, got 'batch=2x3'"),
+        ("batch_size = 1\nbatch-size = 2", "has 'batch-size' twice, once with '_'"),
+        ("hours = 1", "--hours goes with --preset"),
     ]:
         config.write_text(text)
         code, out, err = run(capsys, "fit", folder / "net.onnx", folder / "data.zarr", "--config", config)

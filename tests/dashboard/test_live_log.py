@@ -9,6 +9,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,39 @@ def test_a_finished_run_that_is_called_again_stays_as_it_is(tmp_path: Path) -> N
         log(look(time.time()))
     view.refresh()
     assert view.ended == "" and [*view.present] == ["here"] and not (path / "live" / LAST_PASS).exists()
+
+
+def stop(event: Event) -> None:
+    if isinstance(event, RunStarted):
+        raise oocdl.Stop("enough")
+
+
+def interrupt(event: Event) -> None:
+    if isinstance(event, RunStarted):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ends", [stop, interrupt])
+def test_a_run_that_is_called_again_for_no_step_shows_its_last_one(
+    tmp_path: Path, ends: Callable[[Event], None]
+) -> None:
+    job = nets.write_job(tmp_path)
+    quick: dict[str, Any] = {**QUICK, "engine": "numpy", "steps": 3, "workdir": tmp_path / "run"}
+    path = oocdl.fit(*job, **quick).path
+    view = View(path)
+    view.refresh()
+    files = {name: (path / "live" / name).read_bytes() for name in (FACTS, NOW, LAST_PASS)}
+    answered = [answers.bottleneck(view), answers.worst_layer(view)]
+    assert "too early" not in {answer.short for answer in answered}
+    with suppress(KeyboardInterrupt):
+        oocdl.fit(*job, **quick | {"memory": "3GiB", "steps": 9}, callbacks=[ends])
+    for seen in (view, View(path)):
+        seen.refresh()
+        assert [answers.bottleneck(seen), answers.worst_layer(seen)] == answered
+    assert {name: (path / "live" / name).read_bytes() for name in files} == files
+    oocdl.fit(*job, **quick | {"memory": "3GiB", "steps": 4})
+    assert not list((path / "live").glob("*.earlier"))
+    assert all((path / "live" / name).read_bytes() != files[name] for name in (FACTS, NOW))
 
 
 LINES = [b"\0" * 300, b"[1]\n", b'{"at": "1"}\n', b"{\n{}\n", b"\xff\n", b'{"at":', b"[" * 10**5 + b"\n"]

@@ -62,14 +62,20 @@ def test_every_part_of_a_step_has_its_colour_however_few_layers_it_has() -> None
 
 
 def test_settings_and_what_is_empty_are_told_in_words(tmp_path: Path) -> None:
-    run = oocdl.fit(*nets.write_job(tmp_path), workdir=tmp_path / "run", lr=Cosine(0.1), steps=3, **QUICK)
-    view = View(run.path)
+    job, lr = nets.write_job(tmp_path), Cosine(0.1, 3)
+    given: dict[str, Any] = {**QUICK, "workdir": tmp_path / "run", "lr": lr}
+    oocdl.fit(*job, **given, steps=2)
+    view = View(tmp_path / "run")
+    view.refresh()
+    assert view.settings["steps"] == 2 and view.settings["memory_bytes"] == 4 << 30
+    oocdl.fit(*job, **given | {"memory": "3GiB"}, steps=3)
     view.refresh()
     settings, rates = Settings(), Rates()
     for panel in (settings, rates):
         panel.update(view)
     (table,) = settings.root.select({"type": Div})
-    assert "Adam(lr=Cosine(lr=0.1, steps=3))" in table.text and "4.0 GiB" in table.text
+    assert "Adam(lr=Cosine(lr=0.1, steps=3))" in table.text and "3.0 GiB" in table.text
+    assert "4.0 GiB" not in table.text
     names = re.findall("top'>([^<]*)<", table.text)
     assert names[2:5] == ["run", "steps", "engine, threads"] and names[7:10] == ["rates", "loss", "optimizer"]
     words = {div.text for div in rates.root.select({"type": Div})}

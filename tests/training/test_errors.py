@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from onnx import helper
 import oocdl
 from oocdl.cli import app
 from oocdl.config import parse_bytes
+from oocdl.engines.engine import get_engine
 from oocdl.errors import (
     BudgetError,
     DatasetError,
@@ -26,10 +28,11 @@ from oocdl.errors import (
     StoreError,
     UnsupportedError,
 )
+from oocdl.events import Event, StepDone
 from oocdl.losses import CrossEntropy, Dice, DiceCE
 from oocdl.optim import SGD, Adam
 from oocdl.presets.unets import write_unet3d
-from tests.kit import machine, nets, settings
+from tests.kit import machine, nets, programs, settings
 from tests.kit.machine import Small
 
 QUICK = {**settings.QUICK, "steps": 1}
@@ -83,11 +86,14 @@ X, Y = nets.vectors()["x"], nets.vectors()["y"]
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X[:, :5], "y": Y}, "6|x"),
+        (
+            {"x": X[:, :5], "y": Y},
+            r"5 and 6 \(the file fixes input 'x' to \['batch', 6\], .* given \[1, 5\]\)",
+        ),
         ({"x": X[:, :, None, None], "y": Y}, r"input 'x' has 2 axes \['batch', 6\], array 'x' has 4"),
         ({"x": X, "y": np.stack([Y, Y], 1)}, r"labels 'target/y' have shape .* but output '.*' has"),
         ({"x": X, "y": Y[:9]}, "differ in their number of samples: 'x' has 10, 'y' has 9"),
-        ({"x": X[:0], "y": Y[:0]}, "array 'x' has no samples"),
+        ({"x": X[:0], "y": Y[:0]}, "array 'x' of .* has no samples"),
         ({"x": X}, r"output 'y' of the model has no array of that name; found: x; pass targets=\{'y': ...\}"),
         (
             {"a": X, "b": X, "y": Y},
@@ -257,11 +263,14 @@ def test_an_index_that_is_computed_outside_of_its_table(tmp_path: Path, kind: st
     refused(IndexRangeError, message, lambda: run.predict(data, tmp_path / "out.zarr", memory="2GiB"))
 
 
-@pytest.mark.parametrize(("value", "name", "row", "at"), [(np.nan, "x", 7, 2), (-np.inf, "y", 8, 0)])
+@pytest.mark.parametrize(
+    ("value", "name", "row", "at"), [(np.nan, "x", 7, 2), (-np.inf, "y", 8, 0), (1e300, "x", 7, 2)]
+)
 def test_numbers_that_are_not_finite(tmp_path: Path, value: float, name: str, row: int, at: int) -> None:
-    arrays = {"x": X.copy(), "y": X[:, :3].copy()}
+    arrays = {"x": X.astype("f8"), "y": X[:, :3].astype("f8")}
     arrays[name][row, at] = value
-    said = rf"array '{name}' of .* has the number {value} in sample {row} at \[{at}\]; .* finite in float32"
+    seen = "inf" if value == 1e300 else value
+    said = rf"array '{name}' of .* has the number {seen} in sample {row} at \[{at}\]; .* finite in float32"
     job = nets.write_mlp(tmp_path / "mlp.onnx"), nets.write_data(tmp_path / "data.zarr", arrays)
     refused(DatasetError, said, lambda: oocdl.fit(*job, **{**QUICK, "steps": None}, loss="mse"))
 
@@ -300,6 +309,38 @@ def test_a_place_that_cannot_be_written(fit: Callable[..., oocdl.Run], tmp_path:
     refused(StoreError, "file", lambda: fit(workdir=tmp_path / "file"))
     refused(StoreError, "file", lambda: fit(workdir=tmp_path / "file" / "run"))
     refused(StoreError, "file", lambda: fit(workdir=tmp_path / "run", spill=tmp_path / "file"))
+
+
+def test_a_run_that_cannot_begin_leaves_no_spill_behind(
+    fit: Callable[..., oocdl.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if "MainHeapThreads" in repr(thread._target):  # type: ignore[attr-defined]
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            fit(spill=tmp_path / "spill")
+    assert not [path for path in (tmp_path / "spill").iterdir() if path.is_dir()]
+    assert fit(spill=tmp_path / "spill").finished
+
+
+def test_what_is_compiled_goes_with_the_last_run_of_its_engine(tmp_path: Path) -> None:
+    job, engine, found = nets.write_job(tmp_path), get_engine("numpy"), list[Any]()
+    program = programs.single("Relu", [np.ones((2, 3), np.float32)], [((2, 3), "float32")])
+
+    def within(event: Event) -> None:
+        if isinstance(event, StepDone):
+            inner = {**QUICK, "engine": "numpy", "workdir": tmp_path / "inner"}
+            oocdl.fit(*job, **inner, callbacks=[lambda event: found.append(engine.compile(program))])
+            found.append(engine.compile(program))
+
+    oocdl.fit(*job, **QUICK | {"engine": "onnxruntime"}, callbacks=[within])
+    assert found[0] is found[1] is not found[-1]
 
 
 def test_names_with_line_breaks_stay_in_one_line(tmp_path: Path) -> None:

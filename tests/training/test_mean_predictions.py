@@ -15,7 +15,7 @@ import zarr
 from torch import Tensor, nn
 
 import oocdl
-from oocdl.errors import InputError
+from oocdl.errors import DatasetError, InputError
 from oocdl.planning.machine import Machine
 from oocdl.presets.fingerprint import Topology
 from oocdl.presets.unets import write_nnunet
@@ -210,3 +210,7 @@ def test_probabilities_are_what_the_loss_takes_them_for(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=said) as refused:
             predicted(runs, **how)
         assert "\n" not in str(refused.value)
+    data["x"][3, 2] = np.nan
+    for runs in (plain, [plain, plain]):
+        with pytest.raises(DatasetError, match=r"^array 'x' of .* number nan in sample 3 at \[2\]"):
+            predicted(runs)

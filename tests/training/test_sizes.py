@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -439,6 +440,16 @@ def test_outputs_without_channels_are_cropped_along_their_own_axes(tmp_path: Pat
     group = run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
     shapes = [a.shape for _, a in group.members(max_depth=None) if isinstance(a, zarr.Array)]
     assert sorted(shapes) == [(7, 7, 9), (8, 6, 10)]
+    before = [np.asarray(array) for _, array in sorted(group["case_001"].arrays())]
+    shutil.rmtree(tmp_path / "data.zarr" / "case_001" / "y")
+    again: Any = run.predict(tmp_path / "data.zarr", tmp_path / "again.zarr")
+    after = [np.asarray(array) for _, array in sorted(again["case_001"].arrays())]
+    assert np.array_equal(before, after), "labels that some samples have are not read"
+    with pytest.raises(DatasetError, match="sample 'case_001' of .* has no array 'y'"):
+        run.evaluate(tmp_path / "data.zarr")
+    shutil.rmtree(tmp_path / "data.zarr" / "case_001" / "x")
+    with pytest.raises(DatasetError, match="sample 'case_001' of .* has no array 'x'"):
+        run.predict(tmp_path / "data.zarr", tmp_path / "third.zarr")
 
 
 def test_deep_supervision_takes_smaller_outputs(tmp_path: Path) -> None:

@@ -104,6 +104,10 @@ def test_distances_of_volumes_of_any_size_and_spacing(
     for row, each in zip(rows, values, strict=True):
         assert math.isclose(float(row["hd95/1"]), each[0, 0], rel_tol=1e-12)
         assert math.isclose(float(row["asd/1"]), each[0, 1], rel_tol=1e-12)
+    table = tmp_path / "table.json"
+    trained.evaluate(data, metrics=["hd95", "asd"], per_sample=table)
+    strict = json.loads(table.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert strict[1]["hd95/2"] is strict[1]["asd/2"] is None and strict[1]["loss"] == float(rows[1]["loss"])
     alone = trained.evaluate(data, metrics="dice")
     assert {name: found[name] for name in alone} == alone
     assert sum(float(row["loss"]) for row in rows) / 3 == pytest.approx(alone["loss"], rel=1e-12)

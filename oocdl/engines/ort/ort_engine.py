@@ -138,18 +138,18 @@ class OnnxRuntimeEngine(Engine):
 
     def __init__(self, small_elements: int = SMALL_ELEMENTS) -> None:
         self.small_elements = small_elements
-        self._scratch: dict[str, ProgramScratch] = {}
         super().__init__()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
-        if program.key not in self._scratch:
+        known = self._scratch
+        if program.key not in known:
             stages = _stages(program, self.small_elements)
             steps = [step for step, _ in stages if isinstance(step, _ChainStep)]
             sums = max((step.loop.scratch_bytes for step in steps), default=0)
             nbytes = most_scratch(program, rules).scratch_bytes + sums
-            self._scratch[program.key] = ProgramScratch(nbytes)
-        return self._scratch[program.key]
+            known[program.key] = ProgramScratch(nbytes)
+        return known[program.key]
 
     def forget(self) -> None:
         """See ``Engine.forget``."""

@@ -150,7 +150,8 @@ class TorchDeviceEngine(Engine):
 
     def _run_bytes(self, program: Program, rules: Rules) -> int:
         """Bytes of the device that one run takes: inputs, results, and scratch."""
-        if program.key not in self._needed:
+        known, key = self._needed, program.key
+        if key not in known:
             program = without_group_axes(program)
             dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
             inputs = sum(map(array_bytes, program.input_shapes, program.input_dtypes))
@@ -162,12 +163,13 @@ class TorchDeviceEngine(Engine):
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
             scratch = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
-            self._needed[program.key] = inputs + scratch
-        return self._needed[program.key]
+            known[key] = inputs + scratch
+        return known[key]
 
     def forget(self) -> None:
         """See ``Engine.forget``."""
         super().forget()
+        self._needed = {}
         self._launches.clear()
         self.memory.capacity_bytes = None
         self._empty_cache()

@@ -201,19 +201,19 @@ class TorchEngine(Engine):
     def __init__(self, small_elements: int = SMALL_ELEMENTS) -> None:
         super().__init__()
         self.small_elements = small_elements
-        self._scratch: dict[str, ProgramScratch] = {}
         self.has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
         """See ``Engine.scratch_of``."""
-        if program.key not in self._scratch:
+        known, key = self._scratch, program.key
+        if key not in known:
             program = in_parts(without_group_axes(program))
             stages = _stages(program, self.small_elements)
             parts = [stage.part for stage in stages]
             ends = ((stage.part, stage.dying) for stage in stages)
             nbytes = scratch_bytes(program, ends, placed(program, parts), rules)
-            self._scratch[program.key] = ProgramScratch(nbytes, overwritten(program, parts))
-        return self._scratch[program.key]
+            known[key] = ProgramScratch(nbytes, overwritten(program, parts))
+        return known[key]
 
     def _make(self, program: Program) -> Run:
         program = in_parts(program)

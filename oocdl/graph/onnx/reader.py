@@ -130,8 +130,14 @@ class OnnxModel(OnnxFile):
         if before and len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
             (((old,), (new,)),) = heads
             batch = (old, new)
-        imported = _Reader(self, rules, precision, training, freeze, before, batch).run(bound).imported()
-        if elsewhere := other_sizes(self.inputs, bound):
+        elsewhere = other_sizes(self.inputs, bound)
+        try:
+            imported = _Reader(self, rules, precision, training, freeze, before, batch).run(bound).imported()
+        except ModelError as error:
+            if not elsewhere:
+                raise
+            raise ModelError(f"{error} ({elsewhere.partition(':')[0]})") from error
+        if elsewhere:
             remarks = *imported.trained.remarks, Remark(elsewhere, EXPORT_OPEN)
             return replace(imported, trained=replace(imported.trained, remarks=remarks))
         return imported

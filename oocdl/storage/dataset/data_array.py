@@ -83,10 +83,12 @@ class DataArray:
     allow_missing_chunks: bool = True
     boxes: Sequence[Region] = ()
     """Where in a view each sample stands, along the axes after the first; empty if it is no view."""
+    title: str = ""
+    """Name in the dataset, for messages, if it is another than ``name``."""
 
     @property
     def label(self) -> str:
-        return f"array {self.name!r} of {self.where}"
+        return f"array {(self.title or self.name)!r} of {self.where}"
 
     @property
     def itemsize(self) -> int:

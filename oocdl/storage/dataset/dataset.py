@@ -204,8 +204,8 @@ def _existing(source: str | Path) -> str:
     if "://" in text:
         return text  # a remote store; zarr says whether it is there
     path = Path(text).expanduser().absolute()
-    if not path.exists():
-        raise DatasetError(f"no such dataset: {source}")
+    if not text or not path.exists():
+        raise DatasetError(f"no such dataset: {text or repr(text)}")
     if not path.is_dir() and not path.is_file():
         raise DatasetError(f"{source} is neither a folder nor a file; give a Zarr group or an HDF5 file")
     if path.is_file() and path.suffix.lower() not in (*HDF5_ENDINGS, ".zip"):

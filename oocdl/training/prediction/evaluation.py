@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from oocdl.errors import InputError, StoreError
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.ops.metric_functions import Metric, Surface
+from oocdl.report.tables import json_text
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.files import write_text
 from oocdl.training.metric_values import Measured, PassSums, mean_losses, metric_values
@@ -49,10 +49,10 @@ def table_path(given: str | Path | None) -> Path | None:
 
 
 def _write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write all rows, or nothing. A number that a sample has not is an empty cell, in JSON NaN."""
+    """Write all rows, or nothing. A number that a sample has not is an empty cell, in JSON null."""
     text = io.StringIO()
     if path.suffix == ".json":
-        text.write(json.dumps(rows, indent=1) + "\n")
+        text.write(json_text(rows) + "\n")
     else:
         writer = csv.DictWriter(text, dict.fromkeys(n for row in rows for n in row), lineterminator="\n")
         writer.writeheader()

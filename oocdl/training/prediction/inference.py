@@ -7,6 +7,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -17,7 +18,7 @@ from zarr.storage import LocalStore, ZipStore
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings, make_settings
 from oocdl.config.options import Metrics, Size
-from oocdl.errors import InputError, StoreError
+from oocdl.errors import DatasetError, InputError, StoreError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.own_operators import digests
@@ -62,7 +63,10 @@ class BoundRun:
     def apart(self, prefix: str) -> BoundRun:
         """Return the same with a prefix before all names of arrays."""
         named, given = prefix.__add__, self.sized.dataset
-        arrays = {named(name): replace(one, name=named(one.name)) for name, one in given.arrays.items()}
+        arrays = {
+            named(name): replace(one, name=named(one.name), title=one.name)
+            for name, one in given.arrays.items()
+        }
         sized = replace(self.sized.apart(named), dataset=replace(given, arrays=arrays))
         return replace(self, sized=sized, preparation=self.preparation.renamed(named))
 
@@ -107,7 +111,7 @@ class Inference:
         changes = {name: getattr(checked, name) for name in names}
         of_first = {name: getattr(stored, name) for name in ("memory_bytes", "engine")}
         use_one_heap()
-        opened: Dataset = open_dataset(dataset, stored.allow_missing_chunks)
+        opened = _opened(dataset, members, inputs or {}, with_targets)
         networks = [_network(one, opened, of_first | changes, with_targets) for one in members]
         for one in networks[1:]:
             if (its := one.together()) != (first := networks[0].together()):
@@ -246,6 +250,25 @@ def model_of(store: RunStore) -> OnnxModel:
     if model.fingerprint() != store.meta["identity"]["model"]:
         raise StoreError(f"{model.path} is no longer the file this run was started with; restore it")
     return model
+
+
+def _opened(
+    dataset: Any, members: Sequence[RunStore], inputs: Mapping[str, str], with_targets: bool
+) -> Dataset:
+    """Open a dataset; without targets, what only some of its samples have does no harm beside the inputs."""
+    settings = [settings_of(one) for one in members]
+    try:
+        return open_dataset(dataset, settings[0].allow_missing_chunks)
+    except DatasetError:
+        names = {
+            {**(known.inputs or {}), **inputs}.get(port, port)
+            for one, known in zip(members, settings, strict=True)
+            for port in one.meta["identity"]["inputs"]
+        }
+        if not with_targets:
+            with suppress(DatasetError):
+                return open_dataset(dataset, settings[0].allow_missing_chunks, sorted(names))
+        raise
 
 
 def _network(store: RunStore, dataset: Dataset, changes: Mapping[str, Any], with_targets: bool) -> BoundRun:
