@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 
 import torch
@@ -39,8 +40,18 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
         used = {array.name for array in chosen.values()}
         array = choose("input", name, settings.inputs, dataset.arrays, used, len(names) == 1)
         chosen[name] = dataset.arrays[array]
-    dtype = dtype_of(module)
-    counts = (max(2, settings.batch_size), max(2, settings.batch_size) + 1)
+    search = partial(_inputs_that_fit, module, chosen, settings.batch_size)
+    forms = in_child(f"a call of {type(module).__name__}", search)
+    return _tensors(names, forms, settings.batch_size)
+
+
+def _inputs_that_fit(module: nn.Module, chosen: Mapping[str, DataArray], batch: int) -> Sequence[Form]:
+    """Return the first forms with which the module can be called; raises InputError if there are none.
+
+    Its code runs here, so it belongs in a copy of the user's process: caches and hooks would keep tensors.
+    """
+    dtype, names = dtype_of(module), tuple(chosen)
+    counts = (max(2, batch), max(2, batch) + 1)
     reason = ""
     with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):
@@ -50,7 +61,7 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
                     for count in counts
                     for shape in shapes_of_call(module, _tensors(names, forms, count))
                 ):
-                    return _tensors(names, forms, settings.batch_size)
+                    return forms
                 reason = reason or "its outputs do not have the batch as their first axis"
             except Exception as error:  # a wrong form fails with whatever the module raises
                 reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -64,9 +75,8 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
 
 def _refuse(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
     """Raise UnsupportedError if a module cannot be called for what it does, whatever form its inputs have."""
-    signature = signature_of(module, tuple(inputs))
     try:
-        in_child(f"a call of {type(module).__name__}", lambda: probe(module, signature, inputs) and None)
+        probe(module, signature_of(module, tuple(inputs)), inputs)
     except UnsupportedError:
         raise
     except InputError:
