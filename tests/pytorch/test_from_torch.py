@@ -170,6 +170,19 @@ def raise_captured() -> Callable[[None], int]:
     return raised
 
 
+def hooked_count() -> nn.Module:
+    """A count that lives in the closure of a hook."""
+    module, count = Does(lambda self, x, y: y), 0
+
+    def hook(part: nn.Module, given: Any, made: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return made * 2 if count > 5 else made
+
+    module.fc.register_forward_hook(hook)
+    return module
+
+
 def later(held: Any, count: Callable[[Any], int], hidden: int = 0) -> Callable[[], nn.Module]:
     """A module that does something else after the fifth call; so many classes of its name are above it."""
 
@@ -272,6 +285,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         lambda: later(None, raise_class, hidden=2)(), THREE, "'Steps.*count' is changed by the forward pass"),
     "a default counts": (later(None, raise_default), THREE, r"'count_of.__defaults__\[0\]\['n'\]' is"),
     "a closure counts": (later(None, raise_captured()), THREE, "'count_of.count' is changed by the forward"),
+    "a hook counts": (hooked_count, THREE, "'fc._forward_hooks.*count' is changed by the forward pass"),
     "an iterator counts": (later(itertools.count(), next), THREE, "'held' is changed by the forward pass"),
     "slots count": (later(Slotted(), lambda held: held()), THREE, "'held.n' is changed by the forward pass"),
     "a callable counts": (later(Called(), lambda held: held()), THREE, "'held.n' is changed by the forward"),

@@ -20,6 +20,8 @@ _DEPTH = 4
 """Depth to which objects inside of objects are looked at."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives to every module; parameters, buffers and submodules are among them."""
+_LOOKED_AT = ("training", "_forward_hooks", "_forward_pre_hooks")
+"""Those of them that hold a state of their own."""
 _SLOTS: dict[type, tuple[str, ...]] = {
     FunctionType: ("__defaults__", "__kwdefaults__"),
     MethodType: ("__self__", "__func__"),
@@ -42,7 +44,7 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""
         for title, value in vars(part).items():
-            if title not in _OF_MODULES or title == "training":
+            if title not in _OF_MODULES or title in _LOOKED_AT:
                 state.update(_leaves(f"{prefix}{title}", value, _DEPTH))
         for title, tensor in part._buffers.items():
             state[f"{prefix}{title}"] = None if tensor is None else ("buffer", cell_of(tensor))
