@@ -688,6 +688,9 @@ LOST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     ),
     "logsigmoid of a small number": (F.logsigmoid, -120.0),
     "logaddexp of large numbers": (lambda x: torch.logaddexp(x, x / 2), 300.0),
+    "logaddexp, called by a tensor": (lambda x: x.logaddexp(x / 2), 300.0),
+    "log1p of a small number": (lambda x: torch.log1p(1e-6 * x), 2.0),
+    "expm1 of a small number": (lambda x: (1e-6 * x).expm1(), 2.0),
 }
 
 
