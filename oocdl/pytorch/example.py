@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -15,7 +14,7 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.planning.binding import choose
 from oocdl.pytorch.child import in_child
 from oocdl.pytorch.exporters import exporting
-from oocdl.pytorch.module_calls import dtype_of, shapes_of_call, signature_of
+from oocdl.pytorch.module_calls import dtype_of, parameters_of, shapes_of_call, signature_of
 from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.dataset.sample_stack import members_of
@@ -85,7 +84,7 @@ def _refuse(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
 
 def _arguments(module: nn.Module, asked: Mapping[str, str]) -> list[str]:
     """Return the arguments of ``forward`` that have no default, and those that ``inputs=`` names."""
-    slots = inspect.signature(module.forward).parameters.values()
+    slots = parameters_of(module)
     named = [p for p in slots if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     names = [p.name for p in named if p.default is p.empty or p.name in asked]
     return names or [p.name for p in slots][:1] or ["input"]  # forward(*inputs)

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.overrides import TorchFunctionMode
 
 EXTERNAL_FROM_BYTES = 2**30
@@ -218,6 +219,8 @@ def exporting() -> Iterator[None]:
             contextlib.redirect_stdout(silent),
             contextlib.redirect_stderr(silent),
             patch("torch.nn.modules.transformer._detect_is_causal_mask", _as_told),
+            patch.object(OptimizedModule, "__call__", _as_written),
+            torch.compiler.set_stance("force_eager"),
         ):
             warnings.simplefilter("ignore")
             yield
@@ -228,3 +231,8 @@ def exporting() -> Iterator[None]:
 
 def _as_told(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     return bool(is_causal)
+
+
+def _as_written(compiled: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
+    """Call what ``torch.compile`` has wrapped: no exporter sees into it."""
+    return compiled._orig_mod(*args, **kwargs)
