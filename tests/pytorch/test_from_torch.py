@@ -183,6 +183,14 @@ def hooked_count() -> nn.Module:
     return module
 
 
+GLOBAL = {"n": 0}
+
+
+def counts_globally(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    GLOBAL["n"] += 1
+    return y * 2 if GLOBAL["n"] > 5 else y
+
+
 def later(held: Any, count: Callable[[Any], int], hidden: int = 0) -> Callable[[], nn.Module]:
     """A module that does something else after the fifth call; so many classes of its name are above it."""
 
@@ -286,6 +294,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "a default counts": (later(None, raise_default), THREE, r"'count_of.__defaults__\[0\]\['n'\]' is"),
     "a closure counts": (later(None, raise_captured()), THREE, "'count_of.count' is changed by the forward"),
     "a hook counts": (hooked_count, THREE, "'fc._forward_hooks.*count' is changed by the forward pass"),
+    "a global counts": (lambda: Does(counts_globally), THREE, r"'.*GLOBAL\['n'\]' is changed by the forward"),
     "an iterator counts": (later(itertools.count(), next), THREE, "'held' is changed by the forward pass"),
     "slots count": (later(Slotted(), lambda held: held()), THREE, "'held.n' is changed by the forward pass"),
     "a callable counts": (later(Called(), lambda held: held()), THREE, "'held.n' is changed by the forward"),

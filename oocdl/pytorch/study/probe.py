@@ -9,6 +9,7 @@ calls (Python's random numbers) is refused by name, unless nothing depends on it
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
@@ -124,7 +125,7 @@ def _drawn(dice: Callable[[], list[tuple[str, Any]]], number: int, module: nn.Mo
 def _is_read(module: nn.Module, path: str, watch: Watch, call: Call) -> bool:
     """Whether a call depends on a whole number that each call changes."""
     owner, _, title = path.rpartition(".")
-    part = {**classes_of(module), **dict(module.named_modules())}.get(owner)
+    part: Any = {**sys.modules, **classes_of(module), **dict(module.named_modules())}.get(owner)
     if part is None or type(getattr(part, title, None)) is not int:
         return True
     uses: list[str] = []

@@ -31,6 +31,8 @@ _SLOTS: dict[type, tuple[str, ...]] = {
 }
 """What is inside of a function and does not stand in its ``vars``."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_COUNTS = (int, float, dict, list, set, deque)
+"""Types of the globals that are looked at where a function names them."""
 
 
 def cell_of(tensor: Tensor) -> int:
@@ -101,6 +103,10 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         yield path, ("object", id(value) if isinstance(value, FunctionType) else type(value).__name__)
         for title, item in _inside(value):
             yield from _leaves(f"{path}.{title}", item, depth - 1)
+        if isinstance(value, FunctionType):
+            for title in value.__code__.co_names:
+                if isinstance(item := value.__globals__.get(title), _COUNTS):
+                    yield from _leaves(f"{value.__module__}.{title}", item, depth - 1)
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
