@@ -15,6 +15,7 @@ from oocdl.planning.binding import choose
 from oocdl.pytorch.child import in_child
 from oocdl.pytorch.exporters import exporting
 from oocdl.pytorch.module_calls import dtype_of, parameters_of, shapes_of_call, signature_of
+from oocdl.pytorch.module_tensors import refuse_kinds
 from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.dataset.sample_stack import members_of
@@ -33,6 +34,7 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
     It is called on tensors without contents, with two batch sizes, since a batch of volumes may also pass for
     one volume with channels. Raises DatasetError or InputError.
     """
+    refuse_kinds(module)
     names = _arguments(module, settings.inputs or {})
     chosen: dict[str, DataArray] = {}
     for name in names:
