@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 
 import torch
@@ -14,7 +14,8 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.planning.binding import choose
 from oocdl.pytorch.child import in_child
 from oocdl.pytorch.exporters import exporting
-from oocdl.pytorch.module_calls import dtype_of, shapes_of_call, signature_of
+from oocdl.pytorch.module_calls import dtype_of, parameters_of, shapes_of_call, signature_of
+from oocdl.pytorch.module_tensors import refuse_kinds
 from oocdl.pytorch.study.probe import probe
 from oocdl.storage.dataset.dataset import DataArray, Dataset
 from oocdl.storage.dataset.sample_stack import members_of
@@ -33,14 +34,25 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
     It is called on tensors without contents, with two batch sizes, since a batch of volumes may also pass for
     one volume with channels. Raises DatasetError or InputError.
     """
+    refuse_kinds(module)
     names = _arguments(module, settings.inputs or {})
     chosen: dict[str, DataArray] = {}
     for name in names:
         used = {array.name for array in chosen.values()}
         array = choose("input", name, settings.inputs, dataset.arrays, used, len(names) == 1)
         chosen[name] = dataset.arrays[array]
-    dtype = dtype_of(module)
-    counts = (max(2, settings.batch_size), max(2, settings.batch_size) + 1)
+    search = partial(_inputs_that_fit, module, chosen, settings.batch_size)
+    forms = in_child(f"a call of {type(module).__name__}", search)
+    return _tensors(names, forms, settings.batch_size)
+
+
+def _inputs_that_fit(module: nn.Module, chosen: Mapping[str, DataArray], batch: int) -> Sequence[Form]:
+    """Return the first forms with which the module can be called; raises InputError if there are none.
+
+    Its code runs here, so it belongs in a copy of the user's process: caches and hooks would keep tensors.
+    """
+    dtype, names = dtype_of(module), tuple(chosen)
+    counts = (max(2, batch), max(2, batch) + 1)
     reason = ""
     with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):
@@ -50,7 +62,7 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
                     for count in counts
                     for shape in shapes_of_call(module, _tensors(names, forms, count))
                 ):
-                    return _tensors(names, forms, settings.batch_size)
+                    return forms
                 reason = reason or "its outputs do not have the batch as their first axis"
             except Exception as error:  # a wrong form fails with whatever the module raises
                 reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -64,9 +76,8 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
 
 def _refuse(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
     """Raise UnsupportedError if a module cannot be called for what it does, whatever form its inputs have."""
-    signature = signature_of(module, tuple(inputs))
     try:
-        in_child(f"a call of {type(module).__name__}", lambda: probe(module, signature, inputs) and None)
+        probe(module, signature_of(module, tuple(inputs)), inputs)
     except UnsupportedError:
         raise
     except InputError:
@@ -75,7 +86,7 @@ def _refuse(module: nn.Module, inputs: Mapping[str, Tensor]) -> None:
 
 def _arguments(module: nn.Module, asked: Mapping[str, str]) -> list[str]:
     """Return the arguments of ``forward`` that have no default, and those that ``inputs=`` names."""
-    slots = inspect.signature(module.forward).parameters.values()
+    slots = parameters_of(module)
     named = [p for p in slots if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     names = [p.name for p in named if p.default is p.empty or p.name in asked]
     return names or [p.name for p in slots][:1] or ["input"]  # forward(*inputs)

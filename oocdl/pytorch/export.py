@@ -25,7 +25,7 @@ from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.exported import Asked, Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
 from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of
-from oocdl.pytorch.module_tensors import twin_of
+from oocdl.pytorch.module_tensors import refuse_kinds, twin_of
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.state import same_generators
 from oocdl.pytorch.study.study import Axes, Study, narrowed, study
@@ -47,6 +47,7 @@ def export(
         raise InputError(f"from_torch takes a torch.nn.Module, got {type(module).__name__}")
     if not target.parent.is_dir():
         raise InputError(f"there is no folder {target.parent}")
+    refuse_kinds(module)
     title = type(module).__name__
     with same_generators():
         if any(x.is_cuda for x in (*module.parameters(), *module.buffers())):

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import OptimizedModule
 from torch.overrides import TorchFunctionMode
 
 EXTERNAL_FROM_BYTES = 2**30
@@ -114,6 +115,19 @@ def _logaddexp(input: Tensor, other: Tensor) -> Tensor:
     return torch.maximum(input, other) + _PLAIN_SOFTPLUS(-(input - other).abs())
 
 
+def _log1p(input: Tensor) -> Tensor:
+    """Compute the logarithm of 1 + x; what the sum loses of a small x is in its quotient, too."""
+    total = 1 + input
+    is_lost = total == 1
+    added = torch.where(is_lost, torch.ones_like(input), total - 1)
+    return torch.where(is_lost, input, torch.log(total) * (input / added))
+
+
+def _expm1(input: Tensor) -> Tensor:
+    """Compute exp(x) - 1 without a difference that loses the digits of a small x."""
+    return torch.tanh(input / 2) * (torch.exp(input) + 1)
+
+
 def _bce_with_logits(
     input: Tensor,
     target: Tensor,
@@ -139,6 +153,11 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.softplus: _softplus,
     nn.functional.logsigmoid: _logsigmoid,
     torch.logaddexp: _logaddexp,
+    Tensor.logaddexp: _logaddexp,
+    torch.log1p: _log1p,
+    Tensor.log1p: _log1p,
+    torch.expm1: _expm1,
+    Tensor.expm1: _expm1,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
 }
 """A function of PyTorch that exporters get wrong -> the same in other words."""
@@ -200,6 +219,8 @@ def exporting() -> Iterator[None]:
             contextlib.redirect_stdout(silent),
             contextlib.redirect_stderr(silent),
             patch("torch.nn.modules.transformer._detect_is_causal_mask", _as_told),
+            patch.object(OptimizedModule, "__call__", _as_written),
+            torch.compiler.set_stance("force_eager"),
         ):
             warnings.simplefilter("ignore")
             yield
@@ -210,3 +231,8 @@ def exporting() -> Iterator[None]:
 
 def _as_told(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     return bool(is_causal)
+
+
+def _as_written(compiled: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
+    """Call what ``torch.compile`` has wrapped: no exporter sees into it."""
+    return compiled._orig_mod(*args, **kwargs)

@@ -46,9 +46,14 @@ def tensors_in(held: Any) -> list[Tensor]:
     return [x for x in tree_leaves(held) if isinstance(x, Tensor)]
 
 
+def parameters_of(module: nn.Module) -> list[inspect.Parameter]:
+    """Return the arguments of ``forward``, also of a module that ``torch.compile`` has wrapped."""
+    return [*inspect.signature(getattr(module, "_orig_mod", module).forward).parameters.values()]
+
+
 def _slots(module: nn.Module) -> tuple[list[str], bool]:
     """Return the arguments of ``forward`` that take a position, and whether it takes any number of them."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    parameters = parameters_of(module)
     names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return names, any(p.kind is p.VAR_POSITIONAL for p in parameters)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.metadata import Metadata
+from oocdl.pytorch.child import first_line
 
 Key = tuple[str, tuple[int, ...], bytes]
 """Dtype, shape and digest of the contents."""
@@ -47,6 +48,39 @@ def named_tensors(module: nn.Module) -> list[Held]:
             tensors[id(tensor)] = tensor
             names.setdefault(id(tensor), []).append(name)
     return [Held(tuple(dict.fromkeys(names[number])), tensor) for number, tensor in tensors.items()]
+
+
+def refuse_kinds(module: nn.Module) -> None:
+    """Raise UnsupportedError for parts and tensors of kinds that no file is written of, with the way out."""
+    for name, part in module.named_modules():
+        where = f"'{name or type(module).__name__}'"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UnsupportedError(f"{where} is a script of torch.jit: give the module that it was made of")
+        if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise UnsupportedError(f"{where} is of {type(part).__name__}: give its .module, oocdl divides it")
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        why = ""
+        if nn.parameter.is_lazy(tensor):
+            why = "has no shape yet: call the module once before"
+        elif tensor.is_meta:
+            why = "is on the device meta, without numbers: load or initialise it before"
+        elif tensor.layout != torch.strided:
+            why = "is sparse: make it dense by to_dense()"
+        elif tensor.is_complex():
+            why = "holds complex numbers: hold real and imaginary parts, as view_as_real gives them"
+        if why:
+            raise UnsupportedError(f"'{name}' {why}")
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a deep copy; UnsupportedError where there can be none."""
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # what a module holds raises whatever it likes
+        raise UnsupportedError(
+            f"{type(module).__name__} cannot be copied ({first_line(error)}): make what cannot be copied "
+            "(locks, files, tensors that were computed) where it is used, not in __init__"
+        ) from None
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
@@ -77,7 +111,7 @@ def twin_of(module: nn.Module) -> nn.Module:
             raise UnsupportedError(
                 f"'{other}' and '{held.names[0]}' are two tensors in the same memory; use one, by two names"
             )
-    twin = copy.deepcopy(module).cpu()
+    twin = copied(module).cpu()
     random = torch.Generator().manual_seed(0)
     used: set[Key] = set()
     statistics = norm_buffers(twin, "running_mean", "running_var")

@@ -365,6 +365,9 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(
             nn.utils.parametrizations.weight_norm(nn.Linear(6, 4)), nn.Tanh(), nn.Linear(4, 3)),
         vectors()),
+    "a compiled part": Case(
+        lambda: nn.Sequential(torch.compile(nn.Linear(6, 5), backend="eager"), nn.Tanh(), nn.Linear(5, 3)),
+        vectors()),
     "inputs and outputs by name": Case(
         Named, named_data, {"kind": ("cross_entropy", 0.7), "size": ("mse", 1.3)}, heads_loss,
         ("image", "age")),

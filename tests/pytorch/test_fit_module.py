@@ -8,6 +8,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ def test_the_dataset_is_opened_once(data: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(opened) == 1
     oocdl.fit(Net(), data, **OPTIONS)
     assert len(opened) == 2
+
+
+def test_nothing_of_what_the_module_keeps_is_kept(data: Path) -> None:
+    """Caches, counts and hooks of the user's: the module is called in copies of this process only."""
+    module, seen = Net(), list[int]()
+    cached = cache(lambda width: seen.append(width) or torch.ones(width))
+    module.norm.register_forward_hook(lambda part, given, made: made * cached(made.shape[1]))
+    oocdl.plan(module, data, **OPTIONS)
+    assert not seen and not cached.cache_info().currsize
 
 
 def test_the_same_module_resumes_whatever_its_weights_are(data: Path) -> None:

@@ -7,6 +7,7 @@ import itertools
 import random
 import subprocess
 import sys
+import threading
 import warnings
 import weakref
 from collections import deque
@@ -170,6 +171,58 @@ def raise_captured() -> Callable[[None], int]:
     return raised
 
 
+def hooked_count() -> nn.Module:
+    """A count that lives in the closure of a hook."""
+    module, count = Does(lambda self, x, y: y), 0
+
+    def hook(part: nn.Module, given: Any, made: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return made * 2 if count > 5 else made
+
+    module.fc.register_forward_hook(hook)
+    return module
+
+
+class Lazy(nn.Module):
+    """A parameter that the first call makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain: nn.Parameter | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gain is None:
+            self.gain = nn.Parameter(torch.ones(3))
+        return x * self.gain
+
+
+GLOBAL = {"n": 0}
+
+
+def counts_globally(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    GLOBAL["n"] += 1
+    return y * 2 if GLOBAL["n"] > 5 else y
+
+
+def with_lock() -> nn.Module:
+    module = Does(lambda self, x, y: y)
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    return module
+
+
+def with_buffer(held: Tensor) -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 3))
+    module.register_buffer("held", held)
+    return module
+
+
+def scripted(make: Callable[..., Any], *given: Any) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scripts are on their way out of PyTorch
+        return nn.Sequential(make(nn.Linear(3, 3), *given))
+
+
 def later(held: Any, count: Callable[[Any], int], hidden: int = 0) -> Callable[[], nn.Module]:
     """A module that does something else after the fifth call; so many classes of its name are above it."""
 
@@ -272,6 +325,17 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         lambda: later(None, raise_class, hidden=2)(), THREE, "'Steps.*count' is changed by the forward pass"),
     "a default counts": (later(None, raise_default), THREE, r"'count_of.__defaults__\[0\]\['n'\]' is"),
     "a closure counts": (later(None, raise_captured()), THREE, "'count_of.count' is changed by the forward"),
+    "a hook counts": (hooked_count, THREE, "'fc._forward_hooks.*count' is changed by the forward pass"),
+    "a global counts": (lambda: Does(counts_globally), THREE, r"'.*GLOBAL\['n'\]' is changed by the forward"),
+    "a parameter made late": (Lazy, THREE, "its first call makes the parameter 'gain' .call it once before"),
+    "a lock": (with_lock, THREE, "Does cannot be copied .TypeError.* make what cannot be copied .locks"),
+    "a script": (lambda: scripted(torch.jit.script), THREE, "'0' is a script of torch.jit: give the module"),
+    "a traced part": (lambda: scripted(torch.jit.trace, THREE), THREE, "'0' is a script of torch.jit"),
+    "DataParallel": (lambda: nn.DataParallel(nn.Linear(3, 3)), THREE, "of DataParallel: give its .module"),
+    "no numbers": (lambda: nn.Linear(3, 3, device="meta"), THREE, "'weight' is on the device meta"),
+    "no shape": (lambda: nn.Sequential(nn.LazyLinear(3)), THREE, "'0.weight' has no shape yet: call the"),
+    "sparse numbers": (lambda: with_buffer(torch.eye(3).to_sparse()), THREE, "'held' is sparse: make it"),
+    "complex numbers": (lambda: with_buffer(torch.ones(3) * 1j), THREE, "'held' holds complex numbers: hold"),
     "an iterator counts": (later(itertools.count(), next), THREE, "'held' is changed by the forward pass"),
     "slots count": (later(Slotted(), lambda held: held()), THREE, "'held.n' is changed by the forward pass"),
     "a callable counts": (later(Called(), lambda held: held()), THREE, "'held.n' is changed by the forward"),
@@ -686,6 +750,9 @@ LOST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     ),
     "logsigmoid of a small number": (F.logsigmoid, -120.0),
     "logaddexp of large numbers": (lambda x: torch.logaddexp(x, x / 2), 300.0),
+    "logaddexp, called by a tensor": (lambda x: x.logaddexp(x / 2), 300.0),
+    "log1p of a small number": (lambda x: torch.log1p(1e-6 * x), 2.0),
+    "expm1 of a small number": (lambda x: (1e-6 * x).expm1(), 2.0),
 }
 
 

@@ -8,7 +8,7 @@ calls (Python's random numbers) is refused by name, unless nothing depends on it
 
 from __future__ import annotations
 
-import copy
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
-from oocdl.pytorch.module_tensors import named_tensors
+from oocdl.pytorch.module_tensors import copied, named_tensors
 from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
 from oocdl.pytorch.study.state import Counter, cell_of, changed, classes_of, generators, is_tensor, snapshot
 
@@ -44,8 +44,10 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
         raise
     except Exception:  # no operator's error has a common type; the real call says what is wrong
         try:
-            double = copy.deepcopy(module)
+            double = copied(module)
             findings = _repeated(double, signature.split(inputs), nullcontext(), _strangers(module, double))
+        except UnsupportedError:
+            raise
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             shapes = ", ".join(f"{list(x.shape)} of {x.dtype}" for x in inputs.values())
@@ -91,12 +93,16 @@ def _repeated(
     with mode:
         watch = Watch(module, (*args, *kwargs.values()), strangers)
         dice = generators()
-        before = dice()
+        before, registered = dice(), {name for name, _ in module.named_parameters()}
         calls, states = [], []
         for _ in range(3):
             calls.append(watch.call(module, args, kwargs))
             states.append(snapshot(module))
-        refused = [text for findings in calls for text in findings.refused]
+        made = {name for name, _ in module.named_parameters()} - registered
+        refused = [
+            f"its first call makes the parameter '{name}' (call it once before)" for name in sorted(made)
+        ]
+        refused += [text for findings in calls for text in findings.refused]
         drawn = [place for place, now in enumerate(dice()) if now != before[place]]
         refused += [_drawn(dice, place, module, call) for place in drawn]
         left = changed(states[1], states[2])
@@ -124,7 +130,7 @@ def _drawn(dice: Callable[[], list[tuple[str, Any]]], number: int, module: nn.Mo
 def _is_read(module: nn.Module, path: str, watch: Watch, call: Call) -> bool:
     """Whether a call depends on a whole number that each call changes."""
     owner, _, title = path.rpartition(".")
-    part = {**classes_of(module), **dict(module.named_modules())}.get(owner)
+    part: Any = {**sys.modules, **classes_of(module), **dict(module.named_modules())}.get(owner)
     if part is None or type(getattr(part, title, None)) is not int:
         return True
     uses: list[str] = []

@@ -20,6 +20,8 @@ _DEPTH = 4
 """Depth to which objects inside of objects are looked at."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes that PyTorch gives to every module; parameters, buffers and submodules are among them."""
+_LOOKED_AT = ("training", "_forward_hooks", "_forward_pre_hooks")
+"""Those of them that hold a state of their own."""
 _SLOTS: dict[type, tuple[str, ...]] = {
     FunctionType: ("__defaults__", "__kwdefaults__"),
     MethodType: ("__self__", "__func__"),
@@ -29,6 +31,8 @@ _SLOTS: dict[type, tuple[str, ...]] = {
 }
 """What is inside of a function and does not stand in its ``vars``."""
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_COUNTS = (int, float, dict, list, set, deque)
+"""Types of the globals that are looked at where a function names them."""
 
 
 def cell_of(tensor: Tensor) -> int:
@@ -42,7 +46,7 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
     for name, part in module.named_modules():
         prefix = f"{name}." if name else ""
         for title, value in vars(part).items():
-            if title not in _OF_MODULES or title == "training":
+            if title not in _OF_MODULES or title in _LOOKED_AT:
                 state.update(_leaves(f"{prefix}{title}", value, _DEPTH))
         for title, tensor in part._buffers.items():
             state[f"{prefix}{title}"] = None if tensor is None else ("buffer", cell_of(tensor))
@@ -99,6 +103,10 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         yield path, ("object", id(value) if isinstance(value, FunctionType) else type(value).__name__)
         for title, item in _inside(value):
             yield from _leaves(f"{path}.{title}", item, depth - 1)
+        if isinstance(value, FunctionType):
+            for title in value.__code__.co_names:
+                if isinstance(item := value.__globals__.get(title), _COUNTS):
+                    yield from _leaves(f"{value.__module__}.{title}", item, depth - 1)
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

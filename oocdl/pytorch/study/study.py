@@ -179,7 +179,10 @@ def _output_names(made: Any, asked: Sequence[str] | None, inputs: Sequence[str])
     """Name the outputs: as asked, by the keys of a mapping, else ``output``, or ``output_0`` and so on."""
     leaves = [(path, x) for path, x in tree_flatten_with_path(made)[0] if isinstance(x, Tensor)]
     if not leaves:
-        raise InputError("the module returns no tensor")
+        kind = type(made).__name__
+        raise InputError(
+            f"the module returns no tensor, but {kind}: return tensors, or tuples or dicts of them"
+        )
     if asked is not None:
         names = [str(name) for name in ([asked] if isinstance(asked, str) else asked)]
         if len(names) != len(leaves) or len(set(names)) < len(names):
