@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from typing import Protocol
 
 from oocdl.config import Settings
@@ -56,7 +57,7 @@ DISCARD_CAPACITY_SHARE = 0.25
 READ_BLOCK_BYTES = 1 << 20
 """Bytes that a unit reads of a dataset, or generates, at once, where chunks are not larger."""
 BATCH_CACHE_BYTES = 8 << 20
-"""The most that is kept of what was already read of the current batch."""
+"""What is already read of the current batch is kept up to this size."""
 LEAST_READING_BYTES = 3 * READ_BLOCK_BYTES
 """Bytes that reading takes where chunks are smaller than a block."""
 UNUSUAL_BYTES = 16 << 20
@@ -108,6 +109,8 @@ class Machine:
     """Number of workers sharing the plan; each holds only its own tasks."""
     driver_bytes: int | None = None
     """Bytes that the process with the whole plan may still use; None: as much as the plan takes."""
+    batch_cache_bytes: int = BATCH_CACHE_BYTES
+    """The most that is kept of what was already read of the current batch."""
     device_unit_bytes: int | None = None
     """Size above which units were found not to fit the engine's device; None: no unit was too large."""
     slots: int | None = None
@@ -225,7 +228,8 @@ def machine_for(
     alone = 1 if loaded.device else cores()  # kernels take turns on a device, so units need not be many
     threads = settings.threads or threads or (alone if crew is None else crew.threads)
     reading = _reading_bytes(dataset)
-    reserved = OVERHEAD_BYTES + BATCH_CACHE_BYTES + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
+    cached = _batch_cache_bytes(dataset, settings.batch_size)
+    reserved = OVERHEAD_BYTES + cached + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     reserved += loaded.held_bytes + preparing_bytes
     here_bytes = _own_bytes(engine, settings.memory_bytes - reserved)
     own_bytes = here_bytes if crew is None else crew.own_bytes
@@ -234,10 +238,10 @@ def machine_for(
     capacity = max(settings.memory_bytes - base, 1)
     why = _why_reading(dataset, reading)
     if crew is None:
-        return Machine(engine, threads, base, capacity, reserved, why_reading=why)
+        return Machine(engine, threads, base, capacity, reserved, batch_cache_bytes=cached, why_reading=why)
     there = partial(_larger_bytes, own_bytes - here_bytes)
     return Machine(
-        engine, threads, base, capacity, reserved, crew.processes, crew.there,
+        engine, threads, base, capacity, reserved, crew.processes, crew.there, batch_cache_bytes=cached,
         driver_bytes=max(available().nbytes - here_bytes, 0), process_bytes=there, why_reading=why,
     )  # fmt: skip
 
@@ -284,6 +288,12 @@ def _reading_bytes(dataset: Dataset) -> int:
     arrays = dataset.arrays.values()
     samples = max(array.shape[0] for array in arrays)
     return max(LEAST_READING_BYTES, *(array.reading_bytes for array in arrays)) + SAMPLE_BYTES * samples
+
+
+def _batch_cache_bytes(dataset: Dataset, batch_size: int) -> int:
+    """Return the most that is kept of a batch: all of it, if its numbers take eight bytes each and fit."""
+    numbers = sum(prod(array.shape[1:]) for array in dataset.arrays.values())
+    return min(BATCH_CACHE_BYTES, batch_size * numbers * 8)
 
 
 def _why_reading(dataset: Dataset, reading_bytes: int) -> str:

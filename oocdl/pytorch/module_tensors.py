@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -75,7 +76,11 @@ def refuse_kinds(module: nn.Module) -> None:
 def copied(module: nn.Module) -> nn.Module:
     """Return a deep copy; UnsupportedError where there can be none."""
     try:
-        return copy.deepcopy(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of iterators, which Python 3.14 copies no more
+            return copy.deepcopy(module)
     except Exception as error:  # what a module holds raises whatever it likes
         raise UnsupportedError(
             f"{type(module).__name__} cannot be copied ({first_line(error)}): make what cannot be copied "

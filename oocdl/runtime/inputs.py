@@ -168,13 +168,13 @@ def _runs(parts: tuple[int, ...], held: Region) -> list[tuple[tuple[int, int], t
 
 
 class Kept:
-    """Keeps what was last read of a dataset for one pass: ``BATCH_CACHE_BYTES`` at most.
+    """Keeps what was last read of a dataset for one pass, up to ``most_bytes``.
 
     Each shard of a perceptron's layer reads the same whole batch. All plans of a run share one.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, most_bytes: int = BATCH_CACHE_BYTES) -> None:
+        self.lock, self._most_bytes = threading.Lock(), most_bytes
         self._arrays: dict[tuple[str, Region], Array] = {}
         self._info: PassInfo | None = None
 
@@ -186,9 +186,9 @@ class Kept:
         """Keep a copy if it is small, at the cost of what has been there longest."""
         if info != self._info:
             self._arrays, self._info = {}, info
-        if array.nbytes > BATCH_CACHE_BYTES // 2:
+        if array.nbytes > self._most_bytes // 2:
             return
-        room_bytes = BATCH_CACHE_BYTES - array.nbytes
+        room_bytes = self._most_bytes - array.nbytes
         while self._arrays and sum(a.nbytes for a in self._arrays.values()) > room_bytes:
             del self._arrays[next(iter(self._arrays))]
         self._arrays[key] = array.copy()

@@ -144,7 +144,7 @@ class Session(Held):
         room = self.machine.room_bytes(compiled.plan for compiled in self.compiled.values())
         used = room if self.most_bytes is None else min(room, self.most_bytes)
         stack.callback(give_back_freed_memory)
-        before, kept = home(), Kept()
+        before, kept = home(), Kept(self.machine.batch_cache_bytes)
         heap, self.tier = execute.open_tier(self.machine, used, self.spill, min(self.kept_bytes, room - used))
         stack.callback(self.tier.close)
         stack.callback(use, before)

@@ -90,24 +90,47 @@ def test_layers_that_are_equal_but_for_names_are_cut_as_each_would_be(
     assert len(derived) - shared > shared
 
 
-def test_of_units_of_two_sizes_the_faster_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = _conv(tmp_path)
-    monkeypatch.setattr(budget, "TRIAL_TASK_BYTES", 0)
-    tried: list[tuple[int, int | None]] = []
+Tried = list[tuple[int, int | None]]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], tuple[int, Tried]]:
+    """Tasks of a plan in so many bytes that takes other units up to a ratio of seconds, and what it tried."""
+    files = _conv(tmp_path)
+    tried: Tried = []
     cut = budget.cut
 
     def noted(draft: Draft, machine: Machine, unit_bytes: int, most_units: int | None = None) -> Any:
         tried.append((unit_bytes, most_units))
         return cut(draft, machine, unit_bytes, most_units)
 
-    def tasks(ratio: float) -> int:
-        monkeypatch.setattr(budget, "SMALLER_UNITS_TIME_RATIO", ratio)
+    def planned(capacity_bytes: int, ratio: float) -> tuple[int, Tried]:
+        monkeypatch.setattr(budget, "OTHER_UNITS_TIME_RATIO", ratio)
         tried.clear()
-        return Small(6 << 20, 300 << 20).job(model, data, **QUICK, batch_size=2, steps=3, **CONV).plan().tasks
+        job = Small(capacity_bytes, 300 << 20).job(*files, **QUICK, batch_size=2, steps=3, **CONV)
+        return job.plan().tasks, list(tried)
 
     monkeypatch.setattr(budget, "cut", noted)
-    large, small = tasks(0.0), tasks(9.0)
+    monkeypatch.setattr(budget, "TRIAL_TASK_BYTES", 0)
+    return planned
+
+
+def test_of_units_of_two_sizes_the_faster_are_taken(
+    tasks: Callable[[int, float], tuple[int, Tried]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = (tasks(6 << 20, ratio)[0] for ratio in (0.0, 9.0))
     most = 2 * large + budget.FEW_MORE_UNITS
-    assert tried[:2] == [(tried[0][0], None), (tried[0][0] // 2, most)] and large < small <= most
+    _, ((whole, _), half, *_) = tasks(6 << 20, 9.0)
+    assert half == (whole // 2, most) and large < small <= most
     monkeypatch.setattr(budget, "FEW_MORE_UNITS", small - 2 * large - 1)
-    assert tasks(9.0) == large, "of more units none is tried"
+    assert tasks(6 << 20, 9.0)[0] == large, "of more units none is tried"
+
+
+def test_where_smaller_units_do_not_fit_larger_ones_are_tried(
+    tasks: Callable[[int, float], tuple[int, Tried]],
+) -> None:
+    room = 700 << 10
+    usual, large = tasks(room, 0.0), tasks(room, 9.0)
+    (first, _), (second, _), *_ = large[1]
+    assert first == room // 2 and second == room, "one thread: one unit at a time, and none is read ahead"
+    assert large[0] < usual[0]

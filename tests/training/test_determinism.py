@@ -106,7 +106,7 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
     unit = roomy.compiled.plan.peak_unit_bytes
     # Nothing is counted of the process, and units are the same however fast smaller ones would be.
     monkeypatch.setattr("oocdl.planning.machine.TASK_BYTES", 1)
-    monkeypatch.setattr("oocdl.planning.choice.budget.SMALLER_UNITS_TIME_RATIO", 0.0)
+    monkeypatch.setattr("oocdl.planning.choice.budget.OTHER_UNITS_TIME_RATIO", 0.0)
     bits, run = bench.train(engine, Small(capacity_bytes=3 * unit, process_bytes=300 << 20))
     assert differing(reference, bits) == []
     rows = run.history

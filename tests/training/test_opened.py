@@ -62,8 +62,8 @@ def test_settings_are_those_of_the_training(fit: Callable[..., oocdl.Run], lr: A
 
 def test_settings_are_those_of_the_last_steps(fit: Callable[..., oocdl.Run], tmp_path: Path) -> None:
     """Those of a call that does no step, or is stopped before one, are not the run's."""
-    first: dict[str, Any] = {"memory": "2GiB", "threads": 1, "optimizer": "sgd", "lr": 0.1}
-    other = {**first, "memory": "1GiB", "threads": 2, "engine": "numpy", "replan": True}
+    first: dict[str, Any] = {"memory": "4GiB", "threads": 1, "optimizer": "sgd", "lr": 0.1}
+    other = {**first, "memory": "3GiB", "threads": 2, "engine": "numpy", "replan": True}
     begun = fit(**first, steps=2)
     assert "settings" not in manifest_of(begun).meta
 
@@ -80,7 +80,7 @@ def test_settings_are_those_of_the_last_steps(fit: Callable[..., oocdl.Run], tmp
     assert opened.settings == begun.settings == trained.plan.settings
     assert (opened.settings.engine, opened.plan.machine.engine) == ("numpy", "numpy")
     inference = Inference([RunStore.open(opened.path)], tmp_path / "data.zarr", None, 1, None, None)
-    assert (inference.machine.engine, inference.settings.memory_bytes) == ("numpy", 1 << 30)
+    assert (inference.machine.engine, inference.settings.memory_bytes) == ("numpy", 3 << 30)
     assert fit(**{**first, "replan": True, "lr": Then(0.1, 2, 0.01), "steps": 5}).settings.threads == 1
 
 

@@ -29,12 +29,13 @@ from oocdl.planning.task_graph import TaskGraph
 
 LARGEST_UNIT_BYTES = 1 << 30
 """Larger units are no faster on a processor, and what they reserve is more than they come to take."""
-SMALLER_UNITS_TIME_RATIO = 0.95
-"""Smaller units are taken only if their predicted time is at most this share of that of larger ones,
-beside which they take up to 1.2 times as long as predicted."""
+OTHER_UNITS_TIME_RATIO = 0.95
+"""Units of another size are taken only if their predicted time is at most this share: beside larger ones,
+smaller take up to 1.2 times as long as predicted."""
 TRIAL_TASK_BYTES = 256 << 10
 """Memory for a trial with units of half the size, for each task of the plan at hand: up to twice as
-many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB)."""
+many tasks, of up to 70 KiB each while they are made (3072 of a perceptron's took 212 MiB). A trial with
+larger units takes half of it."""
 FEW_MORE_UNITS = 100
 """Units of half the size are tried only if they are at most twice as many, and so many more. Of 50 plans of
 ten networks none with more was predicted to be faster, nor any in units of a quarter of the size."""
@@ -122,14 +123,20 @@ def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
     found = _candidate(draft, machine, large)
     if found is None:
         return next(filter(None, (_candidate(draft, machine, unit_bytes) for unit_bytes in others)), None)
-    tasks = found.compiled.plan.tasks
     # Where all of it fits, smaller units would only read more halos.
-    if found.moved_bytes == 0 or tasks * TRIAL_TASK_BYTES > machine.capacity_bytes:
+    if found.moved_bytes == 0:
         return found
+    tasks, half = found.compiled.plan.tasks, max(large // 2, 1)
+    trial_bytes, size = tasks * TRIAL_TASK_BYTES, half
     most_units = 2 * tasks + FEW_MORE_UNITS if machine.permits <= FEW_SLOTS else None
-    smaller = _candidate(draft, machine, max(large // 2, 1), most_units)
-    most_seconds = SMALLER_UNITS_TIME_RATIO * found.simulated.seconds
-    return smaller if smaller and smaller.simulated.seconds <= most_seconds else found
+    if others and (trial_bytes > machine.capacity_bytes or _misfit(draft, machine, half)):
+        # Units of a size that hardly fits are many: rather two at once, and none is read ahead.
+        size, trial_bytes = others[0], trial_bytes // 2
+    if trial_bytes > machine.capacity_bytes:
+        return found
+    other = _candidate(draft, machine, size, most_units)
+    most_seconds = OTHER_UNITS_TIME_RATIO * found.simulated.seconds
+    return other if other and other.simulated.seconds <= most_seconds else found
 
 
 def _unit_sizes(machine: Machine) -> list[int]:

@@ -110,8 +110,9 @@ def compile_within(
 ) -> CompiledPass:
     """Cut a pass so that it keeps the budget; ``frozen`` are the cuts of a stored plan to repeat.
 
-    Large units read fewer halos, small ones leave more memory for the tier: of units that are as large
-    as may be, and of half that size, those with fewer predicted seconds are taken. If nothing fits,
+    Large units read fewer halos, small ones leave more memory for the tier: of units that leave room for
+    one that is read ahead, and of half that size, those with fewer predicted seconds are taken; where the
+    smaller would not fit, of the first and of larger ones beside which none is read ahead. If nothing fits,
     BudgetError says which budget would do.
 
     ``hosts``: of several workers so many get work, as in another pass of the run; None: all, or those with

@@ -113,7 +113,7 @@ class Member:
         largest_bytes = max(one.crossing_bytes for one in known.passes.values())
         room = machine.room_bytes(known.passes.values(), TRAVELLING * largest_bytes)
         heap, self.tier = execute.open_tier(machine, room, self.spill)
-        data = dataset, known.preparation, Kept()
+        data = dataset, known.preparation, Kept(machine.batch_cache_bytes)
         sources = {
             name: sources_of(name, one.factored, one.feeds, one.labels, *data)
             for name, one in known.passes.items()
