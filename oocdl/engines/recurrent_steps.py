@@ -56,8 +56,8 @@ def _parts(array: Any, of: int) -> list[Part]:
 class Kit:
     """Makes arrays, multiplies and computes cells, here by NumPy; other engines derive theirs."""
 
-    def empty(self, like: Any, shape: Shape) -> Any:
-        """Return an array of the dtype of another."""
+    def empty(self, like: Any, shape: Shape, result: int | None = None) -> Any:
+        """Return an array of the dtype of another; the one of a ``result``, where that has its place."""
         return np.empty(shape, like.dtype)
 
     def copy(self, array: Any) -> Any:
@@ -104,8 +104,8 @@ def _forward(cell: Cell, count: int, kit: Kit, args: Sequence[Any], attrs: Attrs
     given, weight, *rest = args
     hidden, first, mask = weight.shape[1], rest[:count], rest[count:]
     order, product = _order(attrs, given), kit.product(weight, given.shape[1])
-    states = [kit.empty(given, (*given.shape[:2], hidden)) for _ in first]
-    gates = [kit.empty(given, given.shape)] if count == 2 else []
+    states = [kit.empty(given, (*given.shape[:2], hidden), result) for result in range(count)]
+    gates = [kit.empty(given, given.shape, count)] if count == 2 else []
     before = [Part(state, first=array) for state, array in zip(states, first, strict=True)]
     reads = [*_parts(None, given.shape[2] // hidden), *before, *map(Part, mask)]
     writes = [*(part for kept in gates for part in _parts(kept, 4)), *map(Part, states)]
@@ -119,7 +119,7 @@ def rnn_grad(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
     """RnnStepsGrad."""
     weight, states, dstates, dlast, *mask = args
     order, product = _order(attrs, states), kit.product(weight.T, states.shape[1])
-    dgates, carry = kit.empty(states, states.shape), kit.copy(dlast[0])
+    dgates, carry = kit.empty(states, states.shape, 0), kit.copy(dlast[0])
     rest = [kit.empty(carry, carry.shape) for _ in mask]
     reads = [Part(None), Part(states), Part(dstates), *map(Part, mask)]
     step = kit.cell(cells.rnn_grad, attrs, order, reads, [Part(dgates), *map(Part, rest)])
@@ -133,7 +133,7 @@ def lstm_grad(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
     """LstmStepsGrad."""
     weight, c0, gates, kept, dstates, dlast, dcell, *mask = args
     order, product = _order(attrs, gates), kit.product(weight.T, gates.shape[1])
-    dgates, carry, dc = kit.empty(gates, gates.shape), kit.copy(dlast[0]), kit.copy(dcell[0])
+    dgates, carry, dc = kit.empty(gates, gates.shape, 0), kit.copy(dlast[0]), kit.copy(dcell[0])
     rest = [kit.empty(carry, carry.shape) for _ in mask]
     reads = [Part(None), *_parts(gates, 4), Part(kept), Part(kept, first=c0), Part(dstates), Part(dc)]
     writes = [*_parts(dgates, 4), Part(dc), *map(Part, rest)]
@@ -149,8 +149,8 @@ def gru(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
     given, weight, h0, *rest = args
     late, hidden = bool(attrs["linear_before_reset"]), weight.shape[1]
     order, samples = _order(attrs, given), given.shape[1]
-    states = kit.empty(given, (*given.shape[:2], hidden))
-    gates = kit.empty(given, (*given.shape[:2], (4 if late else 3) * hidden))
+    states = kit.empty(given, (*given.shape[:2], hidden), 0)
+    gates = kit.empty(given, (*given.shape[:2], (4 if late else 3) * hidden), 1)
     before, bind = Part(states, first=h0), partial(kit.cell, attrs=attrs, order=order)
     if late:
         bias, mask = Part(rest[0][None]), map(Part, rest[1:])
@@ -177,7 +177,7 @@ def gru_grad(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
     weight, h0, gates, states, dstates, dlast, *mask = args
     late, hidden, samples = bool(attrs["linear_before_reset"]), weight.shape[1], states.shape[1]
     order = _order(attrs, states)
-    dgates, carry = kit.empty(gates, (*states.shape[:2], 3 * hidden)), kit.copy(dlast[0])
+    dgates, carry = kit.empty(gates, (*states.shape[:2], 3 * hidden), 0), kit.copy(dlast[0])
     rest, bind = kit.empty(carry, carry.shape), partial(kit.cell, attrs=attrs, order=order)
     before, dh, masks = Part(states, first=h0), Part(dstates), [*map(Part, mask)]
     if late:

@@ -213,10 +213,14 @@ def _flops(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[S
     return steps * samples * width * (2 * hidden + ELEMENT_FLOPS)
 
 
-def _scratch(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count two copies of R, what a step makes and does not keep, and a copy of the states of all steps."""
-    (width, hidden), (steps, samples, *_) = inputs[weight], outputs[0]
-    return 2 * width * hidden + 10 * samples * width + steps * samples * hidden
+def _scratch(back: bool, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
+    """Count R as products take it and what a step makes and does not keep.
+
+    A gradient turns R first, and copies the states of all steps if their rows lie apart.
+    """
+    (width, hidden), (steps, samples, *_) = inputs[0 if back else 1], outputs[0]
+    turned = width * hidden + steps * samples * hidden if back else 0
+    return width * hidden + 10 * samples * width + turned
 
 
 def _speed(kind: Kind, back: bool, op: str) -> Computing:
@@ -249,7 +253,7 @@ def _rule(kind: Kind, back: bool) -> OpRule:
         axes=partial(_axes, kind, back),
         speed=_speed(kind, back, op),
         flops=partial(_flops, weight),
-        scratch_elements=partial(_scratch, weight),
+        scratch_elements=partial(_scratch, back),
         keeps_axes=False,
     )
 

@@ -159,7 +159,9 @@ def _able(step: ChainStep | Instruction, channels_last_slots: Collection[int]) -
     """Slots that a chain or an instruction can make in the memory of an output."""
     if isinstance(step, ChainStep):
         return step.full
-    lands = KERNELS[step.op].lands
+    lands, number = KERNELS[step.op].lands, KERNELS[step.op].placed
+    if number:
+        return step.outputs[:number]
     if lands is None or not {step.operands[0].slot, step.outputs[0]} <= set(channels_last_slots):
         return ()
     return step.outputs[:1] if lands(step) else ()

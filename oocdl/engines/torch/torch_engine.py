@@ -70,6 +70,7 @@ class Step:
         """Binds the kernel of ``instruction``; ``channels_last_slots`` have their channels last."""
         self.instruction = instruction
         kernel = KERNELS[instruction.op]
+        self.are_placed = kernel.placed > 0
         self.kernel = kernel.on_device or kernel.run if on_device else kernel.run
         if on_device and kernel.on_host:
             self.kernel = partial(_by_processor, kernel.run)
@@ -85,13 +86,18 @@ class Step:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
         item = self.instruction
         args = [make(slots[slot]) for make, slot in zip(self.prepare, self.slots, strict=True)]
-        if item.outputs[0] in places:
+        if self.are_placed:
+            known = zip(item.outputs, item.kernel_shapes, strict=True)
+            where = [places[slot].view(shape) if slot in places else None for slot, shape in known]
+            results = self.kernel(args, item, where)
+        elif item.outputs[0] in places:
             place = places[item.outputs[0]]
             (made,) = self.kernel(args, item, channels_last(place.view(item.kernel_shapes[0])))
             assert made.data_ptr() == place.data_ptr(), "a result went to a copy of its place"
             slots[item.outputs[0]] = place
             return
-        results = self.kernel(args, item)
+        else:
+            results = self.kernel(args, item)
         for index, result in enumerate(results):
             if result.shape != item.kernel_shapes[index] or result.dtype != self.dtypes[index]:
                 raise ValueError(

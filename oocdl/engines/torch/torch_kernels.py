@@ -87,10 +87,10 @@ KERNELS: Mapping[str, Kernel] = {
     "Reverse": Kernel(lambda args, item: [args[0].flip(int(item.attrs["axis"]))], Result.OWN),
     "Pad": Kernel(lambda args, item: args, Result.VIEW),  # the operand comes padded
     **{
-        op: Kernel(run, Result.OWN)
-        for table in (torch_recurrent.KERNELS, torch_attention.KERNELS)
-        for op, run in table.items()
+        op: Kernel(run, Result.OWN, placed=torch_recurrent.PLACED[op])
+        for op, run in torch_recurrent.KERNELS.items()
     },
+    **{op: Kernel(run, Result.OWN) for op, run in torch_attention.KERNELS.items()},
     "Ctc": Kernel(torch_ctc.ctc, Result.OWN),
     "CtcGrad": Kernel(torch_ctc.ctc_grad, Result.OWN, on_host=True),
     "Gather": Kernel(torch_lookup.gather, Result.EITHER),

@@ -16,7 +16,8 @@ from oocdl.engines.torch.kernel_scratch import DeviceScratch, Scratch, by_rule
 from oocdl.graph.ir.program import Instruction
 
 Run = Callable[..., list[Tensor]]
-"""A kernel: operands and an instruction to results; the tensor to make its result in, where it ``lands``."""
+"""A kernel: operands and an instruction to results; the tensor to make its result in, where it ``lands``, or
+one for each result, or None, where results are ``placed``."""
 
 
 class Result(Enum):
@@ -56,3 +57,5 @@ class Kernel:
     lands: Callable[[Instruction], bool] | None = None
     """Whether ``run`` makes the result in the memory of the program's output without a copy, if operand 0 and
     the result have their channels last; None: it never does."""
+    placed: int = 0
+    """Number of first results that ``run`` makes where the program's outputs lie, in whatever order."""

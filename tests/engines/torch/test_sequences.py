@@ -18,7 +18,7 @@ from tests.kit.programs import single
 torch = pytest.importorskip("torch")
 from tests.kit.torch_heap import peak_bytes  # noqa: E402
 
-STEPS, SAMPLES, HIDDEN = 64, 16, 128
+STEPS, SAMPLES, HIDDEN = 64, 16, 256
 
 
 def operands(kind: str, masked: bool, attrs: dict[str, Any]) -> tuple[list[Array], list[Array], list[Array]]:

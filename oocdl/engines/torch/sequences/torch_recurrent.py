@@ -31,7 +31,7 @@ class _Product:
     def __init__(self, weight: Tensor, rows: int) -> None:
         self.turned, self.packed = weight.t(), None
         if suits_onednn(weight, rows * weight.numel(), LEAST_PACKED_MULTIPLY_ADDS):
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
 
     def __call__(self, x: Tensor, added: Tensor | None) -> Tensor:
         """``added + x weight^T``, in new memory."""
@@ -50,9 +50,14 @@ class _Product:
 class _Torch(Kit):
     """Products and cells by PyTorch's functions, on any device and in any dtype."""
 
-    def empty(self, like: Tensor, shape: Shape) -> Tensor:
+    def __init__(self, places: Sequence[Tensor | None]) -> None:
+        """``places``: where results are made, in their order; None: in new memory."""
+        self.places = places
+
+    def empty(self, like: Tensor, shape: Shape, result: int | None = None) -> Tensor:
         """See ``Kit``."""
-        return like.new_empty(shape)
+        place = None if result is None or result >= len(self.places) else self.places[result]
+        return like.new_empty(shape) if place is None else place
 
     def copy(self, array: Tensor) -> Tensor:
         """See ``Kit``."""
@@ -120,9 +125,13 @@ def _addresses(part: Part, order: range) -> npt.NDArray[np.int64]:
     return np.asarray(found, np.int64)
 
 
-def _recurrence(op: str, args: list[Tensor], item: Instruction) -> list[Tensor]:
+def _recurrence(
+    op: str, args: list[Tensor], item: Instruction, places: Sequence[Tensor | None] = ()
+) -> list[Tensor]:
     has_loops = args[0].dtype == torch.float32 and args[0].device.type == "cpu"
-    return RUNS[op](_Loops() if has_loops else _Torch(), args, item.attrs)
+    return RUNS[op]((_Loops if has_loops else _Torch)(places), args, item.attrs)
 
 
 KERNELS: Mapping[str, Run] = {op: partial(_recurrence, op) for op in RUNS}
+PLACED: Mapping[str, int] = {**dict.fromkeys(RUNS, 1), "GruSteps": 2, "LstmSteps": 3}
+"""Number of first results that have all steps; the others are copies of the last ones."""
