@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from oocdl.errors import printable
-from oocdl.report.tables import json_text
+from oocdl.host.plain_json import json_text
 from oocdl.training.signals import Stopped
 
 INTERRUPTED_EXIT_CODE = 130

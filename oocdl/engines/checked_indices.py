@@ -35,9 +35,14 @@ class ZeroDivisor(Exception):
         return "whole numbers are divided by 0"
 
 
+def divides_whole_numbers(item: Instruction) -> bool:
+    """Whether an instruction has no result where its last operand is 0."""
+    return item.op in DIVISIONS and item.dtypes[0] == "int64"
+
+
 def check_divisor(item: Instruction, divisor: Any) -> None:
     """Raise ZeroDivisor if a divisor of whole numbers, an array or a tensor, is 0 somewhere."""
-    if item.op in DIVISIONS and item.dtypes[0] == "int64" and bool((divisor == 0).any()):
+    if divides_whole_numbers(item) and bool((divisor == 0).any()):
         raise ZeroDivisor(item.outputs[0])
 
 

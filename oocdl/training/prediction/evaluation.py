@@ -14,8 +14,8 @@ from oocdl.config.options import Metrics
 from oocdl.errors import InputError, StoreError
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
+from oocdl.host.plain_json import json_text
 from oocdl.ops.metric_functions import Metric, Surface
-from oocdl.report.tables import json_text
 from oocdl.storage.cache.spill_store import SpillStore
 from oocdl.storage.files import write_text
 from oocdl.training.metric_values import Measured, PassSums, mean_losses, metric_values
