@@ -186,7 +186,7 @@ class Kept:
         """Keep a copy if it is small, at the cost of what has been there longest."""
         if info != self._info:
             self._arrays, self._info = {}, info
-        if array.nbytes > self._most_bytes // 2:
+        if array.nbytes > min(BATCH_CACHE_BYTES // 2, self._most_bytes):
             return
         room_bytes = self._most_bytes - array.nbytes
         while self._arrays and sum(a.nbytes for a in self._arrays.values()) > room_bytes:

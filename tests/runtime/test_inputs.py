@@ -72,6 +72,11 @@ def test_what_was_read_is_kept_for_its_pass_and_within_its_bytes() -> None:
     assert kept.get(("x3", ()), other) is None
     kept.add(("large", ()), info, np.zeros(BATCH_CACHE_BYTES, np.uint8))
     assert kept.get(("large", ()), info) is None
+    small = Kept(24)  # of a batch that is no larger
+    small.add(("ids", ()), info, np.arange(3))
+    assert small.get(("ids", ()), info) is not None
+    small.add(("labels", ()), info, np.arange(1))
+    assert small.get(("ids", ()), info) is None and small.get(("labels", ()), info) is not None
 
 
 def test_samples_of_one_chunk_are_read_at_once_and_stay_in_their_order(

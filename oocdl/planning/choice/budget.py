@@ -126,15 +126,15 @@ def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
     # Where all of it fits, smaller units would only read more halos.
     if found.moved_bytes == 0:
         return found
-    tasks, half = found.compiled.plan.tasks, max(large // 2, 1)
-    trial_bytes, size = tasks * TRIAL_TASK_BYTES, half
-    most_units = 2 * tasks + FEW_MORE_UNITS if machine.permits <= FEW_SLOTS else None
-    if others and (trial_bytes > machine.capacity_bytes or _misfit(draft, machine, half)):
-        # Units of a size that hardly fits are many: rather two at once, and none is read ahead.
-        size, trial_bytes = others[0], trial_bytes // 2
-    if trial_bytes > machine.capacity_bytes:
-        return found
-    other = _candidate(draft, machine, size, most_units)
+    tasks, half, other = found.compiled.plan.tasks, max(large // 2, 1), None
+    trial_bytes, room_bytes = tasks * TRIAL_TASK_BYTES, machine.capacity_bytes
+    if trial_bytes <= room_bytes:
+        most_units = 2 * tasks + FEW_MORE_UNITS if machine.permits <= FEW_SLOTS else None
+        other = _candidate(draft, machine, half, most_units)
+    is_tight = trial_bytes > room_bytes or (other is None and _misfit(draft, machine, half) is not None)
+    if others and is_tight and trial_bytes <= 2 * room_bytes:
+        # Units of a size that hardly fits are many: rather one for each thread, and none is read ahead.
+        other = _candidate(draft, machine, others[0])
     most_seconds = OTHER_UNITS_TIME_RATIO * found.simulated.seconds
     return other if other and other.simulated.seconds <= most_seconds else found
 
