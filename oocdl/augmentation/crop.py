@@ -13,8 +13,7 @@ from oocdl.augmentation.draws import Array, Draws, Shape, bits
 from oocdl.augmentation.transform import Operation, Sample, Transform, parts
 from oocdl.graph.ir.index import Region, moved, region_shape, within
 
-MOST_VOXELS = 4096
-"""Foreground voxels that are kept of a sample, an equal share for each of its classes."""
+MOST_VOXELS = 4096  # foreground voxels that are kept of a sample, an equal share for each of its classes
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,14 @@ Ranges = float | Sequence[float | Sequence[float]] | None
 """MONAI's: for each number a pair, or f for (-f, f); None: none is drawn."""
 Matrix = tuple[tuple[float, ...], ...]
 _RANGES = ("rotate_range", "shear_range", "translate_range", "scale_range")
-SPLINE_SQUARE = 151 / 315
-"""Integral of the square of a cubic B-spline."""
+SPLINE_SQUARE = 151 / 315  # integral of the square of a cubic B-spline
 
 
 @dataclass(frozen=True)
 class Affine(Warp):
     """The point of a voxel is ``matrix @ (voxel, 1)``, both counted from the centre of the sample."""
 
-    matrix: Matrix
-    """A row for each spatial axis, with the shift in its last column."""
+    matrix: Matrix  # a row for each spatial axis, with the shift in its last column
 
     def points(self, spans: Region) -> Sequence[Array]:
         return [reduce(add, terms) for terms in self._terms(spans)]
@@ -60,8 +58,7 @@ class Elastic(Warp):
     """
 
     key: str
-    spacing: float
-    """Voxels between two nodes."""
+    spacing: float  # voxels between two nodes
     amplitude: float
 
     def points(self, spans: Region) -> Sequence[Array]:

@@ -15,8 +15,7 @@ from oocdl.augmentation.draws import Array, Draws, Shape
 from oocdl.augmentation.transform import Operation, Sample, Transform
 from oocdl.graph.ir.index import Range, Region, region_shape
 
-TAILS = 4.0
-"""Standard deviations at which MONAI cuts a kernel off."""
+TAILS = 4.0  # standard deviations at which MONAI cuts a kernel off
 ByChannel = tuple[tuple[float, ...] | None, ...]
 """A number for each axis, for each channel; None: the channel stays as it is."""
 

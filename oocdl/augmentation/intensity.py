@@ -15,8 +15,7 @@ from oocdl.augmentation.transform import Operation, Sample, Transform, parts
 from oocdl.graph.ir.index import Region, within
 
 Numbers = tuple[float, ...]
-EPSILON = 1e-7
-"""MONAI adds it to the range of a sample that gamma divides by."""
+EPSILON = 1e-7  # MONAI adds it to the range of a sample that gamma divides by
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class Noise(Operation):
     key: str
     mean: float
     deviations: Numbers
-    shape: Shape
-    """Extents of the noise: of one channel, it is the same in all."""
+    shape: Shape  # extents of the noise: of one channel, it is the same in all
 
     def apply(self, block: Array, source: Region, region: Region) -> Array:
         for part in parts(region):

@@ -22,10 +22,8 @@ from oocdl.augmentation.transform import Operation, Sample, Transform
 
 Augment = Literal["nnunet"] | Transform | Sequence[Transform | Literal["nnunet"]] | None
 """Transforms, and the name of a set of them."""
-ROTATION_3D, ROTATION_2D = pi / 6, pi
-"""Largest angle about each axis, in radians."""
-LONG = 1.5
-"""Ratio of the extents of an image above which it is turned by no more than ``pi / 12``."""
+ROTATION_3D, ROTATION_2D = pi / 6, pi  # largest angle about each axis, in radians
+LONG = 1.5  # ratio of the extents of an image above which it is turned by no more than ``pi / 12``
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ class _OfSomeChannels(Transform):
     """A filter of half of the channels."""
 
     prob: float
-    ends: tuple[float, float]
-    """Ends of the range of a channel's numbers."""
+    ends: tuple[float, float]  # ends of the range of a channel's numbers
     p_per_channel: float = 0.5
 
     def numbers(self, draws: Draws, sample: Sample, apart: bool) -> ByChannel:

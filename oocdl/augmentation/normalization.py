@@ -17,12 +17,10 @@ from oocdl.augmentation.draws import Array
 from oocdl.errors import DatasetError
 
 METHODS = ("zscore", "zscore_nonzero", "percentiles", "ct")
-LOWER, UPPER = 0.5, 99.5
-"""Percentiles to clip at."""
+LOWER, UPPER = 0.5, 99.5  # percentiles to clip at
 LEAST, MOST = (float(end) for end in (np.finfo(np.float32).min, np.finfo(np.float32).max))
 """Where nothing is cut off."""
-Blocks = Callable[[], Iterable[Array]]
-"""Begins a pass over all blocks of what statistics are of."""
+Blocks = Callable[[], Iterable[Array]]  # begins a pass over all blocks of what statistics are of
 
 
 @dataclass

@@ -11,8 +11,7 @@ from oocdl.augmentation.draws import Array, Shape
 from oocdl.augmentation.stream import CHAIN_BYTES, WORKING_BYTES, Stream
 from oocdl.augmentation.transform import Transform
 
-_BY_ARRAY = ("scale", "methods", "numbers", "ranges", "views")
-"""Fields that map names of arrays."""
+_BY_ARRAY = ("scale", "methods", "numbers", "ranges", "views")  # fields that map names of arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,20 +20,16 @@ class Preparation:
 
     scale: Mapping[str, float] = field(default_factory=dict)
     transforms: Sequence[Transform] = ()
-    spatial: Shape = ()
-    """Extents of the spatial axes of images."""
-    methods: Mapping[str, str] = field(default_factory=dict)
-    """Normalisation of each array that has one."""
+    spatial: Shape = ()  # extents of the spatial axes of images
+    methods: Mapping[str, str] = field(default_factory=dict)  # normalisation of each array that has one
     numbers: Mapping[str, Array] = field(default_factory=dict)
     """``Stream.numbers`` of these, once they are measured."""
     ranges: Mapping[str, Array] = field(default_factory=dict)
     """``Stream.ranges`` of each array that transforms want them of, once they are measured."""
     views: Mapping[str, str] = field(default_factory=dict)
     """View of an array whose samples differ in size -> that array, by which its tables are found."""
-    foreground: str = ""
-    """Array of the labels whose voxels "ct" takes statistics of, or crops are centred on."""
-    ignored: int = 0
-    """Label that is no class."""
+    foreground: str = ""  # array of the labels whose voxels "ct" takes statistics of, or crops are centred on
+    ignored: int = 0  # label that is no class
     voxels: Sequence[Sequence[Array]] = ()
     """``Stream.voxels``, once they are chosen; before, a sequence as long."""
     chain_bytes: int = CHAIN_BYTES

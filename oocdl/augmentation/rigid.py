@@ -18,8 +18,7 @@ from oocdl.graph.ir.index import Region
 class Mirrored(Operation):
     """The order along axes reversed."""
 
-    axes: tuple[int, ...]
-    """Axes of the sample."""
+    axes: tuple[int, ...]  # axes of the sample
     shape: Shape
 
     def source(self, region: Region) -> Region:
@@ -37,8 +36,7 @@ class Turned(Operation):
     """So many quarter turns in a plane, as ``numpy.rot90`` does them."""
 
     turns: int
-    axes: tuple[int, int]
-    """Axes of the sample, of equal extents."""
+    axes: tuple[int, int]  # axes of the sample, of equal extents
     extent: int
 
     def source(self, region: Region) -> Region:

@@ -30,8 +30,7 @@ class Sample:
     """Minimum, maximum and mean of each channel as normalised, of shape (channels, 3)."""
     box: Region = ()
     """Where the sample that a crop is of stands, along its spatial axes, in the view that is read."""
-    voxels: Sequence[Array] = ()
-    """Places of foreground voxels in it, of each class that it has."""
+    voxels: Sequence[Array] = ()  # places of foreground voxels in it, of each class that it has
 
     @property
     def shape(self) -> Shape:
@@ -42,8 +41,7 @@ class Sample:
 class Operation(ABC):
     """A transform whose parameters are drawn: a function from samples to samples of the same shape."""
 
-    copies: ClassVar[int] = 2
-    """Arrays of the size of its input, and of its output, that are there at once."""
+    copies: ClassVar[int] = 2  # arrays of the size of its input, and of its output, that are there at once
 
     def source(self, region: Region) -> Region:
         """Return the region of the input that a region of the output depends on."""
@@ -61,14 +59,12 @@ class Operation(ABC):
 class Transform(ABC):
     """A random change of samples. All arguments are MONAI's, and mean what they mean there."""
 
-    prob: float
-    """The probability that a sample is changed."""
+    prob: float  # the probability that a sample is changed
 
     spatial: ClassVar[bool] = False
     """Whether it moves voxels, of labels as well; else it changes the numbers of inputs."""
     needs_ranges: ClassVar[bool] = False
-    ranks: ClassVar[tuple[int, ...]] = (1, 2, 3)
-    """Numbers of spatial axes that it can do."""
+    ranks: ClassVar[tuple[int, ...]] = (1, 2, 3)  # numbers of spatial axes that it can do
     ranged: ClassVar[Mapping[str, float | None]] = {}
     """Argument that is a range -> the least that it may begin with, as ``_range`` takes it."""
 

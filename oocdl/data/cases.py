@@ -25,8 +25,7 @@ T = TypeVar("T")
 SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
 """Folders of nnU-Net's raw format."""
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}"
-"""Names of samples, which are names of files and folders."""
+NAME = r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}"  # names of samples, which are names of files and folders
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +33,7 @@ class Case(Generic[T]):
     """One sample: its files as ``Case[Path]``, or what their headers say as ``Case[Volume]``."""
 
     name: str
-    images: tuple[T, ...]
-    """One for each channel."""
+    images: tuple[T, ...]  # one for each channel
     label: T | None = None
 
     @property
@@ -49,8 +47,7 @@ class Cases:
     """All samples of a source, and what it says of them."""
 
     cases: tuple[Case[Path], ...]
-    channels: tuple[str, ...] = ()
-    """Names of the channels; empty if nothing says them."""
+    channels: tuple[str, ...] = ()  # names of the channels; empty if nothing says them
     classes: Mapping[str, Any] | None = None
     """Name -> number of each class, or numbers of a region; None if nothing says them."""
 

@@ -32,14 +32,10 @@ from oocdl.storage.dataset.ome_zarr import ome_folders
 from oocdl.storage.dataset.sample_stack import MARK, members_of
 from oocdl.storage.zarr_json import chunk_region, grid
 
-CODING_BYTES = 24 << 20
-"""What encoding chunks, and a stream that is decompressed, take at most."""
-PIECE_COPIES = 6
-"""Copies of a piece, as float64, that are made on its way."""
-CHUNK_COPIES = 3
-"""Copies of a chunk on its way: stored, decoded and converted."""
-BLOCK_CHUNKS = 4
-"""Chunks that are copied together: encoders take them side by side."""
+CODING_BYTES = 24 << 20  # what encoding chunks, and a stream that is decompressed, take at most
+PIECE_COPIES = 6  # copies of a piece, as float64, that are made on its way
+CHUNK_COPIES = 3  # copies of a chunk on its way: stored, decoded and converted
+BLOCK_CHUNKS = 4  # chunks that are copied together: encoders take them side by side
 
 
 def convert(
@@ -132,8 +128,7 @@ class _Plan:
 
     sample: Case[Volume]
     shape: tuple[int, ...]
-    depth: int
-    """The most planes that a chunk may have, as many as fit the budget."""
+    depth: int  # the most planes that a chunk may have, as many as fit the budget
 
 
 def _planned(

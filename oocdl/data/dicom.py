@@ -21,8 +21,7 @@ NEEDED = (*ALIKE, "PixelRepresentation", "ImagePositionPatient")
 TAGS = (*NEEDED, "NumberOfFrames", "SamplesPerPixel", "RescaleSlope", "RescaleIntercept", "SliceThickness")
 ROUNDING = 1e-2
 """Share of the distance of slices by which one may lie elsewhere: headers have rounded numbers."""
-SCANNER_CODES = (0, 1)
-"""NIfTI's codes of an affine that leads to the space of the scanner."""
+SCANNER_CODES = (0, 1)  # NIfTI's codes of an affine that leads to the space of the scanner
 
 
 def read_volume(path: Path) -> Volume:

@@ -30,15 +30,11 @@ from oocdl.storage.run.lock import RunLock
 from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, group_json, touched
 
 CHUNK_BYTES = 2 << 20
-SMALL_BYTES = 128 << 10
-"""Samples of fewer bytes share a chunk."""
+SMALL_BYTES = 128 << 10  # samples of fewer bytes share a chunk
 LOCK = "LOCK"
-DATASET = "dataset"
-"""Kind of a group that was written here, and may be replaced."""
-ENCODERS = 2
-"""Chunks that are encoded at once."""
-LEVEL = 3
-"""Level of the zstd compressor, which gets the bytes shuffled."""
+DATASET = "dataset"  # kind of a group that was written here, and may be replaced
+ENCODERS = 2  # chunks that are encoded at once
+LEVEL = 3  # level of the zstd compressor, which gets the bytes shuffled
 
 
 @contextmanager

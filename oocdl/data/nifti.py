@@ -30,8 +30,7 @@ ENDINGS = (".nii.gz", ".nii")
 PIECE_BYTES = 1 << 20
 MILLIMETRES = {"meter": 1e3, "micron": 1e-3}
 """Unit of a header -> its millimetres; others, such as none, are taken for millimetres."""
-SAME_VOXELS = 1e-3
-"""Two files are of one place if no corner of their grids differs by more of a voxel."""
+SAME_VOXELS = 1e-3  # two files are of one place if no corner of their grids differs by more of a voxel
 GZIP_ERRORS: Any = (EOFError, OSError, zlib.error, isal_zlib.IsalError)
 
 
@@ -40,21 +39,14 @@ class Volume:
     """What the header of a NIfTI file says, or those of a DICOM series."""
 
     path: Path
-    shape: tuple[int, ...]
-    """[z, y, x]."""
-    stored: np.dtype[Any]
-    """Type of the voxels in the file, with its byte order."""
+    shape: tuple[int, ...]  # [z, y, x]
+    stored: np.dtype[Any]  # type of the voxels in the file, with its byte order
     slope: float
-    intercept: float
-    """A voxel is worth slope · stored + intercept."""
-    affine: Affine
-    """4 × 4: from voxel (x, y, z, 1) to millimetres."""
-    qform: Affine
-    """The affine by the qform, if that has a code; else ``affine``."""
-    codes: tuple[int, int]
-    """qform and sform codes: which space the affine leads to."""
-    offset: int
-    """Bytes before the first voxel."""
+    intercept: float  # a voxel is worth slope · stored + intercept
+    affine: Affine  # 4 × 4: from voxel (x, y, z, 1) to millimetres
+    qform: Affine  # the affine by the qform, if that has a code; else ``affine``
+    codes: tuple[int, int]  # qform and sform codes: which space the affine leads to
+    offset: int  # bytes before the first voxel
     slices: tuple[Path, ...] = ()
     """Files of the planes of a DICOM series, whose folder ``path`` is; none of NIfTI."""
 

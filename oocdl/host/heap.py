@@ -28,14 +28,11 @@ from typing import Protocol
 from oocdl.errors import ResourceError
 from oocdl.host.limits import anonymous_bytes
 
-PERIOD_SECONDS = 0.005
-"""The process is measured no more often than this; to ask the kernel takes 8 µs."""
+PERIOD_SECONDS = 0.005  # the process is measured no more often than this; to ask the kernel takes 8 µs
 RELIEF_SECONDS = 0.02
 """Nor is the heap trimmed, or more withheld, more often than this: chunks take as long to leave."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""Parameters of glibc's ``mallopt``."""
-HEAP_KEPT_BYTES = 1 << 30
-"""Free memory that the C library keeps before it gives any back by itself."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of glibc's ``mallopt``
+HEAP_KEPT_BYTES = 1 << 30  # free memory that the C library keeps before it gives any back by itself
 MOST_UNCHECKED_BYTES = 256 << 20
 """Bytes that may be taken before the system is asked again: not everything that grows is announced."""
 WAIT_SECONDS = 0.01
@@ -43,15 +40,12 @@ WAIT_SECONDS = 0.01
 REST_RATIO = 50
 """Rest after a look at the heap between programs, as a multiple of the time that the look took: tens of
 milliseconds in a process that has freed much in small pieces."""
-WATCH_SECONDS = 0.005
-"""Seconds between two looks at the process while programs run."""
-IDLE_LOOKS = 200
-"""Looks without a program that runs, after which nobody watches until the next one begins."""
+WATCH_SECONDS = 0.005  # seconds between two looks at the process while programs run
+IDLE_LOOKS = 200  # looks without a program that runs, after which nobody watches until the next one begins
 TOUCHED_MEANWHILE_BYTES, MOST_LOOKS = 1 << 18, 8
 """The process is measured anew, so often, where arrays changed by more than this meanwhile: a thread that
 waits for the interpreter's lock between two looks may find megabytes written."""
-GLIBC_THRESHOLD_BYTES = 128 << 10
-"""Both of glibc's thresholds at the start of a process."""
+GLIBC_THRESHOLD_BYTES = 128 << 10  # both of glibc's thresholds at the start of a process
 
 
 @dataclass(frozen=True)
@@ -59,8 +53,7 @@ class MemoryGuard:
     """A budget, and how the process is measured that is to keep it."""
 
     budget_bytes: int
-    kernel_bytes: int = 0
-    """The kernel's share of it."""
+    kernel_bytes: int = 0  # the kernel's share of it
     file_bytes: int = 0
     """For pages of mapped files, which one unit that runs alone may use up: they can be read again."""
     measure: Callable[[], int] = anonymous_bytes
@@ -171,16 +164,14 @@ class Heap:
         self._spare = 0
         self._own = guard.measure()
         """Bytes of the process beside arrays and scratch, as last measured after a trim, or fewer since."""
-        self._used = _in_use_bytes() if IS_SUPPORTED else 0
-        """Bytes in use in the heap that are not scratch."""
+        self._used = _in_use_bytes() if IS_SUPPORTED else 0  # bytes in use in the heap that are not scratch
         self._due_seconds = 0.0
         """The monotonic time from which on the heap is looked at between programs again."""
         self._withheld = 0
         """Bytes withheld from the tier, for good: what was not predicted once may come again."""
         self.notice: str | None = None
         """Warning that a run gives its user, once; None: nothing had to be withheld."""
-        self._seen = 0
-        """Maximum of the process's own memory over all measurements."""
+        self._seen = 0  # maximum of the process's own memory over all measurements
         self._last: dict[str, float] = {}
         self._is_watched = not IS_SUPPORTED
 

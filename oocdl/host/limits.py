@@ -15,8 +15,7 @@ from pathlib import Path
 from oocdl.errors import BudgetError, InputError
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-DEFAULT_BUDGET_SHARE = 0.7
-"""Share of the available memory that is the budget by default."""
+DEFAULT_BUDGET_SHARE = 0.7  # share of the available memory that is the budget by default
 CGROUP_FOLDER = Path("/sys/fs/cgroup")
 
 
@@ -26,8 +25,7 @@ class Limit:
 
     nbytes: int
     name: str
-    shared: bool = True
-    """Whether all processes to which it applies have so much together, not each of them."""
+    shared: bool = True  # whether all processes to which it applies have so much together, not each of them
 
 
 def available() -> Limit:

@@ -10,22 +10,17 @@ import numpy as np
 Numbers = tuple[float, ...]
 Sizes = tuple[int, ...]
 
-ANISOTROPIC = 3
-"""Ratio of spacings, and of extents, above which an axis counts as of low resolution."""
-LEAST_EXTENT, MOST_CHANNELS = 4, 320
-"""Smallest extent of the deepest level, and its most channels."""
+ANISOTROPIC = 3  # ratio of spacings, and of extents, above which an axis counts as of low resolution
+LEAST_EXTENT, MOST_CHANNELS = 4, 320  # smallest extent of the deepest level, and its most channels
 
 
 @dataclass(frozen=True)
 class Topology:
     """A U-Net by level, the largest first."""
 
-    widths: Sizes
-    """Channels."""
-    kernels: tuple[Sizes, ...]
-    """Extents [z, y, x] of the convolutions."""
-    strides: tuple[Sizes, ...]
-    """Strides with which a level is made from the one above; 1 for the first."""
+    widths: Sizes  # channels
+    kernels: tuple[Sizes, ...]  # extents [z, y, x] of the convolutions
+    strides: tuple[Sizes, ...]  # strides with which a level is made from the one above; 1 for the first
 
 
 def target_spacing(spacings: Sequence[Numbers], shapes: Sequence[Sizes]) -> Numbers:

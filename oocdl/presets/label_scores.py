@@ -12,8 +12,7 @@ import numpy.typing as npt
 from oocdl.data.cases import values
 from oocdl.data.nifti import read_header
 
-Counts = npt.NDArray[np.int64]
-"""Voxels by true and predicted class."""
+Counts = npt.NDArray[np.int64]  # voxels by true and predicted class
 
 
 def summary(pairs: Sequence[tuple[Path, Path]], classes: int) -> dict[str, Any]:

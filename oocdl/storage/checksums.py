@@ -27,8 +27,7 @@ from oocdl.errors import CorruptError
 from oocdl.graph.ir.array_layout import PAGE_BYTES, Array
 from oocdl.storage.files import as_bytes, regular
 
-LEAST_BLOCK_BYTES = 64 << 10
-"""Minimum size of a block: for smaller ones the calls cost more than the sums."""
+LEAST_BLOCK_BYTES = 64 << 10  # minimum size of a block: for smaller ones the calls cost more than the sums
 MOST_BLOCK_BYTES = 256 << 10
 
 
@@ -80,10 +79,8 @@ def why_wrong(path: Path, record: Record) -> str | None:
 class BlockSums:
     """The CRC-32 of each block of a file; the last block may be shorter."""
 
-    nbytes: int
-    """Size of the file."""
-    block_bytes: int
-    """Size of each block, in whole pages."""
+    nbytes: int  # size of the file
+    block_bytes: int  # size of each block, in whole pages
     crcs: npt.NDArray[np.uint32]
 
     def wrong(self, start: int, runs: Sequence[Array]) -> tuple[int, int] | None:

@@ -24,8 +24,7 @@ from oocdl.errors import DiskFullError, OocdlError, StoreError
 from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, within
 
-SYNC_THREADS = 32
-"""More than cores: these threads only wait for the disk."""
+SYNC_THREADS = 32  # more than cores: these threads only wait for the disk
 NO_FILE = "not a regular file"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

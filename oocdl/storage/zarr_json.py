@@ -17,10 +17,8 @@ import numpy as np
 from oocdl.graph.ir.index import Region
 
 Attributes = Mapping[str, Any]
-UNFINISHED = "oocdl_unfinished"
-"""Attribute of a group that is still being written: it is no dataset yet."""
-CONVERSION = "a conversion"
-"""Its value for what ``oocdl.data`` writes; of a prediction it is another."""
+UNFINISHED = "oocdl_unfinished"  # attribute of a group that is still being written: it is no dataset yet
+CONVERSION = "a conversion"  # its value for what ``oocdl.data`` writes; of a prediction it is another
 
 
 def array_json(

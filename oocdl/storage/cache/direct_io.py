@@ -31,10 +31,8 @@ from oocdl.storage.files import as_bytes, handle_of, io_error, reporting
 Bytes = npt.NDArray[np.uint8]
 
 BOUNCE_BYTES = 1 << 20
-LONG_RUN_BYTES = 64 << 10
-"""A contiguous run of at least so many bytes is worth a system call of its own."""
-MOST_RUNS_PER_CALL = 1024
-"""Buffers that one ``preadv`` or ``pwritev`` takes (POSIX's ``IOV_MAX``)."""
+LONG_RUN_BYTES = 64 << 10  # a contiguous run of at least so many bytes is worth a system call of its own
+MOST_RUNS_PER_CALL = 1024  # buffers that one ``preadv`` or ``pwritev`` takes (POSIX's ``IOV_MAX``)
 MOST_BYTES_PER_CALL = 64 << 20
 _local = threading.local()
 

@@ -21,8 +21,7 @@ from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES
 
 SOON_POSITIONS = 12
 """A chunk that is next read within so many plan positions from now is worth bringing back whole."""
-MOST_SKIPPED_CHUNKS = 16
-"""``promote`` looks at no more chunks than these that could give way but may not."""
+MOST_SKIPPED_CHUNKS = 16  # ``promote`` looks at no more chunks than these that could give way but may not
 SMALL_CHUNK_BYTES, SMALL_TIER_SHARE = 64 << 10, 1 / 2048
 """Chunks below both this size and this share of a tier leave last: one takes 1 to 3 ms to write and 0.3 ms to
 read. They were two thirds of the chunks that a step of an nnU-Net wrote, and 0.2 % of the bytes."""
@@ -32,18 +31,12 @@ class Entry(Protocol):
     """The fields of a chunk that the ledger reads and changes."""
 
     nbytes: int
-    footprint_bytes: int
-    """Bytes that it takes in RAM: ``nbytes`` in whole pages where it is large."""
-    uses: tuple[int, ...]
-    """Plan positions at which it is read, sorted."""
-    pins: int
-    """Claims that need it in RAM."""
-    readers: int
-    """Threads that copy it from RAM now."""
-    busy: bool
-    """Whether an I/O thread writes or loads it."""
-    dropped: bool
-    """Whether its handle is gone."""
+    footprint_bytes: int  # bytes that it takes in RAM: ``nbytes`` in whole pages where it is large
+    uses: tuple[int, ...]  # plan positions at which it is read, sorted
+    pins: int  # claims that need it in RAM
+    readers: int  # threads that copy it from RAM now
+    busy: bool  # whether an I/O thread writes or loads it
+    dropped: bool  # whether its handle is gone
 
     @property
     def spilled(self) -> bool:
@@ -66,8 +59,7 @@ class EvictionOrder(Generic[E]):
 
     def __init__(self, least_bytes: float = 0) -> None:
         self.least_bytes = least_bytes
-        self.position = -1
-        """Plan position that runs now."""
+        self.position = -1  # plan position that runs now
         # In order of arrival, so that a simulation made again is the same.
         self.residents: dict[E, None] = {}
         self._order: list[tuple[bool, float, bool, int, E]] = []  # a heap; items may be outdated
@@ -119,12 +111,9 @@ class Claim(Generic[E]):
     """A unit's claim on memory: chunks to pin in RAM, each once, and bytes."""
 
     pins: Sequence[E]
-    left_bytes: int
-    """Bytes for arrays, not yet turned into chunks."""
-    scratch_bytes: int = 0
-    """Bytes kept free for what a program takes from the heap."""
-    pinned: bool = False
-    """Whether the chunks know of these pins."""
+    left_bytes: int  # bytes for arrays, not yet turned into chunks
+    scratch_bytes: int = 0  # bytes kept free for what a program takes from the heap
+    pinned: bool = False  # whether the chunks know of these pins
 
 
 class TierStats(NamedTuple):
@@ -132,14 +121,10 @@ class TierStats(NamedTuple):
 
     resident_bytes: int
     reserved_bytes: int
-    peak_bytes: int
-    """Largest sum of resident and reserved bytes."""
-    read_bytes: int
-    """Read from the spill."""
-    written_bytes: int
-    """Written to the spill."""
-    evictions: int
-    """Chunks that left RAM."""
+    peak_bytes: int  # largest sum of resident and reserved bytes
+    read_bytes: int  # read from the spill
+    written_bytes: int  # written to the spill
+    evictions: int  # chunks that left RAM
 
 
 class Ledger(Generic[E]):
@@ -151,11 +136,9 @@ class Ledger(Generic[E]):
 
     def __init__(self, capacity_bytes: int, write: Callable[[E], None]) -> None:
         self.capacity_bytes, self._write = capacity_bytes, write
-        self.line: deque[Claim[E]] = deque()
-        """Claims that wait, first come first served."""
+        self.line: deque[Claim[E]] = deque()  # claims that wait, first come first served
         self.resident_bytes = self.reserved_bytes = self.peak_bytes = 0
-        self.small_bytes = 0
-        """Resident bytes of arrays that have no pages of their own."""
+        self.small_bytes = 0  # resident bytes of arrays that have no pages of their own
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
         self.withheld_bytes = 0

@@ -138,16 +138,14 @@ class Tier(Home):
         check_alone: Callable[[], None] | None = None,
         kept_bytes: int = 0,
     ) -> None:
-        self.capacity_bytes = capacity_bytes
-        """Bytes that chunks and reservations may take together."""
+        self.capacity_bytes = capacity_bytes  # bytes that chunks and reservations may take together
         self._spill, self._kept_bytes = spill, kept_bytes
         self._pool = Pool(capacity_bytes + kept_bytes, before_mapping)
         self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
         self._ledger, self._lock, self._changed = self._mover.ledger, self._mover.lock, self._mover.changed
         self._withheld_bytes = withheld_bytes or (lambda _: 0)
         self._check_alone = check_alone or (lambda: None)
-        self.scratch_bytes = 0
-        """Bytes that units have reserved for scratch of their programs, beside arrays."""
+        self.scratch_bytes = 0  # bytes that units have reserved for scratch of their programs, beside arrays
 
     @property
     def waiting(self) -> int:

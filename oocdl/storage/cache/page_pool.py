@@ -28,8 +28,7 @@ from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Array, footprint
 
 SEGMENT_BYTES = 64 << 20
 """Least address space that is mapped at once; its pages are taken when they are touched."""
-HUGE_PAGE_BYTES = 2 << 20
-"""Size of a large page (``MADV_HUGEPAGE``)."""
+HUGE_PAGE_BYTES = 2 << 20  # size of a large page (``MADV_HUGEPAGE``)
 
 _library = ctypes.CDLL(None, use_errno=True)
 
@@ -47,8 +46,7 @@ class _Hole(NamedTuple):
 
     start: int
     stop: int
-    warm: bool
-    """Whether it still has pages, which the next array can take without a fault."""
+    warm: bool  # whether it still has pages, which the next array can take without a fault
 
     @property
     def size(self) -> int:
@@ -65,8 +63,7 @@ class _Segment:
         self.size = size
         self.holes = [_Hole(0, size, warm=False)]
         """Holes by address; two that touch are not both warm, nor both cold."""
-        self.longest = size
-        """Bytes of the longest run of holes: nothing larger finds a place."""
+        self.longest = size  # bytes of the longest run of holes: nothing larger finds a place
 
     def _advise(self, advice: str, start: int, stop: int) -> None:
         """Give ``madvise`` for the whole large pages between ``start`` and ``stop``."""

@@ -40,10 +40,8 @@ from oocdl.storage.zarr_json import array_json, chunk_key
 
 _Kind = tuple[tuple[int, ...], np.dtype[Any], int]
 """Shape, dtype and outermost axis: what chunks of one Zarr array have in common."""
-MOST_CHUNKS = 1 << 31
-"""Chunks that a spill can number: the length of its Zarr arrays."""
-CHECK_THREADS = 2
-"""Threads that take checksums while chunks are written."""
+MOST_CHUNKS = 1 << 31  # chunks that a spill can number: the length of its Zarr arrays
+CHECK_THREADS = 2  # threads that take checksums while chunks are written
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
@@ -57,10 +55,8 @@ class SpillFile:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     nbytes: int
-    outer: int = 0
-    """The axis that lies outermost in the file; the others follow in order."""
-    sums: BlockSums | None = None
-    """Checksums of its blocks; None before it is written."""
+    outer: int = 0  # the axis that lies outermost in the file; the others follow in order
+    sums: BlockSums | None = None  # checksums of its blocks; None before it is written
 
     @property
     def kind(self) -> _Kind:
@@ -90,8 +86,7 @@ class SpillStore:
         self._numbers = count()
         self._folders: dict[_Kind, Path] = {}
         self._free: dict[_Kind, list[SpillFile]] = {}
-        self.live_bytes = 0
-        """Bytes of chunks that are in it. Needs no lock to be read."""
+        self.live_bytes = 0  # bytes of chunks that are in it. Needs no lock to be read
         self._kept = self._peak = 0  # bytes of files kept, most bytes in use
         self._gate = threading.Lock()
         self.watch: Callable[[str, float, int], None] | None = None

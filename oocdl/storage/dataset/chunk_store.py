@@ -34,30 +34,24 @@ from oocdl.storage.files import NO_FILE, regular
 
 Integers = npt.NDArray[np.int64]
 
-MOST_CHUNKS = 2**62
-"""A grid of more chunks than this is a damaged one: their numbers would not be int64."""
+MOST_CHUNKS = 2**62  # a grid of more chunks than this is a damaged one: their numbers would not be int64
 Mark = tuple[int, int]
 """Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
 Reading = tuple[Mark | None, bytes | memoryview, Mark | None]
 """Bytes of a chunk between its marks before and after; None: it is not there."""
 WHOLE = slice(None)
-PIECE_BYTES = 64 << 10
-"""How much is read of a file at a time to compare its content."""
+PIECE_BYTES = 64 << 10  # how much is read of a file at a time to compare its content
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkList:
     """The stored chunks of one array, ordered by number."""
 
-    grid: tuple[int, ...]
-    """Chunks along each axis, stored or not."""
+    grid: tuple[int, ...]  # chunks along each axis, stored or not
     numbers: Integers
-    sizes: Integers
-    """Bytes as they are stored."""
-    marks: Integers
-    """Times of change in nanoseconds, or checksums, as the source has them."""
-    missing: int
-    """Chunks that are not stored."""
+    sizes: Integers  # bytes as they are stored
+    marks: Integers  # times of change in nanoseconds, or checksums, as the source has them
+    missing: int  # chunks that are not stored
 
     @property
     def first_missing(self) -> int:
@@ -151,8 +145,7 @@ def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:
 class Chunks:
     """The chunks of one array in a store of which no more is known than which chunks it has."""
 
-    tells: ClassVar[str] = "none"
-    """What tells chunks apart: "time", "checksum", or "none"."""
+    tells: ClassVar[str] = "none"  # what tells chunks apart: "time", "checksum", or "none"
 
     def __init__(self, store: Store, path: str, keys: ChunkKeys) -> None:
         self.store, self.keys = store, keys

@@ -20,8 +20,7 @@ from oocdl.storage.zarr_json import grid
 
 Shape = tuple[int, ...]
 
-NUMBER_KINDS = "biuf"
-"""NumPy kinds that a dataset may have: bool, integers, floats."""
+NUMBER_KINDS = "biuf"  # NumPy kinds that a dataset may have: bool, integers, floats
 INNER_BYTES = 128
 """Maximum bytes of a shard for each chunk in it beside its content: in its index, and for headers."""
 
@@ -65,26 +64,18 @@ class DataArray:
     """One array of a dataset, with the sample axis first."""
 
     name: str
-    where: str
-    """Name of the dataset, for messages."""
-    shape: Shape
-    """Samples come first."""
-    dtype: np.dtype[Any]
-    """In native byte order."""
-    chunks: Shape
-    """Shape of the chunks: what is decoded together."""
-    stored_chunks: Shape
-    """Shape of what is stored together: of a shard, where there are shards."""
-    index_bytes: int = 0
-    """Size of the index of a shard, where there are shards."""
-    fill_value: Any
-    """The value of all elements of a chunk that is not stored; None if it is not defined."""
+    where: str  # name of the dataset, for messages
+    shape: Shape  # samples come first
+    dtype: np.dtype[Any]  # in native byte order
+    chunks: Shape  # shape of the chunks: what is decoded together
+    stored_chunks: Shape  # shape of what is stored together: of a shard, where there are shards
+    index_bytes: int = 0  # size of the index of a shard, where there are shards
+    fill_value: Any  # the value of all elements of a chunk that is not stored; None if it is not defined
     source: Source
     allow_missing_chunks: bool = True
     boxes: Sequence[Region] = ()
     """Where in a view each sample stands, along the axes after the first; empty if it is no view."""
-    title: str = ""
-    """Name in the dataset, for messages, if it is another than ``name``."""
+    title: str = ""  # name in the dataset, for messages, if it is another than ``name``
 
     @property
     def label(self) -> str:

@@ -39,8 +39,7 @@ HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")
 """Files that ``oocdl.data.convert`` makes a dataset of."""
 BLOCK_BYTES = 1 << 20
-SMALL_BYTES = 64 << 10
-"""Samples of fewer bytes share a block."""
+SMALL_BYTES = 64 << 10  # samples of fewer bytes share a block
 WHERE = "the arrays given"
 
 
@@ -49,10 +48,8 @@ class View(NamedTuple):
 
     array: str
     name: str
-    space: tuple[int, ...]
-    """Extents of the last axes."""
-    pad: int
-    """The number around smaller samples."""
+    space: tuple[int, ...]  # extents of the last axes
+    pad: int  # the number around smaller samples
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,7 @@ class DatasetSpec:
     group: str
     names: tuple[str, ...]
     allow_missing_chunks: bool
-    views: tuple[View, ...] = ()
-    """Views of arrays whose samples differ in size."""
+    views: tuple[View, ...] = ()  # views of arrays whose samples differ in size
     validation: DatasetSpec | None = None
     """Dataset for validation, whose arrays are listed with the others by the names that ``apart`` gives."""
 
@@ -80,12 +76,10 @@ class DatasetSpec:
 class Dataset:
     """An open dataset. Made by ``open_dataset``."""
 
-    arrays: Mapping[str, DataArray]
-    """Arrays by name; for those of nested groups, by path."""
+    arrays: Mapping[str, DataArray]  # arrays by name; for those of nested groups, by path
     where: str
 
-    spec: DatasetSpec
-    """What ``open_dataset`` takes in another process."""
+    spec: DatasetSpec  # what ``open_dataset`` takes in another process
 
     def only(self, names: Collection[str]) -> Dataset:
         """Return the dataset with these arrays alone, whose chunks are listed now.

@@ -22,8 +22,7 @@ Shape = tuple[int, ...]
 DEFLATED = {"zlib": zlib.MAX_WBITS, "gzip": 16 + zlib.MAX_WBITS}
 """Codecs of zlib, with the ``wbits`` of their format."""
 COMPRESSORS = frozenset({"blosc", "zstd", "lz4", *DEFLATED})
-ADDED_BYTES = {"crc32c": 4, "shuffle": 0}
-"""What the other codecs that are read add to a chunk."""
+ADDED_BYTES = {"crc32c": 4, "shuffle": 0}  # what the other codecs that are read add to a chunk
 V3 = frozenset({"blosc", "zstd", "gzip", "crc32c"})
 """Codecs of format 3 that make bytes of bytes; ``numcodecs`` has them by the same name."""
 SLACK_BYTES = 64 << 10
@@ -80,16 +79,11 @@ class Codec(NamedTuple):
 class Decoder:
     """Makes arrays of the chunks of one array."""
 
-    dtype: np.dtype[Any]
-    """Type of the stored elements."""
-    shape: Shape
-    """Extents of a chunk in the order in which it is stored."""
-    axes: Shape
-    """Axes of the array among those of ``shape``."""
-    codecs: tuple[Codec, ...]
-    """The last that was applied comes first."""
-    nbytes: int | None
-    """Stored bytes; None where they vary, as a compressor is among the codecs."""
+    dtype: np.dtype[Any]  # type of the stored elements
+    shape: Shape  # extents of a chunk in the order in which it is stored
+    axes: Shape  # axes of the array among those of ``shape``
+    codecs: tuple[Codec, ...]  # the last that was applied comes first
+    nbytes: int | None  # stored bytes; None where they vary, as a compressor is among the codecs
 
     def __call__(self, stored: Any) -> Array:
         """Decode a chunk into an array that is not to be written to.

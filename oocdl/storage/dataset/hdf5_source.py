@@ -26,8 +26,7 @@ from oocdl.storage.dataset.data_array import DataArray, Shape, Source, check_chu
 from oocdl.storage.dataset.decoding import DecodedSizeError, inflate
 from oocdl.storage.zarr_json import grid, touched
 
-DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
-"""Filters by their registered numbers."""
+DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000  # filters by their registered numbers
 FILTERS = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", LZF: "lzf"}
 CHECKSUM_BYTES = 4
 
@@ -37,8 +36,7 @@ class Hdf5File:
     """An open file, as it was when it was opened; the library is not made for threads."""
 
     path: str
-    mark: tuple[int, int, int]
-    """Inode, size in bytes, time of change in nanoseconds."""
+    mark: tuple[int, int, int]  # inode, size in bytes, time of change in nanoseconds
     lock: threading.Lock
 
     def check(self, label: str) -> None:
@@ -59,8 +57,7 @@ class Hdf5Source(Source):
     data: h5py.Dataset
     file: Hdf5File
     label: str
-    stored_chunks: Shape
-    """For contiguous data all of it."""
+    stored_chunks: Shape  # for contiguous data all of it
 
     @cached_property
     def known(self) -> ChunkList:

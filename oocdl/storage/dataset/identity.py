@@ -21,12 +21,9 @@ from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.sample_stack import StackedSource
 
-RANGES = 64
-"""The most ranges of samples that are told apart."""
-PIECES = 192
-"""About so many pieces of stored bytes are compared at least, where they are not compared whole."""
-NOTHING = hashlib.blake2b(digest_size=6).hexdigest()
-"""The digest of a range without chunks."""
+RANGES = 64  # the most ranges of samples that are told apart
+PIECES = 192  # about so many pieces of stored bytes are compared at least, where they are not compared whole
+NOTHING = hashlib.blake2b(digest_size=6).hexdigest()  # the digest of a range without chunks
 WHOLE_BYTES, WHOLE_CHUNKS = 16 << 20, 4096
 """An array that stores no more than this, in no more chunks, is compared whole, byte by byte."""
 SAMPLED_EXTENT = 8
@@ -37,10 +34,8 @@ SAMPLED_EXTENT = 8
 class Comparison:
     """How an array differs from what it was, in words."""
 
-    changed: str | None = None
-    """It is not the same."""
-    copied: str | None = None
-    """It is taken for a copy of what it was."""
+    changed: str | None = None  # it is not the same
+    copied: str | None = None  # it is taken for a copy of what it was
 
 
 def identity(array: DataArray) -> dict[str, Any]:

@@ -35,12 +35,10 @@ class StackedSource(Source):
     A region may lie outside of the shape, where there is more of a larger sample.
     """
 
-    members: Sequence[DataArray]
-    """Arrays of the samples, without a sample axis; or the one that has them all."""
+    members: Sequence[DataArray]  # arrays of the samples, without a sample axis; or the one that has them all
     samples: Mapping[str, Mapping[str, Any]]
     """Name of each sample -> the attributes of its group, in order; empty where all have one array."""
-    shape: Shape
-    """Shape of a sample in the view."""
+    shape: Shape  # shape of a sample in the view
     dtype: np.dtype[Any]
     pad: int = 0
 

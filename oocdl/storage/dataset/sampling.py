@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-SPLIT_EPOCH = -1
-"""The epoch whose order says which samples are held out: no run has it."""
+SPLIT_EPOCH = -1  # the epoch whose order says which samples are held out: no run has it
 
 
 def permutation(seed: int, epoch: int, n: int) -> Indices:

@@ -48,8 +48,7 @@ from oocdl.storage.dataset.sample_stack import named_samples, stacked
 from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, grid, touched
 
 SHARDED = "sharding_indexed"
-NOT_STORED = 2**64 - 1
-"""Offset and size, in the index of a shard, of a chunk that is not in it."""
+NOT_STORED = 2**64 - 1  # offset and size, in the index of a shard, of a chunk that is not in it
 
 
 @dataclass(eq=False)
@@ -60,8 +59,7 @@ class LastChunk:
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    of: tuple[str, Shape] | None = None
-    """Label of its array, and its index."""
+    of: tuple[str, Shape] | None = None  # label of its array, and its index
     array: Array | None = None
 
     def leave(self) -> None:
@@ -74,12 +72,9 @@ class LastChunk:
 class Shards:
     """The layout of chunks in shards."""
 
-    inside: Shape
-    """Chunks along each axis of a shard."""
-    index: Decoder
-    """Makes numbers of an index: offset and size of each chunk."""
-    part: slice
-    """The part of a shard that holds its index: its end, or its beginning."""
+    inside: Shape  # chunks along each axis of a shard
+    index: Decoder  # makes numbers of an index: offset and size of each chunk
+    part: slice  # the part of a shard that holds its index: its end, or its beginning
 
 
 @dataclass(frozen=True, eq=False)

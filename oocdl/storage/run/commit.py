@@ -71,8 +71,7 @@ class Commit:
         mine = (draft.version, draft.epoch)
         self._fresh = {n: t for n, t in draft.tensors.items() if (t.version, t.epoch) == mine}
         self._records: dict[str, dict[str, Record]] = {name: {} for name in self._fresh}
-        self.is_open = True
-        """Whether it is neither finished nor aborted."""
+        self.is_open = True  # whether it is neither finished nor aborted
         for tensor in self._fresh.values():
             _make(root, tensor)
 

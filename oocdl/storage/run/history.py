@@ -22,8 +22,7 @@ from oocdl.storage.files import content_of, regular, reporting, write_bytes
 from oocdl.storage.run.manifest import HistorySeal
 
 Row = dict[str, Any]
-BLOCK_BYTES = 1 << 20
-"""Bytes of the file that are read at once."""
+BLOCK_BYTES = 1 << 20  # bytes of the file that are read at once
 
 
 class History:

@@ -16,8 +16,7 @@ from oocdl.errors import InUseError, StoreError
 from oocdl.storage.files import reporting
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-MOST_TRIES = 100
-"""Times that a lock whose file was removed before it was taken is opened anew."""
+MOST_TRIES = 100  # times that a lock whose file was removed before it was taken is opened anew
 
 
 class RunLock:

@@ -26,8 +26,7 @@ from oocdl.storage.zarr_json import chunk_key, grid
 Kind = Literal["weights", "state"]
 Index = tuple[int, ...]
 WAY_OUT = "'oocdl repair' goes back to the newest sound version"
-GROUPS = ("", "weights", "state", "kept")
-"""Folders of a run that are Zarr groups."""
+GROUPS = ("", "weights", "state", "kept")  # folders of a run that are Zarr groups
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class TensorSpec:
     kind: Kind
     shape: tuple[int, ...]
     dtype: str
-    chunks: tuple[int, ...]
-    """Extents of a chunk; those at the border are padded with zeros."""
+    chunks: tuple[int, ...]  # extents of a chunk; those at the border are padded with zeros
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -61,13 +59,11 @@ class Tensor:
     """A stored array: its folder, and the record of each of its chunks."""
 
     spec: TensorSpec
-    id: str
-    """Names its folder, and stays with the array's name: a name from a model file is never a path."""
+    id: str  # names its folder, and stays with the array's name: a name from a model file is never a path
     epoch: int
     version: int
     """Epoch and version that wrote it: older than the manifest's for an array that was carried over."""
-    records: Mapping[str, Record]
-    """File of a chunk -> its record; that of the metadata follows from the rest."""
+    records: Mapping[str, Record]  # file of a chunk -> its record; that of the metadata follows from the rest
 
     @property
     def folder(self) -> str:
@@ -80,10 +76,8 @@ class Sealed:
     """A folder of which a manifest has the records: an array of a version, or a kept value."""
 
     what: str
-    step: int
-    """Step of the version that it belongs to, or that it was kept in."""
-    folder: str
-    """Path relative to the run."""
+    step: int  # step of the version that it belongs to, or that it was kept in
+    folder: str  # path relative to the run
     files: Mapping[str, Record]
 
 
@@ -102,8 +96,7 @@ class KeptSeal:
 
     id: str
     step: int
-    records: Mapping[str, Record]
-    """Key of the Zarr array -> record, its metadata included."""
+    records: Mapping[str, Record]  # key of the Zarr array -> record, its metadata included
 
     def sealed(self, name: str) -> Sealed:
         """Return the files of the kept value of this name."""
@@ -116,15 +109,12 @@ class Manifest:
 
     version: int
     epoch: int
-    parent: str | None
-    """File name of the manifest before it."""
+    parent: str | None  # file name of the manifest before it
     meta: Mapping[str, Any]
     """Plain data that the caller stored with it; ``step`` is the last step it contains."""
     tensors: Mapping[str, Tensor]
-    next_id: int
-    """Number of the next new array."""
-    seals: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the run's other files, by file name."""
+    next_id: int  # number of the next new array
+    seals: Mapping[str, str] = field(default_factory=dict)  # digests of the run's other files, by file name
     history: HistorySeal = HistorySeal()
     kept: Mapping[str, KeptSeal] = field(default_factory=dict)
     checkpoints: Mapping[str, str] = field(default_factory=dict)

@@ -27,8 +27,7 @@ from oocdl.storage.run.manifest import GROUPS, MANIFEST_NAME, WAY_OUT, Manifest
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES
 
 DELETE_THREADS = 16
-FOLDERS = ("weights", "state", "kept", "history", "spill", "live")
-"""Folders of a run."""
+FOLDERS = ("weights", "state", "kept", "history", "spill", "live")  # folders of a run
 MODULE_FILES = "module-*.onnx"
 """Pattern of the names of model files that are written for a run: such a file is there before the run is."""
 EXPORT_FOLDERS = ".oocdl-*"

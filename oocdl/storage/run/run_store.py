@@ -65,18 +65,15 @@ class RunStore:
         self._lock = lock
         self._writing: Commit | None = None
         self._seals: dict[str, str] = {}
-        self._pinned = False
-        """Whether it stays at the version that it was opened at."""
-        self.instead: Mapping[str, str] = {}
-        """Array -> the one that is read in its place."""
+        self._pinned = False  # whether it stays at the version that it was opened at
+        self.instead: Mapping[str, str] = {}  # array -> the one that is read in its place
         self.epoch = 0 if lock is None else next_epoch(path)
         """The number of writers that the run has had; 0 for a reader."""
         self._manifest, self._pointer = load_current(path)
         meta = self.read_sealed("run.json")
         if meta is None:
             raise StoreError(f"{path} is not a run: no run.json in it")
-        self.meta: Mapping[str, Any] = meta
-        """The settings stored at creation; they never change."""
+        self.meta: Mapping[str, Any] = meta  # the settings stored at creation; they never change
         self._kept = Kept(path / "kept")
         self._history = self._history_of(self._manifest)
         if lock is not None:

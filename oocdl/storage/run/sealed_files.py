@@ -11,10 +11,8 @@ from oocdl.errors import CorruptError
 from oocdl.storage.checksums import digest_of, unsealed
 from oocdl.storage.files import read_text
 
-COPY = "run-copy.json"
-"""The same as ``run.json``, which never changes, in case that is damaged."""
-SAMPLES = "samples.json"
-"""What samples are normalised and transformed by: a run that does neither has none."""
+COPY = "run-copy.json"  # the same as ``run.json``, which never changes, in case that is damaged
+SAMPLES = "samples.json"  # what samples are normalised and transformed by: a run that does neither has none
 SEALED_FILES = {
     "run.json": "run", COPY: "run", "plan.json": "plan", "report.json": "report", SAMPLES: "samples"
 }  # fmt: skip
