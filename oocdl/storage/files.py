@@ -1,7 +1,6 @@
 """Plain file input and output: whole writes, fsync, free space, and kinds of file systems.
 
-Nothing here knows about Zarr; arrays are written straight from their memory, so no
-hidden buffers have to be planned for.
+Arrays are written straight from their memory, so no hidden buffers have to be planned for.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +24,6 @@ from oocdl.graph.ir.index import Region, within
 
 SYNC_THREADS = 32  # more than cores: these threads only wait for the disk
 NO_FILE = "not a regular file"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def as_bytes(array: Array) -> npt.NDArray[np.uint8]:
@@ -72,7 +69,7 @@ def remove(path: Path) -> None:
 
 def is_full(error: OSError) -> bool:
     """Whether an error says that the disk, or the user's quota of it, is full."""
-    return error.errno in _FULL
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def io_error(error: OSError, path: Path, need: int, verb: str = "write") -> OocdlError:
@@ -121,10 +118,9 @@ def free_bytes(path: Path) -> int:
 
 @contextmanager
 def reporting(path: Path, verb: str = "write", need: int = 0) -> Iterator[None]:
-    """Turn every OSError of this block, which writes (or ``verb``) below ``path``, into an error of oocdl.
+    """Turn an OSError of this block, which writes ``need`` bytes (or ``verb``) below ``path``, into oocdl's.
 
-    ``need``: how many bytes it writes. Raises ResourceError if the disk is full, StoreError for any other
-    failure.
+    Raises ResourceError if the disk is full, StoreError for any other failure.
     """
     try:
         yield
@@ -195,8 +191,7 @@ def sync_all(paths: Sequence[Path]) -> None:
 
 def part_of(array: Array, inner: Region, outer: Region) -> Array:
     """Return a view of ``inner`` in an array that covers ``outer``; a view for rank 0, too."""
-    where: tuple[Any, ...] = (..., *within(inner, outer))
-    view: Array = array[where]
+    view: Array = array[(..., *within(inner, outer))]
     return view
 
 

@@ -62,8 +62,7 @@ class Slot:
 
     def settle(self) -> None:
         """Fill ``array`` if only a device has its bytes. Waits for the device: not under the tier's lock."""
-        device = self.device  # it may be dropped meanwhile
-        if device is not None:
+        if (device := self.device) is not None:  # it may be dropped meanwhile
             device.settle()
 
 
@@ -78,9 +77,7 @@ class Home:
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         """Copy ``box`` (relative to the chunk) into ``out``, from RAM or from the spill."""
-        slot.settle()
-        assert slot.array is not None
-        np.copyto(out, slot.array[as_slices(box)])
+        np.copyto(out, self.view(slot)[as_slices(box)])
 
     def view(self, slot: Slot) -> Array:
         """Return the array of a pinned chunk; ValueError if no reservation pins it."""
@@ -131,10 +128,7 @@ class Chunk:
         shape = region_shape(region)
         if (tuple(shape[axis] for axis in order) or shape) != slot.shape:
             raise ValueError(f"region {region} does not have the shape {slot.shape} in order {order}")
-        self.home = home
-        self.slot = slot
-        self.region = region
-        self.order = order
+        self.home, self.slot, self.region, self.order = home, slot, region, order
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -150,7 +144,6 @@ class Chunk:
 
     @property
     def footprint_bytes(self) -> int:
-        """Bytes that it takes in RAM: ``nbytes`` in whole pages where it is large."""
         return self.slot.footprint_bytes
 
     @property

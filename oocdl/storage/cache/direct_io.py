@@ -1,10 +1,9 @@
 """Moves chunks between memory and disk past the page cache.
 
-A budget that is a promise leaves no memory for a page cache: the kernel would have to
-find, for each page written or read, another to drop. Direct input and output moves
-whole pages between the disk and an array's own memory instead (here 2.6 GB/s read
-against 1.0 to 2.1, and no copying). It wants offsets, lengths and addresses that are
-multiples of a page; what is not goes through one buffer of ``BOUNCE_BYTES`` a thread.
+A budget that is a promise leaves no memory for a page cache: for each page the kernel would have to find
+another to drop. Direct input and output moves whole pages between the disk and an array's own memory (here
+2.6 GB/s read against 1.0 to 2.1, and no copying). It wants offsets, lengths and addresses that are multiples
+of a page; what is not goes through one buffer of ``BOUNCE_BYTES`` a thread.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ from oocdl.storage.checksums import BlockSums
 from oocdl.storage.files import as_bytes, handle_of, io_error, reporting
 
 Bytes = npt.NDArray[np.uint8]
+Runs = list[Any]  # contiguous arrays
+Many = Callable[[int, Runs, int], int]
 
 BOUNCE_BYTES = 1 << 20
 LONG_RUN_BYTES = 64 << 10  # a contiguous run of at least so many bytes is worth a system call of its own
@@ -59,7 +60,7 @@ def can_be_outer(array: Array, axis: int) -> bool:
     return run > 0 and run % PAGE_BYTES == 0 and _aligned(as_bytes(array))
 
 
-def in_file_order(array: Array, outer: int) -> list[Any]:
+def in_file_order(array: Array, outer: int) -> Runs:
     """Return the contiguous runs of a C-contiguous array as they follow each other in its file."""
     return _runs(np.moveaxis(array, outer, 0)) if outer else [array]
 
@@ -97,7 +98,7 @@ def _write(handle: int, start: int, view: Bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _runs(array: Array) -> list[Any]:
+def _runs(array: Array) -> Runs:
     """Split the memory of ``array``, in the order of its axes, into its longest contiguous runs.
 
     Returns an empty list unless all of them are whole aligned pages.
@@ -116,13 +117,7 @@ def _runs(array: Array) -> list[Any]:
     return runs
 
 
-def _move(
-    many: Callable[[int, list[Any], int], int],
-    one: Callable[[int, int, Bytes], None],
-    handle: int,
-    start: int,
-    runs: list[Any],
-) -> None:
+def _move(many: Many, one: Callable[[int, int, Bytes], None], handle: int, start: int, runs: Runs) -> None:
     """Read or write runs that follow each other in the file from ``start`` on, by few system calls.
 
     ``many`` is ``preadv`` or ``pwritev``; ``one`` moves a single run, and raises what keeps it from that.
@@ -155,28 +150,22 @@ class _File:
         """Raise CorruptError unless these runs, whole blocks from ``start`` on, are what was written."""
         wrong = None if self.sums is None else self.sums.wrong(start, runs)
         if wrong is not None:
-            low, high = wrong
             raise CorruptError(
-                f"bytes {low} to {high} of the spilled chunk {self.path} are not what was written; the run "
-                "stays at its last commit; check the disk, and call fit again"
+                f"bytes {wrong[0]} to {wrong[1]} of the spilled chunk {self.path} are not what was written; "
+                "the run stays at its last commit; check the disk, and call fit again"
             )
 
 
 def read_box(
-    path: Path,
-    shape: tuple[int, ...],
-    box: Region,
-    out: Array,
-    flag: int,
-    outer: int = 0,
+    path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int, outer: int = 0,
     sums: BlockSums | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
 
-    ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are
-    contiguous in both are read in place; small strips are read together through one fixed buffer.
-    With ``sums`` every block that the box touches is read whole and verified, where it is read to.
-    Returns the bytes read, without those of such blocks outside of the box.
+    ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are contiguous in
+    both are read in place; small strips are read together through one fixed buffer. With ``sums`` every
+    block that the box touches is read whole and verified, where it is read to. Returns the bytes read,
+    without those of such blocks outside of the box.
 
     Raises StoreError if the file is missing or too short, CorruptError if a block is not what was written.
     """
@@ -197,10 +186,8 @@ def read_box(
 
 def _read(file: _File, start: int, strides: tuple[int, ...], out: Array) -> int:
     if _is_run(out.shape, strides, out.dtype.itemsize):
-        if out.flags.c_contiguous:
-            _read_runs(file, start, [as_bytes(out)])
-            return out.nbytes
-        runs = _runs(out) if out.nbytes >= LONG_RUN_BYTES and start % PAGE_BYTES == 0 else []
+        long = out.nbytes >= LONG_RUN_BYTES and start % PAGE_BYTES == 0
+        runs = [as_bytes(out)] if out.flags.c_contiguous else _runs(out) if long else []
         if runs:
             _read_runs(file, start, runs)
             return out.nbytes
@@ -231,7 +218,7 @@ def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
     return True
 
 
-def _read_runs(file: _File, start: int, runs: list[Any]) -> None:
+def _read_runs(file: _File, start: int, runs: Runs) -> None:
     """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer."""
     stop = start + sum(run.nbytes for run in runs)
     low, high = start, stop
@@ -255,7 +242,7 @@ def _read_runs(file: _File, start: int, runs: list[Any]) -> None:
     file.check(low, middle)
 
 
-def _split(runs: list[Any], size: int) -> tuple[list[Any], list[Any]]:
+def _split(runs: Runs, size: int) -> tuple[Runs, Runs]:
     """Split runs after ``size`` bytes."""
     for number, run in enumerate(runs):
         if size < run.nbytes:

@@ -1,7 +1,4 @@
-"""Threads that move chunks between RAM and the spill. They are not tasks and need no memory.
-
-Methods below "under the lock" are called with ``lock`` held; no I/O is done under it.
-"""
+"""Threads that move chunks between RAM and the spill. They are not tasks and need no memory."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ class Mover:
         self._writers.shutdown()
         self.spill.close()
 
-    # --- under the lock ------------------------------------------------------------------
+    # --- called with ``lock`` held; no I/O is done under it ------------------------------
 
     def check(self) -> None:
         """Raise the error that stopped the tier, if there is one."""
@@ -87,8 +84,6 @@ class Mover:
         if not self._closed:
             self._dead.put(slot)
             self._wakes.put(True)  # the slot itself would keep its memory
-
-    # --- threads -------------------------------------------------------------------------
 
     def _serve_dead(self) -> None:
         while self._wakes.get():

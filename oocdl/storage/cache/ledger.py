@@ -1,8 +1,7 @@
 """The ledger of the RAM tier: it counts bytes, admits claims and chooses what is written and evicted.
 
-It does no I/O and never waits. The tier asks it under its lock, and acts with threads and files; the
-simulator asks the same ledger, and acts with a clock. Each has chunks of its own, which the ledger sees
-as ``Entry``.
+It does no I/O and never waits. The tier acts on it with threads and files, the simulator with a clock; each
+has chunks of its own, which the ledger sees as ``Entry``.
 """
 
 from __future__ import annotations
@@ -49,63 +48,6 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-class EvictionOrder(Generic[E]):
-    """Orders the chunks that are in RAM or being loaded; ``victims`` yields those that nothing holds.
-
-    First leaves the chunk whose next use is furthest away (Belady's rule: the plan is known); of equals
-    one that the spill has, which costs no writing; of these the one that was offered first. Chunks of less
-    than ``least_bytes`` leave after all others.
-    """
-
-    def __init__(self, least_bytes: float = 0) -> None:
-        self.least_bytes = least_bytes
-        self.position = -1  # plan position that runs now
-        # In order of arrival, so that a simulation made again is the same.
-        self.residents: dict[E, None] = {}
-        self._order: list[tuple[bool, float, bool, int, E]] = []  # a heap; items may be outdated
-        self._numbers = count()
-
-    def add(self, entry: E) -> None:
-        """Note that a chunk is in RAM, or being loaded."""
-        self.residents[entry] = None
-        self.offer(entry)
-
-    def remove(self, entry: E) -> None:
-        """Note that a chunk is no longer in RAM."""
-        del self.residents[entry]
-
-    def next_use(self, entry: E) -> float:
-        """Plan position at which a chunk is next read; infinity: never."""
-        at = bisect_right(entry.uses, self.position)
-        return entry.uses[at] if at < len(entry.uses) else inf
-
-    def is_small(self, entry: E) -> bool:
-        """Whether a chunk is so small that others leave first."""
-        return entry.footprint_bytes < self.least_bytes
-
-    def offer(self, entry: E) -> None:
-        """Make a chunk a candidate again, once it was read, unpinned, loaded, written or given other uses."""
-        if entry.pins or entry.busy or entry not in self.residents:
-            return
-        order = self.is_small(entry), -self.next_use(entry), not entry.spilled, next(self._numbers)
-        heappush(self._order, (*order, entry))
-        if len(self._order) > 4 * len(self.residents) + 1000:
-            self._order = []
-            for resident in self.residents:
-                self.offer(resident)
-
-    def victims(self) -> Iterator[E]:
-        """Yield chunks that nothing holds, the first to leave first; one that stays must be offered again."""
-        while self._order:
-            _, use, dirty, _, entry = heappop(self._order)
-            if entry.pins or entry.busy or entry.readers or entry not in self.residents:
-                continue  # offered again when that ends
-            if (-self.next_use(entry), not entry.spilled) != (use, dirty):
-                self.offer(entry)
-                continue
-            yield entry
-
-
 @dataclass(eq=False)
 class Claim(Generic[E]):
     """A unit's claim on memory: chunks to pin in RAM, each once, and bytes."""
@@ -132,6 +74,10 @@ class Ledger(Generic[E]):
 
     ``write`` is called with each chunk that has to be written before it can leave; when that is done,
     ``written`` has to be called. Invariant: ``resident_bytes + reserved_bytes <= capacity_bytes``.
+
+    First leaves the chunk whose next use is furthest away (Belady's rule: the plan is known); of equals
+    one that the spill has, which costs no writing; of these the one that was offered first. Small chunks
+    leave after all others.
     """
 
     def __init__(self, capacity_bytes: int, write: Callable[[E], None]) -> None:
@@ -141,18 +87,20 @@ class Ledger(Generic[E]):
         self.small_bytes = 0  # resident bytes of arrays that have no pages of their own
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = self.evictions = 0
+        # Bytes that chunks and claims do without, as the process has more than was predicted.
         self.withheld_bytes = 0
-        """Bytes that chunks and claims do without, as the process has more than was predicted."""
-        least_bytes = min(SMALL_CHUNK_BYTES, capacity_bytes * SMALL_TIER_SHARE)
-        self._order: EvictionOrder[E] = EvictionOrder(least_bytes)
-        self.is_resident: Callable[[E], bool] = self._order.residents.__contains__
-        """Whether a chunk is in RAM, or being loaded."""
+        self.position = -1  # plan position that runs now
+        # Chunks in RAM or being loaded, in order of arrival, so that a simulation made again is the same.
+        self._residents: dict[E, None] = {}
+        self.is_resident: Callable[[E], bool] = self._residents.__contains__
+        self._order: list[tuple[bool, float, bool, int, E]] = []  # a heap; items may be outdated
+        self._numbers = count()
+        self._least_bytes = min(SMALL_CHUNK_BYTES, capacity_bytes * SMALL_TIER_SHARE)
+        # Called with resident and reserved bytes at each change.
         self.watch: Callable[[int, int], None] | None = None
-        """Called with resident and reserved bytes at each change."""
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are neither resident nor reserved."""
         return self.capacity_bytes - self.resident_bytes - self.reserved_bytes
 
     @property
@@ -174,23 +122,52 @@ class Ledger(Generic[E]):
         if self.watch is not None:
             self.watch(self.resident_bytes, self.reserved_bytes)
 
-    def advance(self, position: int) -> None:
-        """Note that the unit at this position of the plan starts."""
-        self._order.position = position
-
     def enter(self, entry: E, from_reserved: bool = False) -> None:
         """Count a chunk as resident, out of reserved bytes or out of free ones."""
         self._count(entry.footprint_bytes, -entry.footprint_bytes if from_reserved else 0)
         self.small_bytes += entry.footprint_bytes * (entry.footprint_bytes < LEAST_PAGED_BYTES)
-        self._order.add(entry)
+        self._residents[entry] = None
+        self._offer(entry)
 
     def _leave(self, entry: E) -> None:
         """Count a chunk as no longer resident, if it was."""
         if self.is_resident(entry):
-            self._order.remove(entry)
+            del self._residents[entry]
             entry.leave_ram()
             self._count(resident=-entry.footprint_bytes)
             self.small_bytes -= entry.footprint_bytes * (entry.footprint_bytes < LEAST_PAGED_BYTES)
+
+    # --- what leaves first -----------------------------------------------------------------
+
+    def _next_use(self, entry: E) -> float:
+        """Plan position at which a chunk is next read; infinity: never."""
+        at = bisect_right(entry.uses, self.position)
+        return entry.uses[at] if at < len(entry.uses) else inf
+
+    def _is_small(self, entry: E) -> bool:
+        return entry.footprint_bytes < self._least_bytes
+
+    def _offer(self, entry: E) -> None:
+        """Make a chunk a candidate again, once it was read, unpinned, loaded, written or given other uses."""
+        if entry.pins or entry.busy or entry not in self._residents:
+            return
+        order = self._is_small(entry), -self._next_use(entry), not entry.spilled, next(self._numbers)
+        heappush(self._order, (*order, entry))
+        if len(self._order) > 4 * len(self._residents) + 1000:
+            self._order = []
+            for resident in self._residents:
+                self._offer(resident)
+
+    def _victims(self) -> Iterator[E]:
+        """Yield chunks that nothing holds, the first to leave first; one that stays must be offered again."""
+        while self._order:
+            _, use, dirty, _, entry = heappop(self._order)
+            if entry.pins or entry.busy or entry.readers or entry not in self._residents:
+                continue  # offered again when that ends
+            if (-self._next_use(entry), not entry.spilled) != (use, dirty):
+                self._offer(entry)
+                continue
+            yield entry
 
     # --- claims ----------------------------------------------------------------------------
 
@@ -248,7 +225,7 @@ class Ledger(Generic[E]):
             claim.pinned = False
             for entry in claim.pins:
                 entry.pins -= 1
-                self._order.offer(entry)
+                self._offer(entry)
 
     # --- what has happened to a chunk ------------------------------------------------------
 
@@ -256,7 +233,7 @@ class Ledger(Generic[E]):
         """Note that a chunk that had entered is in RAM now, or (``done=False``) could not be read."""
         entry.busy = False
         if done:
-            self._order.offer(entry)
+            self._offer(entry)
         else:
             self._leave(entry)
 
@@ -270,7 +247,7 @@ class Ledger(Generic[E]):
         if done and self.line and not held:
             self._evict(entry)
         else:
-            self._order.offer(entry)
+            self._offer(entry)
 
     def drop(self, entry: E) -> bool:
         """Forget a chunk that nothing reads any more; False if an I/O thread has it, and drops it later."""
@@ -280,25 +257,25 @@ class Ledger(Generic[E]):
         self._leave(entry)
         return True
 
+    def advance(self, position: int) -> None:
+        """Note that the unit at this position of the plan starts."""
+        self.position = position
+
     def renew(self, plans: Iterable[tuple[E, tuple[int, ...]]]) -> None:
         """Begin a new pass, in which these chunks are read at these positions."""
-        self._order.position = -1
+        self.position = -1
         for entry, uses in plans:
             self.foresee(entry, uses)
 
     def foresee(self, entry: E, uses: tuple[int, ...]) -> None:
         """Note at which positions of the pass that runs a chunk is read."""
         entry.uses = uses
-        self._order.offer(entry)
-
-    def hold(self, entry: E) -> None:
-        """Keep a chunk in RAM while a thread copies it."""
-        entry.readers += 1
+        self._offer(entry)
 
     def let_go(self, entry: E) -> None:
-        """Undo ``hold``."""
+        """Note that a thread does not read a chunk in RAM any more."""
         entry.readers -= 1
-        self._order.offer(entry)
+        self._offer(entry)
 
     # --- what gives way --------------------------------------------------------------------
 
@@ -316,9 +293,9 @@ class Ledger(Generic[E]):
         short = need_bytes - self.lendable_bytes - self.leaving_bytes
         if short <= 0:
             return
-        for entry in self._order.victims():
-            if self._order.is_small(entry) and (self.reserved_bytes or self.leaving_bytes):
-                self._order.offer(entry)
+        for entry in self._victims():
+            if self._is_small(entry) and (self.reserved_bytes or self.leaving_bytes):
+                self._offer(entry)
                 break
             if entry.spilled:
                 self._evict(entry)
@@ -336,12 +313,12 @@ class Ledger(Generic[E]):
         It is busy until ``loaded``. Only spilled chunks that are read later give way to it, and none do
         while claims wait: free bytes are theirs.
         """
-        soon = self._order.position + SOON_POSITIONS
-        if self.line or self._order.next_use(entry) > soon or entry.busy or entry.dropped:
+        soon = self.position + SOON_POSITIONS
+        if self.line or self._next_use(entry) > soon or entry.busy or entry.dropped:
             return False
         kept: list[E] = []
-        for victim in self._order.victims():
-            if self.lendable_bytes >= entry.footprint_bytes or self._order.next_use(victim) <= soon:
+        for victim in self._victims():
+            if self.lendable_bytes >= entry.footprint_bytes or self._next_use(victim) <= soon:
                 kept.append(victim)
                 break
             if not victim.spilled:
@@ -351,7 +328,7 @@ class Ledger(Generic[E]):
             else:
                 self._evict(victim)
         for victim in kept:
-            self._order.offer(victim)
+            self._offer(victim)
         if self.lendable_bytes < entry.footprint_bytes:
             return False
         entry.busy = True

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Array, DeviceArray, Order, in_memory_order, ordered
-from oocdl.graph.ir.index import Region
+from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.cache.chunk import Chunk, Home, Slot, Uses, outermost
 from oocdl.storage.cache.io_threads import Mover
 from oocdl.storage.cache.ledger import Claim, TierStats
@@ -62,7 +62,7 @@ class Reservation:
             array = slot.array
             if array is None or tier._ledger.line:
                 return None
-            tier._ledger.hold(slot)
+            slot.readers += 1
         self._lent.append(chunk)
         return chunk.seen(array)
 
@@ -147,6 +147,8 @@ class Tier(Home):
         self._check_alone = check_alone or (lambda: None)
         self.scratch_bytes = 0  # bytes that units have reserved for scratch of their programs, beside arrays
 
+    # What can be asked without the lock of the tier; pages that are kept for the next arrays count as well.
+
     @property
     def waiting(self) -> int:
         """Callers of ``reserve`` that wait for memory."""
@@ -154,25 +156,22 @@ class Tier(Home):
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``, kept pages included."""
+        """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``."""
         return self._pool.mapped_bytes
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes of chunks that are in the spill. Needs no lock of the tier."""
+        """Bytes of chunks that are in the spill."""
         return self._spill.live_bytes
 
     @property
     def touched_bytes(self) -> int:
-        """Bytes of arrays, and of pages kept for them, that the process has. Needs no lock of the tier."""
+        """Bytes of arrays that the process has."""
         return self._pool.touched_bytes + self._ledger.small_bytes
 
     @property
     def promised_bytes(self) -> int:
-        """Bytes of arrays and scratch that the process will have once units took all that they have reserved.
-
-        Pages that are kept count as well. Needs no lock of the tier.
-        """
+        """Bytes of arrays and scratch that the process will have once units took all that they reserved."""
         counted = self._ledger.resident_bytes + self._ledger.reserved_bytes
         return max(counted, self._pool.mapped_bytes + self.scratch_bytes)
 
@@ -236,7 +235,7 @@ class Tier(Home):
             fits = slot.footprint_bytes <= self._ledger.lendable_bytes
             if fits:
                 self._ledger.enter(slot)
-                self._ledger.hold(slot)  # not to be evicted before it is here
+                slot.readers += 1  # not to be evicted before it is here
         slot.array = None
         if fits:
             slot.array = self._pool.empty(stored.shape, stored.dtype)
@@ -252,7 +251,7 @@ class Tier(Home):
         return Chunk(self, slot, region, order)
 
     def advance(self, position: int) -> None:
-        """Tell the tier the plan position of the unit that starts now: next uses are counted from it."""
+        """Tell the plan position of the unit that starts now: next uses are counted from it."""
         with self._lock:
             self._ledger.advance(position)
 
@@ -282,7 +281,7 @@ class Tier(Home):
     def close(self) -> None:
         """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
         self._mover.close()
-        self._pool.clear()
+        self._pool.shrink(0)
 
     def __enter__(self) -> Tier:
         return self
@@ -296,7 +295,7 @@ class Tier(Home):
         slot.settle()
         with self._lock:
             if slot.array is not None and slot.nbytes < LEAST_PAGED_BYTES:
-                out[...] = slot.array[tuple(slice(*axis) for axis in box)]
+                out[...] = slot.array[as_slices(box)]
                 return
             found = slot.array is not None or not self._ledger.promote(slot)
         if not found:
@@ -304,10 +303,10 @@ class Tier(Home):
         with self._lock:
             array, file = slot.array, slot.file
             if array is not None:
-                self._ledger.hold(slot)
+                slot.readers += 1
         if array is not None:
             try:
-                np.copyto(out, array[tuple(slice(*axis) for axis in box)])
+                np.copyto(out, array[as_slices(box)])
             finally:
                 del array  # before it can be counted as free
                 with self._lock:
@@ -332,7 +331,7 @@ class Tier(Home):
     # --- under the lock ------------------------------------------------------------------
 
     def _paged_bytes(self) -> int:
-        """Return the bytes of pages that arrays may have: the rest is for scratch, or is withheld."""
+        """Return the bytes of pages that arrays may have: the rest is for scratch, or withheld."""
         most_bytes = self.capacity_bytes + self._kept_bytes
         return max(most_bytes - self.scratch_bytes - self._ledger.withheld_bytes, 0)
 

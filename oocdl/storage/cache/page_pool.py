@@ -1,11 +1,10 @@
 """Memory for arrays of chunks, mapped from the system page by page and used again.
 
-The C library's heap cannot keep a budget: chunks live long, temporaries live short,
-and between them it is left with holes that stay resident (a U-Net counted at 1150 MiB
-took 2100). Mapped and unmapped one by one, arrays leave no holes, but every page is
-faulted in anew, which costs as much as the arithmetic. So arrays of chunks lie in
-segments of their own: what an array leaves is a hole whose pages are kept for the next
-one, of whatever size, and given back only where others are wanted and there are too many.
+The C library's heap cannot keep a budget: between chunks that live long and temporaries it is left with
+holes that stay resident (a U-Net counted at 1150 MiB took 2100). Arrays that are mapped one by one leave no
+holes, but to fault in every page anew costs as much as the arithmetic. So arrays of chunks lie in segments of
+their own: what an array leaves is a hole whose pages are kept for the next one, of whatever size, and given
+back only where others are wanted and there are too many.
 """
 
 from __future__ import annotations
@@ -84,21 +83,13 @@ class _Segment:
             yield run
 
     def take(self, start: int, size: int) -> None:
-        """Put an array at ``start``.
-
-        Pages that it takes anew may be large ones where no other array lies in them: they cost fewer
-        faults, and direct I/O costs less.
-        """
+        """Put an array at ``start``; pages that it takes anew may be large ones, which cost fewer faults."""
         for hole in self.holes:
             if not hole.warm:
                 self._advise("MADV_HUGEPAGE", max(hole.start, start), min(hole.stop, start + size))
-        self._set(start, start + size, None)
+        self.set(start, start + size, None)
 
-    def leave(self, start: int, size: int) -> None:
-        """Make a hole where an array was."""
-        self._set(start, start + size, warm=True)
-
-    def _set(self, start: int, stop: int, warm: bool | None) -> None:
+    def set(self, start: int, stop: int, warm: bool | None) -> None:
         """Make a hole, joined with those of its kind that it touches; ``warm`` is None for no hole."""
         first = bisect_left(self.holes, start, key=attrgetter("stop"))
         last = bisect_right(self.holes, stop, key=attrgetter("start"))
@@ -119,9 +110,10 @@ class _Segment:
         start = hole.stop - size
         self.mapping.madvise(mmap.MADV_DONTNEED, start, size)
         self._advise("MADV_NOHUGEPAGE", start, hole.stop)
-        self._set(start, hole.stop, warm=False)
+        self.set(start, hole.stop, warm=False)
 
 
+_Lent = tuple[_Segment, int, int]  # where an array lies: start and size
 _Place = tuple[int, int, int]
 """A position at which a new array could lie; the least is the best. Bytes of the array that have no pages
 yet, bytes of the run of holes that would be left around it (long runs stay long), and where it starts."""
@@ -157,15 +149,12 @@ class _Block:
 
     __slots__ = ("__array_interface__", "_lent", "_returned")
 
-    def __init__(
-        self, lent: tuple[_Segment, int, int], returned: SimpleQueue[tuple[_Segment, int, int]]
-    ) -> None:
+    def __init__(self, lent: _Lent, returned: SimpleQueue[_Lent]) -> None:
         segment, start, size = lent
         self.__array_interface__ = {
             "version": 3, "shape": (size,), "typestr": "|u1", "data": (segment.address + start, False),
         }  # fmt: skip
-        self._lent = lent
-        self._returned = returned
+        self._lent, self._returned = lent, returned
 
     def __del__(self) -> None:
         # SimpleQueue.put takes no lock of Python's: the collector may run this anywhere.
@@ -195,7 +184,7 @@ class Pool:
         self._fresh: dict[int, int] = {}
         """Address of each array that took new pages -> its bytes, until all of them were seen to be there."""
         self._counting = threading.Lock()  # for touched_bytes, which shall not wait for the other lock
-        self._returned: SimpleQueue[tuple[_Segment, int, int]] = SimpleQueue()
+        self._returned: SimpleQueue[_Lent] = SimpleQueue()
         self._segments: list[_Segment] = []
         self._lock = threading.Lock()
 
@@ -218,12 +207,6 @@ class Pool:
             self._fresh = {address: self._fresh[address] for address, nbytes in absent.items() if nbytes}
             return self.mapped_bytes - sum(absent.values())
 
-    def clear(self) -> None:
-        """Give all pages that are not lent back to the system."""
-        with self._lock:
-            self._drain()
-            self._cool(self.mapped_bytes)
-
     def shrink(self, capacity_bytes: int) -> None:
         """Change the capacity; give back pages that are not lent and go beyond it."""
         with self._lock:
@@ -232,7 +215,7 @@ class Pool:
                 self._drain()
                 self._cool(self.mapped_bytes - capacity_bytes)
 
-    def _take(self, size: int) -> tuple[_Segment, int, int]:
+    def _take(self, size: int) -> _Lent:
         self._drain()
         best = self._best(size)
         if best is None:
@@ -263,7 +246,7 @@ class Pool:
                 return
             with self._counting:
                 self._fresh.pop(segment.address + start, None)
-            segment.leave(start, size)
+            segment.set(start, start + size, warm=True)
 
     def _cool(self, nbytes: int) -> None:
         """Give back ``nbytes`` of the pages of holes, the shortest holes first, or all there are."""

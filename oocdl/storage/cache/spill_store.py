@@ -58,18 +58,13 @@ class SpillFile:
     outer: int = 0  # the axis that lies outermost in the file; the others follow in order
     sums: BlockSums | None = None  # checksums of its blocks; None before it is written
 
-    @property
-    def kind(self) -> _Kind:
-        """Shape, dtype and outermost axis, which all chunks of its Zarr array share."""
-        return self.shape, self.dtype, self.outer
-
 
 class SpillStore:
     """Writes chunks to a folder of this process below ``path``, and reads boxes of them. Thread-safe.
 
     ``path`` is shared by the processes of a host, also of several users, and made if it is not there: with
-    the rights of the folder it is in, and so that nobody deletes another's. ``close`` deletes the
-    folder. Raises StoreError if ``path`` is on a file system in memory (tmpfs) or cannot be written.
+    the rights of the folder it is in, and so that nobody deletes another's. ``close`` deletes the folder.
+    Raises StoreError if ``path`` is on a file system in memory (tmpfs) or cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -148,8 +143,8 @@ class SpillStore:
             folder, number = self._folder(kind), next(self._numbers)  # first: the disk may be full
             # Files in use and files kept for their kind take no more than the files in use at their peak.
             while self._kept and self.live_bytes + self._kept > self._peak:
-                near = min((k for k, free in self._free.items() if free), key=lambda k: _distance(k, kind))
-                old.append(self._free[near].pop())
+                near = min(filter(None, self._free.values()), key=lambda free: abs(free[0].nbytes - nbytes))
+                old.append(near.pop())
                 self._kept -= old[-1].nbytes
         data = folder / chunk_key((number, *(0,) * len(shape)))
         if old:
@@ -196,7 +191,7 @@ class SpillStore:
         with self._gate:
             self.live_bytes -= file.nbytes
             self._kept += file.nbytes
-            self._free.setdefault(file.kind, []).append(file)
+            self._free.setdefault((file.shape, file.dtype, file.outer), []).append(file)
 
     def close(self) -> None:
         """Delete the folder of this process. May be called twice."""
@@ -220,12 +215,6 @@ def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any], outer: int) -> str:
     return array_json((MOST_CHUNKS, *shape), (1, *shape), dtype, order=order)
 
 
-def _distance(kind: _Kind, other: _Kind) -> int:
-    """Return by how many bytes chunks of two kinds differ."""
-    one, two = (prod(shape) * dtype.itemsize for shape, dtype, _ in (kind, other))
-    return abs(one - two)
-
-
 def prefix_of(what: str) -> str:
     """Return what names of this host's folders begin with, and no other's.
 
@@ -242,10 +231,7 @@ def refuse_memory(root: Path) -> None:
 
 
 def remove_dead(root: Path) -> None:
-    """Delete what dead processes of this user and host have left in a spill folder.
-
-    Raises StoreError if that cannot be done.
-    """
+    """Delete what dead processes of this user and host left in a spill folder; StoreError if it fails."""
     if _mine(root):
         with _gate(root):
             _remove_dead(root)

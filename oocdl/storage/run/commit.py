@@ -1,9 +1,9 @@
 """Writes one version of a run, and reads its chunks, verified.
 
-Chunks are written first, then fsync for all of them, then the manifest and CURRENT. Nothing is updated in
+Chunks are written first, then fsync for all of them, then the manifest and CURRENT; nothing is updated in
 place. Every version has folders of its own with the epoch in the name (the number of writers that this run
-has had; workers that are gathered anew count as another), so a late write of a writer that was given up
-harms nobody.
+has had; workers that are gathered anew count as another), so a late write of one that was given up harms
+nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, contiguous_blocks, intersect, is_empty, region_shape
 from oocdl.storage.checksums import Record, crc32c, read_verified
-from oocdl.storage.files import io_error, part_of, reporting, sync_path, write_parts
+from oocdl.storage.files import part_of, reporting, sync_path, write_parts
 from oocdl.storage.run.manifest import WAY_OUT, Index, Manifest, Tensor, TensorSpec
 from oocdl.storage.zarr_json import array_json, chunk_key, chunk_region, group_json, touched
 
@@ -77,7 +77,6 @@ class Commit:
 
     @property
     def version(self) -> int:
-        """The number of the version that this becomes."""
         return self._draft.version
 
     def writer(self, sync: bool = True) -> Writer:
@@ -144,17 +143,14 @@ class Commit:
 
 def _make(root: Path, tensor: Tensor) -> None:
     folder = root / tensor.folder
-    spec = tensor.spec
-    try:
+    with reporting(folder, need=tensor.spec.chunk_bytes):
         folder.parent.mkdir(exist_ok=True)
         group = folder.parent / "zarr.json"
         if not group.exists():
-            group.write_text(group_json({"name": spec.name}))
+            group.write_text(group_json({"name": tensor.spec.name}))
             sync_path(group)
         folder.mkdir()
         (folder / "zarr.json").write_text(metadata_of(tensor))
-    except OSError as error:
-        raise io_error(error, folder, spec.chunk_bytes) from error
 
 
 def _check(spec: TensorSpec, region: Region, array: Array) -> None:

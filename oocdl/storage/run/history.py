@@ -76,9 +76,8 @@ class History:
         else:
             lines, lost = self._sound()
             data = b"".join(line + b"\n" for line in lines)
-            if self.path.exists():
-                with reporting(self.path):
-                    self.path.replace(self.path.with_name("steps-damaged.jsonl"))
+            with reporting(self.path), suppress(FileNotFoundError):
+                self.path.replace(self.path.with_name("steps-damaged.jsonl"))
             self.seal = HistorySeal(len(lines), len(data), int(google_crc32c.value(data)))
             write_bytes(self.path, data)
         last = deque(self._sealed_lines(), maxlen=1)

@@ -45,14 +45,10 @@ class Kept:
         ident = f"k{number:05d}-s{step}"
         store = SealedStore(self._folder / ident, what(name, step), {}, read_only=False)
         array = zarr.create_array(
-            store=store,
-            shape=shape,
-            dtype=dtype,
-            chunks=chunks,
-            compressors=None,
+            store, shape=shape, dtype=dtype, chunks=chunks, compressors=None,
             attributes={"name": name, "step": step},
             config={"write_empty_chunks": True},  # a missing chunk is a loss, never zeros
-        )
+        )  # fmt: skip
         made.append(KeptSeal(ident, step, store.records))
         return array
 

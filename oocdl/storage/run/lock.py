@@ -22,11 +22,10 @@ MOST_TRIES = 100  # times that a lock whose file was removed before it was taken
 class RunLock:
     """Holds ``path`` locked until ``release``; the kernel lets go when the process dies.
 
-    Raises InUseError naming the owner if another has it. Where the file system has no
-    locks the record decides: an owner on this host that is dead is taken over.
-
-    With ``take_over`` an owner on another host is evicted, as nobody here can see that it is dead; should
-    it live, its next commit is refused (see ``pointer``). One that lives on this host is not.
+    Raises InUseError naming the owner if another has it. Where the file system has no locks the record
+    decides: an owner on this host that is dead is taken over. With ``take_over`` an owner on another host is
+    evicted, as nobody here can see that it is dead; should it live, its next commit is refused (see
+    ``pointer``). One that lives on this host is not.
     """
 
     def __init__(self, path: Path, take_over: bool = False) -> None:
@@ -35,7 +34,7 @@ class RunLock:
         self._handle: int | None = _held(path)
         self._pid = os.getpid()
         start = datetime.now(UTC).isoformat(timespec="seconds")
-        owner = {"host": socket.gethostname(), "pid": os.getpid(), "start": start}
+        owner = {"host": socket.gethostname(), "pid": self._pid, "start": start}
         try:
             with reporting(path):
                 os.ftruncate(self._handle, 0)

@@ -1,11 +1,9 @@
 """The manifest of a version names every array and every chunk, with its length and crc32c.
 
-A checksum inside a chunk cannot tell a stale or swapped chunk, which is intact. So the checksums stand
-here, at (array, chunk) of one version and epoch, beside those of history and kept values and the digests of
-``run.json`` and ``plan.json``; the manifest's own digest stands in it and in ``CURRENT``.
-
-A run directory may come from anywhere: what is read from a manifest is checked against patterns before a
-path is made of it.
+A checksum inside a chunk cannot tell a stale or swapped chunk, which is intact. So the checksums stand here,
+at (array, chunk) of one version and epoch, beside those of history and kept values and the digests of other
+files; the manifest's own digest stands in it and in ``CURRENT``. A run directory may come from anywhere: what
+is read from a manifest is checked against patterns before a path is made of it.
 """
 
 from __future__ import annotations
@@ -136,10 +134,8 @@ class Manifest:
 
     def arrays(self) -> list[Sealed]:
         """Return the chunks of all arrays, by file."""
-        return [
-            Sealed(f"array {name!r}", self.step, tensor.folder, tensor.records)
-            for name, tensor in self.tensors.items()
-        ]
+        named = self.tensors.items()
+        return [Sealed(f"array {name!r}", self.step, one.folder, one.records) for name, one in named]
 
     def dumps(self) -> str:
         """Write the manifest as JSON, with its digest."""
@@ -193,13 +189,8 @@ def _match(right: object, what: str, value: object) -> None:
 
 
 def _tensor(item: Mapping[str, Any]) -> Tensor:
-    spec = TensorSpec(
-        name=item["name"],
-        kind=item["kind"],
-        shape=tuple(item["shape"]),
-        dtype=item["dtype"],
-        chunks=tuple(item["chunks"]),
-    )
+    shape, chunks = tuple(item["shape"]), tuple(item["chunks"])
+    spec = TensorSpec(item["name"], item["kind"], shape, item["dtype"], chunks)
     numbers = (*spec.shape, *spec.chunks, item["epoch"], item["version"])
     _match(all(type(number) is int and number >= 0 for number in numbers), "number", numbers)
     _match(isinstance(spec.name, str) and re.fullmatch(r"t\d{5,18}", item["id"]), "id", item["id"])
@@ -208,7 +199,7 @@ def _tensor(item: Mapping[str, Any]) -> Tensor:
     _match(len(records) == prod(spec.grid), "number of chunks", len(records))
     _match(all(record.nbytes == spec.chunk_bytes for record in records.values()), "chunk", spec.name)
     _match(all(chunk_key(index) in records for index in product(*map(range, spec.grid))), "chunk", spec.name)
-    return Tensor(spec=spec, id=item["id"], epoch=item["epoch"], version=item["version"], records=records)
+    return Tensor(spec, item["id"], item["epoch"], item["version"], records)
 
 
 def _kept(item: Mapping[str, Any]) -> KeptSeal:

@@ -28,10 +28,8 @@ from oocdl.storage.run.sealed_files import COPY, SEALED_FILES
 
 DELETE_THREADS = 16
 FOLDERS = ("weights", "state", "kept", "history", "spill", "live")  # folders of a run
-MODULE_FILES = "module-*.onnx"
-"""Pattern of the names of model files that are written for a run: such a file is there before the run is."""
-EXPORT_FOLDERS = ".oocdl-*"
-"""Pattern of the names of folders in which such a file is made: a killed process leaves them."""
+MODULE_FILES = "module-*.onnx"  # model files that are written for a run: there before the run is
+EXPORT_FOLDERS = ".oocdl-*"  # folders in which such a file is made: a killed process leaves them
 
 
 def publish(root: Path, manifest: Manifest, before: str | None) -> str:
@@ -207,9 +205,8 @@ def remove_unnamed(root: Path, current: Manifest | None) -> None:
     for path in [*root.glob("manifest-*.json"), *root.glob("*.partial")]:
         if path.name not in files:
             remove(path)
-    for folder in folders:
-        for unfinished in folder.glob("*.partial"):
-            unfinished.unlink(missing_ok=True)
+    for unfinished in [path for folder in folders for path in folder.glob("*.partial")]:
+        unfinished.unlink(missing_ok=True)
     places = [path for pattern in ("weights/t*", "state/t*", "kept/k*") for path in root.glob(pattern)]
     places += [folder for place in places if place in living for folder in place.glob("e*-v*")]
     dead = [place for place in places if place not in living]

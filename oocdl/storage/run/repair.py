@@ -117,10 +117,8 @@ def _verification(root: Path) -> Verification:
             spares.append(load_manifest(root, name))
     parts: dict[str, Sealed] = {}
     for version in filter(None, (manifest, *spares)):
-        damages += [
-            Damage(str(file), f"{root / file} is lost or is not what was written")
-            for file in _wrong_metadata(root, version)
-        ]
+        wrong = "is lost or is not what was written"
+        damages += [Damage(str(file), f"{root / file} {wrong}") for file in _wrong_metadata(root, version)]
         for part in version.arrays():
             parts.setdefault(part.folder, part)
     if manifest is not None:
@@ -171,20 +169,17 @@ class Repaired:
 
     def __str__(self) -> str:
         verdict = "repaired" if self.changes else "sound, nothing to repair"
-        return "\n".join(
-            printable(line) for line in (*self.changes, f"{self.path}: {verdict} (step {self.step})")
-        )
+        lines = (*self.changes, f"{self.path}: {verdict} (step {self.step})")
+        return "\n".join(map(printable, lines))
 
 
 def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
     """Go back to the newest version of a run whose every chunk is sound, and leave out what is damaged.
 
     A run keeps its current version, the one before and checkpoints. Damaged checkpoints, rows of the history
-    and kept values are left out; metadata of Zarr arrays is written anew. With ``take_over`` an owner on
-    another host is evicted, which cannot be seen from here and has to be dead; if it lives, its next commit
-    is refused.
-
-    ``run.json`` and its copy are written anew from each other.
+    and kept values are left out; metadata of Zarr arrays is written anew, and ``run.json`` and its copy from
+    each other. With ``take_over`` an owner on another host is evicted, which cannot be seen from here and has
+    to be dead; if it lives, its next commit is refused.
 
     Raises StoreError if the run is in use, CorruptError if no version is sound, or ``run.json`` and its copy
     are damaged both.
@@ -220,9 +215,8 @@ def _repaired(root: Path) -> Repaired:
     ours = digest_of(read_text(root / "run.json"))
     chosen, reasons = _first_sound(root, names, ours)
     if chosen is None:
-        raise CorruptError(
-            f"no version of the run in {root} is sound: {'; '.join(reasons)}; restore a backup"
-        )
+        why = "; ".join(reasons)
+        raise CorruptError(f"no version of the run in {root} is sound: {why}; restore a backup")
     if reasons:
         last = "an unknown step" if newest is None else newest.step
         changes.append(f"steps {chosen.step + 1} to {last} are lost: {'; '.join(reasons)}")

@@ -61,14 +61,12 @@ class RunStore:
     """
 
     def __init__(self, path: Path, lock: RunLock | None) -> None:
-        self.path = path
-        self._lock = lock
+        self.path, self._lock = path, lock
         self._writing: Commit | None = None
         self._seals: dict[str, str] = {}
         self._pinned = False  # whether it stays at the version that it was opened at
         self.instead: Mapping[str, str] = {}  # array -> the one that is read in its place
-        self.epoch = 0 if lock is None else next_epoch(path)
-        """The number of writers that the run has had; 0 for a reader."""
+        self.epoch = 0 if lock is None else next_epoch(path)  # writers that the run has had; 0 for a reader
         self._manifest, self._pointer = load_current(path)
         meta = self.read_sealed("run.json")
         if meta is None:

@@ -18,7 +18,6 @@ SEALED_FILES = {
 }  # fmt: skip
 """File name -> kind that ``sealed`` was given for it."""
 
-
 MISREAD = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError)
 """Exceptions that bad data raise where they are used."""
 

@@ -15,7 +15,6 @@ from oocdl.storage.cache.ledger import (
     SMALL_CHUNK_BYTES,
     SOON_POSITIONS,
     Claim,
-    EvictionOrder,
     Ledger,
 )
 
@@ -75,62 +74,43 @@ class Books(Ledger[Chunk]):
 # --- what goes first -------------------------------------------------------------------------
 
 
-def order_of(chunks: list[Chunk], position: int = -1) -> list[Chunk]:
-    """Chunks in the order in which they would leave."""
-    order: EvictionOrder[Chunk] = EvictionOrder()
-    order.position = position
-    for chunk in chunks:
-        order.add(chunk)
-    return list(order.victims())
-
-
 def test_the_furthest_next_use_goes_first() -> None:
     never, late, soon, past = Chunk(1), Chunk(1, (2, 9)), Chunk(1, (5,)), Chunk(1, (3,))
-    assert order_of([soon, late, never, past], position=3) == [never, past, late, soon]
+    books = Books(9)
+    books.advance(3)
+    assert list(books.holding(soon, late, never, past)._victims()) == [never, past, late, soon]
 
 
 def test_of_equals_the_clean_goes_first_then_the_one_offered_first() -> None:
     dirty, clean, other = Chunk(1, (5,)), Chunk(1, (5,), spilled=True), Chunk(1, (5,))
-    assert order_of([dirty, clean, other]) == [clean, dirty, other]
+    assert list(Books(9).holding(dirty, clean, other)._victims()) == [clean, dirty, other]
 
 
 @pytest.mark.parametrize("held", ["pins", "readers", "busy"])
 def test_what_is_held_never_goes_and_is_a_victim_again_when_let_go(held: str) -> None:
-    chunk, order = Chunk(1), EvictionOrder[Chunk]()
+    chunk = Chunk(1)
     setattr(chunk, held, 1)
-    order.add(chunk)
-    assert list(order.victims()) == []
+    books = Books(9).holding(chunk)
+    assert list(books._victims()) == []
     setattr(chunk, held, 0)
-    order.offer(chunk)
-    assert list(order.victims()) == [chunk]
-
-
-def test_a_chunk_that_was_read_is_judged_by_its_next_use() -> None:
-    first, second, order = Chunk(1, (1, 50)), Chunk(1, (20,)), EvictionOrder[Chunk]()
-    order.add(first)
-    order.add(second)
-    order.position = 1
-    order.offer(first)
-    assert next(order.victims()) is first
+    books.foresee(chunk, ())
+    assert list(books._victims()) == [chunk]
 
 
 def test_no_chunk_leaves_for_what_was_true_when_it_was_offered() -> None:
-    chunk, other, order = Chunk(1, (5,)), Chunk(1, (7,)), EvictionOrder[Chunk]()
-    order.position = 6  # a unit ran ahead; chunk will not be read again
-    order.add(chunk)
-    order.add(other)
-    order.position = 4  # the unit of position 5 has still to read it
-    assert list(order.victims()) == [other, chunk]
+    chunk, other, books = Chunk(1, (5,)), Chunk(1, (7,)), Books(9)
+    books.advance(6)  # a unit ran ahead; chunk will not be read again
+    books.holding(chunk, other).advance(4)  # the unit of position 5 has still to read it
+    assert list(books._victims()) == [other, chunk]
 
 
 def test_a_long_history_of_offers_is_forgotten_and_no_chunk_with_it() -> None:
-    chunks, order = [Chunk(1, (n,)) for n in range(5)], EvictionOrder[Chunk]()
-    for chunk in chunks:
-        order.add(chunk)
+    chunks = [Chunk(1, (n,)) for n in range(5)]
+    books = Books(9).holding(*chunks)
     for _ in range(3000):
-        order.offer(chunks[0])
-    assert len(order._order) < 1100
-    assert list(dict.fromkeys(order.victims())) == chunks[::-1]
+        books.foresee(chunks[0], (0,))
+    assert len(books._order) < 1100
+    assert list(dict.fromkeys(books._victims())) == chunks[::-1]
 
 
 # --- who makes room --------------------------------------------------------------------------
@@ -313,7 +293,7 @@ class Life:
 
     def __init__(self, seed: int, capacity_bytes: int) -> None:
         self.rng, self.books = random.Random(seed), Books(capacity_bytes)
-        self.books._order.least_bytes = self.rng.choice([0, capacity_bytes / 8])
+        self.books._least_bytes = self.rng.choice([0, capacity_bytes / 8])
         self.chunks: list[Chunk] = []
         self.holding: list[Claim[Chunk]] = []
         self.loading: list[Chunk] = []
@@ -328,7 +308,7 @@ class Life:
                 left -= chunk.footprint_bytes
         nbytes = rng.randint(0, left)
         self.books.line.append(Claim(pins, nbytes, rng.randint(0, left - nbytes)))
-        self.books.advance(self.books._order.position + 1)
+        self.books.advance(self.books.position + 1)
 
     def put(self) -> None:
         """A unit that runs makes a chunk."""

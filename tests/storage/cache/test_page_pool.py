@@ -22,5 +22,5 @@ def test_pages_are_touched_as_they_are_written() -> None:
     larger = pool.empty((10 * MIB,), np.uint8)
     assert (pool.mapped_bytes, pool.touched_bytes) == (10 * MIB, 8 * MIB)
     del larger
-    pool.clear()
+    pool.shrink(0)
     assert (pool.mapped_bytes, pool.touched_bytes) == (0, 0)
