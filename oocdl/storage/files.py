@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -191,7 +192,8 @@ def sync_all(paths: Sequence[Path]) -> None:
 
 def part_of(array: Array, inner: Region, outer: Region) -> Array:
     """Return a view of ``inner`` in an array that covers ``outer``; a view for rank 0, too."""
-    view: Array = array[(..., *within(inner, outer))]
+    where: tuple[Any, ...] = (..., *within(inner, outer))
+    view: Array = array[where]
     return view
 
 

@@ -20,8 +20,7 @@ class Mover:
     def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, io_threads: int) -> None:
         self._writers = ThreadPoolExecutor(io_threads, thread_name_prefix="tier-io")
         self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._write_soon)
-        self.pool = pool
-        self.spill = spill
+        self.pool, self.spill = pool, spill
         # Entered itself, never by way of ``changed``: a signal in the entry of a Condition leaves it locked.
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
@@ -48,6 +47,7 @@ class Mover:
             self.bury()
         self._writers.shutdown()
         self.spill.close()
+        self.pool.shrink(0)
 
     # --- called with ``lock`` held; no I/O is done under it ------------------------------
 

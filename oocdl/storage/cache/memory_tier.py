@@ -1,12 +1,8 @@
 """The RAM tier counts every byte of chunks and of running units in this process.
 
-The acquire protocol, which cannot deadlock as long as the largest unit fits:
-
-* a unit acquires all it needs at once (``Tier.reserve``) and nothing more while it runs;
-* waiters are served in FIFO order, and only the first may hold pins while it waits;
-* whatever no reservation pins can always be evicted, by threads that are not tasks
-  and need no memory (they write straight from the chunk's array).
-
+It cannot deadlock as long as the largest unit fits: a unit acquires all it needs at once (``Tier.reserve``)
+and nothing more while it runs; waiters are served in FIFO order, and only the first may hold pins while it
+waits; whatever no reservation pins can always be evicted, by threads that are not tasks and need no memory.
 One lock guards all state; it is never held during I/O or copying, but of what is small.
 """
 
@@ -31,10 +27,7 @@ IO_THREADS = 2
 
 
 class Reservation:
-    """Memory that one unit holds while it runs: chunks pinned in RAM, and bytes for new arrays.
-
-    Made by ``Tier.reserve``; use as a context manager.
-    """
+    """Memory that one unit holds while it runs: chunks pinned in RAM, and bytes for new arrays."""
 
     def __init__(self, tier: Tier, claim: Claim[Slot], pins: Sequence[Chunk]) -> None:
         self._tier, self._claim = tier, claim
@@ -47,20 +40,20 @@ class Reservation:
         Its bytes are part of the reservation. ``order`` lists its axes from outermost to innermost in
         memory; empty, they lie as they are numbered.
         """
-        return ordered(self._tier._pool.empty, shape, dtype, order)
+        return ordered(self._tier.pool.empty, shape, dtype, order)
 
     def lend(self, chunk: Chunk) -> Array | None:
         """Return the array of a chunk that happens to be in RAM, read-only, to stay there until ``release``.
 
-        None if absent, or about to be evicted because others wait for memory.
+        None if it is absent, or about to be evicted because others wait for memory.
         """
         tier, slot = self._tier, chunk.slot
         if chunk.home is not tier:
             return None
         slot.settle()
-        with tier._lock:
+        with tier.lock:
             array = slot.array
-            if array is None or tier._ledger.line:
+            if array is None or tier.ledger.line:
                 return None
             slot.readers += 1
         self._lent.append(chunk)
@@ -84,21 +77,21 @@ class Reservation:
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses, outermost(stored, order, outer), device)
         made = Chunk(self._tier, slot, region, order)
-        with self._tier._lock:
-            self._tier._ledger.put(self._claim, made.slot)
-            self._tier._changed.notify_all()
+        with self._tier.lock:
+            self._tier.ledger.put(self._claim, made.slot)
+            self._tier.changed.notify_all()
         return made
 
     def release(self) -> None:
         """Unpin the chunks and give back the bytes that are left. May be called twice."""
         tier = self._tier
-        with tier._lock:
+        with tier.lock:
             for chunk in self._lent:
-                tier._ledger.let_go(chunk.slot)
+                tier.ledger.let_go(chunk.slot)
             tier.scratch_bytes -= self._claim.scratch_bytes
-            tier._pool.capacity_bytes = tier._paged_bytes()
-            tier._ledger.release(self._claim)
-            tier._changed.notify_all()
+            tier.pool.capacity_bytes = tier._paged_bytes()
+            tier.ledger.release(self._claim)
+            tier.changed.notify_all()
         self._pins, self._lent = (), []
 
     def __enter__(self) -> Reservation:
@@ -108,10 +101,10 @@ class Reservation:
         self.release()
 
 
-class Tier(Home):
-    """Keeps chunks of this process in ``capacity_bytes`` of RAM, and the rest in ``spill``.
+class Tier(Mover, Home):
+    """Keeps chunks of this process in ``capacity_bytes`` of RAM, and the rest in ``spill``, which it closes.
 
-    The tier closes ``spill``. ``before_mapping`` is called with the number of bytes that are about to be
+    ``before_mapping`` is called with the number of bytes that are about to be
     mapped; ``withheld_bytes``, called with the bytes that a unit asks for, says how much of the capacity
     has to stay unused because the process has more than was predicted. ``check_alone`` is called where that
     leaves a unit no room, so that it runs alone; it raises an error if even that is too much. Pages that
@@ -133,18 +126,14 @@ class Tier(Home):
         capacity_bytes: int,
         spill: SpillStore,
         io_threads: int = IO_THREADS,
-        before_mapping: Callable[[int], None] | None = None,
-        withheld_bytes: Callable[[int], int] | None = None,
-        check_alone: Callable[[], None] | None = None,
+        before_mapping: Callable[[int], None] = lambda nbytes: None,
+        withheld_bytes: Callable[[int], int] = lambda need_bytes: 0,
+        check_alone: Callable[[], None] = lambda: None,
         kept_bytes: int = 0,
     ) -> None:
+        super().__init__(capacity_bytes, Pool(capacity_bytes + kept_bytes, before_mapping), spill, io_threads)
         self.capacity_bytes = capacity_bytes  # bytes that chunks and reservations may take together
-        self._spill, self._kept_bytes = spill, kept_bytes
-        self._pool = Pool(capacity_bytes + kept_bytes, before_mapping)
-        self._mover = Mover(capacity_bytes, self._pool, spill, io_threads)
-        self._ledger, self._lock, self._changed = self._mover.ledger, self._mover.lock, self._mover.changed
-        self._withheld_bytes = withheld_bytes or (lambda _: 0)
-        self._check_alone = check_alone or (lambda: None)
+        self._kept_bytes, self._withheld_bytes, self._check_alone = kept_bytes, withheld_bytes, check_alone
         self.scratch_bytes = 0  # bytes that units have reserved for scratch of their programs, beside arrays
 
     # What can be asked without the lock of the tier; pages that are kept for the next arrays count as well.
@@ -152,34 +141,34 @@ class Tier(Home):
     @property
     def waiting(self) -> int:
         """Callers of ``reserve`` that wait for memory."""
-        return len(self._ledger.line)
+        return len(self.ledger.line)
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``."""
-        return self._pool.mapped_bytes
+        return self.pool.mapped_bytes
 
     @property
     def spilled_bytes(self) -> int:
         """Bytes of chunks that are in the spill."""
-        return self._spill.live_bytes
+        return self.spill.live_bytes
 
     @property
     def touched_bytes(self) -> int:
         """Bytes of arrays that the process has."""
-        return self._pool.touched_bytes + self._ledger.small_bytes
+        return self.pool.touched_bytes + self.ledger.small_bytes
 
     @property
     def promised_bytes(self) -> int:
         """Bytes of arrays and scratch that the process will have once units took all that they reserved."""
-        counted = self._ledger.resident_bytes + self._ledger.reserved_bytes
-        return max(counted, self._pool.mapped_bytes + self.scratch_bytes)
+        counted = self.ledger.resident_bytes + self.ledger.reserved_bytes
+        return max(counted, self.pool.mapped_bytes + self.scratch_bytes)
 
     @property
     def stats(self) -> TierStats:
         """A snapshot of the counts."""
-        with self._lock:
-            return self._ledger.stats()
+        with self.lock:
+            return self.ledger.stats()
 
     # --- what executors call -------------------------------------------------------------
 
@@ -199,24 +188,24 @@ class Tier(Home):
                 f"{self.capacity_bytes}; raise the budget or cut finer"
             )
         claim = Claim([pin.slot for pin in unique], nbytes, scratch_bytes)
-        with self._lock:
+        with self.lock:
             loads = self._acquire(claim)
             self.scratch_bytes += scratch_bytes
-            self._pool.shrink(self._paged_bytes())
-            alone = self._ledger.lendable_bytes < 0
+            self.pool.shrink(self._paged_bytes())
+            alone = self.ledger.lendable_bytes < 0
         reservation = Reservation(self, claim, unique)
         try:
             if alone:
                 self._check_alone()
             while loads:
-                self._mover.load(loads.pop(0))
-            with self._lock:  # another unit may be loading the others
+                self.load(loads.pop(0))
+            with self.lock:  # another unit may be loading the others
                 while any(pin.slot.array is None for pin in unique):
-                    self._mover.wait()
+                    self.wait()
         except BaseException:
-            with self._lock:
+            with self.lock:
                 for slot in loads:  # they do not come
-                    self._ledger.loaded(slot, done=False)
+                    self.ledger.loaded(slot, done=False)
             reservation.release()
             raise
         return reservation
@@ -229,41 +218,41 @@ class Tier(Home):
         """
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses)
-        with self._lock:
-            self._mover.bury()
-            self._ledger.make_room(slot.footprint_bytes)
-            fits = slot.footprint_bytes <= self._ledger.lendable_bytes
+        with self.lock:
+            self.bury()
+            self.ledger.make_room(slot.footprint_bytes)
+            fits = slot.footprint_bytes <= self.ledger.lendable_bytes
             if fits:
-                self._ledger.enter(slot)
+                self.ledger.enter(slot)
                 slot.readers += 1  # not to be evicted before it is here
         slot.array = None
         if fits:
-            slot.array = self._pool.empty(stored.shape, stored.dtype)
+            slot.array = self.pool.empty(stored.shape, stored.dtype)
             np.copyto(slot.array, stored)
         else:
-            slot.file = self._spill.write(stored)
-        with self._lock:
+            slot.file = self.spill.write(stored)
+        with self.lock:
             if fits:
-                self._ledger.let_go(slot)
+                self.ledger.let_go(slot)
             else:
-                self._ledger.written_bytes += slot.nbytes
-            self._changed.notify_all()
+                self.ledger.written_bytes += slot.nbytes
+            self.changed.notify_all()
         return Chunk(self, slot, region, order)
 
     def advance(self, position: int) -> None:
         """Tell the plan position of the unit that starts now: next uses are counted from it."""
-        with self._lock:
-            self._ledger.advance(position)
+        with self.lock:
+            self.ledger.advance(position)
 
     def renew(self, plans: Iterable[tuple[Chunk, Uses]]) -> None:
         """Begin a new pass: tell at which plan positions each of these chunks will be read in it."""
-        with self._lock:
-            self._ledger.renew((chunk.slot, uses) for chunk, uses in plans)
+        with self.lock:
+            self.ledger.renew((chunk.slot, uses) for chunk, uses in plans)
 
     def foresee(self, chunk: Chunk, uses: Uses) -> None:
         """Tell at which plan positions a chunk that has arrived will be read in the pass that runs."""
-        with self._lock:
-            self._ledger.foresee(chunk.slot, uses)
+        with self.lock:
+            self.ledger.foresee(chunk.slot, uses)
 
     def watch(
         self, spilled: Callable[[str, float, int], None] | None, counted: Callable[[int, int], None] | None
@@ -273,15 +262,10 @@ class Tier(Home):
         ``spilled`` gets "spill read" or "spill write", when it began (``perf_counter``) and bytes;
         ``counted`` gets resident and reserved bytes, and once those of now. Any thread may make the calls.
         """
-        with self._lock:
-            self._spill.watch, self._ledger.watch = spilled, counted
+        with self.lock:
+            self.spill.watch, self.ledger.watch = spilled, counted
             if counted is not None:
-                counted(self._ledger.resident_bytes, self._ledger.reserved_bytes)
-
-    def close(self) -> None:
-        """Stop the threads and delete the spill; waiters get a StoreError. May be called twice."""
-        self._mover.close()
-        self._pool.shrink(0)
+                counted(self.ledger.resident_bytes, self.ledger.reserved_bytes)
 
     def __enter__(self) -> Tier:
         return self
@@ -293,14 +277,14 @@ class Tier(Home):
 
     def read(self, slot: Slot, box: Region, out: Array) -> None:
         slot.settle()
-        with self._lock:
+        with self.lock:
             if slot.array is not None and slot.nbytes < LEAST_PAGED_BYTES:
                 out[...] = slot.array[as_slices(box)]
                 return
-            found = slot.array is not None or not self._ledger.promote(slot)
+            found = slot.array is not None or not self.ledger.promote(slot)
         if not found:
-            self._mover.load(slot)
-        with self._lock:
+            self.load(slot)
+        with self.lock:
             array, file = slot.array, slot.file
             if array is not None:
                 slot.readers += 1
@@ -309,48 +293,45 @@ class Tier(Home):
                 np.copyto(out, array[as_slices(box)])
             finally:
                 del array  # before it can be counted as free
-                with self._lock:
-                    self._ledger.let_go(slot)
-                    self._changed.notify_all()
+                with self.lock:
+                    self.ledger.let_go(slot)
+                    self.changed.notify_all()
             return
         assert file is not None, "a chunk is neither in RAM nor in the spill"
-        count = self._spill.read(file, box, out)
-        with self._lock:
-            self._ledger.read_bytes += count
+        count = self.spill.read(file, box, out)
+        with self.lock:
+            self.ledger.read_bytes += count
 
     def view(self, slot: Slot) -> Array:
         slot.settle()
-        with self._lock:
+        with self.lock:
             if not slot.pins or slot.array is None:
                 raise ValueError("array() needs a reservation that pins the chunk")
             return slot.array
-
-    def drop(self, slot: Slot) -> None:
-        self._mover.drop(slot)
 
     # --- under the lock ------------------------------------------------------------------
 
     def _paged_bytes(self) -> int:
         """Return the bytes of pages that arrays may have: the rest is for scratch, or withheld."""
         most_bytes = self.capacity_bytes + self._kept_bytes
-        return max(most_bytes - self.scratch_bytes - self._ledger.withheld_bytes, 0)
+        return max(most_bytes - self.scratch_bytes - self.ledger.withheld_bytes, 0)
 
     def _acquire(self, claim: Claim[Slot]) -> list[Slot]:
         """Wait until the claim is first in line and fits; returns the slots that the caller has to load."""
-        self._ledger.line.append(claim)
+        self.ledger.line.append(claim)
         try:
-            self._mover.check()
-            while self._ledger.line[0] is not claim:
-                self._mover.wait()
+            self.check()
+            while self.ledger.line[0] is not claim:
+                self.wait()
             while True:
-                self._mover.bury()
-                self._ledger.withheld_bytes = self._withheld_bytes(self._ledger.need_bytes(claim))
-                loads = self._ledger.admit(claim)
+                self.bury()
+                self.ledger.withheld_bytes = self._withheld_bytes(self.ledger.need_bytes(claim))
+                loads = self.ledger.admit(claim)
                 if loads is not None:
                     return loads
-                self._mover.wait()
+                self.wait()
         except BaseException:
-            self._ledger.withdraw(claim)
+            self.ledger.withdraw(claim)
             raise
         finally:
-            self._changed.notify_all()
+            self.changed.notify_all()

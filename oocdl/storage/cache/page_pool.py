@@ -176,9 +176,10 @@ class Pool:
     (262144, 262144)
     """
 
-    def __init__(self, capacity_bytes: int, before_mapping: Callable[[int], None] | None = None) -> None:
-        self.capacity_bytes = capacity_bytes
-        self._before_mapping = before_mapping or (lambda nbytes: None)
+    def __init__(
+        self, capacity_bytes: int, before_mapping: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
+        self.capacity_bytes, self._before_mapping = capacity_bytes, before_mapping
         self.mapped_bytes = 0
         """Bytes that have pages, or will as they are first written: lent, or kept for the next array."""
         self._fresh: dict[int, int] = {}

@@ -56,8 +56,8 @@ def put(tier: Tier, value: float, size: int = 250, uses: tuple[int, ...] = ()) -
 
 def files(tier: Tier) -> list[Path]:
     """Files of spilled chunks, without those kept to be written over."""
-    free = {file.data for kept in tier._spill._free.values() for file in kept}
-    return sorted(set(tier._spill.folder.glob("s*/c.*")) - free)
+    free = {file.data for kept in tier.spill._free.values() for file in kept}
+    return sorted(set(tier.spill.folder.glob("s*/c.*")) - free)
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 8 << 20])
@@ -137,7 +137,7 @@ def test_a_chunk_in_memory_is_lent_unless_others_wait(tier: Tier) -> None:
         assert other.slot.array is None and unit.lend(other) is None
         assert lent.slot.array is not None
         waits = pool.submit(lambda: tier.reserve(8000).release())
-        until(lambda: len(tier._ledger.line) == 1)
+        until(lambda: len(tier.ledger.line) == 1)
         assert unit.lend(lent) is None
         del found
         unit.release()
@@ -157,7 +157,7 @@ def test_first_come_first_served(tier: Tier) -> None:
     for index, nbytes in enumerate((6000, 1000, 8000, 10)):  # 1000 and 10 would fit at once
         threads.append(threading.Thread(target=unit, args=(index, nbytes), daemon=True))
         threads[-1].start()
-        until(lambda count=index + 1: len(tier._ledger.line) == count)
+        until(lambda count=index + 1: len(tier.ledger.line) == count)
     assert order == []
     hold.release()
     join_all(threads)
@@ -218,7 +218,7 @@ def test_the_collector_may_run_inside_the_lock(tier: Tier) -> None:
 
     loop = Loop()
     loop.me, loop.chunk = loop, put(tier, 1.0)  # type: ignore[attr-defined]
-    with tier._changed:
+    with tier.changed:
         del loop
         gc.collect()
     until(lambda: tier.stats.resident_bytes == 0)
@@ -255,7 +255,7 @@ VOLUME = np.random.default_rng(0).random((2, 8, 4, 8, 16)).astype(np.float32)
 @pytest.fixture
 def last(tier: Tier) -> Iterator[Chunk]:
     """A chunk with its channels last, of whole pages a row of depth."""
-    big = Tier(1 << 20, tier._spill)
+    big = Tier(1 << 20, tier.spill)
     chunks.use(big)
     with big.reserve(VOLUME.nbytes) as unit:
         made = unit.empty(VOLUME.shape, VOLUME.dtype, LAST)
@@ -381,7 +381,7 @@ def test_a_failed_write_reaches_all_who_wait(tier: Tier, monkeypatch: pytest.Mon
     join_all(threads, 5)
     monkeypatch.undo()
     assert len(errors) == 3
-    for word in (str(tier._spill.folder), "4000 bytes", "free some"):
+    for word in (str(tier.spill.folder), "4000 bytes", "free some"):
         assert word in str(errors[0])
     assert (chunk.copy() == 1.0).all()
     assert not files(tier)
@@ -405,7 +405,7 @@ def test_closing_wakes_the_waiters(tmp_path: Path) -> None:
     hold = tier.reserve(100)
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(tier.reserve, 10)
-        until(lambda: len(tier._ledger.line) == 1)
+        until(lambda: len(tier.ledger.line) == 1)
         tier.close()
         with pytest.raises(StoreError, match="closed"):
             waiter.result(5)
