@@ -92,8 +92,8 @@ def foreground_voxels(
 ) -> list[Array]:
     """Return the places of voxels of each class above 0, in C order of the sample, from blocks of its labels.
 
-    Chosen are those whose random numbers, by key and place, are the least: in whatever order blocks come.
-    ``ignored`` is no class.
+    Chosen are those of the least random numbers by key and place, in whatever order blocks come; ``ignored``
+    is no class.
     """
     held: dict[int, Array] = {}
     for region, labels in blocks:

@@ -160,8 +160,7 @@ def affine(
     shift: Sequence[float],
     scales: Sequence[float],
 ) -> Matrix:
-    """Return rotation @ shear @ translation @ scaling, as MONAI multiplies them; what is empty changes
-    nothing."""
+    """Return rotation @ shear @ translation @ scaling, as MONAI multiplies them; empty: nothing changes."""
     made, shear, moved, scaled = (np.eye(rank + 1) for _ in range(4))
     planes = ((0, 1),) if rank == 2 else ((1, 2), (2, 0), (0, 1))
     for angle, (first, second) in zip(angles, planes, strict=False):

@@ -60,44 +60,36 @@ class SameNoise(RandGaussianNoise):
 
 
 @dataclass(frozen=True)
-class _OfSomeChannels(Transform):
-    """A filter of half of the channels."""
-
-    prob: float
-    ends: tuple[float, float]  # ends of the range of a channel's numbers
-    p_per_channel: float = 0.5
-
-    def numbers(self, draws: Draws, sample: Sample, apart: bool) -> ByChannel:
-        """Draw the numbers of each channel: one for each axis, or one for all of them."""
-        rank = len(sample.spatial)
-        return tuple(
-            draws.each(rank, *self.ends, apart=apart) if draws.uniform() < self.p_per_channel else None
-            for _ in range(sample.channels)
-        )
-
-
-@dataclass(frozen=True)
-class Blur(_OfSomeChannels):
+class Blur(Transform):
     """Gaussian blur of half of the channels, each axis with its own deviation in voxels."""
 
+    apart: ClassVar[bool] = True  # whether a channel has a number for each axis, or one for all of them
     prob: float = 0.2
-    ends: tuple[float, float] = (0.5, 1.0)
+    ends: tuple[float, float] = (0.5, 1.0)  # ends of the range of a channel's numbers
+    p_per_channel: float = 0.5
 
     def operation(self, draws: Draws, sample: Sample) -> Operation | None:
-        made = self.numbers(draws, sample, apart=True)
-        return Smoothed(made, sample.shape, reflects=True) if any(made) else None
+        rank, p = len(sample.spatial), self.p_per_channel
+        numbers = tuple(
+            draws.each(rank, *self.ends, apart=self.apart) if draws.uniform() < p else None
+            for _ in range(sample.channels)
+        )
+        return self.made(numbers, sample.shape) if any(numbers) else None
+
+    def made(self, numbers: ByChannel, shape: Shape) -> Operation:
+        """Return the operation with these numbers."""
+        return Smoothed(numbers, shape, reflects=True)
 
 
 @dataclass(frozen=True)
-class LowResolution(_OfSomeChannels):
+class LowResolution(Blur):
     """Half of the channels at a lower resolution, the same along all axes, and back."""
 
+    apart: ClassVar[bool] = False
     prob: float = 0.25
-    ends: tuple[float, float] = (0.5, 1.0)
 
-    def operation(self, draws: Draws, sample: Sample) -> Operation | None:
-        made = self.numbers(draws, sample, apart=False)
-        return Coarse(made, sample.shape) if any(made) else None
+    def made(self, numbers: ByChannel, shape: Shape) -> Operation:
+        return Coarse(numbers, shape)
 
 
 def nnunet(spatial: Shape) -> tuple[Transform, ...]:

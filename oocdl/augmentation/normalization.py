@@ -34,7 +34,6 @@ class Moments:
     high: float = -inf
 
     def add(self, block: Array) -> None:
-        """Take in further numbers."""
         if block.size == 0:
             return
         values = block.astype(np.float64)
@@ -91,9 +90,7 @@ def percentiles(blocks: Blocks, asked: Sequence[float]) -> list[float]:
 
 @dataclass
 class _Counts:
-    """How often each of 2**16 numbers occurs."""
-
-    counts: Array = field(default_factory=lambda: np.zeros(1 << 16, np.int64))
+    counts: Array = field(default_factory=lambda: np.zeros(1 << 16, np.int64))  # of each number
 
     def add(self, numbers: Array) -> None:
         self.counts += np.bincount(numbers.ravel().astype(np.intp), minlength=1 << 16)
@@ -123,14 +120,13 @@ def _value(upper: int, lower: int) -> float:
 
 def numbers_of(method: str, blocks: Blocks) -> tuple[float, float, float, float]:
     """Return low, high, shift and divisor of one channel, by the numbers that its statistics are of."""
-    if method == "zscore":
-        found = moments(blocks)
-        return LEAST, MOST, found.mean, found.deviation
-    if method == "zscore_nonzero":
-        found = moments(lambda: (block[block != 0] for block in blocks()))
-        return LEAST, MOST, found.mean, found.deviation
-    low, high = percentiles(blocks, (LOWER, UPPER))
+    low, high = LEAST, MOST
+    if method in ("percentiles", "ct"):
+        low, high = percentiles(blocks, (LOWER, UPPER))
     if method == "percentiles":
         return low, high, low, high - low if high > low else 1.0
-    found = moments(blocks)
+    nonzero = method == "zscore_nonzero"
+    found = Moments()
+    for block in blocks():
+        found.add(block[block != 0] if nonzero else block)
     return low, high, found.mean, found.deviation

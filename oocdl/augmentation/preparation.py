@@ -36,7 +36,6 @@ class Preparation:
 
     @property
     def needs_ranges(self) -> bool:
-        """Whether transforms need the ranges of samples."""
         return any(transform.needs_ranges for transform in self.transforms)
 
     @property
@@ -52,7 +51,6 @@ class Preparation:
         return replace(self, **both, spatial=self.spatial or other.spatial)
 
     def renamed(self, named: Callable[[str], str]) -> Preparation:
-        """Return the same for arrays of other names."""
         of: dict[str, Any] = {n: {named(k): v for k, v in getattr(self, n).items()} for n in _BY_ARRAY}
         return replace(self, **of | {"views": {view: named(array) for view, array in of["views"].items()}})
 
@@ -61,10 +59,9 @@ class Preparation:
         return replace(self, transforms=())
 
     def stream(self, name: str, shape: Shape, image_rank: int | None) -> Stream | None:
-        """Return what is done to samples of an array; None: they are only scaled.
+        """Return what is done to samples (of ``shape``) of an array; None: they are only scaled.
 
-        ``shape`` is that of its samples, ``image_rank`` the number of spatial axes of an input that is an
-        image; None: what is read is no such input.
+        ``image_rank``: spatial axes of an input that is an image; None: what is read is no such input.
         """
         rank, known = len(self.spatial), self.views.get(name, name)
         spatial = shape[-rank:] if name in self.views and rank else self.spatial

@@ -34,7 +34,6 @@ class Sample:
 
     @property
     def shape(self) -> Shape:
-        """Extents of all axes, the channels first."""
         return (self.channels, *self.spatial)
 
 
@@ -95,8 +94,7 @@ class Transform(ABC):
         return self._range(name, getattr(self, name), self.ranged[name])
 
     def _range(self, name: str, value: Any, least: float | None = None) -> tuple[float, float]:
-        """Return the ends of a range: a pair, or one number f for (-f, f), or where there is a least for
-        (least, f)."""
+        """Return the ends of a range: a pair, or one number f for (-f, f), or for (least, f)."""
         pair = (-value if least is None else least, value) if isinstance(value, Real) else value
         numbers = isinstance(pair, Sequence) and all(isinstance(end, Real) and isfinite(end) for end in pair)
         if not numbers or len(pair) != 2 or any(isinstance(end, bool) for end in pair):

@@ -1,7 +1,4 @@
-"""Samples: which files belong together (nnU-Net's folders, tables, folders of NIfTI), and their values.
-
-What headers tell is compared before a voxel is read.
-"""
+"""Samples: which files belong together (nnU-Net's folders, tables, folders of NIfTI), and their values."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,9 +19,7 @@ from oocdl.errors import DatasetError, InputError
 from oocdl.storage.files import read_text
 
 T = TypeVar("T")
-SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}
-"""Folders of nnU-Net's raw format."""
-
+SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}  # of nnU-Net's raw format
 NAME = r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}"  # names of samples, which are names of files and folders
 
 
@@ -61,10 +56,9 @@ class Cases:
 
 
 def find_cases(source: Path, split: str = "train") -> Cases:
-    """Find the cases of a source.
+    """Find the cases of a source; ``split`` is "train" or "test", of an nnU-Net folder.
 
-    ``split`` is "train" or "test", of an nnU-Net folder. Raises DatasetError, in one line that names the
-    file, where something is missing; InputError for a split that the source does not have.
+    Raises DatasetError, which names the file, where something is missing; InputError for a lacking split.
     """
     if not source.exists():
         raise DatasetError(f"no such file or folder: {source}")
@@ -80,8 +74,7 @@ def find_cases(source: Path, split: str = "train") -> Cases:
         kinds = (*ENDINGS, ".hdr", ".img")
         odd = [path for path in there if path not in files and path.name.lower().endswith(kinds)]
         refuse([f"{path} is not read: give it as .nii or .nii.gz" for path in odd])
-        if not files:
-            files = series_in(source)
+        files = files or series_in(source)
         if not files:
             raise DatasetError(f"{source} has no dataset.json, NIfTI file (.nii or .nii.gz) or DICOM series")
         return Cases(_named([Case("", (path,)) for path in files], source))
@@ -225,8 +218,7 @@ def refuse(problems: Sequence[str]) -> None:
         raise DatasetError("; ".join(problems[:5]) + more)
 
 
-@dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(NamedTuple):
     """All samples, and the types that their arrays have in common."""
 
     samples: tuple[Case[Volume], ...]
@@ -247,11 +239,8 @@ def read_samples(cases: Cases, is_resampled: bool) -> Samples:
     labels = [sample.label for sample in found if sample.label is not None]
     exact = not is_resampled and all(volume.is_integer for volume in images)
     image = np.result_type(*{volume.stored.newbyteorder("=") for volume in images})
-    return Samples(
-        tuple(found),
-        image if exact and image.kind in "iu" else np.dtype(np.float32),
-        _label_type(labels, cases.numbers) if labels else None,
-    )
+    kept = image if exact and image.kind in "iu" else np.dtype(np.float32)
+    return Samples(tuple(found), kept, _label_type(labels, cases.numbers) if labels else None)
 
 
 def _sample(case: Case[Path]) -> Case[Volume]:

@@ -1,6 +1,5 @@
 """``convert``: writes files of other formats as a dataset, part by part within a memory budget.
 
-Volumes become a group a sample; arrays that have the sample axis first already are copied block by block.
 What can be known by headers is checked before anything is written; a failure leaves nothing behind.
 """
 
@@ -10,10 +9,9 @@ import math
 import shutil
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import zarr
@@ -122,10 +120,7 @@ def _spacing(given: Sequence[float]) -> tuple[float, ...]:
     return steps
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """How a sample is written."""
-
+class _Plan(NamedTuple):
     sample: Case[Volume]
     shape: tuple[int, ...]
     depth: int  # the most planes that a chunk may have, as many as fit the budget
@@ -150,7 +145,6 @@ def _planned(
 
 
 def _write(group: zarr.Group, plan: _Plan, samples: Samples, cases: Cases, bar: BytesBar) -> None:
-    """Write one sample."""
     sample, first = plan.sample, plan.sample.images[0]
     is_resampled = plan.shape != first.shape
     affine = resampled_affine(first.affine, first.shape, plan.shape) if is_resampled else first.affine
@@ -220,9 +214,8 @@ def copy_arrays(
 ) -> Mapping[str, Any]:
     """Copy all arrays of a source to a group; returns the attributes of a group or file.
 
-    Members of an .npz file are unpacked below ``beside``. Raises DatasetError for arrays that are no
-    numbers, of no samples, or with a number that is not finite, and for a group with a group a sample;
-    BudgetError if a chunk of the source does not fit.
+    Members of an .npz file are unpacked below ``beside``. Raises DatasetError for arrays that are not of
+    finite numbers, and for a group a sample; BudgetError if a chunk of the source does not fit.
     """
     opened = _opened(source, beside)
     if any(members_of(array) for array in opened.arrays.values()):

@@ -1,7 +1,7 @@
 """``write``: the items of a PyTorch dataset, or of a loader, as a dataset that ``fit`` reads; one at a time.
 
-Samples are written as arrays that are stacked, a chunk of one sample each. At the first that has another
-shape, those that are written become a group each: their chunks are renamed, not written again.
+Samples are stacked, a chunk of one sample each. At the first that has another shape, those that are written
+become a group each: their chunks are renamed, not written again.
 """
 
 from __future__ import annotations
@@ -144,27 +144,20 @@ class _Writer:
             )
         if self.stacked and any(self.stacked[name].shape[1:] != arrays[name].shape for name in arrays):
             self._take_apart(self.stacked)
-        if self.stacked is None:
-            made = self.group.create_group(_sample(self.done))
-            for name, array in arrays.items():
-                single = new_array(
-                    made, name, array.shape, array.dtype, sample_chunks(array.shape, array.itemsize)
-                )
+        made = self.group.create_group(_sample(self.done)) if self.stacked is None else self.group
+        for name, array in arrays.items():
+            chunks = sample_chunks(array.shape, array.itemsize)
+            if self.stacked is None:
+                single = new_array(made, name, array.shape, array.dtype, chunks)
                 write_region(single, [0] * array.ndim, array)
-        else:
-            for name, array in arrays.items():
-                self._stack(self.stacked, name, array)
+                continue
+            if name not in self.stacked:
+                shape = (max(self.expected, 1), *array.shape)
+                self.stacked[name] = new_array(made, name, shape, array.dtype, (1, *chunks))
+            if self.done == self.stacked[name].shape[0]:
+                self.stacked[name].resize((2 * self.done, *array.shape))
+            write_region(self.stacked[name], [self.done, *[0] * array.ndim], array[None])
         self.done += 1
-
-    def _stack(self, stacked: dict[str, zarr.Array[Any]], name: str, array: Array) -> None:
-        if name not in stacked:
-            shape = (max(self.expected, 1), *array.shape)
-            stacked[name] = new_array(
-                self.group, name, shape, array.dtype, (1, *sample_chunks(array.shape, array.itemsize))
-            )
-        if self.done == stacked[name].shape[0]:
-            stacked[name].resize((2 * self.done, *array.shape))
-        write_region(stacked[name], [self.done, *[0] * array.ndim], array[None])
 
     def _take_apart(self, stacked: Mapping[str, zarr.Array[Any]]) -> None:
         for number in range(self.done):

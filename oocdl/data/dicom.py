@@ -55,8 +55,8 @@ def read_series(folder: Path) -> Volume:
     """Read the headers of a series: slices in the order of their places, along the normal of their planes.
 
     The affine leads from voxel (x, y, z) to millimetres in NIfTI's axes (right, anterior, superior), where
-    DICOM's are left, posterior, superior: DICOM PS3.3, C.7.6.2.1.1. Raises DatasetError, in one line that
-    names the file, for colours, several frames in a file, several series, and a slice that is missing.
+    DICOM's are left, posterior, superior: DICOM PS3.3, C.7.6.2.1.1. Raises DatasetError, which names the
+    file, for colours, several frames in a file, several series, and a slice that is missing.
     """
     heads = [(path, _head(path)) for path in _files(folder)]
     if not heads:
@@ -80,21 +80,13 @@ def read_series(folder: Path) -> Volume:
     stored = np.dtype(f"{'i' if first.PixelRepresentation else 'u'}{first.BitsAllocated // 8}")
     slope, intercept = next(iter(factors)) if len(factors) == 1 else (1.0, 0.0)
     return Volume(
-        path=folder,
-        shape=(len(heads), int(first.Rows), int(first.Columns)),
-        stored=stored if len(factors) == 1 else np.dtype(np.float32),
-        slope=slope,
-        intercept=intercept,
-        affine=affine,
-        qform=affine,
-        codes=SCANNER_CODES,
-        offset=0,
-        slices=tuple(path for path, _ in heads),
-    )
+        path=folder, shape=(len(heads), int(first.Rows), int(first.Columns)),
+        stored=stored if len(factors) == 1 else np.dtype(np.float32), slope=slope, intercept=intercept,
+        affine=affine, qform=affine, codes=SCANNER_CODES, offset=0, slices=tuple(path for path, _ in heads),
+    )  # fmt: skip
 
 
 def _head(path: Path) -> Any:
-    """Read the header of a slice."""
     pydicom = needed("pydicom", "reading DICOM", "dicom")
     try:
         head = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=list(TAGS))
@@ -111,7 +103,6 @@ def _head(path: Path) -> Any:
 
 
 def _factors(head: Any) -> tuple[float, float]:
-    """Return slope and intercept of the pixels of a slice."""
     slope, intercept = head.get("RescaleSlope"), head.get("RescaleIntercept")
     return 1.0 if slope is None else float(slope), 0.0 if intercept is None else float(intercept)
 

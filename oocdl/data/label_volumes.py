@@ -22,7 +22,6 @@ def sample_facts(dataset: Dataset, samples: int) -> list[tuple[str, Mapping[str,
 
     They stand in the attributes of a Zarr group or HDF5 file: "samples", names, "affine", one of 4 × 4 or one
     for each sample, and "spacing" likewise. Else samples are numbered, and the affine is the identity.
-    Raises DatasetError for others.
     """
     told, digits = attributes_of(dataset.spec), len(str(max(samples - 1, 0)))
     names = told.get("samples")
@@ -63,9 +62,8 @@ def write_labels(
 
     ``told`` are the attributes that ``convert`` gave the sample; without an affine it is the identity.
     ``planes(start, stop)`` returns labels [stop - start, y, x] of a volume of ``shape`` [z, y, x], which is
-    read from its first plane to its last. If ``convert`` resampled the sample, each voxel of its own grid
-    takes the nearest label.
-    Raises DatasetError for bad attributes, StoreError if the file cannot be written.
+    read from its first plane to its last. If it was resampled, each voxel of its own grid takes the nearest
+    label. Raises DatasetError for bad attributes, StoreError if the file cannot be written.
     """
     place = told.get("original", told)
     try:

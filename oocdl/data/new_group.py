@@ -1,7 +1,6 @@
 """A Zarr group that appears whole or not at all, and how its arrays are cut and coded.
 
-It is written beside its place, marked unfinished, and renamed at the end; whatever ends the writing before
-takes it away.
+It is written beside its place, marked unfinished, and renamed at the end.
 """
 
 from __future__ import annotations
@@ -106,14 +105,9 @@ def new_array(
     """Make an array whose chunks are compressed by zstd and have checksums; every chunk is stored."""
     coders = [BloscCodec(cname="zstd", clevel=LEVEL, shuffle="shuffle"), Crc32cCodec()]
     return group.create_array(
-        name,
-        shape=tuple(shape),
-        dtype=dtype.newbyteorder("="),
-        chunks=tuple(chunks),
-        compressors=coders,
-        fill_value=0,
-        config={"write_empty_chunks": True},
-    )
+        name, shape=tuple(shape), dtype=dtype.newbyteorder("="), chunks=tuple(chunks), compressors=coders,
+        fill_value=0, config={"write_empty_chunks": True},
+    )  # fmt: skip
 
 
 def write_region(array: zarr.Array[Any], corner: Sequence[int], values: npt.NDArray[Any]) -> None:
@@ -171,10 +165,8 @@ def stacked_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     >>> stacked_chunks((1000, 1, 28, 28), 4), stacked_chunks((3, 2, 128, 128, 128), 4)
     ((40, 1, 28, 28), (1, 1, 64, 64, 128))
     """
-    return (
-        even(shape[0], SMALL_BYTES // max(prod(shape[1:]) * itemsize, 1)),
-        *sample_chunks(shape[1:], itemsize),
-    )
+    together = even(shape[0], SMALL_BYTES // max(prod(shape[1:]) * itemsize, 1))
+    return (together, *sample_chunks(shape[1:], itemsize))
 
 
 def sample_chunks(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

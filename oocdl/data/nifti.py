@@ -102,16 +102,9 @@ def read_header(path: Path) -> Volume:
     if reason:
         raise DatasetError(f"{path} {reason}")
     found = Volume(
-        path=path,
-        shape=shape[::-1],
-        stored=data.dtype,
-        slope=float(data.slope),
-        intercept=float(data.inter),
-        affine=affine,
-        qform=qform,
-        codes=codes,
-        offset=int(data.offset),
-    )
+        path=path, shape=shape[::-1], stored=data.dtype, slope=float(data.slope), intercept=float(data.inter),
+        affine=affine, qform=qform, codes=codes, offset=int(data.offset),
+    )  # fmt: skip
     nbytes, wanted = path.stat().st_size, found.offset + found.nbytes
     if path.name.endswith(".nii") and nbytes < wanted:
         raise DatasetError(f"{path} is cut off: {nbytes:,} bytes of {wanted:,}")
@@ -119,7 +112,6 @@ def read_header(path: Path) -> Volume:
 
 
 def _why_not(shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine) -> str:
-    """Say why a volume is not converted; nothing if it is."""
     if len(shape) != 3:
         return f"has {len(shape)} axes, {list(shape)}; one file holds one volume of three: split it"
     if min(shape) < 1:
@@ -176,13 +168,9 @@ def _read(stream: Any, target: npt.NDArray[np.uint8]) -> None:
 
 @contextmanager
 def volume_writer(
-    path: Path,
-    shape: tuple[int, ...],
-    dtype: np.dtype[Any],
-    affine: Affine,
-    codes: tuple[int, int] = (0, 2),
-    qform: Affine | None = None,
-) -> Iterator[Callable[[Array], None]]:
+    path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine, codes: tuple[int, int],
+    qform: Affine,
+) -> Iterator[Callable[[Array], None]]:  # fmt: skip
     """Yield what writes the next planes of a volume of integers [z, y, x] to a .nii.gz file.
 
     The file appears when all planes are written. Raises ValueError if there are fewer or more.
@@ -190,7 +178,7 @@ def volume_writer(
     nibabel = library_for("writing NIfTI")
     kind = nibabel.Nifti1Image if max(shape) < 2**15 else nibabel.Nifti2Image
     image = kind(np.broadcast_to(np.zeros((), dtype), shape[::-1]), affine, dtype=dtype)
-    image.set_qform(affine if qform is None else qform, codes[0], strip_shears=True)
+    image.set_qform(qform, codes[0], strip_shears=True)
     image.set_sform(affine, codes[1])
     image.header.set_xyzt_units("mm")
     image.header["vox_offset"] = image.header.single_vox_offset

@@ -1,16 +1,15 @@
 """The heap under a budget: scratch of running programs is kept for the next one, or given back.
 
-Engines take scratch from the C library's heap. If it is given back to the system at once, each of its
-pages is faulted in anew (a U-Net's step took 1.5 times as long); if it is kept, the heap grows far beyond
-what is in use, as blocks of many sizes leave holes. So the heap keeps what is freed as long as that fits
-the budget, and is trimmed before a program that would not fit beside it.
+If scratch is given back to the system at once, each of its pages is faulted in anew (a U-Net's step took 1.5
+times as long); if it is kept, the heap grows far beyond what is in use, as blocks of many sizes leave holes.
+So the heap keeps what is freed as long as that fits the budget, and is trimmed before a program that would
+not fit beside it.
 
 A budget is kept by counting: arrays exactly, scratch of programs and growth of the process as predicted. The
 guard looks at what the process *has*. Where that, and what units have reserved and not written yet, is more
 than it may have, the heap is trimmed, also while programs run; if that is not enough, so much is *withheld*
-from the memory tier, which then keeps fewer chunks in RAM, and programs wait for others to end. Results stay
-as they are: no order of sums changes. Where even one unit that runs alone finds no room, the run ends with an
-error before it starts.
+from the memory tier, which then keeps fewer chunks in RAM, and programs wait for others to end. No order of
+sums changes. Where even one unit that runs alone finds no room, the run ends with an error before it starts.
 """
 
 from __future__ import annotations
@@ -66,15 +65,8 @@ class MemoryGuard:
 
 
 class _MallInfo(ctypes.Structure):
-    """``struct mallinfo2`` of glibc 2.33."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-            "keepcost",
-        )
-    ]  # fmt: skip
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
 
 
 _library = ctypes.CDLL(None)
@@ -110,7 +102,6 @@ def give_back_freed_memory() -> None:
 
 
 def _in_use_bytes() -> int:
-    """Return the bytes of the heap that are allocated now."""
     found = _library.mallinfo2()
     return int(found.uordblks + found.hblkhd)
 
@@ -124,24 +115,23 @@ class Arrays(Protocol):
 
     @property
     def touched_bytes(self) -> int:
-        """Return the bytes of arrays, and of pages kept for them, that the process has touched."""
+        """Bytes of arrays, and of pages kept for them, that the process has touched."""
 
     @property
     def promised_bytes(self) -> int:
-        """Return the bytes of arrays and scratch once each unit has taken all that it has reserved."""
+        """Bytes of arrays and scratch once each unit has taken all that it has reserved."""
 
     @property
-    def scratch_bytes(self) -> int:
-        """Return the bytes of scratch that units have reserved."""
+    def scratch_bytes(self) -> int: ...
 
 
 class Heap:
     """Lets ``permits`` programs run at once, and keeps heap and mapped memory within ``limit_bytes``.
 
-    The limit counts what the process takes from now on, and is the capacity of the RAM tier, which
-    ``arrays`` returns; the plan makes sure that its arrays and the scratch of programs fit together. Where
-    they do not, as a prediction was too low, ``guard`` says how much the tier is to do without. Memory that
-    was freed may take ``kept_bytes`` beyond the limit, as the next array or program takes it again.
+    The limit counts what the process takes from now on, and is the capacity of the RAM tier, which ``arrays``
+    returns. Where its arrays and the scratch of programs do not fit together, as a prediction was too low,
+    ``guard`` says how much the tier is to do without. Memory that was freed may take ``kept_bytes`` beyond
+    the limit, as the next array or program takes it again.
     """
 
     def __init__(
@@ -152,25 +142,17 @@ class Heap:
         guard: MemoryGuard,
         kept_bytes: int = 0,
     ) -> None:
-        self._limit = limit_bytes
-        self._kept = kept_bytes
-        self._arrays = arrays
-        self._guard = guard
+        self._limit, self._kept, self._arrays, self._guard = limit_bytes, kept_bytes, arrays, guard
         self._permits = threading.Semaphore(permits)
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
-        self._running = 0
-        self._computing = 0
-        self._spare = 0
+        self._running = self._computing = self._spare = 0
+        # Bytes of the process beside arrays and scratch, as last measured after a trim, or fewer since.
         self._own = guard.measure()
-        """Bytes of the process beside arrays and scratch, as last measured after a trim, or fewer since."""
         self._used = _in_use_bytes() if IS_SUPPORTED else 0  # bytes in use in the heap that are not scratch
-        self._due_seconds = 0.0
-        """The monotonic time from which on the heap is looked at between programs again."""
-        self._withheld = 0
-        """Bytes withheld from the tier, for good: what was not predicted once may come again."""
-        self.notice: str | None = None
-        """Warning that a run gives its user, once; None: nothing had to be withheld."""
+        self._due_seconds = 0.0  # monotonic time from which on the heap is looked at between programs again
+        self._withheld = 0  # for good: what was not predicted once may come again
+        self.notice: str | None = None  # warning that a run gives its user, once
         self._seen = 0  # maximum of the process's own memory over all measurements
         self._last: dict[str, float] = {}
         self._is_watched = not IS_SUPPORTED
@@ -208,8 +190,8 @@ class Heap:
     def _watch(self) -> None:
         """Trim the heap while programs run, once the process has more than it may.
 
-        Each program takes no more than was predicted, but of two at once each frees memory where the other
-        finds no room for its next array: 10 to 30 MiB of a Swin-T were such holes.
+        Of two programs at once each frees memory where the other finds no room for its next array: 10 to
+        30 MiB of a Swin-T were such holes.
         """
         idle = 0
         while idle < IDLE_LOOKS:
@@ -222,16 +204,12 @@ class Heap:
                     trim()
 
     def process_bytes(self) -> int:
-        """Return the maximum of the process's own memory over all measurements."""
         with self._lock:
             self._has_bytes()
             return self._seen
 
     def withheld_bytes(self, need_bytes: int = 0) -> int:
-        """Measure the process, if it is time to, and return what the memory tier is to do without.
-
-        ``need_bytes``: what a unit is about to reserve.
-        """
+        """Return what the memory tier is to do without, where a unit is about to reserve ``need_bytes``."""
         with self._lock:
             # Where the tier has no more to lend, chunks leave first.
             lendable = self._limit - self._withheld
@@ -268,7 +246,6 @@ class Heap:
         return True
 
     def _has_bytes(self) -> int:
-        """Measure what the process has of memory of its own."""
         has_bytes = self._guard.measure()
         self._seen = max(self._seen, has_bytes)
         return has_bytes
@@ -309,10 +286,7 @@ class Heap:
         return True
 
     def _taken_bytes(self) -> int:
-        """Return the bytes of the heap that running programs hold.
-
-        Any more than they may take is not scratch, but compiled loops and the libraries' caches.
-        """
+        """Return the bytes of the heap that programs hold; any more is compiled loops and caches."""
         if not IS_SUPPORTED:
             return 0
         in_use = _in_use_bytes()
@@ -326,10 +300,7 @@ class Heap:
                 self._make_room(nbytes)
 
     def _has_to_check(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` more exceed what was free when the system was asked last.
-
-        To ask it each time would cost a step 0.1 to 0.3 s.
-        """
+        """Whether ``nbytes`` more exceed what was free when the system, which takes time, was asked last."""
         self._spare -= nbytes
         return IS_SUPPORTED and nbytes > 0 and self._spare < 0
 
@@ -361,8 +332,8 @@ class Heap:
 def lasting() -> Iterator[None]:
     """Keep the garbage collector away from the objects that exist now, until the block ends.
 
-    A plan is hundreds of thousands of objects, which last as long as its steps. To go through them takes
-    a fifth of a second, in which no thread starts a kernel.
+    A plan is hundreds of thousands of objects: to go through them takes a fifth of a second, in which no
+    thread starts a kernel.
     """
     gc.freeze()
     try:
@@ -375,8 +346,8 @@ def lasting() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """Keep the garbage collector from running until the block ends: for what makes many objects that last.
 
-    It would go through all of them again and again, which took 40 % of the time of a plan of 12,000 units.
-    Memory of circles of objects is not freed meanwhile; all other memory is, as ever. Nested blocks are one.
+    It would go through them again and again, which took 40 % of the time of a plan of 12,000 units. Memory
+    of circles of objects is not freed meanwhile. Nested blocks are one.
     """
     was_on = gc.isenabled()
     gc.disable()

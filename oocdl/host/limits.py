@@ -29,10 +29,7 @@ class Limit:
 
 
 def available() -> Limit:
-    """Return the least of RAM, rlimits, Slurm's allocation and the cgroups of all ancestors.
-
-    Raises InputError if Slurm's variables cannot be read.
-    """
+    """Return the least of RAM, rlimits, Slurm's allocation and the cgroups of all ancestors."""
     ram = Limit(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine's memory")
     found = [ram, *_rlimits(), *_slurm_limits(os.environ), *_cgroup_limits(_proc("cgroup"), CGROUP_FOLDER)]
     return min(found, key=lambda limit: limit.nbytes)
@@ -44,10 +41,7 @@ def default_budget_bytes() -> int:
 
 
 def check_budget(budget_bytes: int) -> None:
-    """Raise BudgetError for a budget that the process cannot have: it would be killed in the middle of a run.
-
-    The message names both numbers, and the limit.
-    """
+    """Raise BudgetError for a budget that the process cannot have: a run would be killed in the middle."""
     limit = available()
     if budget_bytes > limit.nbytes:
         raise BudgetError(
@@ -140,18 +134,14 @@ def _anonymous_bytes(statm: bytes) -> int:
 
 @cache
 def _statm(pid: int) -> int:
-    """A descriptor of the process's own sizes, which stays open: to ask is one call of the system, not three.
-
-    A process that was forked needs one of its own.
-    """
+    """A descriptor of this process's sizes, which stays open; one that was forked needs one of its own."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def most_taken_bytes(call: Callable[[], object]) -> int | None:
     """Call ``call``, and return the most that this process had at once meanwhile beyond what it had before.
 
-    What other threads take counts as well. None, and nothing is called, where Linux does not tell
-    (``/proc/self/clear_refs`` cannot be written).
+    None, and nothing is called, where Linux does not tell (``/proc/self/clear_refs`` cannot be written).
     """
     try:
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew from what is resident
@@ -163,10 +153,7 @@ def most_taken_bytes(call: Callable[[], object]) -> int | None:
 
 
 def machine_seconds() -> tuple[float, float]:
-    """Return the seconds that all processors of this machine were busy, and were not, since it started.
-
-    Both are 0 where the system does not tell.
-    """
+    """Return the seconds that all processors were busy, and were not, since the start; 0 if nothing tells."""
     try:
         with open("/proc/stat") as stat:
             user, nice, system, idle, waiting, *interrupts = map(int, stat.readline().split()[1:8])

@@ -1,8 +1,8 @@
 """Threads that allocate from the main heap of the process.
 
-A process that had threads before has several heaps, which glibc gives to new threads in turns; a notebook has
-some, and so has a script that has used PyTorch. Another heap than the main one loses its pages whenever it is
-empty, so that each program faults them in anew, and its end cannot be trimmed.
+A process that had threads before, such as a notebook, has several heaps, which glibc gives to new threads in
+turns. Another heap than the main one loses its pages whenever it is empty, so that each program faults them
+in anew, and its end cannot be trimmed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class MainHeapThreads(Executor):
                 del call  # and what it holds, while this thread waits
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """See ``concurrent.futures.Executor``."""
         if self._is_over:
             raise RuntimeError("the threads have ended")
         future: Future[R] = Future()

@@ -9,10 +9,7 @@ from oocdl.errors import InputError
 
 
 def needed(module: str, what: str, extra: str) -> Any:
-    """Import a module. Raises InputError, with the command that cures it, where it is not installed.
-
-    ``what`` is the use of it, ``extra`` the extra of oocdl that brings it.
-    """
+    """Import what ``what`` needs. Raises InputError, which names the extra, where it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -12,10 +12,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def unstoppable() -> Iterator[None]:
-    """Ignore these signals, and have processes that are started meanwhile ignore them.
-
-    Only the main thread can; elsewhere nothing is changed.
-    """
+    """Ignore these signals, also in processes that are started meanwhile; only the main thread can."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING} if main else {}
     try:

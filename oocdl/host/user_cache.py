@@ -1,7 +1,6 @@
-"""Keeps what is costly to find in the user's cache: one file an entry, sealed.
+"""Keeps what is costly to find in the user's cache: one file an entry, sealed, and replaced as a whole.
 
-An entry that is damaged, or that another user may have written, does not count. Files are replaced whole, so
-any number of processes may write.
+An entry that is damaged, or that another user may have written, does not count.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ from oocdl.host.paths import cache_folder
 
 @dataclass(frozen=True)
 class UserCache:
-    """Entries of one ``kind``, a plural, in a folder of that name; those used longest ago are removed.
-
-    An entry is a line with a digest of key and data, and the data.
-    """
+    """Entries of one ``kind``, a plural, in a folder of that name; those used longest ago are removed."""
 
     kind: str
     most_entries: int

@@ -44,6 +44,7 @@ EPOCHS, HOURS = 100, 24.0
 OTHER_NORMALIZATIONS = frozenset({"nonorm", "rescale_0_1", "rescale_to_0_1", "rgb_to_0_1"})
 """Names of channels, in small letters, that nnU-Net does not normalise by z-score."""
 Fold = int | Literal["all"]
+Fingerprint = tuple[tuple[float, ...], tuple[int, ...]]  # spacing, and extents in voxels
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def _read_splits(path: Path, names: Sequence[str], folds: Sequence[Fold]) -> lis
     return [held_out for _, held_out in splits]
 
 
-def _fingerprint(root: Path, cases: Cases) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def _fingerprint(root: Path, cases: Cases) -> Fingerprint:
     """Return the spacing to resample to, and the median extents after it, both [z, y, x].
 
     Raises InputError if the working directory was made of other files, or of these before they changed.
@@ -261,12 +262,7 @@ def _fingerprint(root: Path, cases: Cases) -> tuple[tuple[float, ...], tuple[int
 
 
 def _network(
-    root: Path,
-    data: Path,
-    cases: Cases,
-    fingerprint: tuple[tuple[float, ...], tuple[int, ...]],
-    hours: float,
-    options: Mapping[str, Any],
+    root: Path, data: Path, cases: Cases, fingerprint: Fingerprint, hours: float, options: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Write the network, as wide as fits, and return its outputs. Raises BudgetError if none fits."""
     path, model = root / "plans.json", root / "nnunet.onnx"
@@ -306,11 +302,8 @@ def _scored(run: Run, data: Path, cases: Cases, names: Sequence[str]) -> dict[st
     told = json.loads(read_text(path)) if path.exists() else {}
     if told.get("step") != run.steps:
         run.predict(_held_out(run.path / "validation.zarr", data, names), argmax=True, nifti=labels)
-        pairs = [
-            (case.label, labels / f"{case.name}.nii.gz")
-            for case in cases.cases
-            if case.name in names and case.label is not None
-        ]
+        held = [case for case in cases.cases if case.name in names]
+        pairs = [(one.label, labels / f"{one.name}.nii.gz") for one in held if one.label is not None]
         told = {"step": run.steps} | summary(pairs, len(classes))
         write_text(path, json.dumps(told, indent=2))
     scores = {classes[int(number)]: one["Dice"] for number, one in told["mean"].items()}

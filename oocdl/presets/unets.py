@@ -28,26 +28,19 @@ class _Writer:
         self.weights: list[TensorProto] = []
 
     def weight(self, name: str, data: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> str:
-        """Add a weight; returns its name."""
         self.weights.append(numpy_helper.from_array(data.astype(np.float32), name))
         return name
 
     def node(
         self, op: str, inputs: Sequence[str], name: str, others: Sequence[str] = (), **attrs: Any
     ) -> str:
-        """Add a node; returns its first output, which has the node's name."""
         self.nodes.append(helper.make_node(op, inputs, [name, *others], name=name, **attrs))
         return name
 
     def conv(
-        self,
-        x: str,
-        name: str,
-        inside: int,
-        outside: int,
-        kernel: Sequence[int],
+        self, x: str, name: str, inside: int, outside: int, kernel: Sequence[int],
         stride: Sequence[int] = _POINT,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Add a convolution that keeps the size but for its stride, with He initialisation."""
         deviation = (2 / (inside * prod(kernel))) ** 0.5
         weight = self.weight(f"{name}.weight", self.random.normal(0, deviation, (outside, inside, *kernel)))
@@ -58,22 +51,17 @@ class _Writer:
 
     def up(self, x: str, name: str, inside: int, outside: int, stride: Sequence[int]) -> str:
         """Add a transposed convolution to ``stride`` times the size."""
-        weight = self.weight(
-            f"{name}.weight", self.random.normal(0, (2 / inside) ** 0.5, (inside, outside, *stride))
-        )
+        deviation = (2 / inside) ** 0.5
+        weight = self.weight(f"{name}.weight", self.random.normal(0, deviation, (inside, outside, *stride)))
         bias = self.weight(f"{name}.bias", np.zeros(outside))
         sizes: dict[str, Any] = {"kernel_shape": [*stride], "strides": [*stride]}
         return self.node("ConvTranspose", [x, weight, bias], name, **sizes)
 
     def norm(self, x: str, name: str, channels: int) -> str:
-        """Add the norm of this model, if it has one."""
         if self.norm_kind == "none":
             return x
-        operands = [
-            x,
-            self.weight(f"{name}.weight", np.ones(channels)),
-            self.weight(f"{name}.bias", np.zeros(channels)),
-        ]
+        scale, bias = np.ones(channels), np.zeros(channels)
+        operands = [x, self.weight(f"{name}.weight", scale), self.weight(f"{name}.bias", bias)]
         if self.norm_kind == "instance":
             return self.node("InstanceNormalization", operands, name)
         operands.append(self.weight(f"{name}.running_mean", np.zeros(channels)))
@@ -82,40 +70,26 @@ class _Writer:
         return self.node("BatchNormalization", operands, name, updated, training_mode=1)
 
     def block(
-        self,
-        x: str,
-        name: str,
-        inside: int,
-        outside: int,
-        kernel: Sequence[int] = _CUBE,
+        self, x: str, name: str, inside: int, outside: int, kernel: Sequence[int] = _CUBE,
         stride: Sequence[int] = _POINT,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Add convolution, norm and LeakyRelu, twice; the first convolution has the stride."""
         for index, channels in ((1, inside), (2, outside)):
-            x = self.conv(
-                x, f"{name}.conv{index}", channels, outside, kernel, stride if index == 1 else _POINT
-            )
+            step = stride if index == 1 else _POINT
+            x = self.conv(x, f"{name}.conv{index}", channels, outside, kernel, step)
             x = self.norm(x, f"{name}.norm{index}", outside)
             x = self.node("LeakyRelu", [x], f"{name}.relu{index}", alpha=0.01)
         return x
 
     def save(
-        self,
-        path: str | Path,
-        name: str,
-        channels: int,
-        outputs: Sequence[str],
-        classes: int,
+        self, path: str | Path, name: str, channels: int, outputs: Sequence[str], classes: int,
         size: Sequence[Any],
-    ) -> Path:
+    ) -> Path:  # fmt: skip
         """Check and write the model with the input "image", which has the size of the first output."""
+        sizes = [size, *([f"{axis}_{number}" for axis in size] for number in range(1, len(outputs)))]
         told = [
-            helper.make_tensor_value_info(
-                output,
-                TensorProto.FLOAT,
-                ["batch", classes, *(size if number == 0 else (f"{axis}_{number}" for axis in size))],
-            )
-            for number, output in enumerate(outputs)
+            helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", classes, *its])
+            for output, its in zip(outputs, sizes, strict=True)
         ]
         image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", channels, *size])
         graph = helper.make_graph(self.nodes, name, [image], told, self.weights)

@@ -46,8 +46,7 @@ def record_of(data: bytes) -> Record:
 def read_verified(what: str, path: Path, record: Record, buffers: Iterable[Array]) -> Iterator[Array]:
     """Read a file into arrays, one after the other, and yield each; the last may be filled in part.
 
-    Raises CorruptError, which begins with ``what``, if the file is lost or, at its end, is not what was
-    written.
+    Raises CorruptError, which begins with ``what``, for a file that is lost or, at its end, for another one.
     """
     crc = 0
     try:
@@ -86,8 +85,7 @@ class BlockSums:
     def wrong(self, start: int, runs: Sequence[Array]) -> tuple[int, int] | None:
         """Return the bytes (from, to) of the first block that is not what was written; None if all are.
 
-        ``runs`` follow each other in the file; ``start``, where they begin, and their end are borders of
-        blocks.
+        ``runs`` follow each other in the file; where they begin, ``start``, and end are borders of blocks.
         """
         first = start // self.block_bytes
         for number, crc in enumerate(_crcs(runs, self.block_bytes), first):

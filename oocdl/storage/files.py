@@ -140,10 +140,7 @@ def handle_of(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
 
 
 def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
-    """Write the bytes of C-contiguous arrays to ``path``, one after the other, replacing it.
-
-    Raises ResourceError if the disk is full, StoreError for any other failure.
-    """
+    """Write the bytes of C-contiguous arrays to ``path``, replacing it. Raises as ``reporting`` does."""
     nbytes = 0
     try:
         with handle_of(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as handle:

@@ -21,7 +21,7 @@ class SealedStore(Store):
 
     ``what`` names the array in errors. Raises CorruptError for a file that is lost or is not what was
     written, and, open for reading only, for a chunk that has no record: it is never the fill value. Raises
-    StoreError instead if ``outdated`` says that the run has newer versions, which have replaced this one.
+    StoreError instead if ``outdated`` says that newer versions of the run have replaced this one.
     """
 
     supports_writes = True

@@ -28,10 +28,7 @@ Uses = tuple[int, ...]
 
 
 class Slot:
-    """Says where the bytes of one chunk are, and what holds them; a ``ledger.Entry``.
-
-    ``shape`` has the axes as they lie in memory. The tier's lock guards every field.
-    """
+    """Says where the bytes of one chunk are, and what holds them; the tier's lock guards every field."""
 
     __slots__ = (
         "array", "busy", "device", "dropped", "dtype", "file", "footprint_bytes", "nbytes", "outer", "pins",
@@ -90,7 +87,6 @@ class Home:
         slot.array = None
 
     def adopt(self, array: Array, region: Region, uses: Uses) -> Chunk:
-        """Take a copy of an array that has arrived."""
         stored, order = in_memory_order(array)
         return Chunk(self, Slot(stored, uses), region, order)
 
@@ -152,11 +148,10 @@ class Chunk:
         return self.slot.uses
 
     def read(self, region: Region, out: Array) -> None:
-        """Copy ``region`` (in the coordinates of the whole value) into ``out``.
+        """Copy ``region`` (in the coordinates of the whole value) into ``out``, which may be strided.
 
-        ``out`` has the shape of ``region`` and the dtype of the chunk, and may be strided. Bytes come from
-        RAM, or straight from the spill. Raises ValueError for a region that is not inside the chunk or
-        another shape or dtype of ``out``, StoreError if the spill cannot be read.
+        Bytes come from RAM, or straight from the spill. Raises ValueError for a region that is not inside the
+        chunk or another shape or dtype of ``out``, StoreError if the spill cannot be read.
         """
         box = tuple((part.start, part.stop) for part in within(region, self.region))
         for (start, stop), extent in zip(box, self.shape, strict=True):

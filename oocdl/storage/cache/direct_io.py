@@ -99,10 +99,7 @@ def _write(handle: int, start: int, view: Bytes) -> None:
 
 
 def _runs(array: Array) -> Runs:
-    """Split the memory of ``array``, in the order of its axes, into its longest contiguous runs.
-
-    Returns an empty list unless all of them are whole aligned pages.
-    """
+    """Return the longest contiguous runs of an array, in the order of its axes; none unless all are pages."""
     leading, run_bytes = array.ndim, array.dtype.itemsize
     while leading and (array.shape[leading - 1] == 1 or array.strides[leading - 1] == run_bytes):
         leading -= 1
@@ -163,10 +160,8 @@ def read_box(
     """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
 
     ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are contiguous in
-    both are read in place; small strips are read together through one fixed buffer. With ``sums`` every
-    block that the box touches is read whole and verified, where it is read to. Returns the bytes read,
-    without those of such blocks outside of the box.
-
+    both are read in place; small strips are read together through one fixed buffer. With ``sums`` every block
+    that the box touches is verified. Returns the bytes read, without those of such blocks outside of the box.
     Raises StoreError if the file is missing or too short, CorruptError if a block is not what was written.
     """
     if out.size == 0:
@@ -243,7 +238,6 @@ def _read_runs(file: _File, start: int, runs: Runs) -> None:
 
 
 def _split(runs: Runs, size: int) -> tuple[Runs, Runs]:
-    """Split runs after ``size`` bytes."""
     for number, run in enumerate(runs):
         if size < run.nbytes:
             if not size:
@@ -255,7 +249,6 @@ def _split(runs: Runs, size: int) -> tuple[Runs, Runs]:
 
 
 def _fill(handle: int, start: int, target: Bytes) -> None:
-    """Read ``target.size`` bytes of the file from ``start`` on."""
     done = 0
     if start % PAGE_BYTES == 0 and _aligned(target):
         whole = target.size // PAGE_BYTES * PAGE_BYTES

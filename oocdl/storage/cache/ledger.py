@@ -73,11 +73,9 @@ class Ledger(Generic[E]):
     """Counts the bytes of a tier and decides. Every call is made under the lock of the tier.
 
     ``write`` is called with each chunk that has to be written before it can leave; when that is done,
-    ``written`` has to be called. Invariant: ``resident_bytes + reserved_bytes <= capacity_bytes``.
-
-    First leaves the chunk whose next use is furthest away (Belady's rule: the plan is known); of equals
-    one that the spill has, which costs no writing; of these the one that was offered first. Small chunks
-    leave after all others.
+    ``written`` has to be called. Invariant: ``resident_bytes + reserved_bytes <= capacity_bytes``. First
+    leaves the chunk whose next use is furthest away (Belady's rule: the plan is known); of equals one that
+    the spill has, which costs no writing; of these the one that was offered first. Small chunks leave last.
     """
 
     def __init__(self, capacity_bytes: int, write: Callable[[E], None]) -> None:
@@ -109,7 +107,6 @@ class Ledger(Generic[E]):
         return self.free_bytes - self.withheld_bytes
 
     def stats(self) -> TierStats:
-        """A snapshot of the counts."""
         return TierStats(*(getattr(self, name) for name in TierStats._fields))
 
     def _count(self, resident: int = 0, reserved: int = 0) -> None:
@@ -175,8 +172,7 @@ class Ledger(Generic[E]):
         """Pin the chunks of the first claim in line, and let it in if there is room for all of it.
 
         Returns the chunks that the caller has to load, busy until ``loaded``; None if the claim has to wait.
-        Where no other claim holds anything and no chunk is leaving, what is withheld keeps none waiting: one
-        unit always runs.
+        Where no other claim holds anything and no chunk is leaving, one unit runs whatever is withheld.
         """
         assert self.line[0] is claim
         if not claim.pinned:
@@ -280,7 +276,6 @@ class Ledger(Generic[E]):
     # --- what gives way --------------------------------------------------------------------
 
     def _evict(self, entry: E) -> None:
-        """Evict a chunk that the spill has."""
         assert entry.spilled and not entry.pins and not entry.readers
         self._leave(entry)
         self.evictions += 1
@@ -310,8 +305,8 @@ class Ledger(Generic[E]):
     def promote(self, entry: E) -> bool:
         """Bring a spilled chunk back if it is read again soon; True: it has entered, the caller loads it.
 
-        It is busy until ``loaded``. Only spilled chunks that are read later give way to it, and none do
-        while claims wait: free bytes are theirs.
+        Only spilled chunks that are read later give way, and none do while claims wait: free bytes are
+        theirs.
         """
         soon = self.position + SOON_POSITIONS
         if self.line or self._next_use(entry) > soon or entry.busy or entry.dropped:

@@ -37,16 +37,12 @@ class Reservation:
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike, order: Order = ()) -> Array:
         """Return an array of arbitrary contents, to compute in or to ``put``; page-aligned where it is large.
 
-        Its bytes are part of the reservation. ``order`` lists its axes from outermost to innermost in
-        memory; empty, they lie as they are numbered.
+        ``order`` lists its axes from outermost to innermost in memory; empty, they lie as they are numbered.
         """
         return ordered(self._tier.pool.empty, shape, dtype, order)
 
     def lend(self, chunk: Chunk) -> Array | None:
-        """Return the array of a chunk that happens to be in RAM, read-only, to stay there until ``release``.
-
-        None if it is absent, or about to be evicted because others wait for memory.
-        """
+        """Return the array of a chunk in RAM, read-only, to stay until ``release``; None: it is not there."""
         tier, slot = self._tier, chunk.slot
         if chunk.home is not tier:
             return None
@@ -69,10 +65,10 @@ class Reservation:
     ) -> Chunk:
         """Turn ``footprint(array.nbytes)`` bytes of the reservation into a chunk that the tier owns.
 
-        The array is taken over, not copied: it must have no gaps (``empty`` makes such) and must not
-        change any more. ``uses`` lists the plan positions at which the chunk will be read, sorted. If it
-        is spilled, strips along axis ``outer`` can be read in one go. With ``device`` the bytes are there,
-        and come to the array when they are wanted. Raises BudgetError if fewer bytes are left.
+        The array is taken over: it must have no gaps and must not change any more. ``uses`` lists the plan
+        positions at which the chunk will be read, sorted. If it is spilled, strips along axis ``outer`` can
+        be read in one go. With ``device`` the bytes are there, and come to the array when they are wanted.
+        Raises BudgetError if fewer bytes are left.
         """
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses, outermost(stored, order, outer), device)
@@ -140,7 +136,6 @@ class Tier(Mover, Home):
 
     @property
     def waiting(self) -> int:
-        """Callers of ``reserve`` that wait for memory."""
         return len(self.ledger.line)
 
     @property
@@ -150,7 +145,6 @@ class Tier(Mover, Home):
 
     @property
     def spilled_bytes(self) -> int:
-        """Bytes of chunks that are in the spill."""
         return self.spill.live_bytes
 
     @property
@@ -166,7 +160,6 @@ class Tier(Mover, Home):
 
     @property
     def stats(self) -> TierStats:
-        """A snapshot of the counts."""
         with self.lock:
             return self.ledger.stats()
 
@@ -176,9 +169,9 @@ class Tier(Mover, Home):
         """Wait until ``nbytes`` are free and every chunk of ``pins`` is in RAM, to stay there.
 
         ``scratch_bytes`` more are kept free for what the unit's program takes from the heap. Callers are
-        served first come first served. Never reserve while holding a reservation. Raises BudgetError if
-        the request is larger than the tier, StoreError or ResourceError if the spill has failed,
-        ResourceError if the process has too much even for this unit alone.
+        served first come first served; none may hold a reservation. Raises BudgetError if the request is
+        larger than the tier, StoreError or ResourceError if the spill has failed, ResourceError if the
+        process has too much even for this unit alone.
         """
         unique = tuple({id(pin.slot): pin for pin in pins if pin.home is self}.values())
         need = nbytes + scratch_bytes + sum(pin.slot.footprint_bytes for pin in unique)
@@ -211,10 +204,10 @@ class Tier(Mover, Home):
         return reservation
 
     def adopt(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
-        """Copy an array that the tier does not own (arrived from a worker, or read at start-up) to a chunk.
+        """Copy an array (a part of a larger message, or read at start-up) to a chunk of the tier.
 
         The call never waits, as an event loop may make it: an array that finds no room is written to the
-        spill at once, by the caller's thread. It is copied because what arrives is part of a larger message.
+        spill at once, by the caller's thread.
         """
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses)

@@ -63,8 +63,8 @@ class SpillStore:
     """Writes chunks to a folder of this process below ``path``, and reads boxes of them. Thread-safe.
 
     ``path`` is shared by the processes of a host, also of several users, and made if it is not there: with
-    the rights of the folder it is in, and so that nobody deletes another's. ``close`` deletes the folder.
-    Raises StoreError if ``path`` is on a file system in memory (tmpfs) or cannot be written.
+    the rights of the folder it is in, and so that nobody deletes another's. Raises StoreError if it is on a
+    file system in memory (tmpfs) or cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -175,10 +175,10 @@ class SpillStore:
         return any(free.values())
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
-        """Read ``box`` (relative to the chunk) into ``out``; returns the bytes read.
+        """Read ``box`` (relative to the chunk) into ``out``, verified; returns the bytes read.
 
-        Every block that the box touches is verified. Raises CorruptError if one is not what was written,
-        StoreError if the file is missing or too short.
+        Raises CorruptError if a block is not what was written, StoreError if the file is missing or too
+        short.
         """
         begun = perf_counter()
         count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums)
@@ -216,10 +216,7 @@ def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any], outer: int) -> str:
 
 
 def prefix_of(what: str) -> str:
-    """Return what names of this host's folders begin with, and no other's.
-
-    Its name is there because locks of other hosts cannot be trusted on every network disk.
-    """
+    """Return what names of this host's folders begin with: locks of other hosts cannot always be trusted."""
     return f"{what}-{re.sub(r'[^A-Za-z0-9.]', '_', socket.gethostname())}-"
 
 

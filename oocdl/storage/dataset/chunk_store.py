@@ -60,8 +60,7 @@ class ChunkList:
         return int(np.argmax(gaps)) if gaps.any() else len(self.numbers)
 
     def index(self, number: int) -> tuple[int, ...]:
-        """The index in the grid of the chunk of a number."""
-        return tuple(int(at) for at in np.unravel_index(number, self.grid))
+        return index_of(number, self.grid)
 
     def place(self, number: int) -> int | None:
         """Return the place of a chunk in the list; None if it was not stored."""
@@ -97,10 +96,9 @@ class ChunkKeys:
         >>> ChunkKeys((2, 3), "c/", "/").key(5)
         'c/1/2'
         """
-        return self.key_at(tuple(int(at) for at in np.unravel_index(number, self.grid)))
+        return self.key_at(index_of(number, self.grid))
 
     def key_at(self, index: tuple[int, ...]) -> str:
-        """The name of the chunk at an index of the grid."""
         return self.lead + self.separator.join(map(str, index))
 
     def number(self, key: str) -> int | None:
@@ -112,9 +110,8 @@ class ChunkKeys:
         """
         match = self._pattern.fullmatch(key)
         index = tuple(map(int, match.groups())) if match else ()
-        if match is None or any(at >= extent for at, extent in zip(index, self.grid, strict=True)):
-            return None
-        return number_of(index, self.grid)
+        inside = match and all(at < extent for at, extent in zip(index, self.grid, strict=True))
+        return number_of(index, self.grid) if inside else None
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -123,12 +120,13 @@ class ChunkKeys:
 
 
 def number_of(index: tuple[int, ...], grid: tuple[int, ...]) -> int:
-    """The number of a chunk.
-
-    >>> number_of((1, 2), (2, 3))
-    5
-    """
+    """The number of the chunk at an index."""
     return int(np.ravel_multi_index(index, grid))
+
+
+def index_of(number: int, grid: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of the chunk of a number."""
+    return tuple(int(at) for at in np.unravel_index(number, grid))
 
 
 def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:
@@ -195,8 +193,8 @@ class Memory(Chunks):
         content = self.content(chunk, WHOLE)
         if content is None:
             return None, b"", None
-        record = record_of(content)
-        return (record.nbytes, record.crc), content[part], (record.nbytes, record.crc)
+        mark = record_of(content)
+        return mark, content[part], mark
 
 
 class Files(Chunks):
@@ -235,8 +233,7 @@ class Files(Chunks):
                 before = _mark(os.fstat(file.fileno()))
                 start, stop, _ = part.indices(before[0])
                 file.seek(start)
-                content = file.read(max(stop - start, 0))
-                return before, content, _mark(os.fstat(file.fileno()))
+                return before, file.read(max(stop - start, 0)), _mark(os.fstat(file.fileno()))
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
                 return None, b"", None  # or what stands there is no file
@@ -251,10 +248,7 @@ class RegularStore(LocalStore):
     """A local folder whose metadata are regular files: of a FIFO, reading would wait for ever."""
 
     async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Return the bytes of a key; None if it is not there. Raises OSError if it is no file."""
         place = self.root / key
@@ -270,10 +264,7 @@ class Zipped(Chunks):
 
     def __init__(self, store: ZipStore, path: str, keys: ChunkKeys) -> None:
         super().__init__(store, path, keys)
-        if store.path is None:
-            raise DatasetError(
-                f"array '{path}' is in a zip file that was opened without its name: name the file"
-            )
+        assert store.path is not None
         self.path, self.file_mark = store.path, file_mark(store.path)
         with zipfile.ZipFile(self.path) as file:
             self.members = {
@@ -310,10 +301,7 @@ def file_mark(path: str | Path) -> tuple[int, int, int]:
 
 
 def parts_of(path: str, start: int, nbytes: int, pieces: int) -> Iterator[bytes]:
-    """Read bytes of a file from ``start`` on: all, or so many pieces from the first to the last.
-
-    Raises DatasetError if the file cannot be read.
-    """
+    """Read bytes of a file from ``start`` on: all, or so many pieces. Raises DatasetError if it cannot be."""
     step = PIECE_BYTES
     offsets: Sequence[int] = range(0, nbytes, step)
     if len(offsets) > pieces > 1:
@@ -350,8 +338,7 @@ def list_chunks(label: str, chunks: Chunks) -> ChunkList:
             found.extend((number, *mark))
     except OSError as error:
         raise DatasetError(
-            f"{label}: {error.filename or chunks.prefix} cannot be read "
-            f"({error.strerror or error}); it would read as the fill value: restore or fetch it "
-            "(git annex get, datalad get)"
+            f"{label}: {error.filename or chunks.prefix} cannot be read ({error.strerror or error}); it "
+            "would read as the fill value: restore or fetch it (git annex get, datalad get)"
         ) from error
     return listed(chunks.keys.grid, found)

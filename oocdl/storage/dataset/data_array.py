@@ -49,10 +49,7 @@ class Source(ABC):
 
     @abstractmethod
     def content(self, place: int, pieces: int) -> Iterator[bytes]:
-        """Yield the stored bytes of the chunk at a place of ``known``: all, or so many pieces of them.
-
-        Nothing where marks tell all that there is.
-        """
+        """Yield the bytes of the chunk at a place of ``known``, or so many pieces; none if marks tell all."""
 
     @abstractmethod
     def read(self, region: Region) -> Array:
@@ -85,15 +82,13 @@ class DataArray:
     def itemsize(self) -> int:
         return self.dtype.itemsize
 
-    def offset(self, row: int) -> Shape:
-        """Return where the chunks of a sample begin, along the axes after the first."""
-        if not self.boxes:
-            return (0,) * (len(self.shape) - 1)
-        return tuple(start for start, _ in self.boxes[row])
-
     def box(self, row: int) -> Region | None:
         """Return where in a view a sample stands; None if this is no view."""
         return self.boxes[row] if self.boxes else None
+
+    def offset(self, row: int) -> Shape:
+        """Return where the chunks of a sample begin, along the axes after the first."""
+        return tuple(start for start, _ in self.box(row) or [(0, 0)] * (len(self.shape) - 1))
 
     @property
     def chunk_bytes(self) -> int:
@@ -102,10 +97,7 @@ class DataArray:
 
     @cached_property
     def reading_bytes(self) -> int:
-        """The most that reading a chunk takes: as it is stored, decoded, and the part that was asked for.
-
-        Masks are often stored in a hundredth of their bytes.
-        """
+        """The most that reading a chunk takes: as it is stored, decoded, and the part that was asked for."""
         stored_bytes = self.chunk_bytes
         if self.stored_chunks == self.chunks and len(self.source.known.sizes):
             stored_bytes = min(stored_bytes, int(self.source.known.sizes.max()))
@@ -115,8 +107,8 @@ class DataArray:
     def known(self) -> ChunkList:
         """The chunks that are stored, listed at the first use.
 
-        Raises DatasetError if one is larger than it can be, or if some are not stored and that is not
-        allowed, or nothing says what they are.
+        Raises DatasetError if one is larger than it can be, or if some may not be missing, or nothing says
+        what they are.
         """
         found, fill = self.source.known, self.fill_value
         most = most_bytes(prod(self.stored_chunks) * self.itemsize)
@@ -146,16 +138,18 @@ class DataArray:
 
     def notes(self) -> list[str]:
         """Say how many chunks are not stored, and whether changes would go unnoticed."""
-        absent = (
-            f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
-            f"and read as their fill value {self.fill_value}"
-        )
-        untold = (
-            f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
-            "chunk is gone, or on resume in the values of three samples"
-        )
-        notes = {absent: self.known.missing, untold: self.source.tells == "none"}
-        return [note for note, is_due in notes.items() if is_due]
+        notes = []
+        if self.known.missing:
+            notes.append(
+                f"{self.name}: {self.known.missing:,} of {prod(self.known.grid):,} chunks are not stored "
+                f"and read as their fill value {self.fill_value}"
+            )
+        if self.source.tells == "none":
+            notes.append(
+                f"{self.name}: its store tells neither sizes nor times of chunks; changes show only if a "
+                "chunk is gone, or on resume in the values of three samples"
+            )
+        return notes
 
     def read(self, region: Region) -> Array:
         """Read ``region`` in native byte order, to be read only; only chunks that it touches are decoded.

@@ -1,11 +1,8 @@
 """The dataset: arrays with the sample axis first, read by region, from Zarr, HDF5 or memory.
 
-Whatever could go wrong later is refused at opening, before a chunk is read: types that can run code when
-decoded, and codecs that are not plain compression. The chunks that are stored are listed then, and each read
-is of a chunk as it was: one that is gone or was changed since is an error, never the fill value.
-
-Arrays in memory are read in place, by blocks with checksums. Their memory is the caller's: a budget counts it
-as what the process has before it begins.
+Whatever could go wrong later is refused at opening, before a chunk is read. The chunks that are stored are
+listed then: one that is gone or was changed since is an error, never the fill value. Arrays in memory are
+read in place, by blocks with checksums; a budget counts them as what the process has before it begins.
 """
 
 from __future__ import annotations
@@ -78,14 +75,10 @@ class Dataset:
 
     arrays: Mapping[str, DataArray]  # arrays by name; for those of nested groups, by path
     where: str
-
     spec: DatasetSpec  # what ``open_dataset`` takes in another process
 
     def only(self, names: Collection[str]) -> Dataset:
-        """Return the dataset with these arrays alone, whose chunks are listed now.
-
-        Raises DatasetError as ``open_dataset`` does with names.
-        """
+        """Return the dataset with these arrays alone, whose chunks are listed (and may be refused) now."""
         arrays = {name: array for name, array in self.arrays.items() if name in names}
         for array in arrays.values():
             _ = array.known
@@ -127,10 +120,7 @@ def attributes_of(spec: DatasetSpec) -> dict[str, Any]:
 
 
 def apart(name: str) -> str:
-    """Return the name of a validation array in the dataset of a run.
-
-    It begins with a slash, as no name of an array in a Zarr group or an HDF5 file does.
-    """
+    """Return a validation array's name in the dataset of a run: it begins with a slash, as no other does."""
     return f"/validation/{name}"
 
 
@@ -140,8 +130,6 @@ def open_dataset(
     names: Collection[str] | None = None,
 ) -> Dataset:
     """Open a Zarr group (path, store or group), an HDF5 file or NumPy arrays by name, and check its arrays.
-
-    One that is open stays; arrays in memory are read in place.
 
     With ``names`` only those arrays are checked and opened, and their chunks listed; without, chunks of an
     array are listed when it is first used. Chunks that are not stored are their fill value, as Zarr and HDF5
@@ -157,9 +145,10 @@ def open_dataset(
     if isinstance(source, Dataset):
         return source
     group = ""
-    if isinstance(source, DatasetSpec) and source.validation is not None:
-        return open_dataset(replace(source, validation=None)).with_validation(open_dataset(source.validation))
     if isinstance(source, DatasetSpec):
+        if source.validation is not None:
+            other = open_dataset(source.validation)
+            return open_dataset(replace(source, validation=None)).with_validation(other)
         if source.views:
             return open_dataset(replace(source, views=())).with_views(source.views)
         allow_missing_chunks, names = source.allow_missing_chunks, source.names
@@ -285,16 +274,11 @@ def _given(name: str, data: Array, last: LastChunk) -> DataArray:
     blocks = _blocks(data.shape, data.dtype.itemsize)
     check_chunks(label, data.shape, blocks, blocks)
     decoder = Decoder(data.dtype, blocks, tuple(range(data.ndim)), (), prod(blocks) * data.itemsize)
+    source = ZarrSource(label, data.shape, blocks, 0, GivenBlocks(data, blocks), decoder, None, last)
     return DataArray(
-        name=name,
-        where=WHERE,
-        shape=data.shape,
-        dtype=data.dtype.newbyteorder("="),
-        chunks=blocks,
-        stored_chunks=blocks,
-        fill_value=0,
-        source=ZarrSource(label, data.shape, blocks, 0, GivenBlocks(data, blocks), decoder, None, last),
-    )
+        name=name, where=WHERE, shape=data.shape, dtype=data.dtype.newbyteorder("="),
+        chunks=blocks, stored_chunks=blocks, fill_value=0, source=source,
+    )  # fmt: skip
 
 
 def _blocks(shape: Shape, itemsize: int) -> Shape:

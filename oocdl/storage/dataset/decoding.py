@@ -86,10 +86,7 @@ class Decoder:
     nbytes: int | None  # stored bytes; None where they vary, as a compressor is among the codecs
 
     def __call__(self, stored: Any) -> Array:
-        """Decode a chunk into an array that is not to be written to.
-
-        Raises whatever codecs raise; ValueError for another number of bytes than the array declares.
-        """
+        """Decode a chunk into an array that is not to be written to. Raises ValueError, or what codecs do."""
         for codec in self.codecs:
             stored = codec.undo(stored)
         made = np.frombuffer(stored, self.dtype).reshape(self.shape).transpose(self.axes)

@@ -1,8 +1,8 @@
 """Opens arrays of an HDF5 file; refuses those whose reading would not be safe and complete.
 
-A file is one thing: as long as its size and time are what they were, so are all chunks in it. The library
-trusts a chunk: one that decodes to more than it should fills memory, and one that decodes to less is read
-past its end. So each has to decode to just its size here, once, before the library decodes it.
+As long as the size and time of a file are what they were, so are all chunks in it. The library trusts a
+chunk: one that decodes to more than it should fills memory, and one that decodes to less is read past its
+end. So each has to decode to just its size here, once, before the library decodes it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ class Hdf5File:
     """An open file, as it was when it was opened; the library is not made for threads."""
 
     path: str
-    mark: tuple[int, int, int]  # inode, size in bytes, time of change in nanoseconds
+    mark: tuple[int, int, int]  # as ``file_mark`` has it
     lock: threading.Lock
 
     def check(self, label: str) -> None:
-        """Raise DatasetError if the file is not what was opened."""
         found = file_mark(self.path)
         if found != self.mark:
             happened = "was changed or replaced" if any(found) else "is gone"
@@ -188,15 +187,10 @@ def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
     undefined = settings.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED
     never = settings.get_fill_time() == h5py.h5d.FILL_TIME_NEVER
     return DataArray(
-        name=name,
-        where=file.path,
-        shape=shape,
-        dtype=data.dtype.newbyteorder("="),
-        chunks=chunks,
-        stored_chunks=stored,
-        fill_value=None if undefined or never else data.fillvalue,
+        name=name, where=file.path, shape=shape, dtype=data.dtype.newbyteorder("="),
+        chunks=chunks, stored_chunks=stored, fill_value=None if undefined or never else data.fillvalue,
         source=Hdf5Source(data, file, label, stored),
-    )
+    )  # fmt: skip
 
 
 def filters_of(data: h5py.Dataset) -> list[int]:

@@ -21,6 +21,7 @@ from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset
 from oocdl.storage.dataset.sample_stack import StackedSource
 
+Facts = Mapping[str, Any]  # what ``identity`` returns
 RANGES = 64  # the most ranges of samples that are told apart
 PIECES = 192  # about so many pieces of stored bytes are compared at least, where they are not compared whole
 NOTHING = hashlib.blake2b(digest_size=6).hexdigest()  # the digest of a range without chunks
@@ -39,10 +40,7 @@ class Comparison:
 
 
 def identity(array: DataArray) -> dict[str, Any]:
-    """Return what tells an array from another, as plain data. Reads some of its content.
-
-    Raises DatasetError if that cannot be read.
-    """
+    """Return what tells an array from another, as plain data. Reads some of its content."""
     known, source = array.known, array.source
     ranges = list(row_ranges(known.grid[0], RANGES))
     return {
@@ -60,12 +58,12 @@ def identity(array: DataArray) -> dict[str, Any]:
     }
 
 
-def compare(array: DataArray, then: Mapping[str, Any], now: Mapping[str, Any]) -> Comparison:
+def compare(array: DataArray, then: Facts, now: Facts) -> Comparison:
     """Compare the ``identity`` that an array had with the one that it has."""
     label = f"array '{array.name}'"
     if then["dtype"] != now["dtype"] or then["shape"][1:] != now["shape"][1:]:
-        was = f"{then['dtype']} {then['shape']}"
-        return Comparison(f"{label} was {was}, is {now['dtype']} {now['shape']}")
+        was, is_now = (f"{facts['dtype']} {facts['shape']}" for facts in (then, now))
+        return Comparison(f"{label} was {was}, is {is_now}")
     if then["shape"] != now["shape"]:
         return Comparison(f"{label} had {then['shape'][0]} samples, has {now['shape'][0]}")
     if then.get("samples") != now.get("samples"):
@@ -84,7 +82,7 @@ def compare(array: DataArray, then: Mapping[str, Any], now: Mapping[str, Any]) -
     return _compare_times(label, then, now, array)
 
 
-def check_same(dataset: Dataset, identities: Mapping[str, Mapping[str, Any]]) -> None:
+def check_same(dataset: Dataset, identities: Mapping[str, Facts]) -> None:
     """Raise DatasetError if an array is not what another process has found it to be; copies will do."""
     for name, then in identities.items():
         array = dataset.arrays[name]
@@ -93,9 +91,7 @@ def check_same(dataset: Dataset, identities: Mapping[str, Mapping[str, Any]]) ->
             raise DatasetError(f"{dataset.where} is not the same for the client and its workers: {changed}")
 
 
-def _compare_times(
-    label: str, then: Mapping[str, Any], now: Mapping[str, Any], array: DataArray
-) -> Comparison:
+def _compare_times(label: str, then: Facts, now: Facts, array: DataArray) -> Comparison:
     """Compare arrays of equal sizes whose chunks have other times, or checksums."""
     where = _where(array, then["marks"], now["marks"])
     if then["tells"] != now["tells"] or now["content"] != then["content"]:
@@ -118,7 +114,6 @@ def _is_small(known: ChunkList) -> bool:
 
 
 def _digests(known: ChunkList, ranges: Sequence[tuple[int, int]], columns: Sequence[Any]) -> list[str]:
-    """A digest for each range of rows of chunks."""
     inside, found = prod(known.grid[1:]), []
     for start, stop in ranges:
         low, high = np.searchsorted(known.numbers, (start * inside, stop * inside))

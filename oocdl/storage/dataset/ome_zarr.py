@@ -13,13 +13,8 @@ import zarr
 from oocdl.errors import DatasetError
 
 MILLIMETRES = {
-    None: 1.0,
-    "meter": 1e3,
-    "centimeter": 10.0,
-    "millimeter": 1.0,
-    "micrometer": 1e-3,
-    "nanometer": 1e-6,
-}
+    None: 1.0, "meter": 1e3, "centimeter": 10.0, "millimeter": 1.0, "micrometer": 1e-3, "nanometer": 1e-6,
+}  # fmt: skip
 
 
 class Sample(NamedTuple):

@@ -61,7 +61,6 @@ class StackedSource(Source):
 
     @property
     def digest(self) -> str:
-        """A digest of the names and sizes of all samples."""
         facts = [(member.name, member.shape) for member in self.members]
         return hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
 
@@ -83,7 +82,6 @@ class StackedSource(Source):
         return tuple((start, start + its) for start, its in zip(starts, own, strict=True))
 
     def read(self, region: Region) -> Array:
-        """Read a region of the view, sample by sample."""
         (first, last), inner = region[0], region[1:]
         out = np.full(region_shape(region), self.pad, self.dtype)
         for row in range(first, last):
@@ -100,10 +98,7 @@ class StackedSource(Source):
 def stacked(
     name: str, where: str, members: Sequence[DataArray], samples: Mapping[str, Mapping[str, Any]]
 ) -> DataArray:
-    """See arrays, one a sample, as one array, as large as the largest.
-
-    Raises DatasetError if samples differ in type or in their number of axes.
-    """
+    """See arrays, one a sample, as one, as large as the largest. Raises DatasetError if kinds differ."""
     first = members[0]
     for member in members[1:]:
         if (member.dtype, len(member.shape)) != (first.dtype, len(first.shape)):
@@ -111,22 +106,16 @@ def stacked(
                 f"samples of {where} differ: {first.name} is {first.dtype} with {len(first.shape)} axes, "
                 f"{member.name} {member.dtype} with {len(member.shape)}"
             )
-    shape = tuple(max(sizes) for sizes in zip(*(member.shape for member in members), strict=True))
-    chunks, stored = (
-        tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-        for shapes in ([m.chunks for m in members], [m.stored_chunks for m in members])
+    shape, chunks, stored = (
+        tuple(max(sizes) for sizes in zip(*(getattr(member, which) for member in members), strict=True))
+        for which in ("shape", "chunks", "stored_chunks")
     )
     return DataArray(
-        name=name,
-        where=where,
-        shape=(len(members), *shape),
-        dtype=first.dtype,
-        chunks=(1, *chunks),
-        stored_chunks=(1, *stored),
-        index_bytes=max(member.index_bytes for member in members),
-        fill_value=first.fill_value,
+        name=name, where=where, shape=(len(members), *shape), dtype=first.dtype,
+        chunks=(1, *chunks), stored_chunks=(1, *stored),
+        index_bytes=max(member.index_bytes for member in members), fill_value=first.fill_value,
         source=StackedSource(members, samples, shape, first.dtype),
-    )
+    )  # fmt: skip
 
 
 def members_of(array: DataArray) -> Sequence[DataArray]:
@@ -143,10 +132,9 @@ def viewed(array: DataArray, space: Shape, pad: int) -> DataArray:
     """See the samples of an array with these extents of their last axes, and ``pad`` around them."""
     shape = (*array.shape[1 : len(array.shape) - len(space)], *space)
     dtype = np.result_type(array.dtype, np.min_scalar_type(pad)) if pad else array.dtype
-    source = (
-        array.source if isinstance(array.source, StackedSource) else StackedSource([array], {}, (), dtype)
-    )
-    made = replace(source, shape=shape, dtype=dtype, pad=pad)
+    is_stack = isinstance(array.source, StackedSource)
+    source: Any = array.source if is_stack else StackedSource([array], {}, (), dtype)
+    made: StackedSource = replace(source, shape=shape, dtype=dtype, pad=pad)
     boxes = [made.box(row) for row in range(array.shape[0])]
     return replace(array, shape=(array.shape[0], *shape), dtype=dtype, source=made, boxes=boxes)
 
@@ -158,10 +146,7 @@ def own_sized(array: DataArray, row: int) -> DataArray:
 
 
 def named_samples(group: zarr.Group, where: str) -> dict[str, Sample]:
-    """Return a group's samples by name, in order; none if its samples are not groups.
-
-    Raises DatasetError if one that is named is not there.
-    """
+    """Return a group's samples by name, in order; none if they are no groups. DatasetError if one is lost."""
     mark = group.attrs.get(MARK)
     names = mark.get("samples") if isinstance(mark, Mapping) else None
     if names is None or any(isinstance(found, zarr.Array) for _, found in group.arrays()):

@@ -34,38 +34,24 @@ from oocdl.storage.dataset.chunk_store import (
     list_chunks,
     parts_of,
 )
-from oocdl.storage.dataset.data_array import (
-    DataArray,
-    Shape,
-    Source,
-    check_chunks,
-    check_type,
-    one_line,
-)
+from oocdl.storage.dataset.data_array import DataArray, Shape, Source, check_chunks, check_type, one_line
 from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
 from oocdl.storage.dataset.ome_zarr import Sample, ome_folders, ome_samples
 from oocdl.storage.dataset.sample_stack import named_samples, stacked
 from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, grid, touched
 
+Tables = dict[str, Array | None]  # the index of a shard by its key
 SHARDED = "sharding_indexed"
 NOT_STORED = 2**64 - 1  # offset and size, in the index of a shard, of a chunk that is not in it
 
 
 @dataclass(eq=False)
 class LastChunk:
-    """The chunk that was decoded last, of all arrays of a dataset: volumes are read piece by piece.
-
-    It leaves before another comes, so it takes no more than reading one anyway does.
-    """
+    """The chunk that was decoded last, of all arrays of a dataset: it leaves before another comes."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     of: tuple[str, Shape] | None = None  # label of its array, and its index
     array: Array | None = None
-
-    def leave(self) -> None:
-        """Forget it."""
-        with self.lock:
-            self.of = self.array = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,8 +101,9 @@ class ZarrSource(Source):
             (index,) = indices
             corner = tuple((at * size, (at + 1) * size) for at, size in zip(index, self.chunks, strict=True))
             return self._one_chunk(index)[within(region, corner)]
-        self.last.leave()
-        out, tables = np.empty(region_shape(region), self.decoder.dtype), dict[str, Array | None]()
+        with self.last.lock:
+            self.last.of = self.last.array = None
+        out, tables = np.empty(region_shape(region), self.decoder.dtype), Tables()
         for index in indices:
             covered = chunk_region(index, self.shape, self.chunks)
             part = intersect(covered, region)
@@ -143,7 +130,7 @@ class ZarrSource(Source):
         pairs = [divmod(at, count) for at, count in zip(index, self.shards.inside, strict=True)]
         return self.stored.keys.key_at(tuple(outer for outer, _ in pairs)), tuple(at for _, at in pairs)
 
-    def _chunk(self, index: Shape, tables: dict[str, Array | None]) -> Array:
+    def _chunk(self, index: Shape, tables: Tables) -> Array:
         """Decode a chunk; ``tables`` keeps the index of one shard, None if that is not stored."""
         key, inside = self._key(index)
         part: slice | None = WHOLE
@@ -159,9 +146,7 @@ class ZarrSource(Source):
             raise ValueError(f"chunk {key}: {one_line(error)}") from error
         return np.broadcast_to(np.asarray(self.fill_value, self.decoder.dtype), self.chunks)
 
-    def _place(
-        self, key: str, inside: Shape, shards: Shards, tables: dict[str, Array | None]
-    ) -> slice | None:
+    def _place(self, key: str, inside: Shape, shards: Shards, tables: Tables) -> slice | None:
         """Return where a chunk lies in its shard; None if it is not stored, DatasetError if it is to be."""
         if key not in tables:
             tables.clear()
@@ -184,13 +169,11 @@ class ZarrSource(Source):
         """Return a part of what is stored under a name; None if nothing is. Raises what ``_check`` does."""
         before, content, after = self.stored.read(key, part)
         self._check(key, before, after)
-        if (
-            before is not None
-            and part.start is not None
-            and len(content) != abs((part.stop or 0) - part.start)
-        ):
+        if before is None:
+            return None
+        if part.start is not None and len(content) != abs((part.stop or 0) - part.start):
             raise ValueError("an index says that bytes of it lie outside of it")
-        return None if before is None else content
+        return content
 
     def _check(self, key: str, *marks: Mark | None) -> None:
         """Raise DatasetError if a chunk is gone, was changed, or is new, by its marks, as around a read."""
@@ -303,16 +286,11 @@ def _opened(
     keys = _keys(document, grid(shape, stored_chunks), at)
     stored, fill = chunks_of(array.store, array.path, keys), metadata.fill_value
     return DataArray(
-        name=name,
-        where=where,
-        shape=shape,
-        dtype=array.dtype.newbyteorder("="),
-        chunks=chunks,
-        stored_chunks=stored_chunks,
+        name=name, where=where, shape=shape, dtype=array.dtype.newbyteorder("="),
+        chunks=chunks, stored_chunks=stored_chunks, fill_value=fill,
         index_bytes=0 if shards is None else shards.index.nbytes or 0,
-        fill_value=fill,
         source=ZarrSource(label, shape, chunks, fill, stored, decoder, shards, last, allow_missing),
-    )
+    )  # fmt: skip
 
 
 def _decoders(

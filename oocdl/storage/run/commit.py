@@ -58,10 +58,7 @@ class Writer:
 
 
 class Commit:
-    """A version that is being written, by one thread. Made by ``RunStore.begin``.
-
-    Write or record every chunk of its tensors, then call ``finish`` once; ``abort`` deletes what is there.
-    """
+    """A version that is being written, by one thread: record every chunk, then ``finish``, or ``abort``."""
 
     def __init__(
         self, root: Path, draft: Manifest, publish: Callable[[Manifest, Sequence[Path]], Manifest]
@@ -92,10 +89,7 @@ class Commit:
         self.record(name, self.writer(sync=False).write(name, region, array))
 
     def record(self, name: str, records: Mapping[str, Record]) -> None:
-        """Take the records of chunks that a ``Writer`` wrote.
-
-        Raises StoreError if a chunk was recorded before with other bytes.
-        """
+        """Take the records of chunks that a ``Writer`` wrote; StoreError if one was other bytes before."""
         self._check_open()
         for file, record in records.items():
             if self._records[name].setdefault(file, record) != record:
@@ -201,7 +195,7 @@ def metadata_of(tensor: Tensor) -> str:
 def read_chunk(root: Path, tensor: Tensor, index: Index, part: Region, target: Array) -> None:
     """Read ``part`` of the tensor, which is in this chunk, into ``target``; verify the whole chunk.
 
-    Takes memory for a block of ``BLOCK_BYTES``. Raises CorruptError, which names array, chunk and version.
+    Takes memory for a block. Raises CorruptError, which names array, chunk and version.
     """
     spec = tensor.spec
     stored = tuple((at * size, (at + 1) * size) for at, size in zip(index, spec.chunks, strict=True))

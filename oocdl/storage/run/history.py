@@ -55,10 +55,7 @@ class History:
         self.seal = HistorySeal(self.seal.rows + len(new), self.seal.nbytes + len(data), crc)
 
     def rows(self) -> Iterator[Row]:
-        """Yield all rows that the seal covers, one at a time: a long run has hundreds of thousands.
-
-        Raises CorruptError, which names what is damaged, before the first one.
-        """
+        """Yield the rows that the seal covers, one at a time; first CorruptError, which names the damage."""
         if not self._is_whole():
             raise CorruptError(
                 f"{self.path} is damaged: {self._sound()[1]}; going on with the run, or 'oocdl repair', "

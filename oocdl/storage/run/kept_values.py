@@ -71,7 +71,6 @@ class Kept:
         return [path for folder in folders for path in (folder, *folder.rglob("*"))]
 
     def committed(self) -> None:
-        """Note that everything is committed."""
         self._made.clear()
 
 

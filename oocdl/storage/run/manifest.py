@@ -65,7 +65,6 @@ class Tensor:
 
     @property
     def folder(self) -> str:
-        """Path of the Zarr array, relative to the run."""
         return f"{self.spec.kind}/{self.id}/e{self.epoch}-v{self.version}"
 
 
@@ -97,7 +96,6 @@ class KeptSeal:
     records: Mapping[str, Record]  # key of the Zarr array -> record, its metadata included
 
     def sealed(self, name: str) -> Sealed:
-        """Return the files of the kept value of this name."""
         return Sealed(f"kept value {name!r}", self.step, f"kept/{self.id}", self.records)
 
 
@@ -133,12 +131,10 @@ class Manifest:
         return list(dict.fromkeys([*filter(None, [self.parent]), *self.checkpoints.values()]))
 
     def arrays(self) -> list[Sealed]:
-        """Return the chunks of all arrays, by file."""
         named = self.tensors.items()
         return [Sealed(f"array {name!r}", self.step, one.folder, one.records) for name, one in named]
 
     def dumps(self) -> str:
-        """Write the manifest as JSON, with its digest."""
         tensors = [{**vars(tensor.spec), **vars(tensor)} for tensor in self.tensors.values()]
         for item in tensors:
             del item["spec"]
@@ -148,8 +144,7 @@ class Manifest:
 
     @classmethod
     def loads(cls, text: str) -> Manifest:
-        """Read a manifest. Raises ValueError, KeyError, TypeError, AttributeError or StoreError if
-        it is none, or leaves the run."""
+        """Read a manifest. Raises ValueError, KeyError, TypeError, AttributeError, StoreError for others."""
         head = unsealed("manifest", text)
         tensors = [_tensor(item) for item in head.pop("tensors")]
         by_name = {tensor.spec.name: tensor for tensor in tensors}

@@ -69,8 +69,8 @@ def load_current(
 ) -> tuple[Manifest | None, str | None]:
     """Read the manifest of the committed version, and the text of CURRENT; None before the first commit.
 
-    ``known`` is what an earlier call returned: the manifest is read again only if CURRENT has changed.
-    Raises CorruptError if CURRENT or its manifest is damaged, lost, or older than what was committed.
+    ``known`` is what an earlier call returned: the manifest is read again only if CURRENT has changed. Raises
+    CorruptError if CURRENT or its manifest is damaged, lost, or older than what was committed.
     """
     while True:
         # In this order: a writer replaces CURRENT before it acknowledges.

@@ -98,9 +98,9 @@ class RunStore:
     def create(cls, path: str | Path, meta: Mapping[str, Any], restart: bool = False) -> RunStore:
         """Make a run in the folder ``path`` and open it for writing; ``meta`` is plain data.
 
-        With ``restart`` a run that is there is locked and cleared first; files in its folder that are not the
-        run's stay. Raises StoreError if the folder holds anything else or the run is in use,
-        ResourceError if the disk is full.
+        With ``restart`` a run that is there is locked and cleared first; other files in its folder stay.
+        Raises StoreError if the folder holds anything else or the run is in use, ResourceError if the disk is
+        full.
         """
         root = Path(path).absolute()
         text = sealed("run", dict(meta))
@@ -214,8 +214,8 @@ class RunStore:
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
         """Begin ``version``: ``tensors`` are written anew, those that ``carry`` names stay as they are.
 
-        Raises StoreError if the run is open for reading only, if another commit is open, or if ``version``
-        is not after the current one.
+        Raises StoreError if the run is open for reading only, another commit is open, or ``version`` is an
+        old one.
         """
         self._check_writable()
         old = self._manifest
@@ -244,10 +244,9 @@ class RunStore:
     def read(self, name: str, region: Region, out: Array | None = None) -> Array:
         """Read ``region`` of an array of the current version into ``out``, or into a new array.
 
-        Every chunk that it touches is verified, all of it, whatever part is wanted. Takes memory for a block
-        of ``BLOCK_BYTES`` besides ``out``. Raises CorruptError, which names array, chunk and version;
-        StoreError if there is no such array, or a writer has replaced the version meanwhile; ValueError if
-        ``out`` has another shape or dtype.
+        Every chunk that it touches is verified, all of it. Takes memory for a block besides ``out``. Raises
+        CorruptError, which names array, chunk and version; StoreError if there is no such array, or a writer
+        has replaced the version meanwhile; ValueError if ``out`` has another shape or dtype.
         """
         tensor = self._tensor(name)
         spec = tensor.spec
@@ -266,11 +265,7 @@ class RunStore:
         return out
 
     def array(self, name: str) -> zarr.Array[Any]:
-        """Open an array of the current version as a read-only Zarr array.
-
-        Everything that is read from it is verified: raises CorruptError for a chunk, or metadata, that is
-        lost or is not what was written.
-        """
+        """Open an array of the current version as a read-only Zarr array; what is read of it is verified."""
         tensor = self._tensor(name)
         what = f"array {name!r} of version {tensor.version}"
         records = {"zarr.json": record_of(metadata_of(tensor).encode()), **tensor.records}
@@ -302,10 +297,7 @@ class RunStore:
         self._history.start()
 
     def history(self) -> Iterator[dict[str, Any]]:
-        """Yield all rows. Only the writer sees those that are not committed yet: they may still be lost.
-
-        Raises CorruptError, which names the damaged lines, at once.
-        """
+        """Yield all rows; only the writer sees those that are not committed. Raises CorruptError at once."""
         history = self._history if self._lock is not None else self._history_of(self.current())
         return history.rows()
 
@@ -381,5 +373,4 @@ class RunStore:
 
 
 def _has_moved_on(path: Path, pointer: str | None) -> bool:
-    """Whether a run has another version than when its pointer was read."""
     return pointer_text(path) != pointer

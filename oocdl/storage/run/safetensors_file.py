@@ -26,11 +26,7 @@ DTYPES = {
 def write_safetensors(
     path: Path, specs: Mapping[str, TensorSpec], blocks: Callable[[str], Iterable[Array]]
 ) -> Path:
-    """Write arrays, each as its blocks in C order; returns the path.
-
-    The file is written beside ``path`` and takes its place at the end. Raises UnsupportedError for a dtype
-    that the format lacks.
-    """
+    """Write arrays, each as its blocks in C order, beside ``path``, which appears at the end; returns it."""
     ordered = sorted(specs.values(), key=lambda spec: -np.dtype(spec.dtype).itemsize)  # aligned
     sizes = [prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in ordered]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

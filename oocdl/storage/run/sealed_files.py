@@ -38,8 +38,7 @@ def understood(root: Path) -> Iterator[None]:
 def read_sealed(path: Path, known: str | None = None) -> tuple[dict[str, Any], str] | None:
     """Return the plain data of such a file, and its digest; None if it is not there.
 
-    ``known`` is the digest that the current version was made with, where it has one. Raises CorruptError if
-    the file is damaged, or another.
+    ``known`` is the digest that the current version was made with, if any; CorruptError for another file.
     """
     try:
         text = read_text(path)
