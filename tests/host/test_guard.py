@@ -70,12 +70,6 @@ def guarded(
         yield heap, tier, measure, peak
 
 
-def test_nothing_is_withheld_while_predictions_hold() -> None:
-    heap = Heap(2, 50 * MIB, lambda: Arrays(promised_bytes=10 * MIB), Process(90 * MIB).guard(100 * MIB))
-    with heap.program(10 * MIB):
-        assert heap.withheld_bytes() == 0
-
-
 def test_the_tier_does_without_what_the_process_itself_has_too_much() -> None:
     process, arrays = Process(60 * MIB), Arrays(promised_bytes=40 * MIB)
     heap = Heap(2, 50 * MIB, lambda: arrays, process.guard(100 * MIB))
@@ -308,45 +302,6 @@ def test_the_tier_is_as_it_was_where_even_one_unit_is_refused(tmp_path: Path) ->
         withheld[0] = 0
         with tier.reserve(0, [chunk]):
             assert chunk.array()[0] == 7
-
-
-def test_the_tier_shrinks_and_one_unit_always_runs(tmp_path: Path) -> None:
-    withheld = [0]
-    with Tier(4 * MIB, SpillStore(tmp_path / "spill"), withheld_bytes=lambda _: withheld[0]) as tier:
-        held = []
-        for number in range(3):
-            with tier.reserve(MIB) as unit:
-                array = unit.empty((MIB // 4,), "f4")
-                array[...] = number
-                held.append(unit.put(array, ((0, MIB // 4),), uses=(number + 5,)))
-                del array
-        assert tier.stats.resident_bytes == 3 * MIB
-        withheld[0] = 4 * MIB  # all of it
-        with tier.reserve(MIB, [held[0]]):
-            pass
-        with tier.reserve(3 * MIB):
-            pass
-        assert tier.stats.resident_bytes <= MIB
-        assert tier.mapped_bytes <= 2 * MIB
-        assert [float(chunk.copy().mean()) for chunk in held] == [0.0, 1.0, 2.0]
-        assert np.isfinite(held[2].copy()).all()
-
-
-def test_a_second_unit_waits_for_the_first(tmp_path: Path) -> None:
-    withheld = [2 * MIB]
-    done = threading.Event()
-    with Tier(4 * MIB, SpillStore(tmp_path / "spill"), withheld_bytes=lambda _: withheld[0]) as tier:
-        with tier.reserve(2 * MIB):
-
-            def second() -> None:
-                with tier.reserve(MIB):
-                    done.set()
-
-            thread = threading.Thread(target=second)
-            thread.start()
-            assert not done.wait(0.05)
-        assert done.wait(10)
-        thread.join()
 
 
 def test_the_most_that_was_seen_is_remembered() -> None:

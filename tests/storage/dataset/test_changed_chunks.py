@@ -121,16 +121,6 @@ def test_every_changed_chunk_of_a_folder_is_found(tmp_path: Path, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_a_folder_that_is_renamed_is_found(tmp_path: Path, kind: str) -> None:
-    path = folder(**FOLDERS[kind])(tmp_path)
-    x = opened(path)
-    path.rename(tmp_path / "elsewhere.zarr")
-    for block in blocks():
-        with pytest.raises(DatasetError, match="chunk .* is gone"):
-            x.read(block)
-
-
-@pytest.mark.parametrize("kind", FOLDERS)
 def test_a_chunk_that_appears_is_found(tmp_path: Path, kind: str) -> None:
     path = folder(**FOLDERS[kind])(tmp_path)
     file = chunk_files(path)[3]

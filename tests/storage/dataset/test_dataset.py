@@ -93,21 +93,27 @@ def test_hdf5_is_read_by_threads(tmp_path: Path) -> None:
 
 
 def with_bytes(name: str) -> Callable[[Path], Path]:
+    return lambda path: ((path / name).write_bytes(b"123"), path / name)[1]
+
+
+def with_array(zarr_format: int = 2, **options: Any) -> Callable[[Path], Path]:
     def make(path: Path) -> Path:
-        (path / name).write_bytes(b"123")
-        return path / name
+        group = zarr.open_group(path / "d.zarr", mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
+        if options:
+            group.create_array("x", **options)
+        return path / "d.zarr"
 
     return make
 
 
-def empty_group(path: Path) -> Path:
-    zarr.open_group(path / "e.zarr", mode="w")
-    return path / "e.zarr"
+def hdf5(write: Callable[[h5py.File], object]) -> Callable[[Path], Path]:
+    def make(path: Path) -> Path:
+        (path / "raw").write_bytes(bytes(64))
+        with h5py.File(path / "m.h5", "w") as file:
+            write(file)
+        return path / "m.h5"
 
-
-def empty_hdf5(path: Path) -> Path:
-    h5py.File(path / "e.h5", "w").close()
-    return path / "e.h5"
+    return make
 
 
 def one_array(path: Path) -> Path:
@@ -115,26 +121,11 @@ def one_array(path: Path) -> Path:
     return path / "x.zarr"
 
 
-def with_dtype(dtype: Any) -> Callable[[Path], Path]:
-    def make(path: Path) -> Path:
-        group = zarr.open_group(path / "d.zarr", mode="w", zarr_format=2)
-        group.create_array("x", shape=(3,), dtype=dtype)
-        return path / "d.zarr"
-
-    return make
-
-
-def scalar(path: Path) -> Path:
-    zarr.open_group(path / "s.zarr", mode="w").create_array("x", shape=(), dtype="f4")
-    return path / "s.zarr"
-
-
 def with_v2(**changes: Any) -> Callable[[Path], Path]:
     def make(path: Path) -> Path:
         group = make_zarr(path / "p.zarr", 2)
         meta = json.loads((group / "x" / ".zarray").read_text())
         (group / "x" / ".zarray").write_text(json.dumps({**meta, **changes}))
-        (group / ".zmetadata").unlink(missing_ok=True)
         return group
 
     return make
@@ -158,23 +149,16 @@ def lost_chunks(path: Path) -> Path:
     return group
 
 
-def lost_hdf5(path: Path) -> Path:
-    with h5py.File(path / "m.h5", "w") as file:
-        file.create_dataset("x", shape=(4, 4), dtype="f4", chunks=(2, 2))[:2] = 1
-    return path / "m.h5"
+def half(file: h5py.File, **options: Any) -> None:
+    file.create_dataset("x", shape=(4, 4), dtype="f4", chunks=(2, 2), **options)[:2] = 1
 
 
-def hdf5_strings(path: Path) -> Path:
-    with h5py.File(path / "s.h5", "w") as file:
-        file["x"] = ["a", "b"]
-    return path / "s.h5"
+def outside(file: h5py.File) -> None:
+    raw = [(str(Path(file.filename).with_name("raw")), 0, 16)]
+    file.create_dataset("x", shape=(4,), dtype="f4", external=raw)
 
 
-def hdf5_outside(path: Path) -> Path:
-    (path / "raw").write_bytes(bytes(64))
-    with h5py.File(path / "o.h5", "w") as file:
-        file.create_dataset("x", shape=(4,), dtype="f4", external=[(str(path / "raw"), 0, 16)])
-    return path / "o.h5"
+lost_hdf5 = hdf5(half)
 
 
 @pytest.mark.parametrize(
@@ -185,22 +169,22 @@ def hdf5_outside(path: Path) -> Path:
         (with_bytes("a.npy"), r"neither.*convert it: oocdl.data.convert\('\w+.npy', 'data.zarr'\)"),
         (with_bytes("brain.nii.gz"), r"neither.*convert it: oocdl.data.convert\("),
         (with_bytes("a.h5"), "not a readable HDF5"),
-        (empty_group, "no arrays"),
-        (empty_hdf5, "no arrays"),
+        (with_array(), "no arrays"),
+        (hdf5(lambda file: None), "no arrays"),
         (one_array, "not a Zarr group"),
-        (scalar, "sample axis"),
-        (with_dtype("U5"), "U5"),
-        (with_dtype([("a", "f4")]), "only bool, integers and floats"),
-        (with_dtype("M8[s]"), "only bool, integers and floats"),
-        (with_dtype("c8"), "complex64"),
+        (with_array(3, shape=(), dtype="f4"), "sample axis"),
+        (with_array(shape=(3,), dtype="U5"), "U5"),
+        (with_array(shape=(3,), dtype=[("a", "f4")]), "only bool, integers and floats"),
+        (with_array(shape=(3,), dtype="M8[s]"), "only bool, integers and floats"),
+        (with_array(shape=(3,), dtype="c8"), "complex64"),
         (with_v2(compressor={"id": "pickle", "protocol": 5}), "codec 'pickle'|pickle"),
         (with_v2(filters=[{"id": "json2"}]), "json2"),
         (with_v2(filters=[{"id": "msgpack2"}]), "msgpack2"),
         (with_v2(dtype="|O", filters=[{"id": "vlen-utf8"}]), "only bool, integers and floats"),
         (v3_codec("numcodecs.pickle"), "pickle"),
         (v3_codec("foo"), "foo"),
-        (hdf5_strings, "only bool, integers and floats"),
-        (hdf5_outside, "other files"),
+        (hdf5(lambda file: file.__setitem__("x", ["a", "b"])), "only bool, integers and floats"),
+        (hdf5(outside), "other files"),
     ],
 )
 def test_bad_datasets_are_refused_in_one_line(
@@ -277,10 +261,7 @@ def nan_v3(path: Path) -> Path:
     return path / "n.zarr"
 
 
-def undefined_hdf5(path: Path) -> Path:
-    with h5py.File(path / "u.h5", "w") as file:
-        file.create_dataset("x", shape=(4, 4), dtype="f4", chunks=(2, 2), fill_time="never")[:2] = 1
-    return path / "u.h5"
+undefined_hdf5 = hdf5(lambda file: half(file, fill_time="never"))
 
 
 @pytest.mark.parametrize(
