@@ -1,9 +1,8 @@
 """Writes one version of a run, and reads its chunks, verified.
 
-Chunks are written first, then fsync for all of them, then the manifest and CURRENT; nothing is updated in
-place. Every version has folders of its own with the epoch in the name (the number of writers that this run
-has had; workers that are gathered anew count as another), so a late write of one that was given up harms
-nobody.
+Nothing is updated in place. Every version has folders of its own with the epoch in the name (the number of
+writers that this run has had; workers that are gathered anew count as another), so a late write of one that
+was given up harms nobody.
 """
 
 from __future__ import annotations
@@ -104,17 +103,14 @@ class Commit:
         Raises StoreError if chunks are missing; the version before stays current.
         """
         self._check_open()
+        tensors = dict(self._draft.tensors)
         for name, records in self._records.items():
             wanted = prod(self._fresh[name].spec.grid)
             if len(records) != wanted:
-                raise StoreError(
-                    f"version {self.version} is incomplete: array {name!r} has "
-                    f"{len(records)} of {wanted} chunks"
-                )
-        self.is_open = False
-        tensors = dict(self._draft.tensors)
-        for name, records in self._records.items():
+                told = f"array {name!r} has {len(records)} of {wanted} chunks"
+                raise StoreError(f"version {self.version} is incomplete: {told}")
             tensors[name] = replace(tensors[name], records=dict(sorted(records.items())))
+        self.is_open = False
         manifest = replace(self._draft, meta=dict(meta), tensors=tensors)
         # If this fails, nothing is deleted: CURRENT may name it already. The next writer clears up.
         with reporting(self._root):

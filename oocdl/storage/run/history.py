@@ -1,7 +1,6 @@
 """The history of a run: one row of plain data for each step, as lines of JSON.
 
-Each line ends with the crc32c of its row, so that what is damaged can be told from what is not; the manifest
-of a version has the length and the crc32c of all lines that were committed with it.
+Each line ends with the crc32c of its row, so that what is damaged can be told from what is not.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ class History:
         return left == 0 and crc == self.seal.crc
 
     def _sealed_lines(self) -> Iterator[bytes]:
-        left = self.seal.nbytes
-        if left:
+        if left := self.seal.nbytes:
             with open(self.path, "rb", opener=regular) as file:
                 while left > 0 and (line := file.readline()):
                     left -= len(line)

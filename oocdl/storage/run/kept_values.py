@@ -1,7 +1,6 @@
 """Activations and gradients that the user asked to keep, as Zarr arrays under ids.
 
-Each is made anew in a folder of its step, and becomes the run's with the next commit; only those of the
-committed version stay.
+Each is made in a folder of its step, and becomes the run's with the next commit.
 """
 
 from __future__ import annotations

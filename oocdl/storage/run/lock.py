@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from oocdl.errors import InUseError, StoreError
-from oocdl.storage.files import reporting
+from oocdl.storage.files import io_error, reporting
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 MOST_TRIES = 100  # times that a lock whose file was removed before it was taken is opened anew
@@ -94,17 +94,14 @@ def _take(handle: int, path: Path) -> None:
     except OSError as error:
         owner, is_held = _owner(handle), isinstance(error, BlockingIOError)
         if not is_held and error.errno not in _NO_LOCKS:
-            raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+            raise io_error(error, path, 0, "lock") from error
         if is_held or (owner and not _is_dead(owner)):
             raise _in_use(path, owner) from error
 
 
 def _opened(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, 0o644)
-    except OSError as error:
-        raise StoreError(f"cannot lock {path}: {error.strerror or error}") from error
+    with reporting(path, "lock"):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
 
 
 def _evict(path: Path) -> None:
@@ -117,7 +114,7 @@ def _evict(path: Path) -> None:
 
 
 def _in_use(path: Path, owner: dict[str, object]) -> InUseError:
-    who = "pid {pid} on {host} since {start}".format(**{"pid": "?", "host": "?", "start": "?", **owner})
+    who = "pid {} on {} since {}".format(*(owner.get(fact, "?") for fact in ("pid", "host", "start")))
     way_out = "wait for it, or stop it"
     if owner.get("host") not in (None, socket.gethostname()):
         way_out += "; if it is dead, 'oocdl repair --take-over' takes the run from it"

@@ -26,6 +26,7 @@ from oocdl.storage.files import handle_of, read_text, remove, reporting, sync_pa
 from oocdl.storage.run.manifest import GROUPS, MANIFEST_NAME, WAY_OUT, Manifest
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES
 
+Current = tuple[Manifest | None, str | None]  # the committed version, and the text of CURRENT
 DELETE_THREADS = 16
 FOLDERS = ("weights", "state", "kept", "history", "spill", "live")  # folders of a run
 MODULE_FILES = "module-*.onnx"  # model files that are written for a run: there before the run is
@@ -64,9 +65,7 @@ def pointer_text(root: Path) -> str | None:
         raise CorruptError(f"{root / 'CURRENT'} is damaged ({error}); {WAY_OUT}") from error
 
 
-def load_current(
-    root: Path, known: tuple[Manifest | None, str | None] = (None, None)
-) -> tuple[Manifest | None, str | None]:
+def load_current(root: Path, known: Current = (None, None)) -> Current:
     """Read the manifest of the committed version, and the text of CURRENT; None before the first commit.
 
     ``known`` is what an earlier call returned: the manifest is read again only if CURRENT has changed. Raises

@@ -1,7 +1,4 @@
-"""Reads every byte of a run and names what is not what was written; makes a damaged run sound again.
-
-What is lost is said, and no more is left out than has to be.
-"""
+"""Reads every byte of a run and names what is not what was written; makes a damaged run sound again."""
 
 from __future__ import annotations
 
@@ -15,19 +12,11 @@ from pathlib import Path
 from oocdl.errors import CorruptError, StoreError, printable
 from oocdl.storage.checksums import digest_of, why_wrong
 from oocdl.storage.files import content_of, read_text, remove, reporting, sync_path, write_text
+from oocdl.storage.run import pointer
 from oocdl.storage.run.commit import metadata_of
 from oocdl.storage.run.history import History
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import GROUPS, Manifest, Sealed
-from oocdl.storage.run.pointer import (
-    load_current,
-    load_manifest,
-    load_readable,
-    next_epoch,
-    publish,
-    refuse_links,
-    remove_unnamed,
-)
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.zarr_json import group_json
 
@@ -105,7 +94,7 @@ def _verification(root: Path) -> Verification:
     manifest = None
     spares: list[Manifest] = []
     with _noted(damages, "CURRENT"):
-        manifest, _ = load_current(root)
+        manifest, _ = pointer.load_current(root)
     seals = {} if manifest is None else manifest.seals
     for file in SEALED_FILES:
         with _noted(damages, file):
@@ -114,7 +103,7 @@ def _verification(root: Path) -> Verification:
                 damages.append(Damage(file, f"{root / file} is lost"))
     for name in () if manifest is None else manifest.spares:
         with _noted(damages, name):
-            spares.append(load_manifest(root, name))
+            spares.append(pointer.load_manifest(root, name))
     parts: dict[str, Sealed] = {}
     for version in filter(None, (manifest, *spares)):
         wrong = "is lost or is not what was written"
@@ -191,7 +180,7 @@ def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
     root = Path(workdir).absolute()
     with reporting(root):
         _check_run(root)
-        refuse_links(root)
+        pointer.refuse_links(root)
         lock = RunLock(root / "LOCK", take_over)
         try:
             return _repaired(root)
@@ -201,31 +190,30 @@ def repair(workdir: str | Path, take_over: bool = False) -> Repaired:
 
 def _repaired(root: Path) -> Repaired:
     changes = list(_settings(root))
-    epoch = next_epoch(root)
+    epoch = pointer.next_epoch(root)
     try:
-        newest, pointer = load_current(root)
+        newest, current = pointer.load_current(root)
         if newest is None:
             return Repaired(root, 0, tuple(changes))  # nothing was committed; fit begins
         names = [newest.file, *filter(None, [newest.parent])]
     except CorruptError as error:
         changes.append(f"CURRENT was written anew: {error}")
-        newest, pointer = None, None
+        newest, current = None, None
         _set_aside(root / "CURRENT")
         names = _all_manifests(root)
     ours = digest_of(read_text(root / "run.json"))
     chosen, reasons = _first_sound(root, names, ours)
+    why = "; ".join(reasons)
     if chosen is None:
-        why = "; ".join(reasons)
         raise CorruptError(f"no version of the run in {root} is sound: {why}; restore a backup")
     if reasons:
         last = "an unknown step" if newest is None else newest.step
-        changes.append(f"steps {chosen.step + 1} to {last} are lost: {'; '.join(reasons)}")
+        changes.append(f"steps {chosen.step + 1} to {last} are lost: {why}")
     mended, lost = _mended(root, chosen)
-    changes += lost
     mended = replace(mended, parent=chosen.parent if chosen == newest else None)
-    mended, lost = _with_sound_spares(root, mended, ours)
-    changes += lost
-    for version in (mended, *load_readable(root, mended.spares)):
+    mended, left_out = _with_sound_spares(root, mended, ours)
+    changes += [*lost, *left_out]
+    for version in (mended, *pointer.load_readable(root, mended.spares)):
         for file, text in _wrong_metadata(root, version).items():
             _write_anew(root / file, text)
             changes.append(f"{root / file} was written anew")
@@ -242,18 +230,18 @@ def _repaired(root: Path) -> Repaired:
         changes.append(f"{root / 'report.json'} is damaged; the next commit writes it")
     if mended != chosen or chosen != newest:
         made = replace(mended, epoch=epoch)
-        publish(root, made, pointer)
-        remove_unnamed(root, made)
+        pointer.publish(root, made, current)
+        pointer.remove_unnamed(root, made)
     return Repaired(root, chosen.step, tuple(changes))
 
 
 def _settings(root: Path) -> Iterator[str]:
     """Write ``run.json`` or its copy anew where one is damaged: they are the same, and never change."""
     try:
-        newest, _ = load_current(root)
+        newest, _ = pointer.load_current(root)
         versions = [] if newest is None else [newest]
     except CorruptError:
-        versions = load_readable(root, _all_manifests(root))
+        versions = pointer.load_readable(root, _all_manifests(root))
     # One of the manifests may be another run's: settings that any of them was made with are this run's.
     names, texts = ("run.json", COPY), dict[str, str]()
     for known in dict.fromkeys([version.seals.get("run.json") for version in versions] or [None]):
@@ -301,12 +289,11 @@ def _first_sound(root: Path, names: list[str], ours: str) -> tuple[Manifest | No
     reasons: list[str] = []
     for name in names:
         try:
-            manifest = load_manifest(root, name)
+            manifest = pointer.load_manifest(root, name)
+            if manifest.seals.get("run.json", ours) != ours:
+                raise CorruptError(f"{root / manifest.file} is another run's")
         except CorruptError as error:
             reasons.append(str(error))
-            continue
-        if manifest.seals.get("run.json", ours) != ours:
-            reasons.append(f"{root / manifest.file} is another run's")
             continue
         wrong = [damage for part in manifest.arrays() for damage in damages_in(root, part)]
         if not wrong:

@@ -24,41 +24,19 @@ from oocdl.graph.ir.array_layout import Array
 from oocdl.graph.ir.index import Region, intersect, region_shape
 from oocdl.storage.checksums import digest_of, record_of, sealed
 from oocdl.storage.files import part_of, reporting, sync_all, sync_path, write_text
+from oocdl.storage.run import pointer
 from oocdl.storage.run.commit import Commit, metadata_of, read_chunk
 from oocdl.storage.run.history import History
 from oocdl.storage.run.kept_values import Kept
 from oocdl.storage.run.lock import RunLock
 from oocdl.storage.run.manifest import GROUPS, HistorySeal, Manifest, Tensor, TensorSpec, kept_versions
-from oocdl.storage.run.pointer import (
-    check_free,
-    check_owner,
-    clear,
-    load_current,
-    load_manifest,
-    next_epoch,
-    pointer_text,
-    publish,
-    refuse_links,
-    remove_unnamed,
-)
 from oocdl.storage.run.sealed_files import COPY, SEALED_FILES, read_sealed
 from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import chunk_region, group_json, touched
 
 
 class RunStore:
-    """A run directory, open for reading or (one process at a time) for writing.
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with RunStore.create(folder.name, {"model": "m.onnx"}) as store:
-    ...     commit = store.begin(0, [TensorSpec("w", "weights", (3,), "float32", (2,))])
-    ...     commit.write("w", ((0, 3),), np.ones(3, np.float32))
-    ...     done = commit.finish({"step": 0})
-    ...     store.read("w", ((1, 3),)).tolist()
-    [1.0, 1.0]
-    >>> folder.cleanup()
-    """
+    """A run directory, open for reading or (one process at a time) for writing."""
 
     def __init__(self, path: Path, lock: RunLock | None) -> None:
         self.path, self._lock = path, lock
@@ -66,8 +44,8 @@ class RunStore:
         self._seals: dict[str, str] = {}
         self._pinned = False  # whether it stays at the version that it was opened at
         self.instead: Mapping[str, str] = {}  # array -> the one that is read in its place
-        self.epoch = 0 if lock is None else next_epoch(path)  # writers that the run has had; 0 for a reader
-        self._manifest, self._pointer = load_current(path)
+        self.epoch = 0 if lock is None else pointer.next_epoch(path)  # writers so far; 0 for a reader
+        self._manifest, self._pointer = pointer.load_current(path)
         meta = self.read_sealed("run.json")
         if meta is None:
             raise StoreError(f"{path} is not a run: no run.json in it")
@@ -90,9 +68,9 @@ class RunStore:
         if manifest is not None and manifest.history != self._history.seal:
             # The same version, with the history that is left.
             manifest = replace(manifest, epoch=self.epoch, history=self._history.seal)
-            self._pointer = publish(self.path, manifest, self._pointer)
+            self._pointer = pointer.publish(self.path, manifest, self._pointer)
             self._manifest = manifest
-        remove_unnamed(self.path, manifest)
+        pointer.remove_unnamed(self.path, manifest)
 
     @classmethod
     def create(cls, path: str | Path, meta: Mapping[str, Any], restart: bool = False) -> RunStore:
@@ -107,7 +85,7 @@ class RunStore:
 
         def prepare() -> None:
             if is_again:
-                clear(root)
+                pointer.clear(root)
             elif (root / "run.json").exists():
                 raise StoreError(f"a run was made in {root} just now; open it, or choose another folder")
             (root / "history").mkdir(exist_ok=True)
@@ -123,7 +101,7 @@ class RunStore:
             root.mkdir(parents=True, exist_ok=True)
             is_again = restart and (root / "run.json").is_file()
             if not is_again:
-                check_free(root)
+                pointer.check_free(root)
             return cls._locked(root, prepare)
 
     @classmethod
@@ -144,7 +122,7 @@ class RunStore:
     @classmethod
     def _locked(cls, root: Path, prepare: Callable[[], None] = lambda: None) -> RunStore:
         """Lock a run, prepare it and open it for writing."""
-        refuse_links(root)
+        pointer.refuse_links(root)
         lock = RunLock(root / "LOCK")
         try:
             with reporting(root):
@@ -173,7 +151,7 @@ class RunStore:
     def current(self) -> Manifest | None:
         """Return the committed version, None before the first; readers see later commits of the writer."""
         if self._lock is None and not self._pinned:
-            self._manifest, self._pointer = load_current(self.path, (self._manifest, self._pointer))
+            self._manifest, self._pointer = pointer.load_current(self.path, (self._manifest, self._pointer))
         return self._manifest
 
     def at(self, step: int) -> RunStore:
@@ -186,7 +164,7 @@ class RunStore:
         if str(step) not in kept:
             raise InputError(f"the run in {self.path} keeps no step {step}, but {', '.join(kept) or 'none'}")
         found = RunStore(self.path, None)
-        found._manifest, found._pinned = load_manifest(self.path, kept[str(step)]), True
+        found._manifest, found._pinned = pointer.load_manifest(self.path, kept[str(step)]), True
         return found
 
     def committed_at(self) -> float | None:
@@ -223,12 +201,10 @@ class RunStore:
             raise StoreError(f"version {self._writing.version} is still being written")
         if old is not None and version <= old.version:
             raise StoreError(f"version {version} is not after the current {old.version}")
-        known = {} if old is None else old.tensors
-        lost = [name for name in carry if name not in known]
-        if lost:
+        known, next_id = ({}, 0) if old is None else (old.tensors, old.next_id)
+        if lost := [name for name in carry if name not in known]:
             raise StoreError(f"cannot carry over {lost[0]!r}: no version has it")
         made = {name: known[name] for name in carry}
-        next_id = 0 if old is None else old.next_id
         for spec in tensors:
             if spec.name in made:
                 raise StoreError(f"array {spec.name!r} is named twice in version {version}")
@@ -236,8 +212,7 @@ class RunStore:
             ident = known[spec.name].id if same else f"t{next_id:05d}"
             next_id += not same
             made[spec.name] = Tensor(spec, ident, self.epoch, version, {})
-        parent = None if old is None else old.file
-        draft = Manifest(version, self.epoch, parent, {}, made, next_id)
+        draft = Manifest(version, self.epoch, None if old is None else old.file, {}, made, next_id)
         self._writing = Commit(self.path, draft, self._publish)
         return self._writing
 
@@ -259,7 +234,7 @@ class RunStore:
                 part = intersect(chunk_region(index, spec.shape, spec.chunks), region)
                 read_chunk(self.path, tensor, index, part, part_of(out, part, region))
         except CorruptError as error:
-            if self._lock is None and pointer_text(self.path) != self._pointer:
+            if self._lock is None and pointer.pointer_text(self.path) != self._pointer:
                 raise StoreError(f"the run in {self.path} was trained on meanwhile; call again") from error
             raise
         return out
@@ -281,7 +256,7 @@ class RunStore:
         Rows of steps that are there already are left out, so that a commit that failed can be tried again.
         """
         self._check_writable()
-        check_owner(self.path, self.epoch)
+        pointer.check_owner(self.path, self.epoch)
         self._history.append(rows)
 
     def forget_uncommitted(self) -> None:
@@ -291,8 +266,8 @@ class RunStore:
         if another process has taken over the run.
         """
         self._check_writable()
-        check_owner(self.path, self.epoch)
-        self.epoch = next_epoch(self.path)
+        pointer.check_owner(self.path, self.epoch)
+        self.epoch = pointer.next_epoch(self.path)
         self._history = self._history_of(self._manifest)
         self._history.start()
 
@@ -353,7 +328,8 @@ class RunStore:
 
     def _publish(self, manifest: Manifest, folders: Sequence[Path]) -> Manifest:
         """Make a version current whose chunks are in ``folders``, with history and kept values."""
-        check_owner(self.path, self.epoch)  # another that has taken over deletes what is about to be synced
+        # Another that has taken over deletes what is about to be synced.
+        pointer.check_owner(self.path, self.epoch)
         history = (self._history.path, self._history.path.parent)
         paths = [path for path in history if path.exists()] + self._kept.files()
         paths += {place for folder in folders for place in (folder, folder.parent, folder.parent.parent)}
@@ -365,12 +341,12 @@ class RunStore:
             history=self._history.seal,
             kept=self._kept.seals(manifest.step),
         )
-        self._pointer = publish(self.path, made, self._pointer)
+        self._pointer = pointer.publish(self.path, made, self._pointer)
         self._manifest = made
         self._kept.committed()
-        remove_unnamed(self.path, made)
+        pointer.remove_unnamed(self.path, made)
         return made
 
 
-def _has_moved_on(path: Path, pointer: str | None) -> bool:
-    return pointer_text(path) != pointer
+def _has_moved_on(path: Path, before: str | None) -> bool:
+    return pointer.pointer_text(path) != before

@@ -128,8 +128,7 @@ def test_what_an_older_owner_published_at_the_last_moment_is_not_rolled_back(
     older = RunStore.open(run, writable=True)
     newer = RunStore.open(run, writable=True)
     with monkeypatch.context() as patch:  # between its check and its replacing CURRENT, the newer began
-        for module in ("run_store", "pointer"):
-            patch.setattr(f"oocdl.storage.run.{module}.check_owner", lambda root, epoch: None)
+        patch.setattr("oocdl.storage.run.pointer.check_owner", lambda root, epoch: None)
         patch.setattr("oocdl.storage.run.pointer.acknowledge", lambda root, epoch, version: None)
         commit(older, 3).finish({"step": 30})
     with pytest.raises(StoreError, match="another process has committed to"):
