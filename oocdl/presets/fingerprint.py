@@ -29,9 +29,6 @@ def target_spacing(spacings: Sequence[Numbers], shapes: Sequence[Sizes]) -> Numb
     ``spacings`` are in millimetres, ``shapes`` in voxels, both [z, y, x]. An axis whose median is more than
     three times coarser than the others, in volumes with three times fewer voxels along it, takes the tenth
     percentile of its spacings, but no finer one than the others have.
-
-    >>> target_spacing([(1.0, 1.0, 1.0), (2.0, 1.0, 1.0), (1.0, 1.2, 1.0)], [(9, 9, 9)] * 3)
-    (1.0, 1.0, 1.0)
     """
     target, size = np.percentile(spacings, 50, axis=0), np.percentile(shapes, 50, axis=0)
     worst = int(np.argmax(target))
@@ -53,9 +50,6 @@ def topology_of(spacing: Numbers, shape: Sizes, base: int) -> Topology:
 
     An axis is halved while it keeps four voxels and is less than twice as coarse as the finest that can be
     halved; its kernels have one voxel until the others have come within a factor of two of it.
-
-    >>> topology_of((4.0, 1.0, 1.0), (16, 64, 64), 32).strides
-    ((1, 1, 1), (1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2))
     """
     steps, extents, kernel = list(spacing), list(shape), [1, 1, 1]
     strides, kernels = list[Sizes]([(1, 1, 1)]), list[Sizes]()

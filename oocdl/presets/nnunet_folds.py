@@ -8,24 +8,26 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import zarr
 
 from oocdl.callbacks import ModelCheckpoint
 from oocdl.config import make_settings
 from oocdl.config.options import Size
 from oocdl.data import convert
-from oocdl.data.cases import Cases, find_cases, read_samples
+from oocdl.data.cases import Cases, find_cases, read_samples, values
+from oocdl.data.nifti import read_header
 from oocdl.errors import BudgetError, InputError
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.losses import CrossEntropy, DeepSupervision, Dice, DiceCE
 from oocdl.optim import SGD, Polynomial
 from oocdl.presets.fingerprint import median_shape, target_spacing, topology_of
-from oocdl.presets.label_scores import summary
 from oocdl.presets.unets import write_nnunet
 from oocdl.report.tables import Column, Sheet, text_of
 from oocdl.storage.dataset.sample_stack import MARK
@@ -44,6 +46,7 @@ EPOCHS, HOURS = 100, 24.0
 OTHER_NORMALIZATIONS = frozenset({"nonorm", "rescale_0_1", "rescale_to_0_1", "rgb_to_0_1"})
 """Names of channels, in small letters, that nnU-Net does not normalise by z-score."""
 Fold = int | Literal["all"]
+Counts = npt.NDArray[np.int64]  # voxels by true and predicted class
 Fingerprint = tuple[tuple[float, ...], tuple[int, ...]]  # spacing, and extents in voxels
 
 
@@ -304,7 +307,7 @@ def _scored(run: Run, data: Path, cases: Cases, names: Sequence[str]) -> dict[st
         run.predict(_held_out(run.path / "validation.zarr", data, names), argmax=True, nifti=labels)
         held = [case for case in cases.cases if case.name in names]
         pairs = [(one.label, labels / f"{one.name}.nii.gz") for one in held if one.label is not None]
-        told = {"step": run.steps} | summary(pairs, len(classes))
+        told = {"step": run.steps} | _summary(pairs, len(classes))
         write_text(path, json.dumps(told, indent=2))
     scores = {classes[int(number)]: one["Dice"] for number, one in told["mean"].items()}
     return {"mean": told["foreground_mean"]["Dice"], **scores}
@@ -319,3 +322,56 @@ def _held_out(path: Path, data: Path, names: Sequence[str]) -> Path:
             if not (path / name).is_symlink():
                 os.symlink(os.path.relpath(data / name, path), path / name)
     return path
+
+
+def _summary(pairs: Sequence[tuple[Path, Path]], classes: int) -> dict[str, Any]:
+    """Compare pairs of true and predicted volumes in NIfTI; a voxel whose true class is higher is ignored.
+
+    Means are over the volumes in which a class is, or is predicted.
+    """
+    rows = [
+        {
+            "reference_file": str(truth),
+            "prediction_file": str(predicted),
+            "metrics": {str(number): _metrics(counts, number) for number in range(1, classes)},
+        }
+        for truth, predicted in pairs
+        for counts in [_count(truth, predicted, classes)]
+    ]
+    each: list[Any] = [row["metrics"] for row in rows]
+    mean = {number: _means([one[number] for one in each]) for number in each[0]}
+    return {"foreground_mean": _means([*mean.values()]), "mean": mean, "metric_per_case": rows}
+
+
+def _count(truth: Path, predicted: Path, classes: int) -> Counts:
+    """Count the voxels of two volumes by true and predicted class, plane by plane."""
+    counts = np.zeros((classes, classes), np.int64)
+    pieces = (values(read_header(path), np.dtype(np.int64)) for path in (truth, predicted))
+    for true, guess in zip(*map(chain.from_iterable, pieces), strict=True):
+        known = true < classes
+        both = np.bincount(true[known] * classes + guess[known], minlength=classes**2)
+        counts += both.reshape(classes, classes)
+    return counts
+
+
+def _metrics(counts: Counts, number: int) -> dict[str, float]:
+    """Return nnU-Net's numbers of a class; NaN where neither volume has it."""
+    found, truth = int(counts[:, number].sum()), int(counts[number].sum())
+    both = int(counts[number, number])
+    either = found + truth - both
+    return {
+        "Dice": 2 * both / (found + truth) if either else float("nan"),
+        "IoU": both / either if either else float("nan"),
+        "FN": truth - both,
+        "FP": found - both,
+        "TP": both,
+        "TN": int(counts.sum()) - either,
+        "n_pred": found,
+        "n_ref": truth,
+    }
+
+
+def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    # NaN alone is not equal to itself.
+    known = {name: [row[name] for row in rows if row[name] == row[name]] for name in rows[0]}
+    return {name: float(np.mean(numbers)) if numbers else float("nan") for name, numbers in known.items()}
