@@ -65,11 +65,7 @@ def moments(blocks: Blocks) -> Moments:
 
 
 def percentiles(blocks: Blocks, asked: Sequence[float]) -> list[float]:
-    """Return percentiles of all blocks, as NumPy interpolates them (linearly).
-
-    >>> percentiles(lambda: [np.arange(5), np.arange(5, 11)], [10, 95])
-    [1.0, 9.5]
-    """
+    """Return percentiles of all blocks, as NumPy interpolates them (linearly)."""
     upper = _Counts()
     for block in blocks():
         upper.add(_ordered(block) >> np.uint32(16))
