@@ -25,7 +25,7 @@ from oocdl.ops import RULES
 from oocdl.planning.pass_plan import PassPlan, PassSize
 from oocdl.planning.tile_search import Limits
 from oocdl.storage.cache.direct_io import BOUNCE_BYTES
-from oocdl.storage.cache.memory_tier import IO_THREADS
+from oocdl.storage.cache.io_threads import IO_THREADS
 from oocdl.storage.dataset.dataset import Dataset
 
 OVERHEAD_BYTES = 72 << 20

@@ -1,8 +1,7 @@
 """``Chunk``: the handle of a stored piece of a value, which a Dask task returns and Dask holds.
 
-The process's ``Tier`` keeps the bytes, in RAM or in its spill. Pickling a chunk ships its bytes, and
-unpickling gives them to the tier of the process it arrives in, so a chunk never refers to another
-process. Dropping the last reference frees them.
+The process's ``Tier`` keeps the bytes. Pickling a chunk ships them, and unpickling gives them to the tier of
+the process it arrives in, so a chunk never refers to another process. Dropping the last reference frees them.
 """
 
 from __future__ import annotations
@@ -110,12 +109,6 @@ class Chunk:
 
     ``region`` says which part of the value it is, in the coordinates of the whole value; ``order`` lists
     the axes from outermost to innermost in memory, and is empty where they lie as they are numbered.
-
-    >>> chunk = home().adopt(np.arange(6.0).reshape(2, 3), ((4, 6), (0, 3)), (7,))
-    >>> out = np.empty((1, 2))
-    >>> chunk.read(((5, 6), (1, 3)), out)
-    >>> out.tolist(), chunk.nbytes, chunk.uses
-    ([[4.0, 5.0]], 48, (7,))
     """
 
     __slots__ = ("__weakref__", "home", "order", "region", "slot")

@@ -136,17 +136,16 @@ class _File:
 
     path: Path
     handle: int
-    sums: BlockSums | None
+    sums: BlockSums
 
     @property
     def most_bounce_bytes(self) -> int:
         """Bytes that can be read through the buffer at once: pages and blocks are read whole."""
-        return BOUNCE_BYTES - 2 * PAGE_BYTES - (2 * self.sums.block_bytes if self.sums else 0)
+        return BOUNCE_BYTES - 2 * PAGE_BYTES - 2 * self.sums.block_bytes
 
     def check(self, start: int, runs: Sequence[Array]) -> None:
         """Raise CorruptError unless these runs, whole blocks from ``start`` on, are what was written."""
-        wrong = None if self.sums is None else self.sums.wrong(start, runs)
-        if wrong is not None:
+        if wrong := self.sums.wrong(start, runs):
             raise CorruptError(
                 f"bytes {wrong[0]} to {wrong[1]} of the spilled chunk {self.path} are not what was written; "
                 "the run stays at its last commit; check the disk, and call fit again"
@@ -154,9 +153,8 @@ class _File:
 
 
 def read_box(
-    path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int, outer: int = 0,
-    sums: BlockSums | None = None,
-) -> int:  # fmt: skip
+    path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int, outer: int, sums: BlockSums
+) -> int:
     """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
 
     ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are contiguous in
@@ -215,12 +213,9 @@ def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
 
 def _read_runs(file: _File, start: int, runs: Runs) -> None:
     """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer."""
-    stop = start + sum(run.nbytes for run in runs)
-    low, high = start, stop
-    if file.sums is not None:
-        block = file.sums.block_bytes
-        low = min(-(-start // block) * block, stop)
-        high = stop if stop == file.sums.nbytes else max(low, stop // block * block)
+    stop, block = start + sum(run.nbytes for run in runs), file.sums.block_bytes
+    low = min(-(-start // block) * block, stop)
+    high = stop if stop == file.sums.nbytes else max(low, stop // block * block)
     head, rest = _split(runs, low - start)
     middle, tail = _split(rest, high - low)
     for place, part in ((start, head), (high, tail)):
@@ -268,8 +263,6 @@ def _fill(handle: int, start: int, target: Bytes) -> None:
 
 def _through_bounce(file: _File, start: int, size: int) -> Bytes:
     """Read and verify bytes from ``start`` on; they lie in this thread's buffer until its next use."""
-    if file.sums is None:
-        return _bounced(file.handle, start, size)
     block = file.sums.block_bytes
     low = start // block * block
     found = _bounced(file.handle, low, min(-(-(start + size) // block) * block, file.sums.nbytes) - low)

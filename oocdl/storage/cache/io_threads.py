@@ -13,12 +13,14 @@ from oocdl.storage.cache.ledger import Ledger
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore
 
+IO_THREADS = 2  # threads that write to the spill; a chunk is read by the thread that needs it
+
 
 class Mover:
     """Runs the I/O threads of a tier; holds its ledger and lock, their queues, the error that stops all."""
 
-    def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, io_threads: int) -> None:
-        self._writers = ThreadPoolExecutor(io_threads, thread_name_prefix="tier-io")
+    def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore) -> None:
+        self._writers = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tier-io")
         self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._write_soon)
         self.pool, self.spill = pool, spill
         # Entered itself, never by way of ``changed``: a signal in the entry of a Condition leaves it locked.

@@ -1,7 +1,6 @@
 """The ledger of the RAM tier: it counts bytes, admits claims and chooses what is written and evicted.
 
-It does no I/O and never waits. The tier acts on it with threads and files, the simulator with a clock; each
-has chunks of its own, which the ledger sees as ``Entry``.
+It does no I/O and never waits. The tier acts on it with threads and files, the simulator with a clock.
 """
 
 from __future__ import annotations
@@ -59,14 +58,13 @@ class Claim(Generic[E]):
 
 
 class TierStats(NamedTuple):
-    """Counts of a tier: what is there now, and what was moved so far; bytes, except ``evictions``."""
+    """Bytes of a tier: what is there now, and what was moved so far."""
 
     resident_bytes: int
     reserved_bytes: int
     peak_bytes: int  # largest sum of resident and reserved bytes
     read_bytes: int  # read from the spill
     written_bytes: int  # written to the spill
-    evictions: int  # chunks that left RAM
 
 
 class Ledger(Generic[E]):
@@ -84,7 +82,7 @@ class Ledger(Generic[E]):
         self.resident_bytes = self.reserved_bytes = self.peak_bytes = 0
         self.small_bytes = 0  # resident bytes of arrays that have no pages of their own
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
-        self.read_bytes = self.written_bytes = self.evictions = 0
+        self.read_bytes = self.written_bytes = 0
         # Bytes that chunks and claims do without, as the process has more than was predicted.
         self.withheld_bytes = 0
         self.position = -1  # plan position that runs now
@@ -278,7 +276,6 @@ class Ledger(Generic[E]):
     def _evict(self, entry: E) -> None:
         assert entry.spilled and not entry.pins and not entry.readers
         self._leave(entry)
-        self.evictions += 1
 
     def make_room(self, need_bytes: int) -> None:
         """Evict spilled chunks, and have others written, until ``need_bytes`` are free or will be.

@@ -22,9 +22,6 @@ from oocdl.storage.cache.ledger import Claim, TierStats
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore
 
-IO_THREADS = 2
-"""Threads that write to the spill. There are none that read: the thread that needs a chunk does."""
-
 
 class Reservation:
     """Memory that one unit holds while it runs: chunks pinned in RAM, and bytes for new arrays."""
@@ -56,12 +53,7 @@ class Reservation:
         return chunk.seen(array)
 
     def put(
-        self,
-        array: Array,
-        region: Region,
-        uses: Uses = (),
-        outer: int = 0,
-        device: DeviceArray | None = None,
+        self, array: Array, region: Region, uses: Uses = (), outer: int = 0, device: DeviceArray | None = None
     ) -> Chunk:
         """Turn ``footprint(array.nbytes)`` bytes of the reservation into a chunk that the tier owns.
 
@@ -106,28 +98,18 @@ class Tier(Mover, Home):
     leaves a unit no room, so that it runs alone; it raises an error if even that is too much. Pages that
     arrays have left may take ``kept_bytes`` beyond the capacity, as the next arrays take them again. All
     methods may be called by any thread.
-
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with Tier(1 << 20, SpillStore(folder.name)) as tier:
-    ...     with tier.reserve(nbytes=800) as unit:
-    ...         made = unit.put(np.zeros(100), ((0, 100),), uses=(3,))
-    ...     tier.stats.resident_bytes, tier.stats.reserved_bytes
-    (800, 0)
-    >>> folder.cleanup()
     """
 
     def __init__(
         self,
         capacity_bytes: int,
         spill: SpillStore,
-        io_threads: int = IO_THREADS,
         before_mapping: Callable[[int], None] = lambda nbytes: None,
         withheld_bytes: Callable[[int], int] = lambda need_bytes: 0,
         check_alone: Callable[[], None] = lambda: None,
         kept_bytes: int = 0,
     ) -> None:
-        super().__init__(capacity_bytes, Pool(capacity_bytes + kept_bytes, before_mapping), spill, io_threads)
+        super().__init__(capacity_bytes, Pool(capacity_bytes + kept_bytes, before_mapping), spill)
         self.capacity_bytes = capacity_bytes  # bytes that chunks and reservations may take together
         self._kept_bytes, self._withheld_bytes, self._check_alone = kept_bytes, withheld_bytes, check_alone
         self.scratch_bytes = 0  # bytes that units have reserved for scratch of their programs, beside arrays
@@ -314,14 +296,12 @@ class Tier(Mover, Home):
         self.ledger.line.append(claim)
         try:
             self.check()
-            while self.ledger.line[0] is not claim:
-                self.wait()
             while True:
-                self.bury()
-                self.ledger.withheld_bytes = self._withheld_bytes(self.ledger.need_bytes(claim))
-                loads = self.ledger.admit(claim)
-                if loads is not None:
-                    return loads
+                if self.ledger.line[0] is claim:
+                    self.bury()
+                    self.ledger.withheld_bytes = self._withheld_bytes(self.ledger.need_bytes(claim))
+                    if (loads := self.ledger.admit(claim)) is not None:
+                        return loads
                 self.wait()
         except BaseException:
             self.ledger.withdraw(claim)

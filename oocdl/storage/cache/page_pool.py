@@ -165,20 +165,9 @@ class Pool:
     """Lends page-aligned arrays, and keeps the pages of returned ones up to ``capacity_bytes`` in all.
 
     ``before_mapping`` is called with the number of bytes that are about to be taken from the system.
-
-    >>> pool = Pool(1 << 20)
-    >>> first = pool.empty((256, 256), np.float32)
-    >>> first.ctypes.data % 4096, pool.mapped_bytes
-    (0, 262144)
-    >>> del first
-    >>> second, third = (pool.empty((32768,), np.float32) for _ in range(2))
-    >>> second.nbytes + third.nbytes, pool.mapped_bytes
-    (262144, 262144)
     """
 
-    def __init__(
-        self, capacity_bytes: int, before_mapping: Callable[[int], None] = lambda nbytes: None
-    ) -> None:
+    def __init__(self, capacity_bytes: int, before_mapping: Callable[[int], None] = lambda _: None) -> None:
         self.capacity_bytes, self._before_mapping = capacity_bytes, before_mapping
         self.mapped_bytes = 0
         """Bytes that have pages, or will as they are first written: lent, or kept for the next array."""

@@ -1,11 +1,9 @@
 """The spill: chunks that RAM has no room for, in Zarr v3 arrays, one array for all chunks of a kind.
 
-Each chunk is an element of its array and a file of its own. Making and deleting files costs more than
-writing them, so a file that nobody needs is written over, by a chunk of another kind if need be.
-The CRC-32 of its blocks stays in memory, and is compared whenever a part of the chunk is read.
-
-A spill is private to one process and worth nothing after it. Every process has a folder of its own with
-a lock in it; the next process of the same user that starts on this host deletes the folders of dead ones.
+Each chunk is an element of its array and a file of its own, which is written over once nobody needs it:
+making and deleting files costs more than writing them. The CRC-32 of its blocks stays in memory. A spill is
+private to one process and worth nothing after it. Every process has a folder of its own with a lock in it;
+the next process of the same user that starts on this host deletes the folders of dead ones.
 """
 
 from __future__ import annotations
@@ -159,9 +157,13 @@ class SpillStore:
     def _folder(self, kind: _Kind) -> Path:
         """Return the folder of the Zarr array of a kind of chunks; made for the first of them."""
         if kind not in self._folders:
+            shape, dtype, outer = kind
+            axes = (0, outer + 1, *(axis + 1 for axis in range(len(shape)) if axis != outer))
+            # Zarr lists nothing: an array may be longer than it has chunks.
+            long, order = (MOST_CHUNKS, *shape), axes if outer else None
             folder = self.folder / f"s{len(self._folders):06d}"
             folder.mkdir(exist_ok=True)  # it is there if there was no room for what is in it
-            (folder / "zarr.json").write_text(_metadata(*kind))
+            (folder / "zarr.json").write_text(array_json(long, (1, *shape), dtype, order=order))
             self._folders[kind] = folder
         return self._folders[kind]
 
@@ -181,6 +183,7 @@ class SpillStore:
         short.
         """
         begun = perf_counter()
+        assert file.sums is not None, "it was written"
         count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums)
         if (watch := self.watch) is not None:
             watch("spill read", begun, count)
@@ -206,13 +209,6 @@ class SpillStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _metadata(shape: tuple[int, ...], dtype: np.dtype[Any], outer: int) -> str:
-    # Zarr lists nothing: an array may be longer than it has chunks.
-    axes = tuple(range(1, len(shape) + 1))
-    order = (0, outer + 1, *(axis for axis in axes if axis != outer + 1)) if outer else None
-    return array_json((MOST_CHUNKS, *shape), (1, *shape), dtype, order=order)
 
 
 def prefix_of(what: str) -> str:

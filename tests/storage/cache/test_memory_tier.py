@@ -124,7 +124,7 @@ def test_a_clean_chunk_is_not_written_again(tier: Tier) -> None:
         with tier.reserve(0, [chunk]):
             assert (chunk.array() == 3.0).all()
     stats = tier.stats
-    assert (stats.written_bytes, stats.read_bytes, stats.evictions) == (2000, 6000, 3)
+    assert (stats.written_bytes, stats.read_bytes) == (2000, 6000)
     assert stats.peak_bytes <= 8000
 
 
@@ -389,17 +389,12 @@ def test_closing_wakes_the_waiters(tmp_path: Path) -> None:
     phases=[Phase.generate],  # shrinking a deadlock would wait for it again and again
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(
-    seed=st.integers(0, 2**32),
-    workers=st.integers(1, 8),
-    capacity=st.integers(2000, 12000),
-    io_threads=st.integers(1, 2),
-)
+@given(seed=st.integers(0, 2**32), workers=st.integers(1, 8), capacity=st.integers(2000, 12000))
 def test_protocol_always_finishes_within_capacity(
-    tmp_path: Path, seed: int, workers: int, capacity: int, io_threads: int
+    tmp_path: Path, seed: int, workers: int, capacity: int
 ) -> None:
     """Random units with random pins: no deadlock, no overflow, the right bytes."""
-    with Tier(capacity, SpillStore(tmp_path), io_threads) as tier:
+    with Tier(capacity, SpillStore(tmp_path)) as tier:
         shared: list[Chunk] = []
         failures: list[BaseException] = []
         position = iter(range(10**9))
@@ -463,11 +458,11 @@ def test_reads_race_with_eviction(tmp_path: Path) -> None:
     array = np.arange(40 * 50, dtype=np.float32).reshape(40, 50)
     with Tier(3 * array.nbytes, SpillStore(tmp_path)) as tier:
         chunk = tier.adopt(array.copy(), whole(array.shape))
-        wrong: list[str] = []
+        wrong, enough = list[str](), 10 * array.nbytes
 
         def goes_on() -> bool:
             taken = time.monotonic() - begun
-            return taken < 1.5 or (tier.stats.evictions <= 10 and taken < 30)  # a busy machine takes longer
+            return taken < 1.5 or (tier.stats.read_bytes <= enough and taken < 30)  # on a busy machine
 
         def reader(seed: int) -> None:
             rng = random.Random(seed)
@@ -492,7 +487,7 @@ def test_reads_race_with_eviction(tmp_path: Path) -> None:
         join_all(threads)
         assert wrong == []
         assert tier.stats.peak_bytes <= 3 * array.nbytes
-        assert tier.stats.evictions > 10
+        assert tier.stats.read_bytes > enough
         assert chunk is not None
 
 
