@@ -1,7 +1,4 @@
-"""A Zarr group that appears whole or not at all, and how its arrays are cut and coded.
-
-It is written beside its place, marked unfinished, and renamed at the end.
-"""
+"""A Zarr group that appears whole or not at all, and how its arrays are cut and coded."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]
+Floats = npt.NDArray[np.float64]
+Sizes = Sequence[int]
+Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]
 """For each output voxel: two input voxels, and the weight of the second."""
 
 
-def resampled_shape(
-    shape: Sequence[int], spacing: Sequence[float], target: Sequence[float]
-) -> tuple[int, ...]:
+def resampled_shape(shape: Sizes, spacing: Sequence[float], target: Sequence[float]) -> tuple[int, ...]:
     """Return how many voxels of another spacing cover a volume, along each axis; as nnU-Net rounds.
 
     >>> resampled_shape((40, 100, 100), (3.0, 1.0, 1.0), (1.0, 1.0, 1.5))
@@ -30,9 +30,7 @@ def resampled_shape(
     return tuple(max(1, round(s / t * n)) for n, s, t in zip(shape, spacing, target, strict=True))
 
 
-def resampled_affine(
-    affine: npt.NDArray[np.float64], before: Sequence[int], after: Sequence[int]
-) -> npt.NDArray[np.float64]:
+def resampled_affine(affine: Floats, before: Sizes, after: Sizes) -> Floats:
     """Return the affine (of voxels (x, y, z)) of a volume [z, y, x] that was resampled."""
     scale = np.array(before[::-1]) / np.array(after[::-1])
     inner = np.diag([*scale, 1.0])
@@ -41,11 +39,7 @@ def resampled_affine(
 
 
 def nearest(before: int, after: int) -> npt.NDArray[np.int64]:
-    """Return the nearest of ``before`` voxels to each of ``after``; exact, as it is done in integers.
-
-    >>> nearest(4, 2).tolist(), nearest(2, 4).tolist()
-    ([1, 3], [0, 0, 1, 1])
-    """
+    """Return the nearest of ``before`` voxels to each of ``after``; exact, as it is done in integers."""
     return (2 * np.arange(after, dtype=np.int64) + 1) * before // (2 * after)
 
 
@@ -61,9 +55,7 @@ def taps(before: int, after: int, is_label: bool) -> Taps:
     return low, np.minimum(low + 1, before - 1), place - low
 
 
-def resample(
-    pieces: Iterable[Array], before: Sequence[int], after: Sequence[int], is_label: bool
-) -> Iterator[Array]:
+def resample(pieces: Iterable[Array], before: Sizes, after: Sizes, is_label: bool) -> Iterator[Array]:
     """Yield the planes, [1, y, x], of a resampled volume whose planes come in ``pieces``, [planes, y, x].
 
     Only planes between which others are yet to be made are held.

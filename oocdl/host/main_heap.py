@@ -41,12 +41,7 @@ def uses_main_heap() -> bool:
 
 
 class MainHeapThreads(Executor):
-    """A pool of ``count`` threads that allocate from the main heap, or from any if too few get that one.
-
-    >>> with MainHeapThreads(2) as pool:
-    ...     pool.submit(max, 3, 4).result()
-    4
-    """
+    """A pool of ``count`` threads that allocate from the main heap, or from any if too few get that one."""
 
     def __init__(self, count: int) -> None:
         use_one_heap()  # no new ones

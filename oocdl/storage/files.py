@@ -1,7 +1,4 @@
-"""Plain file input and output: whole writes, fsync, free space, and kinds of file systems.
-
-Arrays are written straight from their memory, so no hidden buffers have to be planned for.
-"""
+"""Plain file input and output: whole writes, fsync, free space, and kinds of file systems."""
 
 from __future__ import annotations
 

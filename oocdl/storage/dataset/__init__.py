@@ -1,4 +1,1 @@
-"""Datasets: opens Zarr groups and HDF5 files, checks them, and reads regions of their arrays.
-
-``sampling`` gives the order of samples of each epoch.
-"""
+"""Datasets: opens Zarr groups and HDF5 files, checks them, and reads regions of their arrays."""

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import ClassVar
@@ -91,11 +92,7 @@ class ChunkKeys:
     separator: str
 
     def key(self, number: int) -> str:
-        """The name of a chunk.
-
-        >>> ChunkKeys((2, 3), "c/", "/").key(5)
-        'c/1/2'
-        """
+        """The name of a chunk."""
         return self.key_at(index_of(number, self.grid))
 
     def key_at(self, index: tuple[int, ...]) -> str:
@@ -130,14 +127,9 @@ def index_of(number: int, grid: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def row_ranges(rows: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cut ``rows`` into at most so many ranges of about equal length, half open.
-
-    >>> list(row_ranges(5, 2))
-    [(0, 2), (2, 5)]
-    """
+    """Cut ``rows`` into at most so many ranges of about equal length, half open."""
     count = min(rows, most)
-    edges = [rows * part // count for part in range(count + 1)] if count else []
-    yield from zip(edges, edges[1:], strict=False)
+    return pairwise([rows * part // count for part in range(count + 1)] if count else [])
 
 
 class Chunks:

@@ -1,7 +1,6 @@
 """Makes an array of the stored bytes of a chunk, which decode to just what its array declares.
 
-A compressor decodes into a buffer of that size, so no chunk takes more memory than its array says, whatever
-stands in it.
+A compressor decodes into a buffer of that size, so no chunk takes more memory, whatever stands in it.
 """
 
 from __future__ import annotations

@@ -200,11 +200,7 @@ def filters_of(data: h5py.Dataset) -> list[int]:
 
 
 def refused(filters: Sequence[int]) -> str | None:
-    """Why a row of filters is not read, as the end of a sentence; None if it is.
-
-    >>> refused([2, 1, 3]) is None, refused([1, 1])
-    (True, 'compresses twice')
-    """
+    """Why a row of filters is not read, as the end of a sentence; None if it is."""
     unknown = [code for code in filters if code not in FILTERS]
     if unknown:
         return f"uses HDF5 filter {unknown[0]}; allowed are {', '.join(FILTERS.values())}"

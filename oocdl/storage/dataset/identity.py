@@ -1,8 +1,7 @@
 """What tells a dataset from one that was changed: its chunks with sizes and times, and some of their content.
 
-Chunks are told apart by range of samples, so that a message can say where the difference is. What differs
-in times alone is either a copy or a change. Where all stored bytes are few, their checksum decides. Else a
-copy is what has other times everywhere, and equal content wherever that is looked at.
+What differs in times alone is either a copy or a change. Where all stored bytes are few, their checksum
+decides. Else a copy is what has other times everywhere, and equal content wherever that is looked at.
 """
 
 from __future__ import annotations

@@ -40,6 +40,8 @@ from oocdl.storage.dataset.ome_zarr import Sample, ome_folders, ome_samples
 from oocdl.storage.dataset.sample_stack import named_samples, stacked
 from oocdl.storage.zarr_json import CONVERSION, UNFINISHED, chunk_region, grid, touched
 
+Names = Collection[str] | None  # of arrays; None: of all
+Document = Mapping[str, Any]  # metadata of an array, as Zarr has them
 Tables = dict[str, Array | None]  # the index of a shard by its key
 SHARDED = "sharding_indexed"
 NOT_STORED = 2**64 - 1  # offset and size, in the index of a shard, of a chunk that is not in it
@@ -191,7 +193,7 @@ class ZarrSource(Source):
 
 
 def open_arrays(
-    source: str | Store, group: str, where: str, names: Collection[str] | None, allow_missing: bool
+    source: str | Store, group: str, where: str, names: Names, allow_missing: bool
 ) -> list[DataArray]:
     """Open and check the arrays of a group (those of ``names``, or all). Raises DatasetError."""
     try:
@@ -241,9 +243,7 @@ def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
     return found
 
 
-def _stacks(
-    samples: Mapping[str, Sample], where: str, names: Collection[str] | None, allow_missing: bool
-) -> list[DataArray]:
+def _stacks(samples: Mapping[str, Sample], where: str, names: Names, allow_missing: bool) -> list[DataArray]:
     """Open the arrays of all samples, and see those of one name as one. Raises DatasetError."""
     last, found = LastChunk(), []
     attributes = {title: sample.attributes for title, sample in samples.items()}
@@ -263,7 +263,7 @@ def _opened(
 ) -> DataArray:
     """Check an array, or what is at indices of its first axes, by its metadata, before a chunk is read."""
     label, metadata = f"array {name!r} of {where}", array.metadata
-    document: Mapping[str, Any] = metadata.to_dict()
+    document: Document = metadata.to_dict()
     check_type(label, array.dtype, array.ndim)
     kind = document.get("chunk_grid", {}).get("name", "regular")
     encoding = document.get("chunk_key_encoding", {}).get("name", "default")
@@ -293,9 +293,7 @@ def _opened(
     )  # fmt: skip
 
 
-def _decoders(
-    array: zarr.Array[Any], document: Mapping[str, Any], left: int
-) -> tuple[Decoder, Shards | None]:
+def _decoders(array: zarr.Array[Any], document: Document, left: int) -> tuple[Decoder, Shards | None]:
     """Return the decoder of chunks; shards lack ``left`` axes. Raises ValueError that names the bad codec."""
     if document["zarr_format"] == 2:
         return decoder_v2(array.chunks, array.dtype, array.metadata), None
@@ -312,7 +310,7 @@ def _decoders(
     return decoder, Shards(inside, index, part)
 
 
-def _keys(document: Mapping[str, Any], extents: Shape, at: tuple[int, ...]) -> ChunkKeys:
+def _keys(document: Document, extents: Shape, at: tuple[int, ...]) -> ChunkKeys:
     """Return the keys of an array's chunks; ``at`` are indices that stand before theirs."""
     encoding = document.get("chunk_key_encoding", {"name": "v2"})
     separator = encoding.get("configuration", {}).get("separator", document.get("dimension_separator"))

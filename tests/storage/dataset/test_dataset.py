@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore
 
 from oocdl.errors import DatasetError
 from oocdl.planning.passes import by_size
@@ -62,16 +62,6 @@ def test_every_source_reads_the_same_regions(tmp_path: Path) -> None:
         assert np.array_equal(data.arrays["labels/y"].read(((4, 5),)), [4])
         again = open_dataset(pickle.loads(pickle.dumps(data.spec)))
         assert np.array_equal(again.arrays["x"].read(((0, 5), (0, 4), (0, 6))), X)
-
-
-def test_memory_stores_and_big_endian(tmp_path: Path) -> None:
-    store = MemoryStore()
-    zarr.create_array(store, name="x", data=X.astype(">f4"))
-    x = open_dataset(store).arrays["x"]
-    assert x.dtype == np.dtype("=f4")
-    read = x.read(((0, 5), (0, 4), (0, 6)))
-    assert read.dtype == np.dtype("=f4")
-    assert np.array_equal(read, X)
 
 
 def test_hdf5_is_read_by_threads(tmp_path: Path) -> None:
@@ -284,14 +274,6 @@ def test_only_named_arrays_are_checked(tmp_path: Path) -> None:
     assert set(open_dataset(path, False, names=["labels/y"]).arrays) == {"labels/y"}
     with pytest.raises(DatasetError, match="no array 'z'"):
         open_dataset(path, names=["z"])
-
-
-def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
-    path = make_zarr(tmp_path / "a.zarr")
-    (path / "x/c/0/0/0").write_bytes(b"nonsense")
-    with pytest.raises(DatasetError, match=r"array 'x' of .*a\.zarr cannot be read") as caught:
-        open_dataset(path).arrays["x"].read(((0, 1), (0, 1), (0, 1)))
-    assert "\n" not in str(caught.value)
 
 
 def test_permutations_are_keyed_and_stable() -> None:
