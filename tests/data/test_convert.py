@@ -178,21 +178,20 @@ def test_memory_is_kept_and_a_budget_that_is_too_small_names_one(tmp_path: Path)
 
 
 def stacked(path: Path, kind: str, arrays: dict[str, Any]) -> Path:
+    place = path / f"image.{kind}"
     if kind == "npy":
-        np.save(path / "image.npy", arrays["image"])
-        return path / "image.npy"
-    if kind == "npz":
-        np.savez_compressed(path / "s.npz", **arrays)
-        return path / "s.npz"
-    if kind == "h5":
-        with h5py.File(path / "s.h5", "w") as file:
+        np.save(place, arrays["image"])
+    elif kind == "npz":
+        np.savez_compressed(place, **arrays)
+    elif kind == "h5":
+        with h5py.File(place, "w") as file:
             for name, array in arrays.items():
                 file.create_dataset(name, data=array, chunks=True)
-        return path / "s.h5"
-    group = zarr.open_group(path / "s.zarr", mode="w")
-    for name, array in arrays.items():
-        group.create_array(name, data=array, chunks=array.shape)
-    return path / "s.zarr"
+    else:
+        group = zarr.open_group(place, mode="w")
+        for name, array in arrays.items():
+            group.create_array(name, data=array, chunks=array.shape)
+    return place
 
 
 def test_what_a_group_says_of_its_samples_stays(tmp_path: Path) -> None:
