@@ -248,9 +248,7 @@ def test_arrays_that_are_stacked_stay_so(tmp_path: Path, kind: str) -> None:
     assert group["image"].chunks == (1, 1, 70, 64, 68)  # type: ignore[union-attr]
 
 
-def test_a_failure_leaves_nothing_and_an_old_dataset_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_an_old_dataset_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = nnunet(tmp_path / "D", SHAPES), tmp_path / "out.zarr"
     convert(source, out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -274,9 +272,7 @@ def test_a_failure_leaves_nothing_and_an_old_dataset_as_it_was(
     assert sorted(os.listdir(tmp_path)) == ["D", "out.zarr"]
 
 
-def test_nobody_else_converts_to_a_place_until_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_else_converts_to_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = save(tmp_path / "x.nii", volume()), tmp_path / "out.zarr"
     sync_all = new_group.sync_all
 

@@ -100,9 +100,7 @@ def test_the_least_limit_counts_and_the_default_is_a_share_of_it(monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
-def test_an_rlimit_counts_what_is_mapped_and_not_in_memory(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_rlimit_counts_what_is_mapped_not_in_memory(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     status = {"VmSize": 5 << 30, "VmRSS": 1 << 30, "VmData": 5 << 30, "RssAnon": 1 << 30}
     monkeypatch.setattr(limits, "_status_bytes", lambda: status)
     kind = getattr(resource, name)

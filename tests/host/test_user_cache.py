@@ -85,9 +85,7 @@ def test_an_entry_that_only_can_be_read_counts(folder: Path, monkeypatch: pytest
     assert CACHE.read("a") == b"one"
 
 
-def test_a_write_that_fails_leaves_nothing_and_is_the_last(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_is_the_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = UserCache("loops", most_entries=3)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", refused)

@@ -379,9 +379,7 @@ THINGS = ["ask", "put", "put", "put", "release", "read", "load", "write", "drop"
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.integers(20, 200), st.lists(st.sampled_from(THINGS), max_size=80))
-def test_whatever_happens_counts_are_right_and_everything_can_go(
-    seed: int, capacity: int, things: list[str]
-) -> None:
+def test_counts_are_always_right_and_everything_can_go(seed: int, capacity: int, things: list[str]) -> None:
     life = Life(seed, capacity)
     for what in things:
         life.do(what)

@@ -390,9 +390,7 @@ def test_closing_wakes_the_waiters(tmp_path: Path) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 2**32), workers=st.integers(1, 8), capacity=st.integers(2000, 12000))
-def test_protocol_always_finishes_within_capacity(
-    tmp_path: Path, seed: int, workers: int, capacity: int
-) -> None:
+def test_the_protocol_always_finishes(tmp_path: Path, seed: int, workers: int, capacity: int) -> None:
     """Random units with random pins: no deadlock, no overflow, the right bytes."""
     with Tier(capacity, SpillStore(tmp_path)) as tier:
         shared: list[Chunk] = []

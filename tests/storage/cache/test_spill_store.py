@@ -88,9 +88,7 @@ def test_any_axis_may_be_outermost(
         assert file.outer == (outer if pages else 0)
 
 
-def test_a_strip_along_the_outermost_axis_is_one_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strip_along_the_outer_axis_is_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, real = list[int](), os.preadv
     array, out = paged((8, 16, 64, 64)), paged((8, 20, 64, 64))
     with SpillStore(tmp_path) as spill:

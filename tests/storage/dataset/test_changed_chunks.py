@@ -149,9 +149,7 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", FOLDERS)
 @pytest.mark.parametrize("what", NO_FILES)
-def test_what_is_no_file_in_the_place_of_a_chunk_is_never_the_fill_value(
-    tmp_path: Path, kind: str, what: str
-) -> None:
+def test_what_is_no_file_is_never_the_fill_value(tmp_path: Path, kind: str, what: str) -> None:
     path = folder(**FOLDERS[kind])(tmp_path)
     file = chunk_files(path)[3]
     x = opened(path)
@@ -166,9 +164,7 @@ def test_what_is_no_file_in_the_place_of_a_chunk_is_never_the_fill_value(
 
 @pytest.mark.parametrize("kind", ["v2-nested", "v3", "sharded"])
 @pytest.mark.parametrize("what", ["a dangling link", "a file", "a FIFO"])
-def test_what_is_no_folder_in_the_place_of_one_is_never_the_fill_value(
-    tmp_path: Path, kind: str, what: str
-) -> None:
+def test_what_is_no_folder_is_never_the_fill_value(tmp_path: Path, kind: str, what: str) -> None:
     path = folder(**FOLDERS[kind])(tmp_path)
     place = chunk_files(path)[3].parent
     shutil.rmtree(place)
@@ -181,9 +177,7 @@ def test_what_is_no_folder_in_the_place_of_one_is_never_the_fill_value(
 @pytest.mark.parametrize("kind", ["v2", "v3"])
 @pytest.mark.parametrize("what", NO_FILES)
 @pytest.mark.parametrize("level", ["", "x"])
-def test_what_is_no_file_in_the_place_of_metadata_is_named(
-    tmp_path: Path, kind: str, what: str, level: str
-) -> None:
+def test_metadata_that_are_no_file_are_named(tmp_path: Path, kind: str, what: str, level: str) -> None:
     path = folder(**FOLDERS[kind])(tmp_path)
     name = "zarr.json" if kind == "v3" else ".zarray" if level else ".zgroup"
     place = path / level / name
@@ -239,9 +233,7 @@ def test_every_change_of_a_file_is_found(
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("change", ["deleted", "halved", "flipped", "replaced"])
-def test_every_change_of_a_zip_file_is_found(
-    tmp_path: Path, compression: int, sharded: bool, change: str
-) -> None:
+def test_every_change_of_a_zip_is_found(tmp_path: Path, compression: int, sharded: bool, change: str) -> None:
     options: dict[str, Any] = {"chunks": (1, 2, 3), "shards": CHUNKS} if sharded else {"chunks": CHUNKS}
     with ZipStore(tmp_path / "a.zip", mode="w", compression=compression) as store:
         zarr.group(store).create_array("x", data=X, **options)

@@ -177,9 +177,7 @@ lost_hdf5 = hdf5(half)
         (hdf5(outside), "other files"),
     ],
 )
-def test_bad_datasets_are_refused_in_one_line(
-    tmp_path: Path, make: Callable[[Path], Path], message: str
-) -> None:
+def test_bad_datasets_are_refused(tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
     with pytest.raises(DatasetError, match=message) as caught:
         open_dataset(make(tmp_path))
     assert "\n" not in str(caught.value)

@@ -144,9 +144,7 @@ def test_it_is_found(runs: Path, root: Path, name: str, damage: str) -> None:
 
 @pytest.mark.parametrize("damage", [*NO_FILES, "deleted"])
 @pytest.mark.parametrize("name", OBJECTS)
-def test_what_repair_leaves_is_sound_or_said_to_be_lost(
-    runs: Path, root: Path, name: str, damage: str
-) -> None:
+def test_what_repair_leaves_is_sound_or_said_lost(runs: Path, root: Path, name: str, damage: str) -> None:
     for _ in damaged(runs, root, name, damage):
         if damage == "a dangling link" and name in ("group metadata", "history"):
             with pytest.raises(StoreError, match="is a link, which a run does not follow"):
@@ -220,9 +218,7 @@ REPAIRS: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 
 @pytest.mark.parametrize("what", REPAIRS)
-def test_repair_goes_back_to_the_newest_sound_version(
-    runs: Path, root: Path, tmp_path: Path, what: str
-) -> None:
+def test_repair_goes_back_to_the_newest_sound_one(runs: Path, root: Path, tmp_path: Path, what: str) -> None:
     shutil.copytree(runs / "older", tmp_path / "older")
     shutil.copytree(runs / "other", tmp_path / "other")
     spoil, step, said = REPAIRS[what]

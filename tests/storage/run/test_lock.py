@@ -38,9 +38,7 @@ def test_a_process_that_was_forked_keeps_no_lock_and_releases_none(tmp_path: Pat
     os.waitpid(child, 0)
 
 
-def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a process that ends between the opening of the file and its locking here."""
     take: Callable[[int, Path], None] = lock._take
     taken = list[int]()
@@ -59,9 +57,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lock_that_is_always_removed_is_not_tried_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_always_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_take", lambda handle, path: path.unlink())
     with pytest.raises(StoreError, match="removed each time"):
         RunLock(tmp_path / "LOCK")
