@@ -22,6 +22,7 @@ from oocdl.graph.ir.index import Range, Region, region_shape, within
 
 Ranges = float | Sequence[float | Sequence[float]] | None
 """MONAI's: for each number a pair, or f for (-f, f); None: none is drawn."""
+Floats, Ints = Sequence[float], Sequence[int]
 Matrix = tuple[tuple[float, ...], ...]
 _RANGES = ("rotate_range", "shear_range", "translate_range", "scale_range")
 SPLINE_SQUARE = 151 / 315  # integral of the square of a cubic B-spline
@@ -64,9 +65,7 @@ class Warp(Operation):
             self._read(flat, strides, first, part, out[(slice(None), *within(part, region[1:]))])
         return out
 
-    def _read(
-        self, flat: Array, strides: Sequence[int], first: Sequence[int], part: Region, out: Array
-    ) -> None:
+    def _read(self, flat: Array, strides: Ints, first: Ints, part: Region, out: Array) -> None:
         """Fill ``out`` with the values of all channels at the points of a part of the output."""
         linear, index, shares = out.dtype.kind == "f", np.zeros(()), []
         points = zip(self.points(part), self.shape[1:], strides, first, strict=True)
@@ -84,7 +83,7 @@ class Warp(Operation):
             made[...] = _between(channel, places, shares, strides)
 
 
-def _between(flat: Array, index: Array, shares: Sequence[Array], strides: Sequence[int]) -> Array:
+def _between(flat: Array, index: Array, shares: Sequence[Array], strides: Ints) -> Array:
     """Interpolate along the last axis first: all that is left of ``shares`` and ``strides``."""
     if not shares:
         return flat.take(index)
@@ -257,13 +256,7 @@ def _each(ranges: Any) -> Sequence[Any]:
     return () if ranges is None else (ranges,) if isinstance(ranges, Real) else tuple(ranges)
 
 
-def affine(
-    rank: int,
-    angles: Sequence[float],
-    shears: Sequence[float],
-    shift: Sequence[float],
-    scales: Sequence[float],
-) -> Matrix:
+def affine(rank: int, angles: Floats, shears: Floats, shift: Floats, scales: Floats) -> Matrix:
     """Return rotation @ shear @ translation @ scaling, as MONAI multiplies them; empty: nothing changes."""
     made, shear, moved, scaled = (np.eye(rank + 1) for _ in range(4))
     planes = ((0, 1),) if rank == 2 else ((1, 2), (2, 0), (0, 1))

@@ -31,10 +31,8 @@ class _Writer:
         self.weights.append(numpy_helper.from_array(data.astype(np.float32), name))
         return name
 
-    def node(
-        self, op: str, inputs: Sequence[str], name: str, others: Sequence[str] = (), **attrs: Any
-    ) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [name, *others], name=name, **attrs))
+    def node(self, op: str, inputs: Sequence[str], name: str, more: Sequence[str] = (), **attrs: Any) -> str:
+        self.nodes.append(helper.make_node(op, inputs, [name, *more], name=name, **attrs))
         return name
 
     def conv(

@@ -179,8 +179,7 @@ class SpillStore:
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
         """Read ``box`` (relative to the chunk) into ``out``, verified; returns the bytes read.
 
-        Raises CorruptError if a block is not what was written, StoreError if the file is missing or too
-        short.
+        Raises CorruptError if a block is not what was written, StoreError for a file that is cut or gone.
         """
         begun = perf_counter()
         assert file.sums is not None, "it was written"

@@ -54,12 +54,6 @@ class ChunkList:
     marks: Integers  # times of change in nanoseconds, or checksums, as the source has them
     missing: int  # chunks that are not stored
 
-    @property
-    def first_missing(self) -> int:
-        """The number of the first chunk that is not stored; the number of all chunks if there is none."""
-        gaps = self.numbers != np.arange(len(self.numbers))
-        return int(np.argmax(gaps)) if gaps.any() else len(self.numbers)
-
     def index(self, number: int) -> tuple[int, ...]:
         return index_of(number, self.grid)
 

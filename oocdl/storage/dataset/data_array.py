@@ -123,7 +123,8 @@ class DataArray:
         if not found.missing:
             return found
         counted = f"{found.missing:,} of {prod(found.grid):,} chunks"
-        first = "/".join(map(str, found.index(found.first_missing)))
+        gaps = np.append(found.numbers, -1) != np.arange(len(found.numbers) + 1)
+        first = "/".join(map(str, found.index(int(np.argmax(gaps)))))
         if fill is None or not np.isfinite(fill):
             raise DatasetError(
                 f"{self.label}: {counted} are not stored, first {first}, and its fill value is "

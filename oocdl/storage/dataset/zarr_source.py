@@ -266,11 +266,10 @@ def _opened(
     document: Document = metadata.to_dict()
     check_type(label, array.dtype, array.ndim)
     kind = document.get("chunk_grid", {}).get("name", "regular")
-    encoding = document.get("chunk_key_encoding", {}).get("name", "default")
-    if kind != "regular" or encoding not in ("default", "v2"):
-        raise DatasetError(
-            f"{label} has a chunk grid {kind!r} with keys {encoding!r}; write it with regular chunks"
-        )
+    named = document.get("chunk_key_encoding", {"name": "v2"})
+    if kind != "regular" or named["name"] not in ("default", "v2"):
+        told = f"a chunk grid {kind!r} with keys {named['name']!r}"
+        raise DatasetError(f"{label} has {told}; write it with regular chunks")
     stored_chunks, left = array.shards or array.chunks, len(at)
     check_chunks(label, array.shape, array.chunks, stored_chunks)
     if max(stored_chunks[:left], default=1) > 1:
@@ -283,7 +282,9 @@ def _opened(
             "crc32c, shuffle and transpose, in chunks or shards of chunks: write the array again"
         ) from error
     shape, chunks, stored_chunks = array.shape[left:], array.chunks[left:], stored_chunks[left:]
-    keys = _keys(document, grid(shape, stored_chunks), at)
+    separator = named.get("configuration", {}).get("separator", document.get("dimension_separator"))
+    lead = separator.join([*(["c"] if named["name"] == "default" else []), *map(str, at), ""])
+    keys = ChunkKeys(grid(shape, stored_chunks), lead, separator)
     stored, fill = chunks_of(array.store, array.path, keys), metadata.fill_value
     return DataArray(
         name=name, where=where, shape=shape, dtype=array.dtype.newbyteorder("="),
@@ -308,11 +309,3 @@ def _decoders(array: zarr.Array[Any], document: Document, left: int) -> tuple[De
     at_start = inner.get("index_location") == "start"
     part = slice(0, index.nbytes) if at_start else slice(-index.nbytes, None)
     return decoder, Shards(inside, index, part)
-
-
-def _keys(document: Document, extents: Shape, at: tuple[int, ...]) -> ChunkKeys:
-    """Return the keys of an array's chunks; ``at`` are indices that stand before theirs."""
-    encoding = document.get("chunk_key_encoding", {"name": "v2"})
-    separator = encoding.get("configuration", {}).get("separator", document.get("dimension_separator"))
-    first = [*(["c"] if encoding["name"] == "default" else []), *map(str, at), ""]
-    return ChunkKeys(extents, separator.join(first), separator)

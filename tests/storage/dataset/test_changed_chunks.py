@@ -66,14 +66,6 @@ def flipped(file: Path) -> None:
     file.write_bytes(content)
 
 
-def halved(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def older(file: Path) -> None:
-    os.utime(file, ns=(1, 1))
-
-
 def replaced(file: Path) -> None:
     """By a file of the same size, as editors and rsync do."""
     beside = file.with_name("new")
@@ -84,10 +76,10 @@ def replaced(file: Path) -> None:
 CHANGES: dict[str, Callable[[Path], object]] = {
     "deleted": Path.unlink,
     "emptied": lambda file: file.write_bytes(b""),
-    "halved": halved,
+    "halved": lambda file: os.truncate(file, file.stat().st_size // 2),
     "one-less": lambda file: os.truncate(file, file.stat().st_size - 1),
     "flipped": flipped,
-    "older": older,
+    "older": lambda file: os.utime(file, ns=(1, 1)),
     "replaced": replaced,
     "longer": lambda file: file.write_bytes(file.read_bytes() + b"\0"),
 }
@@ -134,13 +126,9 @@ def test_a_chunk_that_appears_is_found(tmp_path: Path, kind: str) -> None:
         x.read(block)
 
 
-def dangling(place: Path) -> None:
-    """As git-annex and DataLad have it for what is not fetched."""
-    place.symlink_to(".git/annex/objects/nowhere")
-
-
 NO_FILES: dict[str, Callable[[Path], object]] = {
-    "a dangling link": dangling,
+    # As git-annex and DataLad have it for what is not fetched.
+    "a dangling link": lambda place: place.symlink_to(".git/annex/objects/nowhere"),
     "a folder": Path.mkdir,
     "a FIFO": os.mkfifo,
     "a link to a folder": lambda place: place.symlink_to("/tmp"),
@@ -205,12 +193,8 @@ HDF5: dict[str, dict[str, Any]] = {
 
 
 HDF5_CHANGES: dict[str, Callable[[Path], object]] = {
-    "deleted": Path.unlink,
+    **{name: CHANGES[name] for name in ("deleted", "halved", "flipped", "replaced", "older")},
     "renamed": lambda path: path.rename(path.with_name("b.h5")),
-    "halved": halved,
-    "flipped": flipped,
-    "replaced": replaced,
-    "older": older,
 }
 
 

@@ -111,22 +111,14 @@ def one_array(path: Path) -> Path:
     return path / "x.zarr"
 
 
-def with_v2(**changes: Any) -> Callable[[Path], Path]:
+def changed(zarr_format: int = 2, codec: str = "", **changes: Any) -> Callable[[Path], Path]:
     def make(path: Path) -> Path:
-        group = make_zarr(path / "p.zarr", 2)
-        meta = json.loads((group / "x" / ".zarray").read_text())
-        (group / "x" / ".zarray").write_text(json.dumps({**meta, **changes}))
-        return group
-
-    return make
-
-
-def v3_codec(name: str) -> Callable[[Path], Path]:
-    def make(path: Path) -> Path:
-        group = make_zarr(path / "c.zarr")
-        meta = json.loads((group / "x" / "zarr.json").read_text())
-        meta["codecs"].append({"name": name, "configuration": {}})
-        (group / "x" / "zarr.json").write_text(json.dumps(meta))
+        group = make_zarr(path / "p.zarr", zarr_format)
+        file = group / "x" / (".zarray" if zarr_format == 2 else "zarr.json")
+        meta = json.loads(file.read_text()) | changes
+        if codec:
+            meta["codecs"].append({"name": codec, "configuration": {}})
+        file.write_text(json.dumps(meta))
         return group
 
     return make
@@ -167,12 +159,12 @@ lost_hdf5 = hdf5(half)
         (with_array(shape=(3,), dtype=[("a", "f4")]), "only bool, integers and floats"),
         (with_array(shape=(3,), dtype="M8[s]"), "only bool, integers and floats"),
         (with_array(shape=(3,), dtype="c8"), "complex64"),
-        (with_v2(compressor={"id": "pickle", "protocol": 5}), "codec 'pickle'|pickle"),
-        (with_v2(filters=[{"id": "json2"}]), "json2"),
-        (with_v2(filters=[{"id": "msgpack2"}]), "msgpack2"),
-        (with_v2(dtype="|O", filters=[{"id": "vlen-utf8"}]), "only bool, integers and floats"),
-        (v3_codec("numcodecs.pickle"), "pickle"),
-        (v3_codec("foo"), "foo"),
+        (changed(compressor={"id": "pickle", "protocol": 5}), "codec 'pickle'|pickle"),
+        (changed(filters=[{"id": "json2"}]), "json2"),
+        (changed(filters=[{"id": "msgpack2"}]), "msgpack2"),
+        (changed(dtype="|O", filters=[{"id": "vlen-utf8"}]), "only bool, integers and floats"),
+        (changed(3, "numcodecs.pickle"), "pickle"),
+        (changed(3, "foo"), "foo"),
         (hdf5(lambda file: file.__setitem__("x", ["a", "b"])), "only bool, integers and floats"),
         (hdf5(outside), "other files"),
     ],
@@ -184,7 +176,7 @@ def test_bad_datasets_are_refused(tmp_path: Path, make: Callable[[Path], Path], 
 
 
 def test_a_hostile_pickle_is_never_run(tmp_path: Path) -> None:
-    group = with_v2(dtype="|O", filters=[{"id": "pickle"}], compressor=None, fill_value=0)(tmp_path)
+    group = changed(dtype="|O", filters=[{"id": "pickle"}], compressor=None, fill_value=0)(tmp_path)
     proof = tmp_path / "proof"
     (group / "x" / "0.0.0").write_bytes(f"cos\nsystem\n(S'touch {proof}'\ntR.".encode())
     with pytest.raises(DatasetError):
@@ -238,7 +230,7 @@ def test_chunks_that_shards_lack_may_be_refused(tmp_path: Path, names: list[str]
 
 
 def undefined_v2(path: Path) -> Path:
-    group = with_v2(fill_value=None)(path)
+    group = changed(fill_value=None)(path)
     (group / "x" / "1.0.0").unlink()
     return group
 
