@@ -22,7 +22,8 @@ from oocdl.graph.ir.index import Range, Region, region_shape, within
 
 Ranges = float | Sequence[float | Sequence[float]] | None
 """MONAI's: for each number a pair, or f for (-f, f); None: none is drawn."""
-Floats, Ints = Sequence[float], Sequence[int]
+Floats = Sequence[float]
+Ints = Sequence[int]
 Matrix = tuple[tuple[float, ...], ...]
 _RANGES = ("rotate_range", "shear_range", "translate_range", "scale_range")
 SPLINE_SQUARE = 151 / 315  # integral of the square of a cubic B-spline
