@@ -20,8 +20,7 @@ from oocdl.augmentation.draws import Array, Draws, Shape, uniform
 from oocdl.augmentation.transform import Operation, Sample, Transform, parts
 from oocdl.graph.ir.index import Range, Region, region_shape, within
 
-Ranges = float | Sequence[float | Sequence[float]] | None
-"""MONAI's: for each number a pair, or f for (-f, f); None: none is drawn."""
+Ranges = float | Sequence[float | Sequence[float]] | None  # for each number a pair, or f for (-f, f)
 Floats = Sequence[float]
 Ints = Sequence[int]
 Matrix = tuple[tuple[float, ...], ...]
@@ -35,8 +34,7 @@ class Warp(Operation):
     """Every voxel of the output is what the input has at some point, which need not be a voxel."""
 
     shape: Shape
-    padding: str
-    """What is read outside of a sample: zeros, the nearest voxel, or its mirror image about its faces."""
+    padding: str  # outside of a sample: zeros, the nearest voxel, or its mirror image about its faces
 
     @abstractmethod
     def points(self, spans: Region) -> Sequence[Array]:

@@ -16,8 +16,7 @@ from oocdl.augmentation.transform import Operation, Sample, Transform
 from oocdl.graph.ir.index import Range, Region, region_shape
 
 TAILS = 4.0  # standard deviations at which MONAI cuts a kernel off
-ByChannel = tuple[tuple[float, ...] | None, ...]
-"""A number for each axis, for each channel; None: the channel stays as it is."""
+ByChannel = tuple[tuple[float, ...] | None, ...]  # a number for each axis; None: the channel stays as it is
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,9 @@ class Preparation:
     transforms: Sequence[Transform] = ()
     spatial: Shape = ()  # extents of the spatial axes of images
     methods: Mapping[str, str] = field(default_factory=dict)  # normalisation of each array that has one
-    numbers: Mapping[str, Array] = field(default_factory=dict)
-    """``Stream.numbers`` of these, once they are measured."""
-    ranges: Mapping[str, Array] = field(default_factory=dict)
-    """``Stream.ranges`` of each array that transforms want them of, once they are measured."""
-    views: Mapping[str, str] = field(default_factory=dict)
-    """View of an array whose samples differ in size -> that array, by which its tables are found."""
+    numbers: Mapping[str, Array] = field(default_factory=dict)  # ``Stream.numbers``, once measured
+    ranges: Mapping[str, Array] = field(default_factory=dict)  # ``Stream.ranges``, once measured
+    views: Mapping[str, str] = field(default_factory=dict)  # view -> its array, by which tables are found
     foreground: str = ""  # array of the labels whose voxels "ct" takes statistics of, or crops are centred on
     ignored: int = 0  # label that is no class
     voxels: Sequence[Sequence[Array]] = ()

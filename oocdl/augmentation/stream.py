@@ -15,8 +15,7 @@ from oocdl.augmentation.normalization import LEAST
 from oocdl.augmentation.transform import Operation, Sample, Transform, halves
 from oocdl.graph.ir.index import Region, region_shape, within
 
-CHAIN_BYTES = 16 << 20
-"""The most that blocks of a chain of transforms take, where chunks of the dataset are not large."""
+CHAIN_BYTES = 16 << 20  # for the blocks of a chain, where chunks of the dataset are not large
 WORKING_BYTES = 8 << 20  # room for what an operation computes ``PIECE_VOXELS`` at once with
 
 Read = Callable[[Region, Array], None]  # puts a region of the sample, channels first, into an array
@@ -27,14 +26,11 @@ class Stream:
     """What is done to the samples of one array, as one value of a network reads them."""
 
     chain_bytes: int
-    transforms: Sequence[Transform] = ()
-    """By their places in the list; those that leave this array alone are left out of its chains."""
+    transforms: Sequence[Transform] = ()  # by place; those that leave this array alone are left out of chains
     spatial: Shape = ()  # extents of the spatial axes, which are the last ones, where there are transforms
     channel_axis: bool = True  # whether samples have an axis of channels before these
-    image: bool = False
-    """Whether transforms of numbers apply as well, and voxels lie on a scale; else these are labels."""
-    numbers: Array | None = None
-    """Low, high, shift and divisor of the normalisation, of shape (rows or 1, channels, 4)."""
+    image: bool = False  # whether transforms of numbers apply as well; else these are labels
+    numbers: Array | None = None  # low, high, shift and divisor, of shape (rows or 1, channels, 4)
     nonzero: bool = False  # whether zeros stay zeros
     ranges: Array | None = None  # ``Sample.ranges`` of each row, of shape (rows, channels, 3)
     voxels: Sequence[Sequence[Array]] = ()  # ``Sample.voxels`` of each row; none where no crop asks for them

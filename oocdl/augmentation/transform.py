@@ -16,8 +16,7 @@ from oocdl.augmentation.draws import Array, Draws, Shape
 from oocdl.errors import InputError
 from oocdl.graph.ir.index import Region, region_shape
 
-PIECE_VOXELS = 1 << 16
-"""Voxels that an operation computes at once, where that takes memory beside its input and output."""
+PIECE_VOXELS = 1 << 16  # computed at once, where that takes memory beside input and output
 
 
 @dataclass(frozen=True)
@@ -26,10 +25,8 @@ class Sample:
 
     channels: int
     spatial: Shape
-    ranges: Array | None = None
-    """Minimum, maximum and mean of each channel as normalised, of shape (channels, 3)."""
-    box: Region = ()
-    """Where the sample that a crop is of stands, along its spatial axes, in the view that is read."""
+    ranges: Array | None = None  # minimum, maximum and mean as normalised, of shape (channels, 3)
+    box: Region = ()  # where the sample that a crop is of stands in the view that is read
     voxels: Sequence[Array] = ()  # places of foreground voxels in it, of each class that it has
 
     @property
@@ -64,8 +61,7 @@ class Transform(ABC):
     """Whether it moves voxels, of labels as well; else it changes the numbers of inputs."""
     needs_ranges: ClassVar[bool] = False
     ranks: ClassVar[tuple[int, ...]] = (1, 2, 3)  # numbers of spatial axes that it can do
-    ranged: ClassVar[Mapping[str, float | None]] = {}
-    """Argument that is a range -> the least that it may begin with, as ``_range`` takes it."""
+    ranged: ClassVar[Mapping[str, float | None]] = {}  # argument that is a range -> the least of it
 
     def __post_init__(self) -> None:
         if not isinstance(self.prob, Real) or not 0 <= self.prob <= 1:

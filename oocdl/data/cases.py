@@ -43,8 +43,7 @@ class Cases:
 
     cases: tuple[Case[Path], ...]
     channels: tuple[str, ...] = ()  # names of the channels; empty if nothing says them
-    classes: Mapping[str, Any] | None = None
-    """Name -> number of each class, or numbers of a region; None if nothing says them."""
+    classes: Mapping[str, Any] | None = None  # name -> number, or numbers of a region, if they are told
 
     @property
     def numbers(self) -> tuple[int, ...] | None:

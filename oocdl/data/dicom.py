@@ -19,8 +19,7 @@ ALIKE = ("SeriesInstanceUID", "Rows", "Columns", "ImageOrientationPatient", "Pix
 """Attributes that all slices of a volume share."""
 NEEDED = (*ALIKE, "PixelRepresentation", "ImagePositionPatient")
 TAGS = (*NEEDED, "NumberOfFrames", "SamplesPerPixel", "RescaleSlope", "RescaleIntercept", "SliceThickness")
-ROUNDING = 1e-2
-"""Share of the distance of slices by which one may lie elsewhere: headers have rounded numbers."""
+ROUNDING = 1e-2  # share of the distance of slices by which one may lie elsewhere: headers are rounded
 SCANNER_CODES = (0, 1)  # NIfTI's codes of an affine that leads to the space of the scanner
 
 

@@ -28,8 +28,7 @@ Array = npt.NDArray[Any]
 Affine = npt.NDArray[np.float64]
 ENDINGS = (".nii.gz", ".nii")
 PIECE_BYTES = 1 << 20
-MILLIMETRES = {"meter": 1e3, "micron": 1e-3}
-"""Unit of a header -> its millimetres; others, such as none, are taken for millimetres."""
+MILLIMETRES = {"meter": 1e3, "micron": 1e-3}  # of the units of a header; others are taken for millimetres
 SAME_VOXELS = 1e-3  # two files are of one place if no corner of their grids differs by more of a voxel
 GZIP_ERRORS: Any = (EOFError, OSError, zlib.error, isal_zlib.IsalError)
 
@@ -47,8 +46,7 @@ class Volume:
     qform: Affine  # the affine by the qform, if that has a code; else ``affine``
     codes: tuple[int, int]  # qform and sform codes: which space the affine leads to
     offset: int  # bytes before the first voxel
-    slices: tuple[Path, ...] = ()
-    """Files of the planes of a DICOM series, whose folder ``path`` is; none of NIfTI."""
+    slices: tuple[Path, ...] = ()  # files of a DICOM series, whose folder ``path`` is
 
     @property
     def spacing(self) -> tuple[float, ...]:

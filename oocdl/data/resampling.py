@@ -17,8 +17,7 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 Sizes = Sequence[int]
-Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]
-"""For each output voxel: two input voxels, and the weight of the second."""
+Taps = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]  # two voxels, and the weight of the second
 
 
 def resampled_shape(shape: Sizes, spacing: Sequence[float], target: Sequence[float]) -> tuple[int, ...]:

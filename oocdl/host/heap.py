@@ -28,14 +28,11 @@ from oocdl.errors import ResourceError
 from oocdl.host.limits import anonymous_bytes
 
 PERIOD_SECONDS = 0.005  # the process is measured no more often than this; to ask the kernel takes 8 µs
-RELIEF_SECONDS = 0.02
-"""Nor is the heap trimmed, or more withheld, more often than this: chunks take as long to leave."""
+RELIEF_SECONDS = 0.02  # nor is the heap trimmed, or more withheld, more often: chunks take as long to leave
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # parameters of glibc's ``mallopt``
 HEAP_KEPT_BYTES = 1 << 30  # free memory that the C library keeps before it gives any back by itself
-MOST_UNCHECKED_BYTES = 256 << 20
-"""Bytes that may be taken before the system is asked again: not everything that grows is announced."""
-WAIT_SECONDS = 0.01
-"""Seconds between two looks of a program that waits for memory; it also looks when another ends."""
+MOST_UNCHECKED_BYTES = 256 << 20  # taken before the system is asked again: not all that grows is told
+WAIT_SECONDS = 0.01  # between two looks of a program that waits for memory, and for another to end
 REST_RATIO = 50
 """Rest after a look at the heap between programs, as a multiple of the time that the look took: tens of
 milliseconds in a process that has freed much in small pieces."""
@@ -53,8 +50,7 @@ class MemoryGuard:
 
     budget_bytes: int
     kernel_bytes: int = 0  # the kernel's share of it
-    file_bytes: int = 0
-    """For pages of mapped files, which one unit that runs alone may use up: they can be read again."""
+    file_bytes: int = 0  # for pages of mapped files, which a unit that runs alone may use up
     measure: Callable[[], int] = anonymous_bytes
     clock: Callable[[], float] = time.monotonic
 

@@ -20,8 +20,7 @@ R = TypeVar("R")
 NON_MAIN_ARENA, PROBE_BYTES = 4, 4096
 """The bit of a block's header that says that it lies in another heap than the main one, and the bytes of a
 block that no thread keeps for itself."""
-MOST_OTHERS = 256
-"""Most threads with other heaps that are started until enough have got the main one; each takes 0.1 ms."""
+MOST_OTHERS = 256  # threads that are started in vain until enough have got the main heap; each takes 0.1 ms
 
 _library = ctypes.CDLL("libc.so.6" if IS_SUPPORTED else None)
 IS_TOLD = IS_SUPPORTED and bytes(_library.malloc) == bytes(ctypes.CDLL(None).malloc)

@@ -10,8 +10,7 @@ from typing import Any
 from oocdl.errors import InputError
 
 MOST_SHOWN_CHARACTERS = 60
-NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)
-"""Errors that are no fault of the path: whoever opens it knows whether something has to be there."""
+NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR)  # no faults of the path
 
 
 def path_of(name: str, value: Any) -> Path:

@@ -40,8 +40,7 @@ from oocdl.training.trainer import fit
 from oocdl.training.trainer import plan as make_plan
 
 FOLDS, FOLD_SEED = 5, 12345
-WIDTHS = (32, 24, 16, 12, 8, 4)
-"""Channels of the first level that are tried, nnU-Net's first."""
+WIDTHS = (32, 24, 16, 12, 8, 4)  # channels of the first level that are tried, nnU-Net's first
 EPOCHS, HOURS = 100, 24.0
 OTHER_NORMALIZATIONS = frozenset({"nonorm", "rescale_0_1", "rescale_to_0_1", "rgb_to_0_1"})
 """Names of channels, in small letters, that nnU-Net does not normalise by z-score."""

@@ -28,19 +28,16 @@ def told(**facts: Any) -> Make:
     return make
 
 
+def nothing(*_: Any) -> None:
+    """Of what was done to the folder: it stays the source."""
+
+
 def gone(*names: str) -> Make:
-    def make(folder: Path) -> None:
-        for name in names:
-            (folder / name).unlink()
-
-    return make
+    return lambda folder: nothing(*((folder / name).unlink() for name in names))
 
 
-def put(name: str, voxels: Any, affine: Any = AFFINE, **header: Any) -> Make:
-    def make(folder: Path) -> None:
-        save(folder / name, voxels, affine, **header)
-
-    return make
+def put(name: str, voxels: Any, affine: Any = AFFINE) -> Make:
+    return lambda folder: nothing(save(folder / name, voxels, affine))
 
 
 def text(name: str, content: str | bytes) -> Make:
@@ -53,10 +50,7 @@ def text(name: str, content: str | bytes) -> Make:
 
 
 def spoilt(name: str, change: Callable[[bytes], bytes]) -> Make:
-    def make(folder: Path) -> None:
-        (folder / name).write_bytes(change((folder / name).read_bytes()))
-
-    return make
+    return lambda folder: nothing((folder / name).write_bytes(change((folder / name).read_bytes())))
 
 
 def cut_inside(data: bytes) -> bytes:
@@ -74,17 +68,6 @@ def with_voxel(value: float, dtype: str = "float32") -> Any:
     voxels = volume().astype(dtype)
     voxels[3, 2, 1] = value
     return voxels
-
-
-def complex_voxels(folder: Path) -> None:
-    save(folder / "imagesTr/a_0000.nii.gz", volume().astype("complex64"))
-
-
-def bare(shape: tuple[int, ...]) -> Make:
-    def make(folder: Path) -> Path:
-        return save(folder / "x.nii", np.zeros(shape, np.int16))
-
-    return make
 
 
 def cut_nii(folder: Path) -> Path:
@@ -145,8 +128,8 @@ CASES: list[tuple[str, Make, str]] = [
     ("another place", put(L, labels(), moved(0.01)), "labelsTr/a.nii.gz lies elsewhere than .* by 0.01"),
     ("another axis", put(L, labels(), AFFINE * [[1, -1, 1, 1]]), "labelsTr/a.nii.gz lies elsewhere"),
     ("4D", put(A, volume((7, 6, 5, 2))), r"a_0000.nii.gz has 4 axes, \[7, 6, 5, 2\]"),
-    ("2D", bare((7, 6)), "x.nii has 2 axes"),
-    ("complex", complex_voxels, "a_0000.nii.gz has voxels of type complex64"),
+    ("2D", lambda folder: save(folder / "x.nii", np.zeros((7, 6), np.int16)), "x.nii has 2 axes"),
+    ("complex", put(A, volume().astype("complex64")), "a_0000.nii.gz has voxels of type complex64"),
     ("singular", singular, "x.nii has a singular affine"),
     ("no NIfTI", spoilt(A, lambda data: gzip.compress(b"x" * 999)), "a_0000.nii.gz is not a readable NIfTI"),
     ("no gzip", spoilt(A, lambda data: b"x" * 999), "a_0000.nii.gz is not a readable NIfTI"),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import CorruptError, StoreError
+from oocdl.errors import CorruptError
 from oocdl.graph.ir.array_layout import PAGE_BYTES, Array
 from oocdl.graph.ir.index import Region
 from oocdl.storage.checksums import BlockSums
@@ -170,11 +170,8 @@ def read_box(
         out = np.moveaxis(out, outer, 0)
     strides = tuple(out.dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
     start = sum(low * step for (low, _), step in zip(box, strides, strict=True))
-    try:
-        with handle_of(path, os.O_RDONLY | flag) as handle:
-            return _read(_File(path, handle, sums), start, strides, out)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}; check the disk") from error
+    with reporting(path, "read"), handle_of(path, os.O_RDONLY | flag) as handle:
+        return _read(_File(path, handle, sums), start, strides, out)
 
 
 def _read(file: _File, start: int, strides: tuple[int, ...], out: Array) -> int:

@@ -17,8 +17,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from oocdl.errors import BudgetError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES
 
-SOON_POSITIONS = 12
-"""A chunk that is next read within so many plan positions from now is worth bringing back whole."""
+SOON_POSITIONS = 12  # a chunk that is read within so many plan positions is worth bringing back whole
 MOST_SKIPPED_CHUNKS = 16  # ``promote`` looks at no more chunks than these that could give way but may not
 SMALL_CHUNK_BYTES, SMALL_TIER_SHARE = 64 << 10, 1 / 2048
 """Chunks below both this size and this share of a tier leave last: one takes 1 to 3 ms to write and 0.3 ms to

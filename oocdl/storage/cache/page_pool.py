@@ -25,8 +25,7 @@ import numpy.typing as npt
 
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Array, footprint
 
-SEGMENT_BYTES = 64 << 20
-"""Least address space that is mapped at once; its pages are taken when they are touched."""
+SEGMENT_BYTES = 64 << 20  # least address space that is mapped at once; pages come when they are touched
 HUGE_PAGE_BYTES = 2 << 20  # size of a large page (``MADV_HUGEPAGE``)
 
 _library = ctypes.CDLL(None, use_errno=True)
@@ -60,8 +59,7 @@ class _Segment:
         self.mapping = mmap.mmap(-1, size, flags=flags)
         self.address: int = np.frombuffer(self.mapping, np.uint8).__array_interface__["data"][0]
         self.size = size
-        self.holes = [_Hole(0, size, warm=False)]
-        """Holes by address; two that touch are not both warm, nor both cold."""
+        self.holes = [_Hole(0, size, warm=False)]  # by address; two that touch are not of one kind
         self.longest = size  # bytes of the longest run of holes: nothing larger finds a place
 
     def _advise(self, advice: str, start: int, stop: int) -> None:
@@ -169,8 +167,7 @@ class Pool:
 
     def __init__(self, capacity_bytes: int, before_mapping: Callable[[int], None] = lambda _: None) -> None:
         self.capacity_bytes, self._before_mapping = capacity_bytes, before_mapping
-        self.mapped_bytes = 0
-        """Bytes that have pages, or will as they are first written: lent, or kept for the next array."""
+        self.mapped_bytes = 0  # that have pages, or will: lent, or kept for the next array
         self._fresh: dict[int, int] = {}
         """Address of each array that took new pages -> its bytes, until all of them were seen to be there."""
         self._counting = threading.Lock()  # for touched_bytes, which shall not wait for the other lock

@@ -36,8 +36,7 @@ from oocdl.storage.checksums import BlockSums, block_bytes_for, block_sums
 from oocdl.storage.files import existing, filesystem, handle_of, io_error, is_full
 from oocdl.storage.zarr_json import array_json, chunk_key
 
-_Kind = tuple[tuple[int, ...], np.dtype[Any], int]
-"""Shape, dtype and outermost axis: what chunks of one Zarr array have in common."""
+_Kind = tuple[tuple[int, ...], np.dtype[Any], int]  # shape, dtype, outermost axis
 MOST_CHUNKS = 1 << 31  # chunks that a spill can number: the length of its Zarr arrays
 CHECK_THREADS = 2  # threads that take checksums while chunks are written
 MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})

@@ -36,10 +36,8 @@ from oocdl.storage.files import NO_FILE, regular
 Integers = npt.NDArray[np.int64]
 
 MOST_CHUNKS = 2**62  # a grid of more chunks than this is a damaged one: their numbers would not be int64
-Mark = tuple[int, int]
-"""Size of a stored chunk in bytes, and its time or checksum; zeros where the store does not tell."""
-Reading = tuple[Mark | None, bytes | memoryview, Mark | None]
-"""Bytes of a chunk between its marks before and after; None: it is not there."""
+Mark = tuple[int, int]  # size of a chunk in bytes, and its time or checksum; zeros where nothing is told
+Reading = tuple[Mark | None, bytes | memoryview, Mark | None]  # bytes between two marks
 WHOLE = slice(None)
 PIECE_BYTES = 64 << 10  # how much is read of a file at a time to compare its content
 
@@ -81,8 +79,7 @@ class ChunkKeys:
     """How the chunks of a Zarr array are called: ``c/0/1`` or ``0.1``, below the array's own path."""
 
     grid: tuple[int, ...]
-    lead: str
-    """What stands before the first index: ``c/``, ``c.``, indices of axes that are left out, or nothing."""
+    lead: str  # before the first index: ``c/``, ``c.``, indices of axes that are left out, or nothing
     separator: str
 
     def key(self, number: int) -> str:

@@ -21,8 +21,7 @@ from oocdl.storage.zarr_json import grid
 Shape = tuple[int, ...]
 
 NUMBER_KINDS = "biuf"  # NumPy kinds that a dataset may have: bool, integers, floats
-INNER_BYTES = 128
-"""Maximum bytes of a shard for each chunk in it beside its content: in its index, and for headers."""
+INNER_BYTES = 128  # of a shard for each chunk in it beside its content: in its index, and for headers
 
 
 class Source(ABC):
@@ -70,8 +69,7 @@ class DataArray:
     fill_value: Any  # the value of all elements of a chunk that is not stored; None if it is not defined
     source: Source
     allow_missing_chunks: bool = True
-    boxes: Sequence[Region] = ()
-    """Where in a view each sample stands, along the axes after the first; empty if it is no view."""
+    boxes: Sequence[Region] = ()  # where in a view each sample stands, behind the first axis
     title: str = ""  # name in the dataset, for messages, if it is another than ``name``
 
     @property

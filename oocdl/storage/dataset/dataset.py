@@ -33,8 +33,7 @@ from oocdl.storage.files import as_bytes
 from oocdl.storage.zarr_json import chunk_region, grid
 
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
-CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")
-"""Files that ``oocdl.data.convert`` makes a dataset of."""
+CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")  # by ``convert``
 BLOCK_BYTES = 1 << 20
 SMALL_BYTES = 64 << 10  # samples of fewer bytes share a block
 WHERE = "the arrays given"
@@ -58,8 +57,7 @@ class DatasetSpec:
     names: tuple[str, ...]
     allow_missing_chunks: bool
     views: tuple[View, ...] = ()  # views of arrays whose samples differ in size
-    validation: DatasetSpec | None = None
-    """Dataset for validation, whose arrays are listed with the others by the names that ``apart`` gives."""
+    validation: DatasetSpec | None = None  # its arrays have the names that ``apart`` gives
 
     def check_sent(self) -> None:
         """Raise DatasetError if no other process can open it."""

@@ -18,12 +18,10 @@ from oocdl.graph.ir.array_layout import Array
 
 Shape = tuple[int, ...]
 
-DEFLATED = {"zlib": zlib.MAX_WBITS, "gzip": 16 + zlib.MAX_WBITS}
-"""Codecs of zlib, with the ``wbits`` of their format."""
+DEFLATED = {"zlib": zlib.MAX_WBITS, "gzip": 16 + zlib.MAX_WBITS}  # codecs of zlib -> ``wbits``
 COMPRESSORS = frozenset({"blosc", "zstd", "lz4", *DEFLATED})
 ADDED_BYTES = {"crc32c": 4, "shuffle": 0}  # what the other codecs that are read add to a chunk
-V3 = frozenset({"blosc", "zstd", "gzip", "crc32c"})
-"""Codecs of format 3 that make bytes of bytes; ``numcodecs`` has them by the same name."""
+V3 = frozenset({"blosc", "zstd", "gzip", "crc32c"})  # of bytes, as ``numcodecs`` calls them
 SLACK_BYTES = 64 << 10
 
 

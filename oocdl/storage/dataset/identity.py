@@ -24,10 +24,8 @@ Facts = Mapping[str, Any]  # what ``identity`` returns
 RANGES = 64  # the most ranges of samples that are told apart
 PIECES = 192  # about so many pieces of stored bytes are compared at least, where they are not compared whole
 NOTHING = hashlib.blake2b(digest_size=6).hexdigest()  # the digest of a range without chunks
-WHOLE_BYTES, WHOLE_CHUNKS = 16 << 20, 4096
-"""An array that stores no more than this, in no more chunks, is compared whole, byte by byte."""
-SAMPLED_EXTENT = 8
-"""Extent along each axis of the boxes whose values are read, in the middle of three samples."""
+WHOLE_BYTES, WHOLE_CHUNKS = 16 << 20, 4096  # an array that stores no more is compared whole
+SAMPLED_EXTENT = 8  # of the boxes whose values are read, in the middle of three samples
 
 
 @dataclass(frozen=True)

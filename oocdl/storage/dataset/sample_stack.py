@@ -36,8 +36,7 @@ class StackedSource(Source):
     """
 
     members: Sequence[DataArray]  # arrays of the samples, without a sample axis; or the one that has them all
-    samples: Mapping[str, Mapping[str, Any]]
-    """Name of each sample -> the attributes of its group, in order; empty where all have one array."""
+    samples: Mapping[str, Mapping[str, Any]]  # name -> attributes; empty where all have one array
     shape: Shape  # shape of a sample in the view
     dtype: np.dtype[Any]
     pad: int = 0

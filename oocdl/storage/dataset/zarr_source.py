@@ -77,8 +77,7 @@ class ZarrSource(Source):
     decoder: Decoder
     shards: Shards | None
     last: LastChunk
-    allow_missing: bool = True
-    """Whether shards may lack chunks; whether they may be missing themselves, ``DataArray.known`` says."""
+    allow_missing: bool = True  # whether shards may lack chunks: of shards themselves ``known`` says it
 
     @cached_property
     def known(self) -> ChunkList:  # of shards, if there are any

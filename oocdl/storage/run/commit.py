@@ -33,8 +33,7 @@ class Writer:
 
     root: Path
     tensors: Mapping[str, Tensor]
-    sync: bool
-    """Whether each chunk is fsynced by its writer: on a network disk only the host that wrote it can."""
+    sync: bool  # whether its writer fsyncs each chunk: on a network disk only that host can
 
     def write(self, name: str, region: Region, array: Array) -> dict[str, Record]:
         """Write ``array``, which is ``region`` of the tensor ``name``; returns a record of each file.

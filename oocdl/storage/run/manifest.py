@@ -59,8 +59,7 @@ class Tensor:
     spec: TensorSpec
     id: str  # names its folder, and stays with the array's name: a name from a model file is never a path
     epoch: int
-    version: int
-    """Epoch and version that wrote it: older than the manifest's for an array that was carried over."""
+    version: int  # epoch and version that wrote it: older ones for an array that was carried over
     records: Mapping[str, Record]  # file of a chunk -> its record; that of the metadata follows from the rest
 
     @property
@@ -113,8 +112,7 @@ class Manifest:
     seals: Mapping[str, str] = field(default_factory=dict)  # digests of the run's other files, by file name
     history: HistorySeal = HistorySeal()
     kept: Mapping[str, KeptSeal] = field(default_factory=dict)
-    checkpoints: Mapping[str, str] = field(default_factory=dict)
-    """Step of an older version that is kept -> the file name of its manifest."""
+    checkpoints: Mapping[str, str] = field(default_factory=dict)  # step -> manifest of a kept version
 
     @property
     def file(self) -> str:
