@@ -55,10 +55,7 @@ class Cases:
 
 
 def find_cases(source: Path, split: str = "train") -> Cases:
-    """Find the cases of a source; ``split`` is "train" or "test", of an nnU-Net folder.
-
-    Raises DatasetError, which names the file, where something is missing; InputError for a lacking split.
-    """
+    """Find the cases of a source; ``split`` of an nnU-Net folder. Raises DatasetError, InputError."""
     if not source.exists():
         raise DatasetError(f"no such file or folder: {source}")
     if split not in SPLITS:
@@ -186,10 +183,7 @@ def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case[Path]:
 
 
 def _named(cases: Sequence[Case[Path]], source: Path) -> tuple[Case[Path], ...]:
-    """Give every case a name that is a folder's: its own, else its file's, else with that of its folder.
-
-    Raises DatasetError if two have one name, or one has fewer files than others.
-    """
+    """Give every case a folder's name of its own. Raises DatasetError where names or files do not fit."""
     stems = [case.images[0].name.removesuffix(".gz").removesuffix(".nii") for case in cases]
     counts, made = Counter(stems), list[Case[Path]]()
     for case, stem in zip(cases, stems, strict=True):

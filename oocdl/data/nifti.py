@@ -169,10 +169,7 @@ def volume_writer(
     path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine, codes: tuple[int, int],
     qform: Affine,
 ) -> Iterator[Callable[[Array], None]]:  # fmt: skip
-    """Yield what writes the next planes of a volume of integers [z, y, x] to a .nii.gz file.
-
-    The file appears when all planes are written. Raises ValueError if there are fewer or more.
-    """
+    """Yield what writes the next planes of integers [z, y, x] to a .nii.gz file, which appears at the end."""
     nibabel = library_for("writing NIfTI")
     kind = nibabel.Nifti1Image if max(shape) < 2**15 else nibabel.Nifti2Image
     image = kind(np.broadcast_to(np.zeros((), dtype), shape[::-1]), affine, dtype=dtype)

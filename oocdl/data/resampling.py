@@ -55,10 +55,7 @@ def taps(before: int, after: int, is_label: bool) -> Taps:
 
 
 def resample(pieces: Iterable[Array], before: Sizes, after: Sizes, is_label: bool) -> Iterator[Array]:
-    """Yield the planes, [1, y, x], of a resampled volume whose planes come in ``pieces``, [planes, y, x].
-
-    Only planes between which others are yet to be made are held.
-    """
+    """Yield the planes, [1, y, x], of a volume whose planes come in ``pieces``; few are held."""
     low, high, weight = taps(before[0], after[0], is_label)
     held, first, made = np.empty((0, *after[1:])), 0, 0
     for piece in pieces:

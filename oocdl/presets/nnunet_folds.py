@@ -237,10 +237,7 @@ def _read_splits(path: Path, names: Sequence[str], folds: Sequence[Fold]) -> lis
 
 
 def _fingerprint(root: Path, cases: Cases) -> Fingerprint:
-    """Return the spacing to resample to, and the median extents after it, both [z, y, x].
-
-    Raises InputError if the working directory was made of other files, or of these before they changed.
-    """
+    """Return spacing and median extents after it, [z, y, x]; InputError if the workdir is of other files."""
     samples = read_samples(cases, True).samples
     firsts = [sample.images[0] for sample in samples]
     spacings, shapes = [first.spacing for first in firsts], [first.shape for first in firsts]
@@ -324,10 +321,7 @@ def _held_out(path: Path, data: Path, names: Sequence[str]) -> Path:
 
 
 def _summary(pairs: Sequence[tuple[Path, Path]], classes: int) -> dict[str, Any]:
-    """Compare pairs of true and predicted volumes in NIfTI; a voxel whose true class is higher is ignored.
-
-    Means are over the volumes in which a class is, or is predicted.
-    """
+    """Compare true and predicted volumes; a voxel of a higher true class is ignored, as is NaN in means."""
     rows = [
         {
             "reference_file": str(truth),

@@ -153,10 +153,7 @@ def write_parts(path: Path, parts: Iterable[Array], sync: bool = False) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file durably: all of it or nothing is there after a crash.
-
-    The caller syncs the folder, once for all that it has put there.
-    """
+    """Write a small file durably: all of it or nothing is there after a crash. Folders are synced apart."""
     write_bytes(path, text.encode())
 
 

@@ -277,10 +277,7 @@ class Ledger(Generic[E]):
         self._leave(entry)
 
     def make_room(self, need_bytes: int) -> None:
-        """Evict spilled chunks, and have others written, until ``need_bytes`` are free or will be.
-
-        Small chunks stay where others will leave, or claims will give back what they hold.
-        """
+        """Evict chunks, or have them written, until ``need_bytes`` are or will be free; small ones last."""
         short = need_bytes - self.lendable_bytes - self.leaving_bytes
         if short <= 0:
             return

@@ -176,10 +176,7 @@ class SpillStore:
         return any(free.values())
 
     def read(self, file: SpillFile, box: Region, out: Array) -> int:
-        """Read ``box`` (relative to the chunk) into ``out``, verified; returns the bytes read.
-
-        Raises CorruptError if a block is not what was written, StoreError for a file that is cut or gone.
-        """
+        """Read ``box`` of a chunk into ``out``; returns the bytes read. Raises StoreError, CorruptError."""
         begun = perf_counter()
         assert file.sums is not None, "it was written"
         count = read_box(file.data, file.shape, box, out, self._flag, file.outer, file.sums)
@@ -235,10 +232,7 @@ def own_folders(root: Path) -> list[Path]:
 
 @contextmanager
 def _gate(root: Path) -> Iterator[None]:
-    """Admit one process of a user at a time: a folder without a lock yet must not be taken for a dead one.
-
-    A spill folder that is not there is made: whoever may write where it is made may spill there.
-    """
+    """Admit one process of a user at a time, so that no new folder seems dead; makes the spill folder."""
     try:
         if not root.is_dir():
             rights = stat.S_IMODE(existing(root).stat().st_mode)

@@ -213,10 +213,7 @@ def refused(filters: Sequence[int]) -> str | None:
 
 
 def check_chunk(filters: Sequence[int], skipped: int, data: bytes, chunk_bytes: int) -> None:
-    """Raise ValueError unless stored ``data`` decode to ``chunk_bytes``.
-
-    ``skipped`` has a bit for each of ``filters`` that was not applied, from the lowest on.
-    """
+    """Raise ValueError unless ``data`` decode to ``chunk_bytes``; ``skipped`` has bits of unused filters."""
     most, left = chunk_bytes + CHECKSUM_BYTES * len(filters), data
     for place, code in reversed(list(enumerate(filters))):
         if skipped >> place & 1:

@@ -33,10 +33,7 @@ def ome_folders(place: object) -> list[Path]:
 
 
 def ome_samples(group: zarr.Group, where: str) -> dict[str, Sample]:
-    """Return the samples of an image by name; none if a group is no image of OME-Zarr.
-
-    Raises DatasetError for several images in one, unknown axes, labels of other extents, and unknown units.
-    """
+    """Return an image's samples by name; none if it is no OME-Zarr. DatasetError for what is not read."""
     told = _told(group)
     if several := sorted({"plate", "well", "bioformats2raw.layout"} & told.keys()):
         raise DatasetError(

@@ -188,10 +188,7 @@ def metadata_of(tensor: Tensor) -> str:
 
 
 def read_chunk(root: Path, tensor: Tensor, index: Index, part: Region, target: Array) -> None:
-    """Read ``part`` of the tensor, which is in this chunk, into ``target``; verify the whole chunk.
-
-    Takes memory for a block. Raises CorruptError, which names array, chunk and version.
-    """
+    """Read ``part`` of the tensor, in this chunk, into ``target``; CorruptError if any of it is wrong."""
     spec = tensor.spec
     stored = tuple((at * size, (at + 1) * size) for at, size in zip(index, spec.chunks, strict=True))
     where = f"array {spec.name!r} chunk {index} of version {tensor.version} in {root}"

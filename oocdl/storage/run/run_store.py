@@ -155,10 +155,7 @@ class RunStore:
         return self._manifest
 
     def at(self, step: int) -> RunStore:
-        """Open the version of a step, the current one or a checkpoint, for reading.
-
-        Raises InputError if the run does not keep it, CorruptError if it is damaged.
-        """
+        """Open the version of a step, for reading. Raises InputError if it is not kept, or CorruptError."""
         now = self.current()
         kept = {} if now is None else {**now.checkpoints, str(now.step): now.file}
         if str(step) not in kept:
@@ -290,10 +287,7 @@ class RunStore:
         return {} if manifest is None else self._kept.arrays(manifest.kept)
 
     def read_sealed(self, file: str) -> dict[str, Any] | None:
-        """Read a file of the run that holds its own digest; None if it is not there.
-
-        Raises CorruptError if it is damaged, or is not the one that the current version was made with.
-        """
+        """Read a file that holds its own digest; None if there is none, CorruptError if it is another."""
         known = None if self._manifest is None else self._manifest.seals.get(file)
         body, digest = read_sealed(self.path / file, known) or (None, "")
         if body is not None:
