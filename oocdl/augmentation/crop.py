@@ -92,8 +92,7 @@ def foreground_voxels(
 ) -> list[Array]:
     """Return the places of voxels of each class above 0, in C order of the sample, from blocks of its labels.
 
-    Chosen are those of the least random numbers by key and place, in whatever order blocks come; ``ignored``
-    is no class.
+    Chosen are those of the least random numbers by key and place, in whatever order blocks come.
     """
     held: dict[int, Array] = {}
     for region, labels in blocks:

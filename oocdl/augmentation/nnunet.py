@@ -93,10 +93,9 @@ class LowResolution(Blur):
 
 
 def nnunet(spatial: Shape) -> tuple[Transform, ...]:
-    """Return nnU-Net v2's transforms in its order, with its probabilities.
+    """Return nnU-Net v2's transforms in its order, with its probabilities, less what is not local.
 
-    Less what is not local: gamma does not put mean and deviation of the sample back, and labels are those of
-    the nearest voxel, not of a vote of their neighbours.
+    Gamma does not put mean and deviation of the sample back; labels are those of the nearest voxel.
     """
     return (
         RotateAndScale(),

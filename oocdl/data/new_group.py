@@ -37,8 +37,7 @@ LEVEL = 3  # level of the zstd compressor, which gets the bytes shuffled
 def new_group(out: Path, overwrite: bool) -> Iterator[tuple[zarr.Group, dict[str, Any]]]:
     """Yield a group to fill, and a dict for its attributes; those under ``MARK`` say who wrote it.
 
-    Raises StoreError if something is at ``out``, unless it was written here and ``overwrite`` is set;
-    InUseError if another process writes there.
+    Raises StoreError if something else is at ``out``, InUseError if another process writes there.
     """
     is_there = out.exists() or out.is_symlink()
     out = out.resolve() if out.exists() else out  # what a link leads to

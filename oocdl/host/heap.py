@@ -185,8 +185,7 @@ class Heap:
     def _watch(self) -> None:
         """Trim the heap while programs run, once the process has more than it may.
 
-        Of two programs at once each frees memory where the other finds no room for its next array: 10 to
-        30 MiB of a Swin-T were such holes.
+        Of two programs at once each frees memory where the other finds no room: 10 to 30 MiB of a Swin-T.
         """
         idle = 0
         while idle < IDLE_LOOKS:
@@ -302,16 +301,15 @@ class Heap:
     def _reusable_bytes(self, own_bytes: int, scratch_bytes: int, taken_bytes: int = 0) -> int:
         """Return how many of ``scratch_bytes`` the heap supplies from pages that the process has already.
 
-        Free blocks may be too small for the next program. So free memory counts only up to the share of
-        mapped files, which absorbs the difference until ``_watch`` trims the heap.
+        Free blocks may be too small, so free memory counts only up to the share of mapped files.
         """
         return max(min(own_bytes - self._own, scratch_bytes, taken_bytes + self._guard.file_bytes), 0)
 
     def _make_room(self, nbytes: int, more_bytes: int) -> None:
         """Trim the heap if ``nbytes`` more, and what running programs may still take, exceed the limit.
 
-        Where ``more_bytes`` fit what was free when the system was asked last, it is not asked: each time
-        would cost a step 0.1 to 0.3 s more.
+        The system is asked only where ``more_bytes`` exceed what was free last: that takes a step 0.1 to 0.3
+        s.
         """
         self._spare -= more_bytes
         if not IS_SUPPORTED or more_bytes <= 0 or self._spare >= 0:
@@ -328,8 +326,7 @@ class Heap:
 def lasting() -> Iterator[None]:
     """Keep the garbage collector away from the objects that exist now, until the block ends.
 
-    A plan is hundreds of thousands of objects: to go through them takes a fifth of a second, in which no
-    thread starts a kernel.
+    To go through those of a plan takes a fifth of a second, in which no thread starts a kernel.
     """
     gc.freeze()
     try:
@@ -342,8 +339,7 @@ def lasting() -> Iterator[None]:
 def uncollected() -> Iterator[None]:
     """Keep the garbage collector from running until the block ends: for what makes many objects that last.
 
-    It would go through them again and again, which took 40 % of the time of a plan of 12,000 units. Memory
-    of circles of objects is not freed meanwhile. Nested blocks are one.
+    To go through them again and again took 40 % of the time of a plan of 12,000 units. Nested blocks are one.
     """
     was_on = gc.isenabled()
     gc.disable()

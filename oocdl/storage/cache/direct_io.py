@@ -66,10 +66,9 @@ def in_file_order(array: Array, outer: int) -> Runs:
 
 
 def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
-    """Write the bytes of a C-contiguous array to ``path``; a file of that size is written over.
+    """Write the bytes of a C-contiguous array, axis ``outer`` outermost, over what ``path`` may have.
 
-    Axis ``outer`` lies outermost in the file (see ``can_be_outer``). Raises ResourceError if the disk is
-    full, StoreError for any other failure.
+    Raises ResourceError if the disk is full, StoreError for any other failure.
     """
     view = as_bytes(array)
     whole = view.size // PAGE_BYTES * PAGE_BYTES if _aligned(view) or not flag else 0

@@ -298,8 +298,7 @@ class Ledger(Generic[E]):
     def promote(self, entry: E) -> bool:
         """Bring a spilled chunk back if it is read again soon; True: it has entered, the caller loads it.
 
-        Only spilled chunks that are read later give way, and none do while claims wait: free bytes are
-        theirs.
+        Spilled chunks that are read later give way, and none do while claims wait: free bytes are theirs.
         """
         soon = self.position + SOON_POSITIONS
         if self.line or self._next_use(entry) > soon or entry.busy or entry.dropped:

@@ -92,12 +92,11 @@ class Reservation:
 class Tier(Mover, Home):
     """Keeps chunks of this process in ``capacity_bytes`` of RAM, and the rest in ``spill``, which it closes.
 
-    ``before_mapping`` is called with the number of bytes that are about to be
-    mapped; ``withheld_bytes``, called with the bytes that a unit asks for, says how much of the capacity
-    has to stay unused because the process has more than was predicted. ``check_alone`` is called where that
-    leaves a unit no room, so that it runs alone; it raises an error if even that is too much. Pages that
-    arrays have left may take ``kept_bytes`` beyond the capacity, as the next arrays take them again. All
-    methods may be called by any thread.
+    ``before_mapping`` is called with the number of bytes that are about to be mapped; ``withheld_bytes``,
+    called with the bytes that a unit asks for, says how much of the capacity has to stay unused because the
+    process has more than was predicted. ``check_alone`` is called where that leaves a unit no room, so that
+    it runs alone; it raises an error if even that is too much. Pages that arrays have left may take
+    ``kept_bytes`` beyond the capacity. All methods may be called by any thread.
     """
 
     def __init__(
@@ -188,8 +187,8 @@ class Tier(Mover, Home):
     def adopt(self, array: Array, region: Region, uses: Uses = ()) -> Chunk:
         """Copy an array (a part of a larger message, or read at start-up) to a chunk of the tier.
 
-        The call never waits, as an event loop may make it: an array that finds no room is written to the
-        spill at once, by the caller's thread.
+        Never waits, as an event loop may call it: an array that finds no room is written to the spill at
+        once.
         """
         stored, order = in_memory_order(array)
         slot = Slot(stored, uses)

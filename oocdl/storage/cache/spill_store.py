@@ -88,8 +88,7 @@ class SpillStore:
         """Store a C-contiguous array, straight from its memory.
 
         Axis ``outer`` becomes the outermost in the file where that leaves whole pages: strips along it can
-        then be read in one go. Raises ResourceError if the disk is full, StoreError for any other failure;
-        neither leaves a file behind.
+        then be read in one go. Raises ResourceError or StoreError; neither leaves a file behind.
         """
         if outer and not can_be_outer(array, outer):
             outer = 0

@@ -105,8 +105,7 @@ class DataArray:
     def known(self) -> ChunkList:
         """The chunks that are stored, listed at the first use.
 
-        Raises DatasetError if one is larger than it can be, or if some may not be missing, or nothing says
-        what they are.
+        Raises DatasetError if one is too large, or if some are missing that may not be, or have no value.
         """
         found, fill = self.source.known, self.fill_value
         most = most_bytes(prod(self.stored_chunks) * self.itemsize)

@@ -76,9 +76,8 @@ class RunStore:
     def create(cls, path: str | Path, meta: Mapping[str, Any], restart: bool = False) -> RunStore:
         """Make a run in the folder ``path`` and open it for writing; ``meta`` is plain data.
 
-        With ``restart`` a run that is there is locked and cleared first; other files in its folder stay.
-        Raises StoreError if the folder holds anything else or the run is in use, ResourceError if the disk is
-        full.
+        With ``restart`` a run that is there is locked and cleared first; other files stay. Raises StoreError
+        if the folder holds anything else or the run is in use, ResourceError if the disk is full.
         """
         root = Path(path).absolute()
         text = sealed("run", dict(meta))
@@ -189,8 +188,7 @@ class RunStore:
     def begin(self, version: int, tensors: Sequence[TensorSpec], carry: Collection[str] = ()) -> Commit:
         """Begin ``version``: ``tensors`` are written anew, those that ``carry`` names stay as they are.
 
-        Raises StoreError if the run is open for reading only, another commit is open, or ``version`` is an
-        old one.
+        Raises StoreError for a reader, where another commit is open, or if ``version`` is not a new one.
         """
         self._check_writable()
         old = self._manifest
