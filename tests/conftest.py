@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 from oocdl.cli import app
 from oocdl.config.settings import setting_names
 from oocdl.graph.onnx.own_operators import OWN
+from oocdl.planning import own_memory
 from oocdl.planning.choice import pass_kinds
 from oocdl.pytorch import export as exporting
 from oocdl.storage import files
@@ -69,6 +70,7 @@ def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(together / "cache"))  # loops are compiled once, not by each worker
         patch.setenv("OOCDL_MEASURE", "off")
         patch.setenv("OOCDL_PLAN_CACHE", "off")  # tests change the planner, of which the cache knows nothing
+        patch.setattr(own_memory, "park", lambda folder: 0)  # other tests' threads decide that
         yield
 
 

@@ -22,6 +22,7 @@ from oocdl.graph.onnx.model_file import size_text
 from oocdl.host.heap import MemoryGuard, give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, available, cores, installed_version, processor
 from oocdl.ops import RULES
+from oocdl.planning.own_memory import larger_bytes, own_bytes, park_much
 from oocdl.planning.pass_plan import PassPlan, PassSize
 from oocdl.planning.tile_search import Limits
 from oocdl.storage.cache.direct_io import BOUNCE_BYTES
@@ -50,8 +51,6 @@ UNEVEN_RATIO = 1.5
 SLACK_BYTES, CREW_SLACK_BYTES = 1 << 20, 16 << 20
 """Bytes that the same process, or a worker of a cluster, may take more the next time; budgets that errors
 name include them. Measured: 0.1 MiB between six processes that do the same."""
-TIGHT_BYTES = 64 << 20
-"""Room for arrays below which garbage is collected before the process is measured."""
 DISCARD_CAPACITY_SHARE = 0.25
 """Weights and state that take more than this share of the capacity are discarded as they are replaced."""
 READ_BLOCK_BYTES = 1 << 20
@@ -231,15 +230,17 @@ def machine_for(
     cached = _batch_cache_bytes(dataset, settings.batch_size)
     reserved = OVERHEAD_BYTES + cached + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     reserved += loaded.held_bytes + preparing_bytes
-    here_bytes = _own_bytes(engine, settings.memory_bytes - reserved)
-    own_bytes = here_bytes if crew is None else crew.own_bytes
-    base = own_bytes + reserved
+    if crew is None and loaded.device is None:
+        park_much(engine, settings)
+    here_bytes = own_bytes(engine, settings.memory_bytes - reserved, PLAN_BYTES)
+    process_bytes = here_bytes if crew is None else crew.own_bytes
+    base = process_bytes + reserved
     # A budget without any capacity is refused by the planner, which can tell which budget would do.
     capacity = max(settings.memory_bytes - base, 1)
     why = _why_reading(dataset, reading)
     if crew is None:
         return Machine(engine, threads, base, capacity, reserved, batch_cache_bytes=cached, why_reading=why)
-    there = partial(_larger_bytes, own_bytes - here_bytes)
+    there = partial(larger_bytes, process_bytes - here_bytes)
     return Machine(
         engine, threads, base, capacity, reserved, crew.processes, crew.there, batch_cache_bytes=cached,
         driver_bytes=max(available().nbytes - here_bytes, 0), process_bytes=there, why_reading=why,
@@ -252,35 +253,12 @@ def _check_loading(engine: str) -> None:
     Elsewhere the process is measured with the engine loaded, so that the error names a budget that would do.
     """
     runtime = runtime_of(engine)
-    least_bytes = anonymous_bytes() + ENGINES[runtime].loading_bytes + OVERHEAD_BYTES
+    least_bytes = anonymous_bytes() + ENGINES[runtime].loading_bytes + KERNEL_BYTES + FILE_BYTES
     if runtime not in sys.modules and least_bytes > available().nbytes:
         raise BudgetError(
             f"with engine '{engine}' a process takes more than {least_bytes >> 20} MiB before it holds an "
             f"array, and this one may take {available().nbytes >> 20} MiB: give it more memory"
         )
-
-
-_first_bytes: dict[str, int] = {}
-"""Engine -> bytes of the process when it was measured first."""
-
-
-def _own_bytes(engine: str, room_bytes: int) -> int:
-    """Return the bytes of the process without those that earlier plans have left, which the next one reuses.
-
-    ``room_bytes``: what it and its arrays may take.
-    """
-    give_back_freed_memory()
-    if room_bytes - anonymous_bytes() < TIGHT_BYTES:
-        gc.collect()
-        give_back_freed_memory()
-    now = anonymous_bytes()
-    left = now - _first_bytes.setdefault(engine, now)
-    return now - min(max(left, 0), PLAN_BYTES)
-
-
-def _larger_bytes(nbytes: int) -> int:
-    """The size of a process that is so much larger than this one."""
-    return anonymous_bytes() + nbytes
 
 
 def _reading_bytes(dataset: Dataset) -> int:

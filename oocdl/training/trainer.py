@@ -15,6 +15,7 @@ from oocdl.dashboard import page_process
 from oocdl.dashboard.live_log import LiveLog
 from oocdl.errors import InputError, ModelWarning, StoreError
 from oocdl.events import Acting, Listener, Notice
+from oocdl.host.heap import lasting
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
 from oocdl.ops.optimizers import Optimizer
@@ -164,7 +165,7 @@ def plan(model: Any, dataset: Any, **options: Unpack[Options]) -> Plan:
     if call.client is not None:
         raise InputError("oocdl.plan is of this process alone: leave client= out, or see oocdl.simulate")
     settings = make_settings(**given)
-    with planned_file(model, dataset, settings, call.asked) as (path, data):
+    with planned_file(model, dataset, settings, call.asked) as (path, data), lasting():
         return _planned_by(job_of(path, data, settings), call.plan)
 
 

@@ -15,13 +15,13 @@ from oocdl.planning.calibrate import known_rates
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.cost_model import Costs
 from oocdl.planning.machine import (
-    TIGHT_BYTES,
     Machine,
     check_capacity,
     check_size,
     device_shortage,
     discards_old_weights,
 )
+from oocdl.planning.own_memory import TIGHT_BYTES
 from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.simulation.timeline import Simulated
 from oocdl.planning.slot_search import FEW_SLOTS

@@ -23,7 +23,7 @@ from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.own_operators import digests
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
-from oocdl.host.heap import use_one_heap
+from oocdl.host.heap import lasting, use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.planning.binding import Binding, bind
 from oocdl.planning.choice.pass_kinds import draft_alike
@@ -224,7 +224,7 @@ class Inference:
 
         taker, prepared = take if watched else None, measured(self.preparation, self.dataset)
         session = Session(self.compiled, self.dataset, prepared, self.machine, spill, taker, watched)
-        with signals, session:
+        with signals, session, lasting():
             session.load(next(iter(self.compiled)), self._read)
             for plan_id, info in self.course.validation_passes:
                 if done.issuperset(info.indices):

@@ -1,0 +1,175 @@
+"""Memory that is parked in a file: the same bytes, less of the process, and only where nobody else writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from oocdl.host.parked import VARIABLE, park, returning_bytes
+from oocdl.planning.own_memory import LOCAL_DISKS, disk_folder
+from oocdl.presets.unets import write_unet3d
+from oocdl.storage.files import filesystem
+from tests.kit.processes import ROOT
+
+BEGIN = """
+import ctypes, gc, hashlib, os, sys, threading, time
+from pathlib import Path
+import numpy as np
+from oocdl.host.heap import trim
+from oocdl.host.limits import anonymous_bytes
+from oocdl.host.parked import park
+from oocdl.host import parked
+
+folder = Path(sys.argv[1])
+random = np.random.default_rng(0)
+blocks = [random.bytes(40_000 + 1000 * i) for i in range(600)]  # of the heap
+words = {f"word {i}": [i, str(i)] for i in range(100_000)}  # of Python's own arenas
+
+def digest():
+    told = hashlib.sha256()
+    for block in blocks:
+        told.update(block)
+    told.update(repr(words).encode())
+    return told.hexdigest()
+
+before = digest()
+"""
+SAME = """
+had = anonymous_bytes()
+parked_bytes = park(folder)
+assert parked_bytes > 180 << 20, parked_bytes
+assert had - anonymous_bytes() > 0.9 * parked_bytes, (had, anonymous_bytes())
+assert not list(folder.iterdir())
+assert digest() == before
+
+if not (child := os.fork()):  # a child's writes are its own
+    words["word 1"][0] = -1
+    blocks.clear()
+    os._exit(words["word 1"][0] != -1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 and digest() == before
+
+words["word 7"].append("written")
+blocks[3:300] = []  # holes in what is parked, which the C library takes again
+gc.unfreeze()
+gc.collect()
+trim()
+for size in [1 << power for power in range(6, 25)] * 4:  # memory that is to be zero is
+    assert not np.zeros(size, np.uint8).any()
+assert words["word 7"] == [7, "7", "written"] and words["word 99999"] == [99999, "99999"]
+
+largest = parked.MOST_BYTES
+grown = [random.bytes(50_000) for _ in range(1000)]
+again = park(folder)  # what has been written since goes there, too
+assert 40 << 20 < again < largest, again
+assert hashlib.sha256(b"".join(grown)).digest() and words["word 7"] == [7, "7", "written"]
+"""
+BUSY = """
+begun = threading.Event()
+
+def work(wait):
+    begun.set()
+    wait()
+
+for wait, parks in ((threading.Event().wait, True), (lambda: time.sleep(100), False)):
+    begun.clear()
+    threading.Thread(target=work, args=(wait,), daemon=True).start()
+    begun.wait()
+    time.sleep(0.2)
+    assert bool(park(folder)) == parks, wait
+assert digest() == before
+"""
+
+
+def in_process(script: str, *arguments: str | Path, group: Path | None = None, **variables: str) -> str:
+    """What a script prints that runs in a process of its own, in a cgroup if given, and is to succeed."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    enter = [] if group is None else ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
+    command = [*enter, sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_what_is_parked_stays_as_it_is(tmp_path: Path) -> None:
+    in_process(BEGIN + SAME, tmp_path)
+
+
+def test_nothing_is_parked_beside_a_thread_that_may_wake(tmp_path: Path) -> None:
+    in_process(BEGIN + BUSY, tmp_path)
+
+
+@pytest.mark.parametrize(("place", "value"), [(".", "off"), ("/proc", "on"), ("nowhere", "on")])
+def test_nothing_is_parked_where_it_may_not_be(tmp_path: Path, place: str, value: str) -> None:
+    in_process(BEGIN + "assert park(folder) == 0", tmp_path / place, **{VARIABLE: value})
+
+
+def test_the_folder_is_on_a_disk(tmp_path: Path) -> None:
+    missing, memory = tmp_path / "missing", Path("/dev/shm")
+    assert disk_folder((missing, memory, Path("/proc"))) is None
+    if filesystem(tmp_path) in LOCAL_DISKS:
+        assert disk_folder((missing, memory, tmp_path)) == tmp_path
+
+
+def test_nothing_is_parked_by_another_thread_than_the_first(tmp_path: Path) -> None:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(park(tmp_path)))
+    thread.start()
+    thread.join()
+    assert found == [0] and returning_bytes() == 0
+
+
+FIT = """
+import sys, oocdl
+from oocdl.events import StepDone
+from oocdl.host.limits import anonymous_bytes
+
+peak = 0
+
+def listen(event):
+    global peak
+    if isinstance(event, StepDone):
+        peak = max(peak, anonymous_bytes())
+
+model, dataset, run, memory = sys.argv[1:]
+base = oocdl.plan(model, dataset, memory=memory, batch_size=2).machine.base_bytes
+how = dict(memory=memory, batch_size=2, steps=3, progress=False, callbacks=[listen])
+run = oocdl.fit(model, dataset, workdir=run, **how)
+print([[row["loss"] for row in run.history], base >> 20, peak >> 20])
+"""
+
+
+def test_a_run_has_more_room_and_makes_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a cgroup of exactly a budget that would be too small if nothing were parked."""
+    monkeypatch.syspath_prepend(str(ROOT / "perf"))
+    from cage import NoCage, cage
+
+    random, model = np.random.default_rng(0), tmp_path / "unet.onnx"
+    write_unet3d(model, base=4, depth=1, size=(16, 16, 16))
+    group = zarr.open_group(tmp_path / "brain.zarr", mode="w")
+    group.create_array("image", data=random.normal(size=(4, 1, 16, 16, 16)).astype("float32"))
+    group.create_array("label", data=random.integers(0, 4, (4, 16, 16, 16)).astype("uint8"))
+
+    def fit(value: str, memory: str, group: Path | None = None) -> Any:
+        given = model, tmp_path / "brain.zarr", tmp_path / f"{value}{memory}.run", memory
+        return json.loads(in_process(FIT, *given, group=group, **{VARIABLE: value}))
+
+    (losses, base, _), (same, less, _) = fit("off", "400MiB"), fit("on", "400MiB")
+    assert same == losses and less < base - 60
+    tight_mib = less + 55
+    with pytest.raises(AssertionError, match="would do"):
+        fit("off", f"{tight_mib}MiB")
+    try:
+        with cage(tight_mib << 20) as group:
+            losses, _, peak = fit("on", f"{tight_mib}MiB", group)
+    except NoCage as error:
+        pytest.skip(str(error))
+    assert losses == same and peak <= tight_mib
