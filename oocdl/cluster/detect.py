@@ -19,13 +19,11 @@ from oocdl.storage.cache.spill_store import MEMORY_FILESYSTEMS
 from oocdl.storage.files import filesystem
 
 ASK_SECONDS = 10.0
-"""Maximum seconds for a command of a batch system; the admin fills in what it has not told by then."""
 LOCAL_DISKS = ("/localscratch", "/lscratch", "/scratch/local", "/local/scratch", "/local")
 """Usual mount points of nodes' disks; this machine is taken to be like the nodes."""
 INTERNET = "8.8.8.8"
 """Dask finds this machine's address by the route to this host; nothing is sent."""
 MOST_NODES = 100
-"""Maximum number of nodes of a partition whose routes are looked up."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +38,25 @@ class Found:
 
 def find_site() -> Found:
     """Find the batch system whose commands are here; InputError if there is none."""
+    values: Mapping[str, str | int] = {}
+    addresses: Sequence[str] = []
     if shutil.which("sbatch"):
         nodes = _default_partition()
-        addresses = [node[-1] for node in nodes[:MOST_NODES]]
-        return _with_interface(Found("slurm", {**_slurm(nodes), **_disk()}), addresses)
-    if shutil.which("qsub"):
-        # Both have qsub; only SGE has qconf.
-        is_sge = bool(shutil.which("qconf") or os.environ.get("SGE_ROOT"))
-        if is_sge:
-            return _with_interface(Found("sge", {**_sge(), **_disk()}), _ask("qconf -sel")[:MOST_NODES])
-        return _with_interface(Found("pbs", {**_first("qstat -Q"), **_disk()}), [])
-    if shutil.which("bsub"):
-        queues = _first("bqueues -noheader -o queue_name")
-        return _with_interface(Found("lsf", {**queues, **_disk()}), [])
-    if shutil.which("condor_submit"):
-        return _with_interface(Found("htcondor", _disk()), [])
-    raise InputError(
-        "there is no batch system here (none of sbatch, qsub, bsub, condor_submit): run this on a login node"
-    )
+        system, values, addresses = "slurm", _slurm(nodes), [node[-1] for node in nodes]
+    elif shutil.which("qsub") and (shutil.which("qconf") or os.environ.get("SGE_ROOT")):
+        system, values, addresses = "sge", _sge(), _ask("qconf -sel")
+    elif shutil.which("qsub"):  # as of SGE, too
+        system, values = "pbs", _first("qstat -Q")
+    elif shutil.which("bsub"):
+        system, values = "lsf", _first("bqueues -noheader -o queue_name")
+    elif shutil.which("condor_submit"):
+        system = "htcondor"
+    else:
+        raise InputError(
+            "there is no batch system here (none of sbatch, qsub, bsub, condor_submit): run this on a login "
+            "node"
+        )
+    return _with_interface(Found(system, {**values, **_disk()}), addresses[:MOST_NODES])
 
 
 def site_text(found: Found) -> str:
@@ -156,13 +155,12 @@ def _slurm(chosen: Sequence[Sequence[str]]) -> dict[str, str | int]:
     name, _, _, limit, _ = chosen[0]
     facts: dict[str, str | int] = {
         "queue": name.rstrip("*"),
-        "cores": min(_number(node[1]) for node in chosen),
-        "memory": f"{min(_number(node[2]) for node in chosen)}MiB",
+        "cores": min(int(node[1].rstrip("+")) for node in chosen),
+        "memory": f"{min(int(node[2].rstrip('+')) for node in chosen)}MiB",
     }
     if limit[0].isdigit():
-        facts["walltime"] = (
-            limit if limit.count(":") == 2 else walltime_text(_number(limit.split(":")[0]) * 60)
-        )
+        minutes = limit.split(":")[0]
+        facts["walltime"] = limit if limit.count(":") == 2 else walltime_text(int(minutes) * 60)
     return facts
 
 
@@ -183,10 +181,6 @@ def _pairs(command: str) -> list[tuple[str, str]]:
     """Return the name and first value of each line that a command prints."""
     rows = [line.split() for line in _ask(command)]
     return [(row[0], row[1]) for row in rows if len(row) > 1]
-
-
-def _number(text: str) -> int:
-    return int(text.rstrip("+"))
 
 
 def _disk() -> dict[str, str | int]:

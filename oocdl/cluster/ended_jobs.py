@@ -28,7 +28,6 @@ LISTS = {
 }
 """Commands that print a line for each job of a user that is not over, which begins with its number."""
 NONE_LEFT = "No unfinished job found"
-"""LSF's error message for an empty list of jobs."""
 
 
 class Ended:
@@ -37,7 +36,6 @@ class Ended:
     def __init__(self, system: str, logs: Path) -> None:
         self._system, self._logs = system, logs
         self._waiting: dict[str, float] = {}
-        """Number of a job -> when it was first asked for."""
         self._looked = -math.inf
         self._tells = False
         """Whether a job of this cluster was ever listed: a list may be of others, as of another cluster."""

@@ -24,7 +24,6 @@ from oocdl.host.paths import home_folder, path_of
 SITE_VARIABLE = "OOCDL_SITE"
 SYSTEM_SITE = Path("/etc/oocdl/site.toml")
 SYSTEMS = ("slurm", "pbs", "sge", "lsf", "htcondor")
-"""Batch systems, by the names of their tables and functions."""
 
 
 @dataclass(frozen=True)
