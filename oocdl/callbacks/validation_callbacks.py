@@ -13,15 +13,7 @@ from typing import Any, Literal
 
 from oocdl.callbacks.committed_rows import earlier_rows
 from oocdl.errors import InputError, ModelWarning
-from oocdl.events import (
-    VALIDATION_PREFIX,
-    Acting,
-    Event,
-    RunStarted,
-    StepDone,
-    Stop,
-    WorkersChanged,
-)
+from oocdl.events import VALIDATION_PREFIX, Acting, Event, RunStarted, StepDone, Stop, WorkersChanged
 from oocdl.storage.run.run_store import RunStore
 
 LESS_IS_BETTER = frozenset({"loss", "mae", "rmse"})

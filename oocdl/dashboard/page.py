@@ -129,7 +129,7 @@ class Page:
         report = TabPanel(title="Report", child=style.card(words, stylesheets=[style.SCROLLED]))
         self._chosen.tabs = [*self._chosen.tabs, report]
         for model in self.root.references():
-            if style.CONTROL in model.tags:
+            if model.tags == style.CONTROL["tags"]:
                 model.update(visible=False)  # there is no server that would do what it asks for
         return self.root
 

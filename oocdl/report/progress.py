@@ -26,7 +26,6 @@ from rich.table import Column
 from oocdl.errors import printable
 from oocdl.events import (
     VALIDATION_PREFIX,
-    Committed,
     Event,
     Notice,
     RunFinished,
@@ -93,7 +92,9 @@ class Progress:
             case StepDone():
                 self._step(event)
             case RunFinished():
-                self._finish(event)
+                self.close()
+                done = f"finished {counted(event.steps, 'step')} in {duration(event.seconds)}"
+                self._print(done if self.last_row is not None else "finished already; nothing to do")
             case RunStopped():
                 self.close()
                 steps = counted(event.done, "step")
@@ -102,8 +103,6 @@ class Progress:
                 self._print(event.text)
             case WorkersChanged():
                 self._print(f"goes on with {counted(event.members, 'worker')} from step {event.done}")
-            case Committed():
-                pass  # every few seconds, and no news to anyone who watches
 
     def close(self) -> None:
         """Leave the terminal as it was; what is shown stays. May be called twice."""
@@ -174,13 +173,6 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=done, description=text)
             self.bar.refresh()
-
-    def _finish(self, event: RunFinished) -> None:
-        self.close()
-        if self.last_row is not None:
-            self._print(f"finished {counted(event.steps, 'step')} in {duration(event.seconds)}")
-        else:
-            self._print("finished already; nothing to do")
 
     def _write(self, event: StepDone) -> None:
         self.written_at = self.clock()

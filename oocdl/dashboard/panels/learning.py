@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.models import Column, ColumnDataSource, Row
+from bokeh.models.widgets import Slider
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
@@ -39,7 +40,8 @@ class Learning(Panel):
         style.hover(self._figure, tips, line, mode="vline")
         self._figure.xaxis.axis_label = "steps"
         self._against = style.choice("against", list(AGAINST), 140, self.changed)
-        self._weight = style.slider("smoothing", 0.99, SMOOTHING, step=0.01, width=200)
+        look = {"start": 0, "end": 0.99, "step": 0.01, "width": 200, **style.CONTROL}
+        self._weight = Slider(title="smoothing", value=SMOOTHING, **look)
         self._weight.on_change("value_throttled", self.changed)
         self._metrics: dict[str, ColumnDataSource] = {}
         self._metric_figure: Any = None
