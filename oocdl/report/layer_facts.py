@@ -84,11 +84,7 @@ def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
 
 
 def phase_of(layer: str) -> str:
-    """Return the part of a pass that a layer belongs to, by its name in the plan.
-
-    >>> phase_of("grad/down1.conv1"), phase_of("down1.conv1")
-    ('backward', 'forward')
-    """
+    """Return the part of a pass that a layer belongs to, by its name in the plan."""
     return {"grad": "backward", "update": "update"}.get(layer.partition("/")[0], "forward")
 
 

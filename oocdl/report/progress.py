@@ -1,16 +1,4 @@
-"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere; and bytes of a long task.
-
-``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
-
->>> from oocdl.events import RunFinished, RunStarted, StepDone
->>> with Progress(512 << 20, Console(width=120)) as listener:
-...     listener(RunStarted(None, "unet.run", steps=2, done=1))
-...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "process_bytes": 200 << 20}))
-...     listener(RunFinished(2, 2.0))
-2 steps in unet.run, 1 of them done
-step 2/2, epoch 1, loss 0.5000, 2.0 s/step, 0:00 left, peak 200 of 512 MiB
-finished 2 steps in 2.0 s
-"""
+"""Shows the progress of a run: a live line on a terminal, plain lines elsewhere; and bytes of a long task."""
 
 from __future__ import annotations
 

@@ -1,15 +1,4 @@
-"""Tables that follow the width they are printed at: names are shortened, and what matters least goes first.
-
->>> columns = (Column("layer", "layer", kind="name"), Column("n", "n", rank=1), Column("flops", "FLOP"))
->>> print(text_of(Sheet("", columns, [("encoder.block1.conv", 3, 1234)]), columns=22))
-┏━━━━━━━━━━━━━┳━━━━━━┓
-┃ layer       ┃ FLOP ┃
-┡━━━━━━━━━━━━━╇━━━━━━┩
-│ encod….conv │ 1234 │
-└─────────────┴──────┘
-no room for: n
-<BLANKLINE>
-"""
+"""Tables that follow the width they are printed at: names are shortened, what matters least goes first."""
 
 from __future__ import annotations
 
@@ -141,11 +130,7 @@ def _frame(columns: int) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """Leave out the middle of a name that is too long.
-
-    >>> shortened("update/bottom.conv1.weight/next", 16)
-    'update/b…ht/next'
-    """
+    """Leave out the middle of a name that is too long: update/b…ht/next."""
     if cell_len(text) <= width:
         return text
     head, tail = text[:width], text[-width:]  # names of files may be very long
@@ -189,9 +174,6 @@ def sparkline(numbers: Sequence[float], most: int) -> str:
     """Draw numbers as bars of a character each, at most so many: means of equal parts where there are more.
 
     A part whose mean is not finite is a blank.
-
-    >>> sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], 8), sparkline([1.0, 1, 3, 3], 2), sparkline([1, nan, 2], 3)
-    ('█▇▆▅▄▃▂▁', '▁█', '▁ █')
     """
     count = min(len(numbers), most)
     edges = [len(numbers) * at // count for at in range(count + 1)] if count else []
