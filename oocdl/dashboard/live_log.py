@@ -19,22 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from oocdl import events
 from oocdl.dashboard.facts import NO_LAYER, facts_of
 from oocdl.dashboard.samples import read_sample
 from oocdl.dashboard.series import Tail, packed
 from oocdl.errors import OocdlError
-from oocdl.events import (
-    Committed,
-    Event,
-    Notice,
-    PassTimes,
-    RunFinished,
-    RunStarted,
-    RunStopped,
-    StepDone,
-    StepRunning,
-    WorkersChanged,
-)
 from oocdl.runtime.measured import Phase
 from oocdl.storage.files import regular
 
@@ -76,8 +65,8 @@ class LiveLog:
         """Plan id -> the layer of each task, and the number of layers."""
         self._spent: deque[tuple[str, float, np.ndarray]] = deque(maxlen=RECENT_PASSES)
         """Recent passes that were looked at: the plan id, when the pass began, and seconds by layer."""
-        self._last: StepRunning | None = None
-        self._waiting: RunStarted | None = None
+        self._last: events.StepRunning | None = None
+        self._waiting: events.RunStarted | None = None
         """The beginning of a run that goes on: all that is shown stays until a step runs, if one does."""
         self._images: Sequence[Sequence[str]] = ()
         self._pictured = float("-inf")
@@ -91,7 +80,7 @@ class LiveLog:
     def __exit__(self, *_: object) -> None:
         self._guarded(self._flush)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         self._guarded(self._take, event)
 
     def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -107,37 +96,37 @@ class LiveLog:
                 stacklevel=4,
             )
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: events.Event) -> None:
         match event:
-            case RunStarted() if event.done and (self._folder / FACTS).is_file():
+            case events.RunStarted() if event.done and (self._folder / FACTS).is_file():
                 self._waiting = event
-            case RunStarted():
+            case events.RunStarted():
                 self._start(event, self._clock())
-            case StepRunning():
+            case events.StepRunning():
                 self._go_on(event.at_seconds)
                 self._now(event)
-            case StepDone():
+            case events.StepDone():
                 self._go_on(self._clock())
                 self._rows.append(event.row)
                 if self._clock() - self._flushed >= FLUSH_SECONDS:
                     self._flush()
-            case Committed():
+            case events.Committed():
                 self._forget_rows()
                 sample = event.samples[0] if event.samples else 0
                 self._note("commit", f"step {event.step} is committed", step=event.step, sample=sample)
                 self._unpictured = event.step, sample
                 if time.monotonic() >= self._pictured:
                     self._picture()
-            case WorkersChanged():
+            case events.WorkersChanged():
                 self._forget_rows()
                 self._lined = float("-inf")  # who takes part is to be seen soon
                 self._note("warning", f"{event.reason}: {event.members} workers go on from step {event.done}")
-            case Notice():
+            case events.Notice():
                 self._note("notice", event.text)
-            case RunStopped():
+            case events.RunStopped():
                 self._picture()
                 self._note("stopped", f"stopped by {event.reason}; {event.done} steps are committed")
-            case RunFinished():
+            case events.RunFinished():
                 self._flush()
                 self._picture()
                 if self._last is not None and self._last.step == event.steps:
@@ -151,7 +140,7 @@ class LiveLog:
         if self._waiting is not None:
             self._start(self._waiting, now)
 
-    def _start(self, event: RunStarted, now: float) -> None:
+    def _start(self, event: events.RunStarted, now: float) -> None:
         self._waiting = None
         self._folder.mkdir(exist_ok=True)
         for name in (NOW, LAST_PASS, *((RESOURCES, NOTES, PICTURES) if event.done == 0 else ())):
@@ -170,7 +159,7 @@ class LiveLog:
         for text in event.notes:
             self._note("notice", text)
 
-    def _now(self, event: StepRunning) -> None:
+    def _now(self, event: events.StepRunning) -> None:
         self._last = event
         width = max((len(one.phases) for one in event.processes), default=0)
         merged = np.zeros(width, np.uint8)
@@ -203,7 +192,7 @@ class LiveLog:
             }
             self._replace(LAST_PASS, packed(names=list(passes), plans=plans, spent=same, **arrays))
 
-    def _spend(self, passes: list[PassTimes]) -> None:
+    def _spend(self, passes: list[events.PassTimes]) -> None:
         """Note what each layer took in a pass, if it is another than before and all processes tell of it."""
         plans = {one.plan_id for one in passes}
         if len(plans) != 1 or not all(one.times.size for one in passes):

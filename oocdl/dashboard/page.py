@@ -38,18 +38,12 @@ TABS = f""".bk-tab {{ font-family: {style.FONT}; font-size: 13px; color: {style.
 .bk-header {{ border-bottom: 1px solid {style.LINE_CSS}; margin-bottom: 8px; overflow-x: auto; }}"""
 PAGE = """:host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box;
   overflow-x: clip; }"""
-
-
 TEMPLATE = get_env().from_string(
-    """{% extends base %}
-{% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">"""
-    + style.THEME
-    + """{% endblock %}
-"""
+    "{% extends base %}{% block preamble %}"
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    f"{style.THEME}{{% endblock %}}"
 )
 """Shows the page at the width of a phone, and dark in dark mode."""
-
-
 PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
     "Overview": lambda: (Learning(small=True), StepMap(), Memory(small=True), SlowestLayers()),
     "Learning": lambda: (Learning(),),
@@ -108,11 +102,11 @@ class Page:
 
     def update(self) -> None:
         """Show what the view has now, if it has something new; of the tabs, only the one that is seen."""
-        if self._version != self._view.version:
+        if self._version == self._view.version:
+            self._show()  # time goes on
+        else:
             self._version = self._view.version
             self._show(self._active())
-        else:
-            self._header.update(self._view)  # time goes on
 
     def _active(self) -> Tab:
         return self._tabs[int(self._chosen.active)]

@@ -125,16 +125,14 @@ def _table(views: dict[str, View]) -> str:
     rows = []
     for name, view in views.items():
         steps = view.steps
-        link = (
-            f"<a style='color:{style.LINK_CSS}' href='?{RUN}={quote(name, safe='')}'>{style.text(name)}</a>"
-        )
+        address = f"?{RUN}={quote(name, safe='')}"
+        link = f"<a style='color:{style.LINK_CSS}' href='{address}'>{style.text(name)}</a>"
         seconds = f"{np.nanmedian(steps['seconds'][-20:]):.3g}" if len(steps) else ""
-        told = (learning(view).short, remaining(view).short, view.done, seconds)
-        cells = [style.text(one) for one in told]
-        own = [style.text(settings[name].get(key, "")) for key in differing]
-        rows.append([link, *cells, *own])
-    cell = f"padding:3px 14px 3px 0;border-bottom:1px solid {style.LINE_CSS};text-align:left"
-    cell += ";white-space:nowrap"
+        own = (settings[name].get(key, "") for key in differing)
+        told = (learning(view).short, remaining(view).short, view.done, seconds, *own)
+        rows.append([link, *map(style.text, told)])
+    cell = "padding:3px 14px 3px 0;text-align:left;white-space:nowrap;"
+    cell += f"border-bottom:1px solid {style.LINE_CSS}"
     title = f"{cell};color:{style.FAINT_CSS};font-weight:600"
     head = "".join(f"<th style='{title}'>{style.text(one)}</th>" for one in heads)
     lines = ["".join(f"<td style='{cell}'>{one}</td>" for one in row) for row in rows]

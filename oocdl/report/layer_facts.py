@@ -25,7 +25,6 @@ class LayerFacts:
     """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
 
     name: str
-    """Name as in plans, reports and traces."""
     phase: str
     """"forward", "backward" or "update"."""
     units: int

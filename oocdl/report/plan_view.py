@@ -302,9 +302,8 @@ class Plan:
 
         ``peak_bytes``: the most memory that a process had, as the last row of the history has it.
         """
-        return make_report(
-            self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes, self.layer_names
-        )
+        predicted = self.pass_ids, self.simulated, self.peak_bytes
+        return make_report(*predicted, measured, peak_bytes, self.layer_names)
 
     def _title(self) -> str:
         title = f"{self.model}: one step of batch {self.settings.batch_size}"
@@ -345,19 +344,18 @@ class Plan:
         crops = [f"trains on {crop}, one of each sample an epoch"] if crop else []
         samples, seconds = counted(len(self.course.validated), "sample"), self.validation_seconds
         validation = [f"validation: {samples}, {seconds:.3g} s predicted"] if self.course.validated else []
-        return "\n".join(
-            (
-                f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
-                f"{self.flops / 1e9:.1f} GFLOP; rates are {rates}",
-                f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
-                f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
-                f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                *crops,
-                *validation,
-                f"engine {self.machine.engine}; threads {self.machine.threads}",
-                *self.dataset.notes(),
-            )
+        lines = (
+            f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
+            f"{self.flops / 1e9:.1f} GFLOP; rates are {rates}",
+            f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
+            f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
+            f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
+            *crops,
+            *validation,
+            f"engine {self.machine.engine}; threads {self.machine.threads}",
+            *self.dataset.notes(),
         )
+        return "\n".join(lines)
 
     def data(self) -> dict[str, Any]:
         """Return what ``text`` tells, as plain data."""

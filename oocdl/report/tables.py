@@ -248,9 +248,8 @@ def text_of(*parts: Sheet | Table | str, columns: int | None = None) -> str:
     out = io.StringIO()
     width = Console().width if columns is None else columns
     # In a notebook rich would show the text itself.
-    console = Console(
-        file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False, markup=False
-    )
+    plain: Any = {"force_terminal": False, "force_jupyter": False, "highlight": False, "markup": False}
+    console = Console(file=out, width=width, **plain)
     for part in parts:
         console.print(part)
     lines = out.getvalue().removesuffix("\n").split("\n")
