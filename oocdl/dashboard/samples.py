@@ -73,10 +73,7 @@ def unpacked(data: bytes) -> SamplePictures:
 
 
 def read_sample(dataset: Dataset, images: Sequence[Sequence[str]], step: int, sample: int) -> SamplePictures:
-    """Read middle slices of the images and volumes of a sample. ``images``: see ``RunFacts``.
-
-    Raises DatasetError.
-    """
+    """Read middle slices of a sample's images and volumes (see ``RunFacts``). Raises DatasetError."""
     pictures: list[Picture] = []
     for role, name in images:
         array = own_sized(dataset.arrays[name], sample)
@@ -93,8 +90,8 @@ def read_sample(dataset: Dataset, images: Sequence[Sequence[str]], step: int, sa
 def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[Picture], list[str]]:
     """Read slices of what ``keep=`` kept of the last committed step, of whose first ``sample`` it is.
 
-    ``outputs`` are the network's. Returns slices, and lines that say what is not shown. Raises what opening
-    the run raises.
+    Returns them, and lines that say what is not shown of the network's ``outputs``. Raises what opening the
+    run raises.
     """
     pictures: list[Picture] = []
     missing: list[str] = []

@@ -245,10 +245,7 @@ class View:
         return kinds[-1] if kinds and kinds[-1] != "started" else ""
 
     def layer_seconds(self) -> npt.NDArray[np.float64] | None:
-        """Measured seconds of the program of each layer, as a mean of the last passes that were looked at.
-
-        None before there is one.
-        """
+        """Measured seconds of each layer's program, a mean of the last passes; None before there is one."""
         if self.last_pass is None or self.facts is None or not self.last_pass.spent.size:
             return None
         mean: npt.NDArray[np.float64] = self.last_pass.spent.mean(axis=0)

@@ -100,27 +100,24 @@ class Sheet:
 
     def _chosen(self, natural: Sequence[int], width: int) -> list[int]:
         """The columns for which there is room."""
-        chosen = list(range(len(natural)))
-        while True:
-            least = sum(
-                min(natural[at], LEAST_COLUMNS.get(self.columns[at].kind, natural[at])) for at in chosen
-            )
-            ranks = [self.columns[at].rank for at in chosen]
-            if least + _frame(len(chosen)) <= width or not any(ranks):
-                return chosen
-            chosen.remove(max(chosen, key=lambda at: (self.columns[at].rank, at)))
+        chosen, ranks = list(range(len(natural))), [column.rank for column in self.columns]
+        least = [min(size, LEAST_COLUMNS.get(self.columns[at].kind, size)) for at, size in enumerate(natural)]
+        while sum(least[at] for at in chosen) + _frame(len(chosen)) > width:
+            last = max(chosen, key=lambda at: (ranks[at], at))
+            if not ranks[last]:
+                break
+            chosen.remove(last)
+        return chosen
 
     def _widths(self, chosen: Sequence[int], natural: Sequence[int], width: int) -> dict[int, int]:
         """The width of each column: the widest that may be narrower give what is missing."""
         widths = {at: natural[at] for at in chosen}
         soft = [at for at in chosen if self.columns[at].kind != "number"]
-        missing = sum(widths.values()) + _frame(len(chosen)) - width
-        while missing > 0 and soft:
+        while soft and sum(widths.values()) + _frame(len(chosen)) > width:
             widest = max(soft, key=lambda at: widths[at])
             if widths[widest] <= NARROWEST:
                 break
             widths[widest] -= 1
-            missing -= 1
         return widths
 
 

@@ -50,11 +50,7 @@ def clock_time(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a length of time for people.
-
-    >>> duration(2.04), duration(75.2)
-    ('2.0 s', '1:15')
-    """
+    """Write a length of time for people: 2.0 s, 1:15."""
     return f"{seconds:.1f} s" if seconds < 60 else clock_time(seconds)
 
 
