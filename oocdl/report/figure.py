@@ -160,10 +160,8 @@ def _draw_memory(axes: Axes, step: Simulated, *sizes_bytes: int) -> None:
     )
     peak_label = f"predicted peak, {peak:.{digits}f} {name}"
     axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
-    budget_label = f"budget, {budget:.{digits}f} {name}"
-    axes.axhline(budget, color=RED, linewidth=1.8, label=budget_label)
-    axes.set_ylim(0, 1.05 * max(budget, peak))
-    axes.set_ylabel(f"memory [{name}]")
+    axes.axhline(budget, color=RED, linewidth=1.8, label=f"budget, {budget:.{digits}f} {name}")
+    axes.set(ylim=(0, 1.05 * max(budget, peak)), ylabel=f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
     _legend(axes, handles[::-1], labels[::-1])  # from top to bottom as the areas and lines are
 
@@ -180,15 +178,13 @@ def _draw_disk(axes: Axes, transfers: Sequence[Transfer]) -> None:
         label = f"{name}, {sum(one.read_bytes + one.written_bytes for one in moved) / 2**20:.0f} MiB"
         spans = [(one.begun, one.done - one.begun) for one in moved]
         axes.broken_barh(spans, (low, 0.8), facecolors=color, linewidth=0, label=label)
-    axes.set_ylim(-1.05, 1.05)
+    axes.set(ylim=(-1.05, 1.05), ylabel="disk")
     axes.set_yticks([0.5, -0.5], ["read", "write"], fontsize=8)
-    axes.set_ylabel("disk")
     if transfers:
         _legend(axes)
     else:
-        axes.text(
-            0.5, 0.5, "nothing is spilled", transform=axes.transAxes, ha="center", va="center", fontsize=9
-        )
+        middle: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+        axes.text(0.5, 0.5, "nothing is spilled", fontsize=9, **middle)
 
 
 def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran]) -> None:
@@ -231,11 +227,7 @@ def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:
     """Label the rows, the first layer on top, with as many names as can be read."""
     every = -(-int(LABEL_INCHES * len(rows) / inches * 100) // 100)
     shown = range(0, len(rows), max(every, 1))
-    axes.set_yticks(
-        list(shown),
-        [shortened(printable(rows[row]), LABEL_LETTERS) for row in shown],
-        fontsize=8,
-        parse_math=False,
-    )
+    names = [shortened(printable(rows[row]), LABEL_LETTERS) for row in shown]
+    axes.set_yticks(list(shown), names, fontsize=8, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_ylabel("layer" if every <= 1 else f"layer (of {len(rows)}, every {every}. is named)")

@@ -270,15 +270,10 @@ class Plan:
         >>> plan.plot("plan.png")  # doctest: +SKIP
         """
         target = picture_path(path)
-        figure = figure_of(
-            f"{self._title()}, predicted {self.seconds:.3g} s",
-            self.simulated,
-            base_bytes=self.process_bytes,
-            peak_bytes=self.peak_bytes,
-            budget_bytes=self.settings.memory_bytes,
-            labels=self.layer_names,
-        )
-        return written(figure, target)
+        title = f"{self._title()}, predicted {self.seconds:.3g} s"
+        sizes = {"base_bytes": self.process_bytes, "peak_bytes": self.peak_bytes}
+        sizes["budget_bytes"] = self.settings.memory_bytes
+        return written(figure_of(title, self.simulated, **sizes, labels=self.layer_names), target)
 
     def show(self, what: What, layer: str | int | None = None, kind: str = MAIN) -> str:
         """Return the "graph", "layers", "program" (of each layer) or "tasks" of a pass as text.

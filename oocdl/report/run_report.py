@@ -128,11 +128,9 @@ class Report:
         return text_of(self.table(), self.totals())
 
     def __repr__(self) -> str:
-        before, after = self.predicted.seconds, self.measured.seconds
-        return (
-            f"<Report of {len(self.layers)} layers: {before:.3g} s a step predicted, {after:.3g} s measured "
-            f"(mean of {self.steps})>"
-        )
+        before = f"{self.predicted.seconds:.3g} s a step predicted"
+        after = f"{self.measured.seconds:.3g} s measured (mean of {self.steps})"
+        return f"<Report of {len(self.layers)} layers: {before}, {after}>"
 
     def _repr_html_(self) -> str:
         return notebook.page(self.table(), self.totals())
