@@ -378,11 +378,9 @@ class Plan:
         return [trained_text(self.trained), layers, *more, *sizes, self.budget_table(), self.summary()]
 
     def __repr__(self) -> str:
-        settings, model = self.settings, shortened(printable(self.model), 60)
-        return (
-            f"<Plan of {model}: {len(self.layers)} layers, {self.tasks} tasks a step of "
-            f"batch {settings.batch_size}, within {settings.memory_bytes / 2**20:.0f} MiB>"
-        )
+        model, settings = shortened(printable(self.model), 60), self.settings
+        tasks = f"{len(self.layers)} layers, {self.tasks} tasks a step of batch {settings.batch_size}"
+        return f"<Plan of {model}: {tasks}, within {settings.memory_bytes / 2**20:.0f} MiB>"
 
     def _repr_html_(self) -> str:
         peak, budget = self.peak_bytes, self.settings.memory_bytes

@@ -163,18 +163,11 @@ def make_report(
         return LayerReport(names.get(name, name), units[name], predicted_seconds, *map(spent, SPENT))
 
     units = Counter(ran.key.layer for one in simulated for ran in one.units if ran.key.kind is TaskKind.UNIT)
-    before = Total(
-        sum(one.seconds for one in simulated),
-        predicted_peak_bytes,
-        sum(one.read_bytes for one in simulated),
-        sum(one.written_bytes for one in simulated),
-    )
-    after = Total(
-        mean(lambda one: one.seconds),
-        peak_bytes,
-        mean(lambda one: one.spill_read_bytes),
-        mean(lambda one: one.spill_written_bytes),
-    )
+    predicted_seconds = sum(one.seconds for one in simulated)
+    spilled = sum(one.read_bytes for one in simulated), sum(one.written_bytes for one in simulated)
+    before = Total(predicted_seconds, predicted_peak_bytes, *spilled)
+    moved = mean(lambda one: one.spill_read_bytes), mean(lambda one: one.spill_written_bytes)
+    after = Total(mean(lambda one: one.seconds), peak_bytes, *moved)
     layers = tuple(layer(name, seconds) for name, seconds in computing_seconds(simulated).items())
     return Report(sums[kinds[-1]].passes, layers, before, after)
 
