@@ -130,7 +130,7 @@ GATES = {
     ),
     "dask_jobqueue": ("cluster.jobqueue",),
     "cryptography": ("cluster.keys",),
-    "zarr": ("storage.*", "training.*", "data.*", "presets.nnunet_folds", "cli.demo"),
+    "zarr": ("storage.*", "training.*", "data.*", "presets.nnunet_folds", "cli.demo", "cli.predict_sample"),
     "h5py": ("storage.dataset.hdf5_source",),
     "rich": ("report.*", "cli.*"),
     "typer": (

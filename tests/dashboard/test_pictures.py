@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ import pytest
 import zarr
 
 import oocdl
+from oocdl.cli.predict_sample import predict
 from oocdl.dashboard.panels.pictures import Pictures
-from oocdl.dashboard.samples import MOST_PIXELS, read_sample, unpacked
+from oocdl.dashboard.samples import MOST_PIXELS, contours, plane, read_sample, read_whole, unpacked
 from oocdl.dashboard.view import View
 from oocdl.errors import DatasetError
+from oocdl.losses import CrossEntropy, Dice, Focal
 from oocdl.storage.dataset.dataset import DataArray, Dataset, DatasetSpec, open_dataset
 from tests.kit import nets, settings
 
@@ -90,3 +94,96 @@ def test_what_cannot_be_read_is_told_once_and_ends_no_run(
     told = [note["text"] for note in view.notes if note["kind"] == "notice"]
     assert len(tried) == 1 and titles == set() and told == ["pictures of samples end here: gone"]
     assert "no output is kept: fit(keep=[&#x27;y&#x27;])" in words
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_planes_are_upright(axis: int) -> None:
+    """Axes x, y, z point right, front and up: up in a picture is z, or y from above."""
+    volume = np.random.default_rng(0).random((3, 4, 5), np.float32)
+    found, others = plane(volume, axis, 1, is_nifti=True), [n for n in range(3) if n != axis]
+    across, up = others
+    at = [1, 1, 1]
+    at[across], at[up] = 2, 3
+    assert found[3, 2] == volume[tuple(at)]
+    itk = plane(volume, axis, 1, is_nifti=False)
+    assert itk.shape == tuple(volume.shape[n] for n in others)
+    assert itk[0, 0] == volume[tuple(0 if n != axis else 1 for n in range(3))] or axis == 0
+
+
+def test_contours_lie_between_classes() -> None:
+    labels = np.zeros((4, 4), np.float32)
+    labels[1:3, 1:3] = 2
+    found = contours(labels)
+    assert len(found["x0"]) == 8 and set(found["of"]) == {2.0}
+    assert {*found["x0"], *found["x1"], *found["y0"], *found["y1"]} == {1.0, 2.0, 3.0}
+
+
+@pytest.fixture(scope="module")
+def run(job: tuple[Path, Path]) -> oocdl.Run:
+    return oocdl.fit(*job, **QUICK)
+
+
+def test_a_sample_is_read_thinned_where_the_dataset_is_seen(run: oocdl.Run, tmp_path: Path) -> None:
+    view, panel = View(run.path), Pictures()
+    view.refresh()
+    panel.update(view)
+    titles = {one.title.text for one in panel.root.references() if type(one).__name__ == "figure"}
+    assert titles == {"sagittal: x", "coronal: y", "axial: z"}
+    sources = panel._planes._sources[0]
+    assert len(sources["contour"].data["x0"]) > 0 and panel._sample is not None
+    panel._planes.show(panel._sample, np.ones_like(panel._sample.pictures[0].pixels), {})
+    assert sources["classes"].data["image"][0].max() == 0
+    panel._planes.show(panel._sample, None, {})  # the prediction was of another sample
+    assert sources["classes"].data["image"][0].max() == -1
+    assert view.facts is not None
+    assert read_whole(replace(view.facts, dataset=str(tmp_path / "gone.zarr")), 2, 0) is None
+
+
+def test_a_sample_is_predicted_without_keep(run: oocdl.Run, job: tuple[Path, Path], tmp_path: Path) -> None:
+    predict(run.path, 1, tmp_path / "found.npz")
+    logits = run.predict(job[1], tmp_path / "all.zarr")["y"][1]
+    meant = zarr.open_group(str(job[1]), mode="r")["y"][1]
+    with np.load(tmp_path / "found.npz") as found:
+        np.testing.assert_array_equal(found["labels"], logits.argmax(axis=0))
+        for n, dice in zip(found["classes"], found["dice"], strict=True):
+            both = ((meant == n) & (found["labels"] == n)).sum()
+            assert dice == pytest.approx(2 * both / ((meant == n).sum() + (found["labels"] == n).sum()))
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [(CrossEntropy(ignore_index=255), 255), (Dice(ignore_index=7), 7), ("dice_ce", -100), (Focal(), None)],
+)
+def test_labels_that_the_loss_ignores_are_in_no_dice_of_the_page(
+    tmp_path: Path, loss: Any, ignored: int | None
+) -> None:
+    arrays = nets.volumes(2, 8)
+    labels = arrays["y"].astype(np.int64)
+    if ignored is not None:
+        labels[:, :4] = ignored
+    data = nets.write_data(tmp_path / "data.zarr", {"x": arrays["x"], "y": labels})
+    made = oocdl.fit(nets.write_conv(tmp_path / "net.onnx"), data, **QUICK | {"loss": loss})
+    predict(made.path, 0, tmp_path / "found.npz")
+    with np.load(tmp_path / "found.npz") as found:
+        dice = dict(zip(found["classes"].tolist(), found["dice"].tolist(), strict=True))
+    meant = made.evaluate({"x": arrays["x"][:1], "y": labels[:1]}, metrics="dice")
+    assert dice == pytest.approx({n: meant[f"dice/{n}"] for n in (0, 1) if np.isfinite(meant[f"dice/{n}"])})
+
+
+def test_the_page_names_the_version_that_it_has_predicted_by(job: tuple[Path, Path], tmp_path: Path) -> None:
+    data = nets.volumes(3, 8)
+    data["y"][2] = 1 - data["y"][2]  # what is held out is the contrary
+    stop = oocdl.callbacks.EarlyStopping("val_loss", patience=2)
+    path = nets.write_data(tmp_path / "data.zarr", data)
+    quick = QUICK | {"steps": 30, "lr": 0.05, "validation": [2], "callbacks": [stop]}
+    made = oocdl.fit(job[0], path, workdir=tmp_path / "run", **quick)
+    (best,) = made.checkpoints
+    assert best < made.steps
+    view, panel, out = View(made.path), Pictures(), tmp_path / "found.npz"
+    view.refresh()
+    panel.update(view)
+    predict(made.path, 0, out)
+    with subprocess.Popen(["true"], stderr=subprocess.PIPE) as ended:
+        ended.wait()
+        panel._predicted(out, ended)
+    assert f"by the weights of step {best}, the best by its validation" in panel._words.text

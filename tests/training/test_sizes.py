@@ -16,9 +16,10 @@ import zarr
 from torch import Tensor
 
 import oocdl
+from oocdl.cli.predict_sample import predict
 from oocdl.config import make_settings
 from oocdl.dashboard.facts import facts_of
-from oocdl.dashboard.samples import read_sample
+from oocdl.dashboard.samples import read_whole
 from oocdl.errors import DatasetError, InputError
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.optim import SGD
@@ -301,13 +302,26 @@ def test_a_search_counts_batches_of_each_size(net: Path, data: tuple[Path, Sampl
     assert sorted((row["accumulate"], row["steps"]) for row in found.table) == [(1, 3), (2, 2)]
 
 
-def test_pages_show_samples_as_they_are(data: tuple[Path, Samples], trained: oocdl.Run) -> None:
+def test_pages_show_samples_as_they_are(
+    data: tuple[Path, Samples], trained: oocdl.Run, tmp_path: Path
+) -> None:
     facts = facts_of(trained.plan, 2)
     assert facts.images == [("input", "x"), ("target", "y")]
     for row in (0, 2):
-        found, middle = read_sample(trained.plan.dataset, facts.images, 1, row), SHAPES[row][0] // 2
-        assert [picture.pixels.shape for picture in found.pictures] == [SHAPES[row][1:]] * 2
-        np.testing.assert_array_equal(found.pictures[1].pixels, data[1][row][1][middle])
+        found = read_whole(facts, 1, row)
+        assert found is not None
+        assert [picture.pixels.shape for picture in found.pictures] == [SHAPES[row]] * 2
+        np.testing.assert_array_equal(found.pictures[1].pixels, data[1][row][1])
+    predict(trained.path, 2, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as made:
+        expected = outputs_of(trained, data[1])[2].argmax(0)
+        np.testing.assert_array_equal(made["labels"], expected)
+        truth = data[1][2][1]
+        dice = [
+            2 * ((expected == c) & (truth == c)).sum() / ((expected == c).sum() + (truth == c).sum())
+            for c in made["classes"]
+        ]
+        np.testing.assert_allclose(made["dice"], dice)
 
 
 def zscored(samples: Samples) -> Samples:
