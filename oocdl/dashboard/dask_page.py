@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from bokeh.application import Application
 from bokeh.application.handlers.function import FunctionHandler
 from bokeh.document import Document
+from bokeh.models.widgets import Div
 from distributed import Scheduler
 from distributed.dashboard.components.scheduler import env
 from distributed.dashboard.scheduler import template_variables
@@ -19,6 +19,7 @@ from distributed.dashboard.scheduler import template_variables
 from oocdl.dashboard.page import UPDATE_SECONDS, Pages, Shown
 from oocdl.dashboard.view import View
 
+__all__ = ["UPDATE_SECONDS", "add", "look"]
 KEEP_ALIVE_MILLISECONDS = 500
 """Milliseconds between pings of open pages and between looks for closed ones, as on Dask's own pages."""
 LAST_SECONDS = 5.0
@@ -31,27 +32,21 @@ def look(folder: Path) -> Shown:
     return Shown(View(folder), logger.warning)
 
 
-def add(
-    scheduler: Scheduler, dask: Any, name: str, runs: Callable[[], Sequence[Shown]]
-) -> Callable[[], None]:
-    """Add the page to the dashboard of a scheduler, whose own pages ``dask`` serves, and read its runs on.
+def add(scheduler: Scheduler, dask: Any, name: str, newest: Callable[[], Shown | None]) -> Callable[[], None]:
+    """Add the page to the dashboard of a scheduler, whose own pages ``dask`` serves.
 
-    ``name`` is the last part of its address, and its navigation label; the last of ``runs`` is on it. Returns
-    a function that removes it.
+    ``name`` is the last part of its address, and its navigation label. Returns a function that removes it.
     """
     known: dict[str, Any] = template_variables(scheduler)  # one for all pages, read whenever one is loaded
 
     def document(made: Document) -> None:
         made.template = env.get_template("simple.html")
         made.template_variables.update(known, prefix=dask.prefix)
-        for newest in runs()[-1:]:
-            newest.add_page(made)
-
-    async def read() -> None:
-        while True:
-            await asyncio.sleep(UPDATE_SECONDS)
-            for shown in runs():
-                await shown.refresh()
+        shown = newest()
+        if shown is None:
+            made.add_root(Div(text="A run begins: load this page again in a moment."))
+        else:
+            shown.add_page(made)
 
     origins = list(dask.websocket_origins)
     application = Pages(
@@ -67,10 +62,8 @@ def add(
     application.start()
     scheduler.http_application.add_application(application)
     known["pages"].insert(0, name)
-    reading = asyncio.create_task(read())
 
     def remove() -> None:
-        reading.cancel()
         # A scheduler that closes has taken them away itself.
         for pages, one in ((known["pages"], name), (scheduler.http_application.applications, application)):
             if one in pages:

@@ -1,17 +1,25 @@
-"""Shows runs on a page of Dask's dashboard as long as they last, on the scheduler.
+"""Shows runs on a page of Dask's dashboard, and to Prometheus, as long as they last, on the scheduler.
 
 Bokeh is imported only where Dask itself shows a dashboard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from distributed import Scheduler, SchedulerPlugin
 
+from oocdl.dashboard.mirror import Piece, write
+from oocdl.dashboard.view import View
 from oocdl.runtime import dask_private
 from oocdl.runtime.cluster.member import mark_of
 
@@ -20,71 +28,129 @@ PAGE = "oocdl"
 """Last part of the page's address, and its label in the navigation bar."""
 
 
+@dataclass(frozen=True)
+class Begun:
+    """The scheduler's answer to a driver that asks for a page of its run."""
+
+    is_shown: bool
+    sees_run: bool
+    """Whether the scheduler reads the run directory; else the driver has to send what is in it."""
+
+
+@dataclass(eq=False)
+class RunOnPage:
+    """A run that is shown."""
+
+    client_id: str
+    folder: Path
+    """The run directory, or the copy that the driver sends of it."""
+    is_copy: bool
+    shown: Any = None
+    """An ``oocdl.dashboard.page.Shown``, once there is something to show."""
+
+
 @dataclass(eq=False)
 class Pages(SchedulerPlugin):
-    """The runs that are shown; the one that has begun last is on the page."""
+    """The runs that are shown, by their names; the one that has begun last is on the page."""
 
     scheduler: Scheduler
-    runs: dict[str, tuple[str, Any]] = field(default_factory=dict)
-    """Name of a run -> its client's id, and its ``oocdl.dashboard.page.Shown``."""
-    remove: Callable[[], None] | None = None
-    """Takes away the page, once there is one."""
+    runs: dict[str, RunOnPage] = field(default_factory=dict)
+    page: ExitStack | None = None
+    """Takes away the page, what reads for it, and the numbers for Prometheus."""
 
     name = NAME
 
-    def begin(self, run: str, client_id: str, folder: Path) -> None:
-        """Show a run, unless it is shown."""
-        from oocdl.dashboard import dask_page
+    def begin(self, run: str, one: RunOnPage) -> None:
+        """Show a run."""
+        self.runs[run] = one
+        if not one.is_copy:
+            one.shown = self._page_module().look(one.folder)
+        if self.page is None:
+            add, undo = self._page_module().add, ExitStack()
+            undo.callback(add(self.scheduler, dask_pages(self.scheduler), PAGE, self.newest))
+            undo.callback(asyncio.create_task(self._read()).cancel)
+            undo.callback(register(self._views))
+            self.page = undo
 
-        if run not in self.runs:
-            self.runs[run] = client_id, dask_page.look(folder)
-        if self.remove is None:
-            dask = dask_pages(self.scheduler)
-            self.remove = dask_page.add(
-                self.scheduler, dask, PAGE, lambda: [shown for _, shown in self.runs.values()]
-            )
+    def _views(self) -> list[View]:
+        return [one.shown.view for one in self.runs.values() if one.shown is not None]
+
+    def newest(self) -> Any:
+        """Return the ``Shown`` of the run that has begun last; None while no run has anything to show."""
+        return next((one.shown for one in reversed(self.runs.values()) if one.shown is not None), None)
+
+    async def receive(self, run: str, pieces: Sequence[Piece]) -> None:
+        """Take what is new of a run whose directory this scheduler does not see."""
+        one = self.runs[run]
+        await asyncio.to_thread(write, one.folder, pieces)
+        if one.shown is None:
+            one.shown = self._page_module().look(one.folder)
 
     async def end(self, run: str) -> None:
         """Show a run no longer; browsers that look at it keep what they have."""
-        _, shown = self.runs.pop(run, ("", None))
-        if shown is not None:
-            await shown.refresh()
-            shown.over = True
+        one = self.runs.pop(run, None)
+        if one is None:
+            return
+        if one.shown is not None:
+            await one.shown.refresh()
+            one.shown.over = True
+        if one.is_copy:
+            await asyncio.to_thread(shutil.rmtree, one.folder, ignore_errors=True)
         if not self.runs:
-            if self.remove is not None:
-                self.remove()
-            self.remove = None
+            if self.page is not None:
+                self.page.close()
+            self.page = None
             if NAME in self.scheduler.plugins:
                 self.scheduler.remove_plugin(NAME)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Stop showing the runs of a client that has left, or whose connection is broken."""
-        for run in [run for run, (client_id, _) in self.runs.items() if client_id == client]:
+        for run in [run for run, one in self.runs.items() if one.client_id == client]:
             dask_private.call_soon(scheduler, self.end, run)
 
+    async def _read(self) -> None:
+        module = self._page_module()
+        while True:
+            await asyncio.sleep(module.UPDATE_SECONDS)
+            for one in list(self.runs.values()):
+                if one.shown is not None:
+                    await one.shown.refresh()
 
-async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> str:
-    """Show a run on the scheduler's dashboard; returns why it cannot be shown, or nothing."""
+    @staticmethod
+    def _page_module() -> Any:
+        from oocdl.dashboard import dask_page
+
+        return dask_page
+
+
+async def begin(run: str, client_id: str, path: str, mark: str, dask_scheduler: Scheduler) -> Begun:
+    """Show a run on the scheduler's dashboard, if it has one."""
     if dask_pages(dask_scheduler) is None:
-        return "Dask shows no dashboard"
-    if mark_of(Path(path)) != mark:
-        return "Dask's scheduler does not see the run"
+        return Begun(False, False)
+    await end(run, dask_scheduler)  # its driver had no answer to an earlier call
+    sees = mark != "" and mark_of(Path(path)) == mark
+    folder = Path(path) if sees else Path(tempfile.mkdtemp(prefix="oocdl-page-"))
     pages = _pages(dask_scheduler)
     if pages is None:
         pages = Pages(dask_scheduler)
         dask_scheduler.add_plugin(pages, name=NAME)
     try:
-        pages.begin(run, client_id, Path(path))
+        pages.begin(run, RunOnPage(client_id, folder, not sees))
     except BaseException:
         await pages.end(run)
         raise
-    return ""
+    return Begun(True, sees)
 
 
 def is_shown(run: str, dask_scheduler: Scheduler) -> bool:
     """Return whether a run is shown here."""
     pages = _pages(dask_scheduler)
     return pages is not None and run in pages.runs
+
+
+async def receive(run: str, pieces: Sequence[Piece], dask_scheduler: Scheduler) -> None:
+    """Take what is new of a run."""
+    await cast(Pages, dask_scheduler.plugins[NAME]).receive(run, pieces)
 
 
 async def end(run: str, dask_scheduler: Scheduler) -> None:
@@ -105,3 +171,56 @@ def dask_pages(scheduler: Scheduler) -> Any:
         return any(one.__name__ == "BokehTornado" for one in type(application).__mro__)
 
     return next(filter(is_bokeh, scheduler.http_application.applications), None)
+
+
+PREFIX = "oocdl"
+GAUGES = {
+    "step": "Steps that are done.",
+    "loss": "Loss of the last step.",
+    "lr": "Learning rate of the last step.",
+    "seconds": "Seconds that the last step took.",
+    "process_bytes": "Memory that a process has by the kernel's count, pages of files left out.",
+    "tier_bytes": "Chunks in the RAM tier of a process.",
+    "spilled_bytes": "Chunks of a process that are on its disk.",
+}
+"""Name of a number -> what it is; those of bytes are of each process."""
+
+
+class RunCollector:
+    """A collector for Prometheus's client. ``views`` returns the views of the runs that are shown."""
+
+    def __init__(self, views: Callable[[], Iterable[View]]) -> None:
+        self._views = views
+        from prometheus_client.core import GaugeMetricFamily
+
+        self._gauge = GaugeMetricFamily
+
+    def describe(self) -> Iterable[Any]:
+        """Claim no names: two schedulers of one process have the same."""
+        return ()
+
+    def collect(self) -> Iterator[Any]:
+        """Give all numbers, each with its run and, of a process, with that."""
+        views = list(self._views())
+        for name, words in GAUGES.items():
+            labels = ["run", "process"] if name.endswith("_bytes") else ["run"]
+            gauge = self._gauge(f"{PREFIX}_{name}", words, labels=labels)
+            for view in views:
+                for process, table in view.present.items() if len(labels) > 1 else [("", view.steps)]:
+                    if len(table) and np.isfinite(number := float(table[name][-1])):
+                        gauge.add_metric([str(view.run), process][: len(labels)], number)
+            yield gauge
+
+
+def register(views: Callable[[], Iterable[View]]) -> Callable[[], None]:
+    """Give Prometheus the numbers of runs from now on; returns what ends that.
+
+    Without its client (``prometheus_client``) Dask has no numbers for it either, and nothing happens.
+    """
+    if find_spec("prometheus_client") is None:
+        return lambda: None
+    from prometheus_client import REGISTRY
+
+    collector = RunCollector(views)
+    REGISTRY.register(collector)
+    return lambda: REGISTRY.unregister(collector)

@@ -23,6 +23,7 @@ from onnx import load as load_onnx
 from onnx import save as save_onnx
 
 import oocdl
+from oocdl.dashboard import dask_plugin
 from oocdl.events import Event, Notice, StepDone
 from oocdl.runtime.measured import Board
 from oocdl.training import loop
@@ -148,13 +149,16 @@ def client() -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.parametrize("shares_disk", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_in_the_dashboard_of_dask(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares_disk: bool
 ) -> None:
     def fit(callbacks: Any) -> oocdl.Run:
         options = {**QUICK, "workdir": tmp_path / "run", "client": client, "dashboard": True}
         return oocdl.fit(*job, callbacks=callbacks, **options)
 
+    if not shares_disk:
+        monkeypatch.setattr(dask_plugin, "mark_of", lambda run: "")
     scheduler = client.cluster.scheduler
     dask_pages = list(scheduler.http_application.applications)
     status = f"http://127.0.0.1:{scheduler.http_server.port}/status"
@@ -163,10 +167,15 @@ def test_in_the_dashboard_of_dask(
         seen.open(status)
         seen.page.locator('a[href="oocdl"]').click()  # its link in the bar
         seen.page.wait_for_url("**/oocdl")
+        (shown,) = scheduler.plugins["oocdl-page"].runs.values()
+        assert shown.is_copy is not shares_disk
+        seen.awaits(lambda: shown.shown is not None)
+        seen.open(status.replace("status", "oocdl"))
         sees_it_go_on(seen)
         is_sound(seen)
         run.enough.set()
         seen.awaits(lambda: steps_on(seen) == QUICK["steps"])  # and what was last
+    assert shown.folder.exists() is shares_disk
     assert "oocdl-page" not in scheduler.plugins
     assert scheduler.http_application.applications == dask_pages
     assert "oocdl" not in urllib.request.urlopen(status, timeout=10).read().decode()

@@ -79,24 +79,8 @@ def test_a_page_whose_answer_was_lost_goes_with_the_run(
         return [len(p.runs) for p in dask_scheduler.plugins.values() if isinstance(p, dask_plugin.Pages)]
 
     monkeypatch.setattr(dask_driver, "on_scheduler", deaf)
-    (tmp_path / "run.json").write_text("{}")
     with dask_driver.Showing(lambda: client, tmp_path, told.append, False) as listener:
         assert len(told) == 1 and "has not answered" in told[0]
         listener(WorkersChanged("", 2, 0))
         assert client.run_on_scheduler(pages) == [1]
-        with urlopen(client.dashboard_link.replace("status", "oocdl"), timeout=60) as answer:
-            assert "Bokeh" in answer.read().decode()
     assert client.run_on_scheduler(pages) == [] and len(told) == 1
-
-
-def test_a_run_that_the_scheduler_does_not_see(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    monkeypatch.setattr(dask_plugin, "mark_of", lambda run: "")
-    told = list[str]()
-    for tells in (False, True):
-        with dask_driver.Showing(lambda: client, tmp_path, told.append, tells) as listener:
-            listener(WorkersChanged("", 2, 0))
-    (line,) = told
-    assert "scheduler does not see the run" in line and f"`oocdl dashboard {tmp_path}`" in line
