@@ -131,9 +131,9 @@ def bare(chart: Any) -> Any:
     return chart
 
 
-def class_colors(palette: Sequence[str]) -> LinearColorMapper:
+def class_colors(palette: Sequence[str], **options: Any) -> LinearColorMapper:
     """Map numbers from 0 on to the colours of a palette."""
-    return LinearColorMapper(palette=list(palette), low=-0.5, high=len(palette) - 0.5)
+    return LinearColorMapper(palette=list(palette), low=-0.5, high=len(palette) - 0.5, **options)
 
 
 def with_legend(chart: Any, place: str = "top_left") -> None:
