@@ -22,8 +22,6 @@ from oocdl.host.paths import path_of
 from oocdl.storage.files import reporting, write_text
 
 ENDING = ".oocdl"
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types of protobuf fields."""
 WALL_TIME, STEP, FILE_VERSION, SUMMARY, SESSION_LOG = 1, 2, 3, 5, 7
 """Fields of an ``Event``."""
 LAST = "oocdl.step"
@@ -57,8 +55,8 @@ class TensorBoard(CommittedRows):
             # TensorBoard reads files in the order of their names.
             stamp = f"{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{time.monotonic_ns()}"
             self._file = folder / f"events.out.tfevents.{stamp}{ENDING}"
-            start = _field(SESSION_LOG, BYTES, _field(1, VARINT, 1))  # status: START
-            version = _field(FILE_VERSION, BYTES, b"brain.Event:2")
+            start = _field(SESSION_LOG, _field(1, 1))  # status: START
+            version = _field(FILE_VERSION, b"brain.Event:2")
             self._file.write_bytes(_record(_event(now, 0, version)) + _record(_event(now, last + 1, start)))
         return last
 
@@ -81,27 +79,26 @@ def _varint(number: int) -> bytes:
     return bytes((*out, number))
 
 
-def _field(number: int, kind: int, value: int | float | bytes) -> bytes:
-    tag = _varint(number << 3 | kind)
+def _field(number: int, value: int | float | bytes) -> bytes:
+    """A field of a protobuf message: a whole number as varint, a float with 64 bits, or bytes."""
     if isinstance(value, bytes):
-        return tag + _varint(len(value)) + value
-    if kind == VARINT:
-        return tag + _varint(int(value))
-    if kind == FIXED64:
-        return tag + struct.pack("<d", value)
-    return tag + struct.pack("<f", c_float(value).value)  # beyond float32 it is infinite
+        return _varint(number << 3 | 2) + _varint(len(value)) + value
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def _event(unix_seconds: float, step: int, what: bytes) -> bytes:
-    return _field(WALL_TIME, FIXED64, unix_seconds) + _field(STEP, VARINT, step) + what
+    return _field(WALL_TIME, unix_seconds) + _field(STEP, step) + what
 
 
 def _summary(row: Row) -> bytes:
+    # A value has a float32, beyond whose range it is infinite.
     values = (
-        _field(1, BYTES, _field(1, BYTES, name.encode()) + _field(2, FIXED32, number))
+        _field(1, _field(1, name.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", c_float(number).value))
         for name, number in row.numbers().items()
     )
-    return _field(SUMMARY, BYTES, b"".join(values))
+    return _field(SUMMARY, b"".join(values))
 
 
 def _masked_crc(data: bytes) -> bytes:

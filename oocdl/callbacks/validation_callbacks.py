@@ -13,15 +13,7 @@ from typing import Any, Literal
 
 from oocdl.callbacks.committed_rows import earlier_rows
 from oocdl.errors import InputError, ModelWarning
-from oocdl.events import (
-    VALIDATION_PREFIX,
-    Acting,
-    Event,
-    RunStarted,
-    StepDone,
-    Stop,
-    WorkersChanged,
-)
+from oocdl.events import VALIDATION_PREFIX, Acting, Event, RunStarted, StepDone, Stop, WorkersChanged
 from oocdl.storage.run.run_store import RunStore
 
 LESS_IS_BETTER = frozenset({"loss", "mae", "rmse"})
@@ -56,9 +48,8 @@ class Monitored(Acting):
 
     def __post_init__(self) -> None:
         if not isinstance(self.monitor, str) or not self.monitor.startswith(VALIDATION_PREFIX):
-            raise InputError(
-                f"monitor names a result of validations, such as 'val_loss', got {self.monitor!r}"
-            )
+            wanted = "a result of validations, such as 'val_loss'"
+            raise InputError(f"monitor names {wanted}, got {self.monitor!r}")
         if self.mode not in ("auto", "min", "max"):
             raise InputError(f"mode must be 'auto', 'min' or 'max', got {self.mode!r}")
         _check(Real, 0, min_delta=self.min_delta)
@@ -109,10 +100,6 @@ class Monitored(Acting):
     def score(self, value: float) -> float:
         """Return a result as a number that is larger where it is better; NaN is the worst."""
         return float("-inf") if value != value else self.sign * value
-
-    def is_better(self, value: float, best: float) -> bool:
-        """Whether a score is better than the best before it."""
-        return value > best + self.min_delta
 
     def _look(self, rows: Iterable[Mapping[str, Any]]) -> None:
         before = len(self.seen)
@@ -172,7 +159,7 @@ class EarlyStopping(Monitored):
         best, best_step, waited, lost = float("-inf"), None, 0, ""
         for step, value in self.seen.items():
             waited += 1
-            if self.is_better(self.score(value), best):
+            if self.score(value) > best + self.min_delta:
                 best, best_step, waited = self.score(value), step, 0
         if self.restore_best_weights:
             if best_step is not None and not self.has_version(best_step):
@@ -275,7 +262,7 @@ class ReduceLROnPlateau(Monitored):
         for value in self.seen.values():
             if cooling:
                 cooling, waited = cooling - 1, 0
-            if self.is_better(self.score(value), best):
+            if self.score(value) > best + self.min_delta:
                 best, waited = self.score(value), 0
             elif not cooling:
                 waited += 1

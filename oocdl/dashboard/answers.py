@@ -63,9 +63,8 @@ class Slope:
 
 def slope_of(loss: Column) -> Slope:
     """Return how a loss changes: over its last eighth, quarter or half, whichever is the first to be sure."""
-    known = loss[np.isfinite(loss)]
-    tried = [_fitted(known[-count:]) for count in (len(known) // 8, len(known) // 4) if count >= LEAST_STEPS]
-    tried.append(_fitted(known[-max(len(known) // 2, LEAST_STEPS) :]))
+    tried = [_fitted(loss[-count:]) for count in (len(loss) // 8, len(loss) // 4) if count >= LEAST_STEPS]
+    tried.append(_fitted(loss[-max(len(loss) // 2, LEAST_STEPS) :]))
     return next((one for one in tried if one.is_sure), tried[-1])
 
 
@@ -74,11 +73,9 @@ def _fitted(loss: Column) -> Slope:
     at = np.linspace(-0.5, 0.5, len(means))
     change = float(at @ means / (at @ at))
     rest = means - means.mean() - change * at
-    # What is rounded is no trend.
-    least = 1e-9 * float(np.abs(means).max(initial=0.0))
-    return Slope(
-        len(loss), change, max(float(np.sqrt(rest @ rest / max(len(means) - 2, 1) / (at @ at))), least)
-    )
+    error = float(np.sqrt(rest @ rest / max(len(means) - 2, 1) / (at @ at)))
+    rounding = 1e-9 * float(np.abs(means).max(initial=0.0))  # which is no trend
+    return Slope(len(loss), change, max(error, rounding))
 
 
 def learning(view: View) -> Answer:
@@ -146,10 +143,7 @@ def disk_share(view: View) -> float:
 
 
 def others_share(view: View) -> float:
-    """The part of its machine's processors that other processes hold, where all are busy; 0 where some idle.
-
-    Covers the last minute or so; of several machines, the one with the largest part.
-    """
+    """Share of a machine's processors that others held lately, 0 where some idle; of several, the largest."""
     machines: dict[str, list[Table]] = {}
     for name, table in view.present.items():
         machines.setdefault(name.partition(",")[0], []).append(table)

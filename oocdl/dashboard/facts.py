@@ -43,7 +43,6 @@ class RunFacts:
     base_bytes: int
     steps: int
     predicted_seconds: float
-    """Predicted seconds of a step."""
     predicted_peak_bytes: int
     predicted_spill_bytes: int
     """Predicted bytes that a step reads from and writes to the spill."""
@@ -55,15 +54,12 @@ class RunFacts:
     dataset: str
     """Path of the dataset; empty if it has none."""
     group: str
-    """Name of the group in the dataset's file or folder."""
     images: Sequence[Sequence[str]]
     """("input" or "target", array of the dataset) of all that the network reads."""
     passes: Mapping[str, PassFacts]
-    """Plan id -> facts of that pass."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the call, as plain data; empty in files of earlier versions."""
     outputs: Sequence[str] = ()
-    """Names of the network's outputs in the model's file."""
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)})

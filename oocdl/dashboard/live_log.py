@@ -1,10 +1,8 @@
 """``LiveLog``: writes what a run tells to the folder ``live`` of its directory, for whoever looks at it.
 
-A listener of ``oocdl.events``. A page reads the files, on this machine or on another that sees the folder;
-what it costs the run is a few lines a second. Files: ``facts.json`` (the plan), ``now.json`` (how the step
-stands), ``last_pass.npz`` (when each task ran), ``pictures.npz`` (slices of a sample), ``steps.jsonl``
-(history rows since the last commit), ``resources.jsonl`` (memory and bytes moved over time) and
-``notes.jsonl`` (lines for the user).
+``facts.json`` has the plan, ``now.json`` how the step stands, ``last_pass.npz`` when each task ran,
+``pictures.npz`` slices of a sample, ``steps.jsonl`` history rows since the last commit, ``resources.jsonl``
+memory and bytes moved over time, ``notes.jsonl`` lines for the user.
 """
 
 from __future__ import annotations
@@ -21,30 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from oocdl import events
 from oocdl.dashboard.facts import NO_LAYER, facts_of
 from oocdl.dashboard.samples import read_sample
 from oocdl.dashboard.series import Tail, packed
 from oocdl.errors import OocdlError
-from oocdl.events import (
-    Committed,
-    Event,
-    Notice,
-    PassTimes,
-    RunFinished,
-    RunStarted,
-    RunStopped,
-    StepDone,
-    StepRunning,
-    WorkersChanged,
-)
 from oocdl.runtime.measured import Phase
 from oocdl.storage.files import regular
 
 FOLDER = "live"
 FACTS, NOW, LAST_PASS, PICTURES = "facts.json", "now.json", "last_pass.npz", "pictures.npz"
-REPLACED = FACTS, NOW, LAST_PASS
-EARLIER = ".earlier"
-"""End of the names of files of an earlier call, until this one does something."""
 STEPS, RESOURCES, NOTES = "steps.jsonl", "resources.jsonl", "notes.jsonl"
 FLUSH_SECONDS = 1.0
 """Seconds between two writes of history rows."""
@@ -81,9 +65,9 @@ class LiveLog:
         """Plan id -> the layer of each task, and the number of layers."""
         self._spent: deque[tuple[str, float, np.ndarray]] = deque(maxlen=RECENT_PASSES)
         """Recent passes that were looked at: the plan id, when the pass began, and seconds by layer."""
-        self._last: StepRunning | None = None
-        self._waiting: RunStarted | None = None
-        """The beginning of a run whose steps are done: all that is shown stays, unless more comes of it."""
+        self._last: events.StepRunning | None = None
+        self._waiting: events.RunStarted | None = None
+        """The beginning of a run that goes on: all that is shown stays until a step runs, if one does."""
         self._images: Sequence[Sequence[str]] = ()
         self._pictured = float("-inf")
         """Monotonic time from which slices may be read again; at the end they are read in any case."""
@@ -96,7 +80,7 @@ class LiveLog:
     def __exit__(self, *_: object) -> None:
         self._guarded(self._flush)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         self._guarded(self._take, event)
 
     def _guarded(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -112,38 +96,37 @@ class LiveLog:
                 stacklevel=4,
             )
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: events.Event) -> None:
         match event:
-            case RunStarted() if event.done >= event.steps and (self._folder / FACTS).is_file():
-                self._waiting = event  # with nothing to do but a validation, if that
-            case RunStarted():
+            case events.RunStarted() if event.done and (self._folder / FACTS).is_file():
+                self._waiting = event
+            case events.RunStarted():
                 self._start(event, self._clock())
-            case StepRunning():
-                if self._waiting is not None:
-                    self._start(self._waiting, event.at_seconds)
+            case events.StepRunning():
+                self._go_on(event.at_seconds)
                 self._now(event)
-            case StepDone():
+            case events.StepDone():
+                self._go_on(self._clock())
                 self._rows.append(event.row)
                 if self._clock() - self._flushed >= FLUSH_SECONDS:
                     self._flush()
-            case Committed():
+            case events.Committed():
                 self._forget_rows()
                 sample = event.samples[0] if event.samples else 0
                 self._note("commit", f"step {event.step} is committed", step=event.step, sample=sample)
                 self._unpictured = event.step, sample
                 if time.monotonic() >= self._pictured:
                     self._picture()
-            case WorkersChanged():
+            case events.WorkersChanged():
                 self._forget_rows()
                 self._lined = float("-inf")  # who takes part is to be seen soon
                 self._note("warning", f"{event.reason}: {event.members} workers go on from step {event.done}")
-            case Notice():
+            case events.Notice():
                 self._note("notice", event.text)
-            case RunStopped():
+            case events.RunStopped():
                 self._picture()
-                self._put_back()
                 self._note("stopped", f"stopped by {event.reason}; {event.done} steps are committed")
-            case RunFinished():
+            case events.RunFinished():
                 self._flush()
                 self._picture()
                 if self._last is not None and self._last.step == event.steps:
@@ -151,18 +134,17 @@ class LiveLog:
                     done = tuple(replace(one, phases=phase * len(one.phases)) for one in looks)
                     self._passed = float("-inf")
                     self._now(replace(self._last, pass_number=self._last.passes, processes=done))
-                self._put_back()
                 self._note("finished", f"{event.steps} steps are done", step=event.steps)
 
-    def _start(self, event: RunStarted, now: float) -> None:
+    def _go_on(self, now: float) -> None:
+        if self._waiting is not None:
+            self._start(self._waiting, now)
+
+    def _start(self, event: events.RunStarted, now: float) -> None:
         self._waiting = None
         self._folder.mkdir(exist_ok=True)
-        self._forget(*(f"{name}{EARLIER}" for name in REPLACED))
-        if event.done == 0:
-            self._forget(NOW, LAST_PASS, RESOURCES, NOTES, PICTURES)
-        for name in REPLACED:
-            if (self._folder / name).is_file() and (name != FACTS or event.plan is not None):
-                (self._folder / name).replace(self._folder / f"{name}{EARLIER}")
+        for name in (NOW, LAST_PASS, *((RESOURCES, NOTES, PICTURES) if event.done == 0 else ())):
+            (self._folder / name).unlink(missing_ok=True)
         self._forget_rows()
         if event.plan is not None:
             facts = facts_of(event.plan, event.steps)
@@ -177,20 +159,7 @@ class LiveLog:
         for text in event.notes:
             self._note("notice", text)
 
-    def _forget(self, *names: str) -> None:
-        for name in names:
-            (self._folder / name).unlink(missing_ok=True)
-
-    def _put_back(self) -> None:
-        """Show the earlier call's last step again: this one, which a callback or a signal ended, had none."""
-        for name in REPLACED if self._last is None else ():
-            if (earlier := self._folder / f"{name}{EARLIER}").is_file():
-                self._replace(name, earlier.read_bytes())  # another file, which readers notice
-                earlier.unlink()
-
-    def _now(self, event: StepRunning) -> None:
-        if self._last is None:
-            self._forget(*(f"{name}{EARLIER}" for name in REPLACED))
+    def _now(self, event: events.StepRunning) -> None:
         self._last = event
         width = max((len(one.phases) for one in event.processes), default=0)
         merged = np.zeros(width, np.uint8)
@@ -214,11 +183,16 @@ class LiveLog:
         self._spend(list(passes.values()))
         if passes and event.at_seconds - self._passed >= LAST_PASS_SECONDS:
             self._passed = event.at_seconds
-            first = next(iter(passes.values())).plan_id
-            same = [spent for plan_id, _, spent in self._spent if plan_id == first]
-            self._replace(LAST_PASS, _packed(passes, np.array(same)))
+            plans = [one.plan_id for one in passes.values()]
+            same = [spent for plan_id, _, spent in self._spent if plan_id == plans[0]]
+            arrays = {
+                f"{name}{number}": getattr(one, name)
+                for number, one in enumerate(passes.values())
+                for name in ("numbers", "times", "threads")
+            }
+            self._replace(LAST_PASS, packed(names=list(passes), plans=plans, spent=same, **arrays))
 
-    def _spend(self, passes: list[PassTimes]) -> None:
+    def _spend(self, passes: list[events.PassTimes]) -> None:
         """Note what each layer took in a pass, if it is another than before and all processes tell of it."""
         plans = {one.plan_id for one in passes}
         if len(plans) != 1 or not all(one.times.size for one in passes):
@@ -274,17 +248,3 @@ class LiveLog:
         with open(partial, "wb", opener=regular) as out:
             out.write(data)
         partial.replace(self._folder / name)
-
-
-def _packed(passes: Mapping[str, PassTimes], spent: np.ndarray) -> bytes:
-    """The times of the last pass of each process, as an npz file.
-
-    ``spent``: seconds by layer of this and earlier passes of its kind, of shape (passes, layers).
-    """
-    plans = np.array([one.plan_id for one in passes.values()])
-    arrays = {
-        f"{name}{number}": getattr(one, name)
-        for number, one in enumerate(passes.values())
-        for name in ("numbers", "times", "threads")
-    }
-    return packed(names=np.array(list(passes)), plans=plans, spent=spent, **arrays)

@@ -38,18 +38,12 @@ TABS = f""".bk-tab {{ font-family: {style.FONT}; font-size: 13px; color: {style.
 .bk-header {{ border-bottom: 1px solid {style.LINE_CSS}; margin-bottom: 8px; overflow-x: auto; }}"""
 PAGE = """:host { max-width: 1500px; margin: 0 auto; padding: 10px 14px; box-sizing: border-box;
   overflow-x: clip; }"""
-
-
 TEMPLATE = get_env().from_string(
-    """{% extends base %}
-{% block preamble %}<meta name="viewport" content="width=device-width, initial-scale=1">"""
-    + style.THEME
-    + """{% endblock %}
-"""
+    "{% extends base %}{% block preamble %}"
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    f"{style.THEME}{{% endblock %}}"
 )
 """Shows the page at the width of a phone, and dark in dark mode."""
-
-
 PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
     "Overview": lambda: (Learning(small=True), StepMap(), Memory(small=True), SlowestLayers()),
     "Learning": lambda: (Learning(),),
@@ -64,72 +58,63 @@ PANELS: Mapping[str, Callable[[], tuple[Panel, ...]]] = {
 """Tab title -> function that makes its panels."""
 
 
-class Tab:
-    """A tab. A browser holds its content only while it is open: figures take memory there."""
-
-    def __init__(self, title: str) -> None:
-        self._title, self.panels = title, tuple[Panel, ...]()
-        # An empty layout would be complained of.
-        self._closed: list[UIElement] = [style.html("…")]
-        self._place = Column(children=self._closed, sizing_mode="stretch_width")
-        self.root = TabPanel(title=title, child=self._place)
-
-    def show(self, view: View) -> None:
-        self.panels = self.panels or PANELS[self._title]()
-        for panel in self.panels:
-            panel.update(view)
-        if self._place.children == self._closed:
-            roots: list[UIElement] = [panel.root for panel in self.panels]
-            self._place.children = [style.grid(roots)] if self._title == "Overview" else roots
-
-    def close(self) -> None:
-        """Take what is in it away from the browser; panels stay as they are for when it is shown again."""
-        self._place.children = self._closed
-
-
 class Page:
-    """All panels of a run, for one browser. Lay out ``root``, and call ``update`` about once a second."""
+    """All panels of a run, for one browser. Lay out ``root``, and call ``update`` about once a second.
+
+    A browser holds what is in a tab only while it is open: figures take memory there.
+    """
 
     def __init__(self, view: View) -> None:
         self._view, self._version = view, -1
         self._header = Header()
-        self._tabs = [Tab(title) for title in PANELS]
-        self._chosen = Tabs(
-            tabs=[tab.root for tab in self._tabs], sizing_mode="stretch_width", stylesheets=[TABS]
-        )
+        # An empty layout would be complained of.
+        self._places = {
+            title: Column(children=[style.html("…")], sizing_mode="stretch_width") for title in PANELS
+        }
+        self._panels: dict[str, tuple[Panel, ...]] = {}
+        self._contents: dict[str, list[UIElement]] = {}
+        tabs = [TabPanel(title=title, child=place) for title, place in self._places.items()]
+        self._chosen = Tabs(tabs=tabs, sizing_mode="stretch_width", stylesheets=[TABS])
         self._chosen.on_change("active", self._turned)
         parts: list[UIElement] = [self._header.root, self._chosen]
         self.root: LayoutDOM = Column(children=parts, sizing_mode="stretch_width", stylesheets=[PAGE])
-        self._show(self._active())
+        self._show(self._open())
 
     def _turned(self, _attr: str, old: int, _new: int) -> None:
-        self._show(self._active())
-        self._tabs[old].close()
+        self._show(self._open())
+        list(self._places.values())[old].children = [style.html("…")]
 
     def update(self) -> None:
         """Show what the view has now, if it has something new; of the tabs, only the one that is seen."""
-        if self._version != self._view.version:
-            self._version = self._view.version
-            self._show(self._active())
+        if self._version == self._view.version:
+            self._show()  # time goes on
         else:
-            self._header.update(self._view)  # time goes on
+            self._version = self._view.version
+            self._show(self._open())
 
-    def _active(self) -> Tab:
-        return self._tabs[int(self._chosen.active)]
+    def _open(self) -> str:
+        return list(PANELS)[int(self._chosen.active)]
 
-    def _show(self, *tabs: Tab) -> None:
+    def _show(self, *titles: str) -> None:
         self._header.update(self._view)
-        for tab in tabs:
-            tab.show(self._view)
+        for title in titles:
+            if title not in self._panels:
+                self._panels[title] = PANELS[title]()
+                roots: list[UIElement] = [panel.root for panel in self._panels[title]]
+                self._contents[title] = [style.grid(roots)] if title == "Overview" else roots
+            for panel in self._panels[title]:
+                panel.update(self._view)
+            if self._places[title].children != self._contents[title]:
+                self._places[title].children = self._contents[title]
 
     def whole(self, tables: str) -> LayoutDOM:
         """Make all tabs, for a page without a server; ``tables`` is HTML for one more, its names escaped."""
-        self._show(*self._tabs)
+        self._show(*PANELS)
         words = style.html(tables, color=style.INK_CSS)
         report = TabPanel(title="Report", child=style.card(words, stylesheets=[style.SCROLLED]))
         self._chosen.tabs = [*self._chosen.tabs, report]
         for model in self.root.references():
-            if style.CONTROL in model.tags:
+            if model.tags == style.CONTROL["tags"]:
                 model.update(visible=False)  # there is no server that would do what it asks for
         return self.root
 

@@ -40,7 +40,8 @@ def shown(run: Path, tell: Callable[[str], None], port: int = 0) -> Iterator[Non
         )  # fmt: skip
         assert process.stdout is not None
         try:
-            address = _first_line(process.stdout)
+            ready, _, _ = select([process.stdout], [], [], START_SECONDS)
+            address = process.stdout.readline().decode().strip() if ready else ""
             if address:
                 mib = anonymous_bytes_of(process.pid) >> 20
                 tell(
@@ -80,12 +81,6 @@ def write_report(run: Path, target: Path, tables: str) -> None:
     from oocdl.dashboard import page
 
     page.write(run, target, tables)
-
-
-def _first_line(stream: IO[bytes]) -> str:
-    """The line that a process prints; empty if it ends without, or prints none in time."""
-    ready, _, _ = select([stream], [], [], START_SECONDS)
-    return stream.readline().decode().strip() if ready else ""
 
 
 def _last_line(stream: IO[bytes]) -> str:

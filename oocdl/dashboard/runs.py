@@ -18,6 +18,7 @@ from oocdl.dashboard.series import thinned
 from oocdl.dashboard.view import View
 from oocdl.errors import OocdlError, StoreError
 from oocdl.report.history_view import smoothed
+from oocdl.report.units import DEFAULTS, value_text
 
 MOST_DEPTH = 3
 """Maximum depth of folders that are searched."""
@@ -125,16 +126,14 @@ def _table(views: dict[str, View]) -> str:
     rows = []
     for name, view in views.items():
         steps = view.steps
-        link = (
-            f"<a style='color:{style.LINK_CSS}' href='?{RUN}={quote(name, safe='')}'>{style.text(name)}</a>"
-        )
+        address = f"?{RUN}={quote(name, safe='')}"
+        link = f"<a style='color:{style.LINK_CSS}' href='{address}'>{style.text(name)}</a>"
         seconds = f"{np.nanmedian(steps['seconds'][-20:]):.3g}" if len(steps) else ""
-        told = (learning(view).short, remaining(view).short, view.done, seconds)
-        cells = [style.text(one) for one in told]
-        own = [style.text(settings[name].get(key, "")) for key in differing]
-        rows.append([link, *cells, *own])
-    cell = f"padding:3px 14px 3px 0;border-bottom:1px solid {style.LINE_CSS};text-align:left"
-    cell += ";white-space:nowrap"
+        own = (settings[name].get(key, "") for key in differing)
+        told = (learning(view).short, remaining(view).short, view.done, seconds, *own)
+        rows.append([link, *map(style.text, told)])
+    cell = "padding:3px 14px 3px 0;text-align:left;white-space:nowrap;"
+    cell += f"border-bottom:1px solid {style.LINE_CSS}"
     title = f"{cell};color:{style.FAINT_CSS};font-weight:600"
     head = "".join(f"<th style='{title}'>{style.text(one)}</th>" for one in heads)
     lines = ["".join(f"<td style='{cell}'>{one}</td>" for one in row) for row in rows]
@@ -144,18 +143,11 @@ def _table(views: dict[str, View]) -> str:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return names of settings that are not the same in all runs, whether or not their texts are.
+    """Return names of settings that are not the same in all runs; fields without a value do not count.
 
     >>> _differing([{"seed": 0, "loss": {"type": "MSE"}}, {"loss": {"type": "MSE", "weight": None}}])
     ['seed']
     """
-    known = [_without_none(found) for found in settings]
-    names = dict.fromkeys(name for found in known for name in found)
-    return [name for name in names if any(found.get(name) != known[0].get(name) for found in known)]
-
-
-def _without_none(value: Any) -> Any:
-    """Leave out fields without a value, which a run of another version may lack."""
-    if isinstance(value, Mapping):
-        return {name: _without_none(held) for name, held in value.items() if held is not None}
-    return [_without_none(held) for held in value] if isinstance(value, list) else value
+    names = dict.fromkeys(name for found in settings for name in found)
+    texts = {name: {value_text(found.get(name), DEFAULTS, True) for found in settings} for name in names}
+    return [name for name, different in texts.items() if len(different) > 1]

@@ -118,8 +118,8 @@ def read_whole(facts: RunFacts, step: int, sample: int) -> SamplePictures | None
 def read_outputs(run: Path, sample: int, outputs: Sequence[str]) -> tuple[list[Picture], list[str]]:
     """Read slices of what ``keep=`` kept of the last committed step, of whose first ``sample`` it is.
 
-    ``outputs`` are the network's. Returns slices, and lines that say what is not shown. Raises what opening
-    the run raises.
+    Returns them, and lines that say what is not shown of the network's ``outputs``. Raises what opening the
+    run raises.
     """
     pictures: list[Picture] = []
     missing: list[str] = []

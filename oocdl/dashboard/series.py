@@ -7,6 +7,7 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +20,29 @@ Column = npt.NDArray[np.float64]
 
 
 class Watched:
-    """A file that is written on at its end or, where it does not grow, replaced as a whole."""
+    """A file that is replaced as a whole."""
 
-    def __init__(self, path: Path, grows: bool) -> None:
-        self.path, self.grows = path, grows
-        self.at = 0
-        """Bytes that were read."""
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._mark = (-1, -1)
         """Inode, and time of the last change in ns."""
 
-    def news(self, most: int = -1) -> tuple[int, bytes] | None:
-        """Return where new bytes begin, and at most so many of them; None if there are none, or no file.
-
-        A file that has become shorter, or is another, begins anew at 0.
-        """
-        try:
-            with open(self.path, "rb", opener=regular) as stream:
-                found = os.fstat(stream.fileno())
-                mark, before = (found.st_ino, found.st_mtime_ns), self._mark
-                if mark == before and (self.at == found.st_size or not self.grows):
-                    return None
-                goes_on = self.grows and before[0] == mark[0] and self.at <= found.st_size
-                start = self.at if goes_on else 0
-                stream.seek(start)
-                data = stream.read(most)
-        except FileNotFoundError:
-            return None
-        self._mark, self.at = mark, start + len(data)
-        return start, data
+    def news(self) -> bytes | None:
+        """Return what is in it; None if that is not new, or there is no file."""
+        data = None
+        with suppress(FileNotFoundError), open(self.path, "rb", opener=regular) as stream:
+            found = os.fstat(stream.fileno())
+            mark = found.st_ino, found.st_mtime_ns
+            data = stream.read() if mark != self._mark else None
+            self._mark = mark
+        return data
 
 
-class Tail(Watched):
+class Tail:
     """The lines of JSON of a file that grows. One that has become shorter, or is another, is read anew."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, True)
+        self._path, self._inode, self._at = path, -1, 0
         self.again = False
         """Whether the last ``read`` began anew: what was read before it is no longer so."""
 
@@ -62,14 +51,16 @@ class Tail(Watched):
 
         A line that is no JSON is left out: a writer that was killed may have left part of one.
         """
-        if not self.path.exists():
-            self.again, self.at = self.at > 0, 0
-            return []
-        before = self.at
-        start, data = self.news() or (before, b"")
-        self.again = start < before
+        before, at, data = self._at, 0, b""
+        with suppress(FileNotFoundError), open(self._path, "rb", opener=regular) as stream:
+            found = os.fstat(stream.fileno())
+            at = before if found.st_ino == self._inode and found.st_size >= before else 0
+            stream.seek(at)
+            data = stream.read()
+            self._inode = found.st_ino
+        self.again = at < before
         whole = data[: data.rfind(b"\n") + 1]
-        self.at = start + len(whole)
+        self._at = at + len(whole)
         return [row for line in whole.splitlines() if (row := _row(line)) is not None]
 
 

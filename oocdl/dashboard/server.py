@@ -76,15 +76,17 @@ async def _serve(
         made.template = TEMPLATE
         shown.add_page(made)
 
-    sockets = _bound(port)
+    try:
+        sockets = bind_sockets(port, LOOPBACK, family=socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise ResourceError(
+            f"port {port} of {LOOPBACK} cannot be had ({error}); give another --port"
+        ) from error
     port = sockets[0].getsockname()[1]
     # A page of another origin, whatever address its name is given, gets no connection.
     origins = [*(f"{host}:{port}" for host in HOSTS), *(f"{host}:*" for host in allowed)]
-    application = Pages(
-        {"/": Application(FunctionHandler(document))},
-        extra_websocket_origins=origins,
-        hosts=[*HOSTS, *allowed],
-    )
+    pages = {"/": Application(FunctionHandler(document))}
+    application = Pages(pages, extra_websocket_origins=origins, hosts=[*HOSTS, *allowed])
     http = HTTPServer(application)
     http.add_sockets(sockets)
     server = BaseServer(IOLoop.current(), application, http)
@@ -96,15 +98,6 @@ async def _serve(
             await shown.refresh()
     finally:
         server.stop(wait=False)  # its event loop ends now
-
-
-def _bound(port: int) -> list[socket.socket]:
-    try:
-        return bind_sockets(port, LOOPBACK, family=socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise ResourceError(
-            f"port {port} of {LOOPBACK} cannot be had ({error}); give another --port"
-        ) from error
 
 
 def _complain(text: str) -> None:

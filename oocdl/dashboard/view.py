@@ -15,18 +15,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from oocdl.dashboard import live_log
 from oocdl.dashboard.facts import NO_LAYER, PassFacts, RunFacts, read_facts
-from oocdl.dashboard.live_log import (
-    FACTS,
-    FOLDER,
-    LAST_PASS,
-    NOTES,
-    NOW,
-    OF_PROCESS,
-    PICTURES,
-    RESOURCES,
-    STEPS,
-)
 from oocdl.dashboard.samples import SamplePictures, unpacked
 from oocdl.dashboard.series import Table, Tail, Watched
 from oocdl.errors import CorruptError, StoreError
@@ -79,7 +69,7 @@ class View:
     def __init__(self, run: Path) -> None:
         if not (run / "run.json").is_file():
             raise StoreError(f"there is no run in {run}")
-        self.run, self._live = run, run / FOLDER
+        self.run, self._live = run, run / live_log.FOLDER
         self.version = 0
         self.facts: RunFacts | None = None
         self.now: Now | None = None
@@ -89,22 +79,19 @@ class View:
         self.steps = Table()
         """One row per step: that of the history, with ``train_seconds``, the total of all steps so far."""
         self.resources: dict[str, Table] = {}
-        """Process -> rows with ``at`` (seconds since 1970) and the fields of ``OF_PROCESS``."""
+        """Process -> rows with ``at`` (seconds since 1970) and the fields of ``live_log.OF_PROCESS``."""
         self._committed = 0
         """Rows of ``steps`` that are of the history."""
         self._since = 0.0
         """Time at which the run last began or went on, or its workers changed."""
         self._history = Tail(run / "history" / "steps.jsonl")
-        self._rows, self._lines = Tail(self._live / STEPS), Tail(self._live / RESOURCES)
-        self._notes = Tail(self._live / NOTES)
+        self._rows, self._lines = Tail(self._live / live_log.STEPS), Tail(self._live / live_log.RESOURCES)
+        self._notes = Tail(self._live / live_log.NOTES)
         self._replaced = {
-            Watched(self._live / name, False): take
-            for name, take in (
-                (FACTS, self._take_facts),
-                (NOW, self._take_now),
-                (LAST_PASS, self._take_last_pass),
-                (PICTURES, self._take_pictures),
-            )
+            Watched(self._live / live_log.FACTS): self._take_facts,
+            Watched(self._live / live_log.NOW): self._take_now,
+            Watched(self._live / live_log.LAST_PASS): self._take_last_pass,
+            Watched(self._live / live_log.PICTURES): self._take_pictures,
         }
         """Files that are replaced as a whole -> what reads one."""
 
@@ -116,7 +103,7 @@ class View:
             for file, take in self._replaced.items():
                 place = file.path
                 if (found := file.news()) is not None:
-                    take(found[1])
+                    take(found)
                     news.append(True)
         except (*MISREAD, EOFError, BadZipFile, zlib.error) as error:
             self.version += 1  # by what was read before it
@@ -180,7 +167,7 @@ class View:
         if self._rows.again or history:
             # Rows since the last commit may have come into the history, or were rolled back.
             self.steps.cut(self._committed)
-            live = live if self._rows.again else Tail(self._live / STEPS).read()
+            live = live if self._rows.again else Tail(self._live / live_log.STEPS).read()
         self._add_steps(history)
         self._committed = len(self.steps) if history else self._committed
         done = self.done
@@ -199,7 +186,7 @@ class View:
             self.resources = {}
         for line in lines:
             for name, numbers in line["processes"].items():
-                row = {"at": line["at"], **dict(zip(OF_PROCESS, numbers, strict=False))}
+                row = {"at": line["at"], **dict(zip(live_log.OF_PROCESS, numbers, strict=False))}
                 self.resources.setdefault(name, Table()).add([row])
         return bool(lines)
 
@@ -258,10 +245,7 @@ class View:
         return kinds[-1] if kinds and kinds[-1] != "started" else ""
 
     def layer_seconds(self) -> npt.NDArray[np.float64] | None:
-        """Measured seconds of the program of each layer, as a mean of the last passes that were looked at.
-
-        None before there is one.
-        """
+        """Measured seconds of each layer's program, a mean of the last passes; None before there is one."""
         if self.last_pass is None or self.facts is None or not self.last_pass.spent.size:
             return None
         mean: npt.NDArray[np.float64] = self.last_pass.spent.mean(axis=0)

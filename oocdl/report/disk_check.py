@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from oocdl.errors import ResourceError
 from oocdl.report.plan_view import Plan
@@ -16,9 +16,8 @@ from oocdl.storage.cache.spill_store import own_folders, refuse_memory, remove_d
 from oocdl.storage.files import existing, free_bytes
 
 
-@dataclass(frozen=True)
-class Need:
-    """States how many bytes more will be written to a folder, and what they are."""
+class Need(NamedTuple):
+    """Bytes that are still to be written to a folder, and what they are."""
 
     what: str
     folder: Path
@@ -26,14 +25,12 @@ class Need:
 
 
 def check_start(plan: Plan, run: Path, spills: bool = True, kept: int = 0) -> None:
-    """Refuse a run that the disk has no room for, after deleting what killed runs have left.
+    """Refuse a run that the disk has no room for, or that ``disk=`` does not allow.
 
-    The plan's need is compared with ``disk=``, and with what is free on the file system of the run
-    directory and on that of the spill. ``spills`` is False where workers of a client spill: their disks
-    cannot be seen from here. ``kept`` is the number of versions that callbacks may keep together.
+    What killed runs have left is deleted first. ``spills`` is False where workers of a client spill: their
+    disks cannot be seen from here. ``kept`` is the number of versions that callbacks may keep together.
 
-    Raises ResourceError, in one line (what is needed, what is free where, and the ways out); StoreError
-    if the spill would be in memory.
+    Raises ResourceError; StoreError if the spill would be in memory.
     """
     spill = plan.settings.spill_folder(run / "spill").absolute()
     remove_dead(run / "spill")
@@ -98,7 +95,6 @@ def _ways_out(needs: Sequence[Need]) -> str:
 
 
 def _versions_bytes(run: Path) -> int:
-    """Return the disk bytes that weights, state and kept values take now."""
     return sum(_bytes_in(run / name) for name in ("weights", "state", "kept"))
 
 

@@ -85,52 +85,51 @@ def figure_of(
 ) -> Figure:
     """Draw the passes of a step: memory, layers and the disk, on one axis of time.
 
-    ``peak_bytes``: the predicted peak of the process. ``labels``: layer -> what it is called in the picture,
-    where that is another name. Raises InputError where matplotlib is missing.
+    ``labels``: layer -> what it is called in the picture, where that is another name. Raises InputError where
+    matplotlib is missing.
     """
-    step, ends = _joined(passes), list(accumulate(one.seconds for one in passes))
+    seconds = sum(one.seconds for one in passes)
+    unit, name = (1e-3, "ms") if seconds < 1 else (1.0, "s") if seconds < 600 else (60.0, "min")
+    step, ends = _joined(passes, unit), [end / unit for end in accumulate(one.seconds for one in passes)]
     rows = list(dict.fromkeys(ran.key.layer for ran in step.units))
     layers_inches = min(max(len(rows) * ROW_INCHES, LEAST_LAYERS_INCHES), MOST_LAYERS_INCHES)
     heights = (MEMORY_INCHES, layers_inches, DISK_INCHES)
     figure = empty_figure(INCHES_WIDE, sum(heights) + MARGIN_INCHES)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=heights)
-    long = (1.0, "s") if step.seconds < 600 else (60.0, "min")
-    unit, name = (1e-3, "ms") if step.seconds < 1 else long
-    _draw_memory(above, step, unit, base_bytes, peak_bytes, budget_bytes)
-    _draw_layers(middle, rows, step.units, unit)
+    _draw_memory(above, step, base_bytes, peak_bytes, budget_bytes)
+    _draw_layers(middle, rows, step.units)
     _label_rows(middle, [labels.get(row, row) for row in rows], layers_inches)
-    _draw_disk(below, step.transfers, unit)
+    _draw_disk(below, step.transfers)
     for axes in (above, middle, below):
         for end in ends[:-1]:
-            axes.axvline(end / unit, color="black", linewidth=0.8, linestyle=":")
+            axes.axvline(end, color="black", linewidth=0.8, linestyle=":")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="x", linewidth=0.4, alpha=0.6)
         axes.set_axisbelow(True)
-    below.set_xlim(0, step.seconds / unit)
+    below.set_xlim(0, step.seconds)
     below.set_xlabel(f"predicted time in the step [{name}]" + (", passes dotted" if len(ends) > 1 else ""))
     figure.suptitle(title, fontsize=12, parse_math=False)
     return figure
 
 
-def _joined(passes: Sequence[Simulated]) -> Simulated:
-    """Put passes on one clock, as if they were one, with units in their order."""
-    starts = [0.0, *accumulate(one.seconds for one in passes)]
-    placed = list(zip(starts, passes, strict=False))
-    return replace(
-        passes[-1],
-        seconds=starts[-1],
-        moments=tuple(at._replace(seconds=at.seconds + start) for start, one in placed for at in one.moments),
-        units=tuple(
-            ran._replace(begun=ran.begun + start, computing=ran.computing + start, done=ran.done + start)
-            for start, one in placed
-            for ran in sorted(one.units, key=lambda ran: ran.position)
-        ),
-        transfers=tuple(
-            at._replace(begun=at.begun + start, done=at.done + start)
-            for start, one in placed
-            for at in one.transfers
-        ),
-    )
+def _joined(passes: Sequence[Simulated], unit: float) -> Simulated:
+    """Put passes on one clock of units of time, as if they were one, with tasks in their order."""
+    start = 0.0
+    moments: list[Moment] = []
+    units: list[Ran] = []
+    transfers: list[Transfer] = []
+
+    def moved(at: Any, *names: str) -> Any:
+        return at._replace(**{name: (getattr(at, name) + start) / unit for name in names})
+
+    for one in passes:
+        moments += [moved(at, "seconds") for at in one.moments]
+        ordered = sorted(one.units, key=lambda ran: ran.position)
+        units += [moved(ran, "begun", "computing", "done") for ran in ordered]
+        transfers += [moved(at, "begun", "done") for at in one.transfers]
+        start += one.seconds
+    step = replace(passes[-1], moments=tuple(moments), units=tuple(units), transfers=tuple(transfers))
+    return replace(step, seconds=start / unit)
 
 
 def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMENTS) -> list[Moment]:
@@ -142,14 +141,14 @@ def highest(moments: Iterable[Moment], seconds: float, columns: int = MOST_MOMEN
     return [best[column] for column in sorted(best)]
 
 
-def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) -> None:
+def _draw_memory(axes: Axes, step: Simulated, *sizes_bytes: int) -> None:
     """Draw memory over time; ``sizes_bytes``: of the base process, of the predicted peak, of the budget."""
     shown = highest(step.moments, step.seconds)
     shown = [shown[0]._replace(seconds=0.0), *shown[1:], shown[-1]._replace(seconds=step.seconds)]
     size, name, digits = (2**30, "GiB", 2) if sizes_bytes[-1] >= 4 << 30 else (2**20, "MiB", 0)
     base, peak, budget = (nbytes / size for nbytes in sizes_bytes)
     axes.stackplot(
-        [at.seconds / unit for at in shown],
+        [at.seconds for at in shown],
         [base] * len(shown),
         [at.resident_bytes / size for at in shown],
         [(at.reserved_bytes - at.scratch_bytes) / size for at in shown],
@@ -161,10 +160,8 @@ def _draw_memory(axes: Axes, step: Simulated, unit: float, *sizes_bytes: int) ->
     )
     peak_label = f"predicted peak, {peak:.{digits}f} {name}"
     axes.axhline(peak, color="black", linewidth=1, linestyle="--", label=peak_label, zorder=3)
-    budget_label = f"budget, {budget:.{digits}f} {name}"
-    axes.axhline(budget, color=RED, linewidth=1.8, label=budget_label)
-    axes.set_ylim(0, 1.05 * max(budget, peak))
-    axes.set_ylabel(f"memory [{name}]")
+    axes.axhline(budget, color=RED, linewidth=1.8, label=f"budget, {budget:.{digits}f} {name}")
+    axes.set(ylim=(0, 1.05 * max(budget, peak)), ylabel=f"memory [{name}]")
     handles, labels = axes.get_legend_handles_labels()
     _legend(axes, handles[::-1], labels[::-1])  # from top to bottom as the areas and lines are
 
@@ -173,33 +170,24 @@ def _legend(axes: Axes, *entries: Any) -> None:
     axes.legend(*entries, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9, frameon=False)
 
 
-def _bars(
-    axes: Axes, spans: Iterable[tuple[float, float]], place: tuple[float, float], unit: float, **look: Any
-) -> None:
-    """Draw spans of seconds as bars; ``place``: where they begin in height, and how high they are."""
-    axes.broken_barh([(start / unit, (end - start) / unit) for start, end in spans], place, **look)
-
-
-def _draw_disk(axes: Axes, transfers: Sequence[Transfer], unit: float) -> None:
+def _draw_disk(axes: Axes, transfers: Sequence[Transfer]) -> None:
     for name, color, low, moved in (
         ("reads", SKY, 0.1, [one for one in transfers if one.read_bytes]),
         ("writes", PURPLE, -0.9, [one for one in transfers if one.written_bytes]),
     ):
         label = f"{name}, {sum(one.read_bytes + one.written_bytes for one in moved) / 2**20:.0f} MiB"
-        spans = [(one.begun, one.done) for one in moved]
-        _bars(axes, spans, (low, 0.8), unit, facecolors=color, linewidth=0, label=label)
-    axes.set_ylim(-1.05, 1.05)
+        spans = [(one.begun, one.done - one.begun) for one in moved]
+        axes.broken_barh(spans, (low, 0.8), facecolors=color, linewidth=0, label=label)
+    axes.set(ylim=(-1.05, 1.05), ylabel="disk")
     axes.set_yticks([0.5, -0.5], ["read", "write"], fontsize=8)
-    axes.set_ylabel("disk")
     if transfers:
         _legend(axes)
     else:
-        axes.text(
-            0.5, 0.5, "nothing is spilled", transform=axes.transAxes, ha="center", va="center", fontsize=9
-        )
+        middle: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+        axes.text(0.5, 0.5, "nothing is spilled", fontsize=9, **middle)
 
 
-def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: float) -> None:
+def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran]) -> None:
     short = EDGED_BAR_SHARE * max(ran.done for ran in units)
     of_layer: dict[str, list[Ran]] = {name: [] for name in rows}
     for ran in units:
@@ -212,9 +200,10 @@ def _draw_layers(axes: Axes, rows: Sequence[str], units: Sequence[Ran], unit: fl
             place = (row - 0.5 + ROW_GAP_SHARE / 2 + number * height, height)
             # An edge tells wide bars from each other, and keeps the shortest from vanishing.
             edges = ["white" if ran.done - ran.computing > short else color for ran in band]
-            waits, works = ((r.begun, r.computing) for r in band), ((r.computing, r.done) for r in band)
-            _bars(axes, waits, place, unit, facecolors=color, alpha=0.35, linewidth=0)
-            _bars(axes, works, place, unit, facecolors=color, edgecolors=edges, linewidth=0.3)
+            waits = [(ran.begun, ran.computing - ran.begun) for ran in band]
+            works = [(ran.computing, ran.done - ran.computing) for ran in band]
+            axes.broken_barh(waits, place, facecolors=color, alpha=0.35, linewidth=0)
+            axes.broken_barh(works, place, facecolors=color, edgecolors=edges, linewidth=0.3)
     shown = {phase_of(name) for name in rows}
     for phase in PHASES:
         if phase in shown:
@@ -238,11 +227,7 @@ def _label_rows(axes: Axes, rows: Sequence[str], inches: float) -> None:
     """Label the rows, the first layer on top, with as many names as can be read."""
     every = -(-int(LABEL_INCHES * len(rows) / inches * 100) // 100)
     shown = range(0, len(rows), max(every, 1))
-    axes.set_yticks(
-        list(shown),
-        [shortened(printable(rows[row]), LABEL_LETTERS) for row in shown],
-        fontsize=8,
-        parse_math=False,
-    )
+    names = [shortened(printable(rows[row]), LABEL_LETTERS) for row in shown]
+    axes.set_yticks(list(shown), names, fontsize=8, parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_ylabel("layer" if every <= 1 else f"layer (of {len(rows)}, every {every}. is named)")

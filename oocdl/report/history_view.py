@@ -56,8 +56,8 @@ def curve_names(rows: Rows) -> list[str]:
 
 def metric_names(rows: Rows) -> list[str]:
     """Return the names of the results of validations, but for single classes and seconds."""
-    names = [name for name in _validated(rows) if not _is_of_class(name)]
-    return [name for name in names if name != f"{VALIDATION_PREFIX}seconds"]
+    seconds = f"{VALIDATION_PREFIX}seconds"
+    return [name for name in _validated(rows) if name != seconds and not _is_of_class(name)]
 
 
 def _validated(rows: Rows) -> dict[str, None]:

@@ -25,7 +25,6 @@ class LayerFacts:
     """One layer of a pass: bytes, FLOPs and seconds are of all its units together."""
 
     name: str
-    """Name as in plans, reports and traces."""
     phase: str
     """"forward", "backward" or "update"."""
     units: int
@@ -84,11 +83,7 @@ def computing_seconds(simulated: Iterable[Simulated]) -> dict[str, float]:
 
 
 def phase_of(layer: str) -> str:
-    """Return the part of a pass that a layer belongs to, by its name in the plan.
-
-    >>> phase_of("grad/down1.conv1"), phase_of("down1.conv1")
-    ('backward', 'forward')
-    """
+    """Return the part of a pass that a layer belongs to, by its name in the plan."""
     return {"grad": "backward", "update": "update"}.get(layer.partition("/")[0], "forward")
 
 

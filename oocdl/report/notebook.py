@@ -33,9 +33,9 @@ def page(*parts: Sheet | str) -> str:
     """Show tables and lines; of a table with more than ``MOST_ROWS`` rows the first."""
     shown: list[Sheet | str] = []
     for part in parts:
-        more = len(part.rows) - MOST_ROWS if isinstance(part, Sheet) else 0
-        if isinstance(part, Sheet) and more > 0:
-            shown += [replace(part, rows=part.rows[:MOST_ROWS]), f"and {more} more"]
+        if isinstance(part, Sheet) and len(part.rows) > MOST_ROWS:
+            more = f"and {len(part.rows) - MOST_ROWS} more"
+            shown += [replace(part, rows=part.rows[:MOST_ROWS]), more]
         else:
             shown.append(part)
     return lines(text_of(*shown, columns=COLUMNS), "white-space:pre;overflow-x:auto")

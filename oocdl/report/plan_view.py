@@ -270,15 +270,10 @@ class Plan:
         >>> plan.plot("plan.png")  # doctest: +SKIP
         """
         target = picture_path(path)
-        figure = figure_of(
-            f"{self._title()}, predicted {self.seconds:.3g} s",
-            self.simulated,
-            base_bytes=self.process_bytes,
-            peak_bytes=self.peak_bytes,
-            budget_bytes=self.settings.memory_bytes,
-            labels=self.layer_names,
-        )
-        return written(figure, target)
+        title = f"{self._title()}, predicted {self.seconds:.3g} s"
+        sizes = {"base_bytes": self.process_bytes, "peak_bytes": self.peak_bytes}
+        sizes["budget_bytes"] = self.settings.memory_bytes
+        return written(figure_of(title, self.simulated, **sizes, labels=self.layer_names), target)
 
     def show(self, what: What, layer: str | int | None = None, kind: str = MAIN) -> str:
         """Return the "graph", "layers", "program" (of each layer) or "tasks" of a pass as text.
@@ -302,9 +297,8 @@ class Plan:
 
         ``peak_bytes``: the most memory that a process had, as the last row of the history has it.
         """
-        return make_report(
-            self.pass_ids, self.simulated, self.peak_bytes, measured, peak_bytes, self.layer_names
-        )
+        predicted = self.pass_ids, self.simulated, self.peak_bytes
+        return make_report(*predicted, measured, peak_bytes, self.layer_names)
 
     def _title(self) -> str:
         title = f"{self.model}: one step of batch {self.settings.batch_size}"
@@ -345,19 +339,18 @@ class Plan:
         crops = [f"trains on {crop}, one of each sample an epoch"] if crop else []
         samples, seconds = counted(len(self.course.validated), "sample"), self.validation_seconds
         validation = [f"validation: {samples}, {seconds:.3g} s predicted"] if self.course.validated else []
-        return "\n".join(
-            (
-                f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
-                f"{self.flops / 1e9:.1f} GFLOP; rates are {rates}",
-                f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
-                f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
-                f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
-                *crops,
-                *validation,
-                f"engine {self.machine.engine}; threads {self.machine.threads}",
-                *self.dataset.notes(),
-            )
+        lines = (
+            f"step: {self.seconds:.3g} s predicted, {self.tasks} tasks a step, "
+            f"{self.flops / 1e9:.1f} GFLOP; rates are {rates}",
+            f"spill: reads {read:.1f} MiB and writes {written:.1f} MiB a step, "
+            f"holds at most {self.spill_bytes / 2**20:.1f} MiB",
+            f"disk: at most {self.disk_bytes / 2**20:.1f} MiB, spill and run directory together",
+            *crops,
+            *validation,
+            f"engine {self.machine.engine}; threads {self.machine.threads}",
+            *self.dataset.notes(),
         )
+        return "\n".join(lines)
 
     def data(self) -> dict[str, Any]:
         """Return what ``text`` tells, as plain data."""
@@ -385,11 +378,9 @@ class Plan:
         return [trained_text(self.trained), layers, *more, *sizes, self.budget_table(), self.summary()]
 
     def __repr__(self) -> str:
-        settings, model = self.settings, shortened(printable(self.model), 60)
-        return (
-            f"<Plan of {model}: {len(self.layers)} layers, {self.tasks} tasks a step of "
-            f"batch {settings.batch_size}, within {settings.memory_bytes / 2**20:.0f} MiB>"
-        )
+        model, settings = shortened(printable(self.model), 60), self.settings
+        tasks = f"{len(self.layers)} layers, {self.tasks} tasks a step of batch {settings.batch_size}"
+        return f"<Plan of {model}: {tasks}, within {settings.memory_bytes / 2**20:.0f} MiB>"
 
     def _repr_html_(self) -> str:
         peak, budget = self.peak_bytes, self.settings.memory_bytes

@@ -1,16 +1,4 @@
-"""Shows the progress of a run: one live line on a terminal, plain lines elsewhere; and bytes of a long task.
-
-``Progress`` is a listener: it takes events and writes text, and knows nothing else of the run.
-
->>> from oocdl.events import RunFinished, RunStarted, StepDone
->>> with Progress(512 << 20, Console(width=120)) as listener:
-...     listener(RunStarted(None, "unet.run", steps=2, done=1))
-...     listener(StepDone({"step": 2, "epoch": 0, "loss": 0.5, "seconds": 2.0, "process_bytes": 200 << 20}))
-...     listener(RunFinished(2, 2.0))
-2 steps in unet.run, 1 of them done
-step 2/2, epoch 1, loss 0.5000, 2.0 s/step, 0:00 left, peak 200 of 512 MiB
-finished 2 steps in 2.0 s
-"""
+"""Shows the progress of a run: a live line on a terminal, plain lines elsewhere; and bytes of a long task."""
 
 from __future__ import annotations
 
@@ -23,19 +11,8 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bar
 from rich.table import Column
 
+from oocdl import events
 from oocdl.errors import printable
-from oocdl.events import (
-    VALIDATION_PREFIX,
-    Committed,
-    Event,
-    Notice,
-    RunFinished,
-    RunStarted,
-    RunStopped,
-    StepDone,
-    StepRunning,
-    WorkersChanged,
-)
 from oocdl.planning.calls import PickCall
 from oocdl.planning.passes import VALIDATION, role_of
 from oocdl.report.history_view import metric_names
@@ -64,7 +41,7 @@ class Progress:
         self.console = console or Console(stderr=True, highlight=False)
         self.clock = clock
         self.steps = self.done = 0
-        self.last_row: StepDone | None = None
+        self.last_row: events.StepDone | None = None
         self.recent: deque[tuple[float, int]] = deque(maxlen=MEAN_STEPS)
         """Seconds, and bytes to and from the disk, of the last steps."""
         self.written_at = self.stepped_at = float("-inf")
@@ -84,26 +61,26 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._start(event)
-            case StepRunning():
+            case events.StepRunning():
                 self._running(event)
-            case StepDone():
+            case events.StepDone():
                 self._step(event)
-            case RunFinished():
-                self._finish(event)
-            case RunStopped():
+            case events.RunFinished():
+                self.close()
+                done = f"finished {counted(event.steps, 'step')} in {duration(event.seconds)}"
+                self._print(done if self.last_row is not None else "finished already; nothing to do")
+            case events.RunStopped():
                 self.close()
                 steps = counted(event.done, "step")
                 self._print(f"stopped by {event.reason}: {steps} committed in {event.workdir}, to go on from")
-            case Notice():
+            case events.Notice():
                 self._print(event.text)
-            case WorkersChanged():
+            case events.WorkersChanged():
                 self._print(f"goes on with {counted(event.members, 'worker')} from step {event.done}")
-            case Committed():
-                pass  # every few seconds, and no news to anyone who watches
 
     def close(self) -> None:
         """Leave the terminal as it was; what is shown stays. May be called twice."""
@@ -111,7 +88,7 @@ class Progress:
             self.bar.stop()
             self.bar = None
 
-    def _start(self, event: RunStarted) -> None:
+    def _start(self, event: events.RunStarted) -> None:
         self.close()
         self.steps, self.done, self.last_row = event.steps, event.done, None
         self.began, self.validation_seconds, self.validated = event.done, 0.0, []
@@ -141,9 +118,9 @@ class Progress:
         self.bar.start()
         self.bar.refresh()
 
-    def _step(self, event: StepDone) -> None:
+    def _step(self, event: events.StepDone) -> None:
         row, self.last_row = event.row, event
-        self.validation_seconds += row.get(f"{VALIDATION_PREFIX}seconds", 0.0)
+        self.validation_seconds += row.get(f"{events.VALIDATION_PREFIX}seconds", 0.0)
         if names := metric_names([row]):
             self.validated = [(1 + bool(at), f"{name} {row[name]:.4f}") for at, name in enumerate(names)]
         self.done = row["step"]
@@ -155,7 +132,7 @@ class Progress:
         elif self.clock() - self.written_at >= LEAST_LINE_SECONDS or self.done == self.steps:
             self._write(event)
 
-    def _running(self, event: StepRunning) -> None:
+    def _running(self, event: events.StepRunning) -> None:
         """Show how far a long step is."""
         if self.clock() - self.stepped_at < LONG_STEP_SECONDS:
             return
@@ -175,18 +152,11 @@ class Progress:
             self.bar.update(self.bar.task_ids[0], completed=done, description=text)
             self.bar.refresh()
 
-    def _finish(self, event: RunFinished) -> None:
-        self.close()
-        if self.last_row is not None:
-            self._print(f"finished {counted(event.steps, 'step')} in {duration(event.seconds)}")
-        else:
-            self._print("finished already; nothing to do")
-
-    def _write(self, event: StepDone) -> None:
+    def _write(self, event: events.StepDone) -> None:
         self.written_at = self.clock()
         self._print(self._text(event))
 
-    def _text(self, event: StepDone, share: float = 0.0) -> str:
+    def _text(self, event: events.StepDone, share: float = 0.0) -> str:
         """Write how the run stands after a step, and a share of the next."""
         row = event.row
         seconds = sum(step for step, _ in self.recent)

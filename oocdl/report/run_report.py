@@ -128,11 +128,9 @@ class Report:
         return text_of(self.table(), self.totals())
 
     def __repr__(self) -> str:
-        before, after = self.predicted.seconds, self.measured.seconds
-        return (
-            f"<Report of {len(self.layers)} layers: {before:.3g} s a step predicted, {after:.3g} s measured "
-            f"(mean of {self.steps})>"
-        )
+        before = f"{self.predicted.seconds:.3g} s a step predicted"
+        after = f"{self.measured.seconds:.3g} s measured (mean of {self.steps})"
+        return f"<Report of {len(self.layers)} layers: {before}, {after}>"
 
     def _repr_html_(self) -> str:
         return notebook.page(self.table(), self.totals())
@@ -165,18 +163,11 @@ def make_report(
         return LayerReport(names.get(name, name), units[name], predicted_seconds, *map(spent, SPENT))
 
     units = Counter(ran.key.layer for one in simulated for ran in one.units if ran.key.kind is TaskKind.UNIT)
-    before = Total(
-        sum(one.seconds for one in simulated),
-        predicted_peak_bytes,
-        sum(one.read_bytes for one in simulated),
-        sum(one.written_bytes for one in simulated),
-    )
-    after = Total(
-        mean(lambda one: one.seconds),
-        peak_bytes,
-        mean(lambda one: one.spill_read_bytes),
-        mean(lambda one: one.spill_written_bytes),
-    )
+    predicted_seconds = sum(one.seconds for one in simulated)
+    spilled = sum(one.read_bytes for one in simulated), sum(one.written_bytes for one in simulated)
+    before = Total(predicted_seconds, predicted_peak_bytes, *spilled)
+    moved = mean(lambda one: one.spill_read_bytes), mean(lambda one: one.spill_written_bytes)
+    after = Total(mean(lambda one: one.seconds), peak_bytes, *moved)
     layers = tuple(layer(name, seconds) for name, seconds in computing_seconds(simulated).items())
     return Report(sums[kinds[-1]].passes, layers, before, after)
 

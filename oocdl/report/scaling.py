@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from oocdl.errors import printable
 from oocdl.planning.simulation.hosts import SimulatedHosts
@@ -99,17 +100,14 @@ class Scaling:
         hosts, speedups = [row.hosts for row in self.rows], [row.speedup for row in self.rows]
         axes.plot(hosts, hosts, color="#777777", linestyle="--", label="ideal")
         axes.plot(hosts, speedups, color=BLUE, marker="o", label="simulated")
+        below: Any = {"xytext": (0, -14), "textcoords": "offset points", "fontsize": 8, "ha": "center"}
         for row in self.rows:
-            axes.annotate(
-                row.limit, (row.hosts, row.speedup), xytext=(0, -14), textcoords="offset points",
-                fontsize=8, ha="center",
-            )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.set_xticks(hosts, [str(count) for count in hosts])
-        axes.set_yticks(hosts, [str(count) for count in hosts])
-        axes.set_xlabel("hosts")
-        axes.set_ylabel("samples a second, as multiples of one host's")
+            axes.annotate(row.limit, (row.hosts, row.speedup), **below)
+        labels = [str(count) for count in hosts]
+        axes.loglog(base=2)
+        axes.set_xticks(hosts, labels)
+        axes.set_yticks(hosts, labels)
+        axes.set(xlabel="hosts", ylabel="samples a second, as multiples of one host's")
         axes.set_title(f"{self.title}: {'weak' if self.weak else 'strong'} scaling", parse_math=False)
         axes.grid(linewidth=0.4, alpha=0.6)
         axes.legend(frameon=False)

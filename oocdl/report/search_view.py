@@ -81,7 +81,5 @@ def _trial_text(event: TrialDone) -> str:
     tail = f"{event.done} of {event.of} done"
     if row["metric"] is None:
         return f"{head} failed: {row['error']}; {tail}"
-    spent = duration(row["seconds"])
-    return (
-        f"{head} {row['metric']:.6g} after {counted(row['steps'], 'step')}, {spent}: {row['state']}; {tail}"
-    )
+    spent = f"{counted(row['steps'], 'step')}, {duration(row['seconds'])}"
+    return f"{head} {row['metric']:.6g} after {spent}: {row['state']}; {tail}"

@@ -1,15 +1,4 @@
-"""Tables that follow the width they are printed at: names are shortened, and what matters least goes first.
-
->>> columns = (Column("layer", "layer", kind="name"), Column("n", "n", rank=1), Column("flops", "FLOP"))
->>> print(text_of(Sheet("", columns, [("encoder.block1.conv", 3, 1234)]), columns=22))
-┏━━━━━━━━━━━━━┳━━━━━━┓
-┃ layer       ┃ FLOP ┃
-┡━━━━━━━━━━━━━╇━━━━━━┩
-│ encod….conv │ 1234 │
-└─────────────┴──────┘
-no room for: n
-<BLANKLINE>
-"""
+"""Tables that follow the width they are printed at: names are shortened, what matters least goes first."""
 
 from __future__ import annotations
 
@@ -111,27 +100,24 @@ class Sheet:
 
     def _chosen(self, natural: Sequence[int], width: int) -> list[int]:
         """The columns for which there is room."""
-        chosen = list(range(len(natural)))
-        while True:
-            least = sum(
-                min(natural[at], LEAST_COLUMNS.get(self.columns[at].kind, natural[at])) for at in chosen
-            )
-            ranks = [self.columns[at].rank for at in chosen]
-            if least + _frame(len(chosen)) <= width or not any(ranks):
-                return chosen
-            chosen.remove(max(chosen, key=lambda at: (self.columns[at].rank, at)))
+        chosen, ranks = list(range(len(natural))), [column.rank for column in self.columns]
+        least = [min(size, LEAST_COLUMNS.get(self.columns[at].kind, size)) for at, size in enumerate(natural)]
+        while sum(least[at] for at in chosen) + _frame(len(chosen)) > width:
+            last = max(chosen, key=lambda at: (ranks[at], at))
+            if not ranks[last]:
+                break
+            chosen.remove(last)
+        return chosen
 
     def _widths(self, chosen: Sequence[int], natural: Sequence[int], width: int) -> dict[int, int]:
         """The width of each column: the widest that may be narrower give what is missing."""
         widths = {at: natural[at] for at in chosen}
         soft = [at for at in chosen if self.columns[at].kind != "number"]
-        missing = sum(widths.values()) + _frame(len(chosen)) - width
-        while missing > 0 and soft:
+        while soft and sum(widths.values()) + _frame(len(chosen)) > width:
             widest = max(soft, key=lambda at: widths[at])
             if widths[widest] <= NARROWEST:
                 break
             widths[widest] -= 1
-            missing -= 1
         return widths
 
 
@@ -141,11 +127,7 @@ def _frame(columns: int) -> int:
 
 
 def shortened(text: str, width: int) -> str:
-    """Leave out the middle of a name that is too long.
-
-    >>> shortened("update/bottom.conv1.weight/next", 16)
-    'update/b…ht/next'
-    """
+    """Leave out the middle of a name that is too long: update/b…ht/next."""
     if cell_len(text) <= width:
         return text
     head, tail = text[:width], text[-width:]  # names of files may be very long
@@ -189,9 +171,6 @@ def sparkline(numbers: Sequence[float], most: int) -> str:
     """Draw numbers as bars of a character each, at most so many: means of equal parts where there are more.
 
     A part whose mean is not finite is a blank.
-
-    >>> sparkline([8.0, 7, 6, 5, 4, 3, 2, 1], 8), sparkline([1.0, 1, 3, 3], 2), sparkline([1, nan, 2], 3)
-    ('█▇▆▅▄▃▂▁', '▁█', '▁ █')
     """
     count = min(len(numbers), most)
     edges = [len(numbers) * at // count for at in range(count + 1)] if count else []
@@ -266,9 +245,8 @@ def text_of(*parts: Sheet | Table | str, columns: int | None = None) -> str:
     out = io.StringIO()
     width = Console().width if columns is None else columns
     # In a notebook rich would show the text itself.
-    console = Console(
-        file=out, width=width, force_terminal=False, force_jupyter=False, highlight=False, markup=False
-    )
+    plain: Any = {"force_terminal": False, "force_jupyter": False, "highlight": False, "markup": False}
+    console = Console(file=out, width=width, **plain)
     for part in parts:
         console.print(part)
     lines = out.getvalue().removesuffix("\n").split("\n")

@@ -20,29 +20,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def counted(number: int, noun: str, thousands: str = "") -> str:
-    """Write a number and its noun, in the plural where it has to be; ``thousands`` is "," or nothing.
-
-    >>> counted(1, "step"), counted(1200, "step"), counted(1200, "unit", ",")
-    ('1 step', '1200 steps', '1,200 units')
-    """
+    """Write a number and its noun, in the plural where it has to be; ``thousands`` is "," or nothing."""
     return f"{number:{thousands}} {noun}{'' if number == 1 else 's'}"
 
 
 def shape_text(shape: Sequence[int | str]) -> str:
-    """Write a shape for people.
-
-    >>> shape_text((2, 64, "depth"))
-    '2 × 64 × depth'
-    """
+    """Write a shape for people: 2 × 64 × depth."""
     return " × ".join(str(extent) for extent in shape) or "scalar"
 
 
 def size_text(nbytes: float) -> str:
-    """Write a size for people.
-
-    >>> size_text(512), size_text(3 << 20)
-    ('512 B', '3.0 MiB')
-    """
+    """Write a size for people: 512 B, 3.0 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(nbytes) < 1024:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
@@ -62,11 +50,7 @@ def clock_time(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a length of time for people.
-
-    >>> duration(2.04), duration(75.2)
-    ('2.0 s', '1:15')
-    """
+    """Write a length of time for people: 2.0 s, 1:15."""
     return f"{seconds:.1f} s" if seconds < 60 else clock_time(seconds)
 
 

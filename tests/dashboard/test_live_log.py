@@ -200,7 +200,8 @@ def test_processes_that_have_ended_do_not_count_as_what_is_there_now(
     (run / "live" / "facts.json").write_text(facts().to_json())
     view = View(run)
     view.refresh()
-    assert view.present == {} and "memory" not in words._line(view)
+    if isinstance(begins, WorkersChanged):  # else what is shown stays until a step runs
+        assert view.present == {} and "memory" not in words._line(view)
     assert machine_panel._chosen(view, machine_panel.LARGEST) is view.resources["dead"]
     for step in range(MOST_NOTES + 1):
         log(Committed(step))
@@ -264,7 +265,6 @@ def test_a_run_that_is_called_again_for_no_step_shows_its_last_one(
         assert [answers.bottleneck(seen), answers.worst_layer(seen)] == answered
     assert {name: (path / "live" / name).read_bytes() for name in files} == files
     oocdl.fit(*job, **quick | {"memory": "3GiB", "steps": 4})
-    assert not list((path / "live").glob("*.earlier"))
     assert all((path / "live" / name).read_bytes() != files[name] for name in (FACTS, NOW))
 
 

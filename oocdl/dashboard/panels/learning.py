@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.models import Column, ColumnDataSource, Row
+from bokeh.models.widgets import Slider
 
 from oocdl.dashboard.panels import style
 from oocdl.dashboard.panels.style import Panel
@@ -26,12 +27,10 @@ class Learning(Panel):
     def __init__(self, small: bool = False) -> None:
         self._loss = style.source("x", "step", "loss", "smooth")
         self._figure = style.plot("Loss", style.HEIGHT if small else 380)
-        self._figure.line(
-            "x", "loss", source=self._loss, color=style.SKY, alpha=0.55, legend_label="each step"
-        )
-        line = self._figure.line(
-            "x", "smooth", source=self._loss, color=style.BLUE, line_width=2.2, legend_label="smoothed"
-        )
+        pale = {"color": style.SKY, "alpha": 0.55, "legend_label": "each step"}
+        bold = {"color": style.BLUE, "line_width": 2.2, "legend_label": "smoothed"}
+        self._figure.line("x", "loss", source=self._loss, **pale)
+        line = self._figure.line("x", "smooth", source=self._loss, **bold)
         self._validated = style.source("x", "loss")
         self._validation_shown = False
         style.with_legend(self._figure, "top_right")
@@ -39,19 +38,18 @@ class Learning(Panel):
         style.hover(self._figure, tips, line, mode="vline")
         self._figure.xaxis.axis_label = "steps"
         self._against = style.choice("against", list(AGAINST), 140, self.changed)
-        self._weight = style.slider("smoothing", 0.99, SMOOTHING, step=0.01, width=200)
+        look = {"start": 0, "end": 0.99, "step": 0.01, "width": 200, **style.CONTROL}
+        self._weight = Slider(title="smoothing", value=SMOOTHING, **look)
         self._weight.on_change("value_throttled", self.changed)
         self._metrics: dict[str, ColumnDataSource] = {}
-        self._metric_figure: Any = None
-        """Made with the first metric."""
+        self._metric_figure = style.plot("Losses of heads, and metrics", 260)
         self._rate = style.source("x", "lr")
         self._rate_figure = style.plot("Learning rate", 200)
         self._rate_figure.line("x", "lr", source=self._rate, color=style.FAINT, line_width=1.8)
         controls = Row(children=[self._against, self._weight])
         self._small = small
-        self.root: Column = (
-            style.card(self._figure) if small else style.card(controls, self._figure, self._rate_figure)
-        )
+        parts = [self._figure] if small else [controls, self._figure, self._rate_figure]
+        self.root: Column = style.card(*parts)
 
     def draw(self, view: View) -> None:
         steps, against = view.steps, str(self._against.value)
@@ -85,8 +83,6 @@ class Learning(Panel):
             self._figure.scatter("x", "loss", source=self._validated, size=6, **look)
 
     def _show_metric(self, name: str, x: np.ndarray, values: np.ndarray) -> None:
-        if self._metric_figure is None:
-            self._metric_figure = style.plot("Losses of heads, and metrics", 260)
         if name not in self._metrics:
             self._metrics[name] = line = style.source("x", "y")
             color = style.CYCLE[(len(self._metrics) - 1) % len(style.CYCLE)]

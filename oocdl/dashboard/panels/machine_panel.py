@@ -44,17 +44,13 @@ class Memory(Panel):
     def __init__(self, small: bool = False) -> None:
         self._source = style.source("at", *TERMS, "process", "spilled")
         self._figure = style.plot("Memory (MiB)", style.HEIGHT - 22 if small else 340, x_axis_type="datetime")
-        self._figure.varea_stack(
-            list(TERMS), x="at", source=self._source, color=[color for _, color in TERMS.values()],
-            alpha=0.85,
-        )  # fmt: skip
+        colors = [color for _, color in TERMS.values()]
+        self._figure.varea_stack(list(TERMS), x="at", source=self._source, color=colors, alpha=0.85)
         line = self._figure.line("at", "process", source=self._source, color=style.INK, line_width=1.8)
-        self._figure.line(
-            "at", "spilled", source=self._source, color=style.PURPLE, line_width=2, line_dash="dotted"
-        )
-        self._budget = Span(
-            location=0, dimension="width", line_color=style.RED, line_width=1.8, line_dash="dashed"
-        )
+        dotted = {"color": style.PURPLE, "line_width": 2, "line_dash": "dotted"}
+        self._figure.line("at", "spilled", source=self._source, **dotted)
+        dashed: Any = {"line_color": style.RED, "line_width": 1.8, "line_dash": "dashed"}
+        self._budget = Span(location=0, dimension="width", **dashed)
         self._figure.add_layout(self._budget)
         terms = {name: f"@{{{name}}}{{0}} MiB" for name in TERMS}
         tips = {"by the kernel": "@process{0} MiB", **terms, "spilled": "@spilled{0} MiB"}

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from bokeh.models import Column, ColumnDataSource, HoverTool, LayoutDOM, LinearColorMapper
-from bokeh.models.widgets import Div, Select, Slider
+from bokeh.models.widgets import Div, Select
 from bokeh.plotting import figure
 
 from oocdl.dashboard.view import View
@@ -32,11 +32,8 @@ MOST_POINTS = 2000
 """Points of a line that a browser gets."""
 
 # Style sheets are texts: a model of one could be part of a single browser's document only.
-CARD = (
-    f":host {{ background: {PAPER_CSS}; border: 1px solid {LINE_CSS}; border-radius: 10px; "
-    "padding: 8px 10px; "
-    "box-sizing: border-box; min-width: 0; }"
-)
+CARD = f""":host {{ background: {PAPER_CSS}; border: 1px solid {LINE_CSS}; border-radius: 10px;
+  padding: 8px 10px; box-sizing: border-box; min-width: 0; }}"""
 SCROLLED = ":host { overflow-x: auto; contain: inline-size; }"
 """Style of content that scrolls sideways on a phone instead of widening the page."""
 DRAWN = ":host { filter: var(--drawn, none); color-scheme: light; color: black; }"
@@ -51,14 +48,10 @@ body { background: var(--page); }
 </style>"""
 """Colours of a page by day and in the dark, as the browser says."""
 WIDE = ".bk-clearfix { display: block; width: 100%; }"
-GRID = (
-    ":host { display: grid !important; gap: 12px; align-items: stretch; "
-    "grid-template-columns: repeat(auto-fit, minmax(min(100%, WIDTHpx), 1fr)); }"
-)
-
-
-CONTROL = "control"
-"""A tag of what needs a server to do anything."""
+GRID = """:host { display: grid !important; gap: 12px; align-items: stretch;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }"""
+CONTROL: Any = {"tags": ["control"], "stylesheets": [DRAWN]}
+"""Look of what needs a server to do anything, and its tag."""
 
 
 class Panel(ABC):
@@ -158,10 +151,9 @@ def card(*children: Any, stylesheets: Sequence[str] = ()) -> Column:
     return Column(children=list(children), sizing_mode="stretch_width", stylesheets=sheets)
 
 
-def grid(children: Sequence[Any], width: int = 480) -> Column:
-    """Put cards of such a width side by side where there is room, below each other on a phone."""
-    sheet = GRID.replace("WIDTH", str(width))
-    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[sheet])
+def grid(children: Sequence[Any]) -> Column:
+    """Put cards side by side where there is room, below each other on a phone."""
+    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[GRID])
 
 
 def chips(entries: Sequence[tuple[str, str]]) -> str:
@@ -181,12 +173,6 @@ def html(words: str = "", size: str = "12px", color: str = FAINT_CSS) -> Div:
 
 def choice(title: str, options: Any, width: int, changed: Callable[[str, Any, Any], None]) -> Select:
     """A list to choose from, of which the first is chosen; ``changed`` is called when another is."""
-    look: Any = {"tags": [CONTROL], "stylesheets": [DRAWN]}
-    select = Select(title=title, value=options[0], options=options, width=width, **look)
+    select = Select(title=title, value=options[0], options=options, width=width, **CONTROL)
     select.on_change("value", changed)
     return select
-
-
-def slider(title: str, end: float, value: float, **options: Any) -> Slider:
-    """A slider from 0 on."""
-    return Slider(title=title, start=0, end=end, value=value, tags=[CONTROL], stylesheets=[DRAWN], **options)

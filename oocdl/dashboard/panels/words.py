@@ -126,16 +126,13 @@ class Log(Words):
 
     def draw(self, view: View) -> None:
         rows: list[str] = []
-        before = ""
+        before, first = "", f"color:{style.FAINT_CSS};margin-right:12px"
         for note in reversed(view.notes):
             if note["kind"] == before == "commit":
                 continue
             before = note["kind"]
             at = time.strftime("%d %b %H:%M:%S", time.localtime(note["at"]))
-            color, first = (
-                COLORS.get(note["kind"], style.FAINT_CSS),
-                f"color:{style.FAINT_CSS};margin-right:12px",
-            )
+            color = COLORS.get(note["kind"], style.FAINT_CSS)
             words = f"<span style='color:{color}'>{style.text(note['text'])}</span>"
             rows.append(f"<div style='padding:3px 0'><span style='{first}'>{at}</span>{words}</div>")
         self._words.text = "".join(rows[:MOST_SHOWN]) or "nothing yet"

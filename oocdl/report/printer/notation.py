@@ -41,15 +41,12 @@ def name_text(name: str) -> str:
 def key_text(key: TaskKey) -> str:
     """Write the key of a task, or of the chunk that it makes.
 
-    >>> key_text(TaskKey(TaskKind.UNIT, "down1.conv1", "", 2))
-    'down1.conv1 #2'
     >>> key_text(TaskKey(TaskKind.RESULT, "down1.conv1", "norm1:0", 2))
     'down1.conv1 result norm1:0 #2'
     """
-    kind = () if key.kind is TaskKind.UNIT else (str(key.kind),)
-    names = map(name_text, filter(None, (key.value,)))
-    layer = map(name_text, filter(None, (key.layer,)))
-    return " ".join((*layer, *kind, *names, f"#{key.number}"))
+    layer, value = (name_text(name) if name else "" for name in (key.layer, key.value))
+    kind = "" if key.kind is TaskKind.UNIT else str(key.kind)
+    return " ".join(filter(None, (layer, kind, value, f"#{key.number}")))
 
 
 def title_text(planned: LayerPlan) -> str:
@@ -58,41 +55,25 @@ def title_text(planned: LayerPlan) -> str:
 
 
 def type_text(dtype: str, shape: Shape) -> str:
-    """Write a dtype and a shape.
-
-    >>> type_text("float32", (2, 8)), type_text("bfloat16", ())
-    ('f32[2,8]', 'bf16[]')
-    """
+    """Write a dtype and a shape: float32 of (2, 8) is ``f32[2,8]``."""
     short = dtype.replace("float", "f").replace("uint", "u").replace("int", "i")
     return f"{short}{shape_text(shape)}"
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """Write a shape.
-
-    >>> shape_text((2, 8))
-    '[2,8]'
-    """
+    """Write a shape: ``[2,8]``."""
     return f"[{','.join(map(str, shape))}]"
 
 
 def region_text(region: Region, shape: Shape) -> str:
-    """Write a region of an array of ``shape`` as a slice; colons stand for whole axes.
-
-    >>> region_text(((0, 2), (3, 5)), (2, 8))
-    '[:,3:5]'
-    """
+    """Write a region of an array of ``shape`` as a slice, ``[:,3:5]``: colons stand for whole axes."""
     axes = zip(region, shape, strict=True)
     parts = (":" if part == (0, extent) else f"{part[0]}:{part[1]}" for part, extent in axes)
     return f"[{','.join(parts)}]"
 
 
 def order_text(order: Order) -> str:
-    """Write the order of axes in memory; nothing where they lie as they are numbered.
-
-    >>> order_text((0, 2, 3, 1)), order_text(())
-    ('order 0,2,3,1', '')
-    """
+    """Write the order of axes in memory, ``order 0,2,3,1``; nothing where they lie as they are numbered."""
     return f"order {','.join(map(str, order))}" if order else ""
 
 
@@ -115,11 +96,7 @@ def attribute_text(value: Any) -> str:
 
 
 def attributes_text(attrs: Mapping[str, Any]) -> str:
-    """Write all attributes of a node, sorted by name.
-
-    >>> attributes_text({"pads": (1, 1), "axis": 0}), attributes_text({})
-    (' {axis=0, pads=(1,1)}', '')
-    """
+    """Write all attributes of a node, sorted by name: ``{axis=0, pads=(1,1)}`` behind a space."""
     inside = ", ".join(f"{name}={attribute_text(value)}" for name, value in sorted(attrs.items()))
     return f" {{{inside}}}" if inside else ""
 
@@ -145,21 +122,13 @@ def operand_text(operand: Operand, held: Shape, fill: float) -> str:
 
 
 def noted(text: str, notes: Iterable[str]) -> str:
-    """Write the text of a line with remarks behind it, each once.
-
-    >>> noted("= Relu(x)", ["stored", "", "stored", "order 1,0"]), noted("input", [""])
-    ('= Relu(x)  ; stored, order 1,0', 'input')
-    """
+    """Write the text of a line with remarks behind it, each once: ``= Relu(x)  ; stored, order 1,0``."""
     inside = ", ".join(dict.fromkeys(note for note in notes if note))
     return f"{text}  ; {inside}" if inside else text
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:
-    """Write rows of equally many cells as indented lines whose columns stand below each other.
-
-    >>> aligned([("a", "f32[2]", "x"), ("long", "i64[]", "")])
-    ['    a     f32[2]  x', '    long  i64[]']
-    """
+    """Write rows of equally many cells as indented lines whose columns stand below each other."""
     columns = zip(*rows, strict=True)
     widths = [
         max((len(cell) for cell in column if len(cell) <= MOST_CELL_CHARACTERS), default=0)
