@@ -138,7 +138,7 @@ class Pictures(Panel):
         self._card = style.card(self._words)
         self._planes = Planes()
         self._sample: SamplePictures | None = None
-        self._button = Button(label=PREDICT, width=190, tags=[style.CONTROL], stylesheets=[style.DRAWN])
+        self._button = Button(label=PREDICT, width=190, **style.CONTROL)
         self._button.on_click(self._asked)
         self._process: subprocess.Popen[bytes] | None = None
         self.root: Column = Column(children=[self._card], sizing_mode="stretch_width")

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from bokeh.models import Column, ColumnDataSource, HoverTool, LayoutDOM, LinearColorMapper
-from bokeh.models.widgets import Div, Select
+from bokeh.models.widgets import Div, Select, Slider
 from bokeh.plotting import figure
 
 from oocdl.dashboard.view import View
@@ -49,7 +49,7 @@ body { background: var(--page); }
 """Colours of a page by day and in the dark, as the browser says."""
 WIDE = ".bk-clearfix { display: block; width: 100%; }"
 GRID = """:host { display: grid !important; gap: 12px; align-items: stretch;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }"""
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, WIDTHpx), 1fr)); }"""
 CONTROL: Any = {"tags": ["control"], "stylesheets": [DRAWN]}
 """Look of what needs a server to do anything, and its tag."""
 
@@ -151,9 +151,10 @@ def card(*children: Any, stylesheets: Sequence[str] = ()) -> Column:
     return Column(children=list(children), sizing_mode="stretch_width", stylesheets=sheets)
 
 
-def grid(children: Sequence[Any]) -> Column:
-    """Put cards side by side where there is room, below each other on a phone."""
-    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[GRID])
+def grid(children: Sequence[Any], width: int = 480) -> Column:
+    """Put cards of such a width side by side where there is room, below each other on a phone."""
+    sheet = GRID.replace("WIDTH", str(width))
+    return Column(children=list(children), sizing_mode="stretch_width", stylesheets=[sheet])
 
 
 def chips(entries: Sequence[tuple[str, str]]) -> str:
@@ -169,6 +170,11 @@ def html(words: str = "", size: str = "12px", color: str = FAINT_CSS) -> Div:
     """A place for HTML whose names are escaped already (``text``)."""
     style: Any = {"color": color, "font-family": FONT, "font-size": size}
     return Div(text=words, styles=style, sizing_mode="stretch_width", disable_math=True, stylesheets=[WIDE])
+
+
+def slider(title: str, end: float, value: float, **options: Any) -> Slider:
+    """A slider from 0 on."""
+    return Slider(title=title, start=0, end=end, value=value, **CONTROL, **options)
 
 
 def choice(title: str, options: Any, width: int, changed: Callable[[str, Any, Any], None]) -> Select:
