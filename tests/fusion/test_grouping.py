@@ -7,8 +7,7 @@ import pytest
 
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch.torch_engine import TorchEngine
-from oocdl.fusion.chain import items_of
-from oocdl.fusion.grouping import arrange
+from oocdl.fusion.chain import arrange, items_of
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program
 from tests.kit.kernel_cases import noise

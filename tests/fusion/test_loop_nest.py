@@ -17,8 +17,7 @@ from oocdl.engines.engine import Engine
 from oocdl.engines.numpy.numpy_kernels import KERNELS as NUMPY_KERNELS
 from oocdl.engines.ort.ort_engine import OnnxRuntimeEngine
 from oocdl.engines.torch.torch_engine import TorchEngine
-from oocdl.fusion.chain import Chain
-from oocdl.fusion.grouping import arrange
+from oocdl.fusion.chain import Chain, arrange
 from oocdl.fusion.loop_ops import COMPARE, EXPONENTIALS, FLOATS, LOGIC
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
@@ -84,12 +83,12 @@ def test_bfloat16_on_a_processor_that_has_no_instructions_for_it(
     op: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LLVM calls functions of its own there, which are not linked: the process crashed."""
-    monkeypatch.setattr("oocdl.fusion.casts.has_feature", lambda name: False)
+    monkeypatch.setattr("oocdl.fusion.llvm_ir.has_feature", lambda name: False)
     check_operator(op, "bfloat16", (3, 41))  # of another shape: not compiled yet
 
 
 def test_numbers_are_rounded_to_bfloat16_by_their_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oocdl.fusion.casts.has_feature", lambda name: False)
+    monkeypatch.setattr("oocdl.fusion.llvm_ir.has_feature", lambda name: False)
     bits = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)
     bits[:8] = 0x7FC00001, 0xFF800000, 0x3F808000, 0x3F818000, 0x00000001, 0x7F7FFFFF, 0x80000000, 0x7F800001
     bits[8:] &= np.uint32(0xFFFFFFFF) << np.random.default_rng(1).integers(0, 17, 4088, np.uint32)  # ties

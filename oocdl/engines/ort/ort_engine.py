@@ -16,9 +16,8 @@ from oocdl.engines.ort.ort_kernels import KERNELS
 from oocdl.engines.ort.ort_record import Orders
 from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
-from oocdl.fusion.chain import Chain, Kind, crop, makes_of, reads_of
+from oocdl.fusion.chain import Chain, Kind, arrange, crop, makes_of, reads_of
 from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.grouping import arrange
 from oocdl.fusion.loop_nest import View
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered

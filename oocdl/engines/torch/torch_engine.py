@@ -21,8 +21,7 @@ from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.torch_record import Run as KernelRun
 from oocdl.engines.torch.transfer import shared, to_torch
-from oocdl.fusion.chain import Chain, Group, crop, makes_of, reads_of
-from oocdl.fusion.grouping import arrange
+from oocdl.fusion.chain import Chain, Group, arrange, crop, makes_of, reads_of
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
