@@ -71,11 +71,8 @@ def clipped(extents: Sequence[int], pads: Pads) -> tuple[Pads, Pads]:
 
 
 def flipped_pads(item: Instruction) -> Pads:
-    """Paddings of the convolution that a transposed one of stride one is.
-
-    They are the zeros that the wanted box needs on both sides of each axis of space; negative: elements of
-    the operand that it does not see.
-    """
+    """Paddings of the convolution that a transposed one of stride one is. They are the zeros that the wanted
+    box needs on both sides of each axis of space; negative: elements of the operand that it does not see."""
     x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
     taps = padded_shape(item.operands[1])[2:]
     found = []
@@ -87,11 +84,9 @@ def flipped_pads(item: Instruction) -> Pads:
 
 
 def without_group_axes(program: Program) -> Program:
-    """Return the program with the groups of its convolutions counted by ``group``, as ONNX counts them.
-
-    Data ``[n, g, c, space]`` become ``[n, g c, space]`` and weights ``[g, o, c, taps]`` become ``[g o, c,
-    taps]``: the same elements in the same order, so slots stay as they are.
-    """
+    """Return the program with the groups of its convolutions counted by ``group``, as ONNX counts them. Data
+    ``[n, g, c, space]`` become ``[n, g c, space]`` and weights ``[g, o, c, taps]`` become ``[g o, c, taps]``:
+    the same elements in the same order, so slots stay as they are."""
     if not any(item.attrs.get("grouped") for item in program.instructions):
         return program
     items = (_merged(item) if item.attrs.get("grouped") else item for item in program.instructions)
@@ -105,12 +100,10 @@ def _merged(item: Instruction) -> Instruction:
     attrs = {name: value for name, value in item.attrs.items() if name != "grouped"}
     if "crop" in attrs:
         attrs["crop"] = _joined(attrs["crop"], places[2], 0)
-    return replace(
-        item,
-        operands=tuple(map(_without_groups, item.operands, places)),
-        kernel_shapes=tuple(_product(shape, places[2]) for shape in item.kernel_shapes),
-        attrs={**attrs, "group": item.operands[0].shape[1]},
-    )
+    attrs["group"] = item.operands[0].shape[1]
+    shapes = tuple(_product(shape, places[2]) for shape in item.kernel_shapes)
+    operands = tuple(map(_without_groups, item.operands, places))
+    return replace(item, operands=operands, kernel_shapes=shapes, attrs=attrs)
 
 
 def _without_groups(operand: Operand, place: int) -> Operand:

@@ -51,36 +51,15 @@ def _where(condition: Array, a: Array | float, b: Array | float, out: Array | No
     return out
 
 
-TESTS: Mapping[str, Callable[..., Any]] = {
-    "Greater": np.greater,
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Equal": np.equal,
-}
-"""Functions whose result is bool."""
 _SPELLED_ALIKE = (
     *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh"),
-    *("Exp", "Expm1", "Log", "Sqrt", "Floor", "Abs", "Reciprocal", "Add"),
+    *("Exp", "Expm1", "Log", "Sqrt", "Floor", "Abs", "Reciprocal", "Add", "Greater", "Less", "Equal"),
 )
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **TESTS,
     **{op: getattr(np, op.lower()) for op in _SPELLED_ALIKE},
-    "Round": np.rint,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": _divide,
-    "Pow": _power,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "Neg": np.negative,
-    "Sigmoid": _sigmoid,
-    "Not": np.logical_not,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Where": _where,
-}
-SLOW: Mapping[str, Callable[..., Any]] = {
-    "Erf": _error_function,
-    "Softplus": lambda x: np.logaddexp(x, 0),
-}
+    "LessOrEqual": np.less_equal, "Round": np.rint, "Sub": np.subtract, "Mul": np.multiply, "Div": _divide,
+    "Pow": _power, "Max": np.maximum, "Min": np.minimum, "Neg": np.negative, "Sigmoid": _sigmoid,
+    "Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or, "Where": _where,
+}  # fmt: skip
+SLOW: Mapping[str, Callable[..., Any]] = {"Erf": _error_function, "Softplus": lambda x: np.logaddexp(x, 0)}
 """Functions that NumPy has no loops for, or slow ones, and that take no ``out``."""

@@ -84,9 +84,7 @@ def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 def places_of(ids: Array, item: Instruction) -> tuple[Array, Array]:
     """The index of each place: its table, of those one below the other, and its row there, also from the end.
-
-    Rows are not counted through all tables: that would be an array more, as large as the ids.
-    """
+    Rows are not counted through all tables: that would be an array more, as large as the ids."""
     check_indices(item, ids)
     batch = int(item.attrs.get("batch", 0))
     tables = prod(ids.shape[:batch])
@@ -126,9 +124,6 @@ KERNELS: Mapping[str, Run] = {
     "Transpose": lambda args, item: [args[0].transpose(item.attrs["perm"])],
     "Reshape": lambda args, item: [args[0].reshape(item.kernel_shapes[0])],
     "Expand": lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])],
-    "Slice": _slice,
     "Reverse": lambda args, item: [np.flip(args[0], item.attrs["axis"])],
-    "Gather": _gather,
-    "LastAt": _last_at,
-    "Top": _top,
+    **{"Slice": _slice, "Gather": _gather, "LastAt": _last_at, "Top": _top},
 }

@@ -216,10 +216,8 @@ class _Writer:
             self._store(one, total, ends, values, arrays)
 
     def _means(self, bases: list[str], row: str) -> dict[int, str]:
-        """Compute a row's means of the columns that it has moments of: column -> a scalar.
-
-        Distances to the mean are summed after that, as those to another number may all be much larger.
-        """
+        """Compute a row's means of the columns that it has moments of: column -> a scalar. Distances to the
+        mean are summed after that, as those to another number may all be much larger."""
         sums = [Sum(one.column, "ReduceSum", ()) for one in self.loop.sums if one.how == "Moments"]
         if not sums:
             return {}
@@ -274,11 +272,8 @@ class _Vector:
         for stream, base, fields in zip(streams, bases, writer.fields, strict=False):
             step = {"one": "0", "next": str(itemsize(stream.dtype)), "far": fields[-1]}[stream.step]
             self.addresses.append(b.at(base, b.new(f"mul i64 {lane}, {step}")))
-        self.constant = {
-            stream.column: self._load(index, stream, self.addresses[index])
-            for index, stream in enumerate(loop.reads)
-            if not stream.rows
-        }
+        still = [(index, stream) for index, stream in enumerate(loop.reads) if not stream.rows]
+        self.constant = {one.column: self._load(index, one, self.addresses[index]) for index, one in still}
         for column, number in loop.numbers:
             b.kind = KINDS["float32"]
             self.constant[column] = b.number(number)

@@ -134,11 +134,8 @@ class Fused:
         return Placed(view.address, tuple(found))
 
     def run(self, arrays: Mapping[int, Placed]) -> list[tuple[Instruction, list[Array]]]:
-        """Run the loop over ``arrays``, which has each column that is read or written.
-
-        Returns each reduction that is added up in memory with its results, as float64 in the shape that the
-        chain gives them.
-        """
+        """Run the loop over ``arrays``, which has each column that is read or written. Returns each reduction
+        that is added up in memory with its results, as float64 in the shape that the chain gives them."""
         sums = [np.zeros(shape) for shape in self._kept_shapes]
         placed = [arrays[column] for column in (*self.reads, *self.writes, *self.completed)]
         addresses = [array.address for array in placed]
@@ -180,10 +177,8 @@ class Fused:
             step: Step = "one" if fields[-1] == 0 else "next" if single else "far"
             streams[column] = Stream(column, self.dtypes[column], step, bool(fields[-2]))
         reads, writes = (tuple(streams[column] for column in some) for some in (self.reads, self.writes))
-        sums = tuple(
-            Sum(total.column, total.item.op, tuple(streams[c] for c in total.outs if c in self.completed))
-            for total in self.totals
-        )
+        made = [tuple(streams[c] for c in total.outs if c in self.completed) for total in self.totals]
+        sums = tuple(Sum(t.column, t.item.op, outs) for t, outs in zip(self.totals, made, strict=True))
         rows = self.nest.chunk_rows if sums else max(STREAMED_LANES // call.lanes, 1)
         return compiled(Loop(self.ops, reads, writes, sums, call.lanes, self.nest.across, rows))
 
@@ -209,10 +204,8 @@ def fuse(
     full: Collection[int],
     dtype_of: Mapping[int, str],
 ) -> Fused:
-    """Build the loop of a chain.
-
-    ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: slot -> dtype.
-    """
+    """Build the loop of a chain. ``full``: slots of elementwise members that are read after the chain.
+    ``dtype_of``: slot -> dtype."""
     dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
     totals, ops = [], []
     for member in members:

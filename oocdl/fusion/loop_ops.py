@@ -64,32 +64,22 @@ def _by_formula(row: Row) -> Emit:
 
 
 _ARITHMETIC: Mapping[str, Emit] = {
-    "Add": _two("fadd"),
-    "Sub": _two("fsub"),
-    "Mul": _two("fmul"),
-    "Div": _two("fdiv"),
-    "Max": _call("maximum"),
-    "Min": _call("minimum"),
+    **{op: _two(f"f{op.lower()}") for op in ("Add", "Sub", "Mul", "Div")},
+    "Max": _call("maximum"), "Min": _call("minimum"), "Sqrt": _call("sqrt"), "Abs": _call("fabs"),
+    "Floor": _call("floor"), "Round": _call("roundeven"),
     "Neg": lambda b, args, attrs: b.new(f"fneg {b.type} {args[0]}"),
-    "Sqrt": _call("sqrt"),
-    "Abs": _call("fabs"),
-    "Floor": _call("floor"),
-    "Round": _call("roundeven"),
     "Reciprocal": lambda b, args, attrs: b.two("fdiv", b.number(1.0), args[0]),
-}
+}  # fmt: skip
 
 COMPARE: Mapping[str, Emit] = {
-    "Greater": _compare("ogt", "sgt"),
-    "Less": _compare("olt", "slt"),
-    "Equal": _compare("oeq", "eq"),
-}
+    "Greater": _compare("ogt", "sgt"), "Less": _compare("olt", "slt"), "Equal": _compare("oeq", "eq"),
+}  # fmt: skip
 """Operators that compare two numbers of one dtype; the result is a bool."""
 
 LOGIC: Mapping[str, Emit] = {
-    "And": _two("and"),
-    "Or": _two("or"),
+    "And": _two("and"), "Or": _two("or"),
     "Not": lambda b, args, attrs: b.two("xor", args[0], b.splat("true")),
-}
+}  # fmt: skip
 
 _PRIMITIVES: Mapping[str, Emit] = {
     **_ARITHMETIC,

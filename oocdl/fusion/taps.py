@@ -89,11 +89,9 @@ class TapLoop:
 def weigh(
     x: Array, axis: int, columns: npt.NDArray[np.int32], weights: npt.NDArray[np.float64], out: Array
 ) -> None:
-    """Map ``axis`` of ``x`` by ``columns`` and ``weights`` ``[taps, results]``, into ``out``.
-
-    Both arrays are of one of ``DTYPES``. ``x`` is copied if its axes lie in another order than those of
-    ``out``, or with gaps; where ``out`` has gaps the result is made elsewhere, and copied.
-    """
+    """Map ``axis`` of ``x`` by ``columns`` and ``weights`` ``[taps, results]``, into ``out``. Both arrays are
+    of one of ``DTYPES``. ``x`` is copied if its axes lie in another order than those of ``out``, or with
+    gaps; where ``out`` has gaps the result is made elsewhere, and copied."""
     if not out.size:
         return
     order = sorted(range(out.ndim), key=lambda place: -out.strides[place])

@@ -45,13 +45,8 @@ def _is_plain(item: Instruction) -> bool:
     outer = first.pads is not None and any(any(pair) for pair in first.pads[:2])
     sizes = [prod(shape) for shape in (first.shape, second.shape, *item.kernel_shapes)]
     whole = len(item.kernel_shapes[0]) == 5 and slide.groups == 1 and item.dtypes[0] == "float32"
-    return (
-        whole
-        and {*slide.strides, *slide.dilations} <= {1}
-        and not outer
-        and pads_of(second) is None
-        and min(sizes) > 0
-    )
+    plain = {*slide.strides, *slide.dilations} <= {1} and not outer and pads_of(second) is None
+    return whole and plain and min(sizes) > 0
 
 
 def _pays(kind: Convolution, item: Instruction, orders: Orders) -> bool:
@@ -89,10 +84,8 @@ def _convolutions(
 
 
 def _filters(w: Array, few: bool) -> Array:
-    """``w[o, c, d, h, w]`` in blocks, ``[blocks of o, d, blocks of c, h, w, c, o]``.
-
-    ``few``: c is not blocked, and its axes are ``c, h, w, o``.
-    """
+    """``w[o, c, d, h, w]`` in blocks, ``[blocks of o, d, blocks of c, h, w, c, o]``. ``few``: c is not
+    blocked, and its axes are ``c, h, w, o``."""
     b, (o, c, *taps) = block(), w.shape
     rows = c if few else blocks_of(c) * b
     whole = w
@@ -136,14 +129,9 @@ def _convolve(x: Array, w: Array, pads: Pads, out: Array, channels_last: bool) -
             made[...] = 0
         else:
             seen = images[low + start : low + stop]
-            part = np.ascontiguousarray(weights[:, start:stop])
-            blocks.convolve(
-                seen.reshape(1, -1, *seen.shape[2:]),
-                part.reshape(buffer.shape[1], -1, *w.shape[3:]),
-                made.reshape(buffer.shape),
-                w.shape[3:],
-                sides,
-            )
+            seen = seen.reshape(1, -1, *seen.shape[2:])
+            part = np.ascontiguousarray(weights[:, start:stop]).reshape(buffer.shape[1], -1, *w.shape[3:])
+            blocks.convolve(seen, part, made.reshape(buffer.shape), w.shape[3:], sides)
         if made is not buffer:
             continue
         if is_last:
@@ -155,12 +143,10 @@ def _convolve(x: Array, w: Array, pads: Pads, out: Array, channels_last: bool) -
 
 
 def _gradient(x: Array, dy: Array, pads: Pads, out: Array) -> None:
-    """The sum over places of ``x[place + tap, c] dy[place, o]``, samples one after the other.
-
-    A block of rows of ``x`` is taken for channels, its columns with their channels for the columns
-    of an image, and as many rows of ``dy`` for the filters: all columns of the kernel and all of
-    its rows (for which there is a copy of the filters each) come out at once.
-    """
+    """The sum over places of ``x[place + tap, c] dy[place, o]``, samples one after the other. A block of rows
+    of ``x`` is taken for channels, its columns with their channels for the columns of an image, and as many
+    rows of ``dy`` for the filters: all columns of the kernel and all of its rows (for which there is a copy
+    of the filters each) come out at once."""
     b, (o, c, depth, height, width) = block(), out.shape
     total = np.zeros((blocks_of(o), depth, height * b, 1, width * c), np.float32)
     columns = dy.shape[4]
@@ -190,14 +176,8 @@ def _add_rows(x: Array, dy: Array, pads: Pads, total: Array, shape: Shape, first
             continue
         for part in range(len(total)):
             _sort_filters(dy[place], part, first + pads[1][0], padded, filters)
-            blocks.convolve(
-                images[low + start : low + stop],
-                filters.reshape(height * block(), rows, 1, -1),
-                total[part, start:stop],
-                (1, columns),
-                dilations=(1, c),
-                adds=True,
-            )
+            seen, w = images[low + start : low + stop], filters.reshape(height * block(), rows, 1, -1)
+            blocks.convolve(seen, w, total[part, start:stop], (1, columns), dilations=(1, c), adds=True)
 
 
 def _row_images(x: Array, first: int, rows: int, columns: int, left: int) -> Array:
@@ -214,11 +194,8 @@ def _row_images(x: Array, first: int, rows: int, columns: int, left: int) -> Arr
 
 
 def _sort_filters(dy: Array, part: int, first: int, padded: Array, filters: Array) -> None:
-    """A block of channels of a plane of ``dy[h, w, o]``, shifted by every row of the kernel.
-
-    ``padded``: rows that ``filters`` see, the last of the first filter at ``first``; zeros stay where ``dy``
-    has nothing.
-    """
+    """A block of channels of a plane of ``dy[h, w, o]``, shifted by every row of the kernel. ``padded``: rows
+    that ``filters`` see, the last of the first filter at ``first``; zeros stay where ``dy`` has nothing."""
     b, height = block(), len(filters)
     mine = dy[..., part * b : (part + 1) * b]
     low = first - (height - 1)

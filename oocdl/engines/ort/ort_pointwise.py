@@ -72,8 +72,6 @@ def _softplus(x: Array, out: Array | None = None) -> Array:
 
 
 def _by_formula(row: Row) -> Run:
-    """Return the kernel of an operator by its formula."""
-
     def run(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
         np.copyto(out, compute(row.steps(attrs), args, lambda op, given: _FUNCTIONS[op](*given)))
 
@@ -85,11 +83,8 @@ _SEQUENTIAL_ELEMENTS = 512
 
 
 def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
-    """``function`` over ``axes``, which are kept, one after the other.
-
-    Outer axes first: rows are added up whole, which is as fast as memory, and only a row is left
-    to the inner axes.
-    """
+    """``function`` over ``axes``, which are kept, one after the other. Outer axes first: rows are added up
+    whole, which is as fast as memory, and only a row is left to the inner axes."""
     for axis in sorted(axis % x.ndim for axis in axes):
         length = x.shape[axis]
         # The innermost axis is added up in pairs by NumPy.
@@ -101,7 +96,6 @@ def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
 
 
 def _reduction(function: Callable[[Array, Sequence[int]], Array]) -> Run:
-    """Return the kernel of a function of the operand and the axes."""
     return lambda attrs, args, out: np.copyto(out, function(args[0], attrs["axes"]), casting="unsafe")
 
 

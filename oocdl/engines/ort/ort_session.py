@@ -69,15 +69,10 @@ def _session(
     """Return a session of one operator, and the names of its inputs and outputs; "" is left out."""
 
     def infos(letter: str, kinds: Sequence[Kind | None]) -> list[Any]:
-        return [
-            helper.make_tensor_value_info(
-                f"{letter}{number}",
-                helper.np_dtype_to_tensor_dtype(np.dtype(kind[0])),
-                [f"{letter}{number}_{axis}" for axis in range(kind[1])],
-            )
-            for number, kind in enumerate(kinds)
-            if kind is not None
-        ]
+        known = [(f"{letter}{number}", *kind) for number, kind in enumerate(kinds) if kind is not None]
+        types = [helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for _, dtype, _ in known]
+        shapes = [[f"{name}_{axis}" for axis in range(rank)] for name, _, rank in known]
+        return [*map(helper.make_tensor_value_info, [name for name, _, _ in known], types, shapes)]
 
     inputs = ["" if kind is None else f"x{number}" for number, kind in enumerate(given)]
     outputs = [f"y{number}" for number in range(len(made))]
@@ -92,10 +87,8 @@ def _session(
 def run(
     op: str, arrays: Sequence[Array | None], results: Sequence[Array], domain: str = "", **attrs: Any
 ) -> None:
-    """Run an operator, whose attributes are hashable; an array of None is left out.
-
-    ``arrays`` with gaps are copied, and ``results`` that have some are made elsewhere.
-    """
+    """Run an operator, whose attributes are hashable; an array of None is left out. ``arrays`` with gaps are
+    copied, and ``results`` that have some are made elsewhere."""
     # Lists, not generators: this is called thousands of times a step, and Python is held meanwhile.
     given = [None if array is None else aligned(np.asarray(array, order="C")) for array in arrays]
     made = [out if out.flags.c_contiguous else np.empty(out.shape, out.dtype) for out in results]

@@ -34,17 +34,14 @@ class Resident:
         self._lock = threading.Lock()
 
     def hold(self) -> Tensor | None:
-        """See ``DeviceArray.hold``."""
         self.used = next(self._memory.clock)
         return self._tensor
 
     @property
     def is_there(self) -> bool:
-        """Whether the device has it."""
         return self._tensor is not None
 
     def settle(self) -> None:
-        """See ``DeviceArray.settle``."""
         if self._host is None:
             return
         with self._lock:
@@ -54,16 +51,13 @@ class Resident:
                 self._host = self._ready = None
 
     def leave(self) -> None:
-        """Leave the device."""
         self.settle()
         self._tensor = None
 
 
 class DeviceMemory:
-    """Keeps arrays in what is free of a device, beside what runs take.
-
-    ``free_bytes`` is asked by the first run of a session.
-    """
+    """Keeps arrays in what is free of a device, beside what runs take. ``free_bytes`` is asked by the first
+    run of a session."""
 
     def __init__(self, free_bytes: Callable[[], int], fetch: Fetch) -> None:
         self.free_bytes, self.fetch = free_bytes, fetch
@@ -73,10 +67,8 @@ class DeviceMemory:
         self._lock = threading.Lock()
 
     def add(self, tensor: Tensor, ready: Any = None, host: Array | None = None) -> Resident:
-        """Keep a tensor that nobody writes to.
-
-        ``host`` is an array that waits for its bytes, which are there once the event ``ready`` has passed.
-        """
+        """Keep a tensor that nobody writes to. ``host`` is an array that waits for its bytes, which are there
+        once the event ``ready`` has passed."""
         made = Resident(self, tensor, ready, host)
         with self._lock:
             self._residents.add(made)
@@ -88,7 +80,6 @@ class DeviceMemory:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the arrays that are kept."""
         return sum(one.nbytes for one in self._there())
 
     def make_room(self, nbytes: int | None = None) -> None:

@@ -33,12 +33,8 @@ def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
 
 def suits_onednn(a: Tensor, multiply_adds: int, least: int) -> bool:
     """Whether oneDNN computes products of ``a``, and is worth its call from ``least`` multiply-adds on."""
-    return (
-        a.dtype == torch.float32
-        and a.device.type == "cpu"
-        and multiply_adds >= least
-        and linear_pointwise is not None
-    )
+    known = a.dtype == torch.float32 and a.device.type == "cpu" and linear_pointwise is not None
+    return known and multiply_adds >= least
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:

@@ -13,11 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.kernel_scratch import Slots, nbytes
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
-from oocdl.engines.torch.torch_record import Result
+from oocdl.engines.torch.torch_record import Result, Slots, nbytes
 from oocdl.fusion.chain import crop
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
@@ -38,7 +37,6 @@ class _Heap(Slots):
         self.peak = 0
 
     def add(self, slot: int, nbytes: int) -> None:
-        """Count new memory for a slot."""
         self.owner[slot], self.size[slot] = slot, nbytes
 
     def share(self, slot: int, other: int) -> None:
@@ -114,11 +112,9 @@ def scratch_bytes(
     direct: Collection[int],
     rules: Rules,
 ) -> int:
-    """Upper bound of the heap that a run of ``program`` takes.
-
-    ``stages``: each chain or instruction in order, and the slots that nothing reads after it.
-    ``direct``: slots that are made where the program's results belong.
-    """
+    """Upper bound of the heap that a run of ``program`` takes. ``stages``: each chain or instruction in
+    order, and the slots that nothing reads after it. ``direct``: slots that are made where the program's
+    results belong."""
     heap = _Heap(program)
     heap.direct = direct
     for step, dying in stages:
@@ -132,11 +128,9 @@ def scratch_bytes(
 
 
 def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[int, int]:
-    """Slot -> number of the output in whose memory it is made.
-
-    An output that is not cropped lies where it belongs. So does a value before it that a chain
-    writes it over. Such a value takes nothing of the heap, faults in no page, and is not copied in the end.
-    """
+    """Slot -> number of the output in whose memory it is made. An output that is not cropped lies where it
+    belongs. So does a value before it that a chain writes it over. Such a value takes nothing of the heap,
+    faults in no page, and is not copied in the end."""
     channels_last_slots = frozenset(slot for slot, _ in program.orders)
     able = {slot for step in steps for slot in _able(step, channels_last_slots)}
     found: dict[int, int] = {}

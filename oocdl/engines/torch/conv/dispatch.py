@@ -18,10 +18,17 @@ from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
 from oocdl.engines.torch.conv import block_transpose, compiled_gradient, thin_slab
 from oocdl.engines.torch.conv import im2col as columns
 from oocdl.engines.torch.conv import one_by_one as points
-from oocdl.engines.torch.conv.conv_calls import by_onednn, convolve, has_onednn, into, weight_gradient
+from oocdl.engines.torch.conv.conv_calls import (
+    by_onednn,
+    convolve,
+    has_onednn,
+    in_one_step,
+    into,
+    takes_planes,
+    weight_gradient,
+)
 from oocdl.engines.torch.conv.conv_padding import end_rows, evened, rows_alone, shared, surplus
 from oocdl.engines.torch.conv.im2col import has_few_taps
-from oocdl.engines.torch.conv.trusted import in_one_step, takes_planes
 from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last, like
 from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, Window, max_pool, max_pool_grad
 from oocdl.graph.ir.graph import Shape
@@ -31,10 +38,8 @@ from oocdl.graph.ir.slabs import is_thin
 
 
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
-    """Whether oneDNN has to be called by hand for a large convolution.
-
-    By itself PyTorch takes thin slabs, however wide, by im2col: 27 times their memory and 8 times as long.
-    """
+    """Whether oneDNN has to be called by hand for a large convolution. By itself PyTorch takes thin slabs,
+    however wide, by im2col: 27 times their memory and 8 times as long."""
     if x.dtype != torch.float32 or math.prod(kernel_shape) == 1 or not is_thin(tuple(x.shape)):
         return False
     return has_onednn()
@@ -85,11 +90,8 @@ def take(tensor: Tensor, crop: Sequence[int], shape: Shape) -> Tensor:
 def _convolve(
     x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide, out: Tensor | None = None
 ) -> Tensor:
-    """A convolution by the kernel that is the fastest on a processor.
-
-    With groups, lines are images of one row with their channels last (4 x 256 channels of 500, 15: 1.9 ms,
-    not 3.8).
-    """
+    """A convolution by the kernel that is the fastest on a processor. With groups, lines are images of one
+    row with their channels last (4 x 256 channels of 500, 15: 1.9 ms, not 3.8)."""
     if out is not None:
         return into(out, x, w, padding, slide)
     if slide.groups > 1 and w.dim() == 3:
@@ -150,11 +152,9 @@ def conv(
 
 
 def _conv_flipped(x: Tensor, w: Tensor, item: Instruction, out: Tensor | None) -> Tensor:
-    """A transposed convolution of stride one: a convolution with flipped weights.
-
-    oneDNN has the faster kernels for it (4 x 7 x 128 x 128 to 16 channels, 1^3: 0.5 ms, not 1.8;
-    16 to 16 channels, 3^3: 6.5, not 8.0), and it makes the wanted box alone.
-    """
+    """A transposed convolution of stride one: a convolution with flipped weights. oneDNN has the faster
+    kernels for it (4 x 7 x 128 x 128 to 16 channels, 1^3: 0.5 ms, not 1.8; 16 to 16 channels, 3^3: 6.5, not
+    8.0), and it makes the wanted box alone."""
     box, pads = clipped(x.shape[2:], flipped_pads(item))
     for axis, (start, stop) in enumerate(box, start=2):
         if stop <= start:
@@ -255,7 +255,6 @@ def _with_ends(
 
 
 def _padded(args: list[Tensor], item: Instruction, index: int, fill: float) -> Tensor:
-    """An operand of a pooling with its padding."""
     pads = pads_of(item.operands[index])
     return args[index] if pads is None else pad(args[index], pads, fill)
 

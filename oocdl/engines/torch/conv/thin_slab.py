@@ -1,6 +1,6 @@
 """The gradient of the weights of a 3D convolution, plane by plane of its taps.
 
-This serves thin slabs, groups, and what ``trusted`` names. PyTorch leaves a thin slab to oneDNN only in a
+This serves thin slabs, groups, and what ``conv_calls`` names. PyTorch leaves a thin slab to oneDNN only in a
 format of its own, into which both operands are copied (16 channels, 9 x 128 x 128: 33 MiB, and 35 ms of 42).
 The planes of a slab are a batch to a convolution of two dimensions, which takes them as they lie.
 """
@@ -51,10 +51,8 @@ def _of_planes(x: Tensor, dy: Tensor, shape: Sequence[int], padding: Sequence[in
 
 
 def of_groups(x: Tensor, dy: Tensor, shape: Sequence[int], padding: Sequence[int], slide: Slide) -> Tensor:
-    """The gradient of weights of ``shape``, [g d, c, *window].
-
-    Planes of taps are the faster for volumes that see each channel alone (32 channels of 48^3: 7 ms, not 42).
-    """
+    """The gradient of weights of ``shape``, [g d, c, *window]. Planes of taps are the faster for volumes that
+    see each channel alone (32 channels of 48^3: 7 ms, not 42)."""
     if len(shape) == 5 and shape[1] == 1 and x.dtype != torch.float64:
         return weight_gradient(x, dy, shape, padding, slide)
     # By the strides of one sample PyTorch may take x for planes, w not, and mix their orders up.
