@@ -56,9 +56,7 @@ def extents_by(
     stretched: Collection[int] = (),
 ) -> dict[str, int]:
     """Return letter -> extent of operands whose axes are ``terms``, checked; ``known`` ones are given.
-
-    Operands whose numbers are in ``stretched`` broadcast: their extents may be 1.
-    """
+    Operands whose numbers are in ``stretched`` broadcast: their extents may be 1."""
     extents = dict(known)
     for place, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         if len(term) != len(shape):
@@ -87,26 +85,19 @@ def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
 
 def broadcast_axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """The rule of every elementwise operator: letters ``a0, a1, ..`` aligned from the right."""
-    rank = len(outputs[0])
-    return AxisRule(
-        inputs=tuple(letters(shape, first=rank - len(shape)) for shape in inputs),
-        outputs=tuple(map(letters, outputs)),
-        extents=extents_of(outputs[0]),
-    )
+    read = tuple(letters(shape, first=len(outputs[0]) - len(shape)) for shape in inputs)
+    return AxisRule(read, tuple(map(letters, outputs)), extents_of(outputs[0]))
 
 
 def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
-    """Undo a broadcast: sum ``grad`` over the broadcast axes, so that it has ``shape``.
-
-    The adjoint of ``Expand``. A gradient that is itself smaller is expanded first.
-    """
+    """Undo a broadcast: sum ``grad`` over the broadcast axes, so that it has ``shape``. The adjoint of
+    ``Expand``. A gradient that is itself smaller is expanded first."""
     full = tuple(int(extent) for extent in np.broadcast_shapes(build.shape(grad), shape))
     if full != build.shape(grad):
         grad = build("Expand", grad, shape=full)
     missing = len(full) - len(shape)
-    aligned = (1,) * missing + tuple(shape)
-    axes = tuple(axis for axis, extent in enumerate(full) if aligned[axis] != extent)
-    if axes:
+    pairs = zip(full, (1,) * missing + tuple(shape), strict=True)
+    if axes := tuple(axis for axis, (extent, wanted) in enumerate(pairs) if extent != wanted):
         grad = build("ReduceSum", grad, axes=axes)
     if missing:
         grad = build("Reshape", grad, shape=tuple(shape))
@@ -123,9 +114,8 @@ def cure(target: Shape, output: Shape) -> str:
     pairs = [(t, o) for t, o in zip(target[-space:], output[2:], strict=False) if t != o]
     if not pairs or not all(t > 1 and o > 1 and t / 2 < o < 2 * t for t, o in pairs):
         return ""
-    has, makes = pairs[0]
     even = "crop or pad samples to sizes that it halves evenly: multiples of 16"
-    return f"; the network makes {makes} of {has}: {even}"
+    return f"; the network makes {pairs[0][1]} of {pairs[0][0]}: {even}"
 
 
 def operand_size(times: int) -> Cost:

@@ -117,13 +117,8 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Only ``n`` is cut."""
     extents = dict(zip("ntc", outputs[0], strict=False))
-    cut = plain("n", extents["n"])
-    return AxisRule(
-        inputs=tuple((cut, *map(Whole, shape[1:])) for shape in inputs),
-        outputs=plain_by(["ntc"], outputs),
-        extents=extents,
-        uncut=frozenset(extents) - {"n"},
-    )
+    read = tuple((plain("n", extents["n"]), *map(Whole, shape[1:])) for shape in inputs)
+    return AxisRule(read, plain_by(["ntc"], outputs), extents, uncut=frozenset(extents) - {"n"})
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -148,15 +143,9 @@ def _rule(op: str, gigabytes: float, gradient: Gradient) -> OpRule:
         return [Probe(op, operands, {"blank": classes - 1, "zero_infinity": True})]
 
     return OpRule(
-        op=op,
-        infer=_infer,
-        gradient=gradient,
-        axes=_axes,
-        speed=streaming(EXPONENTIAL, gigabytes, probes),
-        flops=_flops,
-        scratch_elements=_scratch,
-        keeps_axes=False,
-    )
+        op=op, infer=_infer, gradient=gradient, axes=_axes, flops=_flops, scratch_elements=_scratch,
+        speed=streaming(EXPONENTIAL, gigabytes, probes), keeps_axes=False,
+    )  # fmt: skip
 
 
 RULES: tuple[OpRule, ...] = (

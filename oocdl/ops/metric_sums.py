@@ -33,11 +33,8 @@ class HeadSums:
 def add_metric_sums(
     build: Builder, metrics: Iterable[Metric], heads: Mapping[str, Head], dtype: str
 ) -> dict[str, HeadSums]:
-    """Append the sums of each head that metrics need; those of errors are of ``dtype``.
-
-    A metric is one of the heads whose losses have classes, or of the others. Raises InputError if there are
-    no such heads.
-    """
+    """Append the sums of each head that metrics need; those of errors are of ``dtype``. A metric is one of
+    the heads whose losses have classes, or of the others. Raises InputError if there are no such heads."""
     metrics = tuple(metrics)
     for metric in metrics:
         if not any(suits(metric, output, head.spec) for output, head in heads.items()):
@@ -49,10 +46,8 @@ def add_metric_sums(
             told = ", ".join(one.name for one in alike if not isinstance(one, OwnMetric))
             rule = "only a loss of classes has" if metric.of_classes else "only a loss without classes has"
             raise InputError(f"'{metric.name}' does not go with the loss {losses}: {rule} {told}")
-    return {
-        name: _head_sums(build, [one for one in metrics if suits(one, name, head.spec)], head, dtype)
-        for name, head in heads.items()
-    }
+    apart = {name: [one for one in metrics if suits(one, name, head.spec)] for name, head in heads.items()}
+    return {name: _head_sums(build, apart[name], head, dtype) for name, head in heads.items()}
 
 
 def suits(metric: Metric, output: str, spec: Loss) -> bool:
@@ -197,15 +192,12 @@ def _error_sum(x: Lifted, head: Head, name: str, dtype: str) -> Lifted | float:
 
 
 def _per_sample(y: Lifted) -> Lifted:
-    """Add the sum of all elements of each sample."""
     return apply("Reshape", y.summed(tuple(range(1, len(y.shape)))), shape=(y.shape[0], 1))
 
 
 def _own_sums(x: Lifted, metric: OwnMetric, head: Head, dtype: str) -> dict[str, Lifted | float]:
-    """Add the sums of a metric of the user's; InputError if it gives no values of samples.
-
-    A single value that has the places of labels counts where these do.
-    """
+    """Add the sums of a metric of the user's; InputError if it gives no values of samples. A single value
+    that has the places of labels counts where these do."""
     made: Any = metric.formula()(x.build, x.name, head.target)
     names = made if isinstance(made, tuple) else (made,)
     shapes = [list(x.build.shape(name)) if name in x.build.values else None for name in names]

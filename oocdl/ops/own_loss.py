@@ -29,13 +29,11 @@ class OwnLoss:
 
     name: str
     digest: str
-    """Digest of the formula's text (``digest_of``)."""
 
 
 Formula = Callable[[Builder, str, str], str]
 """(builder, prediction, target) -> the loss, all but the builder names of values; the loss has shape ()."""
 FORMULAS: dict[str, tuple[OwnLoss, Formula]] = {}
-"""Name -> registered loss."""
 
 
 def sum_of(values: Iterable[Lifted]) -> Lifted:

@@ -19,12 +19,7 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.expression import apply, lift
 
 MODES = ("exp", "two", "same")
-NEAREST = {
-    "transposed": False,
-    "mode": "nearest",
-    "coordinates": "half_pixel",
-    "nearest_mode": "round_prefer_ceil",
-}
+_MODE = {"mode": "nearest", "coordinates": "half_pixel", "nearest_mode": "round_prefer_ceil"}
 """Attributes of a Resample that takes the nearest element."""
 
 
@@ -99,12 +94,10 @@ def resized_target(build: Builder, target: str, output: str, widest: str) -> str
         if rest:
             # Labels are whole, so their way through a float is exact.
             value, dtype = lift(build, target), build.dtype(target)
-            value = apply(
-                "Resample", value if is_float(dtype) else value.cast(widest), axis=axis, size=size, **NEAREST
-            )
+            value = value if is_float(dtype) else value.cast(widest)
+            value = apply("Resample", value, axis=axis, size=size, transposed=False, **_MODE)
             target = value.cast(dtype).name
         elif factor > 1:
-            start = factor // 2
-            stop = start + factor * (size - 1) + 1
+            start, stop = factor // 2, factor // 2 + factor * (size - 1) + 1
             target = build("Slice", target, axis=axis, start=start, stop=stop, step=factor)
     return target

@@ -78,8 +78,8 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
-    sides = zip(_sides(node, inputs, outputs), (1, 1, 0), strict=True)
-    (groups, x), (_, y), (_, w) = (_apart(node, shape, place) for shape, place in sides)
+    shapes = zip(_sides(node, inputs, outputs), (1, 1, 0), strict=True)
+    (groups, x), (_, y), (_, w) = (_apart(node, shape, place) for shape, place in shapes)
     group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
     seen = Inverse if transposes else Window
     windows = zip(letters, slides(node, w[2:]), strict=True)
@@ -90,17 +90,10 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     weights = (*group, *map(plain, "co" if transposes else "oc", w), *inner)
     # Results of bfloat16 are rounded once, not as parts of a sum.
     rounded = "c" if "precision" in node.attrs and not makes_weights else ""
-    return AxisRule(
-        inputs=(read, other) if makes_weights else (read, weights),
-        outputs=(weights,) if makes_weights else (other,),
-        extents={
-            **dict(zip("g", groups, strict=False)),
-            **{"n": x[0], "c": x[1], "o": y[1]},
-            **dict(zip((*letters, *taps), (*y[2:], *w[2:]), strict=False)),
-        },
-        uncut=frozenset((*taps, *rounded)),
-        combine="sum",
-    )
+    extents = {**dict(zip("g", groups, strict=False)), "n": x[0], "c": x[1], "o": y[1]}
+    extents |= zip((*letters, *taps), (*y[2:], *w[2:]), strict=False)
+    operands, made = ((read, other), weights) if makes_weights else ((read, weights), other)
+    return AxisRule(operands, (made,), extents, uncut=frozenset((*taps, *rounded)), combine="sum")
 
 
 def _sliding(node: Node) -> dict[str, Any]:
@@ -137,10 +130,8 @@ def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count a copy of each operand and of the result, for padding and oneDNN's blocked layouts.
-
-    Channels are rounded up to blocks of 16 there. Weights are copied once more, to lie as the data does.
-    """
+    """Count a copy of each operand and of the result, for padding and oneDNN's blocked layouts. Channels are
+    rounded up to blocks of 16 there. Weights are copied once more, to lie as the data does."""
     *data, weights = _data_and_weights(node, inputs, outputs)
     blocked = [(shape[0], -(-shape[1] // 16) * 16, *shape[2:]) for shape in data]
     filters = (*(-(-extent // 16) * 16 for extent in weights[:2]), *weights[2:])
@@ -157,12 +148,9 @@ def _data_and_weights(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sha
 
 
 def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count the copies, the uncropped result, and onnxruntime's im2col of one sample.
-
-    The im2col of 32 x 27 x 131072 elements takes 448 MB
-    (`docs/explanation/kernel-measurements.md`, section 7). At stride one the engines run a plain Conv
-    with the flipped weight instead, which has no such buffer.
-    """
+    """Count the copies, the uncropped result, and onnxruntime's im2col of one sample. The im2col of 32 x 27 x
+    131072 elements takes 448 MB (`docs/explanation/kernel-measurements.md`, section 7). At stride one the
+    engines run a plain Conv with the flipped weight instead, which has no such buffer."""
     x, y, w = _data_and_weights(node, inputs, outputs)
     windows = slides(node, w[2:])
     natural = size([slide.span(extent) for slide, extent in zip(windows, x[2:], strict=True)])
@@ -172,10 +160,7 @@ def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sh
 
 def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count the copies, and those of thin slabs, whose operands oneDNN copies once more; with groups,
-    onnxruntime's im2col of one of them.
-
-    How much of ``x`` is padding is not known here.
-    """
+    onnxruntime's im2col of one of them. How much of ``x`` is padding is not known here."""
     x, dy, dw = _data_and_weights(node, inputs, outputs)
     windows = slides(node, dw[2:])
     inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]
@@ -188,7 +173,6 @@ def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[
 
 CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)
 """Channels that are measured, in float32 and in bfloat16."""
-
 _BLOCKS = {"ConvTranspose": ((2, 2),)}
 """Operator -> (extent of the window, stride) that it is measured with besides those of every convolution."""
 _GROUPED = ((1, 3, 1), (1, 3, 2), (4, 3, 1), (4, 3, 2))
@@ -198,10 +182,6 @@ _GROUPED_MORE = {2: ((1, 7, 1), (16, 3, 1)), 3: ((1, 5, 1), (16, 3, 1))}
 
 def _weights(step: Instruction, shapes: Sequence[Shape]) -> Shape:
     return step.kernel_shapes[0] if step.op == "ConvWeightGrad" else shapes[1]
-
-
-def _named(op: str, axes: int, strided: bool, what: str) -> str:
-    return f"{op} {axes}d {'strided ' * strided}{what}"
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
@@ -216,14 +196,13 @@ def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -
         what = "block"
     elif taps > 1 and not strided and step.op == "ConvWeightGrad":
         what = "thin window" if is_thin(step.operands[0].shape, thin_slab_elements) else what
-    return _named(step.op, 3 if len(weight) > 4 else 2, strided, what), max(taps * channels, 1 - grouped)
+    name = f"{step.op} {3 if len(weight) > 4 else 2}d {'strided ' * strided}{what}"
+    return name, max(taps * channels, 1 - grouped)
 
 
 def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
-    """Yield probes of every kind of one convolution, with several numbers of channels.
-
-    Those with groups have the channels that networks have, as many a group as they have, and one (depthwise).
-    """
+    """Yield probes of every kind of one convolution, with several numbers of channels. Those with groups have
+    the channels that networks have, as many a group as they have, and one (depthwise)."""
     for axes in (2, 3):
         for channels in FEW_CHANNELS if scale.few else CHANNELS:
             # As networks have them: the more channels, the fewer places; volumes have more than images.
@@ -245,10 +224,8 @@ def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
 def _heavy(
     op: str, channels: int, space: Shape, kernel: int, stride: int, groups: int = 0, what: str = ""
 ) -> Heavy:
-    """Return a probe of one convolution, of ``channels`` to at least 16 channels, and its kind and size.
-
-    With ``groups``, if they are not 0, each of them is of ``channels`` to as many.
-    """
+    """Return a probe of one convolution, of ``channels`` to at least 16 channels, and its kind and size. With
+    ``groups``, if they are not 0, each of them is of ``channels`` to as many."""
     axes, others = len(space), channels if groups else max(channels, 16)
     taps, group, grouped = (kernel,) * axes, (groups,) * (groups > 0), {"grouped": True} if groups else {}
     pads = ((kernel - 1) // 2,) * (2 * axes)
@@ -261,7 +238,8 @@ def _heavy(
         attrs |= {"spatial": space} if op == "ConvTranspose" else {"kernel_shape": taps}
     kinds = ("depthwise", "grouped") if groups else ("point", "block" if kernel == stride else "window")
     what = what or kinds[(channels if groups else kernel) > 1]
-    return _named(op, axes, stride > 1, what), channels * prod(taps), probe(op, *operands, **attrs)
+    name = f"{op} {axes}d {'strided ' * (stride > 1)}{what}"
+    return name, channels * prod(taps), probe(op, *operands, **attrs)
 
 
 def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
@@ -274,21 +252,14 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
 
 
 def _rule(op: str, scratch: Cost, data: tuple[int, ...], gradient: Gradient) -> OpRule:
+    speed = Computing(
+        like=READING, kind=_kind, probes=partial(_probes, op=op),
+        arranged_elements=lambda step, shapes: prod(_weights(step, shapes)),
+    )  # fmt: skip
     return OpRule(
-        op=op,
-        infer=_infer,
-        gradient=gradient,
-        axes=_axes,
-        speed=Computing(
-            like=READING,
-            kind=_kind,
-            arranged_elements=lambda step, shapes: prod(_weights(step, shapes)),
-            probes=partial(_probes, op=op),
-        ),
-        flops=_flops,
-        scratch_elements=scratch,
-        product=Product(data=data),
-    )
+        op=op, infer=_infer, gradient=gradient, axes=_axes, speed=speed, flops=_flops,
+        scratch_elements=scratch, product=Product(data=data),
+    )  # fmt: skip
 
 
 RULES: tuple[OpRule, ...] = (
