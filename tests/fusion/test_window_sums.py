@@ -57,10 +57,8 @@ def test_sums_are_those_over_all_places(
     assert loop is not None
     random, inputs = np.random.default_rng(0), outputs if depthwise else inputs
     # Both are parts of arrays of more channels, as those of what was concatenated.
-    x, dy = (
-        random.standard_normal((samples, *space, count + 3), np.float32)[..., 1:-2]
-        for space, count in ((extents, inputs), (places, outputs))
-    )
+    sizes = [(samples, *extents, inputs + 3), (samples, *places, outputs + 3)]
+    x, dy = (random.standard_normal(size, np.float32)[..., 1:-2] for size in sizes)
     wanted = sums(x, dy, [*window], depthwise)
     found = np.ones(wanted.shape, np.float32)
     add_window_sums(loop, x, dy, found, window)
