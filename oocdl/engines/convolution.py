@@ -1,7 +1,5 @@
 """The parts that operands and results play in convolutions and their gradients, for the engines' records.
-
-Engines see instructions and no rules. A test holds ``data`` to the rules' ``Product.data``.
-"""
+Engines see instructions and no rules. A test holds ``data`` to the rules' ``Product.data``."""
 
 from __future__ import annotations
 

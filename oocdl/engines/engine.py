@@ -1,7 +1,5 @@
-"""The gate to the engines: one protocol, and the choice of a runtime by name.
-
-A runtime is heavy: it is imported when it is chosen, and not by this module.
-"""
+"""The gate to the engines: one protocol, and the choice of a runtime by name. A runtime is heavy: it is
+imported when it is chosen, and not by this module."""
 
 from __future__ import annotations
 
@@ -27,7 +25,9 @@ from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch
 
-Run = Callable[[Sequence[Array], Sequence[Array], Mapping[int, Array]], None]
+Arrays = Sequence[Array]
+Rooms = Mapping[int, Array]
+Run = Callable[[Arrays, Arrays, Rooms], None]
 """A run of a program: ``Compiled`` with all that may be left out there, and the results in ``outs``."""
 
 
@@ -37,12 +37,7 @@ class Compiled:
     def __init__(self, program: Program, run: Run) -> None:
         self._program, self._run = program, run
 
-    def __call__(
-        self,
-        arrays: Sequence[Array],
-        outs: Sequence[Array] | None = None,
-        rooms: Mapping[int, Array] | None = None,
-    ) -> list[Array]:
+    def __call__(self, arrays: Arrays, outs: Arrays | None = None, rooms: Rooms | None = None) -> list[Array]:
         """Run the program on arrays of ``Program.inputs``; returns arrays of ``Program.outputs``, in order.
 
         ``outs`` are arrays of the outputs' shapes and dtypes to put them into, without gaps, in

@@ -1,8 +1,6 @@
-"""Attention by NumPy, some rows of scores at a time, in the dtype of the operands.
-
-For engines that have no kernels of their own for it. What it computes, and in which order operands come, is
-in ``oocdl.ops.sequences.attention``.
-"""
+"""Attention by NumPy, some rows of scores at a time, in the dtype of the operands. For engines that have no
+kernels of their own for it. What it computes, and in which order operands come, is in
+``oocdl.ops.sequences.attention``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""NumPy's functions for primitive elementwise operators.
-
-All take operands that broadcast. Those of ``FUNCTIONS`` also take ``out``, an array for the result, in
-whose memory an operand may lie, but not with Where.
-"""
+"""NumPy's functions for primitive elementwise operators. All take operands that broadcast. Those of
+``FUNCTIONS`` also take ``out``, an array for the result, in whose memory an operand may lie, but not with
+Where."""
 
 from __future__ import annotations
 
@@ -14,12 +12,7 @@ import numpy as np
 
 from oocdl.graph.ir.graph import Array
 
-_erf = np.frompyfunc(math.erf, 1, 1)
-
-
-def _error_function(x: Array) -> Array:
-    """The error function, a number at a time: NumPy has none."""
-    return np.asarray(_erf(x), x.dtype)
+_erf = np.frompyfunc(math.erf, 1, 1)  # a number at a time: NumPy has none
 
 
 def _divide(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -61,5 +54,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "Pow": _power, "Max": np.maximum, "Min": np.minimum, "Neg": np.negative, "Sigmoid": _sigmoid,
     "Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or, "Where": _where,
 }  # fmt: skip
-SLOW: Mapping[str, Callable[..., Any]] = {"Erf": _error_function, "Softplus": lambda x: np.logaddexp(x, 0)}
+SLOW: Mapping[str, Callable[..., Any]] = {
+    "Erf": lambda x: np.asarray(_erf(x), x.dtype), "Softplus": lambda x: np.logaddexp(x, 0),
+}  # fmt: skip
 """Functions that NumPy has no loops for, or slow ones, and that take no ``out``."""

@@ -1,8 +1,6 @@
-"""Operators that move values or look them up, by NumPy: for engines that compute with its arrays.
-
-Operands come as ``operand_of`` makes them, and results may be views. Concat and pooling take their operands
-unpadded.
-"""
+"""Operators that move values or look them up, by NumPy: for engines that compute with its arrays. Operands
+come as ``operand_of`` makes them, and results may be views. Concat and pooling take their operands
+unpadded."""
 
 from __future__ import annotations
 

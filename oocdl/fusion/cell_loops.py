@@ -15,6 +15,7 @@ from oocdl.fusion.loop_nest import STREAMED_LANES
 from oocdl.ops.expression import Cell, steps_of_cell
 
 Ints = npt.NDArray[np.int64]
+Attrs = tuple[tuple[str, Any], ...]
 FLOAT = "float32"
 """The dtype that cells are computed in."""
 _TESTS = ("Less", "LessOrEqual", "Greater", "Equal")
@@ -79,11 +80,7 @@ def bind_steps(
 
 @cache
 def cell_code(
-    cell: Cell,
-    attrs: tuple[tuple[str, Any], ...],
-    reads: tuple[Rows, ...],
-    writes: tuple[Rows, ...],
-    reduction: str = "",
+    cell: Cell, attrs: Attrs, reads: tuple[Rows, ...], writes: tuple[Rows, ...], reduction: str = ""
 ) -> Code:
     """Compile a cell whose arrays lie like these. With a ``reduction`` the last result is reduced over the
     lanes of each row, and written so."""

@@ -149,24 +149,19 @@ class _Writer:
 
     def _strip(self, bases: list[str], first: str, end: str, lane: str, widths: list[int]) -> None:
         """Compute some vectors of each row from ``first`` to ``end``."""
-        b, careful = self.b, self.loop.chunk_rows > CHUNK_ROWS
-        vectors = []
+        b, careful, vectors = self.b, self.loop.chunk_rows > CHUNK_ROWS, []
         for index, width in enumerate(widths):
             vector = _Vector(self, bases, b.add(lane, str(sum(widths[:index]))), width)
-            totals = self._totals(self.loop.sums, self._origins(vector, first), width, careful)
-            vectors.append((vector, totals))
+            of_moments = {one.column for one in self.loop.sums if one.how == "Moments"}
+            values = vector.values(first) if of_moments else {}
+            origins = {column: values[column] for column in of_moments}  # distances are to the first row
+            vectors.append((vector, self._totals(self.loop.sums, origins, width, careful)))
         with b.loop(first, end, 1) as row:
             for vector, totals in vectors:
                 vector.row(row, totals)
         count = b.new(f"sitofp i64 {b.new(f'sub i64 {end}, {first}')} to double")
         for vector, totals in vectors:
             self._put(bases, vector.lane, totals, count)
-
-    def _origins(self, vector: _Vector, row: str) -> dict[int, str]:
-        """Add the values of a row that moments are distances to, by column."""
-        columns = {one.column for one in self.loop.sums if one.how == "Moments"}
-        values = vector.values(row) if columns else {}
-        return {column: values[column] for column in columns}
 
     def _totals(
         self, sums: Sequence[Sum], origins: Mapping[int, str], width: int, careful: bool

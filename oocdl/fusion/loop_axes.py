@@ -1,7 +1,5 @@
-"""Chooses the axes of a chain's loop: outer axes, rows and lanes, and where its reductions are complete.
-
-A chain is built member by member; it ends where one loop cannot have the next.
-"""
+"""Chooses the axes of a chain's loop: outer axes, rows and lanes, and where its reductions are complete. A
+chain is built member by member; it ends where one loop cannot have the next."""
 
 from __future__ import annotations
 

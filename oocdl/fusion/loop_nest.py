@@ -1,8 +1,5 @@
-"""Runs a chain as one compiled loop, which reads every operand once and writes every result once.
-
-The loop and the order of its sums depend on the chain alone: not on threads, and not on how operands
-happen to lie.
-"""
+"""Runs a chain as one compiled loop, which reads every operand once and writes every result once. The loop
+and the order of its sums depend on the chain alone: not on threads, and not on how operands happen to lie."""
 
 from __future__ import annotations
 

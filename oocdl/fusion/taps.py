@@ -1,8 +1,6 @@
-"""The loop of a map along one axis whose every result is a sum of a few weighted elements.
-
-``y[b, o, a]`` is the sum of ``weights[t, o] * x[b, columns[t, o], a]`` over taps t, in their order: the bits
-depend neither on the shape around the axis nor on the order of axes in memory.
-"""
+"""The loop of a map along one axis whose every result is a sum of a few weighted elements. ``y[b, o, a]`` is
+the sum of ``weights[t, o] * x[b, columns[t, o], a]`` over taps t, in their order: the bits depend neither on
+the shape around the axis nor on the order of axes in memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Activation functions and their fused gradients, as rows of the elementwise table.
-
-An entry is a formula; the gradient, kernels, costs and loops are derived from it. A gradient that is an
-operator of its own is one kernel over one read, and may read the result instead of the operand.
-"""
+"""Activation functions and their fused gradients, as rows of the elementwise table. An entry is a formula;
+the gradient, kernels, costs and loops are derived from it. A gradient that is an operator of its own is one
+kernel over one read, and may read the result instead of the operand."""
 
 from __future__ import annotations
 

@@ -81,10 +81,8 @@ def add_ctc(x: Lifted, spec: CTC, target: str, lengths: Mapping[str, str]) -> Li
         x = apply("Transpose", x, perm=(1, 0, 2))
     if len(x.shape) != 3 or len(labels.shape) != 2 or x.shape[0] != labels.shape[0]:
         wanted = "[N, T, C]" if spec.batch_first else "[T, N, C]"
-        raise InputError(
-            f"ctc takes an output {wanted} and labels [N, S]; output and labels '{target}' have "
-            f"{list(x.shape)} and {list(labels.shape)} (see CTC(batch_first=...))"
-        )
+        have = f"output and labels '{target}' have {list(x.shape)} and {list(labels.shape)}"
+        raise InputError(f"ctc takes an output {wanted} and labels [N, S]; {have} (see CTC(batch_first=...))")
     samples, steps, classes = x.shape
     if spec.blank >= classes:
         raise InputError(f"the blank of ctc is class {spec.blank}, but the output has {classes} classes")

@@ -123,10 +123,9 @@ def check_dropped(spec: Loss, final: str, output: str, logits: Shape) -> None:
     exclusive = are_exclusive(spec, logits)
     contained = ACTIVATION_OF[bool(exclusive)]
     if exclusive is not None and contained not in final:  # LogSoftmax is a Softmax to it
-        raise InputError(
-            f"output '{output}' ends in {final}, but the loss contains a {contained}: predictions would not "
-            "be what is trained; choose another loss, or export the model without it"
-        )
+        why = f"output '{output}' ends in {final}, but the loss contains a {contained}"
+        way_out = "choose another loss, or export the model without it"
+        raise InputError(f"{why}: predictions would not be what is trained; {way_out}")
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Groups of weights with settings of their own, as PyTorch's ``param_groups``: the first whose name matches.
-
-A group is a mapping: ``params``, patterns of names, and any fields of the optimizer that differ
-from its own. The word ``no_decay_1d`` among groups takes weight decay off all weights of at most one axis.
-"""
+A group is a mapping: ``params``, patterns of names, and any fields of the optimizer that differ from its own.
+The word ``no_decay_1d`` among groups takes weight decay off all weights of at most one axis."""
 
 from __future__ import annotations
 
@@ -61,9 +59,8 @@ def groups_of(optimizer: Optimizer, param_groups: ParamGroups | None) -> list[Gr
         changes = {name: held for name, held in given.items() if name != "params"}
         for name in changes:
             if name not in known:
-                raise InputError(
-                    f"param_groups has '{name}' for '{_shown(given)}'; it takes params, {', '.join(known)}"
-                )
+                takes = f"it takes params, {', '.join(known)}"
+                raise InputError(f"param_groups has '{name}' for '{_shown(given)}'; {takes}")
         try:
             if "lr" in changes and callable(optimizer.lr) and not callable(changes["lr"]):
                 base = base_of(optimizer.lr)
@@ -99,15 +96,13 @@ def assigned(
         for pattern in given["params"]:
             hits = {weight for weight, known in names.items() if any(fnmatchcase(n, pattern) for n in known)}
             if not hits:
+                why = f"'{pattern}', which matches no trained weight"
                 some = ", ".join(f"'{name}'" for name in list(names)[:5])
-                raise InputError(
-                    f"param_groups has '{pattern}', which matches no trained weight, as {some} are"
-                )
+                raise InputError(f"param_groups has {why}, as {some} are")
             matched |= hits
         if matched <= taken:
-            raise InputError(
-                f"param_groups has '{_shown(given)}', whose weights are all in groups before it; put it first"
-            )
+            why = f"'{_shown(given)}', whose weights are all in groups before it"
+            raise InputError(f"param_groups has {why}; put it first")
         found |= dict.fromkeys(matched - taken, group)
         taken |= matched
     if NO_DECAY in (param_groups or ()):

@@ -1,7 +1,5 @@
-"""The nodes of optimizers: what replaces each weight and its state at the end of a step.
-
-``optimizers`` has the formulas, ``param_groups`` what differs from weight to weight.
-"""
+"""The nodes of optimizers: what replaces each weight and its state at the end of a step. ``optimizers`` has
+the formulas, ``param_groups`` what differs from weight to weight."""
 
 from __future__ import annotations
 

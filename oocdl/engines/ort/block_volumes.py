@@ -1,8 +1,6 @@
-"""Convolutions of volumes at stride one in blocks of channels, plane by plane, as images (``blocks``).
-
-The planes that a plane of the result sees are taken for further channels of one image: where they lie
-one after the other, that costs nothing.
-"""
+"""Convolutions of volumes at stride one in blocks of channels, plane by plane, as images (``blocks``). The
+planes that a plane of the result sees are taken for further channels of one image: where they lie one after
+the other, that costs nothing."""
 
 from __future__ import annotations
 

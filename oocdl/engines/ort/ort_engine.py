@@ -1,7 +1,5 @@
-"""The onnxruntime engine: single operators of onnxruntime, and NumPy for what lies between.
-
-Chains of elementwise instructions run as loops, all else an instruction at a time.
-"""
+"""The onnxruntime engine: single operators of onnxruntime, and NumPy for what lies between. Chains of
+elementwise instructions run as loops, all else an instruction at a time."""
 
 from __future__ import annotations
 
@@ -140,9 +138,7 @@ class OnnxRuntimeEngine(Engine):
         if "bfloat16" in dtypes:
             raise UnsupportedError("engine 'onnxruntime' takes no bfloat16 arrays; use engine='torch'")
         if "float64" in dtypes:
-            raise UnsupportedError(
-                "engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64"
-            )
+            raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for it")
         stages = _stages(program, self.small_elements)
         direct = _direct(program, stages)
 

@@ -1,8 +1,6 @@
-"""The table of the onnxruntime engine: one record for each operator.
-
-onnxruntime computes convolutions, pooling, sums by index and the error function; all else is NumPy's. The
-records of elementwise operators and reductions are in ``ort_pointwise``.
-"""
+"""The table of the onnxruntime engine: one record for each operator. onnxruntime computes convolutions,
+pooling, sums by index and the error function; all else is NumPy's. The records of elementwise operators and
+reductions are in ``ort_pointwise``."""
 
 from __future__ import annotations
 
@@ -45,12 +43,9 @@ def _grouped(x: Array, term: str, *groups: str) -> Array:
 def _einsum(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """Einsum of two operands as one matrix product; see ``Letters``."""
     letters = Letters(item.attrs["equation"])
-    left, right = letters.left_kept, letters.right_kept
-    a = _sum_lone(args[0], letters.left, left)
-    b = _sum_lone(args[1], letters.right, right)
-    batch = (letters.batch,) if letters.batch else ()
-    first = _grouped(a, left, *batch, letters.rows, letters.inner)
-    second = _grouped(b, right, *batch, letters.inner, letters.columns)
+    left, right, batch = letters.left_kept, letters.right_kept, (letters.batch,) if letters.batch else ()
+    first = _grouped(_sum_lone(args[0], letters.left, left), left, *batch, letters.rows, letters.inner)
+    second = _grouped(_sum_lone(args[1], letters.right, right), right, *batch, letters.inner, letters.columns)
     extents = dict(zip(letters.out, out.shape, strict=True))
     in_order = letters.batch + letters.rows + letters.columns
     product = np.matmul(first, second) if letters.inner else first * second

@@ -44,6 +44,7 @@ MOST_SESSIONS = 256
 """Sessions that are kept."""
 Kind = tuple[str, int]
 """dtype (a letter of NumPy's) and rank of an array, which may have any extents."""
+Attrs = tuple[tuple[str, Any], ...]
 
 
 def _options() -> Any:
@@ -60,11 +61,7 @@ def _options() -> Any:
 
 @lru_cache(MOST_SESSIONS)
 def _session(
-    op: str,
-    domain: str,
-    given: tuple[Kind | None, ...],
-    made: tuple[Kind, ...],
-    attrs: tuple[tuple[str, Any], ...],
+    op: str, domain: str, given: tuple[Kind | None, ...], made: tuple[Kind, ...], attrs: Attrs
 ) -> tuple[Any, list[str], list[str]]:
     """Return a session of one operator, and the names of its inputs and outputs; "" is left out."""
 

@@ -74,9 +74,7 @@ class _Exactly:
     those of the process: the user's own are restored when the last run ends."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = EXACT
+        self._lock, self._inside, self._before = threading.Lock(), 0, EXACT
 
     def __enter__(self) -> None:
         with self._lock:
@@ -110,8 +108,7 @@ class TorchDeviceEngine(Engine):
         self._is_host = self._device.type == "cpu"
         self.device = None if self._is_host else self
         self.has_bfloat16 = _has_bfloat16(self._device)
-        self._needed: dict[str, int] = {}
-        self._launches: dict[str, Launch] = {}
+        self._needed, self._launches = dict[str, int](), dict[str, Launch]()
         self._computing = cuda_stream(self._device)
         self._streams: SimpleQueue[Stream] = SimpleQueue()
         for _ in range(STREAMS):
@@ -142,17 +139,14 @@ class TorchDeviceEngine(Engine):
         known, key = self._needed, program.key
         if key not in known:
             program, extra = without_group_axes(program), 0
-            inputs, dtypes = (
-                sum(map(array_bytes, program.input_shapes, program.input_dtypes)),
-                slot_dtypes(program),
-            )
+            inputs = sum(map(array_bytes, program.input_shapes, program.input_dtypes))
+            dtypes = slot_dtypes(program)
             for item in program.instructions:
                 if beside := KERNELS[item.op].device_scratch:
                     extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
-            scratch = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
-            known[key] = inputs + scratch
+            known[key] = inputs + program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
         return known[key]
 
     def forget(self) -> None:
@@ -160,11 +154,7 @@ class TorchDeviceEngine(Engine):
         self._needed = {}
         self._launches.clear()
         self.memory.capacity_bytes = None
-        self._empty_cache()
-
-    def _empty_cache(self) -> None:
-        if not self._is_host:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing where CUDA was not used
 
     def keep(self, array: Array) -> DeviceArray:
         nbytes = array.nbytes + LIBRARY_BYTES
@@ -207,7 +197,7 @@ class TorchDeviceEngine(Engine):
                 return begin(stream)
         except ResourceError:  # what is free lies in parts that are too small, or others have taken it
             self.memory.make_room()
-            self._empty_cache()
+            torch.cuda.empty_cache()
             with self._stream() as stream:
                 return begin(stream)
 
@@ -313,10 +303,9 @@ def _found(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) >= count:
         built = "" if torch.version.cuda else ", and is built without CUDA"
-        raise InputError(
-            f"there is no device for engine 'torch:{name}': PyTorch {torch.__version__} sees {count} of its "
-            f"kind{built}; use engine='torch', or install a PyTorch for the device"
-        )
+        sees = f"PyTorch {torch.__version__} sees {count} of its kind{built}"
+        way_out = "use engine='torch', or install a PyTorch for the device"
+        raise InputError(f"there is no device for engine 'torch:{name}': {sees}; {way_out}")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 

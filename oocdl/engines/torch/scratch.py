@@ -24,6 +24,8 @@ from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
+Stage = tuple[ChainStep | Instruction, Collection[int]]
+
 
 class _Heap(Slots):
     """Memory that is alive, by the slot it was made for; slots that are views of another count with it."""
@@ -106,12 +108,7 @@ def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
     heap.need(scratch)
 
 
-def scratch_bytes(
-    program: Program,
-    stages: Iterable[tuple[ChainStep | Instruction, Collection[int]]],
-    direct: Collection[int],
-    rules: Rules,
-) -> int:
+def scratch_bytes(program: Program, stages: Iterable[Stage], direct: Collection[int], rules: Rules) -> int:
     """Upper bound of the heap that a run of ``program`` takes. ``stages``: each chain or instruction in
     order, and the slots that nothing reads after it. ``direct``: slots that are made where the program's
     results belong."""

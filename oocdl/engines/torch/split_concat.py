@@ -27,10 +27,8 @@ Fresh = Callable[[int], int]
 
 def _of_channels(weights: Operand, span: Span) -> Operand:
     """The weights of some of the channels."""
-    crop = [(0, extent) for extent in weights.shape]
-    crop[CHANNEL_AXIS] = span
-    shape = (weights.shape[0], span[1] - span[0], *weights.shape[2:])
-    return weights._replace(crop=tuple(crop), shape=shape)
+    crop = ((0, weights.shape[0]), span, *((0, extent) for extent in weights.shape[2:]))
+    return weights._replace(crop=crop, shape=(weights.shape[0], span[1] - span[0], *weights.shape[2:]))
 
 
 def _is_whole(weights: Operand, shapes: Mapping[int, Shape]) -> bool:

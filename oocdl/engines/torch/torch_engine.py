@@ -16,7 +16,7 @@ from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
-from oocdl.engines.torch.torch_chain import ChainStep
+from oocdl.engines.torch.torch_chain import ChainStep, Spare
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.torch_record import Run as KernelRun
@@ -97,10 +97,8 @@ class Step:
             results = self.kernel(args, item)
         for index, result in enumerate(results):
             if result.shape != item.kernel_shapes[index] or result.dtype != self.dtypes[index]:
-                raise ValueError(
-                    f"{item.op} gave {result.dtype} {tuple(result.shape)}, "
-                    f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
-                )
+                wanted = f"{item.dtypes[index]} {item.kernel_shapes[index]}"
+                raise ValueError(f"{item.op} gave {result.dtype} {tuple(result.shape)}, wanted {wanted}")
             slots[item.outputs[index]] = self.arrange[index](result).reshape(item.shapes[index])
 
 
@@ -176,7 +174,7 @@ def _stages(program: Program, small: int) -> list[_Stage]:
     return stages
 
 
-def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> Callable[[int], Sequence[int]]:
+def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> Spare:
     """``ChainStep``'s ``spare_of``, from ``slots`` that nothing reads after the chain. Inputs come first:
     what the program has made is freed then. But a result that is made in the memory of an output wants no
     input, only that the value it is written over lies there, too."""

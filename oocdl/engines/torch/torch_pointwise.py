@@ -1,8 +1,6 @@
-"""PyTorch's kernels of elementwise operators and reductions that are in no loop.
-
-An operator with a formula runs by it, unless a faster kernel of PyTorch stands here. A kernel takes
-operands, unpadded and broadcastable, and the tensors its results go to.
-"""
+"""PyTorch's kernels of elementwise operators and reductions that are in no loop. An operator with a formula
+runs by it, unless a faster kernel of PyTorch stands here. A kernel takes operands, unpadded and
+broadcastable, and the tensors its results go to."""
 
 from __future__ import annotations
 
@@ -56,10 +54,6 @@ def _by_formula(row: Row) -> Run:
         outs[0].copy_(compute(row.steps(attrs), args, lambda op, given: primitive(op, given, args[0])))
 
     return run
-
-
-def _cast(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
-    outs[0].copy_(args[0])
 
 
 def _dropout(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
@@ -176,14 +170,10 @@ _RUNS: Mapping[str, Run] = {
     "Mod": lambda a, args, outs: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*args, out=outs[0]),
     "Div": _divide,
     "Softplus": lambda a, args, outs: torch.logaddexp(args[0], args[0].new_zeros(()), out=outs[0]),
-    "Cast": _cast,
-    "Where": _where,
-    "Normalize": _normalize,
-    "Dropout": _dropout,
-    "ReduceSum": _reduce_sum,
+    "Cast": lambda attrs, args, outs: outs[0].copy_(args[0]),
+    **{"Where": _where, "Normalize": _normalize, "Dropout": _dropout, "ReduceSum": _reduce_sum},
     "ReduceMax": lambda a, args, outs: torch.amax(args[0], dim=tuple(a["axes"]), keepdim=True, out=outs[0]),
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
+    **{"LogSumExp": _log_sum_exp, "Moments": _moments},
 }
 
 

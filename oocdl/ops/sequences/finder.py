@@ -1,8 +1,6 @@
-"""Finds attention that is written out, as exporters do it: ``written_out`` has the form.
-
-The products are Einsums. What follows is looked for from the end: each step is what is done to scores. Of
-masks it is found which scores they let count, and which of them are bands.
-"""
+"""Finds attention that is written out, as exporters do it: ``written_out`` has the form. The products are
+Einsums. What follows is looked for from the end: each step is what is done to scores. Of masks it is found
+which scores they let count, and which of them are bands."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import is_thin
 
+Gradient = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
+
 
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
     """Whether oneDNN has to be called by hand for a large convolution. By itself PyTorch takes thin slabs,
@@ -235,13 +237,7 @@ def conv_weight_grad(args: list[Tensor], item: Instruction, tuned: bool = True) 
     return [gradient(dy, x, shape, padding)]
 
 
-def _with_ends(
-    gradient: Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor],
-    dy: Tensor,
-    x: Tensor,
-    shape: Shape,
-    pads: Pads,
-) -> Tensor:
+def _with_ends(gradient: Gradient, dy: Tensor, x: Tensor, shape: Shape, pads: Pads) -> Tensor:
     """The gradient of the weights without a padded copy of ``x``: the few rows of ``dy`` that see more
     of the padding than the other end does are taken by themselves, with those taps that see ``x``."""
     padding = [before for before, _ in pads[1:]]

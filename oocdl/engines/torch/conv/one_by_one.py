@@ -78,12 +78,7 @@ def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = 
 
 
 def transposed(
-    x: Tensor,
-    w: Tensor,
-    strides: Sequence[int],
-    starts: Sequence[int],
-    shape: Shape,
-    out: Tensor | None = None,
+    x: Tensor, w: Tensor, strides: Shape, starts: Sequence[int], shape: Shape, out: Tensor | None = None
 ) -> Tensor:
     """The transposed convolution of ``x`` with ``w[c, d, 1, ..]``: the box of ``shape`` that starts at
     ``starts`` of the axes of space, zeros where no place of ``x`` comes to lie. ``out`` where each place of

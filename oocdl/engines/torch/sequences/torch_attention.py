@@ -1,8 +1,6 @@
-"""Attention on PyTorch, tile by tile: products, an exponential and sums of one tile of scores at a time.
-
-What it computes, and in which order operands come, is in ``oocdl.ops.sequences.attention``. Operands may be
-in bfloat16: tiles of them are computed in float32.
-"""
+"""Attention on PyTorch, tile by tile: products, an exponential and sums of one tile of scores at a time. What
+it computes, and in which order operands come, is in ``oocdl.ops.sequences.attention``. Operands may be in
+bfloat16: tiles of them are computed in float32."""
 
 from __future__ import annotations
 
