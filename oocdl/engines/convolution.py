@@ -1,5 +1,7 @@
 """The parts that operands and results play in convolutions and their gradients, for the engines' records.
-Engines see instructions and no rules. A test holds ``data`` to the rules' ``Product.data``."""
+
+Engines see instructions and no rules. A test holds ``data`` to the rules' ``Product.data``.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,11 @@ def clipped(extents: Sequence[int], pads: Pads) -> tuple[Pads, Pads]:
 
 
 def flipped_pads(item: Instruction) -> Pads:
-    """Paddings of the convolution that a transposed one of stride one is. They are the zeros that the wanted
-    box needs on both sides of each axis of space; negative: elements of the operand that it does not see."""
+    """Paddings of the convolution that a transposed one of stride one is.
+
+    They are the zeros that the wanted box needs on both sides of each axis of space; negative: elements of
+    the operand that it does not see.
+    """
     x, crop, shape = item.operands[0], crop_of(item)[2:], item.kernel_shapes[0][2:]
     taps = padded_shape(item.operands[1])[2:]
     found = []
@@ -82,9 +87,11 @@ def flipped_pads(item: Instruction) -> Pads:
 
 
 def without_group_axes(program: Program) -> Program:
-    """Return the program with the groups of its convolutions counted by ``group``, as ONNX counts them. Data
-    ``[n, g, c, space]`` become ``[n, g c, space]`` and weights ``[g, o, c, taps]`` become ``[g o, c, taps]``:
-    the same elements in the same order, so slots stay as they are."""
+    """Return the program with the groups of its convolutions counted by ``group``, as ONNX counts them.
+
+    Data ``[n, g, c, space]`` become ``[n, g c, space]`` and weights ``[g, o, c, taps]`` become ``[g o, c,
+    taps]``: the same elements in the same order, so slots stay as they are.
+    """
     if not any(item.attrs.get("grouped") for item in program.instructions):
         return program
     items = (_merged(item) if item.attrs.get("grouped") else item for item in program.instructions)

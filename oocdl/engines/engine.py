@@ -1,5 +1,7 @@
-"""The gate to the engines: one protocol, and the choice of a runtime by name. A runtime is heavy: it is
-imported when it is chosen, and not by this module."""
+"""The gate to the engines: one protocol, and the choice of a runtime by name.
+
+A runtime is heavy: it is imported when it is chosen, and not by this module.
+"""
 
 from __future__ import annotations
 
@@ -83,15 +85,19 @@ class Device(Protocol):
     def run(
         self, program: Program, rules: Rules, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
     ) -> Sequence[DeviceArray]:
-        """Begin to run a program on inputs that are each put together of parts; returns its results. ``outs``
-        are arrays of the host with the results' shapes and dtypes: ``DeviceArray.settle`` fills them. The
-        host may go on at once. Raises ResourceError if the device has too little memory."""
+        """Begin to run a program on inputs that are each put together of parts; returns its results.
+
+        ``outs`` are arrays of the host with the results' shapes and dtypes: ``DeviceArray.settle`` fills
+        them. The host may go on at once. Raises ResourceError if the device has too little memory.
+        """
 
     def combine(
         self, how: str, partial: Sequence[Sequence[Any]], counts: Sequence[int], outs: Sequence[Array]
     ) -> Sequence[DeviceArray]:
-        """Begin to combine partial results (``combine``), each of ``counts`` elements. Arrays
-        are of the host, or what ``DeviceArray.hold`` has returned; ``outs`` as for ``run``."""
+        """Begin to combine partial results (``combine``), each of ``counts`` elements.
+
+        Arrays are of the host, or what ``DeviceArray.hold`` has returned; ``outs`` as for ``run``.
+        """
 
 
 class Engine(ABC):
@@ -122,9 +128,11 @@ class Engine(ABC):
         and which inputs it writes over."""
 
     def compile(self, program: Program) -> Compiled:
-        """Compile a program to a function that several threads may call at once. The function writes over no
-        input but those that ``scratch_of`` names, and its results share no memory with inputs. Programs of
-        equal ``key`` are compiled once."""
+        """Compile a program to a function that several threads may call at once.
+
+        The function writes over no input but those that ``scratch_of`` names, and its results share no
+        memory with inputs. Programs of equal ``key`` are compiled once.
+        """
         key = program.key
         with self._lock:
             if key in self._known:
@@ -196,8 +204,10 @@ def resolve(name: str) -> str:
 
 
 def get_engine(name: str = "auto") -> Engine:
-    """The engine of this process for ``name``; the same instance for the same name. Raises InputError that
-    says how to install a runtime that is missing."""
+    """The engine of this process for ``name``; the same instance for the same name.
+
+    Raises InputError that says how to install a runtime that is missing.
+    """
     name = resolve(name)
     with _lock:
         if name not in _engines:

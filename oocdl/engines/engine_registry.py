@@ -1,5 +1,7 @@
-"""The engines: one entry for each says what has to be known of a runtime before it is imported. A further
-engine is one package and one entry here (``docs/how-to/adding-an-engine.md``)."""
+"""The engines: one entry for each says what has to be known of a runtime before it is imported.
+
+A further engine is one package and one entry here (``docs/how-to/adding-an-engine.md``).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Attention by NumPy, some rows of scores at a time, in the dtype of the operands. For engines that have no
-kernels of their own for it. What it computes, and in which order operands come, is in
-``oocdl.ops.sequences.attention``."""
+"""Attention by NumPy, some rows of scores at a time, in the dtype of the operands.
+
+For engines that have no kernels of their own for it. What it computes, and in which order operands come, is
+in ``oocdl.ops.sequences.attention``.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _scores(q: Array, k: Array, masks: Sequence[Array], attrs: Mapping[str, Any]
 
 def _split(rest: Sequence[Array], attrs: Mapping[str, Any]) -> tuple[Sequence[Array], Array | None, float]:
     """Return the masks, the uniform numbers by which weights are dropped, and the ratio of those that are.
-    The ratio is rounded to the dtype of the numbers, as Dropout rounds it."""
+
+    The ratio is rounded to the dtype of the numbers, as Dropout rounds it.
+    """
     if not drops(attrs):
         return rest, None, 0.0
     *masks, uniform = rest

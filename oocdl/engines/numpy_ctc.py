@@ -1,5 +1,7 @@
-"""CTC by NumPy in log space, all samples and places at once, frame by frame. For engines that have no kernel
-of their own for it. Formulas are in ``oocdl.ops.ctc``."""
+"""CTC by NumPy in log space, all samples and places at once, frame by frame.
+
+For engines that have no kernel of their own for it. Formulas are in ``oocdl.ops.ctc``.
+"""
 
 from __future__ import annotations
 

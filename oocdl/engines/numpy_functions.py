@@ -1,6 +1,8 @@
-"""NumPy's functions for primitive elementwise operators. All take operands that broadcast. Those of
-``FUNCTIONS`` also take ``out``, an array for the result, in whose memory an operand may lie, but not with
-Where."""
+"""NumPy's functions for primitive elementwise operators.
+
+All take operands that broadcast. Those of ``FUNCTIONS`` also take ``out``, an array for the result, in
+whose memory an operand may lie, but not with Where.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Operators that move values or look them up, by NumPy: for engines that compute with its arrays. Operands
-come as ``operand_of`` makes them, and results may be views. Concat and pooling take their operands
-unpadded."""
+"""Operators that move values or look them up, by NumPy: for engines that compute with its arrays.
+
+Operands come as ``operand_of`` makes them, and results may be views. Concat and pooling take their operands
+unpadded.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def _slice(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
 
 def places_of(ids: Array, item: Instruction) -> tuple[Array, Array]:
     """The index of each place: its table, of those one below the other, and its row there, also from the end.
-    Rows are not counted through all tables: that would be an array more, as large as the ids."""
+
+    Rows are not counted through all tables: that would be an array more, as large as the ids.
+    """
     check_indices(item, ids)
     batch = int(item.attrs.get("batch", 0))
     tables = prod(ids.shape[:batch])

@@ -1,6 +1,8 @@
 """Runs recurrent layers a step at a time: products by an engine, and between products cells.
+
 ``oocdl.ops.recurrent`` has the formulas of steps and the order of operands, and
-``oocdl.ops.sequences.recurrent_cells`` the cells. Each engine brings a ``Kit`` that computes both."""
+``oocdl.ops.sequences.recurrent_cells`` the cells. Each engine brings a ``Kit`` that computes both.
+"""
 
 from __future__ import annotations
 

@@ -45,8 +45,10 @@ _ADDRESSES = slice(OUTER_AXES + 1, None, FIELDS_PER_ARRAY)
 def bind(
     code: Code, extents: Sequence[int], rows: Sequence[Rows], outer: Sequence[int]
 ) -> Callable[[Sequence[int]], None]:
-    """Return the code of ``cell_code`` for ``extents`` [outer, rows], as a function of addresses. ``outer``:
-    for each array, bytes along the first of these axes."""
+    """Return the code of ``cell_code`` for ``extents`` [outer, rows], as a function of addresses.
+
+    ``outer``: for each array, bytes along the first of these axes.
+    """
     known = _arguments(extents, rows, outer)
 
     def run(addresses: Sequence[int]) -> None:
@@ -60,10 +62,12 @@ def bind(
 def bind_steps(
     code: Code, rows: Sequence[Rows], samples: int, fresh: Sequence[int | None], addresses: Ints
 ) -> Callable[[int, int], None]:
-    """Return the code as a function of a step and of the address of what is made for it alone. One thread at
-    a time may call it. ``fresh``: for arrays that are parts of what is made for a step, which stand side by
-    side, how many bytes behind its start they begin; None for others, whose ``addresses`` are [step,
-    array]."""
+    """Return the code as a function of a step and of the address of what is made for it alone.
+
+    One thread at a time may call it. ``fresh``: for arrays that are parts of what is made for a step, which
+    stand side by side, how many bytes behind its start they begin; None for others, whose ``addresses`` are
+    [step, array].
+    """
     arguments = _arguments((1, samples), rows, [0] * len(rows))
     places, address = arguments[_ADDRESSES], arguments.ctypes.data
     made = [place for place, offset in enumerate(fresh) if offset is not None]
@@ -82,8 +86,10 @@ def bind_steps(
 def cell_code(
     cell: Cell, attrs: Attrs, reads: tuple[Rows, ...], writes: tuple[Rows, ...], reduction: str = ""
 ) -> Code:
-    """Compile a cell whose arrays lie like these. With a ``reduction`` the last result is reduced over the
-    lanes of each row, and written so."""
+    """Compile a cell whose arrays lie like these.
+
+    With a ``reduction`` the last result is reduced over the lanes of each row, and written so.
+    """
     steps, results = steps_of_cell(cell, dict(attrs), len(reads))
     # Numbers of formulas are columns behind those of all values.
     known = sorted({arg for step in steps for arg in step.args if isinstance(arg, float)})

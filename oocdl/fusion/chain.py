@@ -145,8 +145,10 @@ class _Grouping:
 
 
 def arrange(program: Program, small_elements: int) -> list[Group]:
-    """Arrange the instructions of ``program`` in an order that may be run, in chains where possible. An
-    instruction on at most ``small_elements`` is not worth a place in a chain, and runs before or after it."""
+    """Arrange the instructions of ``program`` in an order that may be run, in chains where possible.
+
+    An instruction on at most ``small_elements`` is not worth a place in a chain, and runs before or after it.
+    """
     found, dtypes = _Grouping(), slot_dtypes(program)
     channels_last_slots = frozenset(slot for slot, _ in program.orders)
     for item in program.instructions:

@@ -211,8 +211,10 @@ class _Writer:
             self._store(one, total, ends, values, arrays)
 
     def _means(self, bases: list[str], row: str) -> dict[int, str]:
-        """Compute a row's means of the columns that it has moments of: column -> a scalar. Distances to the
-        mean are summed after that, as those to another number may all be much larger."""
+        """Compute a row's means of the columns that it has moments of: column -> a scalar.
+
+        Distances to the mean are summed after that, as those to another number may all be much larger.
+        """
         sums = [Sum(one.column, "ReduceSum", ()) for one in self.loop.sums if one.how == "Moments"]
         if not sums:
             return {}

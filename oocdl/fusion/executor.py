@@ -21,8 +21,10 @@ class AnyChainStep(ABC, Generic[A]):
     def __init__(
         self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str], library: Any
     ) -> None:
-        """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype. ``library``: the
-        module of the arrays, NumPy or torch."""
+        """``needed``: slots that are read after the chain. ``dtype_of``: slot -> dtype.
+
+        ``library``: the module of the arrays, NumPy or torch.
+        """
         self.chain, self.rank, self._library = chain, len(chain.domain), library
         self.members, self.columns = members_of(chain)
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
@@ -63,7 +65,9 @@ class AnyChainStep(ABC, Generic[A]):
 
     def _place(self, column: int, array: A, box: Crop | None, shape: Shape, copies: list[A]) -> Placed:
         """Tell how a column's operand lies; ``array`` is its slot's, ``copies`` keeps what had to be copied.
-        An operand is a view nearly always, and lies as it did the last time."""
+
+        An operand is a view nearly always, and lies as it did the last time.
+        """
         view = self._view(array)
         key = (column, view.shape, view.strides)
         if key in self._known:

@@ -105,8 +105,10 @@ class _Floats:
 
 
 def _power(f: _Floats, x: str) -> tuple[str, str, str]:
-    """Add (high, low, part): an exponential is ``high low (1 + part)``. There are two powers of two, since
-    float32 may not have their product."""
+    """Add (high, low, part): an exponential is ``high low (1 + part)``.
+
+    There are two powers of two, since float32 may not have their product.
+    """
     turned = f.fma(x, 1 / math.log(2), _TO_INTEGER)
     k = f.add(turned, -_TO_INTEGER)
     rest = f.fma(k, -_LN2_REST, f.fma(k, -_LN2, x))

@@ -114,8 +114,10 @@ class Builder:
 
     @contextmanager
     def loop(self, start: str, stop: str, step: int) -> Iterator[str]:
-        """Write a loop around what is added inside; yields the index. It runs once at least, for ``start``,
-        and goes on while the next index is less than ``stop``."""
+        """Write a loop around what is added inside; yields the index.
+
+        It runs once at least, for ``start``, and goes on while the next index is less than ``stop``.
+        """
         self._count += 1
         head, index, before = f"loop{self._count}", f"%i{self._count}", self._block
         self.do(f"br label %{head}")
@@ -189,9 +191,11 @@ def cast(b: Builder, value: str, source: str, target: str) -> str:
 
 
 def _rounded(b: Builder, value: str) -> str:
-    """Round float32 to bfloat16, ties to even, by its bits. Where a processor has no instruction for that,
-    LLVM calls a function to which no loop is linked. It must not see the reverse either: the maximum of two
-    such numbers would be rounded in the same way."""
+    """Round float32 to bfloat16, ties to even, by its bits.
+
+    Where a processor has no instruction for that, LLVM calls a function to which no loop is linked.
+    It must not see the reverse either: the maximum of two such numbers would be rounded in the same way.
+    """
     number, whole = f"<{b.lanes} x float>", f"<{b.lanes} x i32>"
     bits = b.new(f"bitcast {number} {value} to {whole}")
     upper = b.new(f"lshr {whole} {bits}, splat (i32 16)")

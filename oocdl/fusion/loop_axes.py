@@ -1,5 +1,7 @@
-"""Chooses the axes of a chain's loop: outer axes, rows and lanes, and where its reductions are complete. A
-chain is built member by member; it ends where one loop cannot have the next."""
+"""Chooses the axes of a chain's loop: outer axes, rows and lanes, and where its reductions are complete.
+
+A chain is built member by member; it ends where one loop cannot have the next.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +77,10 @@ class Nest:
 
 
 def _groups(domain: Shape, alike: Iterable[tuple[bool, ...]], cropped: bool) -> list[AxisGroup]:
-    """Join neighbouring axes of the domain where each of ``alike`` has the same flag for both. None are
-    joined where an operand is ``cropped``."""
+    """Join neighbouring axes of the domain where each of ``alike`` has the same flag for both.
+
+    None are joined where an operand is ``cropped``.
+    """
     flags, groups = [*zip(*alike, strict=True)], list[list[int]]()
     for axis in (axis for axis, extent in enumerate(domain) if extent > 1):
         if groups and not cropped and (not flags or flags[axis] == flags[groups[-1][-1]]):
@@ -89,8 +93,10 @@ def _groups(domain: Shape, alike: Iterable[tuple[bool, ...]], cropped: bool) -> 
 def _nest(
     domain: Shape, alike: Iterable[tuple[bool, ...]], cropped: bool, totals: Sequence[Reduction]
 ) -> Nest | None:
-    """Choose outer axes, rows and lanes; None where no loop has all operands and reductions. ``alike``: for
-    each operand, whether it varies along each axis."""
+    """Choose outer axes, rows and lanes; None where no loop has all operands and reductions.
+
+    ``alike``: for each operand, whether it varies along each axis.
+    """
     groups = _groups(domain, {*alike, *(total.kept for total in totals)}, cropped) or [AxisGroup((), 1)]
     *before, lanes = groups
     rows = before[-1] if before else AxisGroup((), 1)

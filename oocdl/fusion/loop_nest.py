@@ -1,5 +1,8 @@
-"""Runs a chain as one compiled loop, which reads every operand once and writes every result once. The loop
-and the order of its sums depend on the chain alone: not on threads, and not on how operands happen to lie."""
+"""Runs a chain as one compiled loop, which reads every operand once and writes every result once.
+
+The loop and the order of its sums depend on the chain alone: not on threads, and not on how operands
+happen to lie.
+"""
 
 from __future__ import annotations
 
@@ -131,8 +134,11 @@ class Fused:
         return Placed(view.address, tuple(found))
 
     def run(self, arrays: Mapping[int, Placed]) -> list[tuple[Instruction, list[Array]]]:
-        """Run the loop over ``arrays``, which has each column that is read or written. Returns each reduction
-        that is added up in memory with its results, as float64 in the shape that the chain gives them."""
+        """Run the loop over ``arrays``, which has each column that is read or written.
+
+        Returns each reduction that is added up in memory with its results, as float64 in the shape that the
+        chain gives them.
+        """
         sums = [np.zeros(shape) for shape in self._kept_shapes]
         placed = [arrays[column] for column in (*self.reads, *self.writes, *self.completed)]
         addresses = [array.address for array in placed]
@@ -201,8 +207,10 @@ def fuse(
     full: Collection[int],
     dtype_of: Mapping[int, str],
 ) -> Fused:
-    """Build the loop of a chain. ``full``: slots of elementwise members that are read after the chain.
-    ``dtype_of``: slot -> dtype."""
+    """Build the loop of a chain.
+
+    ``full``: slots of elementwise members that are read after the chain. ``dtype_of``: slot -> dtype.
+    """
     dtypes = {column: dtype_of[key[0] if isinstance(key, tuple) else key] for key, column in columns.items()}
     totals, ops = [], []
     for member in members:

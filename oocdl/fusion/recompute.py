@@ -1,6 +1,8 @@
-"""Lets a later chain compute a value again, where keeping the value would cost more. A value that only chains
-read is written as a whole by one and read by another. Where a few elementwise instructions make it from
-values that exist anyway, the later chain's loop computes it again, in registers."""
+"""Lets a later chain compute a value again, where keeping the value would cost more.
+
+A value that only chains read is written as a whole by one and read by another. Where a few elementwise
+instructions make it from values that exist anyway, the later chain's loop computes it again, in registers.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The loop of a map along one axis whose every result is a sum of a few weighted elements. ``y[b, o, a]`` is
-the sum of ``weights[t, o] * x[b, columns[t, o], a]`` over taps t, in their order: the bits depend neither on
-the shape around the axis nor on the order of axes in memory."""
+"""The loop of a map along one axis whose every result is a sum of a few weighted elements.
+
+``y[b, o, a]`` is the sum of ``weights[t, o] * x[b, columns[t, o], a]`` over taps t, in their order: the bits
+depend neither on the shape around the axis nor on the order of axes in memory.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +89,11 @@ class TapLoop:
 def weigh(
     x: Array, axis: int, columns: npt.NDArray[np.int32], weights: npt.NDArray[np.float64], out: Array
 ) -> None:
-    """Map ``axis`` of ``x`` by ``columns`` and ``weights`` ``[taps, results]``, into ``out``. Both arrays are
-    of one of ``DTYPES``. ``x`` is copied if its axes lie in another order than those of ``out``, or with
-    gaps; where ``out`` has gaps the result is made elsewhere, and copied."""
+    """Map ``axis`` of ``x`` by ``columns`` and ``weights`` ``[taps, results]``, into ``out``.
+
+    Both arrays are of one of ``DTYPES``. ``x`` is copied if its axes lie in another order than those of
+    ``out``, or with gaps; where ``out`` has gaps the result is made elsewhere, and copied.
+    """
     if not out.size:
         return
     order = sorted(range(out.ndim), key=lambda place: -out.strides[place])

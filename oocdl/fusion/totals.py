@@ -164,8 +164,10 @@ def merge(total: Total, places: Sequence[str], count: str) -> None:
 
 
 def _merged(b: Builder, old: Sequence[str], chunk: Sequence[str]) -> list[str]:
-    """Merge the moments in memory (count, mean, squares) with those of a chunk. ``chunk``: its count, its
-    origin, and the sum and the sum of squares of the distances to the origin."""
+    """Merge the moments in memory (count, mean, squares) with those of a chunk.
+
+    ``chunk``: its count, its origin, and the sum and the sum of squares of the distances to the origin.
+    """
     do, (counted, mean, squares), (count, origin, total, square) = b.two, old, chunk
     shift = do("fdiv", total, count)
     inner = do("fsub", square, do("fmul", total, shift))

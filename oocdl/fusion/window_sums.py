@@ -119,9 +119,11 @@ class Taps:
 
 
 def loop_for(inputs: int, outputs: int, depthwise: bool, lanes: int) -> SumLoop | None:
-    """Return the loop for so many channels; None if there is none whose vectors they fill. ``lanes``: numbers
-    in the processor's largest vectors. Where two vectors are multiplied in a cycle, and each takes four,
-    eight sums at once keep it busy."""
+    """Return the loop for so many channels; None if there is none whose vectors they fill.
+
+    ``lanes``: numbers in the processor's largest vectors. Where two vectors are multiplied in a cycle, and
+    each takes four, eight sums at once keep it busy.
+    """
     lanes = next((n for n in (lanes, lanes // 2) if outputs % n == 0), 0)
     if not lanes:
         return None
@@ -132,9 +134,12 @@ def loop_for(inputs: int, outputs: int, depthwise: bool, lanes: int) -> SumLoop 
 
 
 def add_window_sums(loop: SumLoop, x: Array, dy: Array, dw: Array, window: Sequence[Taps]) -> None:
-    """Add the gradient of weights to ``dw``. ``x[n, d, h, w, c]`` and ``dy[n, d, h, w, o]`` are float32
-    arrays whose last axis has no gaps, and ``dw[kd, kh, kw, c, o]``, of a depthwise convolution ``dw[kd, kh,
-    kw, o]``, has none at all; ``window`` tells of the three axes of space."""
+    """Add the gradient of weights to ``dw``.
+
+    ``x[n, d, h, w, c]`` and ``dy[n, d, h, w, o]`` are float32 arrays whose last axis has no gaps, and
+    ``dw[kd, kh, kw, c, o]``, of a depthwise convolution ``dw[kd, kh, kw, o]``, has none at all; ``window``
+    tells of the three axes of space.
+    """
     jobs, run, (deep, down, right) = _jobs(x, dy, dw, window), compiled(loop), window
     x_row, x_step, dy_row, dy_step = (n // ITEMSIZE for n in (*x.strides[2:4], *dy.strides[2:4]))
     arguments = np.array(

@@ -1,5 +1,7 @@
-"""The operators, losses and optimizers: shape, axes, gradient and cost of each. See README.md. ``register``
-takes ONNX operators of your own."""
+"""The operators, losses and optimizers: shape, axes, gradient and cost of each. See README.md.
+
+``register`` takes ONNX operators of your own.
+"""
 
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.registry import RULES, register

@@ -56,7 +56,9 @@ def extents_by(
     stretched: Collection[int] = (),
 ) -> dict[str, int]:
     """Return letter -> extent of operands whose axes are ``terms``, checked; ``known`` ones are given.
-    Operands whose numbers are in ``stretched`` broadcast: their extents may be 1."""
+
+    Operands whose numbers are in ``stretched`` broadcast: their extents may be 1.
+    """
     extents = dict(known)
     for place, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         if len(term) != len(shape):
@@ -90,8 +92,10 @@ def broadcast_axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]
 
 
 def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
-    """Undo a broadcast: sum ``grad`` over the broadcast axes, so that it has ``shape``. The adjoint of
-    ``Expand``. A gradient that is itself smaller is expanded first."""
+    """Undo a broadcast: sum ``grad`` over the broadcast axes, so that it has ``shape``.
+
+    The adjoint of ``Expand``. A gradient that is itself smaller is expanded first.
+    """
     full = tuple(int(extent) for extent in np.broadcast_shapes(build.shape(grad), shape))
     if full != build.shape(grad):
         grad = build("Expand", grad, shape=full)

@@ -1,6 +1,8 @@
-"""Activation functions and their fused gradients, as rows of the elementwise table. An entry is a formula;
-the gradient, kernels, costs and loops are derived from it. A gradient that is an operator of its own is one
-kernel over one read, and may read the result instead of the operand."""
+"""Activation functions and their fused gradients, as rows of the elementwise table.
+
+An entry is a formula; the gradient, kernels, costs and loops are derived from it. A gradient that is an
+operator of its own is one kernel over one read, and may read the result instead of the operand.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,11 @@ def _derived(formula: Formula) -> Slope:
 def activation(
     op: str, formula: Formula, gradient: Slope | None = None, *, fused: bool = False, **facts: Any
 ) -> Row:
-    """Make the row of an activation; ``facts`` are fields of ``Row`` that are measured, not derived. Its
-    gradient is given, or derived, or ``fused``: the operator ``<op>Grad`` of the result's gradient and of the
-    operand, with the same attributes."""
+    """Make the row of an activation; ``facts`` are fields of ``Row`` that are measured, not derived.
+
+    Its gradient is given, or derived, or ``fused``: the operator ``<op>Grad`` of the result's gradient and of
+    the operand, with the same attributes.
+    """
     if fused:
         gradient = lambda attrs, g, x, y: (apply(f"{op}Grad", g, x, **attrs),)  # noqa: E731
     return _row(op, formula, 1, gradient or _derived(formula), **facts)

@@ -1,6 +1,8 @@
-"""Metrics: numbers made of sums of each sample, which `metric_sums.py` adds to the graph as nodes. Counts are
-whole numbers, and so exact; errors are summed in the widest dtype of the engine. The numbers are those of the
-functions of MONAI and torchmetrics that each class names, on the same predictions."""
+"""Metrics: numbers made of sums of each sample, which `metric_sums.py` adds to the graph as nodes.
+
+Counts are whole numbers, and so exact; errors are summed in the widest dtype of the engine. The numbers are
+those of the functions of MONAI and torchmetrics that each class names, on the same predictions.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,11 @@ class HeadSums:
 def add_metric_sums(
     build: Builder, metrics: Iterable[Metric], heads: Mapping[str, Head], dtype: str
 ) -> dict[str, HeadSums]:
-    """Append the sums of each head that metrics need; those of errors are of ``dtype``. A metric is one of
-    the heads whose losses have classes, or of the others. Raises InputError if there are no such heads."""
+    """Append the sums of each head that metrics need; those of errors are of ``dtype``.
+
+    A metric is one of the heads whose losses have classes, or of the others. Raises InputError if there are
+    no such heads.
+    """
     metrics = tuple(metrics)
     for metric in metrics:
         if not any(suits(metric, output, head.spec) for output, head in heads.items()):
@@ -192,8 +195,10 @@ def _per_sample(y: Lifted) -> Lifted:
 
 
 def _own_sums(x: Lifted, metric: OwnMetric, head: Head, dtype: str) -> dict[str, Lifted | float]:
-    """Add the sums of a metric of the user's; InputError if it gives no values of samples. A single value
-    that has the places of labels counts where these do."""
+    """Add the sums of a metric of the user's; InputError if it gives no values of samples.
+
+    A single value that has the places of labels counts where these do.
+    """
     made: Any = metric.formula()(x.build, x.name, head.target)
     names = made if isinstance(made, tuple) else (made,)
     shapes = [list(x.build.shape(name)) if name in x.build.values else None for name in names]

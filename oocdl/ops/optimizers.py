@@ -37,8 +37,11 @@ builder names of values. Weight, gradient and state have one shape and dtype, sc
 
 
 class _Checked:
-    """An optimizer, whose fields are checked. ``clip_norm`` is the largest allowed norm of all gradients
-    together, ``clip_value`` the largest absolute value of an element of a gradient; only one of them goes."""
+    """An optimizer, whose fields are checked.
+
+    ``clip_norm`` is the largest allowed norm of all gradients together, ``clip_value`` the largest absolute
+    value of an element of a gradient; only one of them goes.
+    """
 
     def __post_init__(self) -> None:
         given: Any = self

@@ -1,5 +1,7 @@
-"""Parts of losses, and losses and metrics of a user's own: nodes, known by name and text, or an ONNX file. A
-file is of (prediction, target); its nodes are put into the graph of the pass."""
+"""Parts of losses, and losses and metrics of a user's own: nodes, known by name and text, or an ONNX file.
+
+A file is of (prediction, target); its nodes are put into the graph of the pass.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Groups of weights with settings of their own, as PyTorch's ``param_groups``: the first whose name matches.
-A group is a mapping: ``params``, patterns of names, and any fields of the optimizer that differ from its own.
-The word ``no_decay_1d`` among groups takes weight decay off all weights of at most one axis."""
+
+A group is a mapping: ``params``, patterns of names, and any fields of the optimizer that differ
+from its own. The word ``no_decay_1d`` among groups takes weight decay off all weights of at most one axis.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,12 @@ class Group:
 
 
 def groups_of(optimizer: Optimizer, param_groups: ParamGroups | None) -> list[Group]:
-    """Return the group of all weights that are in none, and those of ``param_groups`` in order. A learning
-    rate that is a number, where the optimizer's is a schedule, is what the schedule begins from in the group:
-    PyTorch's schedulers scale each group from its own. Raises InputError for what an optimizer cannot
-    have."""
+    """Return the group of all weights that are in none, and those of ``param_groups`` in order.
+
+    A learning rate that is a number, where the optimizer's is a schedule, is what the schedule begins from in
+    the group: PyTorch's schedulers scale each group from its own. Raises InputError for what an optimizer
+    cannot have.
+    """
     found = [Group(optimizer)]
     known = [one.name for one in fields(optimizer) if one.init and one.name not in OF_ALL]
     for given in param_groups or ():
@@ -84,9 +88,11 @@ def assigned(
     names: Mapping[str, Collection[str]],
     flat: Collection[str],
 ) -> dict[str, Group]:
-    """Return the group of each weight: the first that has a pattern of one of its ``names``. ``flat`` are the
-    weights of at most one axis. Raises InputError for a pattern that matches no weight, and for a group whose
-    weights are all in groups before it."""
+    """Return the group of each weight: the first that has a pattern of one of its ``names``.
+
+    ``flat`` are the weights of at most one axis. Raises InputError for a pattern that matches no weight, and
+    for a group whose weights are all in groups before it.
+    """
     default, *groups = groups_of(optimizer, param_groups)
     found = dict.fromkeys(names, default)
     taken: set[str] = set()
@@ -127,8 +133,10 @@ def lasting_groups(param_groups: ParamGroups | None, steps: int) -> ParamGroups 
 def step_scalars(
     optimizer: Optimizer, param_groups: ParamGroups | None, ema: float | None, step: int
 ) -> dict[str, float]:
-    """Return the contents of all SCALAR values of an update at a step, counted from 0. The average of weights
-    begins as the weights after the first step, as ``torch.optim.swa_utils`` has it."""
+    """Return the contents of all SCALAR values of an update at a step, counted from 0.
+
+    The average of weights begins as the weights after the first step, as ``torch.optim.swa_utils`` has it.
+    """
     found: dict[str, float] = {} if ema is None else {AVERAGE_KEPT: ema if step else 0.0}
     for group in reversed(groups_of(optimizer, param_groups)):
         found |= {group.scalar(name): number for name, number in scalars(group.optimizer, step).items()}

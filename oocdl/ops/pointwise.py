@@ -120,8 +120,10 @@ def apart(attrs: Attrs, g: Lifted, *values: Lifted) -> Gradients:
 
 
 def _extreme(better: str) -> Slope:
-    """Max and Min: the gradient goes to the operand that won. Ties: halves, as ``torch.maximum``; nothing at
-    the ``bound`` of a Clip, as ``torch.clamp``."""
+    """Max and Min: the gradient goes to the operand that won.
+
+    Ties: halves, as ``torch.maximum``; nothing at the ``bound`` of a Clip, as ``torch.clamp``.
+    """
 
     def gradient(attrs: Attrs, g: Lifted, first: Lifted, second: Lifted, y: Lifted) -> Gradients:
         zero = g.number(0.0)

@@ -70,8 +70,10 @@ class Kind:
     """Operands of the gradient behind R and before those of the loss: ``h0`` or ``c0``, then results."""
 
     def operands(self, late: bool = False, back: bool = False) -> list[str]:
-        """Return the operands of the layer or its gradient; the last one, the mask, may be left out. Those of
-        the loss are named as what they are gradients of."""
+        """Return the operands of the layer or its gradient; the last one, the mask, may be left out.
+
+        Those of the loss are named as what they are gradients of.
+        """
         if back:
             return ["R", *self.back, "h", *("last h", "last c")[: self.states], "mask"]
         return ["x", "R", *("h0", "c0")[: self.states], *["b"] * late, "mask"]
@@ -152,8 +154,10 @@ def _part(build: Builder, value: str, axis: int, start: int, stop: int) -> str:
 def _paired(
     build: Builder, node: Node, value: str, known: Mapping[str, str], times: str | None = None
 ) -> list[tuple[str, str]]:
-    """Return (``value`` of some steps, the states before these), for the first step and for all others. With
-    ``times`` the states are multiplied by that."""
+    """Return (``value`` of some steps, the states before these), for the first step and for all others.
+
+    With ``times`` the states are multiplied by that.
+    """
     steps, reverse = build.shape(value)[0], bool(node.attrs["reverse"])
     first = steps - 1 if reverse else 0
     pieces = [((first, first + 1), known["h0"])]
@@ -200,8 +204,10 @@ def _flops(weight: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[S
 
 
 def _scratch(back: bool, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count R as products take it and what a step makes and does not keep. A gradient turns R first, and
-    copies the states of all steps if their rows lie apart."""
+    """Count R as products take it and what a step makes and does not keep.
+
+    A gradient turns R first, and copies the states of all steps if their rows lie apart.
+    """
     (width, hidden), (steps, samples, *_) = inputs[0 if back else 1], outputs[0]
     turned = width * hidden + steps * samples * hidden if back else 0
     return width * hidden + 10 * samples * width + turned

@@ -1,6 +1,8 @@
-"""Learning rates as functions of the step (from 0): frozen dataclasses, comparable, picklable. Any callable
-``step -> float`` will do; these are the usual ones, equal to ``torch.optim.lr_scheduler``'s of the same
-meaning when that is stepped every update."""
+"""Learning rates as functions of the step (from 0): frozen dataclasses, comparable, picklable.
+
+Any callable ``step -> float`` will do; these are the usual ones, equal to
+``torch.optim.lr_scheduler``'s of the same meaning when that is stepped every update.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The nodes of optimizers: what replaces each weight and its state at the end of a step. ``optimizers`` has
-the formulas, ``param_groups`` what differs from weight to weight."""
+"""The nodes of optimizers: what replaces each weight and its state at the end of a step.
+
+``optimizers`` has the formulas, ``param_groups`` what differs from weight to weight.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,10 @@ def shared_loss(build: Builder, loss: str) -> str:
 
 
 def add_sums(build: Builder, gradients: Mapping[str, str]) -> dict[str, str]:
-    """Append the sum of each gradient with those of the passes before; returns weight -> sum. The sum so far
-    is a value of role SUM, ``<weight>/accumulated``."""
+    """Append the sum of each gradient with those of the passes before; returns weight -> sum.
+
+    The sum so far is a value of role SUM, ``<weight>/accumulated``.
+    """
     role, build.role = build.role, Role.GRADIENT
     sums = {}
     for weight, grad in gradients.items():
@@ -209,8 +213,10 @@ _UPDATES: Mapping[type, Callable[..., None]] = {
 
 
 def _own(w: Lifted, grad: str, rule: optim.Own, group: Group) -> None:
-    """Append the update of one weight; what stays as it is is left out. InputError if the function gives
-    other state than was registered, or values of other shapes."""
+    """Append the update of one weight; what stays as it is is left out.
+
+    InputError if the function gives other state than was registered, or values of other shapes.
+    """
     build = w.build
     state = {kind: _state(w, kind).name for kind, _ in rule.state}
     lr, step = (_scalar(w, group.scalar(name)).name for name in ("lr", optim.STEP))

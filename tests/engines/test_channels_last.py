@@ -1,6 +1,8 @@
 """Kernels of the torch engine's own for float32 volumes with their channels last, against float64 autograd.
-First layers as matrix products of columns, and convolutions padded on one side more than on the other, as at
-the ends of a volume. Each case asserts that it has gone the way that is meant."""
+
+First layers as matrix products of columns, and convolutions padded on one side more than on the other,
+as at the ends of a volume. Each case asserts that it has gone the way that is meant.
+"""
 
 from __future__ import annotations
 

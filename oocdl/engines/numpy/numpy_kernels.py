@@ -228,8 +228,10 @@ def _score_tiles(item: Instruction) -> int:
 
 
 def _elementwise(function: Callable[..., Any]) -> Kernel:
-    """An operator by a function of its operands and the instruction. It takes four times, for values between
-    the steps of a formula (objects in the error function)."""
+    """An operator by a function of its operands and the instruction.
+
+    It takes four times, for values between the steps of a formula (objects in the error function).
+    """
 
     def run(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
         check_divisor(item, args[-1])

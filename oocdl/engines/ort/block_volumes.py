@@ -1,6 +1,8 @@
-"""Convolutions of volumes at stride one in blocks of channels, plane by plane, as images (``blocks``). The
-planes that a plane of the result sees are taken for further channels of one image: where they lie one after
-the other, that costs nothing."""
+"""Convolutions of volumes at stride one in blocks of channels, plane by plane, as images (``blocks``).
+
+The planes that a plane of the result sees are taken for further channels of one image: where they lie
+one after the other, that costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -82,8 +84,10 @@ def _convolutions(
 
 
 def _filters(w: Array, few: bool) -> Array:
-    """``w[o, c, d, h, w]`` in blocks, ``[blocks of o, d, blocks of c, h, w, c, o]``. ``few``: c is not
-    blocked, and its axes are ``c, h, w, o``."""
+    """``w[o, c, d, h, w]`` in blocks, ``[blocks of o, d, blocks of c, h, w, c, o]``.
+
+    ``few``: c is not blocked, and its axes are ``c, h, w, o``.
+    """
     b, (o, c, *taps) = block(), w.shape
     rows = c if few else blocks_of(c) * b
     whole = w
@@ -141,10 +145,12 @@ def _convolve(x: Array, w: Array, pads: Pads, out: Array, channels_last: bool) -
 
 
 def _gradient(x: Array, dy: Array, pads: Pads, out: Array) -> None:
-    """The sum over places of ``x[place + tap, c] dy[place, o]``, samples one after the other. A block of rows
-    of ``x`` is taken for channels, its columns with their channels for the columns of an image, and as many
-    rows of ``dy`` for the filters: all columns of the kernel and all of its rows (for which there is a copy
-    of the filters each) come out at once."""
+    """The sum over places of ``x[place + tap, c] dy[place, o]``, samples one after the other.
+
+    A block of rows of ``x`` is taken for channels, its columns with their channels for the columns
+    of an image, and as many rows of ``dy`` for the filters: all columns of the kernel and all of
+    its rows (for which there is a copy of the filters each) come out at once.
+    """
     b, (o, c, depth, height, width) = block(), out.shape
     total = np.zeros((blocks_of(o), depth, height * b, 1, width * c), np.float32)
     columns = dy.shape[4]
@@ -192,8 +198,11 @@ def _row_images(x: Array, first: int, rows: int, columns: int, left: int) -> Arr
 
 
 def _sort_filters(dy: Array, part: int, first: int, padded: Array, filters: Array) -> None:
-    """A block of channels of a plane of ``dy[h, w, o]``, shifted by every row of the kernel. ``padded``: rows
-    that ``filters`` see, the last of the first filter at ``first``; zeros stay where ``dy`` has nothing."""
+    """A block of channels of a plane of ``dy[h, w, o]``, shifted by every row of the kernel.
+
+    ``padded``: rows that ``filters`` see, the last of the first filter at ``first``; zeros stay where ``dy``
+    has nothing.
+    """
     b, height = block(), len(filters)
     mine = dy[..., part * b : (part + 1) * b]
     low = first - (height - 1)

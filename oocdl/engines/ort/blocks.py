@@ -24,8 +24,10 @@ DOMAIN = "com.microsoft.nchwc"
 
 @cache
 def block() -> int:
-    """Channels of a block on this processor; 1, with a warning, where there are no such kernels. Two places
-    of many channels are sorted: the second one comes after a block of the first."""
+    """Channels of a block on this processor; 1, with a warning, where there are no such kernels.
+
+    Two places of many channels are sorted: the second one comes after a block of the first.
+    """
     channels = 64
     given = np.arange(2 * channels, dtype=np.float32).reshape(1, 1, 2, channels)
     made = np.empty((1, channels, 1, 2), np.float32)
@@ -69,8 +71,10 @@ def unsort(x: Array, made: Array, channels_last: bool) -> None:
 
 
 def interleave(x: Array, made: Array) -> None:
-    """``x[n, i, j, b]`` with ``i`` and ``j`` exchanged; ``b`` is a block's. That is what sorting does to
-    ``j`` blocks of channels."""
+    """``x[n, i, j, b]`` with ``i`` and ``j`` exchanged; ``b`` is a block's.
+
+    That is what sorting does to ``j`` blocks of channels.
+    """
     n, i, j, b = x.shape
     rows, columns = x.reshape(n, i, 1, j * b), made.reshape(n, j * b, i, 1)
     run("ReorderInput", [rows], [columns], DOMAIN, channels_last=1)
@@ -85,8 +89,10 @@ def convolve(
     dilations: Sequence[int] = (1, 1),
     adds: bool = False,
 ) -> None:
-    """The convolution of images of blocks; few channels, less than a block, lie in planes. ``adds``: to what
-    is in ``made``."""
+    """The convolution of images of blocks; few channels, less than a block, lie in planes.
+
+    ``adds``: to what is in ``made``.
+    """
     args = [x, w, None, made] if adds else [x, w]
     slide = {"kernel_shape": tuple(kernel), "pads": tuple(pads), "dilations": tuple(dilations)}
     run("Conv", args, [made], DOMAIN, **slide, strides=(1, 1), group=1)

@@ -1,6 +1,8 @@
-"""Kernels of volumes with their channels last, for which onnxruntime has none: its own want planes. They pool
-and convolve where windows lie side by side: then a window sees rows of the kernel's width times the channels,
-and convolutions are matrix products. Arrays are ``[n, d, h, w, c]`` here."""
+"""Kernels of volumes with their channels last, for which onnxruntime has none: its own want planes.
+
+They pool and convolve where windows lie side by side: then a window sees rows of the kernel's width times the
+channels, and convolutions are matrix products. Arrays are ``[n, d, h, w, c]`` here.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The onnxruntime engine: single operators of onnxruntime, and NumPy for what lies between. Chains of
-elementwise instructions run as loops, all else an instruction at a time."""
+"""The onnxruntime engine: single operators of onnxruntime, and NumPy for what lies between.
+
+Chains of elementwise instructions run as loops, all else an instruction at a time.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,9 @@ class OnnxRuntimeEngine(Engine):
 
 
 def make_engine() -> OnnxRuntimeEngine:
-    """Make the engine for ``get_engine``; products of NumPy then take one thread, in all the process. Several
-    programs run at once. Products with all cores each wait for each other: forty times as long."""
+    """Make the engine for ``get_engine``; products of NumPy then take one thread, in all the process.
+
+    Several programs run at once. Products with all cores each wait for each other: forty times as long.
+    """
     threadpool_limits(1, user_api="blas")
     return OnnxRuntimeEngine()

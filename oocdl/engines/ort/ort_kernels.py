@@ -1,6 +1,8 @@
-"""The table of the onnxruntime engine: one record for each operator. onnxruntime computes convolutions,
-pooling, sums by index and the error function; all else is NumPy's. The records of elementwise operators and
-reductions are in ``ort_pointwise``."""
+"""The table of the onnxruntime engine: one record for each operator.
+
+onnxruntime computes convolutions, pooling, sums by index and the error function; all else is NumPy's. The
+records of elementwise operators and reductions are in ``ort_pointwise``.
+"""
 
 from __future__ import annotations
 

@@ -83,8 +83,11 @@ _SEQUENTIAL_ELEMENTS = 512
 
 
 def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
-    """``function`` over ``axes``, which are kept, one after the other. Outer axes first: rows are added up
-    whole, which is as fast as memory, and only a row is left to the inner axes."""
+    """``function`` over ``axes``, which are kept, one after the other.
+
+    Outer axes first: rows are added up whole, which is as fast as memory, and only a row is left
+    to the inner axes.
+    """
     for axis in sorted(axis % x.ndim for axis in axes):
         length = x.shape[axis]
         # The innermost axis is added up in pairs by NumPy.

@@ -1,6 +1,8 @@
-"""The record of all that the onnxruntime engine knows of one operator. The records stand in
-``ort_kernels.KERNELS``. An operator without one is refused before a run. What a kernel takes while it runs is
-what the operator's rule says (``OpRule.scratch_elements``), which is measured here."""
+"""The record of all that the onnxruntime engine knows of one operator.
+
+The records stand in ``ort_kernels.KERNELS``. An operator without one is refused before a run. What a kernel
+takes while it runs is what the operator's rule says (``OpRule.scratch_elements``), which is measured here.
+"""
 
 from __future__ import annotations
 

@@ -84,8 +84,10 @@ def _session(
 def run(
     op: str, arrays: Sequence[Array | None], results: Sequence[Array], domain: str = "", **attrs: Any
 ) -> None:
-    """Run an operator, whose attributes are hashable; an array of None is left out. ``arrays`` with gaps are
-    copied, and ``results`` that have some are made elsewhere."""
+    """Run an operator, whose attributes are hashable; an array of None is left out.
+
+    ``arrays`` with gaps are copied, and ``results`` that have some are made elsewhere.
+    """
     # Lists, not generators: this is called thousands of times a step, and Python is held meanwhile.
     given = [None if array is None else aligned(np.asarray(array, order="C")) for array in arrays]
     made = [out if out.flags.c_contiguous else np.empty(out.shape, out.dtype) for out in results]

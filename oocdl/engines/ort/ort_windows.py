@@ -1,6 +1,8 @@
-"""Convolutions, their gradients and pooling by standard operators of onnxruntime. The measurements behind
-each choice are in `docs/explanation/kernel-measurements.md`, sections 2 to 4: never im2col, never
-ConvTranspose at stride one (which makes an im2col inside)."""
+"""Convolutions, their gradients and pooling by standard operators of onnxruntime.
+
+The measurements behind each choice are in `docs/explanation/kernel-measurements.md`, sections 2 to 4:
+never im2col, never ConvTranspose at stride one (which makes an im2col inside).
+"""
 
 from __future__ import annotations
 
@@ -125,10 +127,12 @@ def _transposed_by_op(x: Array, w: Array, item: Instruction, out: Array) -> None
 
 
 def _fold(image: Array, kernel: Array, pads: Pads, slide: Slide) -> Array:
-    """``sum over n, d of image[n, c, stride d + dilation z] kernel[n, o, d]``, by one Conv. The batch is the
-    Conv's channel axis, the channels of the image are folded into its last axis: with a dilation of that
-    many, one Conv makes all kernel positions of all channels as columns of one matrix product, without an
-    im2col. Axes o, c, z."""
+    """``sum over n, d of image[n, c, stride d + dilation z] kernel[n, o, d]``, by one Conv.
+
+    The batch is the Conv's channel axis, the channels of the image are folded into its
+    last axis: with a dilation of that many, one Conv makes all kernel positions of
+    all channels as columns of one matrix product, without an im2col. Axes o, c, z.
+    """
     rank, channels, (strides, dilations, _) = len(pads), image.shape[1], slide
     spatial = range(2, rank + 2)
     folded = _turned(image, [0, *spatial, 1])

@@ -70,8 +70,10 @@ def _set(settings: Settings) -> None:
 
 
 class _Exactly:
-    """A context in which PyTorch's global settings are ``EXACT``, while any run is inside. The settings are
-    those of the process: the user's own are restored when the last run ends."""
+    """A context in which PyTorch's global settings are ``EXACT``, while any run is inside.
+
+    The settings are those of the process: the user's own are restored when the last run ends.
+    """
 
     def __init__(self) -> None:
         self._lock, self._inside, self._before = threading.Lock(), 0, EXACT
@@ -94,8 +96,11 @@ _exactly = _Exactly()
 
 
 class TorchDeviceEngine(Engine):
-    """Runs programs with PyTorch on a device, and is its ``Device``. On the host it takes the pinned memory
-    of its streams, as long as it lives; runs take memory of the device."""
+    """Runs programs with PyTorch on a device, and is its ``Device``.
+
+    On the host it takes the pinned memory of its streams, as long as it lives; runs take memory of
+    the device.
+    """
 
     held_bytes = STREAMS * PIECES_PER_STREAM * PIECE_BYTES
     operators = frozenset(KERNELS)

@@ -56,8 +56,10 @@ class Resident:
 
 
 class DeviceMemory:
-    """Keeps arrays in what is free of a device, beside what runs take. ``free_bytes`` is asked by the first
-    run of a session."""
+    """Keeps arrays in what is free of a device, beside what runs take.
+
+    ``free_bytes`` is asked by the first run of a session.
+    """
 
     def __init__(self, free_bytes: Callable[[], int], fetch: Fetch) -> None:
         self.free_bytes, self.fetch = free_bytes, fetch
@@ -67,8 +69,10 @@ class DeviceMemory:
         self._lock = threading.Lock()
 
     def add(self, tensor: Tensor, ready: Any = None, host: Array | None = None) -> Resident:
-        """Keep a tensor that nobody writes to. ``host`` is an array that waits for its bytes, which are there
-        once the event ``ready`` has passed."""
+        """Keep a tensor that nobody writes to.
+
+        ``host`` is an array that waits for its bytes, which are there once the event ``ready`` has passed.
+        """
         made = Resident(self, tensor, ready, host)
         with self._lock:
             self._residents.add(made)

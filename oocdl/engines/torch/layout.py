@@ -1,6 +1,8 @@
-"""Tensors with their channels last, in strides by which PyTorch recognizes them. The stride of an axis of one
-element does not matter to memory, but PyTorch goes by it, and takes a tensor of one sample for planes if the
-stride is not what it would be with more samples."""
+"""Tensors with their channels last, in strides by which PyTorch recognizes them.
+
+The stride of an axis of one element does not matter to memory, but PyTorch goes by it, and takes a
+tensor of one sample for planes if the stride is not what it would be with more samples.
+"""
 
 from __future__ import annotations
 

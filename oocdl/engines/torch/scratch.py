@@ -109,9 +109,11 @@ def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
 
 
 def scratch_bytes(program: Program, stages: Iterable[Stage], direct: Collection[int], rules: Rules) -> int:
-    """Upper bound of the heap that a run of ``program`` takes. ``stages``: each chain or instruction in
-    order, and the slots that nothing reads after it. ``direct``: slots that are made where the program's
-    results belong."""
+    """Upper bound of the heap that a run of ``program`` takes.
+
+    ``stages``: each chain or instruction in order, and the slots that nothing reads after it.
+    ``direct``: slots that are made where the program's results belong.
+    """
     heap = _Heap(program)
     heap.direct = direct
     for step, dying in stages:
@@ -125,9 +127,11 @@ def scratch_bytes(program: Program, stages: Iterable[Stage], direct: Collection[
 
 
 def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[int, int]:
-    """Slot -> number of the output in whose memory it is made. An output that is not cropped lies where it
-    belongs. So does a value before it that a chain writes it over. Such a value takes nothing of the heap,
-    faults in no page, and is not copied in the end."""
+    """Slot -> number of the output in whose memory it is made.
+
+    An output that is not cropped lies where it belongs. So does a value before it that a chain
+    writes it over. Such a value takes nothing of the heap, faults in no page, and is not copied in the end.
+    """
     channels_last_slots = frozenset(slot for slot, _ in program.orders)
     able = {slot for step in steps for slot in _able(step, channels_last_slots)}
     found: dict[int, int] = {}

@@ -21,14 +21,18 @@ class ChainStep(AnyChainStep[Tensor]):
     def __init__(
         self, chain: Chain, needed: frozenset[int], spare_of: Spare, dtype_of: Mapping[int, str]
     ) -> None:
-        """``needed``: slots that are read after the chain. ``dtype_of``: of each slot. ``spare_of``: slot
-        made whole -> slots that end here, whose memory it may take, best first."""
+        """``needed``: slots that are read after the chain. ``dtype_of``: of each slot.
+
+        ``spare_of``: slot made whole -> slots that end here, whose memory it may take, best first.
+        """
         super().__init__(chain, needed, dtype_of, torch)
         self.reuse = self._reuse(spare_of, dtype_of)
 
     def _reuse(self, spare_of: Spare, dtype_of: Mapping[int, str]) -> dict[int, int]:
-        """Slot made whole -> slot that ends here, whose memory it may take. It may be any that lies as the
-        result does: at each place all is read before anything is written."""
+        """Slot made whole -> slot that ends here, whose memory it may take.
+
+        It may be any that lies as the result does: at each place all is read before anything is written.
+        """
         found: dict[int, int] = {}
         for member in self.members:
             for slot, shape in zip(member.item.outputs, member.item.kernel_shapes, strict=True):

@@ -175,9 +175,11 @@ def _stages(program: Program, small: int) -> list[_Stage]:
 
 
 def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> Spare:
-    """``ChainStep``'s ``spare_of``, from ``slots`` that nothing reads after the chain. Inputs come first:
-    what the program has made is freed then. But a result that is made in the memory of an output wants no
-    input, only that the value it is written over lies there, too."""
+    """``ChainStep``'s ``spare_of``, from ``slots`` that nothing reads after the chain.
+
+    Inputs come first: what the program has made is freed then. But a result that is made in the memory of
+    an output wants no input, only that the value it is written over lies there, too.
+    """
     whole = {item.slot for item in program.outputs if item.crop is None}
     channels_last_slots = {slot for slot, _ in program.orders}
     alike = {slot for slot in program.inputs if (slot in channels_last_slots) == is_channels_last}

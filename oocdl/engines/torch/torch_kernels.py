@@ -77,8 +77,10 @@ def _gather(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
 
 
 def _gather_grad(args: list[Tensor], instruction: Instruction, ordered: bool = False) -> list[Tensor]:
-    """Sums of rows of the gradient, by the kernel that is the fastest on a processor. ``ordered``: by the one
-    that PyTorch promises to be deterministic on any device, if asked to be."""
+    """Sums of rows of the gradient, by the kernel that is the fastest on a processor.
+
+    ``ordered``: by the one that PyTorch promises to be deterministic on any device, if asked to be.
+    """
     (ids, dy), batch, shape = args, _batch(instruction), instruction.kernel_shapes[0]
     tables, row = math.prod(shape[:batch]), shape[batch + 1 :]
     flat, count = _through(ids, instruction, tables), tables * shape[batch]

@@ -1,6 +1,8 @@
-"""PyTorch's kernels of elementwise operators and reductions that are in no loop. An operator with a formula
-runs by it, unless a faster kernel of PyTorch stands here. A kernel takes operands, unpadded and
-broadcastable, and the tensors its results go to."""
+"""PyTorch's kernels of elementwise operators and reductions that are in no loop.
+
+An operator with a formula runs by it, unless a faster kernel of PyTorch stands here. A kernel takes
+operands, unpadded and broadcastable, and the tensors its results go to.
+"""
 
 from __future__ import annotations
 

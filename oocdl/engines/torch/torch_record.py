@@ -82,8 +82,10 @@ def elementwise(item: Instruction, slots: Slots, rules: Rules) -> int:
 
 
 def pooling(item: Instruction, slots: Slots, rules: Rules) -> int:
-    """Counts padded copies of operands, and the intermediate results of what is pooled at a time. The
-    gradient of a padded operand is made whole, and then cut."""
+    """Counts padded copies of operands, and the intermediate results of what is pooled at a time.
+
+    The gradient of a padded operand is made whole, and then cut.
+    """
     x, dtype, in_rows = padded_shape(item.operands[0]), slots.dtype(item), slots.has_channels_last(item)
     copied = [o for o in item.operands if o.pads is not None or (o.crop is not None and not in_rows)]
     stages = POOLING_STAGES
@@ -122,8 +124,10 @@ class Result(Enum):
 
 @dataclass(frozen=True)
 class Kernel:
-    """The kernels of one operator, and the facts that the engine tells operators apart by. Defaults are those
-    of an operator without windows that runs by itself."""
+    """The kernels of one operator, and the facts that the engine tells operators apart by.
+
+    Defaults are those of an operator without windows that runs by itself.
+    """
 
     run: Run
     result: Result

@@ -41,9 +41,11 @@ def pieces(whole: Any, most_bytes: int) -> Iterator[Any]:
 
 
 class _Writable:
-    """An array as NumPy sees it, said to be writable. PyTorch has no read-only tensors and warns of read-only
-    arrays. No kernel writes to an input, so the warning would be noise; switching it off is not
-    thread-safe."""
+    """An array as NumPy sees it, said to be writable.
+
+    PyTorch has no read-only tensors and warns of read-only arrays. No kernel writes
+    to an input, so the warning would be noise; switching it off is not thread-safe.
+    """
 
     def __init__(self, array: Array) -> None:
         self.array, known = array, array.__array_interface__
@@ -108,8 +110,10 @@ def cuda_stream(device: torch.device) -> Any:
 
 class Stream:
     """A stream of the device that copies for one thread at a time, with pieces that are used in turn.
+
     ``computing`` is the stream that kernels run on, one after the other: what is copied to the device is
-    there before kernels begun later run, and what is copied from it is made by kernels begun before."""
+    there before kernels begun later run, and what is copied from it is made by kernels begun before.
+    """
 
     def __init__(self, device: torch.device, computing: Any = None) -> None:
         self.device, self.computing = device, computing
@@ -135,8 +139,10 @@ class Stream:
         return made
 
     def to_host(self, tensor: Tensor, out: Array, ready: Any = None) -> None:
-        """Begin to copy ``tensor`` to ``out`` on the host, once it is made. That is when the event ``ready``
-        has passed; None: when all kernels begun so far are done."""
+        """Begin to copy ``tensor`` to ``out`` on the host, once it is made.
+
+        That is when the event ``ready`` has passed; None: when all kernels begun so far are done.
+        """
         if self.copying is not None:
             if ready is None:
                 self.copying.wait_stream(self.computing)

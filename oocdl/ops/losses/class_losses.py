@@ -1,6 +1,8 @@
 """Losses of each label by itself: LogSumExp, elementwise operators and sums, so that every axis may be cut.
+
 Labels are whole numbers. Cross entropy is ``torch.nn.functional``'s with mean reduction. Formulas stand with
-each class."""
+each class.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Losses of the overlap of predicted and true regions, from sums over batch and space: Dice and Tversky.
-Formulas stand with each class."""
+
+Formulas stand with each class.
+"""
 
 from __future__ import annotations
 

@@ -154,7 +154,9 @@ def _flops(products: tuple[int, int], node: Node, inputs: Sequence[Shape], outpu
 
 def _scratch(tiles: int, node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count ``tiles`` times the scores of a tile, parts of operands and results in a tile's order, and sums.
-    An engine may take a tile of all keys at once, of one query at least."""
+
+    An engine may take a tile of all keys at once, of one query at least.
+    """
     q, k, v = inputs[:3]
     band = node.attrs["band"]
     found, wide = tiling(q, k[2], band=band), tiling(q, k[2], k[2], band)

@@ -1,6 +1,8 @@
-"""Finds attention that is written out, as exporters do it: ``written_out`` has the form. The products are
-Einsums. What follows is looked for from the end: each step is what is done to scores. Of masks it is found
-which scores they let count, and which of them are bands."""
+"""Finds attention that is written out, as exporters do it: ``written_out`` has the form.
+
+The products are Einsums. What follows is looked for from the end: each step is what is done to scores. Of
+masks it is found which scores they let count, and which of them are bands.
+"""
 
 from __future__ import annotations
 
@@ -243,8 +245,10 @@ def _repeats(node: Node, was: Shape, made: Shape) -> bool:
 
 
 def band_of(mask: Mask, constants: Mapping[str, Array]) -> Band | None:
-    """Return the band that a constant mask lets be seen, if it is one, where every query sees a key. That of
-    a mask that hides nothing has no ends."""
+    """Return the band that a constant mask lets be seen, if it is one, where every query sees a key.
+
+    That of a mask that hides nothing has no ends.
+    """
     array = constants.get(mask.value)
     if array is None:
         return None
@@ -291,8 +295,10 @@ def _band(seen: Array) -> Band | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Makes what broadcasts to [*lead, queries, keys] do so to [batch, groups, heads, queries, keys]. It is
-    reshaped to ``parts``, expanded to ``whole``, and reshaped to ``made``."""
+    """Makes what broadcasts to [*lead, queries, keys] do so to [batch, groups, heads, queries, keys].
+
+    It is reshaped to ``parts``, expanded to ``whole``, and reshaped to ``made``.
+    """
 
     parts: Shape
     whole: Shape
@@ -335,8 +341,10 @@ def _spans(shape: Shape) -> Iterator[tuple[int, tuple[int, int]]]:
 
 def grouping(leads: Sequence[Shape], masks: Sequence[tuple[Shape, Shape]], repeats: int) -> Shape | None:
     """Return [batch, groups, heads]: heads are ``repeats``, the batch is such that masks are smallest.
+
     ``leads``: all shapes that batch and heads have, those of the product first. ``masks``: (shape, lead).
-    Where it makes no difference the batch is the first axis of the longest."""
+    Where it makes no difference the batch is the first axis of the longest.
+    """
     total = prod(leads[0])
     if total % repeats:
         return None

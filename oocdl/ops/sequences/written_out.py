@@ -94,8 +94,10 @@ def _told(node: Node, weights: str) -> tuple[Ordered, str, str] | None:
 
 
 def _is_of_channels(finder: Finder, found: Found, q: Ordered, v: Ordered) -> bool:
-    """Whether sizes are longer than there are keys, as where channels attend to each other. Their scores are
-    few, and what is long may be space: it is cut in products, and never in attention."""
+    """Whether sizes are longer than there are keys, as where channels attend to each other.
+
+    Their scores are few, and what is long may be space: it is cut in products, and never in attention.
+    """
     extents = [finder.shape(value)[term.index(order[-1])] for value, term, order in (q, v)]
     return max(extents) > max(LARGEST_SIZE, finder.shape(found.weights)[-1])
 
@@ -161,9 +163,11 @@ def _attend(
 
 
 def _split(finder: Finder, found: Found) -> tuple[Band, list[Mask]]:
-    """Return the band that one of the masks is, and the other masks. A band hides what nothing brings back.
-    So no mask that may be a number where it is false comes later, and where the band is of numbers that are
-    not infinite no other mask may hide all that it lets be seen."""
+    """Return the band that one of the masks is, and the other masks.
+
+    A band hides what nothing brings back. So no mask that may be a number where it is false comes later, and
+    where the band is of numbers that are not infinite no other mask may hide all that it lets be seen.
+    """
     for place, mask in enumerate(found.masks):
         rest = [*found.masks[:place], *found.masks[place + 1 :]]
         band = band_of(mask, finder.graph.constants)

@@ -130,8 +130,10 @@ def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int
 
 
 def _copies(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count a copy of each operand and of the result, for padding and oneDNN's blocked layouts. Channels are
-    rounded up to blocks of 16 there. Weights are copied once more, to lie as the data does."""
+    """Count a copy of each operand and of the result, for padding and oneDNN's blocked layouts.
+
+    Channels are rounded up to blocks of 16 there. Weights are copied once more, to lie as the data does.
+    """
     *data, weights = _data_and_weights(node, inputs, outputs)
     blocked = [(shape[0], -(-shape[1] // 16) * 16, *shape[2:]) for shape in data]
     filters = (*(-(-extent // 16) * 16 for extent in weights[:2]), *weights[2:])
@@ -148,9 +150,12 @@ def _data_and_weights(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sha
 
 
 def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
-    """Count the copies, the uncropped result, and onnxruntime's im2col of one sample. The im2col of 32 x 27 x
-    131072 elements takes 448 MB (`docs/explanation/kernel-measurements.md`, section 7). At stride one the
-    engines run a plain Conv with the flipped weight instead, which has no such buffer."""
+    """Count the copies, the uncropped result, and onnxruntime's im2col of one sample.
+
+    The im2col of 32 x 27 x 131072 elements takes 448 MB
+    (`docs/explanation/kernel-measurements.md`, section 7). At stride one the engines run a plain Conv
+    with the flipped weight instead, which has no such buffer.
+    """
     x, y, w = _data_and_weights(node, inputs, outputs)
     windows = slides(node, w[2:])
     natural = size([slide.span(extent) for slide, extent in zip(windows, x[2:], strict=True)])
@@ -160,7 +165,10 @@ def _scratch_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Sh
 
 def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count the copies, and those of thin slabs, whose operands oneDNN copies once more; with groups,
-    onnxruntime's im2col of one of them. How much of ``x`` is padding is not known here."""
+    onnxruntime's im2col of one of them.
+
+    How much of ``x`` is padding is not known here.
+    """
     x, dy, dw = _data_and_weights(node, inputs, outputs)
     windows = slides(node, dw[2:])
     inside = [max(n - 2 * (slide.reach - 1), 1) for n, slide in zip(x[2:], windows, strict=True)]
@@ -201,8 +209,10 @@ def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -
 
 
 def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
-    """Yield probes of every kind of one convolution, with several numbers of channels. Those with groups have
-    the channels that networks have, as many a group as they have, and one (depthwise)."""
+    """Yield probes of every kind of one convolution, with several numbers of channels.
+
+    Those with groups have the channels that networks have, as many a group as they have, and one (depthwise).
+    """
     for axes in (2, 3):
         for channels in FEW_CHANNELS if scale.few else CHANNELS:
             # As networks have them: the more channels, the fewer places; volumes have more than images.
@@ -224,8 +234,10 @@ def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
 def _heavy(
     op: str, channels: int, space: Shape, kernel: int, stride: int, groups: int = 0, what: str = ""
 ) -> Heavy:
-    """Return a probe of one convolution, of ``channels`` to at least 16 channels, and its kind and size. With
-    ``groups``, if they are not 0, each of them is of ``channels`` to as many."""
+    """Return a probe of one convolution, of ``channels`` to at least 16 channels, and its kind and size.
+
+    With ``groups``, if they are not 0, each of them is of ``channels`` to as many.
+    """
     axes, others = len(space), channels if groups else max(channels, 16)
     taps, group, grouped = (kernel,) * axes, (groups,) * (groups > 0), {"grouped": True} if groups else {}
     pads = ((kernel - 1) // 2,) * (2 * axes)

@@ -1,6 +1,9 @@
-"""Max pooling and its gradient. Outside the value lies minus infinity. The gradient goes to the first maximum
-of each window, as in PyTorch. It is gathered: an element looks at every window that touches it (``Inverse``
-on the gradient) and at all that those windows see (``Around`` on the value)."""
+"""Max pooling and its gradient. Outside the value lies minus infinity.
+
+The gradient goes to the first maximum of each window, as in PyTorch. It is
+gathered: an element looks at every window that touches it (``Inverse`` on the
+gradient) and at all that those windows see (``Around`` on the value).
+"""
 
 from __future__ import annotations
 

@@ -129,9 +129,11 @@ def _taps(attrs: tuple[tuple[str, Any], ...], in_extent: int) -> Taps:
 def _local_taps(
     attrs: Mapping[str, Any], in_extent: int, rows: Range, columns: Range
 ) -> tuple[npt.NDArray[np.int32], Matrix]:
-    """Return columns and weights ``[taps, size]`` of the map, R or R^T when ``transposed``. ``rows`` and
-    ``columns``: the ranges of the result and of the operand that a shard has; columns count from the first of
-    these. Taps that a row does not need have weight 0, on a column that it reads anyway."""
+    """Return columns and weights ``[taps, size]`` of the map, R or R^T when ``transposed``.
+
+    ``rows`` and ``columns``: the ranges of the result and of the operand that a shard has; columns count from
+    the first of these. Taps that a row does not need have weight 0, on a column that it reads anyway.
+    """
     (first, last), (left, right) = rows, columns
     row, column, weights = _entries(attrs, in_extent, (left, right) if attrs["transposed"] else (first, last))
     held = (row >= first) & (row < last) & (column >= left) & (column < right)

@@ -1,6 +1,8 @@
 """Convolutions of any shape are right in float32 and in bfloat16, whatever oneDNN makes of them.
+
 ``OOCDL_SEEDS=1000:9000`` tries those seeds instead of the first few. ``ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16``
-or ``AVX2`` has oneDNN take the kernels of another processor."""
+or ``AVX2`` has oneDNN take the kernels of another processor.
+"""
 
 from __future__ import annotations
 

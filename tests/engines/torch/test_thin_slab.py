@@ -1,5 +1,7 @@
-"""Thin slabs of large volumes go to oneDNN: PyTorch alone would take im2col, 27 times their memory. Gradients
-of weights with groups go there by the same planes, however the data lie in memory."""
+"""Thin slabs of large volumes go to oneDNN: PyTorch alone would take im2col, 27 times their memory.
+
+Gradients of weights with groups go there by the same planes, however the data lie in memory.
+"""
 
 from __future__ import annotations
 

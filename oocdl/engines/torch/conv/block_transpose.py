@@ -46,7 +46,9 @@ def planes_at_once(shape: Shape, made: int) -> int:
 
 def convolve(x: Tensor, w: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the transposed convolution of ``x[n, c, d, h, w]`` with ``w[c, o, 2, 2, 2]`` in steps of two.
-    The result has its channels last, and lies in ``out`` if that is given."""
+
+    The result has its channels last, and lies in ``out`` if that is given.
+    """
     x, (channels, made, *_) = channels_last(x), w.shape
     samples, _, depth, rows, columns = x.shape
     if out is None:

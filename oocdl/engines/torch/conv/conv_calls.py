@@ -47,8 +47,10 @@ def widens(
 
 
 def takes_planes(extents: Sequence[int], taps: Sequence[int], slide: Slide, dtype: str) -> bool:
-    """Whether a gradient of weights of volumes is computed by ``thin_slab``, however thick they are. In
-    bfloat16 that takes as long as one call: 16 to 16 channels, 16 x 128 x 128: 7.6 ms, not 8.4."""
+    """Whether a gradient of weights of volumes is computed by ``thin_slab``, however thick they are.
+
+    In bfloat16 that takes as long as one call: 16 to 16 channels, 16 x 128 x 128: 7.6 ms, not 8.4.
+    """
     if len(taps) != 3 or dtype == "float64":
         return False
     return dtype == "bfloat16" or (max(slide.strides) > 1 and not has_room(extents, taps, slide))
@@ -58,7 +60,9 @@ def in_one_step(
     x: Tensor, pads: Pads, taps: Sequence[int], made: Sequence[int], slide: Slide
 ) -> tuple[Tensor, Pads, Slide]:
     """Return ``x``, its padding and its steps, in steps of one along each axis that has a single window.
-    ``x`` is cut off behind that window. ``made``: extents of the result's axes of space."""
+
+    ``x`` is cut off behind that window. ``made``: extents of the result's axes of space.
+    """
     strides, around = list(slide.strides), list(pads)
     for axis, count in enumerate(made):
         window, before = slide.dilations[axis] * (taps[axis] - 1) + 1, pads[axis][0]
@@ -91,8 +95,10 @@ def by_onednn(x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Ten
 
 
 def into(out: Tensor, x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide) -> Tensor:
-    """A convolution by oneDNN that makes its result in ``out``, which has the memory order of ``x``. oneDNN
-    takes an output only to add to it, so ``out`` is zeroed first."""
+    """A convolution by oneDNN that makes its result in ``out``, which has the memory order of ``x``.
+
+    oneDNN takes an output only to add to it, so ``out`` is zeroed first.
+    """
     if _widens(x, w.shape[2:], slide):
         return out.copy_(convolve(x, w, padding, slide))
     made: Tensor = torch.ops.mkldnn._convolution_pointwise_.binary(

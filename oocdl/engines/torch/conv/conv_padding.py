@@ -16,8 +16,10 @@ def shared(pads: Pads) -> tuple[list[int], Pads]:
 
 
 def evened(pads: Pads, extents: Sequence[int], taps: Sequence[int], slide: Slide) -> Pads:
-    """``pads`` with as much after an axis as before it, where no window sees it. A region ends with the last
-    place that a stride lets a window see, so it has less padding there."""
+    """``pads`` with as much after an axis as before it, where no window sees it.
+
+    A region ends with the last place that a stride lets a window see, so it has less padding there.
+    """
     found = []
     axes = zip(pads, extents, taps, slide.strides, slide.dilations, strict=True)
     for (before, after), extent, kernel, stride, dilation in axes:
@@ -28,9 +30,11 @@ def evened(pads: Pads, extents: Sequence[int], taps: Sequence[int], slide: Slide
 
 
 def rows_alone(shape: Sequence[int], taps: int, pads: Pads, slide: Slide) -> bool:
-    """Whether rows are computed apart, because only the outermost axis is padded on one side more than on the
-    other, as at the ends of a volume: no operand is padded by a copy. ``shape`` of the operand, ``taps``
-    along that axis: each of these rows sees some of the operand."""
+    """Whether rows are computed apart, because only the outermost axis is padded on one side more than on
+    the other, as at the ends of a volume: no operand is padded by a copy.
+
+    ``shape`` of the operand, ``taps`` along that axis: each of these rows sees some of the operand.
+    """
     alone, *others = [abs(before - after) for before, after in pads]
     plain = shape[0] == 1 and set(slide.strides) == {1} and slide.dilations[0] == 1 and not any(others)
     seen = max(pads[0]) < taps <= shape[2]

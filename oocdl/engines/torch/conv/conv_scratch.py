@@ -24,8 +24,10 @@ ONEDNN_DTYPES = frozenset({"float32", "bfloat16"})
 
 
 def lands(kind: Convolution, item: Instruction) -> bool:
-    """Whether one call of oneDNN makes all of the result of a convolution, or of a transposed one. With
-    groups, adding to zeros takes longer than a copy (depthwise, 32 channels of 48^3: 4.7 ms, not 3.2)."""
+    """Whether one call of oneDNN makes all of the result of a convolution, or of a transposed one.
+
+    With groups, adding to zeros takes longer than a copy (depthwise, 32 channels of 48^3: 4.7 ms, not 3.2).
+    """
     made, (data, operand), slide = item.kernel_shapes[0], item.operands, slide_of(item)
     if item.dtypes[0] not in ONEDNN_DTYPES or not has_onednn() or len(made) not in SPATIAL_RANKS:
         return False
@@ -103,8 +105,10 @@ def convolution(kind: Convolution, item: Instruction, slots: Slots, rules: Rules
 
 
 def _columns_bytes(kind: Convolution, item: Instruction, slots: Slots) -> int:
-    """Count the im2col of one small sample, for which PyTorch by itself leaves oneDNN out. oneDNN takes it
-    where it is told where the result belongs, or is called by hand, as for a thin slab."""
+    """Count the im2col of one small sample, for which PyTorch by itself leaves oneDNN out.
+
+    oneDNN takes it where it is told where the result belongs, or is called by hand, as for a thin slab.
+    """
     x, dtype, weights = item.operands[0], slots.dtype(item), kind.weights(item)
     by_hand = item.outputs[0] in slots.direct or is_thin(x.shape)
     large = x.shape[0] > 1 or prod(x.shape[:4]) > THIN_SLAB_ELEMENTS or min(weights[-2:]) > 3
@@ -181,9 +185,11 @@ def _one_tap_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
 
 
 def _group_blocks_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
-    """Counts the blocks of 16 by 16 channels that oneDNN makes of the weights of each group. It has kernels
-    without them for one channel of windows of up to 3 in a row, not dilated, and for results that are
-    data."""
+    """Counts the blocks of 16 by 16 channels that oneDNN makes of the weights of each group.
+
+    It has kernels without them for one channel of windows of up to 3 in a row, not dilated, and
+    for results that are data.
+    """
     groups, weights = groups_of(item), kind.weights(item)
     dilated = set(slide_of(item).dilations) != {1}
     one = weights[0] == groups and weights[1] == 1
@@ -195,8 +201,11 @@ def _group_blocks_bytes(kind: Convolution, item: Instruction, dtype: str) -> int
 
 
 def device_convolution(kind: Convolution, item: Instruction, dtype: str, on_host: bool) -> int:
-    """Counts the im2col of a sample where no library convolves on a device. On the host that is so in thin
-    slabs; on a GPU if the convolution is dilated, since cuDNN's kernels for that do not give equal bits."""
+    """Counts the im2col of a sample where no library convolves on a device.
+
+    On the host that is so in thin slabs; on a GPU if the convolution is dilated, since cuDNN's kernels for
+    that do not give equal bits.
+    """
     if not on_host and set(slide_of(item).dilations) == {1}:
         return 0
     data = [padded_shape(item.operands[index]) for index in kind.data]

@@ -40,8 +40,10 @@ Gradient = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
 
 
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
-    """Whether oneDNN has to be called by hand for a large convolution. By itself PyTorch takes thin slabs,
-    however wide, by im2col: 27 times their memory and 8 times as long."""
+    """Whether oneDNN has to be called by hand for a large convolution.
+
+    By itself PyTorch takes thin slabs, however wide, by im2col: 27 times their memory and 8 times as long.
+    """
     if x.dtype != torch.float32 or math.prod(kernel_shape) == 1 or not is_thin(tuple(x.shape)):
         return False
     return has_onednn()
@@ -92,8 +94,11 @@ def take(tensor: Tensor, crop: Sequence[int], shape: Shape) -> Tensor:
 def _convolve(
     x: Tensor, w: Tensor, padding: Sequence[int], slide: Slide, out: Tensor | None = None
 ) -> Tensor:
-    """A convolution by the kernel that is the fastest on a processor. With groups, lines are images of one
-    row with their channels last (4 x 256 channels of 500, 15: 1.9 ms, not 3.8)."""
+    """A convolution by the kernel that is the fastest on a processor.
+
+    With groups, lines are images of one row with their channels last (4 x 256 channels of 500, 15: 1.9 ms,
+    not 3.8).
+    """
     if out is not None:
         return into(out, x, w, padding, slide)
     if slide.groups > 1 and w.dim() == 3:
@@ -154,9 +159,11 @@ def conv(
 
 
 def _conv_flipped(x: Tensor, w: Tensor, item: Instruction, out: Tensor | None) -> Tensor:
-    """A transposed convolution of stride one: a convolution with flipped weights. oneDNN has the faster
-    kernels for it (4 x 7 x 128 x 128 to 16 channels, 1^3: 0.5 ms, not 1.8; 16 to 16 channels, 3^3: 6.5, not
-    8.0), and it makes the wanted box alone."""
+    """A transposed convolution of stride one: a convolution with flipped weights.
+
+    oneDNN has the faster kernels for it (4 x 7 x 128 x 128 to 16 channels, 1^3: 0.5 ms, not 1.8;
+    16 to 16 channels, 3^3: 6.5, not 8.0), and it makes the wanted box alone.
+    """
     box, pads = clipped(x.shape[2:], flipped_pads(item))
     for axis, (start, stop) in enumerate(box, start=2):
         if stop <= start:

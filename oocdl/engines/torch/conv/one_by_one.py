@@ -30,9 +30,11 @@ def is_point(weight_shape: Sequence[int], slide: Slide, pads: Sequence[tuple[int
 
 
 def _is_product(weight_shape: Sequence[int], x: Tensor) -> bool:
-    """Whether a matrix product is faster than oneDNN's convolution. oneDNN does without vectors where there
-    are few channels (16 to 4, 1^3: 96 ms, not 8). Where they fill its registers it is twice as fast as MKL on
-    AMD processors (256 to 1024: 6.6 ms, not 16.2)."""
+    """Whether a matrix product is faster than oneDNN's convolution.
+
+    oneDNN does without vectors where there are few channels (16 to 4, 1^3: 96 ms, not 8). Where they
+    fill its registers it is twice as fast as MKL on AMD processors (256 to 1024: 6.6 ms, not 16.2).
+    """
     return min(weight_shape[:2]) < REGISTER_CHANNELS and has_channels_last(x)
 
 
@@ -58,15 +60,19 @@ def _every(x: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _asks_onednn(x: Tensor) -> bool:
-    """Whether to call oneDNN's convolution by hand. By itself PyTorch takes one tap on one thread for a
-    product of MKL's if there are fewer than 16 samples (4 of 256 to 64 channels, 56 x 56: 4.6 ms, not
-    1.8)."""
+    """Whether to call oneDNN's convolution by hand.
+
+    By itself PyTorch takes one tap on one thread for a product of MKL's if there are fewer than 16 samples
+    (4 of 256 to 64 channels, 56 x 56: 4.6 ms, not 1.8).
+    """
     return x.dtype == torch.float32 and has_channels_last(x) and x.numel() > 0 and conv_calls.has_onednn()
 
 
 def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = None) -> Tensor:
-    """The convolution of ``x`` with ``w[d, c, 1, ..]``. The result goes to ``out`` where that is given; ``c``
-    and ``d`` are then at least ``REGISTER_CHANNELS``."""
+    """The convolution of ``x`` with ``w[d, c, 1, ..]``.
+
+    The result goes to ``out`` where that is given; ``c`` and ``d`` are then at least ``REGISTER_CHANNELS``.
+    """
     x, none, ones = _every(x, strides), [0] * len(strides), (1,) * len(strides)
     if out is not None:
         return conv_calls.into(out, dense(x), channels_last(w), none, Slide(ones, ones))
@@ -81,8 +87,10 @@ def transposed(
     x: Tensor, w: Tensor, strides: Shape, starts: Sequence[int], shape: Shape, out: Tensor | None = None
 ) -> Tensor:
     """The transposed convolution of ``x`` with ``w[c, d, 1, ..]``: the box of ``shape`` that starts at
-    ``starts`` of the axes of space, zeros where no place of ``x`` comes to lie. ``out`` where each place of
-    it is one of ``x``."""
+    ``starts`` of the axes of space, zeros where no place of ``x`` comes to lie.
+
+    ``out`` where each place of it is one of ``x``.
+    """
     box: list[slice] = [slice(None), slice(None)]
     for axis, (stride, start) in enumerate(zip(strides, starts, strict=True), start=2):
         first = max(-(-start // stride), 0)

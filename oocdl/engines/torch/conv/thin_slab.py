@@ -51,8 +51,10 @@ def _of_planes(x: Tensor, dy: Tensor, shape: Sequence[int], padding: Sequence[in
 
 
 def of_groups(x: Tensor, dy: Tensor, shape: Sequence[int], padding: Sequence[int], slide: Slide) -> Tensor:
-    """The gradient of weights of ``shape``, [g d, c, *window]. Planes of taps are the faster for volumes that
-    see each channel alone (32 channels of 48^3: 7 ms, not 42)."""
+    """The gradient of weights of ``shape``, [g d, c, *window].
+
+    Planes of taps are the faster for volumes that see each channel alone (32 channels of 48^3: 7 ms, not 42).
+    """
     if len(shape) == 5 and shape[1] == 1 and x.dtype != torch.float64:
         return weight_gradient(x, dy, shape, padding, slide)
     # By the strides of one sample PyTorch may take x for planes, w not, and mix their orders up.

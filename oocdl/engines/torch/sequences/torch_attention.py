@@ -1,6 +1,8 @@
-"""Attention on PyTorch, tile by tile: products, an exponential and sums of one tile of scores at a time. What
-it computes, and in which order operands come, is in ``oocdl.ops.sequences.attention``. Operands may be in
-bfloat16: tiles of them are computed in float32."""
+"""Attention on PyTorch, tile by tile: products, an exponential and sums of one tile of scores at a time.
+
+What it computes, and in which order operands come, is in ``oocdl.ops.sequences.attention``. Operands may be
+in bfloat16: tiles of them are computed in float32.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,11 @@ def _rises(
 
 
 def _by_rows(cell: Cell, reads: Sequence[Tensor], writes: Sequence[Tensor], reduction: str = "") -> Tensor:
-    """Compute a cell on tensors that broadcast to the first one, a tile [n, rows, lanes] without gaps. Its
-    results go to ``writes``. With a ``reduction`` the last one is reduced over lanes and returned, [n, rows,
-    1]; else the tile is returned."""
+    """Compute a cell on tensors that broadcast to the first one, a tile [n, rows, lanes] without gaps.
+
+    Its results go to ``writes``. With a ``reduction`` the last one is reduced over lanes and returned,
+    [n, rows, 1]; else the tile is returned.
+    """
     tile = reads[0]
     if tile.dtype != torch.float32 or tile.device.type != "cpu":
         return _eager(cell, reads, writes, reduction)
