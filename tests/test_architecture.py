@@ -65,7 +65,6 @@ INNER = {
         "convolution",
         "engine",
         "checked_indices",
-        "partial_results",
         "numpy_functions",
         "numpy_moves",
         "recurrent_steps",

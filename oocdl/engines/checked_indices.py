@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,25 +12,23 @@ from oocdl.graph.ir.program import Instruction
 from oocdl.ops.pointwise import DIVISIONS
 
 
+@dataclass(eq=False)
 class IndexOutside(Exception):
-    """An instruction was given an index that is no row of its table."""
+    """An instruction, whose first result is ``slot``, was given an index that is no row of its table."""
 
-    def __init__(self, slot: int, index: int, rows: int) -> None:
-        """``slot``: the first that the instruction makes."""
-        super().__init__(slot, index, rows)  # all that a copy in another process is made of
-        self.slot, self.index, self.rows = slot, index, rows
+    slot: int
+    index: int
+    rows: int
 
     def __str__(self) -> str:
         return f"there is no row {self.index} in a table of {self.rows} rows"
 
 
+@dataclass(eq=False)
 class ZeroDivisor(Exception):
-    """An instruction was to divide whole numbers by 0."""
+    """An instruction, whose first result is ``slot``, was to divide whole numbers by 0."""
 
-    def __init__(self, slot: int) -> None:
-        """``slot``: the first that the instruction makes."""
-        super().__init__(slot)
-        self.slot = slot
+    slot: int
 
     def __str__(self) -> str:
         return "whole numbers are divided by 0"

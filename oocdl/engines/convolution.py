@@ -105,12 +105,10 @@ def _merged(item: Instruction) -> Instruction:
     attrs = {name: value for name, value in item.attrs.items() if name != "grouped"}
     if "crop" in attrs:
         attrs["crop"] = _joined(attrs["crop"], places[2], 0)
-    return replace(
-        item,
-        operands=tuple(map(_without_groups, item.operands, places)),
-        kernel_shapes=tuple(_product(shape, places[2]) for shape in item.kernel_shapes),
-        attrs={**attrs, "group": item.operands[0].shape[1]},
-    )
+    attrs["group"] = item.operands[0].shape[1]
+    shapes = tuple(_product(shape, places[2]) for shape in item.kernel_shapes)
+    operands = tuple(map(_without_groups, item.operands, places))
+    return replace(item, operands=operands, kernel_shapes=shapes, attrs=attrs)
 
 
 def _without_groups(operand: Operand, place: int) -> Operand:

@@ -1,7 +1,6 @@
 """The gate to the engines: one protocol, and the choice of a runtime by name.
 
-A runtime is heavy, so it is imported only when it is chosen: importing this
-module imports neither PyTorch nor onnxruntime.
+A runtime is heavy: it is imported when it is chosen, and not by this module.
 """
 
 from __future__ import annotations
@@ -28,16 +27,19 @@ from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch
 
+Arrays = Sequence[Array]
+Rooms = Mapping[int, Array]
+Run = Callable[[Arrays, Arrays, Rooms], None]
+"""A run of a program: ``Compiled`` with all that may be left out there, and the results in ``outs``."""
 
-class Compiled(Protocol):
+
+class Compiled:
     """A compiled program, which can be run by several threads at once."""
 
-    def __call__(
-        self,
-        arrays: Sequence[Array],
-        outs: Sequence[Array] | None = None,
-        rooms: Mapping[int, Array] | None = None,
-    ) -> list[Array]:
+    def __init__(self, program: Program, run: Run) -> None:
+        self._program, self._run = program, run
+
+    def __call__(self, arrays: Arrays, outs: Arrays | None = None, rooms: Rooms | None = None) -> list[Array]:
         """Run the program on arrays of ``Program.inputs``; returns arrays of ``Program.outputs``, in order.
 
         ``outs`` are arrays of the outputs' shapes and dtypes to put them into, without gaps, in
@@ -46,11 +48,9 @@ class Compiled(Protocol):
         program writes over and with the input's shape, dtype and order: it writes there instead, and the
         input may be read-only.
         """
-        ...
-
-
-Run = Callable[[Sequence[Array], Sequence[Array], Mapping[int, Array]], None]
-"""A run of a program: ``Compiled`` with all that may be left out there, and the results in ``outs``."""
+        outs = empty_outputs(self._program) if outs is None else outs
+        self._run([np.asarray(array) for array in arrays], outs, rooms or {})
+        return list(outs)
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,16 @@ class Device(Protocol):
     @property
     def model(self) -> str:
         """The name that its maker gives the device."""
-        ...
 
     def free_bytes(self) -> int:
         """Bytes of the device's memory that runs of this process could have, were nothing kept there."""
-        ...
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
         """Upper bound of the bytes of the device that runs of a program take, as many at once as the engine
         does."""
-        ...
 
     def keep(self, array: Array) -> DeviceArray:
         """Copy an array of the host, which must not change any more, to the device to stay there."""
-        ...
 
     def run(
         self, program: Program, rules: Rules, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
@@ -94,16 +90,14 @@ class Device(Protocol):
         ``outs`` are arrays of the host with the results' shapes and dtypes: ``DeviceArray.settle`` fills
         them. The host may go on at once. Raises ResourceError if the device has too little memory.
         """
-        ...
 
     def combine(
         self, how: str, partial: Sequence[Sequence[Any]], counts: Sequence[int], outs: Sequence[Array]
     ) -> Sequence[DeviceArray]:
-        """Begin to combine partial results (``partial_results.combine``), each of ``counts`` elements.
+        """Begin to combine partial results (``combine``), each of ``counts`` elements.
 
         Arrays are of the host, or what ``DeviceArray.hold`` has returned; ``outs`` as for ``run``.
         """
-        ...
 
 
 class Engine(ABC):
@@ -145,7 +139,11 @@ class Engine(ABC):
                 return self._known[key]
             making = self._making.setdefault(key, threading.Lock())
         with making:
-            made = self._known.get(key) or self._compiled(program)
+            made = self._known.get(key)
+            if made is None:
+                check_known(program, self.operators, self.name)
+                program = without_group_axes(program)
+                made = Compiled(program, self._make(program))
         with self._lock:
             self._making.pop(key, None)
             return self._known.setdefault(key, made)
@@ -155,22 +153,6 @@ class Engine(ABC):
         with self._lock:
             self._known.clear()
             self._scratch = {}  # another one: a plan may be at writing to it
-
-    def _compiled(self, program: Program) -> Compiled:
-        check_known(program, self.operators, self.name)
-        program = without_group_axes(program)
-        run = self._make(program)
-
-        def call(
-            arrays: Sequence[Array],
-            outs: Sequence[Array] | None = None,
-            rooms: Mapping[int, Array] | None = None,
-        ) -> list[Array]:
-            outs = empty_outputs(program) if outs is None else outs
-            run([np.asarray(array) for array in arrays], outs, rooms or {})
-            return list(outs)
-
-        return call
 
     @abstractmethod
     def _make(self, program: Program) -> Run:
@@ -238,3 +220,30 @@ def get_engine(name: str = "auto") -> Engine:
             module = importlib.import_module(entry.device_module if device else entry.module)
             _engines[name] = module.make_engine(*([device] if device else []))
         return _engines[name]
+
+
+def combine(xp: Any, how: str, total: Sequence[Any], count: int, other: Sequence[Any], elements: int) -> None:
+    """Combine partial results into ``total``, in place; ``xp`` is the module that the arrays are of.
+
+    ``moments`` by Chan, Golub and LeVeque (1983), in float64: arrays are mean and
+    (biased) variance over ``count`` and ``elements`` elements. ``logsumexp``:
+    partial results are themselves log-sum-exps.
+
+    >>> import numpy as np
+    >>> total = [np.array([1.0]), np.array([0.0])]
+    >>> combine(np, "moments", total, 1, [np.array([4.0]), np.array([0.0])], 2)
+    >>> total
+    [array([3.]), array([2.])]
+    """
+    if how == "sum":
+        xp.add(total[0], other[0], out=total[0])
+    elif how == "max":
+        xp.maximum(total[0], other[0], out=total[0])
+    elif how == "logsumexp":
+        xp.logaddexp(total[0], other[0], out=total[0])
+    else:
+        mean, var = (xp.asarray(array, dtype=xp.float64) for array in total)
+        delta = other[0] - mean
+        share = elements / (count + elements)
+        total[0][...] = mean + delta * share
+        total[1][...] = var * (1 - share) + other[1] * share + delta * delta * share * (1 - share)

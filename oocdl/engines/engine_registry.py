@@ -31,8 +31,6 @@ class Entry:
     """Names of such engines, for the error message about an unknown one."""
     loading_bytes: int = 0
     """Least bytes that a process grows by as it loads the runtime."""
-    unsupported: frozenset[str] = frozenset()
-    """Operators without a kernel: a program with one of them is refused before it runs."""
 
 
 ENGINES: Mapping[str, Entry] = {

@@ -14,12 +14,7 @@ import numpy as np
 
 from oocdl.graph.ir.graph import Array
 
-_erf = np.frompyfunc(math.erf, 1, 1)
-
-
-def _error_function(x: Array) -> Array:
-    """The error function, a number at a time: NumPy has none."""
-    return np.asarray(_erf(x), x.dtype)
+_erf = np.frompyfunc(math.erf, 1, 1)  # a number at a time: NumPy has none
 
 
 def _divide(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -51,36 +46,17 @@ def _where(condition: Array, a: Array | float, b: Array | float, out: Array | No
     return out
 
 
-TESTS: Mapping[str, Callable[..., Any]] = {
-    "Greater": np.greater,
-    "Less": np.less,
-    "LessOrEqual": np.less_equal,
-    "Equal": np.equal,
-}
-"""Functions whose result is bool."""
 _SPELLED_ALIKE = (
     *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh"),
-    *("Exp", "Expm1", "Log", "Sqrt", "Floor", "Abs", "Reciprocal", "Add"),
+    *("Exp", "Expm1", "Log", "Sqrt", "Floor", "Abs", "Reciprocal", "Add", "Greater", "Less", "Equal"),
 )
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **TESTS,
     **{op: getattr(np, op.lower()) for op in _SPELLED_ALIKE},
-    "Round": np.rint,
-    "Sub": np.subtract,
-    "Mul": np.multiply,
-    "Div": _divide,
-    "Pow": _power,
-    "Max": np.maximum,
-    "Min": np.minimum,
-    "Neg": np.negative,
-    "Sigmoid": _sigmoid,
-    "Not": np.logical_not,
-    "And": np.logical_and,
-    "Or": np.logical_or,
-    "Where": _where,
-}
+    "LessOrEqual": np.less_equal, "Round": np.rint, "Sub": np.subtract, "Mul": np.multiply, "Div": _divide,
+    "Pow": _power, "Max": np.maximum, "Min": np.minimum, "Neg": np.negative, "Sigmoid": _sigmoid,
+    "Not": np.logical_not, "And": np.logical_and, "Or": np.logical_or, "Where": _where,
+}  # fmt: skip
 SLOW: Mapping[str, Callable[..., Any]] = {
-    "Erf": _error_function,
-    "Softplus": lambda x: np.logaddexp(x, 0),
-}
+    "Erf": lambda x: np.asarray(_erf(x), x.dtype), "Softplus": lambda x: np.logaddexp(x, 0),
+}  # fmt: skip
 """Functions that NumPy has no loops for, or slow ones, and that take no ``out``."""

@@ -126,9 +126,6 @@ KERNELS: Mapping[str, Run] = {
     "Transpose": lambda args, item: [args[0].transpose(item.attrs["perm"])],
     "Reshape": lambda args, item: [args[0].reshape(item.kernel_shapes[0])],
     "Expand": lambda args, item: [np.broadcast_to(args[0], item.kernel_shapes[0])],
-    "Slice": _slice,
     "Reverse": lambda args, item: [np.flip(args[0], item.attrs["axis"])],
-    "Gather": _gather,
-    "LastAt": _last_at,
-    "Top": _top,
+    **{"Slice": _slice, "Gather": _gather, "LastAt": _last_at, "Top": _top},
 }

@@ -163,9 +163,8 @@ def gru(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
     both, new = kit.product(weight[: 2 * hidden], samples), kit.product(weight[2 * hidden :], samples)
     reset, (xz, xr, xn), (z, r, n) = kit.empty(given, (samples, hidden)), _parts(given, 3), _parts(gates, 3)
     first = bind(cells.gru_reset, reads=[xz, xr, *_parts(None, 2), before], writes=[z, r, Part(reset)])
-    second = bind(
-        cells.gru_after_reset, reads=[xn, Part(None), z, before, *map(Part, rest)], writes=[n, Part(states)]
-    )
+    reads = [xn, Part(None), z, before, *map(Part, rest)]
+    second = bind(cells.gru_after_reset, reads=reads, writes=[n, Part(states)])
     for at, t in enumerate(order):
         first(t, both(_before(order, at, states, h0), None))
         second(t, new(reset, None))
@@ -203,12 +202,8 @@ def gru_grad(kit: Kit, args: Sequence[Any], attrs: Attrs) -> list[Any]:
 
 
 RUNS: Mapping[str, Callable[[Kit, Sequence[Any], Attrs], list[Any]]] = {
-    "RnnSteps": partial(_forward, cells.rnn, 1),
-    "RnnStepsGrad": rnn_grad,
-    "LstmSteps": partial(_forward, cells.lstm, 2),
-    "LstmStepsGrad": lstm_grad,
-    "GruSteps": gru,
-    "GruStepsGrad": gru_grad,
-}
+    "RnnSteps": partial(_forward, cells.rnn, 1), "RnnStepsGrad": rnn_grad, "GruSteps": gru,
+    "LstmSteps": partial(_forward, cells.lstm, 2), "LstmStepsGrad": lstm_grad, "GruStepsGrad": gru_grad,
+}  # fmt: skip
 KERNELS: Mapping[str, Run] = {op: partial(run, Kit()) for op, run in RUNS.items()}
 """Operator -> its kernel by NumPy, for engines that have none of their own."""

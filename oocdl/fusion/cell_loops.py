@@ -15,6 +15,7 @@ from oocdl.fusion.loop_nest import STREAMED_LANES
 from oocdl.ops.expression import Cell, steps_of_cell
 
 Ints = npt.NDArray[np.int64]
+Attrs = tuple[tuple[str, Any], ...]
 FLOAT = "float32"
 """The dtype that cells are computed in."""
 _TESTS = ("Less", "LessOrEqual", "Greater", "Equal")
@@ -24,14 +25,14 @@ class Rows(NamedTuple):
     """How the rows of an array lie that a cell reads or writes, one for each sample or query."""
 
     lanes: int
-    """Numbers of a row; one is that of all lanes."""
+    """One number is that of all lanes."""
     row_bytes: int
     """Distance between rows; 0: all are the same one."""
     dtype: str = FLOAT
 
 
 def _arguments(extents: Sequence[int], rows: Sequence[Rows], outer: Sequence[int]) -> Ints:
-    """Return the arguments of a loop over ``extents`` [outer, rows], with no address of an array yet."""
+    """Return the arguments of a loop over ``extents`` [outer, rows], without the arrays' addresses."""
     fields = [[0] * OUTER_AXES + [step, row.row_bytes, 0] for step, row in zip(outer, rows, strict=True)]
     head = [1] * (OUTER_AXES - 1) + [*extents]
     return np.array([*head, *(number for line in fields for number in line)], np.int64)
@@ -83,11 +84,7 @@ def bind_steps(
 
 @cache
 def cell_code(
-    cell: Cell,
-    attrs: tuple[tuple[str, Any], ...],
-    reads: tuple[Rows, ...],
-    writes: tuple[Rows, ...],
-    reduction: str = "",
+    cell: Cell, attrs: Attrs, reads: tuple[Rows, ...], writes: tuple[Rows, ...], reduction: str = ""
 ) -> Code:
     """Compile a cell whose arrays lie like these.
 

@@ -1,7 +1,9 @@
-"""Chains: elementwise instructions and reductions that run as one loop, and the columns that they compute on.
+"""Chains: elementwise instructions and reductions that run as one loop, so that what only they read never is
+in memory.
 
 All members of a chain run over one domain. What they read and make is numbered as columns, so that a loop
-depends on neither slots nor names.
+depends on neither slots nor names. Everything here depends on the program alone, never on threads: equal
+programs give equal bits.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from oocdl.fusion.loop_axes import Nest
+from oocdl.fusion.loop_axes import REDUCTIONS, Draft, Nest, computes
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.program import Instruction
+from oocdl.graph.ir.operands import pads_of, slot_dtypes
+from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Crop = tuple[tuple[int, int], ...]
@@ -74,7 +77,7 @@ def from_channels_last(shape: Sequence[Any]) -> tuple[Any, ...]:
     return (shape[0], shape[-1], *shape[1:-1])
 
 
-def with_channels_last(item: Instruction) -> Instruction:
+def _with_channels_last(item: Instruction) -> Instruction:
     """The same instruction, its operands, results and axes given in the order that has channels last."""
     rank = len(item.kernel_shapes[0])
     attrs = dict(item.attrs)
@@ -88,12 +91,77 @@ def with_channels_last(item: Instruction) -> Instruction:
     return replace(item, operands=operands, kernel_shapes=shapes, attrs=attrs)
 
 
-def runs_channels_last(item: Instruction, is_reduction: bool, channels_last_slots: Collection[int]) -> bool:
+def _runs_channels_last(item: Instruction, channels_last_slots: Collection[int]) -> bool:
     """Whether what an instruction runs over lies in slots that have their channels last."""
-    slots = [operand.slot for operand in item.operands] if is_reduction else item.outputs
+    slots = [operand.slot for operand in item.operands] if item.op in REDUCTIONS else item.outputs
     rank = len(item.kernel_shapes[0])
     alike = all(len(o.shape) == rank or prod(o.shape) == 1 for o in item.operands)
     return rank in SPATIAL_RANKS and alike and any(slot in channels_last_slots for slot in slots)
+
+
+# Grouping ------------------------------------------------------------------------------------
+
+
+class _Grouping:
+    """A chain that is being built, and the small instructions around it."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+        """What is before the chain."""
+        self._begin(False)
+
+    def _begin(self, channels_last: bool) -> None:
+        self.channels_last, self.members, self.draft = channels_last, list[Instruction](), Draft(())
+        self.before, self.after, self.late = list[Group](), list[Group](), set[int]()
+
+    def end(self) -> list[Group]:
+        self.groups += self.before
+        if (nest := self.draft.nest) is not None:
+            self.groups.append(Chain(tuple(self.members), self.draft.domain, nest, self.channels_last))
+        self.groups += self.after
+        self._begin(False)
+        return self.groups
+
+    def add(self, item: Instruction, channels_last: bool) -> bool:
+        """Make an instruction a member of the chain, or of a new one; returns whether loops can have it."""
+        waits = any(operand.slot in self.late for operand in item.operands)
+        if self.members and channels_last == self.channels_last and not waits and self.draft.add(item):
+            self.members.append(item)
+            return True
+        self.end()
+        self.channels_last = channels_last
+        self.draft = Draft(item.operands[0].shape if item.op in REDUCTIONS else item.kernel_shapes[0])
+        self.members = [item] if self.draft.add(item) else []
+        return bool(self.members)
+
+    def add_small(self, item: Instruction) -> None:
+        """Run a small instruction before the chain if that can be, else after it."""
+        read = {operand.slot for operand in item.operands}
+        if read & self.late or read & self.draft.made:
+            self.after.append(item)
+            self.late.update(item.outputs)
+        else:
+            self.before.append(item)
+
+
+def arrange(program: Program, small_elements: int) -> list[Group]:
+    """Arrange the instructions of ``program`` in an order that may be run, in chains where possible.
+
+    An instruction on at most ``small_elements`` is not worth a place in a chain, and runs before or after it.
+    """
+    found, dtypes = _Grouping(), slot_dtypes(program)
+    channels_last_slots = frozenset(slot for slot, _ in program.orders)
+    for item in program.instructions:
+        sizes = [prod(shape) for shape in (*item.kernel_shapes, *[o.shape for o in item.operands])]
+        if max(sizes) <= small_elements:
+            found.add_small(item)
+            continue
+        if all(sizes) and not any(map(pads_of, item.operands)) and computes(item, dtypes):
+            channels_last = _runs_channels_last(item, channels_last_slots)
+            if found.add(_with_channels_last(item) if channels_last else item, channels_last):
+                continue
+        found.end().append(item)
+    return found.end()
 
 
 # Columns -------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from oocdl.fusion.casts import cast
-from oocdl.fusion.llvm_ir import KINDS, Builder
+from oocdl.fusion.llvm_ir import KINDS, Builder, cast
 from oocdl.fusion.loop_ops import COMPARE, ENTRIES, EXPONENTIALS, FLOATS, LOGIC, deviation
 from oocdl.fusion.totals import PLANES, Total, across, merge, results
 from oocdl.graph.ir.array_layout import itemsize
@@ -61,7 +60,6 @@ class Sum:
 
     column: int
     how: str
-    """Its operator."""
     results: tuple[Stream, ...]
     """Arrays that its results go to as soon as it is complete; none: it is added up in memory, in float64."""
 
@@ -80,7 +78,6 @@ class Loop:
     writes: tuple[Stream, ...]
     sums: tuple[Sum, ...]
     lanes: int
-    """Lanes of a row."""
     across: bool
     """Whether reductions join the lanes of each row, which are complete then."""
     chunk_rows: int = CHUNK_ROWS
@@ -94,28 +91,24 @@ class Loop:
         return (*self.reads, *self.writes, *(one for total in self.sums for one in total.results))
 
     def write(self, name: str) -> str:
-        """Return the text of an LLVM module whose one function is called ``name``."""
-        return Writer(self).write(name)
+        """See ``jit.Source``."""
+        return _Writer(self).write(name)
 
 
-class Writer:
-    """Writes the function of one loop, which takes a pointer to its arguments."""
-
+class _Writer:
     def __init__(self, loop: Loop) -> None:
         self.loop, self.b = loop, Builder()
         self.dtypes = {stream.column: stream.dtype for stream in loop.reads}
         self.dtypes |= {op.out: op.dtype for op in loop.ops} | dict.fromkeys(dict(loop.numbers), "float32")
         self.extents = [self.b.argument(i) for i in range(OUTER_AXES + 1)]
         arrays = len(loop.streams) + sum(one.planes for one in loop.sums)
-        self.fields = [self._fields(OUTER_AXES + 1 + FIELDS_PER_ARRAY * i) for i in range(arrays)]
+        places = range(OUTER_AXES + 1, OUTER_AXES + 1 + FIELDS_PER_ARRAY * arrays, FIELDS_PER_ARRAY)
+        self.fields = [
+            [self.b.pointer(at), *map(self.b.argument, range(at + 1, at + FIELDS_PER_ARRAY))] for at in places
+        ]
         """Address and strides of each array: those of the streams, then the planes of sums."""
 
-    def _fields(self, first: int) -> list[str]:
-        steps = (self.b.argument(first + i) for i in range(1, FIELDS_PER_ARRAY))
-        return [self.b.pointer(first), *steps]
-
     def write(self, name: str) -> str:
-        """Return the text of an LLVM module whose one function is called ``name``."""
         b, rows = self.b, self.extents[-1]
         with ExitStack() as loops:
             at = [loops.enter_context(b.loop("0", extent, 1)) for extent in self.extents[:-1]]
@@ -156,13 +149,13 @@ class Writer:
 
     def _strip(self, bases: list[str], first: str, end: str, lane: str, widths: list[int]) -> None:
         """Compute some vectors of each row from ``first`` to ``end``."""
-        b, careful = self.b, self.loop.chunk_rows > CHUNK_ROWS
-        vectors = []
+        b, careful, vectors = self.b, self.loop.chunk_rows > CHUNK_ROWS, []
         for index, width in enumerate(widths):
             vector = _Vector(self, bases, b.add(lane, str(sum(widths[:index]))), width)
-            vectors.append(
-                (vector, self._totals(self.loop.sums, self._origins(vector, first), width, careful))
-            )
+            of_moments = {one.column for one in self.loop.sums if one.how == "Moments"}
+            values = vector.values(first) if of_moments else {}
+            origins = {column: values[column] for column in of_moments}  # distances are to the first row
+            vectors.append((vector, self._totals(self.loop.sums, origins, width, careful)))
         with b.loop(first, end, 1) as row:
             for vector, totals in vectors:
                 vector.row(row, totals)
@@ -170,21 +163,12 @@ class Writer:
         for vector, totals in vectors:
             self._put(bases, vector.lane, totals, count)
 
-    def _origins(self, vector: _Vector, row: str) -> dict[int, str]:
-        """Add the values of a row that moments are distances to, by column."""
-        columns = {one.column for one in self.loop.sums if one.how == "Moments"}
-        values = vector.values(row) if columns else {}
-        return {column: values[column] for column in columns}
-
     def _totals(
         self, sums: Sequence[Sum], origins: Mapping[int, str], width: int, careful: bool
     ) -> list[Total]:
-        self.b.lanes = width
+        self.b.lanes, dtypes = width, self.dtypes
         return [
-            Total(
-                self.b, one.how, self.dtypes[one.column], origin=origins.get(one.column, ""), careful=careful
-            )
-            for one in sums
+            Total(self.b, one.how, dtypes[one.column], origins.get(one.column, ""), careful) for one in sums
         ]
 
     def _put(self, bases: list[str], lane: str, totals: Sequence[Total], count: str) -> None:
@@ -203,10 +187,9 @@ class Writer:
         found, result = [], len(self.loop.reads) + len(self.loop.writes)
         plane = len(self.loop.streams)
         for one in self.loop.sums:
-            found.append(
-                range(result, result + len(one.results)) if one.results else range(plane, plane + one.planes)
-            )
-            result, plane = result + len(one.results), plane + one.planes
+            after = result + len(one.results), plane + one.planes
+            found.append(range(result, after[0]) if one.results else range(plane, after[1]))
+            result, plane = after
         return found
 
     def _store(self, one: Sum, total: Total, at: Sequence[str], values: Sequence[str], arrays: range) -> None:
@@ -254,10 +237,8 @@ class Writer:
         """Make the totals of the vectors that run at once, and of a shorter last one. Origins are scalars."""
         widths, most, _ = self._widths()
         careful, found = len(widths) > CHUNK_ROWS * most, []
-        for width in (
-            *widths[:most],
-            *(widths[-1:] if widths[-1] < VECTOR_LANES and len(widths) > most else ()),
-        ):
+        last = widths[-1:] if widths[-1] < VECTOR_LANES and len(widths) > most else []
+        for width in widths[:most] + last:
             self.b.lanes = width
             spread = {c: self.b.spread(value, KINDS[self.dtypes[c]]) for c, value in origins.items()}
             found.append(self._totals(sums, spread, width, careful))
@@ -279,7 +260,7 @@ class Writer:
 class _Vector:
     """Writes the code for one vector of each row of a chunk."""
 
-    def __init__(self, writer: Writer, bases: list[str], lane: str, width: int) -> None:
+    def __init__(self, writer: _Writer, bases: list[str], lane: str, width: int) -> None:
         self.w, self.b, self.lane, self.width = writer, writer.b, lane, width
         loop, b = writer.loop, writer.b
         b.lanes = width
@@ -288,11 +269,8 @@ class _Vector:
         for stream, base, fields in zip(streams, bases, writer.fields, strict=False):
             step = {"one": "0", "next": str(itemsize(stream.dtype)), "far": fields[-1]}[stream.step]
             self.addresses.append(b.at(base, b.new(f"mul i64 {lane}, {step}")))
-        self.constant = {
-            stream.column: self._load(index, stream, self.addresses[index])
-            for index, stream in enumerate(loop.reads)
-            if not stream.rows
-        }
+        still = [(index, stream) for index, stream in enumerate(loop.reads) if not stream.rows]
+        self.constant = {one.column: self._load(index, one, self.addresses[index]) for index, one in still}
         for column, number in loop.numbers:
             b.kind = KINDS["float32"]
             self.constant[column] = b.number(number)
@@ -322,7 +300,6 @@ class _Vector:
         return values
 
     def row(self, row: str, totals: Sequence[Total]) -> None:
-        """Read a row, compute its members, write results and reduce."""
         values, loop = self.values(row), self.w.loop
         for index, stream in enumerate(loop.writes, len(loop.reads)):
             step = self.w.fields[index][-1] if stream.step == "far" else stream.step

@@ -10,7 +10,6 @@ from oocdl.fusion.chain import Chain, Crop, Kind, crop, from_channels_last, memb
 from oocdl.fusion.loop_axes import REDUCTIONS
 from oocdl.fusion.loop_nest import Placed, View, fuse
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.program import Instruction
 
 A = TypeVar("A")
 """The type that the runtime computes with: a NumPy array or a torch tensor."""
@@ -26,10 +25,8 @@ class AnyChainStep(ABC, Generic[A]):
 
         ``library``: the module of the arrays, NumPy or torch.
         """
-        self.chain, self.rank = chain, len(chain.domain)
-        self._library = library
+        self.chain, self.rank, self._library = chain, len(chain.domain), library
         self.members, self.columns = members_of(chain)
-        """The members; operand from outside, or slot made by a member -> column."""
         made = {slot for item in chain.members for slot in item.outputs if slot in needed}
         reduced = {slot for item in chain.members if item.op in REDUCTIONS for slot in item.outputs}
         self.loop = fuse(chain, self.members, self.columns, made - reduced, dtype_of)
@@ -39,7 +36,6 @@ class AnyChainStep(ABC, Generic[A]):
         self.summed = made - self.full
         """Slots whose values are computed from the loop's sums in memory."""
         self._outside = [(key, column) for key, column in self.columns.items() if isinstance(key, tuple)]
-        """Operands from outside, each with its column."""
         self._known: dict[tuple[int, Shape, Shape], tuple[int, tuple[int, ...]]] = {}
         """Column, shape and strides of a slot's array -> where the operand begins in it, and its strides."""
 
@@ -50,7 +46,7 @@ class AnyChainStep(ABC, Generic[A]):
             column: self._place(column, slots[slot], box, shape, copies)
             for (slot, box, shape), column in self._outside
         }
-        results: dict[int, A] = {}
+        results: dict[int, Any] = {}
         for item in self.chain.members:
             for slot, shape, dtype in zip(item.outputs, item.kernel_shapes, item.dtypes, strict=True):
                 if slot in self.full:
@@ -62,7 +58,10 @@ class AnyChainStep(ABC, Generic[A]):
             for slot, total, dtype in zip(item.outputs, sums, item.dtypes, strict=True):
                 results[slot] = self._of_numpy(total, dtype)
         for item in self.chain.members:
-            self._keep(item, results, slots)
+            for slot, shape in zip(item.outputs, item.shapes, strict=True):
+                if slot in results:
+                    last, made = self.chain.channels_last, results[slot]
+                    slots[slot] = (self._library.moveaxis(made, -1, 1) if last else made).reshape(shape)
 
     def _place(self, column: int, array: A, box: Crop | None, shape: Shape, copies: list[A]) -> Placed:
         """Tell how a column's operand lies; ``array`` is its slot's, ``copies`` keeps what had to be copied.
@@ -87,23 +86,12 @@ class AnyChainStep(ABC, Generic[A]):
             copies.append(operand)
         return place
 
-    def _keep(self, item: Instruction, results: dict[int, A], slots: dict[int, A]) -> None:
-        for slot, shape in zip(item.outputs, item.shapes, strict=True):
-            if slot in results:
-                slots[slot] = self._result(results[slot], shape)
-
     def _seen(self, array: Any, shape: Shape) -> A:
         """View the array of a slot in a shape of the chain."""
         last = self.chain.channels_last and len(shape) == self.rank
         seen = array.reshape(from_channels_last(shape) if last else shape)
         moved: A = self._library.moveaxis(seen, 1, -1) if last else seen
         return moved
-
-    def _result(self, array: Any, shape: Shape) -> A:
-        if self.chain.channels_last:
-            array = self._library.moveaxis(array, -1, 1)
-        seen: A = array.reshape(shape)
-        return seen
 
     @abstractmethod
     def _view(self, array: A) -> View:

@@ -10,9 +10,10 @@ Muller, Elementary Functions (2016): ``exp(x) = 2^k (1 + p)`` with k the integer
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+import numpy as np
 
 from oocdl.fusion.llvm_ir import Builder
 
@@ -47,7 +48,7 @@ _TO_INTEGER = 1.5 * 2**23
 
 
 def _bits(value: float) -> int:
-    return int(struct.unpack("i", struct.pack("f", value))[0])
+    return int(np.float32(value).view(np.int32))
 
 
 class _Floats:
@@ -63,7 +64,7 @@ class _Floats:
         return value if isinstance(value, str) else self.b.number(value)
 
     def do(self, name: str, x: str | float, y: str | float) -> str:
-        return self.b.new(f"{name} {self.b.type} {self.number(x)}, {self.number(y)}")
+        return self.b.two(name, self.number(x), self.number(y))
 
     def fma(self, x: str | float, y: str | float, z: str | float) -> str:
         """Add ``x y + z``, rounded once."""
@@ -79,12 +80,11 @@ class _Floats:
         """Add ``yes`` where the test of x and y holds, else ``no``."""
         return self.b.select(self.do(f"fcmp {test}", x, y), self.number(yes), self.number(no))
 
+    # What is no number stays, at least or at most a number.
     def at_least(self, x: str, least: float) -> str:
-        """Add the larger one; what is no number stays."""
         return self.choose("olt", x, least, least, x)
 
     def at_most(self, x: str, most: float) -> str:
-        """Add the smaller one; what is no number stays."""
         return self.choose("ogt", x, most, most, x)
 
     def size(self, x: str) -> str:
@@ -94,7 +94,6 @@ class _Floats:
         return self.b.new(f"fneg {self.b.type} {x}")
 
     def whole(self, name: str, x: str, y: str | int) -> str:
-        """Add an instruction on integers."""
         second = y if isinstance(y, str) else f"<{', '.join([f'i32 {y}'] * self.b.lanes)}>"
         return self.b.new(f"{name} {self.integers} {x}, {second}")
 
@@ -199,15 +198,9 @@ def _erf(f: _Floats, x: str) -> str:
 
 
 FUNCTIONS: Mapping[str, Callable[[_Floats, str], str]] = {
-    "Exp": _exp,
-    "Expm1": _expm1,
-    "Log": _log,
-    "Sigmoid": _sigmoid,
-    "Tanh": _tanh,
-    "Softplus": _softplus,
+    "Exp": _exp, "Expm1": _expm1, "Log": _log, "Sigmoid": _sigmoid, "Tanh": _tanh, "Softplus": _softplus,
     "Erf": _erf,
-}
-"""Operator -> what writes it."""
+}  # fmt: skip
 
 
 def function(op: str) -> Callable[[Builder, Sequence[str], Mapping[str, object]], str]:

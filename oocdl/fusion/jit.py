@@ -25,7 +25,8 @@ class Source(Protocol):
     """The description of a loop: everything that its machine code depends on."""
 
     def write(self, name: str) -> str:
-        """Return the text of an LLVM module whose one function is called ``name``."""
+        """Return the text of an LLVM module whose one function is called ``name``: it takes a pointer to the
+        loop's arguments."""
 
     def __hash__(self) -> int: ...
 
@@ -34,6 +35,7 @@ _lock = threading.Lock()
 _made: dict[Source, Code] = {}
 
 
+@cache
 class _Linker:
     """Compiles loops, and owns the memory of their code; nothing else that LLVM allocates is kept."""
 
@@ -47,7 +49,6 @@ class _Linker:
         """What machine code depends on beside its source."""
 
     def make(self, loop: Source) -> Code:
-        """Return the code of a loop: what was compiled before, or else compiled now."""
         text = loop.write("loop")
         key = hashlib.sha256(f"{self.salt}{text}".encode()).hexdigest()
         name = f"loop_{key}"
@@ -62,21 +63,16 @@ class _Linker:
     def _compile(self, text: str, name: str) -> bytes:
         module = llvm.parse_assembly(text)
         module.verify()
-        self._improve(module.get_function(name))
-        code: bytes = self.machine.emit_object(module)
-        return code
-
-    def _improve(self, function: Any) -> None:
-        """Run LLVM's passes that turn variables into registers and merge equal values.
-
-        Its whole pipeline makes the loops no faster, and keeps 0.2 MiB for each.
-        """
         builder = llvm.create_pass_builder(self.machine, llvm.create_pipeline_tuning_options(speed_level=2))
+        # Variables become registers, equal values one. LLVM's whole pipeline makes the loops no faster, and
+        # keeps 0.2 MiB for each.
         passes = llvm.create_new_function_pass_manager()
         passes.add_sroa_pass()
         passes.add_new_gvn_pass()
         passes.add_instruction_combine_pass()
-        passes.run(function, builder)
+        passes.run(module.get_function(name), builder)
+        code: bytes = self.machine.emit_object(module)
+        return code
 
 
 def _machine() -> Any:
@@ -95,14 +91,9 @@ def has_feature(name: str) -> bool:
     return bool(llvm.get_host_cpu_features().get(name))
 
 
-@cache
-def _linker() -> _Linker:
-    return _Linker()
-
-
 def compiled(loop: Source) -> Code:
     """Return the code of a loop, which is compiled once."""
     with _lock:
         if loop not in _made:
-            _made[loop] = _linker().make(loop)
+            _made[loop] = _Linker().make(loop)
         return _made[loop]

@@ -1,10 +1,14 @@
-"""Builds text of LLVM's intermediate representation: values, loops, loads and stores of vectors."""
+"""Builds text of LLVM's intermediate representation: values, loops, loads, stores, and casts of vectors."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from oocdl.fusion.jit import has_feature
+from oocdl.graph.ir.array_layout import itemsize
+from oocdl.graph.ir.graph import is_float
 
 KINDS = {"float32": "float", "float64": "double", "bfloat16": "bfloat", "int64": "i64", "int32": "i32"}
 KINDS |= {"bool": "i1", "uint8": "i8"}
@@ -30,7 +34,6 @@ class Builder:
         self.variables: list[str] = []
         """Lines at the start of the function, which allocate variables."""
         self.declared: dict[str, str] = {}
-        """Function -> its declaration."""
         self.deviations: dict[tuple[str, float], str] = {}
         """(variance, eps) -> its ``deviation``, where that is the same in all rows."""
         self._count = 0
@@ -44,7 +47,6 @@ class Builder:
 
     @property
     def is_float(self) -> bool:
-        """Whether operators work on floating-point numbers."""
         return self.kind in ("float", "double", "bfloat")
 
     def new(self, expression: str) -> str:
@@ -52,6 +54,9 @@ class Builder:
         self._count += 1
         self.lines.append(f"  %v{self._count} = {expression}")
         return f"%v{self._count}"
+
+    def two(self, name: str, x: str, y: str) -> str:
+        return self.new(f"{name} {self.type} {x}, {y}")
 
     def do(self, line: str) -> None:
         """Add an instruction that makes no value."""
@@ -81,11 +86,9 @@ class Builder:
 
     def spread(self, scalar: str, kind: str) -> str:
         """Return a vector with the value ``scalar`` in each lane."""
-        vector = f"<{self.lanes} x {kind}>"
+        vector, mask = f"<{self.lanes} x {kind}>", f"<{self.lanes} x i32> zeroinitializer"
         first = self.new(f"insertelement {vector} poison, {kind} {scalar}, i64 0")
-        return self.new(
-            f"shufflevector {vector} {first}, {vector} poison, <{self.lanes} x i32> zeroinitializer"
-        )
+        return self.new(f"shufflevector {vector} {first}, {vector} poison, {mask}")
 
     def lanes_of(self, vector: str, width: int, numbers: Sequence[int]) -> str:
         """Return a vector of some lanes of one of ``width``, whose elements are of the type of now."""
@@ -93,7 +96,6 @@ class Builder:
         return self.new(f"shufflevector {type_} {vector}, {type_} poison, <{len(numbers)} x i32> <{mask}>")
 
     def select(self, condition: str, yes: str, no: str) -> str:
-        """Return a vector of ``yes`` where ``condition`` holds, else of ``no``."""
         return self.new(f"select <{self.lanes} x i1> {condition}, {self.type} {yes}, {self.type} {no}")
 
     def call(self, name: str, type_: str, args: Sequence[str]) -> str:
@@ -144,7 +146,8 @@ class Builder:
             return self.spread(self.new(f"load {kind}, ptr {address}, align 1"), kind)
         value = "poison"
         for lane in range(self.lanes):
-            scalar = self.new(f"load {kind}, ptr {self._lane(address, step, lane)}, align 1")
+            place = self.at(address, self.new(f"mul i64 {step}, {lane}"))
+            scalar = self.new(f"load {kind}, ptr {place}, align 1")
             value = self.new(f"insertelement <{self.lanes} x {kind}> {value}, {kind} {scalar}, i64 {lane}")
         return value
 
@@ -158,19 +161,68 @@ class Builder:
             return
         for lane in range(self.lanes):
             scalar = self.new(f"extractelement <{self.lanes} x {kind}> {value}, i64 {lane}")
-            self.do(f"store {kind} {scalar}, ptr {self._lane(address, step, lane)}, align 1")
-
-    def _lane(self, address: str, step: str, lane: int) -> str:
-        return self.at(address, self.new(f"mul i64 {step}, {lane}"))
+            place = self.at(address, self.new(f"mul i64 {step}, {lane}"))
+            self.do(f"store {kind} {scalar}, ptr {place}, align 1")
 
     def add(self, first: str, second: str) -> str:
         """Return the sum of two numbers, which are indices."""
         return self.new(f"add i64 {first}, {second}")
 
     def element(self, address: str, kind: str, number: str) -> str:
-        """Return the address of an element of an array of ``kind``."""
         return self.new(f"getelementptr {kind}, ptr {address}, i64 {number}")
 
     def at(self, address: str, offset: str) -> str:
         """Return the address ``offset`` bytes further on."""
         return self.new(f"getelementptr i8, ptr {address}, i64 {offset}")
+
+
+def cast(b: Builder, value: str, source: str, target: str) -> str:
+    """Convert a vector of dtype ``source`` to dtype ``target``."""
+    how = conversion(source, target)
+    if how is None:
+        return value
+    if target == "bfloat16" and source != "float32":  # processors that round at all round float32
+        return cast(b, cast(b, value, source, "float32"), "float32", target)
+    if target == "bfloat16" and not has_feature("avx512bf16"):
+        return _rounded(b, value)
+    if source == "bfloat16" and not has_feature("avx512bf16"):
+        return cast(b, _widened(b, value), "float32", target)
+    return b.new(f"{how} <{b.lanes} x {KINDS[source]}> {value} to <{b.lanes} x {KINDS[target]}>")
+
+
+def _rounded(b: Builder, value: str) -> str:
+    """Round float32 to bfloat16, ties to even, by its bits.
+
+    Where a processor has no instruction for that, LLVM calls a function to which no loop is linked.
+    It must not see the reverse either: the maximum of two such numbers would be rounded in the same way.
+    """
+    number, whole = f"<{b.lanes} x float>", f"<{b.lanes} x i32>"
+    bits = b.new(f"bitcast {number} {value} to {whole}")
+    upper = b.new(f"lshr {whole} {bits}, splat (i32 16)")
+    half = b.new(f"add {whole} {b.new(f'and {whole} {upper}, splat (i32 1)')}, splat (i32 32767)")
+    nearest = b.new(f"lshr {whole} {b.new(f'add {whole} {bits}, {half}')}, splat (i32 16)")
+    quiet = b.new(f"or {whole} {upper}, splat (i32 64)")
+    is_nan = b.new(f"fcmp uno {number} {value}, {value}")
+    kept = b.new(f"select <{b.lanes} x i1> {is_nan}, {whole} {quiet}, {whole} {nearest}")
+    narrow = b.new(f"trunc {whole} {kept} to <{b.lanes} x i16>")
+    return b.new(f"bitcast <{b.lanes} x i16> {narrow} to <{b.lanes} x bfloat>")
+
+
+def _widened(b: Builder, value: str) -> str:
+    """Convert bfloat16 to float32 by its bits: see ``_rounded``."""
+    half, whole = f"<{b.lanes} x i16>", f"<{b.lanes} x i32>"
+    bits = b.new(f"zext {half} {b.new(f'bitcast <{b.lanes} x bfloat> {value} to {half}')} to {whole}")
+    return b.new(f"bitcast {whole} {b.new(f'shl {whole} {bits}, splat (i32 16)')} to <{b.lanes} x float>")
+
+
+def conversion(source: str, target: str) -> str | None:
+    """Return LLVM's instruction that converts one dtype to another; None where they are the same.
+
+    >>> conversion("float32", "bfloat16"), conversion("int64", "float32"), conversion("bool", "float32")
+    ('fptrunc', 'sitofp', 'uitofp')
+    """
+    if source == target:
+        return None
+    if is_float(source):
+        return "fpext" if itemsize(source) < itemsize(target) else "fptrunc"
+    return "uitofp" if source == "bool" else "sitofp"

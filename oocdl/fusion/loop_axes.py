@@ -22,11 +22,8 @@ MOST_JOINED_LANES = 1 << 14
 MOST_ROWS_AT_ONCE = 4096
 """Maximum rows of a reduction that is never added up in memory."""
 REDUCTIONS = {
-    "ReduceSum": ("float32", "float64"),
-    "Moments": ("float32", "float64"),
-    "ReduceMax": ("float32", "float64"),
-    "LogSumExp": ("float32",),
-}
+    **dict.fromkeys(("ReduceSum", "Moments", "ReduceMax"), ("float32", "float64")), "LogSumExp": ("float32",),
+}  # fmt: skip
 """Reductions that loops compute, and the dtypes of what they reduce."""
 
 
@@ -104,7 +101,9 @@ def _nest(
     *before, lanes = groups
     rows = before[-1] if before else AxisGroup((), 1)
     at_once = any(total.item.op not in PLANES for total in totals)
-    joined = bool(totals) and all(_joins(total, before, lanes) for total in totals)
+    # All of them join all lanes, for each place before these.
+    joined = bool(totals and lanes.axes) and not any(total.keeps(lanes) for total in totals)
+    joined = joined and all(total.keeps(group) for total in totals for group in before)
     if joined and (at_once or lanes.extent <= MOST_JOINED_LANES):
         return _within(Nest(tuple(before[:-1]), rows, lanes, across=True))
     inside = any(total.keeps(lanes) for total in totals)
@@ -117,11 +116,6 @@ def _nest(
     if row_kept or (lanes.extent > MOST_ROW_LANES and not inside):
         return _within(Nest(tuple(before), None, lanes))
     return _within(Nest(tuple(before[:-1]), rows, lanes))
-
-
-def _joins(total: Reduction, before: Sequence[AxisGroup], lanes: AxisGroup) -> bool:
-    """Whether a reduction joins all lanes, for each place before them."""
-    return all(map(total.keeps, before)) and bool(lanes.axes) and not total.keeps(lanes)
 
 
 def _within(nest: Nest) -> Nest | None:

@@ -6,7 +6,7 @@ happen to lie.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -46,31 +46,13 @@ class View(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The address of an array, and its strides along the axes of the loop."""
+    """The address of an array, and its strides in bytes along the axes of the loop."""
 
     address: int
     steps: tuple[int, ...]
-    """Bytes between neighbours along each group of axes."""
 
 
-def _steps(view: View, groups: Iterable[AxisGroup], domain: Shape) -> tuple[int, ...] | None:
-    """Return the stride in bytes along each group; None where a group has no single stride."""
-    found = []
-    lead = len(domain) - len(view.shape)
-    for group in groups:
-        axes = [axis - lead for axis in group.axes if axis >= lead and view.shape[axis - lead] > 1]
-        if not axes:
-            found.append(0)
-            continue
-        for axis, inner in zip(axes, axes[1:], strict=False):
-            if view.strides[axis] != view.strides[inner] * view.shape[inner]:
-                return None
-        found.append(view.strides[axes[-1]])
-    return tuple(found)
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
+class _Call(NamedTuple):
     """One call of the loop: over all full rows, or over the shorter last one."""
 
     rows: int
@@ -97,9 +79,8 @@ class Fused:
     """Column -> dtype."""
     ops: tuple[Op, ...]
     reads: tuple[int, ...]
-    """Columns that the loop reads."""
     writes: tuple[int, ...]
-    """Columns that the loop writes element by element."""
+    """Columns that the loop reads, and that it writes element by element."""
     totals: tuple[Reduction, ...]
     nest: Nest
     ready: dict[tuple[tuple[int, ...], ...], tuple[_Ready, ...]] = field(default_factory=dict)
@@ -132,15 +113,9 @@ class Fused:
     @cached_property
     def _kept_shapes(self) -> tuple[Shape, ...]:
         """The shape of each total in memory: planes, outer axes (one where reduced), lanes."""
+        outer = [tuple(g.extent if t.keeps(g) else 1 for g in self.nest.outer) for t in self._in_memory]
         lanes = self._calls[0].lanes
-        return tuple(
-            (
-                PLANES[total.item.op],
-                *(group.extent if total.keeps(group) else 1 for group in self.nest.outer),
-                lanes,
-            )
-            for total in self._in_memory
-        )
+        return tuple((PLANES[t.item.op], *o, lanes) for t, o in zip(self._in_memory, outer, strict=True))
 
     @cached_property
     def _axes(self) -> tuple[AxisGroup, ...]:
@@ -149,8 +124,14 @@ class Fused:
 
     def place(self, view: View) -> Placed | None:
         """Return an array's strides along the axes of the loop; None if the array must be copied first."""
-        steps = _steps(view, self._axes, self.chain.domain)
-        return None if steps is None else Placed(view.address, steps)
+        found, lead = list[int](), len(self.chain.domain) - len(view.shape)
+        for group in self._axes:
+            axes = [axis - lead for axis in group.axes if axis >= lead and view.shape[axis - lead] > 1]
+            for axis, inner in zip(axes, axes[1:], strict=False):
+                if view.strides[axis] != view.strides[inner] * view.shape[inner]:
+                    return None
+            found.append(view.strides[axes[-1]] if axes else 0)
+        return Placed(view.address, tuple(found))
 
     def run(self, arrays: Mapping[int, Placed]) -> list[tuple[Instruction, list[Array]]]:
         """Run the loop over ``arrays``, which has each column that is read or written.
@@ -164,30 +145,22 @@ class Fused:
         for array in sums:
             address, step = array.ctypes.data, array.strides[0]
             addresses += range(address, address + step * len(array), step)
-        for ready in self._ready([array.steps for array in placed], sums):
+        steps = tuple([array.steps for array in placed])
+        if steps not in self.ready:  # worked out once: a loop runs many times
+            self.ready[steps] = tuple(self._call(call, steps, sums) for call in self._calls)
+        for ready in self.ready[steps]:
             arguments = ready.arguments.copy()
             arguments[ready.addresses] += addresses
             ready.code(arguments.ctypes.data)
-        return [
-            (total.item, self._result(total, array))
-            for total, array in zip(self._in_memory, sums, strict=True)
-        ]
-
-    def _ready(self, steps: Sequence[tuple[int, ...]], sums: Sequence[Array]) -> tuple[_Ready, ...]:
-        """Return the calls for columns with these strides, worked out once: a loop runs many times."""
-        key = tuple(steps)
-        if key not in self.ready:
-            self.ready[key] = tuple(self._call(call, steps, sums) for call in self._calls)
-        return self.ready[key]
+        return [(t.item, self._result(t, array)) for t, array in zip(self._in_memory, sums, strict=True)]
 
     def _call(self, call: _Call, steps: Sequence[tuple[int, ...]], sums: Sequence[Array]) -> _Ready:
         extents = [group.extent for group in self.nest.outer]
         head = [[1] * (OUTER_AXES - len(extents)) + extents + [call.rows]]
         lines = [self._fields(each, call) for each in steps]
         for array in sums:
-            outer = [
-                step if n > 1 else 0 for step, n in zip(array.strides[1:-1], array.shape[1:-1], strict=True)
-            ]
+            steps_and_extents = zip(array.strides[1:-1], array.shape[1:-1], strict=True)
+            outer = [step if n > 1 else 0 for step, n in steps_and_extents]
             lines += [[0, *[0] * (OUTER_AXES - len(outer)), *outer, 0, 8]] * len(array)
         arguments = np.array([number for line in head + lines for number in line], np.int64)
         addresses = len(head[0]) + FIELDS_PER_ARRAY * np.arange(len(lines))
@@ -200,7 +173,6 @@ class Fused:
         return [call.start * lane, *[0] * (OUTER_AXES - len(outer)), *outer, row, lane]
 
     def _code(self, call: _Call, arguments: Array) -> Code:
-        """Return the code for arrays with strides like these."""
         streams: dict[int, Stream] = {}
         for number, column in enumerate((*self.reads, *self.writes, *self.completed)):
             fields = arguments[OUTER_AXES + 1 + FIELDS_PER_ARRAY * number :][:FIELDS_PER_ARRAY]
@@ -208,15 +180,12 @@ class Fused:
             step: Step = "one" if fields[-1] == 0 else "next" if single else "far"
             streams[column] = Stream(column, self.dtypes[column], step, bool(fields[-2]))
         reads, writes = (tuple(streams[column] for column in some) for some in (self.reads, self.writes))
-        sums = tuple(
-            Sum(total.column, total.item.op, tuple(streams[c] for c in total.outs if c in self.completed))
-            for total in self.totals
-        )
+        made = [tuple(streams[c] for c in total.outs if c in self.completed) for total in self.totals]
+        sums = tuple(Sum(t.column, t.item.op, outs) for t, outs in zip(self.totals, made, strict=True))
         rows = self.nest.chunk_rows if sums else max(STREAMED_LANES // call.lanes, 1)
         return compiled(Loop(self.ops, reads, writes, sums, call.lanes, self.nest.across, rows))
 
     def _result(self, total: Reduction, sums: Array) -> list[Array]:
-        """Compute the results of a reduction from the sums of the lanes."""
         lanes = self.nest.lanes.axes
         over = self.nest.rows is None or not (lanes and total.kept[lanes[0]])
         shape = total.item.kernel_shapes[0]

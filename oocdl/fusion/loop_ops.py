@@ -25,7 +25,7 @@ bits of results: a run that goes on with another one says so."""
 
 def _two(name: str) -> Emit:
     """Return the entry of an operator that is one instruction of two operands."""
-    return lambda b, args, attrs: b.new(f"{name} {b.type} {args[0]}, {args[1]}")
+    return lambda b, args, attrs: b.two(name, *args)
 
 
 def _call(name: str) -> Emit:
@@ -34,26 +34,21 @@ def _call(name: str) -> Emit:
 
 
 def _compare(floats: str, integers: str) -> Emit:
-    def emit(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
-        name = f"fcmp {floats}" if b.is_float else f"icmp {integers}"
-        return b.new(f"{name} {b.type} {args[0]}, {args[1]}")
-
-    return emit
+    return lambda b, args, attrs: b.two(f"fcmp {floats}" if b.is_float else f"icmp {integers}", *args)
 
 
 def deviation(b: Builder, variance: str, eps: float) -> str:
     """Return the factor of centred values, ``1 / sqrt(variance + eps)``."""
     if (variance, eps) not in b.deviations:
-        moved = b.new(f"fadd {b.type} {variance}, {b.number(eps)}")
-        return b.new(f"fdiv {b.type} {b.number(1.0)}, {b.call('sqrt', b.type, [moved])}")
+        moved = b.two("fadd", variance, b.number(eps))
+        return b.two("fdiv", b.number(1.0), b.call("sqrt", b.type, [moved]))
     return b.deviations[variance, eps]
 
 
 def _normalize(b: Builder, args: Sequence[str], attrs: Mapping[str, Any]) -> str:
     x, mean, variance = args
     scale = deviation(b, variance, attrs["eps"])
-    centred = b.new(f"fsub {b.type} {x}, {mean}")
-    return b.new(f"fmul {b.type} {centred}, {scale}")
+    return b.two("fmul", b.two("fsub", x, mean), scale)
 
 
 def _by_formula(row: Row) -> Emit:
@@ -69,34 +64,22 @@ def _by_formula(row: Row) -> Emit:
 
 
 _ARITHMETIC: Mapping[str, Emit] = {
-    "Add": _two("fadd"),
-    "Sub": _two("fsub"),
-    "Mul": _two("fmul"),
-    "Div": _two("fdiv"),
-    "Max": _call("maximum"),
-    "Min": _call("minimum"),
+    **{op: _two(f"f{op.lower()}") for op in ("Add", "Sub", "Mul", "Div")},
+    "Max": _call("maximum"), "Min": _call("minimum"), "Sqrt": _call("sqrt"), "Abs": _call("fabs"),
+    "Floor": _call("floor"), "Round": _call("roundeven"),
     "Neg": lambda b, args, attrs: b.new(f"fneg {b.type} {args[0]}"),
-    "Sqrt": _call("sqrt"),
-    "Abs": _call("fabs"),
-    "Floor": _call("floor"),
-    "Round": _call("roundeven"),
-    "Reciprocal": lambda b, args, attrs: b.new(f"fdiv {b.type} {b.number(1.0)}, {args[0]}"),
-}
-"""Primitives on floating-point numbers whose operands all have the dtype of the result."""
+    "Reciprocal": lambda b, args, attrs: b.two("fdiv", b.number(1.0), args[0]),
+}  # fmt: skip
 
 COMPARE: Mapping[str, Emit] = {
-    "Greater": _compare("ogt", "sgt"),
-    "Less": _compare("olt", "slt"),
-    "Equal": _compare("oeq", "eq"),
-}
+    "Greater": _compare("ogt", "sgt"), "Less": _compare("olt", "slt"), "Equal": _compare("oeq", "eq"),
+}  # fmt: skip
 """Operators that compare two numbers of one dtype; the result is a bool."""
 
 LOGIC: Mapping[str, Emit] = {
-    "And": _two("and"),
-    "Or": _two("or"),
-    "Not": lambda b, args, attrs: b.new(f"xor {b.type} {args[0]}, {b.splat('true')}"),
-}
-"""Operators on bools."""
+    "And": _two("and"), "Or": _two("or"),
+    "Not": lambda b, args, attrs: b.two("xor", args[0], b.splat("true")),
+}  # fmt: skip
 
 _PRIMITIVES: Mapping[str, Emit] = {
     **_ARITHMETIC,
@@ -119,14 +102,10 @@ FLOATS: Mapping[str, Emit] = {
 """Operators on floating-point numbers whose operands all have the dtype of the result."""
 
 ENTRIES: Mapping[str, Emit] = {**_PRIMITIVES, **FLOATS, **LOGIC}
-"""All that loops can compute."""
 
+_COUNTS = {op: sum(step.op in FUNCTIONS for step in row.steps(row.sample)) for op, row in FORMULAS.items()}
 EXPONENTIALS: Mapping[str, int] = {
     **dict.fromkeys(FUNCTIONS, 1),
-    **{
-        op: count
-        for op, row in FORMULAS.items()
-        if (count := sum(step.op in FUNCTIONS for step in row.steps(row.sample)))
-    },
+    **{op: count for op, count in _COUNTS.items() if count},
 }
 """Operator -> how many of ``functions`` it has: loops compute it in float32 alone, and not a second time."""

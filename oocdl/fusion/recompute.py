@@ -57,10 +57,9 @@ class _Copy:
         if None in operands:
             return False
         made = self.slots[slot, box] = self.fresh()
-        domain = self.target.domain
         seen = tuple(operand for operand in operands if operand is not None)
-        shape = item.shapes[0] if box is None else region_shape(box)
-        copy = replace(item, operands=seen, outputs=(made,), kernel_shapes=(domain,), shapes=(shape,))
+        shapes = item.shapes[0] if box is None else region_shape(box), self.target.domain
+        copy = replace(item, operands=seen, outputs=(made,), shapes=shapes[:1], kernel_shapes=shapes[1:])
         self.members.append(copy)
         return True
 
@@ -79,8 +78,7 @@ class _Copy:
             return operand._replace(crop=crop, shape=domain)
         lead = len(domain) - len(operand.shape)
         varies = (axis + lead for axis, extent in enumerate(operand.shape) if extent > 1)
-        same = all(self.source.domain[axis] == domain[axis] for axis in varies)
-        return operand if same else None
+        return operand if all(self.source.domain[axis] == domain[axis] for axis in varies) else None
 
 
 def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
@@ -93,10 +91,8 @@ def _replaced(copy: _Copy, wanted: Collection[Part]) -> Chain | None:
     domain = copy.target.domain
 
     def seen(operand: Operand) -> Operand:
-        part = (operand.slot, operand.crop)
-        if part not in wanted:
-            return operand
-        return operand._replace(slot=copy.slots[part], crop=None, shape=domain)
+        slot = copy.slots[part] if (part := (operand.slot, operand.crop)) in wanted else None
+        return operand if slot is None else operand._replace(slot=slot, crop=None, shape=domain)
 
     theirs = [replace(i, operands=tuple(map(seen, i.operands))) for i in copy.target.members]
     nest = nest_of(domain, members := (*copy.members, *theirs))
@@ -134,9 +130,8 @@ def recomputed(groups: Sequence[Group], program: Program) -> tuple[list[Group], 
                 continue
             copy = _Copy(source, target, shapes, lambda: next(numbers), makers)
             made = _replaced(copy, wanted)
-            kinds = {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
             if made is not None:
                 found[at], reads[at] = made, reads_of(made)
-                dtypes |= kinds
+                dtypes |= {fresh: dtypes[slot] for (slot, _), fresh in copy.slots.items()}
                 shapes |= {item.outputs[0]: item.shapes[0] for item in copy.members}
     return found, dtypes

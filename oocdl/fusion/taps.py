@@ -24,7 +24,7 @@ _ARGUMENTS = ("x", "y", "columns", "weights", "before", "extent", "results", "ta
 
 @dataclass(frozen=True)
 class TapLoop:
-    """The description of a loop: everything that its machine code depends on."""
+    """See ``jit.Source``."""
 
     dtype: str
     lanes: int
@@ -33,14 +33,11 @@ class TapLoop:
     side in each result."""
 
     def write(self, name: str) -> str:
-        """Return the text of an LLVM module whose one function is called ``name``."""
+        """See ``jit.Source``."""
         b = Builder()
         b.lanes, b.kind = self.lanes, KINDS[self.dtype]
         reads = [b.pointer] * 4 + [b.argument] * 5
-        self._loops(b, {_ARGUMENTS[number]: read(number) for number, read in enumerate(reads)})
-        return b.function(name)
-
-    def _loops(self, b: Builder, given: dict[str, str]) -> None:
+        given = {_ARGUMENTS[number]: read(number) for number, read in enumerate(reads)}
         rows, row = given["results"], b.new(f"mul i64 {given['extent']}, {given['after']}")
         with b.loop("0", given["before"], 1) as at:
             x = b.element(given["x"], b.kind, b.new(f"mul i64 {at}, {row}"))
@@ -49,13 +46,14 @@ class TapLoop:
                 with b.loop("0", rows, self.lanes) as lane:
                     place = self._inside(b, lane, rows)
                     self._sum(b, given, x, place, b.element(given["y"], b.kind, b.add(first, place)))
-                return
-            with b.loop("0", rows, 1) as result:
-                made = b.new(f"mul i64 {b.add(first, result)}, {given['after']}")
-                with b.loop("0", given["after"], self.lanes) as lane:
-                    place = self._inside(b, lane, given["after"])
-                    y = b.element(given["y"], b.kind, b.add(made, place))
-                    self._sum(b, given, b.element(x, b.kind, place), result, y)
+            else:
+                with b.loop("0", rows, 1) as result:
+                    made = b.new(f"mul i64 {b.add(first, result)}, {given['after']}")
+                    with b.loop("0", given["after"], self.lanes) as lane:
+                        place = self._inside(b, lane, given["after"])
+                        y = b.element(given["y"], b.kind, b.add(made, place))
+                        self._sum(b, given, b.element(x, b.kind, place), result, y)
+        return b.function(name)
 
     def _inside(self, b: Builder, lane: str, extent: str) -> str:
         """Return where a vector begins: the last one overlaps the one before, and writes the same again."""

@@ -11,9 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from oocdl.fusion.casts import cast
 from oocdl.fusion.functions import function
-from oocdl.fusion.llvm_ir import KINDS, Builder
+from oocdl.fusion.llvm_ir import KINDS, Builder, cast
 
 PLANES = {"ReduceSum": 1, "Moments": 3}
 """Reduction that may be added up in memory -> the arrays that hold it there."""
@@ -24,7 +23,7 @@ _LEAST = -struct.unpack("f", struct.pack("I", 0x7F7FFFFF))[0]
 class Total:
     """The reduction of one column in the lanes of a vector; made, it is that of nothing."""
 
-    def __init__(self, b: Builder, how: str, dtype: str, *, origin: str = "", careful: bool = False) -> None:
+    def __init__(self, b: Builder, how: str, dtype: str, origin: str = "", careful: bool = False) -> None:
         """``origin``: what moments are distances to. ``careful``: whether losses of additions are carried."""
         self.b, self.how, self.dtype, self.width, self.origin = b, how, dtype, b.lanes, origin
         self.careful = careful or how == "LogSumExp"
@@ -49,8 +48,8 @@ class Total:
             self._add(self.slots[1], b.select(above, one, falling), b.select(above, falling, one))
             self._keep(self.slots[0], b.select(above, value, largest))
         elif self.how == "Moments":
-            value = b.new(f"fsub {b.type} {value}, {self.origin}")
-            self._add(self.slots[1], b.new(f"fmul {b.type} {value}, {value}"))
+            value = b.two("fsub", value, self.origin)
+            self._add(self.slots[1], b.two("fmul", value, value))
             self._add(self.slots[0], value)
         else:
             self._add(self.slots[0], value)
@@ -63,21 +62,16 @@ class Total:
 
     def _add(self, slot: str, value: str, scale: str | None = None) -> None:
         """Add a value to what a slot has, which is scaled before."""
-        b = self.b
-
-        def do(name: str, x: str, y: str) -> str:
-            return b.new(f"{name} {b.type} {x}, {y}")
-
-        old = self._kept(slot)
-        old = old if scale is None else do("fmul", old, scale)
+        b, old = self.b, self._kept(slot)
+        old = old if scale is None else b.two("fmul", old, scale)
         if slot not in self.lost:
-            self._keep(slot, do("fadd", old, value))
+            self._keep(slot, b.two("fadd", old, value))
             return
         lost = self._kept(self.lost[slot])
-        value = do("fsub", value, lost if scale is None else do("fmul", lost, scale))
-        new = do("fadd", old, value)
-        less = do("fsub", do("fsub", new, old), value)
-        beyond = b.new(f"fcmp uno {b.type} {less}, {less}")  # the sum is infinite, and stays so
+        value = b.two("fsub", value, lost if scale is None else b.two("fmul", lost, scale))
+        new = b.two("fadd", old, value)
+        less = b.two("fsub", b.two("fsub", new, old), value)
+        beyond = b.two("fcmp uno", less, less)  # the sum is infinite, and stays so
         self._keep(self.lost[slot], b.select(beyond, b.number(0.0), less))
         self._keep(slot, new)
 
@@ -86,16 +80,14 @@ class Total:
         b = self.b
         b.lanes, b.kind = self.width, KINDS[self.dtype]
         found = [self._kept(slot) for slot in self.slots]
-        if self.how in PLANES:
-            return [cast(b, value, self.dtype, "float64") for value in found]
-        return found
+        return [cast(b, value, self.dtype, "float64") for value in found] if self.how in PLANES else found
 
 
 def _compared(b: Builder, largest: str, value: str) -> tuple[str, str]:
     """Add whether ``value`` is above ``largest``, and the exponential of minus their distance."""
-    above = b.new(f"fcmp ogt {b.type} {value}, {largest}")
-    same = b.new(f"fcmp oeq {b.type} {value}, {largest}")  # infinities have no distance
-    size = b.call("fabs", b.type, [b.new(f"fsub {b.type} {value}, {largest}")])
+    above = b.two("fcmp ogt", value, largest)
+    same = b.two("fcmp oeq", value, largest)  # infinities have no distance
+    size = b.call("fabs", b.type, [b.two("fsub", value, largest)])
     falling = function("Exp")(b, [b.new(f"fneg {b.type} {size}")], {})
     return above, b.select(same, b.number(1.0), falling)
 
@@ -103,20 +95,19 @@ def _compared(b: Builder, largest: str, value: str) -> tuple[str, str]:
 def _joined(b: Builder, how: str, mine: Sequence[str], other: Sequence[str]) -> list[str]:
     """Add the state of both; of moments they have the same origin."""
     if how in PLANES:
-        return [b.new(f"fadd {b.type} {x}, {y}") for x, y in zip(mine, other, strict=True)]
+        return [b.two("fadd", x, y) for x, y in zip(mine, other, strict=True)]
     if how == "ReduceMax":
         return [b.call("maximum", b.type, [mine[0], other[0]])]
     above, falling = _compared(b, mine[0], other[0])
-    first = b.select(above, b.new(f"fmul {b.type} {mine[1]}, {falling}"), mine[1])
-    second = b.select(above, other[1], b.new(f"fmul {b.type} {other[1]}, {falling}"))
-    return [b.select(above, other[0], mine[0]), b.new(f"fadd {b.type} {first}, {second}")]
+    first = b.select(above, b.two("fmul", mine[1], falling), mine[1])
+    second = b.select(above, other[1], b.two("fmul", other[1], falling))
+    return [b.select(above, other[0], mine[0]), b.two("fadd", first, second)]
 
 
 def across(totals: Sequence[Total]) -> list[str]:
     """Write the code that joins all lanes of some totals of one reduction; returns the state of one lane."""
     b, how = totals[0].b, totals[0].how
-    joined: dict[int, list[str]] = {}
-    """Width -> state."""
+    joined: dict[int, list[str]] = {}  # by width
 
     def put(width: int, state: list[str]) -> None:
         b.lanes = width
@@ -128,11 +119,8 @@ def across(totals: Sequence[Total]) -> list[str]:
         put(total.width, state)
     while (width := max(joined)) > 1:
         state, half = joined.pop(width), width // 2
-        halves = [
-            [b.lanes_of(value, width, range(first, first + half)) for value in state] for first in (0, half)
-        ]
-        put(half, halves[0])
-        put(half, halves[1])
+        for part in [[b.lanes_of(one, width, range(at, at + half)) for one in state] for at in (0, half)]:
+            put(half, part)
         if width % 2:
             put(1, [b.lanes_of(value, width, [width - 1]) for value in state])
     b.lanes = 1
@@ -142,13 +130,13 @@ def across(totals: Sequence[Total]) -> list[str]:
 def results(b: Builder, total: Total, state: Sequence[str], count: str) -> list[str]:
     """Write the code of a reduction's results; ``count``: the numbers that went into each, as a double."""
     if total.how == "LogSumExp":
-        return [b.new(f"fadd {b.type} {state[0]}, {function('Log')(b, [state[1]], {})}")]
+        return [b.two("fadd", state[0], function("Log")(b, [state[1]], {}))]
     if total.how != "Moments":
         return [*state]
     origin, count = _origin(b, total), b.spread(count, "double")
-    shift = b.new(f"fdiv {b.type} {state[0]}, {count}")
-    inner = b.new(f"fsub {b.type} {state[1]}, {b.new(f'fmul {b.type} {state[0]}, {shift}')}")
-    return [b.new(f"fadd {b.type} {origin}, {shift}"), b.new(f"fdiv {b.type} {inner}, {count}")]
+    shift = b.two("fdiv", state[0], count)
+    inner = b.two("fsub", state[1], b.two("fmul", state[0], shift))
+    return [b.two("fadd", origin, shift), b.two("fdiv", inner, count)]
 
 
 def _origin(b: Builder, total: Total) -> str:
@@ -168,10 +156,9 @@ def merge(total: Total, places: Sequence[str], count: str) -> None:
     b.kind = "double"
     old = [b.load("float64", place, "next") for place in places]
     b.kind = "double"
-    new = [b.new(f"fadd {b.type} {old[0]}, {state[0]}")]
+    new = [b.two("fadd", old[0], state[0])]
     if total.how == "Moments":
-        chunk = (b.spread(count, "double"), _origin(b, total), *state)
-        new = _merged(b, old, chunk)
+        new = _merged(b, old, (b.spread(count, "double"), _origin(b, total), *state))
     for place, value in zip(places, new, strict=True):
         b.store("float64", value, place, "next")
 
@@ -181,11 +168,7 @@ def _merged(b: Builder, old: Sequence[str], chunk: Sequence[str]) -> list[str]:
 
     ``chunk``: its count, its origin, and the sum and the sum of squares of the distances to the origin.
     """
-
-    def do(name: str, x: str, y: str) -> str:
-        return b.new(f"{name} {b.type} {x}, {y}")
-
-    (counted, mean, squares), (count, origin, total, square) = old, chunk
+    do, (counted, mean, squares), (count, origin, total, square) = b.two, old, chunk
     shift = do("fdiv", total, count)
     inner = do("fsub", square, do("fmul", total, shift))
     all_ = do("fadd", counted, count)

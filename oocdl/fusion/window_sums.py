@@ -35,7 +35,7 @@ array, and how large the rectangle is."""
 
 @dataclass(frozen=True)
 class SumLoop:
-    """The description of a loop: everything that its machine code depends on."""
+    """See ``jit.Source``."""
 
     lanes: int
     vectors: int
@@ -44,7 +44,7 @@ class SumLoop:
     """Input channels that are multiplied by each of these; 0: each by its own alone, as if depthwise."""
 
     def write(self, name: str) -> str:
-        """Return the text of an LLVM module whose one function is called ``name``."""
+        """See ``jit.Source``."""
         b = Builder()
         b.lanes = self.lanes
         reads = [b.pointer] * 4 + [b.argument] * 7
@@ -60,7 +60,6 @@ class SumLoop:
         return b.function(name)
 
     def _job(self, b: Builder, given: dict[str, str], number: str) -> dict[str, str]:
-        """Return the numbers of a job."""
         at = b.new(f"getelementptr [{len(_JOB)} x i64], ptr {given['jobs']}, i64 {number}")
         places = {word: b.new(f"getelementptr i64, ptr {at}, i64 {place}") for place, word in enumerate(_JOB)}
         return {word: b.new(f"load i64, ptr {place}") for word, place in places.items()}
@@ -74,11 +73,11 @@ class SumLoop:
             with b.loop("0", job["columns"], 1) as column:
                 at = {name: _along(b, given, name, "step", column, rows[name]) for name in starts}
                 x, dy = (b.element(given[name], "float", at[name]) for name in starts)
-                grads = [self._load(b, dy, vector * self.lanes, "next") for vector in range(self.vectors)]
+                grads = [_load(b, dy, vector * self.lanes, "next") for vector in range(self.vectors)]
                 for (channel, vector), total in totals.items():
                     if not self.block or vector == 0:
                         first_one, step = (channel, "one") if self.block else (vector * self.lanes, "next")
-                        seen = self._load(b, x, first_one, step)
+                        seen = _load(b, x, first_one, step)
                     before = b.new(f"load {b.type}, ptr {total}")
                     made = b.call("fma", b.type, [seen, grads[vector], before])
                     b.do(f"store {b.type} {made}, ptr {total}")
@@ -87,10 +86,11 @@ class SumLoop:
             weight = b.add(b.add(job["dw"], line), b.add(output, str(vector * self.lanes)))
             address = b.element(given["dw"], "float", weight)
             before, more = b.load("float32", address, "next"), b.new(f"load {b.type}, ptr {total}")
-            b.store("float32", b.new(f"fadd {b.type} {before}, {more}"), address, "next")
+            b.store("float32", b.two("fadd", before, more), address, "next")
 
-    def _load(self, b: Builder, address: str, element: int, step: str) -> str:
-        return b.load("float32", b.element(address, "float", str(element)), step)
+
+def _load(b: Builder, address: str, element: int, step: str) -> str:
+    return b.load("float32", b.element(address, "float", str(element)), step)
 
 
 def _along(b: Builder, given: dict[str, str], name: str, axis: str, index: str, start: str) -> str:

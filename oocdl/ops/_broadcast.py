@@ -87,12 +87,8 @@ def broadcast(node: Node, shapes: Sequence[Shape]) -> Shape:
 
 def broadcast_axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """The rule of every elementwise operator: letters ``a0, a1, ..`` aligned from the right."""
-    rank = len(outputs[0])
-    return AxisRule(
-        inputs=tuple(letters(shape, first=rank - len(shape)) for shape in inputs),
-        outputs=tuple(map(letters, outputs)),
-        extents=extents_of(outputs[0]),
-    )
+    read = tuple(letters(shape, first=len(outputs[0]) - len(shape)) for shape in inputs)
+    return AxisRule(read, tuple(map(letters, outputs)), extents_of(outputs[0]))
 
 
 def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
@@ -104,9 +100,8 @@ def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
     if full != build.shape(grad):
         grad = build("Expand", grad, shape=full)
     missing = len(full) - len(shape)
-    aligned = (1,) * missing + tuple(shape)
-    axes = tuple(axis for axis, extent in enumerate(full) if aligned[axis] != extent)
-    if axes:
+    pairs = zip(full, (1,) * missing + tuple(shape), strict=True)
+    if axes := tuple(axis for axis, (extent, wanted) in enumerate(pairs) if extent != wanted):
         grad = build("ReduceSum", grad, axes=axes)
     if missing:
         grad = build("Reshape", grad, shape=tuple(shape))
@@ -123,9 +118,8 @@ def cure(target: Shape, output: Shape) -> str:
     pairs = [(t, o) for t, o in zip(target[-space:], output[2:], strict=False) if t != o]
     if not pairs or not all(t > 1 and o > 1 and t / 2 < o < 2 * t for t, o in pairs):
         return ""
-    has, makes = pairs[0]
     even = "crop or pad samples to sizes that it halves evenly: multiples of 16"
-    return f"; the network makes {makes} of {has}: {even}"
+    return f"; the network makes {pairs[0][1]} of {pairs[0][0]}: {even}"
 
 
 def operand_size(times: int) -> Cost:

@@ -129,37 +129,20 @@ ACTIVATIONS: tuple[Row, ...] = (
     activation("Relu", lambda a, x: where(x <= 0.0, 0.0, x), fused=True, flops=1, scratch=0, gigabytes=26),
     slope("ReluGrad", lambda a, dy, x: where(x <= 0.0, 0.0, dy), flops=1, scratch=1.25, gigabytes=27),
     activation(
-        "LeakyRelu",
-        lambda a, x: where(x > 0.0, x, x * a["alpha"]),
-        fused=True,
-        flops=1,
-        scratch=0,
-        gigabytes=25,
-        onnx={"alpha": 0.01},
+        "LeakyRelu", lambda a, x: where(x > 0.0, x, x * a["alpha"]),
+        fused=True, flops=1, scratch=0, gigabytes=25, onnx={"alpha": 0.01},
     ),
     slope(
-        "LeakyReluGrad",
-        lambda a, dy, x: where(x > 0.0, dy, dy * a["alpha"]),
-        flops=1,
-        scratch=3.2,
-        gigabytes=28,
-        attrs={"alpha": 0.01},
+        "LeakyReluGrad", lambda a, dy, x: where(x > 0.0, dy, dy * a["alpha"]),
+        flops=1, scratch=3.2, gigabytes=28, attrs={"alpha": 0.01},
     ),
     activation(
-        "Elu",
-        lambda a, x: where(x > 0.0, x, expm1(minimum(x, 0.0)) * a["alpha"]),
-        _elu_gradient,
-        flops=11,
-        scratch=0.25,
-        onnx={"alpha": 1.0},
+        "Elu", lambda a, x: where(x > 0.0, x, expm1(minimum(x, 0.0)) * a["alpha"]), _elu_gradient,
+        flops=11, scratch=0.25, onnx={"alpha": 1.0},
     ),
-    # from the output
-    slope(
-        "EluGrad",
-        lambda a, dy, y: where(y > 0.0, dy, dy * (y + a["alpha"])),
-        flops=3,
-        scratch=2.25,
-        attrs={"alpha": 1.0},
+    slope(  # from the output
+        "EluGrad", lambda a, dy, y: where(y > 0.0, dy, dy * (y + a["alpha"])),
+        flops=3, scratch=2.25, attrs={"alpha": 1.0},
     ),
     activation("Gelu", _gelu, fused=True, flops=15, scratch=1, gigabytes=13, onnx={"approximate": "none"}),
     slope("GeluGrad", _gelu_grad, flops=25, scratch=3, gigabytes=16),
@@ -168,17 +151,11 @@ ACTIVATIONS: tuple[Row, ...] = (
     ),
     slope("SigmoidGrad", lambda a, dy, y: dy * (y * (1.0 - y)), scratch=1, gigabytes=26),
     slope("TanhGrad", lambda a, dy, y: dy * (1.0 - y * y), scratch=1, gigabytes=27),
-    _row(
-        "Dropout",
-        _dropout,
-        2,
-        lambda a, g, x, u, y: (apply("Dropout", g, u, **a), None),  # linear in x
-        flops=2,
-        scratch=1.25,
-        gigabytes=23,
-        attrs={"ratio": 0.1},
+    _row(  # linear in x
+        "Dropout", _dropout, 2, lambda a, g, x, u, y: (apply("Dropout", g, u, **a), None),
+        flops=2, scratch=1.25, gigabytes=23, attrs={"ratio": 0.1},
     ),
-)
+)  # fmt: skip
 FORMULAS: Mapping[str, Row] = {row.op: row for row in ACTIVATIONS}
 """The operators whose kernels engines derive, where they have no faster ones of their own."""
 

@@ -81,10 +81,8 @@ def add_ctc(x: Lifted, spec: CTC, target: str, lengths: Mapping[str, str]) -> Li
         x = apply("Transpose", x, perm=(1, 0, 2))
     if len(x.shape) != 3 or len(labels.shape) != 2 or x.shape[0] != labels.shape[0]:
         wanted = "[N, T, C]" if spec.batch_first else "[T, N, C]"
-        raise InputError(
-            f"ctc takes an output {wanted} and labels [N, S]; output and labels '{target}' have "
-            f"{list(x.shape)} and {list(labels.shape)} (see CTC(batch_first=...))"
-        )
+        have = f"output and labels '{target}' have {list(x.shape)} and {list(labels.shape)}"
+        raise InputError(f"ctc takes an output {wanted} and labels [N, S]; {have} (see CTC(batch_first=...))")
     samples, steps, classes = x.shape
     if spec.blank >= classes:
         raise InputError(f"the blank of ctc is class {spec.blank}, but the output has {classes} classes")
@@ -117,13 +115,8 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Only ``n`` is cut."""
     extents = dict(zip("ntc", outputs[0], strict=False))
-    cut = plain("n", extents["n"])
-    return AxisRule(
-        inputs=tuple((cut, *map(Whole, shape[1:])) for shape in inputs),
-        outputs=plain_by(["ntc"], outputs),
-        extents=extents,
-        uncut=frozenset(extents) - {"n"},
-    )
+    read = tuple((plain("n", extents["n"]), *map(Whole, shape[1:])) for shape in inputs)
+    return AxisRule(read, plain_by(["ntc"], outputs), extents, uncut=frozenset(extents) - {"n"})
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -148,15 +141,9 @@ def _rule(op: str, gigabytes: float, gradient: Gradient) -> OpRule:
         return [Probe(op, operands, {"blank": classes - 1, "zero_infinity": True})]
 
     return OpRule(
-        op=op,
-        infer=_infer,
-        gradient=gradient,
-        axes=_axes,
-        speed=streaming(EXPONENTIAL, gigabytes, probes),
-        flops=_flops,
-        scratch_elements=_scratch,
-        keeps_axes=False,
-    )
+        op=op, infer=_infer, gradient=gradient, axes=_axes, flops=_flops, scratch_elements=_scratch,
+        speed=streaming(EXPONENTIAL, gigabytes, probes), keeps_axes=False,
+    )  # fmt: skip
 
 
 RULES: tuple[OpRule, ...] = (

@@ -49,13 +49,8 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
-    first, second, out = parse(node)
-    return AxisRule(
-        inputs=plain_by((first, second), inputs),
-        outputs=plain_by((out,), outputs),
-        extents=_extents(node, inputs),
-        combine="sum",
-    )
+    *terms, out = parse(node)
+    return AxisRule(plain_by(terms, inputs), plain_by([out], outputs), _extents(node, inputs), combine="sum")
 
 
 def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
@@ -110,16 +105,11 @@ def _probes(scale: Scale) -> Iterator[Heavy]:
 
 RULES: tuple[OpRule, ...] = (
     OpRule(
-        op="Einsum",
-        infer=_infer,
-        gradient=_gradient,
-        axes=_axes,
+        op="Einsum", infer=_infer, gradient=_gradient, axes=_axes, product=Product(), keeps_axes=False,
         speed=Computing(like=READING, kind=_kind, probes=_probes, then=_transposed),
         # a multiply-add for each point of the space of all letters
         flops=lambda node, inputs, outputs: 2 * prod(_extents(node, inputs).values()),
         # permuted copies of operands and result, as a batched matrix product needs them
         scratch_elements=lambda node, inputs, outputs: sum(map(size, (*inputs, *outputs))),
-        product=Product(),
-        keeps_axes=False,
     ),
-)
+)  # fmt: skip

@@ -105,21 +105,17 @@ class Lifted(Term):
 
     @property
     def dtype(self) -> str:
-        """The dtype of the value."""
         return self.build.dtype(self.name)
 
     @property
     def shape(self) -> Shape:
-        """The shape of the value."""
         return self.build.shape(self.name)
 
     def made(self, op: str, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Lifted:
-        """Add a node."""
         names = [arg.name if isinstance(arg, Lifted) else self.number(arg).name for arg in args]
         return self.to(self.build(op, *names, **attrs))
 
     def number(self, number: Any) -> Lifted:
-        """Return a constant."""
         if self.numbers is None:
             return self.to(self.build.like(number, self.like or self.name))
         if number not in self.numbers:
@@ -202,10 +198,8 @@ def steps_of_cell(cell: Cell, attrs: Mapping[str, Any], arity: int) -> tuple[Ste
     results = tuple(int(visit(term)) for term in cell(attrs, *operands))
     last = {arg: at for at, (_, args) in enumerate(steps) for arg in args if isinstance(arg, int)}
     ended = [(value, at) for value, at in last.items() if value not in results]
-    return tuple(
-        Step(op, args, tuple(value for value, end in ended if end == at))
-        for at, (op, args) in enumerate(steps)
-    ), results
+    dying = [tuple(value for value, end in ended if end == at) for at in range(len(steps))]
+    return tuple(Step(*step, dead) for step, dead in zip(steps, dying, strict=True)), results
 
 
 def compute(steps: Steps, operands: Sequence[T], apply: Callable[[str, list[T | float]], T]) -> T:

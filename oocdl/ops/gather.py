@@ -44,18 +44,15 @@ class Rows:
     """The ids that may stand in an input: all of them are looked up in a table."""
 
     table: str
-    """The smallest of the tables, by name."""
     rows: int
-    """Number of rows of that table."""
+    """The smallest of the tables, by name, and its number of rows."""
     negative: bool
     """Whether ids from ``-rows`` on are rows too, counted from the end."""
 
 
 def rows_of(graph: Graph, negative: bool) -> dict[str, Rows]:
-    """Return which ids may stand in those inputs and targets of a graph that are looked up as they are.
-
-    ``negative``: whether ids below 0 count from the end.
-    """
+    """Return which ids may stand in those inputs and targets of a graph that are looked up as they are;
+    with ``negative`` ids below 0 count from the end."""
     makers = {name: node for node in graph.nodes for name in node.outputs}
     found: dict[str, Rows] = {}
     for node in graph.nodes:
@@ -113,13 +110,8 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     if not grad:
         looked_up = (*places[:batch], Whole(table[batch]), *row)
         return AxisRule((looked_up, places), ((*places, *row),), extents)
-    return AxisRule(
-        inputs=(places, (*places, *row)),
-        outputs=((*places[:batch], plain("v", table[batch]), *row),),
-        extents={"v": table[batch], **extents},
-        uncut=frozenset({"v"}),
-        combine="sum",
-    )
+    made, extents = (*places[:batch], plain("v", table[batch]), *row), {"v": table[batch], **extents}
+    return AxisRule((places, (*places, *row)), (made,), extents, uncut=frozenset({"v"}), combine="sum")
 
 
 def _axes_last(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
@@ -145,11 +137,6 @@ def _gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
     return [build("GatherGrad", ids, g, rows=build.shape(table)[batch], **_as_batch(batch)), None]
 
 
-def _gradient_grad(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    """Gather the gradient: an element that was added at a place has the gradient of that place."""
-    return [None, build("Gather", g, node.inputs[0], **_as_batch(_batch(node)))]
-
-
 def _scratch(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
     """Count ids made positive, and counted through all tables, in 64 bits; of the gradient a table, too."""
     ids, rows, table, each = (inputs[1], outputs[0], 0, 6)
@@ -167,48 +154,29 @@ def _looked_up(shape: Shape) -> tuple[Given, Given, Given]:
 
 RULES: tuple[OpRule, ...] = (
     OpRule(
-        op="Gather",
-        infer=_infer,
-        gradient=_gradient,
-        axes=_axes,
+        op="Gather", infer=_infer, gradient=_gradient, axes=_axes, flops=no_cost, scratch_elements=_scratch,
         speed=streaming(MOVING, 290, lambda shape: [Probe("Gather", _looked_up(shape)[:2])]),
-        flops=no_cost,
-        scratch_elements=_scratch,
         keeps_axes=False,
     ),
     OpRule(
-        op="GatherGrad",
-        infer=_infer_grad,
-        gradient=_gradient_grad,
+        op="GatherGrad", infer=_infer_grad,
+        # Gather the gradient: an element that was added at a place has the gradient of that place.
+        gradient=lambda b, n, g: [None, b("Gather", g, n.inputs[0], **_as_batch(_batch(n)))],
         axes=_axes,
-        speed=streaming(
-            MOVING, 19, lambda shape: [Probe("GatherGrad", _looked_up(shape)[1:], {"rows": 8192})]
-        ),
-        flops=lambda node, inputs, outputs: size(inputs[1]),
-        scratch_elements=_scratch,
-        keeps_axes=False,
+        speed=streaming(MOVING, 19, lambda s: [Probe("GatherGrad", _looked_up(s)[1:], {"rows": 8192})]),
+        flops=lambda node, inputs, outputs: size(inputs[1]), scratch_elements=_scratch, keeps_axes=False,
     ),
     OpRule(
-        op="LastAt",
-        infer=_infer_last,
-        gradient=no_gradient,
-        axes=_axes_last,
+        op="LastAt", infer=_infer_last, gradient=no_gradient, axes=_axes_last,
         speed=streaming(
-            MOVING, None, lambda shape: [Probe("LastAt", (((size(shape),), "int64"),), {"rows": size(shape)})]
+            MOVING, None, lambda s: [Probe("LastAt", (((size(s),), "int64"),), {"rows": size(s)})]
         ),
         flops=lambda node, inputs, outputs: max(size(inputs[0]), size(outputs[0])),
-        scratch_elements=operand_size(3),
-        keeps_axes=False,
+        scratch_elements=operand_size(3), keeps_axes=False,
     ),
     OpRule(
-        op="Top",
-        infer=_infer_top,
-        gradient=no_gradient,
-        axes=_axes_top,
-        speed=streaming(
-            MOVING, 0.2, lambda shape: [probe("Top", shape, axis=1, k=min(shape[1], 5), largest=True)]
-        ),
-        flops=operand_size(1),
-        scratch_elements=operand_size(12),
+        op="Top", infer=_infer_top, gradient=no_gradient, axes=_axes_top,
+        speed=streaming(MOVING, 0.2, lambda s: [probe("Top", s, axis=1, k=min(s[1], 5), largest=True)]),
+        flops=operand_size(1), scratch_elements=operand_size(12),
     ),
-)
+)  # fmt: skip

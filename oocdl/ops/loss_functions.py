@@ -27,18 +27,10 @@ from oocdl.ops.own_loss import FORMULAS, FileLoss, Formula, OwnLoss, add_file, a
 ClassLoss = CrossEntropy | Focal | Dice | Tversky | DiceCE
 Loss = ClassLoss | NumberLoss | CTC | OwnLoss | FileLoss | DeepSupervision
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": CrossEntropy(),
-    "dice": Dice(),
-    "dice_ce": DiceCE(),
-    "focal": Focal(),
-    "tversky": Tversky(),
-    "bce": BCE(),
-    "mse": MSE(),
-    "l1": L1(),
-    "huber": Huber(),
-    "ctc": CTC(),
+    "cross_entropy": CrossEntropy(), "dice": Dice(), "dice_ce": DiceCE(), "focal": Focal(),
+    "tversky": Tversky(), "bce": BCE(), "mse": MSE(), "l1": L1(), "huber": Huber(), "ctc": CTC(),
     "deep_supervision": DeepSupervision(),
-}
+}  # fmt: skip
 """All losses that there are, by the names that ``fit(loss=...)`` takes."""
 
 
@@ -131,20 +123,17 @@ def check_dropped(spec: Loss, final: str, output: str, logits: Shape) -> None:
     exclusive = are_exclusive(spec, logits)
     contained = ACTIVATION_OF[bool(exclusive)]
     if exclusive is not None and contained not in final:  # LogSoftmax is a Softmax to it
-        raise InputError(
-            f"output '{output}' ends in {final}, but the loss contains a {contained}: predictions would not "
-            "be what is trained; choose another loss, or export the model without it"
-        )
+        why = f"output '{output}' ends in {final}, but the loss contains a {contained}"
+        way_out = "choose another loss, or export the model without it"
+        raise InputError(f"{why}: predictions would not be what is trained; {way_out}")
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The whole numbers that may stand in the labels of a loss."""
+    """The whole numbers that may stand in the labels of a loss: 0 to ``classes - 1``."""
 
     classes: int
-    """Labels are 0 to ``classes - 1``."""
     ignore_index: int | None = None
-    """Label that has no part in the loss."""
     padded: bool = False
     """Whether negative labels are padding."""
     what: str = "label"
@@ -203,9 +192,6 @@ def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str
     """Append several losses; returns their weighted sum, and each (unweighted) by name."""
     if not heads:
         raise InputError("there is no loss: name one, or a mapping output -> (loss, weight)")
-    parts = {
-        name: add_loss(build, head.spec, head.logits, head.target, head.further)
-        for name, head in heads.items()
-    }
+    parts = {n: add_loss(build, h.spec, h.logits, h.target, h.further) for n, h in heads.items()}
     total = sum_of(lift(build, parts[name]) * head.weight for name, head in heads.items())
     return total.name, parts

@@ -70,10 +70,8 @@ class _Scored(Metric):
 
     def scores(self, counts: Sequence[Numbers], empty: float) -> Numbers:
         """Return the scores; ``empty`` where there is nothing to divide by."""
-        above, below = (
-            sum((factor * count for factor, count in zip(factors, counts, strict=True)), np.zeros(()))
-            for factors in (self.above, self.below)
-        )
+        sums = [zip(factors, counts, strict=True) for factors in (self.above, self.below)]
+        above, below = (sum((factor * count for factor, count in one), np.zeros(())) for one in sums)
         return ratio(above, below, empty)
 
 
@@ -267,7 +265,6 @@ class Surface(Metric):
         """Return the distance, of those of each predicted edge voxel to the true surface, and back."""
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        """Return the mean over classes, then over samples, and that of each class."""
         first = 0 if self.include_background or sums[self.name].shape[1] == 1 else 1
         return _of_samples(self.name, sums[self.name][:, first:], first, float("nan"))
 

@@ -49,10 +49,8 @@ def add_metric_sums(
             told = ", ".join(one.name for one in alike if not isinstance(one, OwnMetric))
             rule = "only a loss of classes has" if metric.of_classes else "only a loss without classes has"
             raise InputError(f"'{metric.name}' does not go with the loss {losses}: {rule} {told}")
-    return {
-        name: _head_sums(build, [one for one in metrics if suits(one, name, head.spec)], head, dtype)
-        for name, head in heads.items()
-    }
+    apart = {name: [one for one in metrics if suits(one, name, head.spec)] for name, head in heads.items()}
+    return {name: _head_sums(build, apart[name], head, dtype) for name, head in heads.items()}
 
 
 def suits(metric: Metric, output: str, spec: Loss) -> bool:
@@ -88,10 +86,8 @@ def _check_places(build: Builder, head: Head, name: str) -> None:
     known = labels_of(head.spec, logits, labels)
     several = known is not None and logits[1:2] > (1,) and class_axis(logits, labels) == 1
     if len(logits) < 3 or not (several or (logits[1] == 1 and not isinstance(head.spec, CrossEntropy))):
-        raise InputError(
-            f"'{name}' takes a loss with one class at each place in space, not {type(head.spec).__name__} of "
-            f"outputs of shape {list(logits)}"
-        )
+        its = f"{type(head.spec).__name__} of outputs of shape {list(logits)}"
+        raise InputError(f"'{name}' takes a loss with one class at each place in space, not {its}")
 
 
 def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:
@@ -112,10 +108,8 @@ def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:
         return float(is_exclusive)
     if name in EXCLUSIVE_SUMS and not is_exclusive:
         metric = next(one.name for one in METRICS.values() if name in one.needs)
-        raise InputError(
-            f"'{metric}' takes a loss with one class of several at each place, not "
-            f"{type(head.spec).__name__} of {shape[1]} channels"
-        )
+        its = f"{type(head.spec).__name__} of {shape[1]} channels"
+        raise InputError(f"'{metric}' takes a loss with one class of several at each place, not {its}")
     there = _counted_places(x, head)
     if name == "counted":
         return float(prod(shape[1:]) / shape[axis]) if there is None else _per_class(there, axis)
@@ -197,7 +191,6 @@ def _error_sum(x: Lifted, head: Head, name: str, dtype: str) -> Lifted | float:
 
 
 def _per_sample(y: Lifted) -> Lifted:
-    """Add the sum of all elements of each sample."""
     return apply("Reshape", y.summed(tuple(range(1, len(y.shape)))), shape=(y.shape[0], 1))
 
 
@@ -210,10 +203,8 @@ def _own_sums(x: Lifted, metric: OwnMetric, head: Head, dtype: str) -> dict[str,
     names = made if isinstance(made, tuple) else (made,)
     shapes = [list(x.build.shape(name)) if name in x.build.values else None for name in names]
     if len(names) not in (1, 2) or any(shape is None or shape[:1] != [x.shape[0]] for shape in shapes):
-        raise InputError(
-            f"the metric '{metric.title}' gave values of shapes {shapes}; it has to give one, or two, with "
-            f"the samples, {x.shape[0]} here, on axis 0"
-        )
+        wanted = f"it has to give one, or two, with the samples, {x.shape[0]} here, on axis 0"
+        raise InputError(f"the metric '{metric.title}' gave values of shapes {shapes}; {wanted}")
     y, *weights = (apply("Cast", x.to(name), to=dtype) for name in names)
     sums: list[Lifted | float] = [_per_sample(one) for one in weights]
     there = None if weights or len(x.shape) == 1 else _counted_places(x, head)

@@ -150,22 +150,18 @@ class Known:
 
     update: Update
     digest: str
-    """Digest of the update's text."""
     state: tuple[tuple[str, float], ...]
     """Kind of state -> the number that all its elements start as."""
 
 
 KNOWN: dict[str, Known] = {}
-"""Name -> registered update rule."""
 
 
 def known_rule(name: str) -> Known:
     """Return a registered update rule. Raises InputError if there is none of this name."""
     if name not in KNOWN:
-        raise InputError(
-            f"the optimizer '{name}' is not known here: import what registers it with "
-            "oocdl.optim.register first"
-        )
+        way_out = "import what registers it with oocdl.optim.register first"
+        raise InputError(f"the optimizer '{name}' is not known here: {way_out}")
     return KNOWN[name]
 
 
@@ -180,7 +176,6 @@ class Own(_Checked):
     state: tuple[tuple[str, float], ...] = field(init=False)
     """Kind of state -> the number that it starts as, as registered."""
     digest: str = field(init=False)
-    """Digest of the function's text, as registered."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,13 +29,11 @@ class OwnLoss:
 
     name: str
     digest: str
-    """Digest of the formula's text (``digest_of``)."""
 
 
 Formula = Callable[[Builder, str, str], str]
 """(builder, prediction, target) -> the loss, all but the builder names of values; the loss has shape ()."""
 FORMULAS: dict[str, tuple[OwnLoss, Formula]] = {}
-"""Name -> registered loss."""
 
 
 def sum_of(values: Iterable[Lifted]) -> Lifted:
@@ -58,10 +56,8 @@ def truth_of(x: Lifted, target: str) -> Lifted:
     truth = x.to(target)
     shape, wanted = truth.shape, x.shape
     if [n for n in shape if n != 1] != [n for n in wanted if n != 1]:
-        raise InputError(
-            f"target '{target}' has shape {list(shape)}, but output '{x.name}' has {list(wanted)}"
-            + cure(shape, wanted)
-        )
+        why = f"target '{target}' has shape {list(shape)}, but output '{x.name}' has {list(wanted)}"
+        raise InputError(why + cure(shape, wanted))
     return (truth if shape == wanted else apply("Reshape", truth, shape=wanted)).cast(x.dtype)
 
 
@@ -70,9 +66,8 @@ def add_own(x: Lifted, spec: OwnLoss, target: str, further: Mapping[str, str]) -
     known, formula = FORMULAS.get(spec.name, (None, None))
     if known != spec or formula is None:
         how = "is not known here" if known is None else "is another than the run's"
-        raise InputError(
-            f"the loss '{spec.name}' {how}: import what registers it with oocdl.losses.register first"
-        )
+        way_out = "import what registers it with oocdl.losses.register first"
+        raise InputError(f"the loss '{spec.name}' {how}: {way_out}")
     build = x.build
     loss = formula(build, x.name, target)
     if loss not in build.values or build.shape(loss) or not is_float(build.dtype(loss)):
@@ -99,10 +94,8 @@ def file_loss(path: str | Path) -> FileLoss:
         raise InputError(f"there is no file '{path}' with a loss")
     model = inspect_onnx(place)
     if len(model.inputs) != 2 or len(model.outputs) != 1:
-        counts = f"{len(model.inputs)} inputs and {len(model.outputs)} outputs"
-        raise InputError(
-            f"the loss '{path}' has {counts}; it has to have two, prediction and target, and one"
-        )
+        has = f"the loss '{path}' has {len(model.inputs)} inputs and {len(model.outputs)} outputs"
+        raise InputError(f"{has}; it has to have two, prediction and target, and one")
     digest = "+".join((model.fingerprint(), *digests(model.nodes).values()))
     return FileLoss(str(place), digest, np.dtype(model.inputs[1].dtype).kind in "iu")
 
@@ -133,9 +126,8 @@ def add_file(x: Lifted, spec: FileLoss, target: str, further: Mapping[str, str])
         )
     made = graph.values[loss]
     if made.shape or np.dtype(made.dtype).kind != "f" or made.role is not Role.ACTIVATION:
-        raise InputError(
-            f"the loss '{spec.path}' gives {made.dtype} {list(made.shape)}; it has to be one number"
-        )
+        gives = f"{made.dtype} {list(made.shape)}"
+        raise InputError(f"the loss '{spec.path}' gives {gives}; it has to be one number")
     names = dict(zip(imported.inputs, (prediction, target), strict=True))
     for name in graph.values:
         if name not in names:

@@ -63,9 +63,8 @@ def groups_of(optimizer: Optimizer, param_groups: ParamGroups | None) -> list[Gr
         changes = {name: held for name, held in given.items() if name != "params"}
         for name in changes:
             if name not in known:
-                raise InputError(
-                    f"param_groups has '{name}' for '{_shown(given)}'; it takes params, {', '.join(known)}"
-                )
+                takes = f"it takes params, {', '.join(known)}"
+                raise InputError(f"param_groups has '{name}' for '{_shown(given)}'; {takes}")
         try:
             if "lr" in changes and callable(optimizer.lr) and not callable(changes["lr"]):
                 base = base_of(optimizer.lr)
@@ -103,15 +102,13 @@ def assigned(
         for pattern in given["params"]:
             hits = {weight for weight, known in names.items() if any(fnmatchcase(n, pattern) for n in known)}
             if not hits:
+                why = f"'{pattern}', which matches no trained weight"
                 some = ", ".join(f"'{name}'" for name in list(names)[:5])
-                raise InputError(
-                    f"param_groups has '{pattern}', which matches no trained weight, as {some} are"
-                )
+                raise InputError(f"param_groups has {why}, as {some} are")
             matched |= hits
         if matched <= taken:
-            raise InputError(
-                f"param_groups has '{_shown(given)}', whose weights are all in groups before it; put it first"
-            )
+            why = f"'{_shown(given)}', whose weights are all in groups before it"
+            raise InputError(f"param_groups has {why}; put it first")
         found |= dict.fromkeys(matched - taken, group)
         taken |= matched
     if NO_DECAY in (param_groups or ()):

@@ -201,12 +201,8 @@ POINTWISE: tuple[Row, ...] = (
     _arithmetic("Reciprocal", 1, lambda a, g, x, y: (-(g * (y * y)),), 28),
     _arithmetic("Identity", 1, lambda a, g, x, y: (g,), 650, flops=0, moves_only=True),
     _arithmetic(
-        "Cast",
-        1,
-        lambda a, g, x, y: (apply("Cast", g, to=x.dtype) if is_float(x.dtype) else None,),
-        42,
-        result="to",
-        probes=_casts,
+        "Cast", 1, lambda a, g, x, y: (apply("Cast", g, to=x.dtype) if is_float(x.dtype) else None,), 42,
+        result="to", probes=_casts,
     ),
     _says("Greater", 2, 18),
     _says("Less", 2, 18),
@@ -215,12 +211,8 @@ POINTWISE: tuple[Row, ...] = (
     _says("And", 2, 27, takes="bool"),
     _says("Or", 2, 28, takes="bool"),
     _arithmetic(
-        "Where",
-        3,
-        lambda a, g, chosen, x, z, y: (None, where(chosen, g, 0.0), where(chosen, 0.0, g)),
-        3.1,
-        scratch=2,
-        probes=_choice,
+        "Where", 3, lambda a, g, chosen, x, z, y: (None, where(chosen, g, 0.0), where(chosen, 0.0, g)), 3.1,
+        scratch=2, probes=_choice,
     ),
     _function("Sin", lambda a, g, x, y: (g * apply("Cos", x),)),
     _function("Cos", lambda a, g, x, y: (g * -apply("Sin", x),)),
@@ -238,7 +230,7 @@ POINTWISE: tuple[Row, ...] = (
     _arithmetic("Round", 1, apart),
     # the rest of a division, with the sign of the divisor, or, with fmod, of the dividend
     _arithmetic("Mod", 2, _mod, flops=10, scratch=6, like=EXPONENTIAL, onnx={"fmod": 0}),
-)
+)  # fmt: skip
 
 
 def _infer(row: Row, node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
@@ -262,10 +254,8 @@ def _gradient(row: Row, build: Builder, node: Node, g: str) -> Sequence[str | No
         return no_second_derivative(build, node, g)
     lifted = Lifted(build=build, name=g, like=g, numbers={})
     values = map(lifted.to, (*node.inputs, *node.outputs))
-    return [
-        None if found is None else reduce_to(build, found.name, build.shape(operand))
-        for found, operand in zip(row.gradient(node.attrs, lifted, *values), node.inputs, strict=True)
-    ]
+    grads = zip(row.gradient(node.attrs, lifted, *values), map(build.shape, node.inputs), strict=True)
+    return [None if grad is None else reduce_to(build, grad.name, shape) for grad, shape in grads]
 
 
 def elementwise(row: Row) -> OpRule:
@@ -275,17 +265,13 @@ def elementwise(row: Row) -> OpRule:
         return [Probe(op, ((shape, row.takes),) * row.arity, row.sample)]
 
     return OpRule(
-        op=row.op,
-        infer=partial(_infer, row),
-        gradient=partial(_gradient, row),
-        axes=broadcast_axes,
+        op=row.op, infer=partial(_infer, row), gradient=partial(_gradient, row), axes=broadcast_axes,
         speed=streaming(row.like, row.gigabytes, partial(row.probes or alike, row.op)),
         flops=lambda node, inputs, outputs: row.flops * size(outputs[0]),
-        domain=row.domain,
-        onnx=row.onnx if row.gradient is not None else None,  # gradients are ours alone
         scratch_elements=lambda node, inputs, outputs: int(row.scratch * size(outputs[0])),
-        moves_only=row.moves_only,
-    )
+        onnx=row.onnx if row.gradient is not None else None,  # gradients are ours alone
+        domain=row.domain, moves_only=row.moves_only,
+    )  # fmt: skip
 
 
 RULES: tuple[OpRule, ...] = tuple(map(elementwise, POINTWISE))

@@ -104,9 +104,8 @@ def _infer(kind: Kind, back: bool, node: Node, inputs: Sequence[Value]) -> Seque
     if inputs[len(names) - 1 :] and inputs[-1].dtype != "bool":
         fail(node, f"its mask must be bool, not {inputs[-1].dtype}")
     if extents["g"] != kind.gates * extents["h"] or extents.setdefault("k", kept) != kept:
-        fail(
-            node, f"its gates have {extents['g']} and {extents['k']} elements for {extents['h']} hidden ones"
-        )
+        g, k, h = (extents[axis] for axis in "gkh")
+        fail(node, f"its gates have {g} and {k} elements for {h} hidden ones")
     if len(node.attrs["activations"]) != len(kind.activations):
         fail(node, f"it has {len(kind.activations)} activations, not {node.attrs['activations']}")
     return [(_shape(name, extents), dtype) for name in kind.results(back)]
@@ -118,15 +117,9 @@ def _axes(kind: Kind, back: bool, node: Node, inputs: Sequence[Shape], outputs: 
     made = [AXES[name] for name in kind.results(back)]
     extents = extents_by(node, (*read, *made), (*inputs, *outputs))
     extents.pop("1", None)
-    return AxisRule(
-        inputs=tuple(
-            tuple(Whole(n) if axis in "hgk" else plain(axis, n) for axis, n in zip(term, shape, strict=True))
-            for term, shape in zip(read, inputs, strict=True)
-        ),
-        outputs=plain_by(made, outputs),
-        extents=extents,
-        uncut=frozenset("thgk") & extents.keys(),
-    )
+    axes = (zip(term, shape, strict=True) for term, shape in zip(read, inputs, strict=True))
+    seen = tuple(tuple(Whole(n) if axis in "hgk" else plain(axis, n) for axis, n in one) for one in axes)
+    return AxisRule(seen, plain_by(made, outputs), extents, uncut=frozenset("thgk") & extents.keys())
 
 
 # Gradient ------------------------------------------------------------------------------------
@@ -139,14 +132,11 @@ def _gradient(kind: Kind, build: Builder, node: Node, *grads: str | None) -> Seq
         raise UnsupportedError(f"node '{node.name}' ({node.op}): what it keeps for its gradient has none")
     operands = dict(zip(kind.operands(_late(node)), node.inputs, strict=False))
     known = {**operands, **made}
-    of_loss = [
-        given[name] or build.zeros_like(made[name])
-        for name in kind.operands(back=True)[1 + len(kind.back) : -1]
-    ]
+    names = kind.operands(back=True)[1 + len(kind.back) : -1]
+    of_loss = [given[name] or build.zeros_like(made[name]) for name in names]
     mask = [operands["mask"]] if "mask" in operands else []
-    back = build.node(
-        f"{kind.op}Grad", [known["R"], *(known[name] for name in kind.back), *of_loss, *mask], node.attrs
-    )
+    reads = [known["R"], *(known[name] for name in kind.back), *of_loss, *mask]
+    back = build.node(f"{kind.op}Grad", reads, node.attrs)
     found: dict[str, str] = dict(zip(kind.results(back=True), back, strict=True))
     if kind.gates == 3:
         found |= _gru_weights(build, node, found["x"], known)
@@ -247,15 +237,10 @@ def _speed(kind: Kind, back: bool, op: str) -> Computing:
 def _rule(kind: Kind, back: bool) -> OpRule:
     op, weight = (f"{kind.op}Grad", 0) if back else (kind.op, 1)
     return OpRule(
-        op=op,
-        infer=partial(_infer, kind, back),
+        op=op, infer=partial(_infer, kind, back), axes=partial(_axes, kind, back), keeps_axes=False,
         gradient=no_second_derivative if back else partial(_gradient, kind),
-        axes=partial(_axes, kind, back),
-        speed=_speed(kind, back, op),
-        flops=partial(_flops, weight),
-        scratch_elements=partial(_scratch, back),
-        keeps_axes=False,
-    )
+        speed=_speed(kind, back, op), flops=partial(_flops, weight), scratch_elements=partial(_scratch, back),
+    )  # fmt: skip
 
 
 KINDS: Mapping[str, Kind] = {

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from oocdl.graph.ir.graph import Node, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule
 from oocdl.graph.ir.op_rule import Axes, Builder, Infer, OpRule, Spec, no_cost
+from oocdl.graph.ir.speed import Probe
 from oocdl.ops._broadcast import (
     axis_of,
     broadcast_axes,
@@ -102,8 +103,7 @@ def _infer_normalize(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _normalize_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None]:
-    x, mean, var = node.inputs
-    axes = node.attrs["axes"]
+    (x, mean, var), axes = node.inputs, node.attrs["axes"]
     its, wanted = build.makers.get(mean), ("Moments", (x,), (mean, var), axes)
     if its is None or (its.op, its.inputs, its.outputs, its.attrs.get("axes")) != wanted:
         fail(node, "normalizes by others than the moments of its own operand, of which it has no gradient")
@@ -115,6 +115,11 @@ def _normalize_gradient(build: Builder, node: Node, g: str) -> Sequence[str | No
     offset = apply("ReduceSum", grad, axes=axes) * share
     slope = apply("ReduceSum", grad * xhat, axes=axes) * share
     return [((grad - offset - xhat * slope) * scale).name, None, None]
+
+
+def _probes_normalize(shape: Shape) -> Sequence[Probe]:
+    row = (1, shape[1], 1, 1, 1)
+    return [probe("Normalize", shape, row, row, axes=(2, 3, 4), eps=1e-5)]
 
 
 # Softmax -------------------------------------------------------------------------------------
@@ -147,71 +152,41 @@ def _softmax_gradient(build: Builder, node: Node, g: str) -> Sequence[str | None
 
 RULES: tuple[OpRule, ...] = (
     OpRule(
-        op="ReduceSum",
-        infer=_infer(floats=False),
+        op="ReduceSum", infer=_infer(floats=False), axes=_axes("sum"),
         gradient=lambda b, n, g: [b("Expand", g, shape=b.shape(n.inputs[0]))],
-        axes=_axes("sum"),
         speed=streaming(READING, 70, reductions("ReduceSum", [(2, 3, 4)])),
-        flops=operand_size(1),
-        scratch_elements=no_cost,
+        flops=operand_size(1), scratch_elements=no_cost,
     ),
     OpRule(
-        op="ReduceMax",
-        infer=_infer(floats=False),
-        gradient=_max_gradient,
-        axes=_axes("max"),
+        op="ReduceMax", infer=_infer(floats=False), axes=_axes("max"), gradient=_max_gradient,
         speed=streaming(READING, 73, reductions("ReduceMax", [])),
-        flops=operand_size(1),
-        scratch_elements=no_cost,
-        prefers_planes=True,
+        flops=operand_size(1), scratch_elements=no_cost, prefers_planes=True,
     ),
     OpRule(
-        op="LogSumExp",
-        infer=_infer(),
+        op="LogSumExp", infer=_infer(), axes=_axes("logsumexp"),
         # g times the softmax
         gradient=lambda b, n, g: [b("Mul", g, b("Exp", b("Sub", n.inputs[0], n.outputs[0])))],
-        axes=_axes("logsumexp"),
         speed=streaming(EXPONENTIAL, 3.3, reductions("LogSumExp", [(1,)])),
         flops=operand_size(13),  # a maximum, a difference, an exponential and a sum for each
         scratch_elements=operand_size(2),  # x - max and its exponential
         prefers_planes=True,
     ),
     OpRule(
-        op="Moments",
-        infer=_infer(results=2),
-        gradient=_moments_gradient,
-        axes=_axes("moments"),
-        speed=streaming(READING, 8.1, reductions("Moments", [(2, 3, 4)])),
-        flops=operand_size(4),
+        op="Moments", infer=_infer(results=2), axes=_axes("moments"), gradient=_moments_gradient,
+        speed=streaming(READING, 8.1, reductions("Moments", [(2, 3, 4)])), flops=operand_size(4),
         scratch_elements=operand_size(2),  # the centred copy and its square, which onnxruntime makes
     ),
     OpRule(
-        op="Normalize",
-        infer=_infer_normalize,
-        gradient=_normalize_gradient,
-        axes=broadcast_axes,
-        speed=streaming(
-            ARITHMETIC,
-            23,
-            lambda shape: [
-                probe("Normalize", shape, *((1, shape[1], 1, 1, 1),) * 2, axes=(2, 3, 4), eps=1e-5)
-            ],
-        ),
-        flops=operand_size(2),
-        scratch_elements=operand_size(1),
+        op="Normalize", infer=_infer_normalize, axes=broadcast_axes, gradient=_normalize_gradient,
+        speed=streaming(ARITHMETIC, 23, _probes_normalize),
+        flops=operand_size(2), scratch_elements=operand_size(1),
     ),
     OpRule(
-        op="Softmax",
-        infer=_infer_softmax,
-        gradient=_softmax_gradient,
+        op="Softmax", infer=_infer_softmax, gradient=_softmax_gradient, scratch_elements=no_cost,
         expand=lambda build, node: [build("Exp", *_log_softmax(build, node))],
-        scratch_elements=no_cost,
     ),
     OpRule(
-        op="LogSoftmax",
-        infer=_infer_softmax,
-        gradient=_softmax_gradient,
+        op="LogSoftmax", infer=_infer_softmax, gradient=_softmax_gradient, scratch_elements=no_cost,
         expand=_log_softmax,
-        scratch_elements=no_cost,
     ),
-)
+)  # fmt: skip

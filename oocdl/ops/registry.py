@@ -54,9 +54,8 @@ def register(name: str, *, replace: bool = False) -> Callable[[Compose], Compose
     def keep(function: Compose) -> Compose:
         made = own_operator(name, function)
         if not replace and name in OWN and OWN[name].digest != made.digest:
-            raise InputError(
-                f"there is an operator '{name}' of another function already; replace=True takes its place"
-            )
+            why = f"there is an operator '{name}' of another function already"
+            raise InputError(f"{why}; replace=True takes its place")
         OWN[name] = made
         return function
 

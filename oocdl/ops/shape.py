@@ -50,8 +50,7 @@ def _infer_transpose(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 def _axes_transpose(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     operand = letters(inputs[0])
-    moved = tuple(operand[axis] for axis in node.attrs["perm"])
-    return AxisRule((operand,), (moved,), extents_of(inputs[0]))
+    return AxisRule((operand,), (tuple(operand[a] for a in node.attrs["perm"]),), extents_of(inputs[0]))
 
 
 # Reshape, Expand -----------------------------------------------------------------------------
@@ -97,8 +96,7 @@ def _infer_concat(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
     if len({(len(v.shape), _with(v.shape, axis, 0)) for v in inputs}) != 1:
         fail(node, f"shapes {[list(v.shape) for v in inputs]} differ outside axis {axis}")
     total = sum(value.shape[axis] for value in inputs)
-    dtype = same_dtype(node, [value.dtype for value in inputs])
-    return [(_with(inputs[0].shape, axis, total), dtype)]
+    return [(_with(inputs[0].shape, axis, total), same_dtype(node, [value.dtype for value in inputs]))]
 
 
 def _parts(build: Builder, value: str, axis: int, sizes: Sequence[int]) -> list[str]:
@@ -117,8 +115,7 @@ def _gradient_concat(build: Builder, node: Node, g: str) -> Sequence[str | None]
 
 
 def _infer_split(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, sizes = inputs[0], node.attrs["sizes"]
-    axis = axis_of(node, x.shape)
+    x, sizes, axis = inputs[0], node.attrs["sizes"], axis_of(node, inputs[0].shape)
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 1:
         fail(node, f"sizes {list(sizes)} do not split an extent of {x.shape[axis]}")
     return [(_with(x.shape, axis, extent), x.dtype) for extent in sizes]
@@ -133,9 +130,8 @@ def _gradient_split(build: Builder, node: Node, *grads: str | None) -> Sequence[
 
 
 def _infer_slice(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, attrs = inputs[0], node.attrs
-    axis = axis_of(node, x.shape)
-    start, stop, step = attrs["start"], attrs["stop"], attrs["step"]
+    x, axis = inputs[0], axis_of(node, inputs[0].shape)
+    start, stop, step = (node.attrs[name] for name in ("start", "stop", "step"))
     if not 0 <= start < stop <= x.shape[axis] or step < 1:
         fail(node, f"{start}:{stop}:{step} is not a non-empty part of an extent of {x.shape[axis]}")
     return [(_with(x.shape, axis, -((start - stop) // step)), x.dtype)]
@@ -163,8 +159,8 @@ def _infer_reverse(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 
 
 def _infer_pad(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
-    x, before, after = inputs[0], node.attrs["before"], node.attrs["after"]
-    axis = axis_of(node, x.shape)
+    x, axis = inputs[0], axis_of(node, inputs[0].shape)
+    before, after = node.attrs["before"], node.attrs["after"]
     if min(before, after) < 0:
         fail(node, f"pads {before} and {after} must not be negative; use Slice")
     return [(_with(x.shape, axis, before + x.shape[axis] + after), x.dtype)]
@@ -197,64 +193,44 @@ def _moving(op: str, **facts: Any) -> OpRule:
 
 RULES: tuple[OpRule, ...] = (
     _moving(
-        "Transpose",
-        infer=_infer_transpose,
+        "Transpose", infer=_infer_transpose, axes=_axes_transpose, keeps_axes=False,
         gradient=lambda b, n, g: [b("Transpose", g, perm=tuple(np.argsort(n.attrs["perm"]).tolist()))],
-        axes=_axes_transpose,
         speed=streaming(MOVING, 13, _probes_transpose),
-        keeps_axes=False,
     ),
     _moving(
-        "Reshape",
-        infer=_infer_reshape,
+        "Reshape", infer=_infer_reshape, axes=_axes_reshape, keeps_axes=False,
         gradient=lambda b, n, g: [b("Reshape", g, shape=b.shape(n.inputs[0]))],
-        axes=_axes_reshape,
         speed=streaming(MOVING, 140, _probes_reshape),
-        keeps_axes=False,
     ),
     _moving(
-        "Expand",
-        infer=_infer_expand,
+        "Expand", infer=_infer_expand, axes=broadcast_axes,
         gradient=lambda b, n, g: [reduce_to(b, g, b.shape(n.inputs[0]))],
-        axes=broadcast_axes,
         speed=streaming(MOVING, 1000, lambda shape: [probe("Expand", (*shape[:2], 1, 1, 1), shape=shape)]),
     ),
     _moving(
-        "Concat",
-        infer=_infer_concat,
-        gradient=_gradient_concat,
-        axes=_axes_concat,
+        "Concat", infer=_infer_concat, gradient=_gradient_concat, axes=_axes_concat, joins=True,
         speed=streaming(MOVING, 22, lambda shape: [probe("Concat", shape, shape, axis=1)]),
-        joins=True,
     ),
     _moving(
-        "Split",
-        infer=_infer_split,
-        gradient=_gradient_split,
+        "Split", infer=_infer_split, gradient=_gradient_split,
         expand=lambda b, n: _parts(b, n.inputs[0], n.attrs["axis"], n.attrs["sizes"]),
     ),
     _moving(
-        "Slice",
-        infer=_infer_slice,
-        gradient=_gradient_slice,
+        "Slice", infer=_infer_slice, gradient=_gradient_slice,
         axes=lambda node, _, outputs: _along(node, outputs, (node.attrs["start"], node.attrs["step"])),
         speed=streaming(
             MOVING, 180, lambda shape: [probe("Slice", shape, axis=2, start=0, stop=shape[2] // 2, step=1)]
         ),
     ),
     _moving(
-        "Reverse",
-        infer=_infer_reverse,
+        "Reverse", infer=_infer_reverse,
         gradient=lambda b, n, g: [b("Reverse", g, axis=n.attrs["axis"])],
         axes=lambda node, _, outputs: _along(node, outputs, (outputs[0][node.attrs["axis"]] - 1, -1)),
         speed=streaming(MOVING, None, lambda shape: [probe("Reverse", shape, axis=axis) for axis in (2, 4)]),
     ),
     _moving(
-        "Pad",
-        infer=_infer_pad,
-        gradient=_gradient_pad,
+        "Pad", infer=_infer_pad, gradient=_gradient_pad, moves_only=False,
         axes=lambda node, _, outputs: _along(node, outputs, (-node.attrs["before"], 1)),
         speed=streaming(MOVING, 18, lambda shape: [probe("Pad", shape, axis=3, before=1, after=1)]),
-        moves_only=False,
     ),
-)
+)  # fmt: skip

@@ -11,27 +11,15 @@ from dataclasses import replace
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.ops import optimizers as optim
 from oocdl.ops.expression import Lifted, apply, lift, minimum, sqrt, where
-from oocdl.ops.optimizers import (
-    AVERAGE,
-    LAMB,
-    SGD,
-    STEP,
-    Adam,
-    AdamW,
-    Lion,
-    Optimizer,
-    Own,
-    RMSprop,
-    known_rule,
-)
 from oocdl.ops.own_loss import sum_of
 from oocdl.ops.param_groups import AVERAGE_KEPT, Group
 
 
 def add_updates(
     build: Builder,
-    optimizer: Optimizer,
+    optimizer: optim.Optimizer,
     gradients: Mapping[str, str],
     idle: Collection[str] = (),
     *,
@@ -45,20 +33,20 @@ def add_updates(
     weights that are updated otherwise than by ``optimizer`` itself. With ``averages`` each weight that a step
     changes gets a moving average, which ends the step as ``kept average + (1 - kept) weight``.
     """
-    if isinstance(optimizer, Own) and known_rule(optimizer.name).digest != optimizer.digest:
+    if isinstance(optimizer, optim.Own) and optim.known_rule(optimizer.name).digest != optimizer.digest:
         raise InputError(f"the optimizer '{optimizer.name}' is another than the run's; register that one")
     role, build.role = build.role, Role.GRADIENT
     try:
         for weight, grad in _clipped(build, gradients, optimizer).items():
             group = (groups or {}).get(weight) or Group(optimizer)
             rule, w = group.optimizer, lift(build, weight)
-            if not isinstance(rule, Own):
+            if not isinstance(rule, optim.Own):
                 rule = replace(rule, weight_decay=0.0) if weight in idle else rule
                 _UPDATES[type(rule)](w, lift(build, grad), rule, group)
             elif weight not in idle:
                 _own(w, grad, rule, group)
             if averages and weight in build.updates and weight not in idle:
-                average, new = _state(w, AVERAGE), w.to(build.updates[weight])
+                average, new = _state(w, optim.AVERAGE), w.to(build.updates[weight])
                 _put(average, "Add", new, (average - new) * _scalar(w, AVERAGE_KEPT))
     finally:
         build.role = role
@@ -115,7 +103,7 @@ def _scaled(value: Lifted, factor: float) -> Lifted:
     return value if factor == 1 else value * factor
 
 
-def _clipped(build: Builder, gradients: Mapping[str, str], optimizer: Optimizer) -> Mapping[str, str]:
+def _clipped(build: Builder, gradients: Mapping[str, str], optimizer: optim.Optimizer) -> Mapping[str, str]:
     """``clip_grad_norm_``: all times ``min(1, limit / (norm + 1e-6))``, or ``clip_grad_value_``."""
     grads = {weight: lift(build, grad) for weight, grad in gradients.items()}
     limit = optimizer.clip_value
@@ -156,7 +144,7 @@ def _with_momentum(buffer: Lifted, step: Lifted, momentum: float) -> Lifted:
     return _put(buffer, "Add", _scaled(buffer, momentum), step)
 
 
-def _sgd(w: Lifted, grad: Lifted, rule: SGD, group: Group) -> None:
+def _sgd(w: Lifted, grad: Lifted, rule: optim.SGD, group: Group) -> None:
     grad = _with_decay(grad, w, rule.weight_decay)
     if rule.momentum:
         buffer = _state(w, "momentum")
@@ -166,17 +154,17 @@ def _sgd(w: Lifted, grad: Lifted, rule: SGD, group: Group) -> None:
     _put(w, "Sub", w, grad * _scalar(w, group.scalar("lr")))
 
 
-def _adam(w: Lifted, grad: Lifted, rule: Adam, group: Group) -> None:
+def _adam(w: Lifted, grad: Lifted, rule: optim.Adam, group: Group) -> None:
     lr, value = _scalar(w, group.scalar("lr")), w
-    if isinstance(rule, AdamW):
+    if isinstance(rule, optim.AdamW):
         value = _decayed(w, lr, rule.weight_decay)
-    elif not isinstance(rule, LAMB):
+    elif not isinstance(rule, optim.LAMB):
         grad = _with_decay(grad, w, rule.weight_decay)
     mean, square = _state(w, "exp_avg"), _state(w, "exp_avg_sq")
     mean, square = _moved(mean, grad, rule.betas[0]), _mean_square(square, grad, rule.betas[1])
     below = sqrt(square) / _scalar(w, group.scalar("adam/bias2")) + rule.eps
     bias = _scalar(w, group.scalar("adam/bias1"))
-    if isinstance(rule, LAMB):
+    if isinstance(rule, optim.LAMB):
         step = mean / bias / below + _scaled(w, rule.weight_decay)
         move = step * _trusted(w, step, rule, lr)
     else:
@@ -184,7 +172,7 @@ def _adam(w: Lifted, grad: Lifted, rule: Adam, group: Group) -> None:
     _put(w, "Sub", value, move)
 
 
-def _trusted(w: Lifted, step: Lifted, rule: LAMB, lr: Lifted) -> Lifted:
+def _trusted(w: Lifted, step: Lifted, rule: optim.LAMB, lr: Lifted) -> Lifted:
     """Add the learning rate times the norm of the weight over that of its step, where both are positive."""
     if not (rule.weight_decay or rule.always_adapt):
         return lr
@@ -194,7 +182,7 @@ def _trusted(w: Lifted, step: Lifted, rule: LAMB, lr: Lifted) -> Lifted:
     return lr * where(both, long / far, w.number(1.0))
 
 
-def _rmsprop(w: Lifted, grad: Lifted, rule: RMSprop, group: Group) -> None:
+def _rmsprop(w: Lifted, grad: Lifted, rule: optim.RMSprop, group: Group) -> None:
     grad = _with_decay(grad, w, rule.weight_decay)
     mean_square = _mean_square(_state(w, "square_avg"), grad, rule.alpha)
     if rule.centered:
@@ -206,7 +194,7 @@ def _rmsprop(w: Lifted, grad: Lifted, rule: RMSprop, group: Group) -> None:
     _put(w, "Sub", w, step * _scalar(w, group.scalar("lr")))
 
 
-def _lion(w: Lifted, grad: Lifted, rule: Lion, group: Group) -> None:
+def _lion(w: Lifted, grad: Lifted, rule: optim.Lion, group: Group) -> None:
     lr = _scalar(w, group.scalar("lr"))
     value, mean = _decayed(w, lr, rule.weight_decay), _state(w, "exp_avg")
     ahead = mean + _scaled(grad - mean, 1 - rule.betas[0])
@@ -218,20 +206,21 @@ def _lion(w: Lifted, grad: Lifted, rule: Lion, group: Group) -> None:
 
 
 _UPDATES: Mapping[type, Callable[..., None]] = {
-    SGD: _sgd, Adam: _adam, AdamW: _adam, LAMB: _adam, RMSprop: _rmsprop, Lion: _lion,
+    optim.SGD: _sgd, optim.Adam: _adam, optim.AdamW: _adam, optim.LAMB: _adam, optim.RMSprop: _rmsprop,
+    optim.Lion: _lion,
 }  # fmt: skip
 """Optimizer -> what appends the update of a weight: (weight, gradient, optimizer, its group)."""
 
 
-def _own(w: Lifted, grad: str, rule: Own, group: Group) -> None:
+def _own(w: Lifted, grad: str, rule: optim.Own, group: Group) -> None:
     """Append the update of one weight; what stays as it is is left out.
 
     InputError if the function gives other state than was registered, or values of other shapes.
     """
     build = w.build
     state = {kind: _state(w, kind).name for kind, _ in rule.state}
-    numbers = {name: _scalar(w, group.scalar(value)).name for name, value in (("lr", "lr"), ("step", STEP))}
-    made = known_rule(rule.name).update(build, w.name, grad, state, numbers)
+    lr, step = (_scalar(w, group.scalar(name)).name for name in ("lr", optim.STEP))
+    made = optim.known_rule(rule.name).update(build, w.name, grad, state, {"lr": lr, "step": step})
     said = f"the optimizer '{rule.name}'"
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], Mapping):
         raise InputError(f"{said} has to return (new weight, new state by kind), not {made!r}")

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from oocdl.engines.engine import Device
-from oocdl.engines.partial_results import combine
+from oocdl.engines.engine import Device, combine
 from oocdl.graph.ir.graph import Array
 from oocdl.planning.calls import CombineCall, UnitCall
 from oocdl.runtime.on_device import Devices, on_device

@@ -17,10 +17,9 @@ from oocdl.engines.engine import Engine, get_engine, resolve
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.program import Instruction
 from tests.kit.kernel_cases import Case, noise
 from tests.kit.kernels import CASES, block, by_operator, error, told, turned
-from tests.kit.programs import operand, program, single
+from tests.kit.programs import program, single, step
 
 DEVICES = ("torch:cpu", *["torch:cuda"] * torch.cuda.is_available())
 ENGINES = (*engine_registry.ENGINES, "torch in loops", "onnxruntime in loops", *DEVICES)
@@ -112,16 +111,11 @@ TABLE, NARROW, WIDE_ROWS = (5, 3), (2, 5), (2, 5, 3)
 @pytest.mark.parametrize(
     ("op", "batch", "table", "result"),
     [
-        ("Gather", 0, TABLE, (2, 4, 3)),
-        ("Gather", 1, NARROW, (2, 4)),
-        ("Gather", 1, WIDE_ROWS, (2, 4, 3)),
-        ("GatherGrad", 0, (2, 4, 3), TABLE),
-        ("GatherGrad", 1, (2, 4), NARROW),
-        ("GatherGrad", 1, (2, 4, 3), WIDE_ROWS),
-        ("LastAt", 0, None, (5,)),
-        ("LastAt", 1, None, (2, 5)),
+        ("Gather", 0, TABLE, (2, 4, 3)), ("Gather", 1, NARROW, (2, 4)), ("Gather", 1, WIDE_ROWS, (2, 4, 3)),
+        ("GatherGrad", 0, (2, 4, 3), TABLE), ("GatherGrad", 1, (2, 4), NARROW),
+        ("GatherGrad", 1, (2, 4, 3), WIDE_ROWS), ("LastAt", 0, None, (5,)), ("LastAt", 1, None, (2, 5)),
     ],
-)
+)  # fmt: skip
 def test_an_index_outside_of_its_table_is_told(
     engine: Engine, op: str, batch: int, table: tuple[int, ...] | None, result: tuple[int, ...]
 ) -> None:
@@ -143,10 +137,8 @@ def test_an_index_outside_of_its_table_is_told(
 
 def test_an_index_that_the_program_makes_is_told(engine: Engine) -> None:
     ids = np.array([[0, 4], [-5, 1]])
-    turn = Instruction(
-        "Transpose", (operand(0, (2, 2)),), (1,), ((2, 2),), ((2, 2),), ("int64",), {"perm": (1, 0)}
-    )
-    find = Instruction("LastAt", (operand(1, (2, 2)),), (2,), ((5,),), ((5,),), ("int64",), {"rows": 5})
+    turn = step("Transpose", [(0, (2, 2))], 1, (2, 2), "int64", perm=(1, 0))
+    find = step("LastAt", [(1, (2, 2))], 2, (5,), "int64", rows=5)
     run = engine.compile(program([ids], [turn, find], [(2, (5,))], "made indices"))
     np.testing.assert_array_equal(run([ids])[0], [1, 3, -1, -1, 2])
     ids[1, 0] = 5

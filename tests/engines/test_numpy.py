@@ -20,10 +20,7 @@ from tests.kit.programs import single
 SCALE = 1 / 16
 SLACK_BYTES = 1 << 16
 """Of buffers and objects, whatever the size of arrays."""
-PROBES = [
-    *streaming_probes(SCALE),
-    *(probe for _, size, probe in computing_probes(Scale(SCALE)) if size < 300),
-]
+PROBES = [*streaming_probes(SCALE), *(p for _, size, p in computing_probes(Scale(SCALE)) if size < 300)]
 
 
 def peak_bytes(program: Program, engine: str = "numpy") -> int:

@@ -10,20 +10,15 @@ from scipy import special
 
 from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.graph.ir.graph import Array
-from oocdl.graph.ir.program import Instruction
-from tests.kit.programs import operand, program
+from tests.kit.programs import program, step
 
 SHAPE = (64, 1024)
 PATTERNS = 1 << 32
 FUNCTIONS: dict[str, Callable[[Array], Array]] = {
-    "Exp": np.exp,
+    "Exp": np.exp, "Log": np.log, "Sigmoid": special.expit, "Tanh": np.tanh, "Erf": special.erf,
     "Elu": lambda x: np.where(x > 0, x, np.expm1(x)),
-    "Log": np.log,
-    "Sigmoid": special.expit,
-    "Tanh": np.tanh,
     "Softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
-    "Erf": special.erf,
-}
+}  # fmt: skip
 
 
 def number(values: Array) -> Array:
@@ -35,8 +30,7 @@ def number(values: Array) -> Array:
 def off(op: str, patterns: Array) -> int:
     """How far results are off at most, for float32 of these bit patterns; what is no number stays so."""
     x = patterns.astype(np.uint32).view(np.float32).reshape(SHAPE)
-    item = Instruction(op, (operand(0, SHAPE),), (1,), (SHAPE,), (SHAPE,), ("float32",), {"alpha": 1.0})
-    made = program([x], [item], [(1, SHAPE)], f"function {op}")
+    made = program([x], [step(op, [(0, SHAPE)], 1, SHAPE, alpha=1.0)], [(1, SHAPE)], f"function {op}")
     found = TorchEngine(small_elements=4).compile(made)([x])[0]
     with np.errstate(all="ignore"):
         wanted = FUNCTIONS[op](x.astype(np.float64)).astype(np.float32)

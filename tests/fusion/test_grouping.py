@@ -7,20 +7,17 @@ import pytest
 
 from oocdl.engines.engine import get_engine
 from oocdl.engines.torch.torch_engine import TorchEngine
-from oocdl.fusion.chain import items_of
-from oocdl.fusion.grouping import arrange
-from oocdl.graph.ir.graph import Array
+from oocdl.fusion.chain import arrange, items_of
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.program import Instruction, Program
 from tests.kit.kernel_cases import noise
-from tests.kit.programs import operand, program
+from tests.kit.programs import operand, program, step
 
 SHAPE, ROW = (2, 3, 5, 4), (1, 3, 1, 1)
 AXES = {"axes": (0, 2, 3)}
 
 
-def item(
-    op: str, reads: list[tuple[int, tuple[int, ...]]], made: dict[int, tuple[int, ...]], **attrs: object
-):
+def item(op: str, reads: list[tuple[int, Shape]], made: dict[int, Shape], **attrs: object) -> Instruction:
     """One instruction on whole slots."""
     operands = tuple(operand(slot, shape) for slot, shape in reads)
     shapes = tuple(made.values())
@@ -45,7 +42,7 @@ def norm_and_softmax() -> tuple[Program, list[Array], list[Array]]:
     ]
     inner = (2, 3, 3, 4)
     part = operand(9, inner, crop=[(0, 2), (0, 3), (1, 4), (0, 4)])
-    steps.append(Instruction("Neg", (part,), (13,), (inner,), (inner,), ("float64",)))
+    steps.append(step("Neg", [part], 13, inner, "float64"))
     outputs = [(7, SHAPE), (3, ROW), (4, ROW), (10, ROW), (11, ROW), (12, ROW), (13, inner)]
     a = x * g
     mean, var = (f(a, (0, 2, 3), keepdims=True) for f in (np.mean, np.var))
@@ -74,17 +71,9 @@ def test_chains_end_where_a_member_reads_what_they_reduce() -> None:
     groups = arrange(made, 2)
     found = [[one.op for one in items_of(group)] for group in groups]
     # Loops have exponentials in float32 alone, and no largest of what is not next to each other.
-    assert found == [
-        ["Mul", "Moments"],
-        ["Normalize"],
-        ["LogSumExp"],
-        ["Sub"],
-        ["Exp"],
-        ["Mul", "ReduceSum"],
-        ["ReduceMax"],
-        ["LogSumExp"],
-        ["Neg"],
-    ]
+    first, second = ["Mul", "Moments"], ["Mul", "ReduceSum"]
+    alone = [[op] for op in ("Normalize", "LogSumExp", "Sub", "Exp", "ReduceMax", "LogSumExp", "Neg")]
+    assert found == [first, *alone[:4], second, *alone[4:]]
 
 
 @pytest.mark.parametrize("last", ["Mul", "Normalize", "Where"])
@@ -92,16 +81,12 @@ def test_what_is_read_again_is_not_overwritten(last: str) -> None:
     """Results may lie in the memory of operands that end there, but never in that of others."""
     shape = (4, 6)
     x = noise(*shape)
-    reads = {
-        "Mul": ([(2, shape), (2, shape)], {}),
-        "Normalize": ([(2, shape), (3, shape), (2, shape)], {"eps": 0.0}),
-        "Where": ([(4, shape), (2, shape), (3, shape)], {}),
-    }[last]
+    reads = {"Mul": (2, 2), "Normalize": (2, 3, 2), "Where": (4, 2, 3)}[last]
     steps = [
         item("Exp", [(0, shape)], {2: shape}),
         item("Sub", [(2, shape), (0, shape)], {3: shape}),
-        Instruction("Less", (operand(2, shape), operand(3, shape)), (4,), (shape,), (shape,), ("bool",)),
-        item(last, reads[0], {5: shape}, **reads[1]),
+        step("Less", [(2, shape), (3, shape)], 4, shape, "bool"),
+        item(last, [(slot, shape) for slot in reads], {5: shape}, eps=0.0),
         item("Add", [(5, shape), (0, shape)], {6: shape}),
     ]
     made = program([x, x], steps, [(6, shape)], f"again {last}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from oocdl.engines.torch.conv import compiled_gradient
 from oocdl.fusion.window_sums import Taps, add_window_sums, loop_for
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from tests.kit.kernels import counting
 from tests.kit.programs import Pads
 from tests.kit.random_convolutions import Convolution, check, runs
@@ -41,13 +42,7 @@ def sums(x: Array, dy: Array, window: list[Taps], depthwise: bool) -> Array:
     samples=st.integers(1, 2),
 )
 def test_sums_are_those_over_all_places(
-    extents: tuple[int, int, int],
-    places: tuple[int, int, int],
-    window: tuple[Taps, Taps, Taps],
-    channels: tuple[int, int],
-    lanes: int,
-    depthwise: bool,
-    samples: int,
+    extents: Shape, places: Shape, window: Any, channels: Shape, lanes: int, depthwise: bool, samples: int
 ) -> None:
     inputs, outputs = channels
     loop = loop_for(inputs, outputs, depthwise, lanes)
@@ -57,10 +52,8 @@ def test_sums_are_those_over_all_places(
     assert loop is not None
     random, inputs = np.random.default_rng(0), outputs if depthwise else inputs
     # Both are parts of arrays of more channels, as those of what was concatenated.
-    x, dy = (
-        random.standard_normal((samples, *space, count + 3), np.float32)[..., 1:-2]
-        for space, count in ((extents, inputs), (places, outputs))
-    )
+    sizes = [(samples, *extents, inputs + 3), (samples, *places, outputs + 3)]
+    x, dy = (random.standard_normal(size, np.float32)[..., 1:-2] for size in sizes)
     wanted = sums(x, dy, [*window], depthwise)
     found = np.ones(wanted.shape, np.float32)
     add_window_sums(loop, x, dy, found, window)

@@ -24,6 +24,19 @@ def operand(
     )
 
 
+def step(
+    op: str,
+    reads: Sequence[Operand | tuple[int, Shape]],
+    made: int,
+    shape: Shape,
+    dtype: str = "float32",
+    **attrs: Any,
+) -> Instruction:
+    """An instruction with one result; what it reads are operands, or whole slots with their shapes."""
+    operands = tuple(one if isinstance(one, Operand) else operand(*one) for one in reads)
+    return Instruction(op, operands, (made,), (shape,), (shape,), (dtype,), attrs)
+
+
 def single(
     op: str,
     arrays: Sequence[Array],

@@ -17,12 +17,12 @@ from tests.kit.kink_cases import KINKS, Several, table
 from tests.kit.lowered import weights_of, with_gradients
 from tests.kit.models import export
 
-RUNS = (
+RUNS = [
     ("torch", "float64", 1),
     ("torch", "float64", 2),
     ("numpy", "float32", 1),
     ("onnxruntime", "float32", 2),
-)
+]
 EXPORTERS = {"torchscript": {name: kink for name, kink in KINKS.items() if kink.torchscript}, "dynamo": KINKS}
 
 

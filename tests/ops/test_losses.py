@@ -286,15 +286,11 @@ def test_focal_and_tversky_are_monais_own() -> None:
 
 
 NUMBERS: dict[str, tuple[Loss, Truth]] = {
-    "mse": (MSE("w"), F.mse_loss),
-    "l1": (L1("w"), F.l1_loss),
-    "huber": (Huber(1.0, "w"), F.huber_loss),
+    "mse": (MSE("w"), F.mse_loss), "l1": (L1("w"), F.l1_loss), "huber": (Huber(1.0, "w"), F.huber_loss),
     "bce": (BCE(sample_weights="w"), bce),
-    "focal": (
-        Focal(use_softmax=False, sample_weights="w"),
-        lambda x, y, reduction: sigmoid_focal(x, y, 2.0, None),
-    ),
-}
+    "focal": (Focal(use_softmax=False, sample_weights="w"),
+              lambda x, y, reduction: sigmoid_focal(x, y, 2.0, None)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -447,13 +443,9 @@ def test_weights_of_outputs_are_nnunets_and_monais() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "sizes"),
-    [
-        ((2, 8, 12, 6), (4, 3, 6)),
-        ((2, 9, 6, 10), (3, 2, 2)),
-        ((2, 7, 5, 11), (4, 3, 6)),
-        ((2, 1, 13, 9, 4), (5, 7, 3)),
-    ],
-)
+    [((2, 8, 12, 6), (4, 3, 6)), ((2, 9, 6, 10), (3, 2, 2)), ((2, 7, 5, 11), (4, 3, 6)),
+     ((2, 1, 13, 9, 4), (5, 7, 3))],
+)  # fmt: skip
 @pytest.mark.parametrize("kind", ["int64", "float64"])
 def test_labels_are_made_smaller_as_nnunet_does(shape: Any, sizes: Any, kind: str) -> None:
     values = np.random.default_rng(0).integers(1000, size=shape).astype(kind)

@@ -1,4 +1,1 @@
-"""The NumPy engine: every operator of the vocabulary as its definition says, slow and exact.
-
-It is there to check other engines by, and needs no other runtime.
-"""
+"""The NumPy engine: every operator as its definition says, slow and exact, to check other engines by."""

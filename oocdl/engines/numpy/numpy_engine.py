@@ -66,7 +66,6 @@ class NumpyEngine(Engine):
     operators = frozenset(KERNELS)
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
-        """See ``Engine.scratch_of``."""
         return ProgramScratch(_scratch_bytes(without_group_axes(program)))
 
     def _make(self, program: Program) -> Run:

@@ -120,7 +120,6 @@ def _taps(item: Instruction, kernel: Sequence[int], places: Shape) -> Iterator[t
 
 
 def _box(whole: Array, item: Instruction) -> Array:
-    """The wanted box of a result."""
     found = np.empty(item.kernel_shapes[0], whole.dtype)
     boxed(whole, item, found)
     return found
@@ -156,12 +155,8 @@ def _spread_shape(item: Instruction) -> Shape:
     """Return the shape of a transposed convolution before the wanted box is cut out."""
     x, w = (padded_shape(operand) for operand in item.operands)
     strides, dilations, groups = slide_of(item)
-    sizes = zip(x[2:], w[2:], strides, dilations, strict=True)
-    return (
-        x[0],
-        groups * w[1],
-        *(stride * (n - 1) + dilation * (k - 1) + 1 for n, k, stride, dilation in sizes),
-    )
+    axes = zip(x[2:], w[2:], strides, dilations, strict=True)
+    return (x[0], groups * w[1], *(step * (n - 1) + apart * (k - 1) + 1 for n, k, step, apart in axes))
 
 
 def _conv_weight_grad(args: Sequence[Array], item: Instruction) -> Sequence[Array]:
@@ -257,7 +252,6 @@ def _by_formula(row: Row) -> Kernel:
 
 
 def _sequential(run: recurrent_steps.Run, scratch: Scratch) -> Kernel:
-    """A kernel that engines share."""
     return Kernel(lambda args, item: run(args, item.attrs), scratch)
 
 
@@ -281,12 +275,8 @@ KERNELS: Mapping[str, Kernel] = {
     "Top": Kernel(numpy_moves.KERNELS["Top"], _times(3)),
     "Concat": Kernel(_concat, _times(1), takes_unpadded=True),
     "GatherGrad": Kernel(_gather_grad, _times(0)),
-    "ReduceSum": Kernel(
-        lambda args, item: [args[0].sum(tuple(item.attrs["axes"]), keepdims=True)], _times(0)
-    ),
-    "ReduceMax": Kernel(
-        lambda args, item: [args[0].max(tuple(item.attrs["axes"]), keepdims=True)], _times(0)
-    ),
+    "ReduceSum": Kernel(lambda args, i: [args[0].sum(tuple(i.attrs["axes"]), keepdims=True)], _times(0)),
+    "ReduceMax": Kernel(lambda args, i: [args[0].max(tuple(i.attrs["axes"]), keepdims=True)], _times(0)),
     "LogSumExp": Kernel(_log_sum_exp, _times(2)),
     "Moments": Kernel(_moments, _times(2)),
     **{op: _sequential(run, _times(2)) for op, run in recurrent_steps.KERNELS.items()},

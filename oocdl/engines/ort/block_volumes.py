@@ -45,13 +45,8 @@ def _is_plain(item: Instruction) -> bool:
     outer = first.pads is not None and any(any(pair) for pair in first.pads[:2])
     sizes = [prod(shape) for shape in (first.shape, second.shape, *item.kernel_shapes)]
     whole = len(item.kernel_shapes[0]) == 5 and slide.groups == 1 and item.dtypes[0] == "float32"
-    return (
-        whole
-        and {*slide.strides, *slide.dilations} <= {1}
-        and not outer
-        and pads_of(second) is None
-        and min(sizes) > 0
-    )
+    plain = {*slide.strides, *slide.dilations} <= {1} and not outer and pads_of(second) is None
+    return whole and plain and min(sizes) > 0
 
 
 def _pays(kind: Convolution, item: Instruction, orders: Orders) -> bool:
@@ -136,14 +131,9 @@ def _convolve(x: Array, w: Array, pads: Pads, out: Array, channels_last: bool) -
             made[...] = 0
         else:
             seen = images[low + start : low + stop]
-            part = np.ascontiguousarray(weights[:, start:stop])
-            blocks.convolve(
-                seen.reshape(1, -1, *seen.shape[2:]),
-                part.reshape(buffer.shape[1], -1, *w.shape[3:]),
-                made.reshape(buffer.shape),
-                w.shape[3:],
-                sides,
-            )
+            seen = seen.reshape(1, -1, *seen.shape[2:])
+            part = np.ascontiguousarray(weights[:, start:stop]).reshape(buffer.shape[1], -1, *w.shape[3:])
+            blocks.convolve(seen, part, made.reshape(buffer.shape), w.shape[3:], sides)
         if made is not buffer:
             continue
         if is_last:
@@ -190,14 +180,8 @@ def _add_rows(x: Array, dy: Array, pads: Pads, total: Array, shape: Shape, first
             continue
         for part in range(len(total)):
             _sort_filters(dy[place], part, first + pads[1][0], padded, filters)
-            blocks.convolve(
-                images[low + start : low + stop],
-                filters.reshape(height * block(), rows, 1, -1),
-                total[part, start:stop],
-                (1, columns),
-                dilations=(1, c),
-                adds=True,
-            )
+            seen, w = images[low + start : low + stop], filters.reshape(height * block(), rows, 1, -1)
+            blocks.convolve(seen, w, total[part, start:stop], (1, columns), dilations=(1, c), adds=True)
 
 
 def _row_images(x: Array, first: int, rows: int, columns: int, left: int) -> Array:

@@ -93,14 +93,6 @@ def convolve(
 
     ``adds``: to what is in ``made``.
     """
-    run(
-        "Conv",
-        [x, w, None, made] if adds else [x, w],
-        [made],
-        DOMAIN,
-        kernel_shape=tuple(kernel),
-        pads=tuple(pads),
-        dilations=tuple(dilations),
-        strides=(1, 1),
-        group=1,
-    )
+    args = [x, w, None, made] if adds else [x, w]
+    slide = {"kernel_shape": tuple(kernel), "pads": tuple(pads), "dilations": tuple(dilations)}
+    run("Conv", args, [made], DOMAIN, **slide, strides=(1, 1), group=1)

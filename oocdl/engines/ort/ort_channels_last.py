@@ -50,13 +50,9 @@ def with_channels_last(
 def is_tiled(item: Instruction, large: Shape, small: Shape, kernel: Sequence[int]) -> bool:
     """Whether the windows of ``kernel`` lie side by side, all of them whole, and cover ``large``, the shape
     of what they see; ``small`` has one place for each window."""
-    return (
-        item.dtypes[0] == "float32"
-        and slide_of(item) == (tuple(kernel), (1,) * len(kernel), 1)
-        and tuple(large[2:]) == tuple(n * k for n, k in zip(small[2:], kernel, strict=True))
-        and not any(crop_of(item))
-        and prod(large) > 0
-    )
+    apart = item.dtypes[0] == "float32" and slide_of(item) == (tuple(kernel), (1,) * len(kernel), 1)
+    covers = tuple(large[2:]) == tuple(n * k for n, k in zip(small[2:], kernel, strict=True))
+    return apart and covers and not any(crop_of(item)) and prod(large) > 0
 
 
 def _parts(small: Array, window: int, most: int) -> Iterator[tuple[int, int, slice]]:

@@ -16,9 +16,8 @@ from oocdl.engines.ort.ort_kernels import KERNELS
 from oocdl.engines.ort.ort_record import Orders
 from oocdl.engines.ort.ort_session import forget_sessions
 from oocdl.errors import UnsupportedError
-from oocdl.fusion.chain import Chain, Kind, crop, makes_of, reads_of
+from oocdl.fusion.chain import Chain, Kind, arrange, crop, makes_of, reads_of
 from oocdl.fusion.executor import AnyChainStep
-from oocdl.fusion.grouping import arrange
 from oocdl.fusion.loop_nest import View
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
@@ -36,21 +35,7 @@ Arrays = dict[int, Array]
 """Slot -> its array."""
 
 
-def _check_dtypes(program: Program) -> None:
-    dtypes = set(slot_dtypes(program).values())
-    if "bfloat16" in dtypes:
-        raise UnsupportedError("engine 'onnxruntime' takes no bfloat16 arrays; use engine='torch'")
-    if "float64" in dtypes:
-        raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for float64")
-
-
 class _ChainStep(AnyChainStep[Array]):
-    """A chain on arrays."""
-
-    def __init__(self, chain: Chain, needed: frozenset[int], dtype_of: Mapping[int, str]) -> None:
-        """``needed``: slots that are read after the chain. ``dtype_of``: of each slot."""
-        super().__init__(chain, needed, dtype_of, np)
-
     def _whole(self, slot: int, kind: Kind, slots: Mapping[int, Array], places: Mapping[int, Array]) -> Array:
         if slot not in places:
             return np.empty(*kind)
@@ -84,10 +69,8 @@ class _Step:
         outs = []
         kinds = zip(item.outputs, item.shapes, item.kernel_shapes, item.dtypes, strict=True)
         for slot, stored, shape, dtype in kinds:
-            if slot in places:
-                slots[slot] = places[slot]
-            else:
-                slots[slot] = ordered(np.empty, stored, dtype, orders.get(slot, ()))
+            place = places.get(slot)
+            slots[slot] = ordered(np.empty, stored, dtype, orders.get(slot, ())) if place is None else place
             outs.append(slots[slot].reshape(shape))
             if not np.shares_memory(outs[-1], slots[slot]):  # axes were split or joined, and lie apart
                 last = (0, *range(2, len(shape)), 1) if slot in orders else ()
@@ -103,7 +86,6 @@ Stage = tuple[_ChainStep | _Step, list[int]]
 
 
 def _stages(program: Program, small: int) -> list[Stage]:
-    """The steps of a program, in the order in which they run."""
     groups, dtypes = recomputed(arrange(program, small), program)
     last, orders = dict[int, int](), dict(program.orders)
     for index, group in enumerate(groups):
@@ -113,7 +95,7 @@ def _stages(program: Program, small: int) -> list[Stage]:
     for index, group in enumerate(groups):
         ending = [slot for slot, at in last.items() if at == index]
         if isinstance(group, Chain):
-            stages.append((_ChainStep(group, makes_of(group) - {*ending}, dtypes), ending))
+            stages.append((_ChainStep(group, makes_of(group) - {*ending}, dtypes, np), ending))
         else:
             stages.append((_Step(group, orders), ending))
     return stages
@@ -141,23 +123,24 @@ class OnnxRuntimeEngine(Engine):
         super().__init__()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
-        """See ``Engine.scratch_of``."""
         known = self._scratch
         if program.key not in known:
             stages = _stages(program, self.small_elements)
             steps = [step for step, _ in stages if isinstance(step, _ChainStep)]
             sums = max((step.loop.scratch_bytes for step in steps), default=0)
-            nbytes = most_scratch(program, rules).scratch_bytes + sums
-            known[program.key] = ProgramScratch(nbytes)
+            known[program.key] = ProgramScratch(most_scratch(program, rules).scratch_bytes + sums)
         return known[program.key]
 
     def forget(self) -> None:
-        """See ``Engine.forget``."""
         super().forget()
         forget_sessions()
 
     def _make(self, program: Program) -> Run:
-        _check_dtypes(program)
+        dtypes = set(slot_dtypes(program).values())
+        if "bfloat16" in dtypes:
+            raise UnsupportedError("engine 'onnxruntime' takes no bfloat16 arrays; use engine='torch'")
+        if "float64" in dtypes:
+            raise UnsupportedError("engine 'onnxruntime' has no float64 kernels; use engine='torch' for it")
         stages = _stages(program, self.small_elements)
         direct = _direct(program, stages)
 

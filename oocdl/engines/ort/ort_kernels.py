@@ -17,10 +17,11 @@ from oocdl.engines import numpy_attention, numpy_ctc, numpy_moves, recurrent_ste
 from oocdl.engines.checked_indices import check_indices
 from oocdl.engines.convolution import CONV, CONV_TRANSPOSE, CONV_WEIGHT_GRAD, Convolution
 from oocdl.engines.numpy_moves import places_of
-from oocdl.engines.ort import ort_channels_last, ort_pointwise, ort_windows
+from oocdl.engines.ort import ort_channels_last as tiled
+from oocdl.engines.ort import ort_pointwise, ort_windows
 from oocdl.engines.ort.block_volumes import in_blocks
 from oocdl.engines.ort.ort_channels_last import is_tiled, with_channels_last
-from oocdl.engines.ort.ort_record import Into, Kernel, Orders, copied, kernel_of
+from oocdl.engines.ort.ort_record import Into, Kernel, Orders, Single, copied, kernel_of
 from oocdl.engines.ort.ort_session import run
 from oocdl.fusion.taps import weigh
 from oocdl.graph.ir.graph import Array, Shape
@@ -44,12 +45,9 @@ def _grouped(x: Array, term: str, *groups: str) -> Array:
 def _einsum(args: Sequence[Array], item: Instruction, out: Array) -> None:
     """Einsum of two operands as one matrix product; see ``Letters``."""
     letters = Letters(item.attrs["equation"])
-    left, right = letters.left_kept, letters.right_kept
-    a = _sum_lone(args[0], letters.left, left)
-    b = _sum_lone(args[1], letters.right, right)
-    batch = (letters.batch,) if letters.batch else ()
-    first = _grouped(a, left, *batch, letters.rows, letters.inner)
-    second = _grouped(b, right, *batch, letters.inner, letters.columns)
+    left, right, batch = letters.left_kept, letters.right_kept, (letters.batch,) if letters.batch else ()
+    first = _grouped(_sum_lone(args[0], letters.left, left), left, *batch, letters.rows, letters.inner)
+    second = _grouped(_sum_lone(args[1], letters.right, right), right, *batch, letters.inner, letters.columns)
     extents = dict(zip(letters.out, out.shape, strict=True))
     in_order = letters.batch + letters.rows + letters.columns
     product = np.matmul(first, second) if letters.inner else first * second
@@ -58,7 +56,6 @@ def _einsum(args: Sequence[Array], item: Instruction, out: Array) -> None:
 
 
 def _take(args: Sequence[Array], item: Instruction, out: Array) -> None:
-    """Gather."""
     if item.attrs.get("batch"):
         out[...] = numpy_moves.KERNELS["Gather"](args, item)[0]
     else:
@@ -99,11 +96,7 @@ def _first_of(*ways: Callable[[Instruction, Orders], Into | None], default: Kern
     return replace(default, bind=bind)
 
 
-def _pooling(
-    default: Callable[[Sequence[Array], Instruction, Array], None],
-    tiled: ort_channels_last.Kernel,
-    pooled: Callable[[Instruction], Shape],
-) -> Kernel:
+def _pooling(default: Single, by_tiles: tiled.Kernel, pooled: Callable[[Instruction], Shape]) -> Kernel:
     """``pooled``: the shape of what has one place for each window."""
 
     def side_by_side(item: Instruction, orders: Orders) -> Into | None:
@@ -111,47 +104,37 @@ def _pooling(
         # Of a gradient, a part may be wanted that does not end between two windows.
         whole = item.kernel_shapes[0] in (large, small)
         suits = whole and is_tiled(item, large, small, item.attrs["kernel_shape"])
-        return with_channels_last(tiled, item, orders, None) if suits else None
+        return with_channels_last(by_tiles, item, orders, None) if suits else None
 
     return _first_of(side_by_side, default=kernel_of(default, takes_unpadded=True))
 
 
-def _convolution(
-    kind: Convolution,
-    default: Callable[[Sequence[Array], Instruction, Array], None],
-    tiled: ort_channels_last.Kernel,
-) -> Kernel:
-    """A convolution; ``tiled`` computes it where windows lie side by side."""
+def _convolution(kind: Convolution, default: Single, by_tiles: tiled.Kernel) -> Kernel:
+    """A convolution; ``by_tiles`` computes it where windows lie side by side."""
 
     def side_by_side(item: Instruction, orders: Orders) -> Into | None:
         large, small = item.operands[0].shape, kind.other_data(item)
         if kind.transposed:
             large, small = small, large
         suits = is_tiled(item, large, small, kind.weights(item)[2:])
-        return with_channels_last(tiled, item, orders, kind) if suits else None
+        return with_channels_last(by_tiles, item, orders, kind) if suits else None
 
     return _first_of(partial(in_blocks, kind), side_by_side, default=kernel_of(default, takes_unpadded=True))
 
 
+_SEQUENTIAL = {**recurrent_steps.KERNELS, **numpy_ctc.KERNELS, **numpy_attention.KERNELS}
 KERNELS: Mapping[str, Kernel] = {
     **{op: copied(run) for op, run in numpy_moves.KERNELS.items()},
     **ort_pointwise.KERNELS,
     "Concat": kernel_of(numpy_moves.concat, takes_unpadded=True),
     "Gather": kernel_of(_take),
     "GatherGrad": kernel_of(_gather_grad),
-    **{
-        op: _sequential(run)
-        for op, run in {**recurrent_steps.KERNELS, **numpy_ctc.KERNELS, **numpy_attention.KERNELS}.items()
-    },
+    **{op: _sequential(run) for op, run in _SEQUENTIAL.items()},
     "Resample": kernel_of(_resample),
     "Einsum": kernel_of(_einsum),
-    "Conv": _convolution(CONV, ort_windows.conv, ort_channels_last.convolve),
-    "ConvTranspose": _convolution(CONV_TRANSPOSE, ort_windows.conv_transpose, ort_channels_last.spread),
-    "ConvWeightGrad": _convolution(
-        CONV_WEIGHT_GRAD, ort_windows.conv_weight_grad, ort_channels_last.weight_gradient
-    ),
-    "MaxPool": _pooling(ort_windows.max_pool, ort_channels_last.max_pool, lambda item: item.kernel_shapes[0]),
-    "MaxPoolGrad": _pooling(
-        ort_windows.max_pool_grad, ort_channels_last.max_pool_grad, lambda item: item.operands[1].shape
-    ),
+    "Conv": _convolution(CONV, ort_windows.conv, tiled.convolve),
+    "ConvTranspose": _convolution(CONV_TRANSPOSE, ort_windows.conv_transpose, tiled.spread),
+    "ConvWeightGrad": _convolution(CONV_WEIGHT_GRAD, ort_windows.conv_weight_grad, tiled.weight_gradient),
+    "MaxPool": _pooling(ort_windows.max_pool, tiled.max_pool, lambda item: item.kernel_shapes[0]),
+    "MaxPoolGrad": _pooling(ort_windows.max_pool_grad, tiled.max_pool_grad, lambda i: i.operands[1].shape),
 }

@@ -72,8 +72,6 @@ def _softplus(x: Array, out: Array | None = None) -> Array:
 
 
 def _by_formula(row: Row) -> Run:
-    """Return the kernel of an operator by its formula."""
-
     def run(attrs: Attrs, args: Sequence[Array], out: Array) -> None:
         np.copyto(out, compute(row.steps(attrs), args, lambda op, given: _FUNCTIONS[op](*given)))
 
@@ -101,7 +99,6 @@ def reduced(function: np.ufunc, x: Array, axes: Sequence[int]) -> Array:
 
 
 def _reduction(function: Callable[[Array, Sequence[int]], Array]) -> Run:
-    """Return the kernel of a function of the operand and the axes."""
     return lambda attrs, args, out: np.copyto(out, function(args[0], attrs["axes"]), casting="unsafe")
 
 

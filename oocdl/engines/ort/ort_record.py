@@ -20,7 +20,7 @@ Orders = Mapping[int, Order]
 """Slot -> the order of its axes in memory, of those that are not in C order."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Kernel:
     """The kernels of one operator, and the facts that the engine tells operators apart by."""
 
@@ -30,11 +30,13 @@ class Kernel:
     """Whether kernels get operands without their padding, because they can do without a padded copy."""
 
 
-def kernel_of(run: Callable[[list[Array], Instruction, Array], None], takes_unpadded: bool = False) -> Kernel:
-    """Return the record of a function of operands, an instruction, and the array of its one result."""
-    return Kernel(
-        bind=lambda item, orders: lambda args, outs: run(args, item, outs[0]), takes_unpadded=takes_unpadded
-    )
+Single = Callable[[list[Array], Instruction, Array], None]
+"""A kernel of operands, an instruction, and the array of its one result."""
+
+
+def kernel_of(run: Single, takes_unpadded: bool = False) -> Kernel:
+    """Return the record of a kernel of one result."""
+    return Kernel(lambda item, orders: lambda args, outs: run(args, item, outs[0]), takes_unpadded)
 
 
 def copied(run: numpy_moves.Run) -> Kernel:

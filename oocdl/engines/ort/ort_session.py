@@ -44,6 +44,7 @@ MOST_SESSIONS = 256
 """Sessions that are kept."""
 Kind = tuple[str, int]
 """dtype (a letter of NumPy's) and rank of an array, which may have any extents."""
+Attrs = tuple[tuple[str, Any], ...]
 
 
 def _options() -> Any:
@@ -60,24 +61,15 @@ def _options() -> Any:
 
 @lru_cache(MOST_SESSIONS)
 def _session(
-    op: str,
-    domain: str,
-    given: tuple[Kind | None, ...],
-    made: tuple[Kind, ...],
-    attrs: tuple[tuple[str, Any], ...],
+    op: str, domain: str, given: tuple[Kind | None, ...], made: tuple[Kind, ...], attrs: Attrs
 ) -> tuple[Any, list[str], list[str]]:
     """Return a session of one operator, and the names of its inputs and outputs; "" is left out."""
 
     def infos(letter: str, kinds: Sequence[Kind | None]) -> list[Any]:
-        return [
-            helper.make_tensor_value_info(
-                f"{letter}{number}",
-                helper.np_dtype_to_tensor_dtype(np.dtype(kind[0])),
-                [f"{letter}{number}_{axis}" for axis in range(kind[1])],
-            )
-            for number, kind in enumerate(kinds)
-            if kind is not None
-        ]
+        known = [(f"{letter}{number}", *kind) for number, kind in enumerate(kinds) if kind is not None]
+        types = [helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) for _, dtype, _ in known]
+        shapes = [[f"{name}_{axis}" for axis in range(rank)] for name, _, rank in known]
+        return [*map(helper.make_tensor_value_info, [name for name, _, _ in known], types, shapes)]
 
     inputs = ["" if kind is None else f"x{number}" for number, kind in enumerate(given)]
     outputs = [f"y{number}" for number in range(len(made))]

@@ -15,7 +15,7 @@ import numpy as np
 from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
 from oocdl.engines.numpy_moves import boxed, padded
 from oocdl.engines.ort.ort_session import run
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.operands import Pads, aligned, crop_of, is_empty, spatial_pads
 from oocdl.graph.ir.program import Instruction
 
@@ -57,13 +57,7 @@ def _convolve(x: Array, w: Array, pads: Pads, slide: Slide, out: Array | None = 
 
 
 def _slide(
-    op: str,
-    args: Sequence[Array],
-    results: Sequence[Array],
-    kernel: Sequence[int],
-    pads: Pads,
-    slide: Slide,
-    **attrs: Any,
+    op: str, args: list[Array], results: list[Array], kernel: Shape, pads: Pads, slide: Slide, **attrs: Any
 ) -> None:
     """An operator with sliding windows; its pads are all begins, then all ends."""
     sides = (*(before for before, _ in pads), *(after for _, after in pads))
@@ -85,9 +79,9 @@ def conv_transpose(args: Sequence[Array], item: Instruction, out: Array) -> None
     x, w = args[0], padded(args[1], item.operands[1], item.fill)
     if x.size == 0:
         out[...] = 0
-        return
-    make = _transposed_by_conv if set(slide_of(item).strides) <= {1} else _transposed_by_op
-    make(x, w, item, out)
+    else:
+        make = _transposed_by_conv if set(slide_of(item).strides) <= {1} else _transposed_by_op
+        make(x, w, item, out)
 
 
 def seen_by_transposed(x: Array, item: Instruction) -> tuple[Array, Pads]:

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Engine, Part, Run
-from oocdl.engines.partial_results import combine
+from oocdl.engines.engine import Engine, Part, Run, combine
 from oocdl.engines.torch.device_memory import DeviceMemory
 from oocdl.engines.torch.torch_engine import Step, use_one_thread
 from oocdl.engines.torch.torch_kernels import KERNELS
@@ -34,7 +33,7 @@ from oocdl.fusion.chain import crop
 from oocdl.graph.ir.array_layout import DeviceArray, array_bytes
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Rules
-from oocdl.graph.ir.operands import endings
+from oocdl.graph.ir.operands import endings, slot_dtypes
 from oocdl.graph.ir.program import Program
 from oocdl.graph.ir.program_cost import ProgramScratch, program_scratch_bytes
 from oocdl.graph.ir.slabs import THIN_SLAB_ELEMENTS
@@ -61,12 +60,10 @@ run to run. The others are in the order of ``_PLACES``."""
 
 
 def _settings() -> Settings:
-    """Return PyTorch's global settings as they are now."""
     return (torch.get_deterministic_debug_mode(), *(getattr(*place) for place in _PLACES))
 
 
 def _set(settings: Settings) -> None:
-    """Set PyTorch's global settings."""
     torch.set_deterministic_debug_mode(settings[0])
     for place, value in zip(_PLACES, settings[1:], strict=True):
         setattr(*place, value)
@@ -79,9 +76,7 @@ class _Exactly:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = EXACT
+        self._lock, self._inside, self._before = threading.Lock(), 0, EXACT
 
     def __enter__(self) -> None:
         with self._lock:
@@ -101,10 +96,10 @@ _exactly = _Exactly()
 
 
 class TorchDeviceEngine(Engine):
-    """Runs programs with PyTorch on a device.
+    """Runs programs with PyTorch on a device, and is its ``Device``.
 
-    On the host it takes the pinned memory of its streams, as long as it lives; runs take memory of the
-    device.
+    On the host it takes the pinned memory of its streams, as long as it lives; runs take memory of
+    the device.
     """
 
     held_bytes = STREAMS * PIECES_PER_STREAM * PIECE_BYTES
@@ -118,8 +113,7 @@ class TorchDeviceEngine(Engine):
         self._is_host = self._device.type == "cpu"
         self.device = None if self._is_host else self
         self.has_bfloat16 = _has_bfloat16(self._device)
-        self._needed: dict[str, int] = {}
-        self._launches: dict[str, Launch] = {}
+        self._needed, self._launches = dict[str, int](), dict[str, Launch]()
         self._computing = cuda_stream(self._device)
         self._streams: SimpleQueue[Stream] = SimpleQueue()
         for _ in range(STREAMS):
@@ -129,18 +123,15 @@ class TorchDeviceEngine(Engine):
 
     @property
     def model(self) -> str:
-        """See ``Device.model``."""
         return torch.cuda.get_device_name(self._device)
 
     def free_bytes(self) -> int:
-        """See ``Device.free_bytes``."""
         taken, used = torch.cuda.memory_reserved(self._device), torch.cuda.memory_allocated(self._device)
         free, whole = torch.cuda.mem_get_info(self._device)
         share = _memory_fraction(self._device)
         return max(min(free, int(share * whole) - taken) + taken - used + self.memory.kept_bytes, 0)
 
     def needed_bytes(self, program: Program, rules: Rules) -> int:
-        """See ``Device.needed_bytes``."""
         return STREAMS * self._run_bytes(program, rules) + LIBRARY_BYTES
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
@@ -152,41 +143,31 @@ class TorchDeviceEngine(Engine):
         """Bytes of the device that one run takes: inputs, results, and scratch."""
         known, key = self._needed, program.key
         if key not in known:
-            program = without_group_axes(program)
-            dtypes = dict(zip(program.inputs, program.input_dtypes, strict=True))
+            program, extra = without_group_axes(program), 0
             inputs = sum(map(array_bytes, program.input_shapes, program.input_dtypes))
-            extra = 0
+            dtypes = slot_dtypes(program)
             for item in program.instructions:
-                dtypes |= dict(zip(item.outputs, item.dtypes, strict=True))
                 if beside := KERNELS[item.op].device_scratch:
                     extra = max(extra, beside(item, dtypes[item.operands[0].slot], self._is_host))
             # A part of a result is copied once more if it is seen as another shape.
             parts = (array_bytes(item.shape, dtypes[item.slot]) for item in program.outputs)
-            scratch = program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
-            known[key] = inputs + scratch
+            known[key] = inputs + program_scratch_bytes(program, rules) + max(extra, max(parts, default=0))
         return known[key]
 
     def forget(self) -> None:
-        """See ``Engine.forget``."""
         super().forget()
         self._needed = {}
         self._launches.clear()
         self.memory.capacity_bytes = None
-        self._empty_cache()
-
-    def _empty_cache(self) -> None:
-        if not self._is_host:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing where CUDA was not used
 
     def keep(self, array: Array) -> DeviceArray:
-        """See ``Device.keep``."""
         nbytes = array.nbytes + LIBRARY_BYTES
         return self._with_room(nbytes, lambda stream: self.memory.add(stream.to_device(array)))
 
     def run(
         self, program: Program, rules: Rules, inputs: Sequence[Sequence[Part]], outs: Sequence[Array]
     ) -> Sequence[DeviceArray]:
-        """See ``Device.run``."""
         self.compile(program)
         given = [*zip(inputs, program.input_shapes, program.input_dtypes, strict=True)]
 
@@ -202,8 +183,6 @@ class TorchDeviceEngine(Engine):
     def combine(
         self, how: str, partial: Sequence[Sequence[Any]], counts: Sequence[int], outs: Sequence[Array]
     ) -> Sequence[DeviceArray]:
-        """See ``Device.combine``."""
-
         def begin(stream: Stream) -> list[DeviceArray]:
             first, *others = ([_there(stream, array) for array in arrays] for arrays in partial)
             total, count = [tensor.clone() for tensor in first], counts[0]
@@ -223,7 +202,7 @@ class TorchDeviceEngine(Engine):
                 return begin(stream)
         except ResourceError:  # what is free lies in parts that are too small, or others have taken it
             self.memory.make_room()
-            self._empty_cache()
+            torch.cuda.empty_cache()
             with self._stream() as stream:
                 return begin(stream)
 
@@ -244,7 +223,6 @@ class TorchDeviceEngine(Engine):
         return run
 
     def _fetch(self, tensor: Tensor, ready: Any, out: Array) -> None:
-        """See ``device_memory.Fetch``."""
         with self._stream() as stream:
             stream.to_host(tensor, out, ready)
             stream.finish()
@@ -288,8 +266,7 @@ def _memory_fraction(device: torch.device) -> float:
 
 def _launch(program: Program) -> Launch:
     """Prepare a program to be begun on tensors of its inputs."""
-    steps = [Step(item, (), on_device=True) for item in program.instructions]
-    dying = endings(program)
+    steps, dying = [Step(item, (), on_device=True) for item in program.instructions], endings(program)
 
     def launch(tensors: list[Tensor]) -> list[Tensor]:
         slots = dict(zip(program.inputs, tensors, strict=True))
@@ -314,7 +291,6 @@ def _there(stream: Stream, array: Array | Tensor) -> Tensor:
 
 
 def _joined(stream: Stream, parts: Sequence[Part], shape: Shape, dtype: torch.dtype) -> Tensor:
-    """An input of its parts."""
     there = [_there(stream, part.source) for part in parts]
     if len(parts) == 1 and not parts[0].place:
         return there[0]
@@ -332,10 +308,9 @@ def _found(name: str) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) >= count:
         built = "" if torch.version.cuda else ", and is built without CUDA"
-        raise InputError(
-            f"there is no device for engine 'torch:{name}': PyTorch {torch.__version__} sees {count} of its "
-            f"kind{built}; use engine='torch', or install a PyTorch for the device"
-        )
+        sees = f"PyTorch {torch.__version__} sees {count} of its kind{built}"
+        way_out = "use engine='torch', or install a PyTorch for the device"
+        raise InputError(f"there is no device for engine 'torch:{name}': {sees}; {way_out}")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
 

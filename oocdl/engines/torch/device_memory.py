@@ -34,17 +34,14 @@ class Resident:
         self._lock = threading.Lock()
 
     def hold(self) -> Tensor | None:
-        """See ``DeviceArray.hold``."""
         self.used = next(self._memory.clock)
         return self._tensor
 
     @property
     def is_there(self) -> bool:
-        """Whether the device has it."""
         return self._tensor is not None
 
     def settle(self) -> None:
-        """See ``DeviceArray.settle``."""
         if self._host is None:
             return
         with self._lock:
@@ -54,7 +51,6 @@ class Resident:
                 self._host = self._ready = None
 
     def leave(self) -> None:
-        """Leave the device."""
         self.settle()
         self._tensor = None
 
@@ -88,7 +84,6 @@ class DeviceMemory:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the arrays that are kept."""
         return sum(one.nbytes for one in self._there())
 
     def make_room(self, nbytes: int | None = None) -> None:

@@ -33,12 +33,8 @@ def _grouped(x: Tensor, term: str, *groups: str) -> Tensor:
 
 def suits_onednn(a: Tensor, multiply_adds: int, least: int) -> bool:
     """Whether oneDNN computes products of ``a``, and is worth its call from ``least`` multiply-adds on."""
-    return (
-        a.dtype == torch.float32
-        and a.device.type == "cpu"
-        and multiply_adds >= least
-        and linear_pointwise is not None
-    )
+    known = a.dtype == torch.float32 and a.device.type == "cpu" and linear_pointwise is not None
+    return known and multiply_adds >= least
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -54,9 +50,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def contract(a: Tensor, b: Tensor, letters: Letters) -> Tensor:
     """The product of two operands, its axes in the order batch, rows, columns."""
-    a = _sum_lone(a, letters.left, letters.left_kept)
-    b = _sum_lone(b, letters.right, letters.right_kept)
     left, right = letters.left_kept, letters.right_kept
+    a, b = _sum_lone(a, letters.left, left), _sum_lone(b, letters.right, right)
     batch, rows, inner, columns = letters.batch, letters.rows, letters.inner, letters.columns
     if not inner:
         a, b = _grouped(a, left, batch, rows, ""), _grouped(b, right, batch, "", columns)
@@ -70,8 +65,7 @@ def einsum(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
     """Einsum of two operands, in whose terms no letter stands twice."""
     letters = Letters(instruction.attrs["equation"])
     product = contract(args[0], args[1], letters)
-    shape = instruction.kernel_shapes[0]
-    extents = dict(zip(letters.out, shape, strict=True))
+    extents = dict(zip(letters.out, instruction.kernel_shapes[0], strict=True))
     in_order = letters.batch + letters.rows + letters.columns
     product = product.reshape([extents[letter] for letter in in_order])
     result = product.permute([in_order.index(letter) for letter in letters.out])

@@ -13,17 +13,18 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.kernel_scratch import Slots, nbytes
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
-from oocdl.engines.torch.torch_record import Result
+from oocdl.engines.torch.torch_record import Result, Slots, nbytes
 from oocdl.fusion.chain import crop
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
+
+Stage = tuple[ChainStep | Instruction, Collection[int]]
 
 
 class _Heap(Slots):
@@ -38,7 +39,6 @@ class _Heap(Slots):
         self.peak = 0
 
     def add(self, slot: int, nbytes: int) -> None:
-        """Count new memory for a slot."""
         self.owner[slot], self.size[slot] = slot, nbytes
 
     def share(self, slot: int, other: int) -> None:
@@ -108,12 +108,7 @@ def _run_alone(heap: _Heap, item: Instruction, rules: Rules) -> None:
     heap.need(scratch)
 
 
-def scratch_bytes(
-    program: Program,
-    stages: Iterable[tuple[ChainStep | Instruction, Collection[int]]],
-    direct: Collection[int],
-    rules: Rules,
-) -> int:
+def scratch_bytes(program: Program, stages: Iterable[Stage], direct: Collection[int], rules: Rules) -> int:
     """Upper bound of the heap that a run of ``program`` takes.
 
     ``stages``: each chain or instruction in order, and the slots that nothing reads after it.

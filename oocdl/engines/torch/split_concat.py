@@ -27,10 +27,8 @@ Fresh = Callable[[int], int]
 
 def _of_channels(weights: Operand, span: Span) -> Operand:
     """The weights of some of the channels."""
-    crop = [(0, extent) for extent in weights.shape]
-    crop[CHANNEL_AXIS] = span
-    shape = (weights.shape[0], span[1] - span[0], *weights.shape[2:])
-    return weights._replace(crop=tuple(crop), shape=shape)
+    crop = ((0, weights.shape[0]), span, *((0, extent) for extent in weights.shape[2:]))
+    return weights._replace(crop=crop, shape=(weights.shape[0], span[1] - span[0], *weights.shape[2:]))
 
 
 def _is_whole(weights: Operand, shapes: Mapping[int, Shape]) -> bool:
@@ -90,13 +88,8 @@ def _gradients(reader: Instruction, parts: Sequence[Operand], fresh: Fresh) -> I
     for part, (start, stop) in zip(parts, _spans(parts), strict=True):
         piece = (shape[0], stop - start, *shape[2:])
         pieces.append(Operand(fresh(reader.outputs[0]), None, piece, None))
-        yield replace(
-            reader,
-            operands=(part._replace(pads=data.pads), grad),
-            outputs=(pieces[-1].slot,),
-            kernel_shapes=(piece,),
-            shapes=(piece,),
-        )
+        reads, made = (part._replace(pads=data.pads), grad), (pieces[-1].slot,)
+        yield replace(reader, operands=reads, outputs=made, kernel_shapes=(piece,), shapes=(piece,))
     yield replace(reader, op="Concat", operands=tuple(pieces), attrs={"axis": CHANNEL_AXIS}, fill=0.0)
 
 
@@ -126,14 +119,8 @@ def _sliced(item: Instruction, reader: Instruction) -> Instruction:
     """The transposed convolution that makes just the result of a Slice."""
     span = _span_of(item, reader)
     assert span is not None, "no slice"
-    operands = (item.operands[0], _of_channels(item.operands[1], span))
-    return replace(
-        item,
-        operands=operands,
-        outputs=reader.outputs,
-        kernel_shapes=reader.kernel_shapes,
-        shapes=reader.shapes,
-    )
+    made = {name: getattr(reader, name) for name in ("outputs", "kernel_shapes", "shapes")}
+    return replace(item, operands=(item.operands[0], _of_channels(item.operands[1], span)), **made)
 
 
 def in_parts(program: Program) -> Program:

@@ -12,16 +12,14 @@ from oocdl.fusion.executor import AnyChainStep
 from oocdl.fusion.loop_nest import View
 from oocdl.graph.ir.graph import Array
 
+Spare = Callable[[int], Sequence[int]]
+
 
 class ChainStep(AnyChainStep[Tensor]):
     """A chain on tensors."""
 
     def __init__(
-        self,
-        chain: Chain,
-        needed: frozenset[int],
-        spare_of: Callable[[int], Sequence[int]],
-        dtype_of: Mapping[int, str],
+        self, chain: Chain, needed: frozenset[int], spare_of: Spare, dtype_of: Mapping[int, str]
     ) -> None:
         """``needed``: slots that are read after the chain. ``dtype_of``: of each slot.
 
@@ -30,7 +28,7 @@ class ChainStep(AnyChainStep[Tensor]):
         super().__init__(chain, needed, dtype_of, torch)
         self.reuse = self._reuse(spare_of, dtype_of)
 
-    def _reuse(self, spare_of: Callable[[int], Sequence[int]], dtype_of: Mapping[int, str]) -> dict[int, int]:
+    def _reuse(self, spare_of: Spare, dtype_of: Mapping[int, str]) -> dict[int, int]:
         """Slot made whole -> slot that ends here, whose memory it may take.
 
         It may be any that lies as the result does: at each place all is read before anything is written.

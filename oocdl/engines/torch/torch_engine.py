@@ -16,13 +16,12 @@ from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
-from oocdl.engines.torch.torch_chain import ChainStep
+from oocdl.engines.torch.torch_chain import ChainStep, Spare
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_record import Result
 from oocdl.engines.torch.torch_record import Run as KernelRun
 from oocdl.engines.torch.transfer import shared, to_torch
-from oocdl.fusion.chain import Chain, Group, crop, makes_of, reads_of
-from oocdl.fusion.grouping import arrange
+from oocdl.fusion.chain import Chain, Group, arrange, crop, makes_of, reads_of
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
@@ -70,17 +69,15 @@ class Step:
         """Binds the kernel of ``instruction``; ``channels_last_slots`` have their channels last."""
         self.instruction = instruction
         kernel = KERNELS[instruction.op]
-        self.are_placed = kernel.placed > 0
-        self.kernel = kernel.on_device or kernel.run if on_device else kernel.run
+        self.are_placed, self.kernel = kernel.placed > 0, (on_device and kernel.on_device) or kernel.run
         if on_device and kernel.on_host:
             self.kernel = partial(_by_processor, kernel.run)
         self.slots = [operand.slot for operand in instruction.operands]
         wanted = _operands_channels_last(instruction, channels_last_slots)
         self.prepare = [_preparation(instruction, i, wanted[i]) for i in range(len(instruction.operands))]
         self.dtypes = [getattr(torch, dtype) for dtype in instruction.dtypes]
-        self.arrange = [
-            _arrangement(instruction, i, channels_last_slots) for i in range(len(instruction.outputs))
-        ]
+        made = range(len(instruction.outputs))
+        self.arrange = [_arrangement(instruction, i, channels_last_slots) for i in made]
 
     def run(self, slots: dict[int, Tensor], places: Mapping[int, Tensor]) -> None:
         """Read operands from ``slots``, put results there; in the memory of ``places`` where given."""
@@ -100,10 +97,8 @@ class Step:
             results = self.kernel(args, item)
         for index, result in enumerate(results):
             if result.shape != item.kernel_shapes[index] or result.dtype != self.dtypes[index]:
-                raise ValueError(
-                    f"{item.op} gave {result.dtype} {tuple(result.shape)}, "
-                    f"wanted {item.dtypes[index]} {item.kernel_shapes[index]}"
-                )
+                wanted = f"{item.dtypes[index]} {item.kernel_shapes[index]}"
+                raise ValueError(f"{item.op} gave {result.dtype} {tuple(result.shape)}, wanted {wanted}")
             slots[item.outputs[index]] = self.arrange[index](result).reshape(item.shapes[index])
 
 
@@ -127,10 +122,8 @@ def _operands_channels_last(instruction: Instruction, channels_last_slots: Colle
 
 def _arrangement(instruction: Instruction, index: int, channels_last_slots: Collection[int]) -> Prepare:
     """The function that orders a kernel's result in memory as its slot wants it."""
-    if (
-        instruction.outputs[index] in channels_last_slots
-        and len(instruction.kernel_shapes[index]) in SPATIAL_RANKS
-    ):
+    has_space = len(instruction.kernel_shapes[index]) in SPATIAL_RANKS
+    if has_space and instruction.outputs[index] in channels_last_slots:
         return channels_last
     return Tensor.contiguous if KERNELS[instruction.op].planes else lambda result: result
 
@@ -160,13 +153,11 @@ def _overwritable(program: Program, groups: Sequence[Group]) -> frozenset[int]:
 
 def _stages(program: Program, small: int) -> list[_Stage]:
     """The program in the order it runs."""
-    arranged = arrange(program, small)
-    groups, dtype_of = recomputed(arranged, program)
+    groups, dtype_of = recomputed(arrange(program, small), program)
     last_use = {slot: index for index, group in enumerate(groups) for slot in makes_of(group)}
     for index, group in enumerate(groups):
         last_use |= dict.fromkeys(reads_of(group), index)
-    final = {item.slot for item in program.outputs}
-    own = _overwritable(program, groups)
+    final, own = {item.slot for item in program.outputs}, _overwritable(program, groups)
     ends: list[set[int]] = [set() for _ in groups]
     for slot, at in last_use.items():
         ends[at].add(slot)
@@ -183,7 +174,7 @@ def _stages(program: Program, small: int) -> list[_Stage]:
     return stages
 
 
-def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> Callable[[int], Sequence[int]]:
+def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> Spare:
     """``ChainStep``'s ``spare_of``, from ``slots`` that nothing reads after the chain.
 
     Inputs come first: what the program has made is freed then. But a result that is made in the memory of
@@ -192,8 +183,7 @@ def _spare(program: Program, slots: frozenset[int], is_channels_last: bool) -> C
     whole = {item.slot for item in program.outputs if item.crop is None}
     channels_last_slots = {slot for slot, _ in program.orders}
     alike = {slot for slot in program.inputs if (slot in channels_last_slots) == is_channels_last}
-    inputs = sorted(slots & alike)
-    made = sorted(slots - set(program.inputs))
+    inputs, made = sorted(slots & alike), sorted(slots - set(program.inputs))
     return lambda slot: made if slot in whole else [*inputs, *made]
 
 
@@ -210,7 +200,6 @@ class TorchEngine(Engine):
         self.has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     def scratch_of(self, program: Program, rules: Rules) -> ProgramScratch:
-        """See ``Engine.scratch_of``."""
         known, key = self._scratch, program.key
         if key not in known:
             program = in_parts(without_group_axes(program))

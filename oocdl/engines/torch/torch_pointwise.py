@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.checked_indices import check_divisor
-from oocdl.engines.torch.kernel_scratch import by_rule, elementwise
-from oocdl.engines.torch.torch_record import Kernel, Result
+from oocdl.engines.torch.torch_record import Kernel, Result, by_rule, elementwise
 from oocdl.fusion.loop_axes import REDUCTIONS
 from oocdl.graph.ir.program import Instruction
 from oocdl.ops.activation import FORMULAS
@@ -53,16 +52,10 @@ def primitive(op: str, given: Sequence[Tensor | float], like: Tensor) -> Tensor:
 
 
 def _by_formula(row: Row) -> Run:
-    """Return the kernel of an operator that has none of its own here, by functions of PyTorch."""
-
     def run(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
         outs[0].copy_(compute(row.steps(attrs), args, lambda op, given: primitive(op, given, args[0])))
 
     return run
-
-
-def _cast(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
-    outs[0].copy_(args[0])
 
 
 def _dropout(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
@@ -123,52 +116,46 @@ def _moments(attrs: Attrs, args: list[Tensor], outs: list[Tensor]) -> None:
     torch.mean(centred.square_(), dim=axes, keepdim=True, out=outs[1])
 
 
+def _back(kernel: str, given: Callable[[Attrs, list[Tensor]], Sequence[Any]]) -> Run:
+    """Return a kernel of PyTorch's for the gradient of a function, by what it is given."""
+    call = getattr(aten, f"{kernel}_backward").grad_input
+    return lambda attrs, args, outs: call(*given(attrs, args), grad_input=outs[0])
+
+
+_SPELLED_ALIKE = (
+    *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Tanh", "Asinh", "Acosh", "Atanh", "Exp"),
+    *("Log", "Neg", "Abs", "Sqrt", "Reciprocal", "Floor", "Round", "Sigmoid"),
+)
 _UNARY: Mapping[str, Callable[..., Any]] = {
-    **{
-        function.__name__.title(): function
-        for function in (
-            *(torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan),
-            *(torch.sinh, torch.cosh, torch.asinh, torch.acosh, torch.atanh),
-            *(torch.neg, torch.abs, torch.sqrt, torch.reciprocal, torch.floor, torch.round),
-            *(torch.exp, torch.log, torch.sigmoid, torch.tanh),
-        )
-    },
-    "Erf": torch.special.erf,
-    "Not": torch.logical_not,
+    **{op: getattr(torch, op.lower()) for op in _SPELLED_ALIKE},
+    **{"Erf": torch.special.erf, "Not": torch.logical_not},
 }
 _BINARY: Mapping[str, Callable[..., Any]] = {
-    **{function.__name__.title(): function for function in (torch.add, torch.sub, torch.mul, torch.pow)},
+    **{op: getattr(torch, op.lower()) for op in ("Add", "Sub", "Mul", "Pow")},
     **{"Max": torch.maximum, "Min": torch.minimum, "And": torch.logical_and, "Or": torch.logical_or},
     **{"Greater": torch.gt, "Less": torch.lt, "Equal": torch.eq},
 }
 _PRIMITIVES: Mapping[str, Callable[..., Any]] = {
     **_UNARY,
     **_BINARY,
-    "Div": torch.div,
-    "Where": torch.where,
-    "LessOrEqual": torch.le,
-    "Expm1": torch.expm1,
+    **{"Div": torch.div, "Where": torch.where, "LessOrEqual": torch.le, "Expm1": torch.expm1},
     # F.softplus is linear above a threshold, which costs digits in float64.
     "Softplus": lambda x: torch.logaddexp(x, x.new_zeros(())),
 }
 """Functions that formulas are made of, which return their result."""
-_FASTER: Mapping[str, Callable[[Attrs, list[Tensor], Tensor], Any]] = {
-    "Relu": lambda a, args, out: aten.relu.out(*args, out=out),
-    "LeakyRelu": lambda a, args, out: aten.leaky_relu.out(*args, float(a["alpha"]), out=out),
-    "Elu": lambda a, args, out: aten.elu.out(*args, float(a["alpha"]), out=out),
-    "Gelu": lambda a, args, out: aten.gelu.out(*args, approximate=_way(a), out=out),
-    "ReluGrad": lambda a, args, out: aten.threshold_backward.grad_input(*args, 0, grad_input=out),
-    "LeakyReluGrad": lambda a, args, out: aten.leaky_relu_backward.grad_input(
-        *args, float(a["alpha"]), False, grad_input=out
+_FASTER: Mapping[str, Run] = {
+    "Relu": lambda a, args, outs: aten.relu.out(*args, out=outs[0]),
+    "LeakyRelu": lambda a, args, outs: aten.leaky_relu.out(*args, float(a["alpha"]), out=outs[0]),
+    "Elu": lambda a, args, outs: aten.elu.out(*args, float(a["alpha"]), out=outs[0]),
+    "Gelu": lambda a, args, outs: aten.gelu.out(*args, approximate=_way(a), out=outs[0]),
+    "ReluGrad": _back("threshold", lambda a, args: (*args, 0)),
+    "LeakyReluGrad": _back("leaky_relu", lambda a, args: (*args, float(a["alpha"]), False)),
+    "EluGrad": _back("elu", lambda a, args: (args[0], float(a["alpha"]), 1, 1, True, args[1])),
+    "GeluGrad": lambda a, args, outs: aten.gelu_backward.grad_input(
+        *args, approximate=_way(a), grad_input=outs[0]
     ),
-    "EluGrad": lambda a, args, out: aten.elu_backward.grad_input(
-        args[0], float(a["alpha"]), 1, 1, True, args[1], grad_input=out
-    ),
-    "GeluGrad": lambda a, args, out: aten.gelu_backward.grad_input(
-        *args, approximate=_way(a), grad_input=out
-    ),
-    "SigmoidGrad": lambda a, args, out: aten.sigmoid_backward.grad_input(*args, grad_input=out),
-    "TanhGrad": lambda a, args, out: aten.tanh_backward.grad_input(*args, grad_input=out),
+    "SigmoidGrad": _back("sigmoid", lambda a, args: args),
+    "TanhGrad": _back("tanh", lambda a, args: args),
 }
 """PyTorch's own kernels, which are faster than formulas."""
 
@@ -178,26 +165,17 @@ def _out(function: Callable[..., Any]) -> Run:
     return lambda attrs, args, outs: function(*args, out=outs[0])
 
 
-def _faster(function: Callable[[Attrs, list[Tensor], Tensor], Any]) -> Run:
-    """Return the kernel of an entry of ``_FASTER``."""
-    return lambda attrs, args, outs: function(attrs, args, outs[0])
-
-
 _RUNS: Mapping[str, Run] = {
     **{op: _by_formula(row) for op, row in FORMULAS.items()},
     **{op: _out(function) for op, function in {**_UNARY, **_BINARY}.items()},
-    **{op: _faster(function) for op, function in _FASTER.items()},
+    **_FASTER,
     "Mod": lambda a, args, outs: (torch.fmod if a.get("fmod", 0) else torch.remainder)(*args, out=outs[0]),
     "Div": _divide,
     "Softplus": lambda a, args, outs: torch.logaddexp(args[0], args[0].new_zeros(()), out=outs[0]),
-    "Cast": _cast,
-    "Where": _where,
-    "Normalize": _normalize,
-    "Dropout": _dropout,
-    "ReduceSum": _reduce_sum,
+    "Cast": lambda attrs, args, outs: outs[0].copy_(args[0]),
+    **{"Where": _where, "Normalize": _normalize, "Dropout": _dropout, "ReduceSum": _reduce_sum},
     "ReduceMax": lambda a, args, outs: torch.amax(args[0], dim=tuple(a["axes"]), keepdim=True, out=outs[0]),
-    "LogSumExp": _log_sum_exp,
-    "Moments": _moments,
+    **{"LogSumExp": _log_sum_exp, "Moments": _moments},
 }
 
 
@@ -212,10 +190,8 @@ def _record(op: str, run: Run) -> Kernel:
     """Return the record of an operator, whose results are in new memory."""
 
     def kernel(args: list[Tensor], instruction: Instruction) -> list[Tensor]:
-        made = [
-            args[0].new_empty(shape, dtype=getattr(torch, dtype))
-            for shape, dtype in zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
-        ]
+        kinds = zip(instruction.kernel_shapes, instruction.dtypes, strict=True)
+        made = [args[0].new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in kinds]
         check_divisor(instruction, args[-1])
         run(instruction.attrs, args, made)
         return made

@@ -48,10 +48,8 @@ class _Writable:
     """
 
     def __init__(self, array: Array) -> None:
-        self.array = array
-        interface = dict(array.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
+        self.array, known = array, array.__array_interface__
+        self.__array_interface__ = {**known, "data": (known["data"][0], False)}
 
 
 def to_torch(array: Array) -> Tensor:

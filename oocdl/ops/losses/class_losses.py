@@ -64,9 +64,8 @@ class Focal:
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0 or not 0 <= (self.alpha or 0) <= 1:
-            raise InputError(
-                f"gamma of focal is at least 0 and alpha from 0 to 1, not {self.gamma} and {self.alpha}"
-            )
+            given = f"{self.gamma} and {self.alpha}"
+            raise InputError(f"gamma of focal is at least 0 and alpha from 0 to 1, not {given}")
 
 
 def has_one_class(logits: Shape) -> bool:
@@ -89,10 +88,8 @@ def labels_on_axis(x: Lifted, target: str) -> tuple[Lifted, int]:
     shape, labels = x.shape, x.to(target)
     axis = class_axis(shape, labels.shape)
     if axis is None:
-        raise InputError(
-            f"labels '{target}' have shape {list(labels.shape)}, but output '{x.name}' has "
-            f"{list(shape)}: labels need this shape without the class axis" + cure(labels.shape, shape)
-        )
+        why = f"labels '{target}' have shape {list(labels.shape)}, but output '{x.name}' has {list(shape)}"
+        raise InputError(f"{why}: labels need this shape without the class axis{cure(labels.shape, shape)}")
     if is_float(labels.dtype) or labels.dtype == "bool":
         raise InputError(f"labels '{target}' are {labels.dtype}, not whole numbers")
     kept = (*shape[:axis], 1, *shape[axis + 1 :])
@@ -220,17 +217,15 @@ def _binary_focal(x: Lifted, spec: Focal, truth: Lifted) -> Lifted:
 def refuse_one_class(x: Lifted) -> None:
     """Raise InputError where logits are of one class."""
     if has_one_class(x.shape):
-        raise InputError(
-            f"class weights and label smoothing do not apply to output '{x.name}', which has one class"
-        )
+        its = f"output '{x.name}', which has one class"
+        raise InputError(f"class weights and label smoothing do not apply to {its}")
 
 
 def class_weights_of(x: Lifted, weights: tuple[float, ...], axis: int) -> Lifted:
     """Add class weights as a constant along the class axis; InputError if they do not apply."""
     if len(weights) != x.shape[axis]:
-        raise InputError(
-            f"the loss has {len(weights)} class weights, but output '{x.name}' has {x.shape[axis]} classes"
-        )
+        its = f"output '{x.name}' has {x.shape[axis]} classes"
+        raise InputError(f"the loss has {len(weights)} class weights, but {its}")
     vector = np.asarray(weights, np.float64)
     if not (np.isfinite(vector).all() and (vector >= 0).all() and vector.any()):
         raise InputError(f"class weights must be finite, at least 0, and not all 0, got {list(weights)}")

@@ -19,12 +19,7 @@ from oocdl.graph.ir.op_rule import Builder
 from oocdl.ops.expression import apply, lift
 
 MODES = ("exp", "two", "same")
-NEAREST = {
-    "transposed": False,
-    "mode": "nearest",
-    "coordinates": "half_pixel",
-    "nearest_mode": "round_prefer_ceil",
-}
+_MODE = {"mode": "nearest", "coordinates": "half_pixel", "nearest_mode": "round_prefer_ceil"}
 """Attributes of a Resample that takes the nearest element."""
 
 
@@ -52,15 +47,13 @@ class DeepSupervision:
 
     def __post_init__(self) -> None:
         if self.weight_mode not in MODES:
-            raise InputError(
-                f"weight_mode of deep supervision is {', '.join(MODES)}, not '{self.weight_mode}'"
-            )
+            known = ", ".join(MODES)
+            raise InputError(f"weight_mode of deep supervision is {known}, not '{self.weight_mode}'")
         if self.weights is not None:
             object.__setattr__(self, "weights", tuple(self.weights))
             if not self.weights or not np.isfinite(self.weights).all() or not self.weights[0]:
-                raise InputError(
-                    f"weights of deep supervision are finite, the first not 0, got {self.weights}"
-                )
+                wanted = "weights of deep supervision are finite, the first not 0"
+                raise InputError(f"{wanted}, got {self.weights}")
         if isinstance(self.loss, DeepSupervision):
             raise InputError("deep supervision takes the loss of one output, not another deep supervision")
 
@@ -68,9 +61,8 @@ class DeepSupervision:
         """Return the weight of each of ``count`` outputs. Raises InputError if ``weights`` are others."""
         if self.weights is not None:
             if len(self.weights) != count:
-                raise InputError(
-                    f"deep supervision has {len(self.weights)} weights for {count} outputs; give one each"
-                )
+                has = f"deep supervision has {len(self.weights)} weights for {count} outputs"
+                raise InputError(f"{has}; give one each")
             return self.weights
         if self.weight_mode != "exp":
             return (1.0, *(0.5 if self.weight_mode == "two" else 1.0 for _ in range(count - 1)))
@@ -90,21 +82,18 @@ def resized_target(build: Builder, target: str, output: str, widest: str) -> str
     shape = build.shape(target)
     first = len(shape) - len(sizes)
     if first < 1 or any(size > extent for size, extent in zip(sizes, shape[first:], strict=False)):
-        raise InputError(
-            f"output '{output}' has shape {list(build.shape(output))}, its labels {list(shape)}; deep "
-            "supervision takes outputs from the largest to the smallest, with labels of the first"
-        )
+        takes = "deep supervision takes outputs from the largest to the smallest, with labels of the first"
+        its = f"output '{output}' has shape {list(build.shape(output))}, its labels {list(shape)}"
+        raise InputError(f"{its}; {takes}")
     for axis, size in enumerate(sizes, first):
         factor, rest = divmod(shape[axis], size)
         if rest:
             # Labels are whole, so their way through a float is exact.
             value, dtype = lift(build, target), build.dtype(target)
-            value = apply(
-                "Resample", value if is_float(dtype) else value.cast(widest), axis=axis, size=size, **NEAREST
-            )
+            value = value if is_float(dtype) else value.cast(widest)
+            value = apply("Resample", value, axis=axis, size=size, transposed=False, **_MODE)
             target = value.cast(dtype).name
         elif factor > 1:
-            start = factor // 2
-            stop = start + factor * (size - 1) + 1
+            start, stop = factor // 2, factor // 2 + factor * (size - 1) + 1
             target = build("Slice", target, axis=axis, start=start, stop=stop, step=factor)
     return target

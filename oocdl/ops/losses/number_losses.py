@@ -122,8 +122,6 @@ def weighted(each: Lifted, further: Mapping[str, str]) -> Lifted:
     elif [n for n in given if n != 1] == [n for n in shape if n != 1]:
         wanted = shape
     else:
-        raise InputError(
-            f"weights '{weights.name}' have shape {list(given)}; they need [{shape[0]}], one a sample, "
-            f"or {list(shape)}, as the loss has"
-        )
+        needed = f"they need [{shape[0]}], one a sample, or {list(shape)}, as the loss has"
+        raise InputError(f"weights '{weights.name}' have shape {list(given)}; {needed}")
     return each * (weights if given == wanted else apply("Reshape", weights, shape=wanted))

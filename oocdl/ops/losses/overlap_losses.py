@@ -119,10 +119,8 @@ def add_dice_ce(x: Lifted, spec: DiceCE, target: str, further: Mapping[str, str]
     """Append Dice and cross entropy; returns their sum, of shape ()."""
     ignore = spec.cross_entropy.ignore_index
     if spec.dice.ignore_index not in (None, ignore):
-        raise InputError(
-            f"dice_ce ignores the label {spec.dice.ignore_index} in dice, but {ignore} in cross_entropy; "
-            "give cross_entropy's ignore_index, which holds for both"
-        )
+        why = f"dice_ce ignores the label {spec.dice.ignore_index} in dice, but {ignore} in cross_entropy"
+        raise InputError(f"{why}; give cross_entropy's ignore_index, which holds for both")
     dice = add_dice(x, replace(spec.dice, ignore_index=ignore), target, further)
     if not has_one_class(x.shape):
         return dice + add_cross_entropy(x, spec.cross_entropy, target, further, least=LEAST)

@@ -68,7 +68,6 @@ ELEMENT_FLOPS = 100
 """Operations for an element of an operand beside the products: it is put in a tile's order. They are so
 many that attention is never computed twice, however short its sequences are."""
 DEFAULTS: Mapping[str, Any] = {"band": NO_BAND, "unseen": -inf, "blind": 0.0}
-"""Default values of attributes."""
 
 Q, K, V, SCORES, STATS, ROW = "bgrqh", "bgkh", "bgkv", "bgrqk", "bgrqs", "bgrq1"
 """The axes of operands and results; 1 is an axis of extent one."""
@@ -196,17 +195,10 @@ def _speed(op: str) -> Computing:
 
 def _rule(op: str, gradient: Gradient, products: tuple[int, int], tiles: int) -> OpRule:
     return OpRule(
-        op=op,
-        infer=_infer,
-        gradient=gradient,
-        axes=_axes,
-        speed=_speed(op),
-        flops=partial(_flops, products),
-        scratch_elements=partial(_scratch, tiles),
-        localize=_localize,
-        product=Product(exact=EXACT[op]),
-        keeps_axes=False,
-    )
+        op=op, infer=_infer, gradient=gradient, axes=_axes, localize=_localize, speed=_speed(op),
+        flops=partial(_flops, products), scratch_elements=partial(_scratch, tiles),
+        product=Product(exact=EXACT[op]), keeps_axes=False,
+    )  # fmt: skip
 
 
 RULES: tuple[OpRule, ...] = (

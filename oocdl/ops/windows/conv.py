@@ -78,8 +78,8 @@ def _infer(node: Node, inputs: Sequence[Value]) -> Sequence[Spec]:
 def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> AxisRule:
     """Return the axis rule of all three: windows move over the first operand, or lie around its elements."""
     makes_weights, transposes = node.op == "ConvWeightGrad", node.op == "ConvTranspose"
-    sides = zip(_sides(node, inputs, outputs), (1, 1, 0), strict=True)
-    (groups, x), (_, y), (_, w) = (_apart(node, shape, place) for shape, place in sides)
+    shapes = zip(_sides(node, inputs, outputs), (1, 1, 0), strict=True)
+    (groups, x), (_, y), (_, w) = (_apart(node, shape, place) for shape, place in shapes)
     group, letters = tuple(map(plain, "g", groups)), spatial_letters(len(x) - 2)
     seen = Inverse if transposes else Window
     windows = zip(letters, slides(node, w[2:]), strict=True)
@@ -90,17 +90,10 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     weights = (*group, *map(plain, "co" if transposes else "oc", w), *inner)
     # Results of bfloat16 are rounded once, not as parts of a sum.
     rounded = "c" if "precision" in node.attrs and not makes_weights else ""
-    return AxisRule(
-        inputs=(read, other) if makes_weights else (read, weights),
-        outputs=(weights,) if makes_weights else (other,),
-        extents={
-            **dict(zip("g", groups, strict=False)),
-            **{"n": x[0], "c": x[1], "o": y[1]},
-            **dict(zip((*letters, *taps), (*y[2:], *w[2:]), strict=False)),
-        },
-        uncut=frozenset((*taps, *rounded)),
-        combine="sum",
-    )
+    extents = {**dict(zip("g", groups, strict=False)), "n": x[0], "c": x[1], "o": y[1]}
+    extents |= zip((*letters, *taps), (*y[2:], *w[2:]), strict=False)
+    operands, made = ((read, other), weights) if makes_weights else ((read, weights), other)
+    return AxisRule(operands, (made,), extents, uncut=frozenset((*taps, *rounded)), combine="sum")
 
 
 def _sliding(node: Node) -> dict[str, Any]:
@@ -188,7 +181,6 @@ def _scratch_weight_grad(node: Node, inputs: Sequence[Shape], outputs: Sequence[
 
 CHANNELS, FEW_CHANNELS = (1, 4, 16, 64, 256), (1, 16, 64, 256)
 """Channels that are measured, in float32 and in bfloat16."""
-
 _BLOCKS = {"ConvTranspose": ((2, 2),)}
 """Operator -> (extent of the window, stride) that it is measured with besides those of every convolution."""
 _GROUPED = ((1, 3, 1), (1, 3, 2), (4, 3, 1), (4, 3, 2))
@@ -198,10 +190,6 @@ _GROUPED_MORE = {2: ((1, 7, 1), (16, 3, 1)), 3: ((1, 5, 1), (16, 3, 1))}
 
 def _weights(step: Instruction, shapes: Sequence[Shape]) -> Shape:
     return step.kernel_shapes[0] if step.op == "ConvWeightGrad" else shapes[1]
-
-
-def _named(op: str, axes: int, strided: bool, what: str) -> str:
-    return f"{op} {axes}d {'strided ' * strided}{what}"
 
 
 def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -> tuple[str, int]:
@@ -216,7 +204,8 @@ def _kind(step: Instruction, shapes: Sequence[Shape], thin_slab_elements: int) -
         what = "block"
     elif taps > 1 and not strided and step.op == "ConvWeightGrad":
         what = "thin window" if is_thin(step.operands[0].shape, thin_slab_elements) else what
-    return _named(step.op, 3 if len(weight) > 4 else 2, strided, what), max(taps * channels, 1 - grouped)
+    name = f"{step.op} {3 if len(weight) > 4 else 2}d {'strided ' * strided}{what}"
+    return name, max(taps * channels, 1 - grouped)
 
 
 def _probes(scale: Scale, op: str) -> Iterator[Heavy]:
@@ -261,7 +250,8 @@ def _heavy(
         attrs |= {"spatial": space} if op == "ConvTranspose" else {"kernel_shape": taps}
     kinds = ("depthwise", "grouped") if groups else ("point", "block" if kernel == stride else "window")
     what = what or kinds[(channels if groups else kernel) > 1]
-    return _named(op, axes, stride > 1, what), channels * prod(taps), probe(op, *operands, **attrs)
+    name = f"{op} {axes}d {'strided ' * (stride > 1)}{what}"
+    return name, channels * prod(taps), probe(op, *operands, **attrs)
 
 
 def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
@@ -274,21 +264,14 @@ def _slab_gradients(channels: int, places: float, thin: int) -> Iterator[Heavy]:
 
 
 def _rule(op: str, scratch: Cost, data: tuple[int, ...], gradient: Gradient) -> OpRule:
+    speed = Computing(
+        like=READING, kind=_kind, probes=partial(_probes, op=op),
+        arranged_elements=lambda step, shapes: prod(_weights(step, shapes)),
+    )  # fmt: skip
     return OpRule(
-        op=op,
-        infer=_infer,
-        gradient=gradient,
-        axes=_axes,
-        speed=Computing(
-            like=READING,
-            kind=_kind,
-            arranged_elements=lambda step, shapes: prod(_weights(step, shapes)),
-            probes=partial(_probes, op=op),
-        ),
-        flops=_flops,
-        scratch_elements=scratch,
-        product=Product(data=data),
-    )
+        op=op, infer=_infer, gradient=gradient, axes=_axes, speed=speed, flops=_flops,
+        scratch_elements=scratch, product=Product(data=data),
+    )  # fmt: skip
 
 
 RULES: tuple[OpRule, ...] = (

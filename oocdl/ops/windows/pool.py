@@ -42,11 +42,9 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
     letters, outer = spatial_letters(len(x) - 2), (plain("n", x[0]), plain("c", x[1]))
     fields = [slide.fields() for slide in slides(node, node.attrs["kernel_shape"])]
     seen: list[Callable[..., Index]] = [Around, Inverse] if windows else [Window]
-    return AxisRule(
-        inputs=tuple((*outer, *(see(c, *f) for c, f in zip(letters, fields, strict=True))) for see in seen),
-        outputs=((*outer, *map(Plain, letters)),),
-        extents={"n": x[0], "c": x[1], **dict(zip(letters, y[2:], strict=True))},
-    )
+    read = tuple((*outer, *(see(c, *f) for c, f in zip(letters, fields, strict=True))) for see in seen)
+    extents = {"n": x[0], "c": x[1], **dict(zip(letters, y[2:], strict=True))}
+    return AxisRule(read, ((*outer, *map(Plain, letters)),), extents)
 
 
 def _flops(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> int:
@@ -73,25 +71,16 @@ def _speed(op: str) -> Computing:
 
 RULES: tuple[OpRule, ...] = (
     OpRule(
-        op="MaxPool",
-        infer=lambda node, inputs: [(_pooled(node, inputs[0]), inputs[0].dtype)],
+        op="MaxPool", infer=lambda node, inputs: [(_pooled(node, inputs[0]), inputs[0].dtype)],
         gradient=lambda b, n, g: [b("MaxPoolGrad", n.inputs[0], g, **n.attrs)],
-        axes=_axes,
-        speed=_speed("MaxPool"),
-        flops=_flops,
+        axes=_axes, speed=_speed("MaxPool"), flops=_flops, fill=-inf,
         # the int64 indices that PyTorch makes beside the result
         scratch_elements=lambda node, inputs, outputs: 2 * size(outputs[0]),
-        fill=-inf,
     ),
     OpRule(
-        op="MaxPoolGrad",
-        infer=_infer_grad,
-        gradient=no_second_derivative,
-        axes=_axes,
-        speed=_speed("MaxPoolGrad"),
-        flops=_flops,
+        op="MaxPoolGrad", infer=_infer_grad, gradient=no_second_derivative,
+        axes=_axes, speed=_speed("MaxPoolGrad"), flops=_flops, fill=-inf,
         # the pooled value and its int64 indices, and the gradient before it is cropped
         scratch_elements=lambda node, inputs, outputs: 3 * size(inputs[1]) + size(inputs[0]),
-        fill=-inf,
     ),
-)
+)  # fmt: skip

@@ -126,16 +126,15 @@ def _taps(attrs: tuple[tuple[str, Any], ...], in_extent: int) -> Taps:
     return (_pooled if found["mode"] in POOLED else _resized)(found, out, extent)
 
 
-def local_taps(
-    attrs: Mapping[str, Any], in_extent: int, rows: Range | None = None, columns: Range | None = None
+def _local_taps(
+    attrs: Mapping[str, Any], in_extent: int, rows: Range, columns: Range
 ) -> tuple[npt.NDArray[np.int32], Matrix]:
     """Return columns and weights ``[taps, size]`` of the map, R or R^T when ``transposed``.
 
     ``rows`` and ``columns``: the ranges of the result and of the operand that a shard has; columns count from
     the first of these. Taps that a row does not need have weight 0, on a column that it reads anyway.
     """
-    first, last = rows or (0, attrs["size"])
-    left, right = columns or (0, in_extent)
+    (first, last), (left, right) = rows, columns
     row, column, weights = _entries(attrs, in_extent, (left, right) if attrs["transposed"] else (first, last))
     held = (row >= first) & (row < last) & (column >= left) & (column < right)
     row, column, weights = row[held] - first, column[held] - left, weights[held]
@@ -203,7 +202,7 @@ def _axes(node: Node, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> Axis
 
 def _localize(node: Node, out: Region, inputs: Sequence[Region], shapes: Sequence[Shape]) -> dict[str, Any]:
     axis = node.attrs["axis"]
-    columns, weights = local_taps(node.attrs, shapes[0][axis], out[axis], inputs[0][axis])
+    columns, weights = _local_taps(node.attrs, shapes[0][axis], out[axis], inputs[0][axis])
     return {"columns": columns, "weights": weights}
 
 
@@ -234,13 +233,7 @@ def _probes(shape: Shape) -> Sequence[Probe]:
 
 RULES: tuple[OpRule, ...] = (
     OpRule(
-        op="Resample",
-        infer=_infer,
-        gradient=_gradient,
-        axes=_axes,
-        speed=streaming(ARITHMETIC, 8.3, _probes),
-        flops=_flops,
-        scratch_elements=_scratch,
-        localize=_localize,
+        op="Resample", infer=_infer, gradient=_gradient, axes=_axes, localize=_localize, flops=_flops,
+        speed=streaming(ARITHMETIC, 8.3, _probes), scratch_elements=_scratch,
     ),
-)
+)  # fmt: skip

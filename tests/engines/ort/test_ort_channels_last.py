@@ -21,6 +21,7 @@ LAST = (0, 2, 3, 4, 1)
 PADS = ((0, 0), (0, 0), (1, 0), (1, 1), (0, 1))
 PLAIN = {"strides": (1, 1, 1), "dilations": (1, 1, 1)}
 TILED = {"strides": (2, 1, 2), "dilations": (1, 1, 1)}
+POOLED = {"kernel_shape": (2, 1, 3), "strides": (2, 1, 3), "dilations": (1, 1, 1)}
 
 
 def build(op: str, shapes: list[Shape], made: Shape, pads: Any, attrs: dict[str, Any], dtype: str) -> Program:
@@ -29,13 +30,9 @@ def build(op: str, shapes: list[Shape], made: Shape, pads: Any, attrs: dict[str,
     slots = (*range(len(shapes)), len(shapes))
     item = Instruction(op, operands, slots[-1:], (made,), (made,), (dtype,), attrs)
     weights = {"Conv": 1, "ConvTranspose": 1, "ConvWeightGrad": 2}.get(op)
-    orders = tuple(
-        (slot, LAST)
-        for slot, shape in zip(slots, [*shapes, made], strict=True)
-        if slot != weights and has_enough(shape[1])
-    )
-    output = (Operand(slots[-1], None, made, None),)
-    dtypes = (dtype,) * len(shapes)
+    pairs = zip(slots, [*shapes, made], strict=True)
+    orders = tuple((slot, LAST) for slot, shape in pairs if slot != weights and has_enough(shape[1]))
+    output, dtypes = (Operand(slots[-1], None, made, None),), (dtype,) * len(shapes)
     return make_program(slots[:-1], tuple(shapes), dtypes, (item,), output, orders)
 
 
@@ -66,6 +63,16 @@ def check(
         assert run(lying(single, arrays, "float32"))[0].tobytes() == got.tobytes()
 
 
+def check_all(x: Shape, y: Shape, w: Shape, attrs: dict[str, Any]) -> None:
+    """A convolution and its gradients."""
+    for op, shapes, made in (
+        ("Conv", [x, w], y),
+        ("ConvTranspose", [y, w], x),
+        ("ConvWeightGrad", [x, y], w),
+    ):
+        check(op, shapes, made, None, attrs)
+
+
 @pytest.mark.parametrize("inside", range(1, 8))
 def test_few_channels_in_planes(inside: int) -> None:
     """Blocks of eight, of a processor without AVX-512, are filled by channels that no operator sorts."""
@@ -90,38 +97,27 @@ def test_windows(inside: int, outside: int, batch: int) -> None:
 
 @pytest.mark.skipif(block() == 1, reason="this processor has no blocks of channels")
 def test_points() -> None:
-    x, y, w = (1, 16, 4, 5, 6), (1, 3, 4, 5, 6), (3, 16, 1, 1, 1)
-    check("Conv", [x, w], y, None, PLAIN)
-    check("ConvTranspose", [y, w], x, None, PLAIN)
-    check("ConvWeightGrad", [x, y], w, None, PLAIN)
-    y, w = (1, 24, 4, 5, 6), (24, 16, 1, 1, 1)
-    check("Conv", [x, w], y, None, PLAIN)
-    check("ConvTranspose", [y, w], x, None, PLAIN)
-    check("ConvWeightGrad", [x, y], w, None, PLAIN)
+    for outside in (3, 24):
+        check_all((1, 16, 4, 5, 6), (1, outside, 4, 5, 6), (outside, 16, 1, 1, 1), PLAIN)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_tiles(batch: int) -> None:
-    x, y, w = (batch, 16, 4, 5, 6), (batch, 8, 2, 5, 3), (8, 16, 2, 1, 2)
-    check("Conv", [x, w], y, None, TILED)
-    check("ConvTranspose", [y, w], x, None, TILED)
-    check("ConvWeightGrad", [x, y], w, None, TILED)
+    check_all((batch, 16, 4, 5, 6), (batch, 8, 2, 5, 3), (8, 16, 2, 1, 2), TILED)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_pools(batch: int) -> None:
     x, y = (batch, 8, 4, 5, 6), (batch, 8, 2, 5, 2)
-    attrs = {"kernel_shape": (2, 1, 3), "strides": (2, 1, 3), "dilations": (1, 1, 1)}
-    check("MaxPool", [x], y, None, attrs)
-    check("MaxPoolGrad", [x, y], x, None, attrs)
+    check("MaxPool", [x], y, None, POOLED)
+    check("MaxPoolGrad", [x, y], x, None, POOLED)
 
 
 def test_pools_of_which_a_part_is_wanted() -> None:
     """A cut that does not fall between two windows leaves the gradient fewer planes than the value."""
     x, y = (2, 8, 4, 5, 6), (2, 8, 2, 5, 2)
-    attrs = {"kernel_shape": (2, 1, 3), "strides": (2, 1, 3), "dilations": (1, 1, 1)}
     arrays = [noise(*shape, seed=seed).astype("float32") for seed, shape in enumerate((x, y))]
-    program = build("MaxPoolGrad", [x, y], (2, 8, 3, 5, 6), None, attrs, "float32")
+    program = build("MaxPoolGrad", [x, y], (2, 8, 3, 5, 6), None, POOLED, "float32")
     [want] = get_engine("torch").compile(program)(lying(program, arrays, "float32"))
     [got] = OnnxRuntimeEngine().compile(program)(lying(program, arrays, "float32"))
     assert np.array_equal(got, want)

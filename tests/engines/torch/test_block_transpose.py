@@ -9,9 +9,9 @@ from oocdl.engines.engine import get_engine
 from oocdl.engines.torch.conv import block_transpose
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Shape
-from oocdl.graph.ir.program import Instruction, Operand, Program, make_program
+from oocdl.graph.ir.program import Program, make_program
 from oocdl.ops import RULES
-from tests.kit.programs import operand
+from tests.kit.programs import operand, step
 
 torch = pytest.importorskip("torch")
 from tests.kit.torch_heap import arrays_of, peak_bytes  # noqa: E402
@@ -29,9 +29,8 @@ def program_of(shape: Shape, made: int, orders: bool, crop: tuple[int, ...] = (0
     """A transposed convolution of ``shape`` to ``made`` channels, all of its result but ``crop``."""
     weights: Shape = (shape[1], made, 2, 2, 2)
     result = (shape[0], made, *(2 * n - c for n, c in zip(shape[2:], crop[2:], strict=True)))
-    reads: tuple[Operand, ...] = (operand(0, shape), operand(1, weights))
     attrs = {"strides": (2,) * 3, "dilations": (1,) * 3, "kernel_shape": (2,) * 3, "crop": crop}
-    item = Instruction("ConvTranspose", reads, (2,), (result,), (result,), ("float32",), attrs)
+    item = step("ConvTranspose", [(0, shape), (1, weights)], 2, result, **attrs)
     order = ((0, LAST), (2, LAST)) if orders else ()
     return make_program((0, 1), (shape, weights), ("float32",) * 2, (item,), (operand(2, result),), order)
 
@@ -65,9 +64,8 @@ def test_a_part_of_a_block_is_left_to_onednn(axis: int) -> None:
     crop = tuple(int(number == axis) for number in range(5))
     program = program_of((1, 16, 5, 32, 24), 16, True, crop)
     assert not block_transpose.makes_blocks(program.instructions[0])
-    x, w = arrays = arrays_of(program, -1.0)
-    whole = torch.nn.functional.conv_transpose3d(
-        *(torch.from_numpy(np.ascontiguousarray(array)) for array in (x, w)), stride=2
-    ).numpy()
+    arrays = arrays_of(program, -1.0)
+    given = (torch.from_numpy(np.ascontiguousarray(array)) for array in arrays)
+    whole = torch.nn.functional.conv_transpose3d(*given, stride=2).numpy()
     (found,) = get_engine("torch").compile(program)(arrays)
     np.testing.assert_allclose(found, whole[tuple(slice(start, None) for start in crop)], atol=1e-4)

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from oocdl.engines import partial_results
-from oocdl.engines.engine import Part, get_engine
+from oocdl.engines.engine import Part, combine, get_engine
 from oocdl.engines.torch.device import LIBRARY_BYTES, TorchDeviceEngine
 from oocdl.engines.torch.device_memory import DeviceMemory, Resident
 from oocdl.engines.torch.transfer import Stream
@@ -134,10 +133,8 @@ def test_memory_of_the_host_may_be_tight_too(device: Callable[[int], OnHost], tm
     device(2 << 20)
     options: dict[str, Any] = {"engine": "torch:cpu", "precision": "float32", "threads": 1, "steps": 2, **CUT}
     # The guard looks at nothing here: the processor plays the device, in the memory of the host.
-    runs = [
-        job.fit(tmp_path / str(mib), Small(mib << 20, process_bytes=1 << 20), memory="4GiB", **options)
-        for mib in (500, 6)
-    ]
+    small = {mib: Small(mib << 20, process_bytes=1 << 20) for mib in (500, 6)}
+    runs = [job.fit(tmp_path / str(mib), one, memory="4GiB", **options) for mib, one in small.items()]
     assert runs[0].history[-1]["written_bytes"] == 0 < runs[1].history[-1]["written_bytes"]
     losses = [[row["loss"] for row in run.history] for run in runs]
     np.testing.assert_allclose(*losses, rtol=1e-5)
@@ -191,7 +188,7 @@ def test_partial_results_are_combined_as_on_the_host(small: TorchDeviceEngine, h
         made.settle()
     want, count = [array.copy() for array in given[0]], counts[0]
     for other, elements in zip(given[1:], counts[1:], strict=True):
-        partial_results.combine(np, how, want, count, other, elements)
+        combine(np, how, want, count, other, elements)
         count += elements
     for got, expected in zip(outs, want, strict=True):
         if how == "logsumexp":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +11,9 @@ from oocdl.engines.engine import get_engine
 from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.graph.ir.array_layout import ordered
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.program import Instruction, Program, make_program
+from oocdl.graph.ir.program import Program, make_program
 from oocdl.ops import RULES
-from tests.kit.programs import Pads, operand
+from tests.kit.programs import Pads, operand, step
 
 torch = pytest.importorskip("torch")
 from tests.kit.torch_heap import arrays_of, peak_bytes  # noqa: E402
@@ -25,27 +25,18 @@ LAST = (0, 2, 3, 4, 1)
 ATTRS = {"strides": (1,) * 3, "dilations": (1,) * 3, "kernel_shape": (3,) * 3}
 
 
-def step(op: str, reads: Any, made: int, shape: Shape = SHAPE, **attrs: Any) -> Instruction:
-    return Instruction(op, tuple(reads), (made,), (shape,), (shape,), ("float32",), attrs)
-
-
 def block(pads: Pads, shape: Shape) -> Program:
     """What a layer does: normalize and rectify (0), convolve with 1, add 2."""
     whole = (*SHAPE[:2], *(n + sum(p) for n, p in zip(SPACE, pads[2:], strict=True)))
     assert tuple(n - 2 for n in whole[2:]) == shape[2:]
+    weights = (CHANNELS, CHANNELS, 3, 3, 3)
     instructions = (
-        step("Mul", [operand(0, SHAPE), operand(3, ROW)], 4),
-        step("LeakyRelu", [operand(4, SHAPE)], 5, alpha=0.1),
-        step(
-            "Conv",
-            [operand(5, SHAPE, pads=pads), operand(1, (CHANNELS, CHANNELS, 3, 3, 3))],
-            6,
-            shape,
-            **ATTRS,
-        ),
-        step("Add", [operand(6, shape), operand(2, ROW)], 7, shape),
+        step("Mul", [(0, SHAPE), (3, ROW)], 4, SHAPE),
+        step("LeakyRelu", [(4, SHAPE)], 5, SHAPE, alpha=0.1),
+        step("Conv", [operand(5, SHAPE, pads=pads), (1, weights)], 6, shape, **ATTRS),
+        step("Add", [(6, shape), (2, ROW)], 7, shape),
     )
-    shapes = (SHAPE, (CHANNELS, CHANNELS, 3, 3, 3), ROW, ROW)
+    shapes = (SHAPE, weights, ROW, ROW)
     orders = tuple((slot, LAST) for slot in (0, 4, 5, 6, 7))
     return make_program((0, 1, 2, 3), shapes, ("float32",) * 4, instructions, (operand(7, shape),), orders)
 
@@ -114,26 +105,21 @@ def test_operands_may_lie_otherwise_each_time() -> None:
 def test_an_input_that_is_read_again_is_left_alone() -> None:
     """By a later chain, or as a result."""
     first = block(INNER, (*SHAPE[:2], 7, *SPACE[1:]))
-    again = step("Sub", [operand(0, SHAPE), operand(3, ROW)], 8)
+    again = step("Sub", [(0, SHAPE), (3, ROW)], 8, SHAPE)
     outputs = (first.outputs[0], operand(8, SHAPE))
     kinds = (first.input_shapes, first.input_dtypes)
-    program = make_program(
-        first.inputs, *kinds, (*first.instructions, again), outputs, (*first.orders, (8, LAST))
-    )
-    assert get_engine("torch").scratch_of(program, RULES).overwrites == frozenset()
-    kept = make_program(
-        first.inputs, *kinds, first.instructions, (first.outputs[0], operand(0, SHAPE)), first.orders
-    )
-    assert get_engine("torch").scratch_of(kept, RULES).overwrites == frozenset()
+    orders, kept = (*first.orders, (8, LAST)), (first.outputs[0], operand(0, SHAPE))
+    for program in (
+        make_program(first.inputs, *kinds, (*first.instructions, again), outputs, orders),
+        make_program(first.inputs, *kinds, first.instructions, kept, first.orders),
+    ):
+        assert get_engine("torch").scratch_of(program, RULES).overwrites == frozenset()
 
 
 def test_double_precision_goes_another_way() -> None:
     """oneDNN has none of it: the result is copied to its place."""
     program = block(ALL, SHAPE)
-    double = tuple(
-        Instruction(i.op, i.operands, i.outputs, i.kernel_shapes, i.shapes, ("float64",), i.attrs)
-        for i in program.instructions
-    )
+    double = tuple(replace(item, dtypes=("float64",)) for item in program.instructions)
     wide = make_program(program.inputs, program.input_shapes, ("float64",) * 4, double, program.outputs)
     arrays = [array.astype("float64") for array in arrays_of(program, -1.5)]
     wanted = expected(arrays, ALL)

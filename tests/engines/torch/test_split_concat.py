@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from oocdl.engines.torch.split_concat import in_parts
 from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.graph.ir.graph import Array, Shape
-from oocdl.graph.ir.program import Instruction, Operand, Program
-from tests.kit.programs import Pads, operand, program
+from oocdl.graph.ir.program import Program
+from tests.kit.programs import Pads, operand, program, step
 
 torch = pytest.importorskip("torch")
 
@@ -30,26 +29,17 @@ def noise(shape: Shape, seed: int, dtype: str) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
 
 
-def step(op: str, reads: list[Operand], made: int, shape: Shape, dtype: str, **attrs: Any) -> Instruction:
-    return Instruction(op, tuple(reads), (made,), (shape,), (shape,), (dtype,), attrs)
-
-
-def whole(slot: int, shape: Shape, pads: Pads | None = None) -> Operand:
-    return operand(slot, shape, pads=pads)
-
-
 def skipped(widths: tuple[int, ...], dtype: str, batch: int) -> tuple[Program, list[Array]]:
     """Parts side by side (10), convolved with weights (11); the gradient of the weights (12)."""
     count, total = len(widths), sum(widths)
     arrays = [noise(data(n, batch), i, dtype) for i, n in enumerate(widths)]
     arrays += [noise((20, total, 3, 3, 3), 8, dtype), noise(data(20, batch), 9, dtype)]
-    parts = [whole(i, data(n, batch)) for i, n in enumerate(widths)]
-    seen = whole(10, data(total, batch), PADS)
-    weights, grad = whole(count, (20, total, 3, 3, 3)), whole(count + 1, data(20, batch))
+    parts = [(i, data(n, batch)) for i, n in enumerate(widths)]
+    seen, weights = operand(10, data(total, batch), pads=PADS), (20, total, 3, 3, 3)
     steps = [
         step("Concat", parts, 10, data(total, batch), dtype, axis=1),
-        step("Conv", [seen, weights], 11, data(20, batch), dtype, **ATTRS),
-        step("ConvWeightGrad", [seen, grad], 12, (20, total, 3, 3, 3), dtype, **ATTRS),
+        step("Conv", [seen, (count, weights)], 11, data(20, batch), dtype, **ATTRS),
+        step("ConvWeightGrad", [seen, (count + 1, data(20, batch))], 12, weights, dtype, **ATTRS),
     ]
     outputs = [(11, data(20, batch)), (12, (20, total, 3, 3, 3))]
     made = program(arrays, steps, outputs, f"skipped {widths} {dtype} {batch}")
@@ -84,15 +74,13 @@ def test_what_lies_side_by_side_is_convolved_apart(widths: tuple[int, ...], dtyp
 def test_slices_of_a_gradient_are_made_apart() -> None:
     arrays = [noise(data(20), 1, "float32"), noise((20, 48, 3, 3, 3), 2, "float32")]
     spans = [(0, 16), (16, 48)]
-    transposed = step(
-        "ConvTranspose", [whole(0, data(20), PADS), whole(1, arrays[1].shape)], 5, data(48), "float32"
-    )
-    steps = [replace(transposed, attrs={**ATTRS, "spatial": SPACE, "crop": (0, 0, 2, 2, 2)})]
+    reads, attrs = [operand(0, data(20), pads=PADS), (1, arrays[1].shape)], {**ATTRS, "crop": (0, 0, 2, 2, 2)}
+    steps = [step("ConvTranspose", reads, 5, data(48), spatial=SPACE, **attrs)]
     for slot, (start, stop) in enumerate(spans, start=6):
         crop = [(0, 1), (start, stop), *((0, n) for n in SPACE)]
         seen = operand(5, data(stop - start), crop=crop)
         attrs = {"axis": 1, "start": start, "stop": stop, "step": 1}
-        steps.append(step("Slice", [seen], slot, data(stop - start), "float32", **attrs))
+        steps.append(step("Slice", [seen], slot, data(stop - start), **attrs))
     outputs = [(6, data(16)), (7, data(32))]
     made = program(arrays, steps, outputs, "sliced")
     made = replace(made, orders=tuple((slot, LAST) for slot in (0, 5, 6, 7)))
@@ -107,17 +95,14 @@ def test_slices_of_a_gradient_are_made_apart() -> None:
 
 def test_what_others_read_or_is_small_stays_whole() -> None:
     made, _ = skipped((16, 16), "float32", 1)
-    also = step("Relu", [whole(10, data(32))], 13, data(32), "float32")
-    read = replace(
-        made, instructions=(*made.instructions, also), outputs=(*made.outputs, operand(13, data(32)))
-    )
+    also, outputs = step("Relu", [(10, data(32))], 13, data(32)), (*made.outputs, operand(13, data(32)))
+    read = replace(made, instructions=(*made.instructions, also), outputs=outputs)
     assert in_parts(read) is read
     kept = replace(made, outputs=(*made.outputs, operand(10, data(32))))
     assert in_parts(kept) is kept
     few, _ = skipped((4, 16), "float32", 1)
     assert in_parts(few) is few
     half, _ = skipped((16, 16), "float32", 1)
-    half = replace(
-        half, instructions=tuple(replace(item, dtypes=("bfloat16",)) for item in half.instructions)
-    )
+    items = tuple(replace(item, dtypes=("bfloat16",)) for item in half.instructions)
+    half = replace(half, instructions=items)
     assert in_parts(half) is half, "the sum would be rounded once more"

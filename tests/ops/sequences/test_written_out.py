@@ -43,7 +43,7 @@ LEAST = float(np.finfo(np.float32).min)
 
 def node(text: str, **attrs: Any) -> Any:
     """A node from ``"y = Op a b"``."""
-    made, _, (op, *given) = (lambda parts: (parts[0], parts[1], parts[2:]))(text.split())
+    made, _, op, *given = text.split()
     return helper.make_node(op, given, [made], name=made, **attrs)
 
 
@@ -63,12 +63,9 @@ def rewritten(graph: Graph, count: int = 1) -> Graph:
 TURN = node("t = Transpose k", perm=[0, 1, 3, 2])
 END = [node("w = Softmax s", axis=-1), node("y = MatMul w v")]
 PLAIN = [TURN, node("s = MatMul q t"), *END]
-CLEAN = [
-    node("w = Softmax s", axis=-1),
-    node("n = IsNaN w"),
-    node("c = Where n zero w"),
-    node("y = MatMul c v"),
-]
+CLEAN = [END[0], node("n = IsNaN w"), node("c = Where n zero w"), node("y = MatMul c v")]
+SCORES = [TURN, node("r = MatMul q t")]
+ADDED, CHOSEN = [*SCORES, node("s = Add r m")], [*SCORES, node("s = Where m r none")]
 
 
 def math(q: Tensor, k: Tensor, v: Tensor, *, scale: float = 1.0, mask: Any = None) -> Tensor:
@@ -82,139 +79,65 @@ def filled(q: Tensor, k: Tensor, v: Tensor, *, number: float) -> Tensor:
     return torch.where(torch.as_tensor(BLIND), q @ k.transpose(2, 3), number).softmax(3) @ v
 
 
+def scored(q: Tensor, k: Tensor, v: Tensor, mask: Array, chosen: Array | None = None) -> Tensor:
+    """A mask is added to the scores, which are -1.5 where they are not chosen."""
+    scores = q @ k.transpose(2, 3) + torch.tensor(mask)
+    return (scores if chosen is None else torch.where(torch.tensor(chosen), scores, -1.5)).softmax(3) @ v
+
+
+BEFORE, LATE = np.where(CAUSAL, 0, -inf), np.arange(6) < 4
 FORMS: dict[str, tuple[Sequence[Any], dict[str, Any], Callable[..., Any], dict[str, Array]]] = {
     "plain": (PLAIN, {}, math, {}),
     "scale on both, and on scores": (
-        [
-            TURN,
-            node("a = Mul q half"),
-            node("b = Div t two"),
-            node("r = MatMul a b"),
-            node("s = Mul r two"),
-            *END,
-        ],
-        {"half": np.array(0.5), "two": np.array([2.0])},
-        partial(math, scale=0.5),
-        {},
-    ),
+        [TURN, node("a = Mul q half"), node("b = Div t two"), node("r = MatMul a b"), node("s = Mul r two"),
+         *END],
+        {"half": np.array(0.5), "two": np.array([2.0])}, partial(math, scale=0.5), {}),
     "added mask": (
-        [TURN, node("r = MatMul q t"), node("s = Add r m"), *END],
-        {},
-        lambda q, k, v, m: math(q, k, v, mask=m),
-        {"m": RANDOM.normal(size=(3, 5, 6))},
-    ),
+        [*ADDED, *END], {}, lambda q, k, v, m: math(q, k, v, mask=m), {"m": RANDOM.normal(size=(3, 5, 6))}),
     "causal constant, cleaned": (
-        [TURN, node("r = MatMul q t"), node("s = Add r m"), *CLEAN],
-        {"m": np.where(CAUSAL, 0, -inf), "zero": np.array(0.0)},
-        partial(math, mask=CAUSAL),
-        {},
-    ),
+        [*ADDED, *CLEAN], {"m": BEFORE, "zero": np.array(0.0)}, partial(math, mask=CAUSAL), {}),
     "padding, the same for all queries": (
-        [TURN, node("r = MatMul q t"), node("s = Add r m"), *END],
-        {"m": np.where(np.arange(6) < 4, 0, -inf)[None, None, None]},
-        partial(math, mask=np.tile(np.arange(6) < 4, (5, 1))),
-        {},
-    ),
+        [*ADDED, *END], {"m": np.where(LATE, 0, -inf)[None, None, None]},
+        partial(math, mask=np.tile(LATE, (5, 1))), {}),
     "blind row, cleaned": (
-        [TURN, node("r = MatMul q t"), node("s = Where m r none"), *CLEAN],
-        {"m": BLIND, "none": np.array(-inf), "zero": np.array(0.0)},
-        partial(math, mask=BLIND),
-        {},
-    ),
+        [*CHOSEN, *CLEAN], {"m": BLIND, "none": np.array(-inf), "zero": np.array(0.0)},
+        partial(math, mask=BLIND), {}),
     "blind row of a number": (
-        [TURN, node("r = MatMul q t"), node("s = Where m r none"), *END],
-        {"m": BLIND, "none": np.array(-1.5)},
-        partial(filled, number=-1.5),
-        {},
-    ),
+        [*CHOSEN, *END], {"m": BLIND, "none": np.array(-1.5)}, partial(filled, number=-1.5), {}),
     "masked where true, the least number": (
-        [TURN, node("r = MatMul q t"), node("s = Where m none r"), *END],
-        {"m": ~BLIND, "none": np.array(LEAST)},
-        partial(filled, number=LEAST),
-        {},
-    ),
+        [*SCORES, node("s = Where m none r"), *END], {"m": ~BLIND, "none": np.array(LEAST)},
+        partial(filled, number=LEAST), {}),
     "heads side by side, as Keras has it": (
-        [
-            helper.make_node("Einsum", ["k", "q"], ["r"], equation="bhkd,bhqd->bhqk"),
-            node("s = Mul r half"),
-            node("w = Softmax s", axis=3),
-            helper.make_node("Einsum", ["w", "v"], ["y"], equation="bhqk,bhkd->bqhd"),
-        ],
-        {"half": np.array(0.5)},
-        lambda q, k, v: math(q, k, v, scale=0.5).transpose(1, 2),
-        {},
-    ),
+        [helper.make_node("Einsum", ["k", "q"], ["r"], equation="bhkd,bhqd->bhqk"), node("s = Mul r half"),
+         node("w = Softmax s", axis=3),
+         helper.make_node("Einsum", ["w", "v"], ["y"], equation="bhqk,bhkd->bqhd")],
+        {"half": np.array(0.5)}, lambda q, k, v: math(q, k, v, scale=0.5).transpose(1, 2), {}),
     "a trained bias, and a mask of shifted windows": (
-        [
-            TURN,
-            node("r = MatMul q t"),
-            node("p = Add r m"),
-            node("p5 = Reshape p split"),
-            node("s5 = Add p5 shifted"),
-            node("s = Reshape s5 joint"),
-            *END,
-        ],
+        [*SCORES, node("p = Add r m"), node("p5 = Reshape p split"), node("s5 = Add p5 shifted"),
+         node("s = Reshape s5 joint"), *END],
         {"split": np.array([2, 2, 3, 5, 6]), "joint": np.array([-1, 3, 5, 6]), "shifted": SHIFTED[None]},
         lambda q, k, v, m: math(q, k, v, mask=m + torch.tensor(SHIFTED).repeat(2, 1, 1, 1)),
-        {
-            **{
-                name: RANDOM.normal(size=(4, 3, length, 4)) for name, length in (("q", 5), ("k", 6), ("v", 6))
-            },
-            "m": RANDOM.normal(size=(1, 3, 5, 6)),
-        },
-    ),
+        {**{name: RANDOM.normal(size=(4, 3, 5 if name == "q" else 6, 4)) for name in "qkv"},
+         "m": RANDOM.normal(size=(1, 3, 5, 6))}),
     "a trained scale of each head, and a mask": (
-        [TURN, node("r = MatMul q t"), node("p = Mul r a"), node("p2 = Div p b"), node("s = Add p2 m"), *END],
-        {"m": np.where(CAUSAL, 0, -inf)},
+        [*SCORES, node("p = Mul r a"), node("p2 = Div p b"), node("s = Add p2 m"), *END], {"m": BEFORE},
         lambda q, k, v, a, b: math(q * a / b, k, v, mask=CAUSAL),
-        {"a": RANDOM.normal(size=(3, 1, 1)), "b": np.array(1.3)},
-    ),
+        {"a": RANDOM.normal(size=(3, 1, 1)), "b": np.array(1.3)}),
     "a number after the mask, and causal before": (
-        [TURN, node("r = MatMul q t"), node("p = Add r c"), node("s = Where m p none"), *END],
-        {"c": np.where(CAUSAL, 0, -inf), "m": BLIND, "none": np.array(-1.5)},
-        lambda q, k, v: (
-            torch.where(
-                torch.tensor(BLIND), q @ k.transpose(2, 3) + torch.tensor(np.where(CAUSAL, 0, -inf)), -1.5
-            ).softmax(3)
-            @ v
-        ),
-        {},
-    ),
+        [*SCORES, node("p = Add r c"), node("s = Where m p none"), *END],
+        {"c": BEFORE, "m": BLIND, "none": np.array(-1.5)}, partial(scored, mask=BEFORE, chosen=BLIND), {}),
     "causal by the least number, and padding by it": (
-        [TURN, node("r = MatMul q t"), node("p = Add r c"), node("s = Add p m"), *END],
+        [*SCORES, node("p = Add r c"), node("s = Add p m"), *END],
         {"c": np.where(CAUSAL, 0, LEAST), "m": np.where(np.arange(6) < 2, LEAST, 0.0)},
-        lambda q, k, v: (
-            (
-                q @ k.transpose(2, 3)
-                + torch.tensor(np.where(CAUSAL, 0, LEAST) + np.where(np.arange(6) < 2, LEAST, 0.0))
-            ).softmax(3)
-            @ v
-        ),
-        {},
-    ),
+        partial(scored, mask=np.where(CAUSAL, 0, LEAST) + np.where(np.arange(6) < 2, LEAST, 0.0)), {}),
     "batch and heads in one axis": (
-        [
-            *(node(f"{x}f = Reshape {x} {x}three") for x in "qkv"),
-            node("t = Transpose kf", perm=[0, 2, 1]),
-            node("p = MatMul qf t"),
-            node("p4 = Reshape p four"),
-            node("s4 = Add p4 m"),
-            node("w4 = Softmax s4", axis=3),
-            node("w = Reshape w4 scores"),
-            node("y = MatMul w vf"),
-        ],
-        {
-            "qthree": np.array([6, 5, 4]),
-            "kthree": np.array([6, 6, 4]),
-            "vthree": np.array([6, 6, 4]),
-            "four": np.array([2, 3, 5, 6]),
-            "scores": np.array([6, 5, 6]),
-            "m": np.where(SEEN, 0.0, LEAST),
-        },
-        lambda q, k, v: math(q, k, v, mask=SEEN).flatten(0, 1),
-        {},
-    ),
-}
+        [*(node(f"{x}f = Reshape {x} {x}three") for x in "qkv"), node("t = Transpose kf", perm=[0, 2, 1]),
+         node("p = MatMul qf t"), node("p4 = Reshape p four"), node("s4 = Add p4 m"),
+         node("w4 = Softmax s4", axis=3), node("w = Reshape w4 scores"), node("y = MatMul w vf")],
+        {"qthree": np.array([6, 5, 4]), "kthree": np.array([6, 6, 4]), "vthree": np.array([6, 6, 4]),
+         "four": np.array([2, 3, 5, 6]), "scores": np.array([6, 5, 6]), "m": np.where(SEEN, 0.0, LEAST)},
+        lambda q, k, v: math(q, k, v, mask=SEEN).flatten(0, 1), {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -226,14 +149,8 @@ def test_values_and_gradients_stay_in_every_cut(name: str, tmp_path: Path) -> No
 
 
 def test_a_blind_row_that_nobody_cleans_stays_no_number(tmp_path: Path) -> None:
-    nodes = [TURN, node("r = MatMul q t"), node("s = Where m r none"), *END]
-    constants = {"m": BLIND, "none": np.array(-inf)}
-    inputs = {"q": Q, "k": K, "v": V}
-    model = model_of(nodes, constants, inputs, ["y"])
-
-    def formula(*tensors: Tensor) -> Tensor:
-        return filled(*tensors, number=-inf)
-
+    inputs, formula = {"q": Q, "k": K, "v": V}, partial(filled, number=-inf)
+    model = model_of([*CHOSEN, *END], {"m": BLIND, "none": np.array(-inf)}, inputs, ["y"])
     lowered.check(model, inputs, formula, tmp_path, counts=(2,), tolerances=(1e-7, 2e-5), rewrite=rewritten)
 
 
@@ -242,10 +159,8 @@ def model_of(
 ) -> Any:
     """A model whose constants are nodes, as initializers of floats are trained."""
     floats = {name: array for name, array in constants.items() if array.dtype.kind == "f"}
-    given = [
-        helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array.astype(np.float32)))
-        for name, array in floats.items()
-    ]
+    values = {name: numpy_helper.from_array(array.astype(np.float32)) for name, array in floats.items()}
+    given = [helper.make_node("Constant", [], [name], value=value) for name, value in values.items()]
     rest = {name: array for name, array in constants.items() if name not in floats}
     return lowered.model_of([*given, *nodes], inputs, outputs, rest, opset=20)
 
@@ -260,22 +175,13 @@ def read(model: Any, folder: Path, training: bool = False) -> Graph:
 STAY = {
     "the weights are an output": (PLAIN, {}, ["y", "w"]),
     "something else reads the scores": ([*PLAIN, node("z = Exp s")], {}, ["y", "z"]),
-    "Softmax over queries": (
-        [TURN, node("s = MatMul q t"), node("w = Softmax s", axis=2), END[1]],
-        {},
-        ["y"],
-    ),
+    "Softmax over queries": ([*PLAIN[:2], node("w = Softmax s", axis=2), END[1]], {}, ["y"]),
     "the mask is scaled, too": (
-        [TURN, node("r = MatMul q t"), node("p = Add r m"), node("s = Mul p two"), *END],
-        {"m": np.where(CAUSAL, 0, -inf), "two": np.array(2.0)},
-        ["y"],
-    ),
+        [*SCORES, node("p = Add r m"), node("s = Mul p two"), *END], {"m": BEFORE, "two": np.array(2.0)},
+        ["y"]),
     "something between": (
-        [*PLAIN[:2], node("w0 = Softmax s", axis=3), node("w = Relu w0"), END[1]],
-        {},
-        ["y"],
-    ),
-}
+        [*PLAIN[:2], node("w0 = Softmax s", axis=3), node("w = Relu w0"), END[1]], {}, ["y"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STAY)
@@ -333,37 +239,27 @@ def test_what_pytorch_exports_is_recognized(dynamo: bool, tmp_path: Path) -> Non
     found = rewritten(graph, count=4 + dynamo)
     assert "Expand" not in ops(found)
     random = torch.Generator().manual_seed(0)
-    given = {
-        name: torch.randn(value.shape, generator=random, dtype=torch.float64)
-        for name, value in graph.values.items()
-        if value.role.value in ("weight", "input")
-    }
+    wanted = {name: one.shape for name, one in graph.values.items() if one.role.value in ("weight", "input")}
+    given = {name: torch.randn(s, generator=random, dtype=torch.float64) for name, s in wanted.items()}
     before, after = (evaluate(some, given)[graph.outputs[0]] for some in (graph, found))
     torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
-    assert {item.attrs["band"] for item in found.nodes if item.op == "Attend"} == {
-        (None, None),
-        (None, 0),
-        (None, 1),
-    }
+    bands = {item.attrs["band"] for item in found.nodes if item.op == "Attend"}
+    assert bands == {(None, None), (None, 0), (None, 1)}
 
 
+# Which tokens belong to one text: as transformers has it, from positions that are known.
 PACKED = [
-    # Which tokens belong to one text: as transformers has it, from positions that are known.
-    node("n = CumSum starts one"),
-    helper.make_node("Unsqueeze", ["n", "last"], ["column"], name="column"),
-    helper.make_node("Unsqueeze", ["n", "middle"], ["row"], name="row"),
-    node("e = Equal column row"),
-    helper.make_node("And", ["e", "causal"], ["seen"], name="seen"),
-    helper.make_node("Unsqueeze", ["seen", "one"], ["seen4"], name="seen4"),
+    node("n = CumSum starts one"), node("column = Unsqueeze n last"), node("row = Unsqueeze n middle"),
+    node("e = Equal column row"), node("seen = And e causal"), node("seen4 = Unsqueeze seen one"),
     node("m = Where seen4 zero none"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("causal", "band"), [(True, (None, 0)), (False, (None, None))])
 def test_a_known_mask_of_every_sample_is_a_band_or_nothing(
     causal: bool, band: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    nodes = [*PACKED, TURN, node("r = MatMul q t"), node("s = Add r m"), *END]
+    nodes = [*PACKED, *ADDED, *END]
     constants = {
         "starts": np.zeros((2, 6), np.int64), "one": np.array(1),
         "last": np.array([2]), "middle": np.array([1]),
@@ -377,12 +273,8 @@ def test_a_known_mask_of_every_sample_is_a_band_or_nothing(
 
 @pytest.mark.parametrize("end", [END[:1], CLEAN[:3]], ids=["plain", "cleaned"])
 def test_dropped_weights_are_those_that_were_dropped_before(end: list[Any], tmp_path: Path) -> None:
-    nodes = [
-        *PLAIN[:2],
-        *end,
-        helper.make_node("Dropout", [end[-1].output[0], "ratio", "training"], ["d"], name="d"),
-        node("y = MatMul d v"),
-    ]
+    ends = [node(f"d = Dropout {end[-1].output[0]} ratio training"), node("y = MatMul d v")]
+    nodes = [*PLAIN[:2], *end, *ends]
     constants = {"ratio": np.array(0.4), "zero": np.array(0.0), "training": np.array(True)}
     graph = read(model_of(nodes, constants, {"q": Q, "k": K, "v": V}, ["y"]), tmp_path, training=True)
     found = rewritten(graph)

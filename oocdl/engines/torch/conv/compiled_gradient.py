@@ -49,12 +49,8 @@ def weight_gradient(
     loop: SumLoop, x: Tensor, dy: Tensor, shape: Sequence[int], pads: Pads, slide: Slide
 ) -> Tensor:
     """The gradient of weights of ``shape``, [d, c, *window], of ``x[n, c, *space]`` without its padding."""
-    window = [
-        Taps(count, stride, dilation, before)
-        for count, stride, dilation, (before, _) in zip(
-            shape[2:], slide.strides, slide.dilations, pads, strict=True
-        )
-    ]
+    axes = zip(shape[2:], slide.strides, slide.dilations, [before for before, _ in pads], strict=True)
+    window = [Taps(*axis) for axis in axes]
     data, grads = (tensor.movedim(1, -1).numpy() for tensor in (x, dy))
     if len(window) == 2:
         window, data, grads = [Taps(1, 1, 1, 0), *window], data[:, None], grads[:, None]

@@ -7,12 +7,11 @@ from math import prod
 from oocdl.engines.convolution import Convolution, clipped, flipped_pads, groups_of, slide_of
 from oocdl.engines.torch.conv.block_transpose import makes_blocks, planes_at_once
 from oocdl.engines.torch.conv.compiled_gradient import loop_by_shape
-from oocdl.engines.torch.conv.conv_calls import has_onednn
+from oocdl.engines.torch.conv.conv_calls import has_onednn, takes_planes, widens
 from oocdl.engines.torch.conv.conv_padding import evened, rows_alone
 from oocdl.engines.torch.conv.im2col import has_few_taps
 from oocdl.engines.torch.conv.one_by_one import REGISTER_CHANNELS, is_point
-from oocdl.engines.torch.conv.trusted import takes_planes, widens
-from oocdl.engines.torch.kernel_scratch import Slots, by_rule, nbytes
+from oocdl.engines.torch.torch_record import Slots, by_rule, nbytes
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import Pads, spatial_pads
@@ -125,7 +124,7 @@ def _columns_bytes(kind: Convolution, item: Instruction, slots: Slots) -> int:
 
 
 def _distrusted_bytes(kind: Convolution, item: Instruction, dtype: str) -> int:
-    """Counts the copies of operands and result of what oneDNN is not trusted with (``trusted``)."""
+    """Counts the copies of operands and result of what oneDNN is not trusted with (``conv_calls``)."""
     slide, taps = slide_of(item), kind.weights(item)[2:]
     if kind.transposed and set(slide.strides) != {1}:
         return 0

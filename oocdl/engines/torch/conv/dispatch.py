@@ -18,16 +18,25 @@ from oocdl.engines.convolution import Slide, clipped, flipped_pads, slide_of
 from oocdl.engines.torch.conv import block_transpose, compiled_gradient, thin_slab
 from oocdl.engines.torch.conv import im2col as columns
 from oocdl.engines.torch.conv import one_by_one as points
-from oocdl.engines.torch.conv.conv_calls import by_onednn, convolve, has_onednn, into, weight_gradient
+from oocdl.engines.torch.conv.conv_calls import (
+    by_onednn,
+    convolve,
+    has_onednn,
+    in_one_step,
+    into,
+    takes_planes,
+    weight_gradient,
+)
 from oocdl.engines.torch.conv.conv_padding import end_rows, evened, rows_alone, shared, surplus
 from oocdl.engines.torch.conv.im2col import has_few_taps
-from oocdl.engines.torch.conv.trusted import in_one_step, takes_planes
 from oocdl.engines.torch.layout import channels_last, empty_as, has_channels_last, like
 from oocdl.engines.torch.torch_pooling import CHUNK_ELEMENTS, Window, max_pool, max_pool_grad
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.operands import Pads, crop_of, pads_of, spatial_pads
 from oocdl.graph.ir.program import Instruction
 from oocdl.graph.ir.slabs import is_thin
+
+Gradient = Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor]
 
 
 def _is_thin(x: Tensor, kernel_shape: Sequence[int]) -> bool:
@@ -235,13 +244,7 @@ def conv_weight_grad(args: list[Tensor], item: Instruction, tuned: bool = True) 
     return [gradient(dy, x, shape, padding)]
 
 
-def _with_ends(
-    gradient: Callable[[Tensor, Tensor, Sequence[int], Sequence[int]], Tensor],
-    dy: Tensor,
-    x: Tensor,
-    shape: Shape,
-    pads: Pads,
-) -> Tensor:
+def _with_ends(gradient: Gradient, dy: Tensor, x: Tensor, shape: Shape, pads: Pads) -> Tensor:
     """The gradient of the weights without a padded copy of ``x``: the few rows of ``dy`` that see more
     of the padding than the other end does are taken by themselves, with those taps that see ``x``."""
     padding = [before for before, _ in pads[1:]]
@@ -255,7 +258,6 @@ def _with_ends(
 
 
 def _padded(args: list[Tensor], item: Instruction, index: int, fill: float) -> Tensor:
-    """An operand of a pooling with its padding."""
     pads = pads_of(item.operands[index])
     return args[index] if pads is None else pad(args[index], pads, fill)
 

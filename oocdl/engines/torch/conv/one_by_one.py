@@ -84,12 +84,7 @@ def convolve(x: Tensor, w: Tensor, strides: Sequence[int], out: Tensor | None = 
 
 
 def transposed(
-    x: Tensor,
-    w: Tensor,
-    strides: Sequence[int],
-    starts: Sequence[int],
-    shape: Shape,
-    out: Tensor | None = None,
+    x: Tensor, w: Tensor, strides: Shape, starts: Sequence[int], shape: Shape, out: Tensor | None = None
 ) -> Tensor:
     """The transposed convolution of ``x`` with ``w[c, d, 1, ..]``: the box of ``shape`` that starts at
     ``starts`` of the axes of space, zeros where no place of ``x`` comes to lie.
@@ -116,7 +111,7 @@ def transposed(
 def weight_gradient(dy: Tensor, x: Tensor, strides: Sequence[int], shape: Shape) -> Tensor:
     """The gradient of weights of ``shape``, in the precision of the operands or in a higher one."""
     x = _every(x, strides)
-    if x.dtype == torch.bfloat16 and x.dim() == 5:  # oneDNN is not trusted with volumes (``trusted``)
+    if x.dtype == torch.bfloat16 and x.dim() == 5:  # oneDNN is not trusted with volumes (``conv_calls``)
         x, dy = x.flatten(2, 3), dy.flatten(2, 3)
         return weight_gradient(dy, x, (1, 1), (*shape[:2], 1, 1)).view(tuple(shape))
     if _is_product(shape, x) and has_channels_last(dy):

@@ -1,6 +1,6 @@
 """The gradient of the weights of a 3D convolution, plane by plane of its taps.
 
-This serves thin slabs, groups, and what ``trusted`` names. PyTorch leaves a thin slab to oneDNN only in a
+This serves thin slabs, groups, and what ``conv_calls`` names. PyTorch leaves a thin slab to oneDNN only in a
 format of its own, into which both operands are copied (16 channels, 9 x 128 x 128: 33 MiB, and 35 ms of 42).
 The planes of a slab are a batch to a convolution of two dimensions, which takes them as they lie.
 """

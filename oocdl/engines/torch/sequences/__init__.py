@@ -1,1 +1,1 @@
-"""Kernels of what runs along a sequence: recurrent layers, CTC, attention."""
+"""Kernels of what runs along a sequence: recurrent layers, attention."""

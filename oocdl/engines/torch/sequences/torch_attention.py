@@ -31,7 +31,6 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _add(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add ``a @ b`` of each of several matrices."""
     if len(a) == 1:
         total += _product(a, b)
     else:
@@ -85,11 +84,8 @@ def _loop(
 ) -> Callable[[Sequence[int]], None]:
     """Return the loop for arrays of these shapes and strides, a function of their addresses."""
     (outer, rows, lanes), _ = arrays[0]
-    steps = [
-        [0] * (3 - len(shape))
-        + [s * _FLOAT_BYTES if n > 1 else 0 for n, s in zip(shape, strides, strict=True)]
-        for shape, strides in arrays
-    ]
+    sizes = [[(1, 0)] * (3 - len(shape)) + [*zip(shape, strides, strict=True)] for shape, strides in arrays]
+    steps = [[stride * _FLOAT_BYTES if n > 1 else 0 for n, stride in one] for one in sizes]
     assert all(step[2] in (0, _FLOAT_BYTES) for step in steps), "numbers of a row lie side by side"
     lines = [Rows(lanes if step[2] or lanes == 1 else 1, step[1]) for step in steps]
     code = cell_code(cell, (), tuple(lines[:reads]), tuple(lines[reads:]), reduction)
@@ -128,11 +124,9 @@ class _Scores:
         self.most: dict[tuple[int, int, int], Tensor] = {}
 
     def pairs(self) -> Iterator[tuple[slice, slice]]:
-        """Batches and groups of tiles."""
         return pairs(tuple(self.q.shape), self.tiling)
 
     def rows(self) -> Iterator[slice]:
-        """Queries of tiles."""
         return (slice(*rows) for rows in parts(self.q.shape[3], self.tiling.queries))
 
     def keys(self, rows: slice) -> Iterator[slice]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from oocdl.engines.recurrent_steps import RUNS, Attrs, Kit, Part, Product, Step
 from oocdl.engines.torch.linear import suits_onednn
 from oocdl.engines.torch.torch_pointwise import primitive
-from oocdl.engines.torch.torch_record import Run
+from oocdl.engines.torch.torch_record import Kernel, Result
 from oocdl.fusion.cell_loops import FLOAT, Rows, bind_steps, cell_code
 from oocdl.graph.ir.array_layout import itemsize
 from oocdl.graph.ir.graph import Shape
@@ -55,20 +55,16 @@ class _Torch(Kit):
         self.places = places
 
     def empty(self, like: Tensor, shape: Shape, result: int | None = None) -> Tensor:
-        """See ``Kit``."""
         place = None if result is None or result >= len(self.places) else self.places[result]
         return like.new_empty(shape) if place is None else place
 
     def copy(self, array: Tensor) -> Tensor:
-        """See ``Kit``."""
         return array.clone(memory_format=torch.contiguous_format)
 
     def product(self, weight: Tensor, rows: int) -> Product:
-        """See ``Kit``."""
         return _Product(weight, rows)
 
     def compute(self, op: str, given: Sequence[Any]) -> Tensor:
-        """See ``Kit``."""
         like = next(each for each in given if isinstance(each, Tensor) and each.dtype != torch.bool)
         return primitive(op, given, like)
 
@@ -79,7 +75,6 @@ class _Loops(_Torch):
     def cell(
         self, cell: Cell, attrs: Attrs, order: range, reads: Sequence[Part], writes: Sequence[Part]
     ) -> Step:
-        """Bind a cell to its arrays."""
         parts = [*map(_in_rows, reads), *writes]
         samples, hidden = writes[0].array.shape[-2], writes[0].array.shape[-1] // writes[0].of
         rows = [_rows(part, hidden) for part in parts]
@@ -132,6 +127,8 @@ def _recurrence(
     return RUNS[op]((_Loops if has_loops else _Torch)(places), args, item.attrs)
 
 
-KERNELS: Mapping[str, Run] = {op: partial(_recurrence, op) for op in RUNS}
-PLACED: Mapping[str, int] = {**dict.fromkeys(RUNS, 1), "GruSteps": 2, "LstmSteps": 3}
+_PLACED = {**dict.fromkeys(RUNS, 1), "GruSteps": 2, "LstmSteps": 3}
 """Number of first results that have all steps; the others are copies of the last ones."""
+KERNELS: Mapping[str, Kernel] = {
+    op: Kernel(partial(_recurrence, op), Result.OWN, placed=_PLACED[op]) for op in RUNS
+}
