@@ -350,14 +350,13 @@ def test_samples_are_normalised_without_what_is_around_them(
 
 
 def test_transforms_take_each_size(net: Path, data: tuple[Path, Samples], tmp_path: Path) -> None:
-    options: dict[str, Any] = {**EXACT, "normalize": "zscore", "epochs": 2, "shuffle": True}
-    options |= {"augment": "nnunet"}
+    options: dict[str, Any] = {**EXACT, "normalize": "zscore", "augment": "nnunet", "shuffle": True}
     whole = oocdl.fit(net, data[0], workdir=tmp_path / "whole", **options)
     with pytest.raises(RuntimeError):
-        oocdl.fit(net, data[0], workdir=tmp_path / "run", callbacks=[broken_after(7)], **options)
+        oocdl.fit(net, data[0], workdir=tmp_path / "run", callbacks=[broken_after(3)], **options)
     same(oocdl.fit(net, data[0], workdir=tmp_path / "run", **options), whole)
     flips = [oocdl.transforms.RandFlip(prob=1.0, spatial_axis=axis) for axis in (0, 1, 2)]
-    flipped = oocdl.fit(net, data[0], workdir=tmp_path / "flip", **{**options, "augment": flips, "epochs": 1})
+    flipped = oocdl.fit(net, data[0], workdir=tmp_path / "flip", **{**options, "augment": flips, "steps": 1})
     rows = [int(at) for at in permutation(0, 0, len(SHAPES))]
     x, y = (one.flip(*range(-3, 0)) for one in padded(zscored(data[1]), rows[0]))
     loss = F.cross_entropy(unet()(x[None]), y[None]).item()
@@ -392,7 +391,8 @@ def test_sizes_are_padded_to_the_least_multiples(
     strides: Any, multiple: list[int], shapes: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
     write(tmp_path / "data.zarr", shapes)
-    net = oocdl.from_torch(Strided(*strides), torch.zeros(1, 1, 64, 72, 60), tmp_path / "net.onnx")
+    one = torch.zeros(1, 1, 64, 72, 60)
+    net = oocdl.from_torch(Strided(*strides), one, tmp_path / "net.onnx", verify=False)
     model, data, asked = inspect_onnx(net), open_dataset(tmp_path / "data.zarr"), make_settings()
     with pytest.MonkeyPatch.context() as patch:
         probes: list[Any] = []

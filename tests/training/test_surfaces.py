@@ -20,7 +20,7 @@ from oocdl.metrics import ASD, HD95
 from oocdl.training.prediction import surfaces
 from tests.kit import nets, settings
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 pytest.importorskip("scipy")
 CLASSES = 3

@@ -23,7 +23,7 @@ from oocdl.runtime.session import Session, StepTrace
 from tests.kit import nets, runs, settings
 from tests.kit.machine import Small, plan
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 LR = 0.05
 
