@@ -31,6 +31,7 @@ from tests.kit.settings import EXACT
 pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 Array = NDArray[Any]
+Arrays = dict[str, Array]
 SPATIAL, LR, SEED = (10, 8, 6), 0.05, 3
 LIST = (
     transforms.RandFlip(0.5, (0, 2)),
@@ -51,7 +52,7 @@ def net() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def arrays() -> dict[str, Array]:
+def arrays() -> Arrays:
     random = np.random.default_rng(0)
     x = random.integers(-100, 900, (5, 2, *SPATIAL)).astype("int16")
     x[:, :, :3] = 0
@@ -59,7 +60,7 @@ def arrays() -> dict[str, Array]:
 
 
 @pytest.fixture(scope="module")
-def data(arrays: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(arrays: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "a.zarr"
     group = zarr.open_group(path, mode="w")
     group.create_array("input", data=arrays["input"], chunks=(1, 1, 4, 8, 6))
@@ -72,7 +73,7 @@ def fit(net: nn.Module, data: Any, workdir: Path, **options: Any) -> oocdl.Run:
     return oocdl.fit(copy.deepcopy(net), data, workdir=workdir, **given)
 
 
-def numbers(method: str, arrays: dict[str, Array], rows: Sequence[int]) -> Array:
+def numbers(method: str, arrays: Arrays, rows: Sequence[int]) -> Array:
     """Low, high, shift and divisor of each sample and channel, by NumPy."""
     x, found = arrays["input"].astype("float64"), np.zeros((5, 2, 4))
     for row, channel in np.ndindex(5, 2):
@@ -92,7 +93,7 @@ def numbers(method: str, arrays: dict[str, Array], rows: Sequence[int]) -> Array
 class Samples:
     """Samples as a pass reads them, made whole."""
 
-    def __init__(self, arrays: dict[str, Array], method: str, chain: Sequence[Any], rows: Sequence[int]):
+    def __init__(self, arrays: Arrays, method: str, chain: Sequence[Any], rows: Sequence[int]):
         self.arrays, given = arrays, {"numbers": numbers(method, arrays, rows)}
         stream = Stream(0, nonzero=method == "zscore_nonzero", **given)
         self.x = arrays["input"].astype("float64")
@@ -144,7 +145,7 @@ def in_torch(
     [("zscore", "nnunet"), ("zscore_nonzero", LIST), ("percentiles", LIST), ("ct", "nnunet")],
 )
 def test_losses_are_those_of_pytorch_on_the_same_samples(
-    net: nn.Module, arrays: dict[str, Array], data: Path, tmp_path: Path, method: str, augment: Any
+    net: nn.Module, arrays: Arrays, data: Path, tmp_path: Path, method: str, augment: Any
 ) -> None:
     options: dict[str, Any] = {"normalize": method, "augment": augment, "validation": [4]}
     options |= {"epochs": 2 if method == "zscore" else 1}
@@ -185,7 +186,7 @@ def test_bits_are_those_of_one_worker_and_of_a_run_that_was_resumed(
 
 
 def test_predictions_are_normalised_by_their_own_samples(
-    net: nn.Module, arrays: dict[str, Array], data: Path, tmp_path: Path
+    net: nn.Module, arrays: Arrays, data: Path, tmp_path: Path
 ) -> None:
     """An affine change of the numbers changes nothing; "ct" keeps the numbers of the run."""
     other = tmp_path / "other.zarr"
@@ -205,7 +206,7 @@ def test_predictions_are_normalised_by_their_own_samples(
 
 
 def test_what_does_not_go_together_is_refused_before_the_run(
-    net: nn.Module, arrays: dict[str, Array], data: Path, tmp_path: Path
+    net: nn.Module, arrays: Arrays, data: Path, tmp_path: Path
 ) -> None:
     def refused(message: str, where: Path = data, **options: Any) -> None:
         with pytest.raises(InputError, match=message):
@@ -230,7 +231,7 @@ def test_what_does_not_go_together_is_refused_before_the_run(
 
 
 def test_a_number_that_is_not_finite_is_found_in_statistics(
-    net: nn.Module, arrays: dict[str, Array], tmp_path: Path
+    net: nn.Module, arrays: Arrays, tmp_path: Path
 ) -> None:
     x = arrays["input"].astype("float32")
     x[3, 1, 2, 2, 2] = np.nan
@@ -266,9 +267,7 @@ def test_whole_numbers_are_moved_and_else_left_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(run.history[0]["loss"], loss, rtol=1e-12)
 
 
-def test_scaled_labels_are_as_large_as_they_become(
-    net: nn.Module, arrays: dict[str, Array], tmp_path: Path
-) -> None:
+def test_scaled_labels_are_as_large_as_they_become(net: nn.Module, arrays: Arrays, tmp_path: Path) -> None:
     data = {"input": arrays["input"].astype("float64"), "y": np.full((5, *SPATIAL), 128, "uint8")}
     for augment in (None, [transforms.RandFlip(1.0, 0)]):
         with pytest.raises(DatasetError, match="has label 256"):
