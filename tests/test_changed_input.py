@@ -15,10 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    ("kit", "first", "last"),
-    [("changed_files", 0, 300), ("command_lines", 0, 125)],
-)
+@pytest.mark.parametrize(("kit", "first", "last"), [("changed_files", 0, 300), ("command_lines", 0, 125)])
 def test_what_is_odd_is_refused_in_one_line(kit: str, first: int, last: int) -> None:
     command = [sys.executable, "-m", f"tests.kit.{kit}", str(first), str(last)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
