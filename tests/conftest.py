@@ -25,8 +25,10 @@ from oocdl.cli import app
 from oocdl.config.settings import setting_names
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.planning.choice import pass_kinds
+from oocdl.pytorch import example
 from oocdl.pytorch import export as exporting
 from oocdl.storage import files
+from oocdl.storage.dataset.sample_stack import members_of
 
 collect_ignore = ["graph/onnx/make_keras_files.py"]
 """It needs Keras."""
@@ -143,26 +145,40 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Modules of equal type, layers and state are exported once in a module that tests what comes after."""
-    export, folder = exporting.export, tmp_path_factory.mktemp("exported")
-    made: dict[str, exporting.Exported] = {}
+    """Modules of equal type, layers and state are exported once in a module that tests what comes after.
 
-    def once(module: Any, given: Any, path: Any, *others: Any) -> Any:
+    So is an example of what they take sought once, in arrays of equal names, shapes and types.
+    """
+    export, find, folder = exporting.export, example.example_of, tmp_path_factory.mktemp("exported")
+    made: dict[str, Any] = {}
+
+    def digest_of(module: Any, given: Any, *others: Any) -> str:
         parts = [(part.training, type(part)) for part in module.modules()]
         leaves = [*module.state_dict(keep_vars=True).values(), *tree_leaves(given)]
         digest = hashlib.sha256(repr((module, parts, tree_structure(given), others)).encode())
         for leaf in leaves:
             digest.update(repr((leaf.shape, leaf.dtype, leaf.requires_grad)).encode())
             digest.update(leaf.detach().numpy().tobytes())
-        kept = folder / digest.hexdigest()
+        return digest.hexdigest()
+
+    def once(module: Any, given: Any, path: Any, *others: Any) -> Any:
+        kept = folder / digest_of(module, given, others)
         if kept.name not in made:
             made[kept.name] = export(module, given, path, *others)
             shutil.copyfile(path, kept)
         shutil.copyfile(kept, path)
         return replace(made[kept.name], path=Path(path).absolute())
 
+    def found_once(module: Any, dataset: Any, settings: Any) -> Any:
+        arrays = [(name, one.shape, one.dtype, len(members_of(one))) for name, one in dataset.arrays.items()]
+        key = digest_of(module, (), arrays, settings.inputs, settings.batch_size)
+        if key not in made:
+            made[key] = find(module, dataset, settings)
+        return made[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "export", once)
+        patch.setattr(example, "example_of", found_once)
         yield
 
 
