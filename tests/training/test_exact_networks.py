@@ -92,7 +92,7 @@ def exact(job: Job, optimizer: str, cut: str, workdir: Path, engine: str = "torc
 
 TRUTH: dict[Any, tuple[list[float], dict[str, np.ndarray]]] = {}
 ODD: tuple[Unet, ...] = (
-    ("instance", "stride", "transpose", (17, 9, 11), 2, True),
+    ("instance", "stride", "transpose", (9, 5, 7), 1, True),
     ("group", "maxpool", "trilinear", (5, 7, 9), 1, True),
     ("instance", "maxpool", "nearest", (17, 10, 7), 2, True),
     ("group", "stride", "trilinear", (11, 7, 9), 1, True),

@@ -172,7 +172,6 @@ def generators() -> Callable[[], list[tuple[str, Any]]]:
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
     others = [one for kind in kinds for one in objects if type(one) is kind]
-    del objects
 
     def states() -> list[tuple[str, Any]]:
         own = [("Python's random", random.getstate()), ("NumPy's random", repr(np.random.get_state()))]
