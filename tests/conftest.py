@@ -26,8 +26,10 @@ from oocdl.config.settings import setting_names
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.planning import own_memory
 from oocdl.planning.choice import pass_kinds
+from oocdl.pytorch import example
 from oocdl.pytorch import export as exporting
 from oocdl.storage import files
+from oocdl.storage.dataset.sample_stack import members_of
 
 collect_ignore = ["graph/onnx/make_keras_files.py"]
 """It needs Keras."""
@@ -36,6 +38,7 @@ collect_ignore = ["graph/onnx/make_keras_files.py"]
 _LOADED_LATE = (
     "torch.optim.adam",
     "torch._dynamo",
+    "torch.export._trace",
     "torch.fx.experimental.validator",
     "sympy.tensor.tensor",
     "sympy.physics.units",
@@ -44,20 +47,34 @@ _LOADED_LATE = (
 """Modules that PyTorch loads on first use, and that each forked exporter would load again."""
 
 
+_REAL = {name: getattr(gc, name) for name in ("freeze", "unfreeze", "get_freeze_count")}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> Iterator[None]:
     """What a module has left alive is not gone through by each collection after it."""
     yield
-    gc.collect(1)  # a full one goes through all that there is, as a run unfreezes it
-    gc.freeze()
+    gc.collect()
+    _REAL["freeze"]()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _frozen_is_not_counted() -> Iterator[None]:
-    """To count what this process has frozen goes through all of it: 20 ms and more of each plan."""
+def _frozen_lasts() -> Iterator[None]:
+    """What importing has made is not counted, gone through and copied by each run and each exporter.
+
+    A run would unfreeze it, and so would the search of an export for generators of NumPy's.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", lambda: 1)
+        for name in _REAL:
+            patch.setattr(gc, name, lambda: 1)
         yield
+
+
+@pytest.fixture
+def thaws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is frozen is counted and unfrozen as it is outside of tests."""
+    for name, function in _REAL.items():
+        monkeypatch.setattr(gc, name, function)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -94,9 +111,12 @@ def _commands_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _torchlib_once() -> Iterator[None]:
     """PyTorch's newer exporter makes its table of functions once, not in 0.6 s of each export."""
-    known = functools.cache(ONNXRegistry.from_torchlib)
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        known(TORCHLIB_OPSET)  # before this process forks exporters
+    known, in_child = functools.cache(ONNXRegistry.from_torchlib), exporting.in_child
+
+    def forked(what: str, *others: Any) -> Any:
+        if "dynamo" in what:
+            known(TORCHLIB_OPSET)  # before this process forks exporters
+        return in_child(what, *others)
 
     def copied(opset_version: int = TORCHLIB_OPSET) -> ONNXRegistry:
         table = copy.copy(known(opset_version))
@@ -105,6 +125,7 @@ def _torchlib_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
+        patch.setattr(exporting, "in_child", forked)
         yield
 
 
@@ -126,26 +147,40 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module")
 def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Modules of equal type, layers and state are exported once in a module that tests what comes after."""
-    export, folder = exporting.export, tmp_path_factory.mktemp("exported")
-    made: dict[str, exporting.Exported] = {}
+    """Modules of equal type, layers and state are exported once in a module that tests what comes after.
 
-    def once(module: Any, given: Any, path: Any, *others: Any) -> Any:
+    So is an example of what they take sought once, in arrays of equal names, shapes and types.
+    """
+    export, find, folder = exporting.export, example.example_of, tmp_path_factory.mktemp("exported")
+    made: dict[str, Any] = {}
+
+    def digest_of(module: Any, given: Any, *others: Any) -> str:
         parts = [(part.training, type(part)) for part in module.modules()]
         leaves = [*module.state_dict(keep_vars=True).values(), *tree_leaves(given)]
         digest = hashlib.sha256(repr((module, parts, tree_structure(given), others)).encode())
         for leaf in leaves:
             digest.update(repr((leaf.shape, leaf.dtype, leaf.requires_grad)).encode())
             digest.update(leaf.detach().numpy().tobytes())
-        kept = folder / digest.hexdigest()
+        return digest.hexdigest()
+
+    def once(module: Any, given: Any, path: Any, *others: Any) -> Any:
+        kept = folder / digest_of(module, given, others)
         if kept.name not in made:
             made[kept.name] = export(module, given, path, *others)
             shutil.copyfile(path, kept)
         shutil.copyfile(kept, path)
         return replace(made[kept.name], path=Path(path).absolute())
 
+    def found_once(module: Any, dataset: Any, settings: Any) -> Any:
+        arrays = [(name, one.shape, one.dtype, len(members_of(one))) for name, one in dataset.arrays.items()]
+        key = digest_of(module, (), arrays, settings.inputs, settings.batch_size)
+        if key not in made:
+            made[key] = find(module, dataset, settings)
+        return made[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "export", once)
+        patch.setattr(example, "example_of", found_once)
         yield
 
 
@@ -165,7 +200,8 @@ def planned_once() -> Iterator[None]:
         # The process is not equally large each time; a plan is another where much less is left.
         rough = machine.capacity_bytes >> 28 if machine.capacity_bytes >> 30 else machine.capacity_bytes
         key = repr((
-            model.path, [getattr(settings, name) for name in names], frozen, course.passes,
+            hashlib.sha256(model.path.read_bytes()).digest(),
+            [getattr(settings, name) for name in names], frozen, course.passes,
             replace(machine, base_bytes=0, reserved_bytes=0, capacity_bytes=rough),
             course.kinds, course.validation_kinds,
             [{label: sizes(one) for label, one in each.items()} for each in (bindings, validations)],
@@ -186,7 +222,7 @@ def pytest_collection_finish() -> None:
     for name in _LOADED_LATE:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()
+    _REAL["freeze"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

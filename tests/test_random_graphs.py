@@ -26,7 +26,7 @@ from tests.kit.random_graphs import Maker, text
 from tests.kit.random_layers import LAYERS
 from tests.kit.random_steps import STEPS
 
-FIRST, LAST = map(int, os.environ.get("OOCDL_SEEDS", "0:200").split(":"))
+FIRST, LAST = map(int, os.environ.get("OOCDL_SEEDS", "0:100").split(":"))
 VOCABULARY = (*STEPS, *LAYERS)
 LACKING: dict[str, str] = {}
 """Operators that no random graph has, and why."""

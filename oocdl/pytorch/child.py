@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import pickle
 import re
@@ -86,6 +87,7 @@ def _run(work: Callable[[], T], writer: int, most_seconds: int | None) -> NoRetu
     """Do the work of a copy, and end it without the clean-up that is the original's."""
     code = 1
     try:
+        gc.freeze()  # a collection would go through all that the original has, and copy its pages
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # rather this copy than its original, if memory ends

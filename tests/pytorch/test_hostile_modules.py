@@ -38,7 +38,6 @@ class Does(nn.Module):
         self.norm = nn.BatchNorm1d(4)
         self.n: Any = 0
         self.kept: Any = None
-        self.held: dict[str, Any] = {"list": []}
         self.generator = torch.Generator().manual_seed(5)
         self.register_buffer("seen", torch.ones(()))
         self.temperature = nn.Parameter(torch.tensor(1.5))
@@ -49,7 +48,6 @@ class Does(nn.Module):
         return self.what(self, x, self.fc(x))
 
 
-COUNT = [0]
 STATE = torch.ones(4, dtype=torch.float64)
 
 
@@ -94,19 +92,9 @@ def kept_and_unread(self: Does, x: Tensor, y: Tensor) -> Tensor:
     return y
 
 
-def global_counter(self: Does, x: Tensor, y: Tensor) -> Tensor:
-    COUNT[0] += 1
-    return y * COUNT[0]
-
-
 def global_tensor(self: Does, x: Tensor, y: Tensor) -> Tensor:
     STATE.mul_(1.5)
     return y * STATE.to(y.dtype)
-
-
-def growing_list(self: Does, x: Tensor, y: Tensor) -> Tensor:
-    self.held["list"].append(1)
-    return y * len(self.held["list"])
 
 
 def seeded(self: Does, x: Tensor, y: Tensor) -> Tensor:
@@ -236,9 +224,7 @@ CASES: Mapping[str, Case] = {
     "a counter that nothing reads": does(unread_counter),
     "a result that is kept": does(kept_result, "what an earlier call has computed"),
     "a result that nobody reads": does(kept_and_unread),
-    "a global counter": does(global_counter, r"COUNT\[0\]' is changed"),
     "a global tensor": does(global_tensor, "lives longer than a call"),
-    "a growing list": does(growing_list, "held"),
     "the clock": does(lambda self, x, y: y * (1 + time.time_ns() % 1000), "call"),
     "a generator of its own": does(
         lambda self, x, y: y * torch.rand(4, generator=self.generator, dtype=y.dtype), "generator"
@@ -252,7 +238,6 @@ CASES: Mapping[str, Case] = {
     "a norm that is turned off": does(turned_off, "two calls with equal inputs differ in 'norm'"),
     "clamped weights": does(clamped_weights, "'fc.weight' is changed"),
     "a gradient inside": does(gradient_inside, "does not require grad"),
-    "a number": does(lambda self, x, y: y * y.max().item(), "read as one of Python's"),
     "normed twice": does(twice_normed),
     "its weights transposed": does(lambda self, x, y: torch.tanh(y) @ self.fc.weight),
     "in place": does(in_place_chain),

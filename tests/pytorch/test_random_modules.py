@@ -19,11 +19,8 @@ from oocdl.pytorch.exporters import EXPORTERS
 from tests.kit.beside import Verdict, beside
 from tests.kit.random_modules import Spec, shrunk, spec_of
 
-FEW = (
-    2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 17, 18, 21, 23, 27, 28, 29, 30, 31, 37, 39, 40, 41, 42, 43, 45,
-    47, 52, 54, 55, 56, 60, 65, 66, 67, 69, 70, 71, 72, 74, 75, 76, 78, 79,
-)  # fmt: skip
-"""Of the first 80 seeds; the others add no step, no rank of a step, no option of a layer, and no course."""
+FEW = (2, 4, 6, 7, 10, 12, 13, 21, 23, 28, 29, 30, 37, 39, 40, 41, 52, 66, 74, 76, 78, 79)
+"""Of the first 80 seeds: every step, layer and course among them, and all options of layers but five."""
 SEEDS = range(*map(int, os.environ["OOCDL_MODULES"].split(":"))) if "OOCDL_MODULES" in os.environ else FEW
 TOGETHER = 11
 """Modules a test."""

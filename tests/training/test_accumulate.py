@@ -137,10 +137,7 @@ ALL_KINDS = (7, 3)
 
 @pytest.mark.parametrize(
     ("samples", "k", "optimizer", "clip", "cuts"),
-    [
-        *((*course, *WHOLE) for course in COURSES),
-        (*ALL_KINDS, *CUT),
-    ],
+    [*((*course, *WHOLE) for course in COURSES), (*ALL_KINDS, *CUT)],
 )
 def test_steps_are_those_of_pytorchs_loop(
     samples: int, k: int, optimizer: str, clip: float | None, cuts: Any, bench: Bench, tmp_path: Path

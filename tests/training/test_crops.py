@@ -39,6 +39,7 @@ from tests.kit.runs import losses_of
 
 Array = NDArray[Any]
 Samples = list[tuple[Array, Array]]
+Data = tuple[Path, Samples]
 SHAPES = [(9, 8, 10), (16, 12, 8), (7, 5, 6), (16, 12, 8), (8, 6, 5)]
 """Along some axes they are smaller than the crop."""
 ROI, LR, SEED = (8, 6, 6), 0.05, 3
@@ -59,7 +60,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Samples]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     path = nets.write_samples(tmp_path_factory.mktemp("data") / "data.zarr", SHAPES, classes=3)
     group = zarr.open_group(path, mode="r")
     return path, [(np.asarray(one["x"], "f8"), np.asarray(one["y"])) for _, one in sorted(group.groups())]  # type: ignore[arg-type]
@@ -136,7 +137,7 @@ def options() -> dict[str, Any]:
     ids=str,
 )
 def test_a_run_is_pytorchs_loop_over_parts(
-    net: Exported, data: tuple[Path, Samples], tmp_path: Path, options: dict[str, Any], how: dict[str, Any]
+    net: Exported, data: Data, tmp_path: Path, options: dict[str, Any], how: dict[str, Any]
 ) -> None:
     path, samples = data
     run = oocdl.fit(net, path, workdir=tmp_path / "run", **{**options, **how})
@@ -162,7 +163,7 @@ def test_a_run_is_pytorchs_loop_over_parts(
 
 
 def test_bits_are_those_of_a_run_that_was_killed_and_of_one_worker(
-    net: Exported, data: tuple[Path, Samples], tmp_path: Path, options: dict[str, Any]
+    net: Exported, data: Data, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     options |= {"precision": "float32", "parallel": {"space": (3, 2)}, "shuffle": True}
     run = oocdl.fit(net, data[0], workdir=tmp_path / "run", **options)
@@ -297,7 +298,7 @@ def test_foreground_is_chosen_alike_in_any_order_and_shared_by_classes() -> None
 
 
 def test_what_does_not_go_together_is_refused_before_the_run(
-    net: Exported, data: tuple[Path, Samples], tmp_path: Path
+    net: Exported, data: Data, tmp_path: Path
 ) -> None:
     def refused(message: str, *augment: Any, where: Any = data[0], **options: Any) -> None:
         with pytest.raises((InputError, ModelError), match=message) as caught:

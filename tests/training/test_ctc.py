@@ -19,7 +19,7 @@ from tests.kit.nets import write_data
 from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 SAMPLES, STEPS = 4, 3
 LENGTHS = ("labels", "input_lengths", "target_lengths")

@@ -22,7 +22,7 @@ from tests.kit.nets import vectors, write_data
 from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 CUTS: dict[str, Any] = {"whole": "auto", "batch": {"batch": 2}, "space": {"space": (3,)}}
 

@@ -21,7 +21,7 @@ from tests.kit.nets import files_of, write_data
 pytestmark = pytest.mark.usefixtures("planned_once")
 
 MAKES: Mapping[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
-    "unet": (lambda: UNet3d(base=4, depth=1, dropout=0.2), (1, 16, 12, 8)),
+    "unet": (lambda: UNet3d(base=4, depth=1, dropout=0.2), (1, 12, 8, 8)),
     "resnet": (lambda: ResNet(classes=3), (3, 12, 16)),
 }
 Bits = dict[str, bytes]

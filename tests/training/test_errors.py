@@ -95,10 +95,7 @@ X, Y = nets.vectors()["x"], nets.vectors()["y"]
         ({"x": X, "y": Y[:9]}, "differ in their number of samples: 'x' has 10, 'y' has 9"),
         ({"x": X[:0], "y": Y[:0]}, "array 'x' of .* has no samples"),
         ({"x": X}, r"output 'y' of the model has no array of that name; found: x; pass targets=\{'y': ...\}"),
-        (
-            {"a": X, "b": X, "y": Y},
-            "input 'x' of the model has no array of that name; found: a, b, y; pas",
-        ),
+        ({"a": X, "b": X, "y": Y}, "input 'x' of the model has no array of that name; found: a, b, y; pas"),
         ({"x": X, "y": Y.astype("f4")}, "array 'y' is float32; the loss of 'y' wants whole-number labels"),
         ({"x": X, "y": Y.astype("M8[s]")}, "array 'y' of .* has dtype .*; only bool, integers and floats"),
     ],

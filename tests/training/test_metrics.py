@@ -16,7 +16,7 @@ from oocdl.metrics import PSNR, Accuracy, Confusion, DiceMetric, IoU, TopK
 from oocdl.ops.metric_functions import METRICS
 from tests.kit import nets, settings
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 OF_CLASSES = ("dice", "iou", "accuracy", "sensitivity", "specificity", "precision", "f1")
 SAMPLES, CLASSES = 5, 3

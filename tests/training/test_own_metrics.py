@@ -18,7 +18,7 @@ from oocdl.ops.own_loss import METRIC_FORMULAS
 from tests.kit import nets
 from tests.kit.settings import EXACT
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 CUTS: dict[str, Any] = {"whole": "auto", "cut": {"batch": 2, "space": (3, 2), "channels": 2}}
 GIVEN: dict[str, Any] = {**EXACT, "optimizer": "sgd", "lr": 0.1, "steps": 1, "batch_size": 2}

@@ -21,6 +21,7 @@ from tests.kit.settings import QUICK
 
 MACHINE = Small(24 << 20, 300 << 20)
 OPTIONS = {**QUICK, "batch_size": 2}
+Files = tuple[Path, Path]
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +49,14 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     place = tmp_path_factory.mktemp("plans")
     model = nets.write_conv(place / "conv.onnx", channels=6, layers=3)
     return model, nets.write_data(place / "data.zarr", nets.volumes(samples=5, extent=48))
 
 
 @pytest.fixture(scope="module")
-def known(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+def known(files: Files, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     """A plan, and a cache that has it."""
     place = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +72,7 @@ def first(known: tuple[Plan, Path], folder: Path) -> Plan:
     return known[0]
 
 
-def planned(files: tuple[Path, Path], machine: Small = MACHINE, **options: Any) -> Plan:
+def planned(files: Files, machine: Small = MACHINE, **options: Any) -> Plan:
     return machine.job(*files, **{**OPTIONS, **options}).plan()
 
 
@@ -80,7 +81,7 @@ def text(plan: Plan) -> str:
     return f"{kinds}\n{plan.seconds}"
 
 
-def test_the_second_plan_is_the_first_without_a_search(files: tuple[Path, Path], searched: list[str]) -> None:
+def test_the_second_plan_is_the_first_without_a_search(files: Files, searched: list[str]) -> None:
     options: dict[str, Any] = {"accumulate": 2, "keep": ["grad/w0"], "optimizer": "adam"}
     first = planned(files, **options)
     assert len(searched) == 3, "full, ragged and earlier passes"
@@ -94,7 +95,7 @@ def test_the_second_plan_is_the_first_without_a_search(files: tuple[Path, Path],
 
 
 def test_a_plan_for_fewer_workers_than_there_are(
-    files: tuple[Path, Path], searched: list[str], monkeypatch: pytest.MonkeyPatch
+    files: Files, searched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_search, "MIN_HOST_SECONDS", 0)
     machine = replace(MACHINE, capacity_bytes=1 << 30, slots=(2, 8))
@@ -111,7 +112,7 @@ def test_a_plan_for_fewer_workers_than_there_are(
 
 @pytest.mark.parametrize("change", [{"batch_size": 1}, {"lr": 0.5}, {"loss": "dice"}, {"threads": 2}])
 def test_other_settings_are_searched_for(
-    change: dict[str, Any], files: tuple[Path, Path], searched: list[str], folder: Path, first: Plan
+    change: dict[str, Any], files: Files, searched: list[str], folder: Path, first: Plan
 ) -> None:
     planned(files, **change)
     assert searched and len(list(folder.iterdir())) == 2
@@ -121,7 +122,7 @@ def test_other_settings_are_searched_for(
     ("capacity", "hits"), [(1.0, True), (0.99, True), (1.05, True), (0.9, False), (2, False)]
 )
 def test_about_the_same_room(
-    capacity: float, hits: bool, files: tuple[Path, Path], searched: list[str], first: Plan
+    capacity: float, hits: bool, files: Files, searched: list[str], first: Plan
 ) -> None:
     planned(files, replace(MACHINE, capacity_bytes=int(capacity * (24 << 20))))
     assert (not searched) == hits
@@ -129,7 +130,7 @@ def test_about_the_same_room(
 
 @pytest.mark.usefixtures("first")
 def test_another_model_other_rates_and_other_code(
-    files: tuple[Path, Path], tmp_path: Path, searched: list[str], monkeypatch: pytest.MonkeyPatch
+    files: Files, tmp_path: Path, searched: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.onnx"
     other.write_bytes(files[0].read_bytes() + b"\x3a\x00")  # an empty doc_string of the graph, to protobuf
@@ -153,9 +154,7 @@ def body_of(path: Path) -> Any:
     return json.loads(plan_cache.KEPT.read(path.name) or b"")
 
 
-def test_a_damaged_entry_does_not_count(
-    files: tuple[Path, Path], searched: list[str], folder: Path, first: Plan
-) -> None:
+def test_a_damaged_entry_does_not_count(files: Files, searched: list[str], folder: Path, first: Plan) -> None:
     path = entry(folder)
     whole = path.read_text()
     path.write_text(whole.replace('"cuts": [', '"cuts": [1, '))
@@ -166,7 +165,7 @@ def test_a_damaged_entry_does_not_count(
 
 
 def test_cuts_that_give_other_numerics_do_not_count(
-    files: tuple[Path, Path], searched: list[str], folder: Path, first: Plan
+    files: Files, searched: list[str], folder: Path, first: Plan
 ) -> None:
     path = entry(folder)
     body = body_of(path)
@@ -177,9 +176,7 @@ def test_cuts_that_give_other_numerics_do_not_count(
     assert searched
 
 
-def test_off_is_off(
-    files: tuple[Path, Path], folder: Path, searched: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_off_is_off(files: Files, folder: Path, searched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(plan_cache.VARIABLE, "off")
     for count in (2, 4):
         planned(files)
@@ -188,7 +185,7 @@ def test_off_is_off(
 
 
 def test_a_run_of_a_plan_from_the_cache_has_the_same_bits(
-    files: tuple[Path, Path], tmp_path: Path, searched: list[str]
+    files: Files, tmp_path: Path, searched: list[str]
 ) -> None:
     runs = [fit(*files, machine=MACHINE, workdir=tmp_path / name, **OPTIONS) for name in ("a", "b")]
     assert len(searched) == 2

@@ -20,7 +20,8 @@ from oocdl.metrics import ASD, HD95
 from oocdl.training.prediction import surfaces
 from tests.kit import nets, settings
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
+Trained = tuple[oocdl.Run, torch.nn.Module, Path]
 
 pytest.importorskip("scipy")
 CLASSES = 3
@@ -36,7 +37,7 @@ def blocks(values: Array, shape: tuple[int, ...]) -> Array:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[oocdl.Run, torch.nn.Module, Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A network cut in space, and samples of several sizes, of which one lacks a class."""
     folder = tmp_path_factory.mktemp("surfaces")
     data = nets.write_samples(folder / "data.zarr", SHAPES, classes=CLASSES)
@@ -82,7 +83,7 @@ def expected(predicted: Array, true: Array, spacing: tuple[float, ...], number: 
 
 
 def test_distances_of_volumes_of_any_size_and_spacing(
-    run: tuple[oocdl.Run, torch.nn.Module, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, module, data = run
     monkeypatch.setattr(surfaces, "SLAB_VOXELS", 130)  # volumes are read in pieces of one and two planes
@@ -115,7 +116,7 @@ def test_distances_of_volumes_of_any_size_and_spacing(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_distances_are_those_of_monai(run: tuple[oocdl.Run, torch.nn.Module, Path]) -> None:
+def test_distances_are_those_of_monai(run: Trained) -> None:
     theirs = pytest.importorskip("monai.metrics")
     trained, module, data = run
     mine = trained.evaluate(data, metrics=[HD95(include_background=True), ASD(include_background=True)])
@@ -178,9 +179,7 @@ def test_masks_that_are_scaled(tmp_path: Path) -> None:
     assert math.isclose(found["asd"], np.mean([expected(p, y, (1.0, 1.0), 1)[1] for p, y in pairs]))
 
 
-def test_what_cannot_be_is_refused(
-    run: tuple[oocdl.Run, torch.nn.Module, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_is_refused(run: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained, module, data = run
     with pytest.raises(InputError, match=r"'hd95' is no metric of validations; pass it to Run\.evaluate"):
         oocdl.fit(module, data, metrics="hd95", validation=data, workdir=tmp_path / "other", **OPTIONS)

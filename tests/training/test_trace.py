@@ -23,19 +23,21 @@ from tests.kit.searches import workers_in
 pytestmark = pytest.mark.usefixtures("planned_once")
 
 Event = dict[str, Any]
+Traced = tuple[oocdl.Run, Path]
+Job = tuple[Path, Path]
 QUICK = {**settings.QUICK, "threads": 2, "steps": 4, "loss": "dice_ce", "seed": 5}
 QUICK |= {"parallel": {"space": (2,)}}
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("job")
     model = write_unet3d(folder / "unet.onnx", base=2, depth=1, classes=2)
     return model, nets.write_data(folder / "data.zarr", nets.volumes(3, 16))
 
 
 @pytest.fixture(scope="module")
-def traced(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[oocdl.Run, Path]:
+def traced(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Traced:
     folder = tmp_path_factory.mktemp("traced")
     run = oocdl.fit(*job, workdir=folder / "run", trace=folder / "step.json", **QUICK)
     return run, folder / "step.json"
@@ -84,14 +86,14 @@ def ran(path: Path) -> Counter[tuple[object, ...]]:
     )
 
 
-def test_every_task_of_the_third_step_is_there_once(traced: tuple[oocdl.Run, Path]) -> None:
+def test_every_task_of_the_third_step_is_there_once(traced: Traced) -> None:
     run, path = traced
     assert ran(path) == tasks_of(run, "main")
     assert {event["args"]["pass"] for event in spans(path, "unit")} == {2}
     assert read(path)["otherData"] == run.history[2]
 
 
-def test_phases_make_up_their_task(traced: tuple[oocdl.Run, Path]) -> None:
+def test_phases_make_up_their_task(traced: Traced) -> None:
     _, path = traced
     nest(path)
     found = spans(path, "phase")
@@ -106,7 +108,7 @@ def test_phases_make_up_their_task(traced: tuple[oocdl.Run, Path]) -> None:
             assert sum(e["dur"] for e in inside) == pytest.approx(task["dur"], abs=0.01)
 
 
-def test_bytes_are_those_of_the_history(traced: tuple[oocdl.Run, Path]) -> None:
+def test_bytes_are_those_of_the_history(traced: Traced) -> None:
     run, path = traced
     units, row = spans(path, "unit"), run.history[2]
     assert sum(unit["args"]["read_bytes"] for unit in units) == row["unit_read_bytes"]
@@ -115,7 +117,7 @@ def test_bytes_are_those_of_the_history(traced: tuple[oocdl.Run, Path]) -> None:
     assert read_of["dataset: image"] >= 2 and read_of["dataset: target/logits"] >= 2
 
 
-def test_it_is_of_the_format(traced: tuple[oocdl.Run, Path]) -> None:
+def test_it_is_of_the_format(traced: Traced) -> None:
     events = read(traced[1])["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X", "C"}
     names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events if e["name"].endswith("_name")}
@@ -131,13 +133,11 @@ def test_it_is_of_the_format(traced: tuple[oocdl.Run, Path]) -> None:
     assert 0 < peak < 4 << 30 and all(min(one.values()) >= 0 for one in counted)
 
 
-def test_results_are_the_same_without(
-    job: tuple[Path, Path], traced: tuple[oocdl.Run, Path], tmp_path: Path
-) -> None:
+def test_results_are_the_same_without(job: Job, traced: Traced, tmp_path: Path) -> None:
     same(oocdl.fit(*job, workdir=tmp_path / "run", **QUICK), traced[0])
 
 
-def test_of_two_steps_the_last_and_all_its_passes(job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_of_two_steps_the_last_and_all_its_passes(job: Job, tmp_path: Path) -> None:
     options = QUICK | {"steps": 1, "accumulate": 2}
     run = oocdl.fit(*job, workdir=tmp_path / "run", trace=tmp_path / "step.json", **options)
     assert ran(tmp_path / "step.json") == tasks_of(run, "first", "main")
@@ -166,23 +166,21 @@ def test_the_spill_has_tracks_of_its_own(tmp_path: Path) -> None:
     assert {names[event["tid"]] for event in found} <= {"oocdl_0", "oocdl_1"}
 
 
-def test_where_nothing_can_be_written_is_told_before_the_run(job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_where_nothing_can_be_written_is_told_before_the_run(job: Job, tmp_path: Path) -> None:
     for path, error in ((tmp_path, InputError), (3, InputError), (tmp_path / "none/step.json", StoreError)):
         with pytest.raises(error):
             oocdl.fit(*job, workdir=tmp_path / "run", trace=path, **QUICK)  # type: ignore[arg-type]
     assert not any(tmp_path.iterdir())
 
 
-def test_a_run_without_a_step_to_trace_is_refused(
-    job: tuple[Path, Path], traced: tuple[oocdl.Run, Path], tmp_path: Path
-) -> None:
+def test_a_run_without_a_step_to_trace_is_refused(job: Job, traced: Traced, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="all 4 steps are done"):
         oocdl.fit(*job, workdir=traced[0].path, trace=tmp_path / "step.json", **QUICK)
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_each_worker_of_a_client_is_a_process(job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_each_worker_of_a_client_is_a_process(job: Job, tmp_path: Path) -> None:
     options = QUICK | {"threads": 1, "steps": 2, "trace": tmp_path / "step.json"}
     with workers_in(tmp_path / "workers", memory_limit=None) as client:
         run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, **options)

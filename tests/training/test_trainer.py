@@ -23,6 +23,8 @@ from tests.kit import nets
 from tests.kit.runs import broken_after, losses_of, same
 from tests.kit.settings import EXACT, QUICK
 
+Trained = tuple[oocdl.Run, Path, dict[str, Any]]
+
 
 @pytest.fixture
 def mlp(tmp_path: Path) -> Path:
@@ -35,7 +37,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unet(tmp_path_factory: pytest.TempPathFactory) -> tuple[oocdl.Run, Path, dict[str, Any]]:
+def unet(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A U-Net after two epochs of three volumes of 16³ in batches of two, and its data."""
     folder = tmp_path_factory.mktemp("unet")
     model = write_unet3d(folder / "unet.onnx", base=4, depth=2, classes=3)
@@ -48,7 +50,7 @@ def unet(tmp_path_factory: pytest.TempPathFactory) -> tuple[oocdl.Run, Path, dic
     return run, dataset, arrays
 
 
-def test_history(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+def test_history(unet: Trained) -> None:
     run = unet[0]
     assert [row["step"] for row in run.history] == [1, 2, 3, 4]
     assert [row["epoch"] for row in run.history] == [0, 0, 1, 1]
@@ -62,7 +64,7 @@ def test_history(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
     assert repr(run) == f"Run('{run.path}', steps=4)"
 
 
-def test_weights_are_zarr_arrays_by_initializer_name(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+def test_weights_are_zarr_arrays_by_initializer_name(unet: Trained) -> None:
     run = unet[0]
     stored = {t.name: t for t in onnx.load(run.path.with_suffix(".onnx")).graph.initializer}
     assert set(run.weights) == set(stored) and len(run.weights) == len(stored)
@@ -78,7 +80,7 @@ def test_weights_are_zarr_arrays_by_initializer_name(unet: tuple[oocdl.Run, Path
         run.weights["nothing"]
 
 
-def test_a_run_is_a_zarr_group_for_any_reader(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+def test_a_run_is_a_zarr_group_for_any_reader(unet: Trained) -> None:
     run = unet[0]
     run_group = zarr.open_group(str(run.path), mode="r")
     groups = [run_group[kind] for kind in ("weights", "state", "kept")]
@@ -86,7 +88,7 @@ def test_a_run_is_a_zarr_group_for_any_reader(unet: tuple[oocdl.Run, Path, dict[
     assert "down1.conv1.weight" in names and "grad/head.bias" in names
 
 
-def test_kept_values_of_the_last_step(unet: tuple[oocdl.Run, Path, dict[str, Any]]) -> None:
+def test_kept_values_of_the_last_step(unet: Trained) -> None:
     run = unet[0]
     assert set(run.kept) == {"down1.conv1", "grad/head.bias"}
     assert run.kept["down1.conv1"].shape == (1, 4, 16, 16, 16)  # the ragged last batch
@@ -95,7 +97,7 @@ def test_kept_values_of_the_last_step(unet: tuple[oocdl.Run, Path, dict[str, Any
     assert gradient.shape == (3,) and abs(gradient.sum()) < 1e-3 and np.abs(gradient).max() > 1e-3
 
 
-def test_predict_and_export_agree(unet: tuple[oocdl.Run, Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_predict_and_export_agree(unet: Trained, tmp_path: Path) -> None:
     run, dataset, arrays = unet
     group = run.predict(dataset, tmp_path / "out.zarr", batch_size=2)
     session = onnxruntime.InferenceSession(str(run.export(tmp_path / "trained.onnx")))
@@ -105,9 +107,7 @@ def test_predict_and_export_agree(unet: tuple[oocdl.Run, Path, dict[str, Any]], 
     assert np.abs(again["logits"][...] - expected).max() < 1e-4
 
 
-def test_evaluate_is_the_loss_of_what_predict_gives(
-    unet: tuple[oocdl.Run, Path, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_evaluate_is_the_loss_of_what_predict_gives(unet: Trained, tmp_path: Path) -> None:
     run, dataset, arrays = unet
     logits = run.predict(dataset, tmp_path / "out.zarr")["logits"][...].astype(np.float64)
     losses = []

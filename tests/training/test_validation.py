@@ -19,11 +19,12 @@ from oocdl.callbacks import CSV
 from oocdl.errors import DatasetError, InputError, ModelWarning
 from oocdl.events import StepDone, StepRunning
 from oocdl.planning.passes import VALIDATION, VALIDATION_RAGGED, Course
+from oocdl.pytorch.exported import Exported
 from oocdl.runtime.session import Session, StepTrace
 from tests.kit import nets, runs, settings
 from tests.kit.machine import Small, plan
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 LR = 0.05
 
@@ -37,6 +38,12 @@ def net() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
+def file(net: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    zeros = torch.zeros(2, 1, 8, 8, 8).double()
+    return oocdl.from_torch(copy.deepcopy(net), zeros, tmp_path_factory.mktemp("net") / "net.onnx")
+
+
+@pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine volumes in ``a.zarr``, three others, which are larger, in ``b.zarr``."""
     folder = tmp_path_factory.mktemp("data")
@@ -45,10 +52,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def fit(net: nn.Module, data: Path, workdir: Path, **options: Any) -> oocdl.Run:
+def fit(model: Any, data: Path, workdir: Path, **options: Any) -> oocdl.Run:
     given = {**settings.EXACT, "optimizer": "sgd", "lr": LR, "epochs": 2, "batch_size": 2, **options}
     data = data / "a.zarr" if data.suffix != ".zarr" else data
-    return oocdl.fit(copy.deepcopy(net), data, workdir=workdir, **given)
+    return oocdl.fit(model, data, workdir=workdir, **given)
 
 
 def val_losses(run: oocdl.Run) -> dict[int, float]:
@@ -87,10 +94,10 @@ CUT = {"batch": 2, "space": (2, 2)}
     "cuts", [{}, {"parallel": CUT}, {"accumulate": 2}], ids=["whole", "cut", "accumulated"]
 )
 def test_held_out_samples_are_validated_on_and_never_trained_on(
-    net: nn.Module, data: Path, tmp_path: Path, cuts: dict[str, Any]
+    file: Exported, net: nn.Module, data: Path, tmp_path: Path, cuts: dict[str, Any]
 ) -> None:
     rows = [1, 4, 8]
-    run = fit(net, data, tmp_path / "run", validation=rows, **cuts)
+    run = fit(file, data, tmp_path / "run", validation=rows, **cuts)
     if "accumulate" not in cuts:
         expected = in_torch(net, [0, 2, 3, 5, 6, 7], loss_of(nets.volumes(9, 6), rows))
         np.testing.assert_allclose(list(val_losses(run).values()), expected, rtol=1e-10)
@@ -98,28 +105,30 @@ def test_held_out_samples_are_validated_on_and_never_trained_on(
     alone = nets.write_data(
         tmp_path / "c.zarr", {k: np.delete(v, rows, 0) for k, v in nets.volumes(9, 6).items()}
     )
-    runs.same(run, fit(net, alone, tmp_path / "other", **cuts))
+    runs.same(run, fit(file, alone, tmp_path / "other", **cuts))
 
 
-def test_a_dataset_of_other_sizes_is_validated_on(net: nn.Module, data: Path, tmp_path: Path) -> None:
-    run = fit(net, data, tmp_path / "run", validation=data / "b.zarr")
+def test_a_dataset_of_other_sizes_is_validated_on(
+    file: Exported, net: nn.Module, data: Path, tmp_path: Path
+) -> None:
+    run = fit(file, data, tmp_path / "run", validation=data / "b.zarr")
     larger = nets.volumes(3, 8, seed=7)
     expected = in_torch(net, range(9), loss_of(larger, range(3)))
     np.testing.assert_allclose(list(val_losses(run).values()), expected, rtol=1e-10)
     assert math.isclose(run.evaluate(data / "b.zarr")["loss"], val_losses(run)[10], rel_tol=1e-12)
-    assert nets.files_of(run) == nets.files_of(fit(net, data, tmp_path / "without"))
+    assert nets.files_of(run) == nets.files_of(fit(file, data, tmp_path / "without"))
     assert {VALIDATION, VALIDATION_RAGGED} <= oocdl.open(tmp_path / "run").plan.kinds.keys()
 
 
-def test_arrays_that_are_validated_on_are_not_stored(net: nn.Module, data: Path, tmp_path: Path) -> None:
+def test_arrays_that_are_validated_on_are_not_stored(file: Exported, data: Path, tmp_path: Path) -> None:
     given = nets.volumes(3, 8, seed=7)
-    part = fit(net, data, tmp_path / "run", validation=given, epochs=1)
+    part = fit(file, data, tmp_path / "run", validation=given, epochs=1)
     assert (part.path / "run.json").stat().st_size < 20_000
     assert part.settings.validation == "arrays in memory"
-    run = fit(net, data, tmp_path / "run", validation=given)
-    assert val_losses(run) == val_losses(fit(net, data, tmp_path / "other", validation=data / "b.zarr"))
+    run = fit(file, data, tmp_path / "run", validation=given)
+    assert val_losses(run) == val_losses(fit(file, data, tmp_path / "other", validation=data / "b.zarr"))
     with pytest.raises(InputError, match="array 'x' has other values"):
-        fit(net, data, tmp_path / "run", validation={**given, "x": given["x"] + 1})
+        fit(file, data, tmp_path / "run", validation={**given, "x": given["x"] + 1})
 
 
 @pytest.mark.parametrize(
@@ -133,9 +142,9 @@ def test_arrays_that_are_validated_on_are_not_stored(net: nn.Module, data: Path,
     ids=str,
 )
 def test_it_comes_as_often_as_asked_and_at_the_end(
-    net: nn.Module, data: Path, tmp_path: Path, how: dict[str, Any], steps: list[int]
+    file: Exported, data: Path, tmp_path: Path, how: dict[str, Any], steps: list[int]
 ) -> None:
-    run = fit(net, data, tmp_path / "run", validation=1 / 3, steps=10, **how)
+    run = fit(file, data, tmp_path / "run", validation=1 / 3, steps=10, **how)
     assert list(val_losses(run)) == steps
     assert all(
         (row["val_seconds"] > 0) == (row["step"] in steps) for row in run.history if "val_seconds" in row
@@ -161,11 +170,11 @@ class Stop(Exception):
 
 @pytest.mark.parametrize(("step", "stop"), [(3, KeyboardInterrupt), (6, Stop), (12, KeyboardInterrupt)])
 def test_a_validation_that_was_broken_off_goes_on_where_it_was(
-    net: nn.Module, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Any, step: int
+    file: Exported, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: Any, step: int
 ) -> None:
     options: dict[str, Any] = {"validation": [0, 3, 5], "batch_size": 1, "steps": 12, "metrics": "dice"}
     options |= {"validation_steps": step}
-    whole = fit(net, data, tmp_path / "whole", **options)
+    whole = fit(file, data, tmp_path / "whole", **options)
     passes: list[str] = []
     original = Session.run_pass
 
@@ -178,7 +187,7 @@ def test_a_validation_that_was_broken_off_goes_on_where_it_was(
     with monkeypatch.context() as patch:
         patch.setattr(Session, "run_pass", run_pass)
         with pytest.raises(stop):
-            fit(net, data, tmp_path / "run", **options)
+            fit(file, data, tmp_path / "run", **options)
         left = oocdl.open(tmp_path / "run")
         assert left.steps == (step if stop is KeyboardInterrupt else step // 6 * 6 if step < 12 else 6)
         assert not left.finished
@@ -188,17 +197,17 @@ def test_a_validation_that_was_broken_off_goes_on_where_it_was(
         patch.setattr(
             Session, "run_pass", lambda self, name, info: passes.append(name) or original(self, name, info)
         )
-        run = fit(net, data, tmp_path / "run", **options)
+        run = fit(file, data, tmp_path / "run", **options)
     assert passes[: passes.index(VALIDATION) + 2].count(VALIDATION) == 1  # of three, two were noted
     alike(run, whole)
 
 
 @pytest.mark.parametrize(("stop", "validation"), [(OSError, None), (KeyboardInterrupt, [0, 3, 5])])
 def test_a_step_that_is_done_is_kept_whatever_comes_before_it_is_told(
-    net: nn.Module, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: Any, stop: Any
+    file: Exported, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: Any, stop: Any
 ) -> None:
     options: dict[str, Any] = {"validation": validation, "steps": 3}
-    whole = fit(net, data, tmp_path / "whole", **options)
+    whole = fit(file, data, tmp_path / "whole", **options)
     original = StepTrace.end
 
     def end(self: StepTrace, number: int, *others: Any) -> None:
@@ -209,9 +218,9 @@ def test_a_step_that_is_done_is_kept_whatever_comes_before_it_is_told(
     with monkeypatch.context() as patch:
         patch.setattr(StepTrace, "end", end)
         with pytest.raises(stop):
-            fit(net, data, tmp_path / "run", **options)
+            fit(file, data, tmp_path / "run", **options)
     assert oocdl.open(tmp_path / "run").steps == 2
-    run = fit(net, data, tmp_path / "run", **options)
+    run = fit(file, data, tmp_path / "run", **options)
     alike(run, whole)
 
 
@@ -237,14 +246,14 @@ def alike(run: oocdl.Run, whole: oocdl.Run) -> None:
     ids=str,
 )
 def test_what_cannot_be_is_refused_before_anything_runs(
-    net: nn.Module, data: Path, tmp_path: Path, validation: Any, said: str
+    file: Exported, data: Path, tmp_path: Path, validation: Any, said: str
 ) -> None:
     with pytest.raises((InputError, DatasetError), match=said):
-        fit(net, data, tmp_path / "run", validation=validation)
+        fit(file, data, tmp_path / "run", validation=validation)
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_what_is_told_of_a_run_stays(net: nn.Module, data: Path, tmp_path: Path) -> None:
+def test_what_is_told_of_a_run_stays(file: Exported, data: Path, tmp_path: Path) -> None:
     rows, another = {"validation": [1, 2], "metrics": "dice"}, {"validation": data / "b.zarr"}
     for number, (then, now, said) in enumerate((
         (another, {}, "validation was a dataset, is nothing"),
@@ -253,16 +262,18 @@ def test_what_is_told_of_a_run_stays(net: nn.Module, data: Path, tmp_path: Path)
         (rows, {**rows, "metrics": "iou"}, "metrics.dice was DiceMetric, is nothing"),
     )):  # fmt: skip
         if number < 3:
-            fit(net, data, tmp_path / f"run{number}", steps=2, **then)
+            fit(file, data, tmp_path / f"run{number}", steps=2, **then)
         with pytest.raises(InputError, match=said):
-            fit(net, data, tmp_path / f"run{min(number, 2)}", steps=4, **now)
+            fit(file, data, tmp_path / f"run{min(number, 2)}", steps=4, **now)
     equal = {**rows, "validation": [2, 1], "validation_steps": 1}
-    assert fit(net, data, tmp_path / "run2", steps=4, **equal).steps == 4
+    assert fit(file, data, tmp_path / "run2", steps=4, **equal).steps == 4
 
 
-def test_batches_are_counted_as_pytorch_does(net: nn.Module, data: Path, tmp_path: Path) -> None:
+def test_batches_are_counted_as_pytorch_does(
+    file: Exported, net: nn.Module, data: Path, tmp_path: Path
+) -> None:
     """Five passes in an epoch of nine samples, two each step, however many samples are validated on."""
-    run = fit(net, data, tmp_path / "run", validation=data / "b.zarr", accumulate=2)
+    run = fit(file, data, tmp_path / "run", validation=data / "b.zarr", accumulate=2)
     module = copy.deepcopy(net)
     run.load_into(module)
     assert module[1].num_batches_tracked == 10
@@ -285,9 +296,11 @@ def test_what_evaluate_warns_of_a_validation_does_as_well(data: Path, tmp_path: 
         fit(Noisy().double(), data, tmp_path / "run", validation=0.2, steps=1)
 
 
-def test_those_who_listen_are_told(net: nn.Module, data: Path, tmp_path: Path) -> None:
+def test_those_who_listen_are_told(file: Exported, data: Path, tmp_path: Path) -> None:
     events: list[Any] = []
-    run = fit(net, data, tmp_path / "run", validation=0.2, callbacks=[events.append, CSV(tmp_path / "h.csv")])
+    run = fit(
+        file, data, tmp_path / "run", validation=0.2, callbacks=[events.append, CSV(tmp_path / "h.csv")]
+    )
     rows = [event.row for event in events if isinstance(event, StepDone)]
     assert [row.get("val_loss") for row in rows] == [row.get("val_loss") for row in run.history]
     assert {event.plan_id for event in events if isinstance(event, StepRunning)} <= run.plan.kinds.keys()
@@ -296,21 +309,19 @@ def test_those_who_listen_are_told(net: nn.Module, data: Path, tmp_path: Path) -
     values = [line.split(",")[names.index("val_loss")] for line in lines]
     assert values == [str(row.get("val_loss", "")) for row in run.history]
     again = CSV(tmp_path / "h.csv")
-    fit(net, data, tmp_path / "a", validation=0.2, steps=2, callbacks=[again])
+    fit(file, data, tmp_path / "a", validation=0.2, steps=2, callbacks=[again])
     again.path = tmp_path / "g.csv"
-    fit(net, data, tmp_path / "b", steps=2, callbacks=[again])
+    fit(file, data, tmp_path / "b", steps=2, callbacks=[again])
     assert "val_loss" not in (tmp_path / "g.csv").read_text()
     assert list(run.frame()["val_loss"].dropna()) == list(val_losses(run).values())
     run.plot(tmp_path / "h.png")
 
 
-def test_the_plan_has_room_for_it(net: nn.Module, data: Path, tmp_path: Path) -> None:
+def test_the_plan_has_room_for_it(file: Exported, data: Path, tmp_path: Path) -> None:
     """A validation on larger volumes is planned within the budget, and told."""
     large = nets.write_data(tmp_path / "large.zarr", nets.volumes(2, 40))
-    zeros = torch.zeros(2, 1, 8, 8, 8).double()
-    model = oocdl.from_torch(copy.deepcopy(net), zeros, tmp_path / "net.onnx").path
     room = Small(3 << 20, 300 << 20)
-    found = plan(model, data / "a.zarr", machine=room, validation=large, **settings.EXACT)
+    found = plan(file, data / "a.zarr", machine=room, validation=large, **settings.EXACT)
     assert len(found.kinds[VALIDATION].plan.layers[0].units) > 1
     assert found.validation_seconds > 0 and "validation: 2 samples" in found.text()
     assert found.most_bytes >= max(one.peak_tier_bytes for one in found.validation.values())
@@ -318,22 +329,22 @@ def test_the_plan_has_room_for_it(net: nn.Module, data: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("how", [{"scale": {"x": 0.25}}, {"normalize": "zscore"}], ids=str)
 def test_samples_of_another_dataset_are_prepared_alike(
-    net: nn.Module, data: Path, tmp_path: Path, how: dict[str, Any]
+    file: Exported, data: Path, tmp_path: Path, how: dict[str, Any]
 ) -> None:
-    run = fit(net, data, tmp_path / "run", validation=data / "b.zarr", epochs=1, **how)
+    run = fit(file, data, tmp_path / "run", validation=data / "b.zarr", epochs=1, **how)
     found = run.history[-1]["val_loss"]
     np.testing.assert_allclose(found, run.evaluate(data / "b.zarr")["loss"], rtol=1e-12)
-    plain = fit(net, data, tmp_path / "plain", validation=data / "b.zarr", epochs=1)
+    plain = fit(file, data, tmp_path / "plain", validation=data / "b.zarr", epochs=1)
     assert abs(plain.history[-1]["val_loss"] - found) > 1e-4
 
 
-def test_ct_takes_the_numbers_of_what_is_trained_on(net: nn.Module, data: Path, tmp_path: Path) -> None:
+def test_ct_takes_the_numbers_of_what_is_trained_on(file: Exported, data: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"normalize": "ct", "epochs": 1, "validation": tmp_path / "v.zarr"}
     arrays = nets.volumes(2, 8, seed=7)
     nets.write_data(tmp_path / "v.zarr", {**arrays, "x": arrays["x"] * 3 + 5})
-    run = fit(net, data, tmp_path / "run", **options)
+    run = fit(file, data, tmp_path / "run", **options)
     found = run.evaluate(tmp_path / "v.zarr")["loss"]
     np.testing.assert_allclose(run.history[-1]["val_loss"], found, rtol=1e-12)
     nets.write_data(tmp_path / "none.zarr", {**arrays, "y": np.zeros_like(arrays["y"])})
     with pytest.raises(DatasetError, match="needs labelled voxels"):
-        fit(net, tmp_path / "none.zarr", tmp_path / "b", normalize="ct")
+        fit(file, tmp_path / "none.zarr", tmp_path / "b", normalize="ct")

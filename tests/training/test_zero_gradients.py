@@ -14,7 +14,7 @@ from oocdl.optim import SGD
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import Case, check, save_arrays, vectors
 
-pytestmark = pytest.mark.usefixtures("exported_once")
+pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 
 class Stairs(nn.Module):

@@ -164,8 +164,14 @@ def is_tensor(leaf: Any) -> bool:
 
 def generators() -> Callable[[], list[tuple[str, Any]]]:
     """Return a function that tells the states of Python's and NumPy's generators that are nobody's own."""
+    is_frozen = gc.get_freeze_count() > 0  # as in a copy of a process, where nobody frees what is older
     gc.unfreeze()  # what is frozen would not be among the objects
-    others = [one for one in gc.get_objects() if issubclass(type(one), np.random.Generator)]
+    objects, kinds = gc.get_objects(), [np.random.Generator]
+    if is_frozen:
+        gc.freeze()
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    others = [one for kind in kinds for one in objects if type(one) is kind]
 
     def states() -> list[tuple[str, Any]]:
         own = [("Python's random", random.getstate()), ("NumPy's random", repr(np.random.get_state()))]
