@@ -1,7 +1,6 @@
 """The command line: ``oocdl`` and a command for each verb, which are imported when one is called.
 
-Every error is one line on stderr; the exit code is the error's own (2 input, 3 store, 4 resources), 130
-after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. ``--debug`` anywhere adds the traceback.
+Every error is one line on stderr; the exit code is the error's own, or 130, 143, 129 after a signal.
 """
 
 from __future__ import annotations

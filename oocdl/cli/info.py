@@ -163,10 +163,7 @@ def _operators(counts: Mapping[str, int], found: Trained | ModelError) -> list[t
 
 
 def read_model(model: OnnxModel, dims: Mapping[str, int]) -> Reading:
-    """Read a model as ``fit`` does; returns input shapes, what of them is assumed, and record or error.
-
-    Open dimensions that ``dims`` does not name are 2 on the first axis, else of the first possible size.
-    """
+    """Read a model as ``fit`` does; returns input shapes, what of them is assumed, and what it is."""
     unknown = sorted(dims.keys() - {dim for port in model.inputs for dim in port.dims})
     if unknown:
         raise InputError(f"--dims names '{unknown[0]}', which is no open dimension of the model")

@@ -1,7 +1,6 @@
 """``python -m oocdl.cli.predict_sample RUN SAMPLE FILE``: predicts a sample of a run, for its page.
 
-The file has the classes, thinned as the page has them, and Dice of each class over all voxels but those whose
-label the loss ignores.
+The file has the classes, thinned, and Dice of each over all voxels but those whose label the loss ignores.
 """
 
 from __future__ import annotations

@@ -166,11 +166,7 @@ def planned_file(model: Any, dataset: Any, settings: Settings, asked: Asked) -> 
 def trained_file(
     model: Any, dataset: Any, settings: Settings, call: Call
 ) -> Iterator[tuple[Any, Path | None, Any]]:
-    """Give model, ``workdir`` and dataset as ``planned_file``; of a module, a file in the run directory.
-
-    A run that is there goes on with its own file and weights. Raises InputError that says what differs if the
-    module is another network.
-    """
+    """Give model, run directory and dataset; of a module, a file in it: the run's own if it is there."""
     if not is_module(model):
         yield model, call.workdir, dataset
         return

@@ -85,10 +85,9 @@ def spec_of(source: Sequence[Any], allow_missing_chunks: bool) -> DatasetSpec:
 def check_run(
     store: RunStore, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], settings: Settings
 ) -> None:
-    """Check that a run may go on with these facts, and these arrays of a dataset.
+    """Check that a run may go on with these facts, arrays, and learning rates of the steps that are done.
 
-    Learning rates have to be as they were at all steps that are done. Warns if the dataset is taken for a
-    copy. Raises InputError, which lists the facts that differ; StoreError for a run of another version.
+    Warns of a copy of the dataset. Raises InputError with all that differs, StoreError for another version.
     """
     folder = store.path
     known = store.meta.get("identity")

@@ -80,10 +80,7 @@ class Signals:
 
     @contextmanager
     def delayed(self) -> Iterator[None]:
-        """Let a signal wait until the end of this block, inside of one that allows it.
-
-        It takes locks that other threads need, and an exception in the entry of a lock leaves it locked.
-        """
+        """Let a signal wait until the end of this block: it takes locks, which it would leave locked."""
         allowed, self._allowed = self._allowed, False
         try:
             yield

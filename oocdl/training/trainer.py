@@ -176,8 +176,7 @@ def _open_store(
 ) -> tuple[RunStore, Plan]:
     """Lock the run directory, a new one or one that this job may go on with; returns it and its plan.
 
-    A new run is planned first: a refused one leaves nothing behind, and an old run as it was. ``say`` is None
-    where workers of a client compute and spill; ``machine`` is what results depend on.
+    A new run is planned first: a refused one leaves nothing behind. ``say`` is None where workers spill.
     """
     resume, given = call.resume, call.plan
     exists = (folder / "run.json").is_file()

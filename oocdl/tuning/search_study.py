@@ -73,9 +73,8 @@ class Journal(BaseJournalBackend):
 class SearchStudy:
     """The study of the search in a folder; ``asked`` is what the call asks for, None to read only.
 
-    Trials have picks for values: the place in a list, or the number of a distribution. A trial's resource is
-    1 in the first rung, and ``eta`` times as much in each further one. What is told is on disk when ``ask``
-    or ``tell`` returns, all of it or nothing: a search that was killed goes on as if it had not been.
+    Picks of a trial are places in lists, or numbers of distributions; its resource is a power of ``eta``.
+    What is told is on disk when ``ask`` or ``tell`` returns, all of it or nothing.
     """
 
     def __init__(self, folder: Path, asked: Asked | None = None) -> None:

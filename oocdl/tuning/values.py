@@ -21,10 +21,7 @@ NOT_VARIED |= dict.fromkeys(
 
 
 def checked_space(space: Any, options: Mapping[str, Any]) -> dict[str, Dimension]:
-    """Return a space, each list as a tuple, all of whose values and ends runs with ``options`` can take.
-
-    Raises InputError, which names the entry of the space.
-    """
+    """Return a space, lists as tuples, all of whose values runs can take. InputError names a wrong entry."""
     if not isinstance(space, Mapping) or not space:
         raise InputError("space takes a mapping such as {'lr': oocdl.space.LogUniform(1e-5, 1e-2)}")
     checked = {name: _dimension(name, given) for name, given in space.items()}

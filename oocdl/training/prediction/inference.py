@@ -191,10 +191,7 @@ class Inference:
         return folder
 
     def run(self, deliver: Any = None, made: Predictions | None = None) -> list[Measured]:
-        """Run all batches in dataset order; returns the losses of each, and the sums of its metrics.
-
-        Batches whose samples are all in ``made`` are left out.
-        """
+        """Run all batches but those in ``made``, in dataset order; returns the results of each."""
         passes, done = () if deliver is None else self.compiled.values(), set() if made is None else made.done
         gathered, results, signals, spill = Gathered(self.compiled), list[Measured](), Signals(), self.spill()
         watched = gathered.watched
@@ -283,10 +280,7 @@ def _preparation(model: OnnxModel, found: Sized, settings: Settings, store: RunS
 
 
 def _outputs_like_inputs(model: OnnxModel, identity: Mapping[str, Any]) -> set[str]:
-    """Return the outputs that a run has trained on targets with the extents of its inputs.
-
-    Of outputs with one target the first counts: the others may be smaller (``DeepSupervision``).
-    """
+    """Return the outputs whose targets have the extents of inputs: of one target's, the first."""
     arrays, axes = identity["dataset"], max(len(port.dims) for port in model.inputs) - 2
     shapes = [arrays[name]["shape"] for name in identity["inputs"].values()]
     heads = [port.name for port in model.outputs if port.name in identity["loss"]]

@@ -221,8 +221,7 @@ def labels_of(output: Output, least: int = 2) -> Output:
 class ClassLabels:
     """Takes the class of the largest of logits [N, C, ..], the first of equal ones; of one, if it is above 0.
 
-    Regions come in any order, of one batch after the other. Where one has not all classes, the largest logits
-    so far and their classes are kept in files without names in ``folder``.
+    Where a region has not all classes, what is largest so far is kept in files without names in ``folder``.
     """
 
     def __init__(self, classes: int, folder: Path) -> None:

@@ -90,9 +90,8 @@ def warn_of_predictions(graph: Graph, model: OnnxModel) -> None:
 class Predictions:
     """Arrays by output, in a group that is made, or gone on with if it was begun with the same ``facts``.
 
-    ``done`` has the samples that need not be computed again. ``samples`` are those that have a group each,
-    with its attributes. Raises StoreError if something else than a prediction is in ``path``, or it cannot be
-    written; InputError if one of ``reads``, of which predictions are made, would be replaced.
+    ``done`` has samples that are not computed again, ``samples`` those that have a group each. What else is
+    there is not replaced (StoreError), nor what predictions are made of (``reads``, InputError).
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Distances of the surfaces of predicted and true labels, which are read a few planes at a time.
 
-The edge of a class is its voxels that have one of another class, or the end of the volume, beside them: what
-is left of it by binary erosion, as in MONAI. Only edges are kept, and found again by a k-d tree.
+Edges are as MONAI has them: voxels that have one of another class, or the end of the volume, beside them.
 """
 
 from __future__ import annotations
