@@ -46,7 +46,6 @@ class Task:
     trial: int
     rung: int
     steps: int
-    """Total of steps that the rung trains to."""
     run: Path
     model: Path
     dataset: Any

@@ -11,7 +11,6 @@ from oocdl.errors import InputError
 from oocdl.space import Distribution
 
 Dimension = tuple[Any, ...] | Distribution
-"""Values of one name in a space: a list, as a tuple, or a distribution."""
 WITH_FIELDS = ("optimizer", "loss")
 """Options whose fields may be varied, as in ``optimizer.weight_decay``."""
 NOT_VARIED = dict.fromkeys(("steps", "epochs"), "rungs= says how long trials train")
@@ -85,7 +84,6 @@ def _below(root: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changed(name: str, record: Any, changes: Mapping[str, Any]) -> Any:
-    """A frozen record with other fields, by their paths below it: all at once, as they may depend."""
     if not is_dataclass(record) or isinstance(record, type):
         raise InputError(f"{name} is {record!r}, which has no fields to vary")
     known, varied = [field.name for field in fields(record) if field.init], dict[str, Any]()
