@@ -1,8 +1,6 @@
-"""The command line: ``oocdl`` and a command for each verb.
+"""The command line: ``oocdl`` and a command for each verb, which are imported when one is called.
 
-Every error is one line on stderr; the exit code is the error's own (2 input, 3 store, 4 resources), 130
-after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP. ``--debug`` anywhere adds the traceback. Commands are
-loaded when one is called: they need the whole library, and what is said of all of them needs none of it.
+Every error is one line on stderr; the exit code is the error's own, or 130, 143, 129 after a signal.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from oocdl.storage.files import io_error
 
 @cache
 def descriptions() -> Mapping[str, str]:
-    """Return command -> its description, as the sources of the commands have it: none is imported."""
+    """Return command -> its description, read in the sources of the commands: none is imported."""
     folder = Path(__file__).parent
     trees = {name: ast.parse((folder / f"{name}.py").read_bytes()) for name in ("verbs", "look", "cluster")}
     found = {
@@ -49,7 +47,6 @@ class Commands(TyperGroup):
         return [*descriptions()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or what is said of it."""
         told = descriptions().get(cmd_name)
         return self.commands.get(cmd_name, None if told is None else TyperCommand(cmd_name, help=told))
 
@@ -60,13 +57,8 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
-    cls=Commands,
-    epilog="--debug, anywhere, shows the traceback of an error.",
-    no_args_is_help=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+EPILOG = "--debug, anywhere, shows the traceback of an error."
+app = typer.Typer(cls=Commands, epilog=EPILOG, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def _say_version(asked: bool) -> None:
@@ -90,10 +82,7 @@ def shared(
 
 
 def run_files(paths: Sequence[Path]) -> None:
-    """Run files of Python, which register a user's own operators, losses and optimizers.
-
-    Raises InputError if one fails.
-    """
+    """Run files of Python, which register a user's own parts. Raises InputError if one fails."""
     for path in paths:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None or not path.is_file():
@@ -109,10 +98,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     _open_streams()
     warnings.formatwarning = lambda message, *_, **__: f"oocdl: {message}\n"
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"] or ["--help"]
-    code = run_command(arguments, debug)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = [argument for argument in given if argument != "--debug"] or ["--help"]
+    code = run_command(arguments, debug="--debug" in given)
     try:
         sys.stdout.flush()
     except OSError:  # it was said; Python would say it once more
@@ -124,8 +112,7 @@ def _open_streams() -> None:
     """Give a stream that is closed a place to write to, and stdout a sign for what its encoding lacks."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            null = os.open(os.devnull, os.O_WRONLY)
-            setattr(sys, name, os.fdopen(null, "w", errors="replace"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="replace"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
@@ -137,10 +124,8 @@ def run_command(arguments: Sequence[str], debug: bool) -> int:
         sys.stdout.flush()  # what cannot be written is an error of this command
     except typer.TyperException as error:
         return complain(error, error.format_message(), InputError.exit_code, debug)
-    except OocdlError as error:
+    except (OocdlError, Ended) as error:
         return complain(error, str(error), error.exit_code, debug)
-    except Ended as end:
-        return complain(end, str(end), end.code, debug)
     except KeyboardInterrupt:
         code = INTERRUPTED_EXIT_CODE
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,6 @@ from oocdl.training.call import ALL_OPTIONS
 from oocdl.training.signals import Signals, Stopped
 
 QUEUE_SECONDS = 86400.0
-"""Default seconds to wait for jobs in a queue."""
 JOB_OPTIONS: Records = {
     "nodes": typed("Number of jobs, one worker each; default: 1.", int | None),
     "cores": typed("Cores per job.", int | None),
@@ -40,16 +40,12 @@ JOB_OPTIONS: Records = {
 WAYS: Records = {
     "cluster": typed(f"Train on jobs of a batch system: {', '.join(SYSTEMS)}."),
     "scheduler_address": typed("Train on workers of this Dask scheduler, such as tcp://host:8786."),
-    "scheduler_file": typed(
-        "Train on workers of the Dask scheduler that wrote this file.", str | Path | None
-    ),
+    "scheduler_file": typed("Train on workers of the scheduler that wrote this file.", str | Path | None),
 }
 """Options that say which workers train; at most one may be given."""
 WORKER_OPTIONS: Records = {
     **WAYS,
-    "wait_seconds": typed(
-        "Maximum wait for workers; default: 5 minutes, or a day with --cluster.", float | None
-    ),
+    "wait_seconds": typed("Maximum wait for workers; default: 300, a day with --cluster.", float | None),
     **JOB_OPTIONS,
 }
 
@@ -58,11 +54,7 @@ app = typer.Typer(help=__doc__)
 
 @contextmanager
 def workers(given: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the ``client`` of ``fit``, from the values of ``WORKER_OPTIONS`` and ``spill``.
-
-    Jobs are submitted here, and cancelled at the end, also after an error, Ctrl-C, SIGTERM or SIGHUP.
-    Raises InputError for options that do not go together, BudgetError for a budget that jobs do not have.
-    """
+    """Yield the ``client`` of ``fit``; jobs are submitted here, and cancelled however it ends."""
     ways = [name for name in WAYS if given[name] is not None]
     if len(ways) > 1:
         raise InputError(f"{' and '.join(map(flag, ways))} name different workers: give one of them")
@@ -74,51 +66,39 @@ def workers(given: Mapping[str, Any]) -> Iterator[Any]:
         yield None if named is None else str(named)
         return
     options = _options(given)
-    if given["memory"] is not None:
-        _check_memory(parse_bytes(given["memory"]), job_settings(given["cluster"], options).memory_bytes)
+    if given["memory"] is not None:  # workers would refuse it, too, when they have come through the queue
+        memory_bytes = parse_bytes(given["memory"])
+        if memory_bytes > (job_bytes := job_settings(given["cluster"], options).memory_bytes):
+            raise BudgetError(
+                f"memory={-(-memory_bytes >> 20)} MiB is more than a job has ({job_bytes >> 20} MiB); give "
+                "less with --memory, or jobs more with --node-memory"
+            )
     with Signals() as signals:
         with signals.allowed():
-            jobs = start(given["cluster"], options, _tell)
+            jobs = start(given["cluster"], options, partial(say, aside=True))
         try:
             with signals.allowed():
                 _announce(jobs, given["cluster"], options)
                 yield jobs
         except (KeyboardInterrupt, Stopped):
-            _tell("cancelling jobs ..")
+            say("cancelling jobs ..", aside=True)
             raise
         finally:
             with unstoppable():  # whoever is impatient would leave jobs and keys behind
                 jobs.close()
 
 
-def _check_memory(memory_bytes: int, job_bytes: int) -> None:
-    """Workers would refuse it, too, but only when their jobs have come through the queue."""
-    if memory_bytes > job_bytes:
-        raise BudgetError(
-            f"memory={-(-memory_bytes >> 20)} MiB is more than a job has ({job_bytes >> 20} MiB); give "
-            "less with --memory, or jobs more with --node-memory"
-        )
-
-
-def _tell(line: str) -> None:
-    say(line, aside=True)
-
-
 def call_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return further options of ``fit`` from the same values: how long it waits, and where the spill is.
-
-    With jobs, the spill is a folder of each node, set in their own options.
-    """
+    """Return what else ``fit`` is told: how long it waits, and where the spill is, unless jobs say so."""
     on_jobs = given["cluster"] is not None
-    waits = given["wait_seconds"] if given["wait_seconds"] is not None else QUEUE_SECONDS if on_jobs else None
-    return ({} if waits is None else {"wait_seconds": waits}) | ({"spill": None} if on_jobs else {})
+    told = {"wait_seconds": QUEUE_SECONDS, "spill": None} if on_jobs else {}
+    return told if given["wait_seconds"] is None else told | {"wait_seconds": given["wait_seconds"]}
 
 
 def _announce(jobs: Any, system: str, options: Mapping[str, Any]) -> None:
-    settings = job_settings(system, options)
+    settings, (command, page) = job_settings(system, options), dashboard_hint(jobs)
     numbers = sorted((job.job_id for job in jobs.workers.values()), key=lambda number: (len(number), number))
     gigabytes, walltime = settings.memory_bytes / 1e9, walltime_text(settings.walltime_seconds)
-    command, page = dashboard_hint(jobs)
     say(
         f"submitted to {system}: {', '.join(numbers)} ({counted(settings.nodes, 'job')}, each of "
         f"{counted(settings.cores, 'core')}, {gigabytes:.3g} GB, {walltime})\n"
@@ -139,8 +119,7 @@ def init(
 ) -> None:
     """Write a site file: defaults of jobs, from what this machine tells; asks nothing."""
     path, found = write_site(out, force)
-    known = ", ".join(f"{key} {value}" for key, value in found.values.items())
-    say(f"{path}: {found.system}{', ' if known else ''}{known}")
+    say(f"{path}: " + ", ".join([found.system, *(f"{name} {value}" for name, value in found.values.items())]))
     if found.doubt is not None:
         say(f"Not certain: {found.doubt}.")
     say("Look through it: what could not be found stands there as a comment.")
@@ -151,8 +130,7 @@ def init(
 def show(system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")], **given: Any) -> None:
     """Print the script of the jobs that fit --cluster would submit; nothing is submitted."""
     options = _options(given)
-    text = job_script(system, options)
-    nodes = job_settings(system, options).nodes
+    text, nodes = job_script(system, options), job_settings(system, options).nodes
     many = "the job" if nodes == 1 else f"the first of {nodes} jobs; others differ by --name"
     say(f"# {many}; <scheduler> and <keys> are known once it starts", aside=True)
     say(f"# defaults of the site file: {site_path() or 'there is none; see oocdl cluster init'}", aside=True)
@@ -161,4 +139,4 @@ def show(system: Annotated[str, typer.Argument(help=f"{', '.join(SYSTEMS)}.")], 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: given[name] for name in (*JOB_OPTIONS, "spill") if given[name] is not None}
-    return {"memory" if name == "node_memory" else name: value for name, value in found.items()}
+    return {name.removeprefix("node_"): value for name, value in found.items()}

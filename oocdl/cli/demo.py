@@ -1,8 +1,4 @@
-"""The demo: makes small volumes, and trains a 3D U-Net on them, cut in space, within a budget.
-
-The volumes hold three nested ellipsoids in noise, each turned and placed at random. They are made, stored
-and read by slabs; no framework is needed.
-"""
+"""The demo: makes volumes of nested ellipsoids in noise, and trains a 3D U-Net on them, cut in space."""
 
 from __future__ import annotations
 
@@ -36,63 +32,46 @@ NOISE = 0.25
 """Standard deviation of the noise; body and shell differ by 0.5."""
 COLORS = np.array([[0, 0, 0], [0, 114, 178], [240, 228, 66], [213, 94, 0]], np.float32)
 """Colours of the classes in the picture, as RGB: of the palette of Okabe and Ito, for colour-blind eyes."""
-TRAINING_VOLUMES, UNSEEN_VOLUMES = 4, 2
-LEVELS = 2
-"""Number of times the U-Net halves the volume."""
+TRAINING_VOLUMES, UNSEEN_VOLUMES, LEVELS = 4, 2, 2
 MARK = ".oocdl-demo"
 """File in a folder that the demo has made: what is there is the demo's, and is made anew."""
 
 
 def run_demo(folder: Path, size: int, steps: int, memory: str, engine: str) -> None:
-    """Make data and model in ``folder``, plan, train, predict unseen volumes, draw them.
-
-    ``size`` is the edge of the volumes, a multiple of 4; ``memory`` the budget.
-    """
+    """Make data and model in ``folder``, plan, train, predict unseen volumes of this edge, draw them."""
     console, started = Console(highlight=False), time.monotonic()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if size < 16 or size % 2**LEVELS:
         raise InputError(f"size has to be a multiple of {2**LEVELS} and at least 16, got {size}")
-    root = _fresh(folder)
-    training, unseen = root / "training.zarr", root / "unseen.zarr"
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
+        raise InputError(f"{folder} is not empty, and no folder of a demo; choose another with --folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
+    training, unseen = folder / "training.zarr", folder / "unseen.zarr"
     write_volumes(training, TRAINING_VOLUMES, size, seed=1)
     volumes: Any = write_volumes(unseen, UNSEEN_VOLUMES, size, seed=2)
-    model = write_unet3d(root / "unet.onnx", classes=len(CLASSES), base=8, depth=LEVELS)
-    say(f"{TRAINING_VOLUMES} volumes of {size}³ voxels and a 3D U-Net are in {root}")
-    options: dict[str, Any] = {
-        "loss": "dice_ce",
-        "optimizer": Adam(Polynomial(0.02, max(steps, 1))),
-        "steps": steps,
-        "memory": memory,
-        "engine": engine,
-        "parallel": {"space": (2, 1, 1)},
-    }
+    model = write_unet3d(folder / "unet.onnx", classes=len(CLASSES), base=8, depth=LEVELS)
+    say(f"{TRAINING_VOLUMES} volumes of {size}³ voxels and a 3D U-Net are in {folder}")
+    options: dict[str, Any] = {"loss": "dice_ce", "optimizer": Adam(Polynomial(0.02, max(steps, 1)))}
+    options |= {"steps": steps, "memory": memory, "engine": engine, "parallel": {"space": (2, 1, 1)}}
     say(str(plan(model, training, **options)).rstrip())
     with Progress(parse_bytes(memory), console) as shown:
-        options |= {"workdir": root / "unet.run", "resume": "restart", "progress": False}
+        options |= {"workdir": folder / "unet.run", "resume": "restart", "progress": False}
         run = fit(model, training, callbacks=[shown], **options)
     losses = [row["loss"] for row in run.history]
     trend = np.array_split(losses, min(len(losses), 10))
     say("loss  " + " → ".join(f"{part.mean():.2f}" for part in trend))
-    predicted: Any = run.predict(unseen, root / "predicted.zarr", argmax=True, memory=memory)
+    predicted: Any = run.predict(unseen, folder / "predicted.zarr", argmax=True, memory=memory)
     found = run.evaluate(unseen, metrics="f1", memory=memory)  # Dice of all volumes together
     scores = [found[f"f1/{kind}"] for kind in range(len(CLASSES))]
     named = ", ".join(f"{name} {score:.2f}" for name, score in zip(CLASSES, scores, strict=True))
     say(f"Dice of unseen volumes  {named}")
     arrays = volumes["image"], volumes["labels"], predicted["logits"]
     image, labels, classes = (np.asarray(array[:, size // 2]) for array in arrays)
-    picture = draw(root / "demo.png", image, labels, classes, scores)
+    picture = draw(folder / "demo.png", image, labels, classes, scores)
     budget = f"budget {parse_bytes(memory) / 2**20:.0f} MiB"
     say(f"peak memory of training {run.peak_bytes / 2**20:.0f} MiB, {budget}")
     say(f"{time.monotonic() - started:.0f} s in all; look at {picture}")
-
-
-def _fresh(root: Path) -> Path:
-    """Make the demo's folder; InputError if it holds anything but an earlier demo."""
-    if root.is_dir() and any(root.iterdir()) and not (root / MARK).is_file():
-        raise InputError(f"{root} is not empty, and not a folder of this demo; choose another with --folder")
-    root.mkdir(parents=True, exist_ok=True)
-    (root / MARK).touch()
-    return root
 
 
 def write_volumes(path: Path, samples: int, size: int, seed: int) -> zarr.Group:
@@ -115,8 +94,7 @@ def write_volumes(path: Path, samples: int, size: int, seed: int) -> zarr.Group:
 
 
 def _ellipsoids(random: np.random.Generator) -> list[Ellipsoid]:
-    """Draw an ellipsoid for each class, from the outside in, in a volume of [-1, 1]³."""
-    found: list[Ellipsoid] = []
+    found = list[Ellipsoid]()
     centre, radii = random.uniform(-0.15, 0.15, 3), random.uniform(0.65, 0.85, 3)
     for _ in CLASSES[1:]:
         turn, _ = np.linalg.qr(random.normal(size=(3, 3)))
@@ -127,7 +105,6 @@ def _ellipsoids(random: np.random.Generator) -> list[Ellipsoid]:
 
 
 def _label(shapes: list[Ellipsoid], size: int, start: int, stop: int) -> npt.NDArray[np.uint8]:
-    """Return the labels of the slab ``start:stop`` of the first spatial axis."""
     axis = (np.arange(size) + 0.5) * 2 / size - 1
     points = np.stack(np.meshgrid(axis[start:stop], axis, axis, indexing="ij"), axis=-1)
     kinds = np.zeros(points.shape[:-1], np.uint8)
@@ -157,24 +134,11 @@ def draw(path: Path, images: Array, labels: Array, predicted: Array, scores: Seq
         text = f"{CLASSES[kind]} {scores[kind]:.2f}"
         pen.text((left + 26, middle_y), text, fill="black", font=font, anchor="lm")
     for row, (image, truth, guess) in enumerate(zip(images, labels, predicted, strict=True)):
-        grey = _grey(image)
-        for column, pixels in enumerate((grey, _tint(grey, truth), _tint(grey, guess))):
+        level = np.clip((image + 2 * NOISE) / (BRIGHTNESS.max() + 4 * NOISE), 0, 1) * 255
+        grey = np.stack([level] * 3, axis=-1).astype(np.float32)
+        tinted = [np.where(of[..., None] > 0, 0.35 * grey + 0.65 * COLORS[of], grey) for of in (truth, guess)]
+        for column, pixels in enumerate((grey, *tinted)):
             panel = Image.fromarray(pixels.astype(np.uint8)).resize((tile, tile), Image.Resampling.NEAREST)
             sheet.paste(panel, (gap + column * (tile + gap), head + row * (tile + gap)))
     sheet.save(path)
     return path
-
-
-def _grey(plane: Array) -> npt.NDArray[np.float32]:
-    """Turn brightness into RGB, 0 to 255."""
-    low, high = -2 * NOISE, 1.5 + 2 * NOISE
-    level = np.clip((plane - low) / (high - low), 0, 1) * 255
-    shades: npt.NDArray[np.float32] = np.stack([level] * 3, axis=-1).astype(np.float32)
-    return shades
-
-
-def _tint(grey: npt.NDArray[np.float32], kinds: Array) -> npt.NDArray[np.float32]:
-    """Lay the colours of classes over the grey picture; the background stays as it is."""
-    share = np.where(kinds[..., None] > 0, np.float32(0.65), np.float32(0))
-    mixed: npt.NDArray[np.float32] = grey * (1 - share) + COLORS[kinds] * share
-    return mixed

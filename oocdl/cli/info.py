@@ -7,7 +7,7 @@ from files that others wrote: tables show them as text, never as markup, and wit
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from math import floor, log2, prod
@@ -39,8 +39,8 @@ from oocdl.training.trainer import open as open_run
 from oocdl.tuning.asked import SEARCH_FILE
 from oocdl.tuning.search import Search
 
+Reading = tuple[Mapping[str, Shape], frozenset[str], Trained | ModelError]
 Info = tuple[dict[str, Any], list[Sheet | Text]]
-"""Facts as data, and as tables."""
 ASSUMED_SIZES = (64, 32, 16, 8)
 """Sizes of open dimensions, but for the first axis, for which a model is read if none are given."""
 
@@ -48,19 +48,15 @@ ASSUMED_SIZES = (64, 32, 16, 8)
 def info_of(
     what: str, dims: Mapping[str, int] | None = None, weights: bool = False, every: bool = False
 ) -> Info:
-    """Return what is known of a path: a run directory, a search's, an ONNX file or a dataset.
-
-    Of an ONNX file, ``dims`` are sizes of open dimensions; ``weights`` asks for a row of each initializer. Of
-    a run, ``every`` asks for a row of each weight.
-    """
+    """Return what is known of a path; ``weights`` (of a run: ``every``) asks for a row of each tensor."""
     path = Path(what)
     if (path / "run.json").is_file():
         with understood(path):
             return _run(open_run(path), every)
     if (path / SEARCH_FILE).is_file():
         search = Search(path)
-        trials = search.table
-        return {"kind": "search", "folder": str(path), "trials": trials}, [Text(str(search).rstrip())]
+        data = {"kind": "search", "folder": str(path), "trials": search.table}
+        return data, [Text(str(search).rstrip())]
     if path.suffix.lower() == ".onnx":
         return _model(inspect_onnx(path), dims or {}, weights)
     arrays = open_dataset(what).arrays
@@ -68,74 +64,54 @@ def info_of(
 
 
 def machine_info(engine: str, again: bool = False) -> Info:
-    """Return what this process may use, and how fast it is with ``engine``.
-
-    Rates come from the cache; they are measured (half a minute) if there are none, or with ``again``.
-    """
+    """Return what this process may use, and how fast it is; measured if nobody has, or ``again``."""
     engine = resolve(engine)
     rates = rates_for(engine, again=again)
     known = asdict(rates)
-    data = {
-        "kind": "machine",
-        "processor": processor(),
-        "cores": cores(),
-        "available_bytes": available().nbytes,
-        "default_budget_bytes": default_budget_bytes(),
-        "engine": engine,
-        "rates_file": str(cache_path(engine)),
-        "flops_per_second_by_size": known.pop("arithmetic"),
-        "bytes_per_second": known.pop("memory"),
-        **known,
+    known |= {"processor": processor(), "cores": cores(), "available_bytes": available().nbytes}
+    known |= {"default_budget_bytes": default_budget_bytes(), "rates_file": str(cache_path(engine))}
+
+    def rate(speed: float) -> str:
+        return f"{size_text(speed)}/s"
+
+    facts: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+        "processor": ("processor", str),
+        "cores": ("cores", str),
+        "available_bytes": ("memory that may be used", size_text),
+        "default_budget_bytes": ("memory budget by default", size_text),
+        "disk_read_bytes_per_second": ("disk reads", rate),
+        "disk_write_bytes_per_second": ("disk writes", rate),
+        "copy_bytes_per_second": ("copies in memory, a thread", rate),
+        "instruction_seconds": ("overhead of an operator", lambda of: f"{of * 1e6:.1f} µs"),
+        "program_seconds": ("overhead of a program", lambda of: f"{of * 1e6:.1f} µs"),
+        "rates_file": ("rates are kept in", str),
     }
-    rows = (
-        ("processor", data["processor"]),
-        ("cores", data["cores"]),
-        ("memory that may be used", size_text(data["available_bytes"])),
-        ("memory budget by default", size_text(data["default_budget_bytes"])),
-        ("disk reads", f"{size_text(rates.disk_read_bytes_per_second)}/s"),
-        ("disk writes", f"{size_text(rates.disk_write_bytes_per_second)}/s"),
-        ("copies in memory, a thread", f"{size_text(rates.copy_bytes_per_second)}/s"),
-        ("overhead of an operator", f"{rates.instruction_seconds * 1e6:.1f} µs"),
-        ("overhead of a program", f"{rates.program_seconds * 1e6:.1f} µs"),
-        ("rates are kept in", data["rates_file"]),
-    )
-    heavy = [
-        (kind, "  ".join(f"{size}: {rate / 1e9:.3g}" for size, rate in points))
-        for kind, points in rates.arithmetic.items()
-    ]
+    rows = [(label, words(known[name])) for name, (label, words) in facts.items()]
+    renamed = {"flops_per_second_by_size": known.pop("arithmetic"), "bytes_per_second": known.pop("memory")}
+    data = {"kind": "machine", "engine": engine, **renamed, **known}
+    points = rates.arithmetic.items()
+    heavy = [(kind, "  ".join(f"{n}: {flops / 1e9:.3g}" for n, flops in found)) for kind, found in points]
     classes: dict[float, list[str]] = {}
-    for op, rate in rates.memory.items():
+    for op, speed in rates.memory.items():
         # A factor of two is as much as a person wants to know here.
-        classes.setdefault(2.0 ** floor(log2(rate)), []).append(op)
-    light = [
-        (", ".join(sorted(ops)), f"{size_text(rate)}/s")
-        for rate, ops in sorted(classes.items(), reverse=True)
-    ]
-    ratios = [
-        (kind, "  ".join(f"{size}: {ratio:.2f}" for size, ratio in points))
-        for kind, points in rates.scratch_ratios.items()
-    ]
+        classes.setdefault(2.0 ** floor(log2(speed)), []).append(op)
+    light = [(", ".join(sorted(classes[speed])), rate(speed)) for speed in sorted(classes)[::-1]]
     busy = f"of a thread, all {cores()} busy"
     told = [
         key_values("machine", rows),
         _words(f"{engine}: GFLOP/s {busy}", ("operator", "by size"), heavy),
         _words(f"{engine}: bytes {busy}", ("operators", "at least"), light),
-        _words(f"{engine}: scratch, times what is told", ("operator", "by size"), ratios),
     ]
     return data, [table for table in told if table.rows]
 
 
 def _model(model: OnnxModel, dims: Mapping[str, int], weights: bool) -> Info:
-    """Tell of inputs, outputs, operators; what is trained, or why ``fit`` refuses it.
-
-    The model is read as ``fit`` reads it, for the sizes in the file, ``dims``, and sizes that are assumed.
-    """
     shapes, assumed, found = read_model(model, dims)
     trained = found if isinstance(found, Trained) else None
     ends = (("input", model.inputs), ("output", model.outputs))
     counts = dict(sorted(Counter(node.op for node in every_node(model.nodes)).items()))
     nbytes = sum(item.nbytes for item in model.initializers.values())
-    tensors = () if trained is None else trained.tensors
+    tensors, remarks = (trained.tensors, trained.remarks) if trained is not None else ((), ())
     data = {
         "kind": "model",
         "file": str(model.path),
@@ -151,7 +127,7 @@ def _model(model: OnnxModel, dims: Mapping[str, int], weights: bool) -> Info:
         "assumed": sorted(assumed),
         "refused": str(found) if trained is None else None,
         "parameters": sum(one.elements for one in tensors if one.part is Part.TRAINED),
-        "remarks": [] if trained is None else [asdict(one) for one in trained.remarks],
+        "remarks": [asdict(one) for one in remarks],
         "initializers": [
             {"name": one.name, "shape": list(one.shape), "part": one.part.value, "why": one.why}
             for one in tensors
@@ -163,11 +139,9 @@ def _model(model: OnnxModel, dims: Mapping[str, int], weights: bool) -> Info:
     sizes = ", ".join(f"{printable(name)}: {shape_text(shape)}" for name, shape in shapes.items())
     guess = f" (assumed: {', '.join(sorted(assumed))}; --dims gives others)" if assumed else ""
     verdict = f"fit refuses this model: {printable(str(found))}" if trained is None else trained_text(trained)
-    told: list[Sheet | Text] = [
-        _words(title, ("end", "name", "shape", "type"), rows),
-        _words(held, ("operator", "nodes", "supported"), _operators(counts, found)),
-        Text(f"read for {sizes}{guess}\n{verdict}"),
-    ]
+    ports, nodes = ("end", "name", "shape", "type"), ("operator", "nodes", "supported")
+    told: list[Sheet | Text] = [_words(title, ports, rows), _words(held, nodes, _operators(counts, found))]
+    told.append(Text(f"read for {sizes}{guess}\n{verdict}"))
     if weights and trained is not None:
         rows = []
         for one in tensors:
@@ -178,7 +152,6 @@ def _model(model: OnnxModel, dims: Mapping[str, int], weights: bool) -> Info:
 
 
 def _operators(counts: Mapping[str, int], found: Trained | ModelError) -> list[tuple[str, int, str]]:
-    """Return a row for each operator: whether it is supported, and if it is not, why."""
     refused: dict[str, list[Refusal]] = {}
     for refusal in found.refusals if isinstance(found, UnsupportedError) else ():
         refused.setdefault(refusal.op, []).append(refusal)
@@ -189,21 +162,14 @@ def _operators(counts: Mapping[str, int], found: Trained | ModelError) -> list[t
     return rows
 
 
-def read_model(
-    model: OnnxModel, dims: Mapping[str, int]
-) -> tuple[Mapping[str, Shape], frozenset[str], Trained | ModelError]:
-    """Read a model as ``fit`` does; returns input shapes, what of them is assumed, and record or error.
-
-    Open dimensions that ``dims`` does not name are assumed: 2 on the first axis, and on others the first of
-    ``ASSUMED_SIZES`` with which the model can be read.
-    """
+def read_model(model: OnnxModel, dims: Mapping[str, int]) -> Reading:
+    """Read a model as ``fit`` does; returns input shapes, what of them is assumed, and what it is."""
     unknown = sorted(dims.keys() - {dim for port in model.inputs for dim in port.dims})
     if unknown:
         raise InputError(f"--dims names '{unknown[0]}', which is no open dimension of the model")
-    tried: list[tuple[Mapping[str, Shape], frozenset[str], Trained | ModelError]] = []
+    tried: list[Reading] = []
     for size in ASSUMED_SIZES:
-        shapes, assumed = {}, {}
-        known: dict[str, int] = dict(dims)
+        shapes, assumed, known = {}, {}, dict(dims)
         for port in model.inputs:
             for axis, dim in enumerate(port.dims):
                 if isinstance(dim, str) and dim not in known:
@@ -220,30 +186,22 @@ def read_model(
 
 
 def _run(run: Run, every: bool) -> Info:
-    """Tell how far a run is, by what settings, its losses at a glance, and its weights."""
     history, weights, kept = run.history, array_data(run.weights), array_data(run.kept)
     last = history[-1] if history else {}
     losses = {name: [row[name] for row in history if name in row] for name in curve_names(history)}
-    settings, seconds = run.settings, sum(row["seconds"] for row in history)
-    total, committed = run.total_steps, run.committed_at
+    total, committed, seconds = run.total_steps, run.committed_at, sum(row["seconds"] for row in history)
     data = {
         "kind": "run",
         "folder": str(run.path),
         "model": run.model_name,
-        "steps": run.steps,
-        "total_steps": total,
-        "finished": run.finished,
+        **{name: getattr(run, name) for name in ("steps", "total_steps", "finished", "peak_bytes")},
         "committed_at_unix_seconds": committed,
         "epoch": last.get("epoch"),
         "learning_rate": last.get("lr"),
         "train_seconds": seconds,
-        "peak_bytes": run.peak_bytes,
-        "losses": {
-            name: {"first": found[0], "last": found[-1], "least": min(found)}
-            for name, found in losses.items()
-        },
+        "losses": {n: {"first": one[0], "last": one[-1], "least": min(one)} for n, one in losses.items()},
         "checkpoints": list(run.checkpoints),
-        "settings": settings.stored(),
+        "settings": run.settings.stored(),
         "weights": weights,
         "kept": kept,
     }
@@ -256,18 +214,17 @@ def _run(run: Run, every: bool) -> Info:
         *([("kept steps", ", ".join(map(str, run.checkpoints)))] if run.checkpoints else []),
         *told_of(history),
     ]
-    told: list[Sheet | Text] = [key_values("run", [*rows, *_settings(run)])]
-    told.append(array_table("weights", run.weights) if every else _module_table(weights))
-    return data, [*told, *([array_table("kept", run.kept)] if kept else [])]
+    own = array_table("weights", run.weights) if every else _module_table(weights)
+    further = [array_table("kept", run.kept)] if kept else []
+    return data, [key_values("run", [*rows, *_settings(run)]), own, *further]
 
 
 def _settings(run: Run) -> list[tuple[str, Any]]:
     facts, settings = run.facts, run.settings
-    heads = {
-        output: f"{value_text(head['loss'], DEFAULTS)} of {head['target']}"
-        + ("" if head["weight"] == 1 else f", times {head['weight']:g}")
-        for output, head in facts["loss"].items()
-    }
+    heads = dict[str, str]()
+    for output, head in facts["loss"].items():
+        times = "" if head["weight"] == 1 else f", times {head['weight']:g}"
+        heads[output] = f"{value_text(head['loss'], DEFAULTS)} of {head['target']}{times}"
     batch = f"{facts['batch_size']}" + (f" × {facts['accumulate']} passes" if facts["accumulate"] > 1 else "")
     rows = [
         ("model", run.model_name),
@@ -285,7 +242,6 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
 
 
 def _module_table(arrays: Sequence[Mapping[str, Any]]) -> Sheet:
-    """Make a table of weights with a row for each module, or for blocks of modules where they are many."""
     columns = (
         Column("module", "weights of", kind="name"),
         Column("tensors", "tensors", rank=2, kind="words"),
@@ -299,9 +255,8 @@ def _module_table(arrays: Sequence[Mapping[str, Any]]) -> Sheet:
     rows: list[tuple[str, str, int, int]] = []
     for label, places in blocks(names):
         inside = [row for at in places for row in modules[names[at]]]
-        tensors = ", ".join(row["name"].rpartition(".")[2] for row in inside)
-        if len(places) > 1:
-            tensors = counted(len(inside), "tensor")
+        own = ", ".join(row["name"].rpartition(".")[2] for row in inside)
+        tensors = own if len(places) == 1 else counted(len(inside), "tensor")
         parameters = sum(prod(row["shape"]) for row in inside)
         rows.append((label, tensors, parameters, sum(row["nbytes"] for row in inside)))
     total = (counted(len(arrays), "tensor"), "", sum(row[2] for row in rows), sum(row[3] for row in rows))
@@ -309,6 +264,5 @@ def _module_table(arrays: Sequence[Mapping[str, Any]]) -> Sheet:
 
 
 def _words(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
-    """Make a table of words: names in the column that is called so are shortened."""
     kinds: dict[str, Any] = {"name": "name", "nodes": "number"}
     return Sheet(title, [Column(one, one, kind=kinds.get(one, "words")) for one in columns], rows)

@@ -18,7 +18,7 @@ from oocdl.cli.info import info_of, machine_info
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
 from oocdl.cli.texts import ConfigFile, sizes
 from oocdl.cli.verb_options import Dims, Engine, Out, RunDir, arguments_for, records_for, with_options
-from oocdl.config import OPTIONS
+from oocdl.config import OPTIONS, plain
 from oocdl.config.option_checks import MOST_PORT
 from oocdl.dashboard.page_process import from_elsewhere, serve
 from oocdl.data import convert as convert_files
@@ -91,11 +91,10 @@ def evaluate(run: RunDir, config: ConfigFile = None, as_json: Json = False, **gi
     """Print the mean loss of a trained model over a dataset."""
     with ending(lambda: UNCHANGED), waiting("evaluating .."):
         found = open_run(run).evaluate(**arguments_for(EVALUATE, given))
-    tables = {name: value.tolist() for name, value in found.items() if isinstance(value, np.ndarray)}
     if as_json:
-        return say_json(found | tables)
-    for name, number in found.items():
-        rows = tables.get(name, [[number]])
+        return say_json(plain(found))
+    for name, value in found.items():
+        rows = value if isinstance(value, np.ndarray) else [[value]]
         say(f"{printable(name)} " + "\n".join(" ".join(f"{one:.6g}" for one in row) for row in rows))
     if given["per_sample"] is not None:
         say(f"{given['per_sample']}: a row for each sample")
@@ -142,13 +141,13 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show a run, or all in a folder, on a page, while they go on or later, until Ctrl-C."""
+
+    def tell(address: str) -> None:
+        say(address)
+        say(from_elsewhere(address), aside=True)
+
     with suppress(KeyboardInterrupt):  # how it is ended
-        serve(run, port, _tell_page, allow_host or ())
-
-
-def _tell_page(address: str) -> None:
-    say(address)
-    say(from_elsewhere(address), aside=True)
+        serve(run, port, tell, allow_host or ())
 
 
 @app.command()
@@ -162,10 +161,7 @@ def report(
 ) -> None:
     """Show measured beside predicted times of a run, layer by layer."""
     found = open_run(run).report(out)
-    if as_json:
-        say_json(asdict(found))
-    else:
-        _show([found.totals(), found.table(every)])
+    _show(as_json, asdict(found), [found.totals(), found.table(every)])
     if out is not None:
         say(f"the page is in {out}", aside=True)
 
@@ -196,15 +192,14 @@ def info(
     with ending(lambda: UNCHANGED), waiting("looking .." if what else "measuring, unless that was done .."):
         extents = OPTIONS["dims"].checked("dims", sizes("dims", dims, int))
         data, told = machine_info(engine, again) if what is None else info_of(what, extents, weights, every)
+    _show(as_json, data, told)
+
+
+def _show(as_json: bool, data: Any, tables: Sequence[Sheet | Text]) -> None:
     if as_json:
-        say_json(data)
-    else:
-        _show(told)
-
-
-def _show(parts: Sequence[Sheet | Text]) -> None:
+        return say_json(data)
     console = Console(highlight=False)
-    for part in parts:
+    for part in tables:
         console.print(part, soft_wrap=isinstance(part, Text))
 
 

@@ -1,8 +1,6 @@
 """``python -m oocdl.cli.predict_sample RUN SAMPLE FILE``: predicts a sample of a run, for its page.
 
-A process of its own, by the weights that the run predicts with, of which the file says what they are:
-neither the run nor the page waits for it. The file has the classes, thinned as the page has them, and Dice of
-each class over all voxels but those whose label the loss ignores.
+The file has the classes, thinned, and Dice of each over all voxels but those whose label the loss ignores.
 """
 
 from __future__ import annotations
@@ -30,35 +28,34 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.training.run import Run
 from oocdl.training.trainer import open as open_run
 
-MOST_CLASSES = 64
-SAMPLE = "sample"
-"""Name of the one sample."""
+MOST_CLASSES, SAMPLE = 64, "sample"
 
 
 def predict(run: Path, number: int, out: Path) -> None:
     """Predict a sample, and write what the page shows. Raises what ``Run.predict`` raises."""
-    facts = read_facts((run / FOLDER / FACTS).read_text())
+    facts, made = read_facts((run / FOLDER / FACTS).read_text()), open_run(run)
     names = tuple(dict.fromkeys(name for _, name in facts.images))
     dataset = open_dataset(DatasetSpec(facts.dataset, facts.group, names, True))
     memory = min(facts.budget_bytes, available().nbytes // 2)
     with tempfile.TemporaryDirectory(prefix="oocdl-predicted-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the spill's place
         one = _one_sample(Path(folder) / "one.zarr", facts, dataset, number)
-        made = open_run(run)
         found = made.predict(one, Path(folder) / "out.zarr", memory=memory)
         for name, array in sorted(found[SAMPLE].arrays()):  # type: ignore[union-attr]
             axes = space_of(array.shape[1:], True)
             if axes is not None:
                 target, ignored = _target_of(facts, dataset, number, axes), _ignored(made, str(name), array)
                 labels, dice = _classes(array, target, number, ignored)
-                told: dict[str, Any] = {"name": str(name), "version": _version(run)}
+                manifest = RunStore.open(run).current()
+                best = None if manifest is None else manifest.meta.get("restored")
+                version = "the last commit" if best is None else f"step {best}, the best by its validation"
+                told: dict[str, Any] = {"name": str(name), "version": version}
                 np.savez(out, labels=labels, classes=list(dice), dice=list(dice.values()), **told)
                 return
     raise InputError("the network predicts no image and no volume")
 
 
 def _one_sample(path: Path, facts: RunFacts, dataset: Dataset, number: int) -> Path:
-    """Write what the network reads of a sample as a dataset of its own, of whatever size it is."""
     group = zarr.open_group(str(path), mode="w", attributes={MARK: {"samples": [SAMPLE]}})
     for name in dict.fromkeys(name for role, name in facts.images if role == "input"):
         array = own_sized(dataset.arrays[name], number)
@@ -68,7 +65,6 @@ def _one_sample(path: Path, facts: RunFacts, dataset: Dataset, number: int) -> P
 
 
 def _target_of(facts: RunFacts, dataset: Dataset, number: int, axes: tuple[int, ...]) -> Any:
-    """The array of classes that an output of these extents is compared with; None if there is none."""
     for role, name in facts.images:
         array = own_sized(dataset.arrays[name], number)
         if role == "target" and np.issubdtype(array.dtype, np.integer) and array.shape[-len(axes) :] == axes:
@@ -77,26 +73,16 @@ def _target_of(facts: RunFacts, dataset: Dataset, number: int, axes: tuple[int, 
 
 
 def _ignored(run: Run, output: str, array: Any) -> int | None:
-    """The label that has no part in the loss of an output; None if each has one."""
     loss = run.settings.loss
     spec = loss.get(output, (None,))[0] if isinstance(loss, Mapping) else loss
     known = None if spec is None else labels_of(spec, (1, *array.shape), (1, *array.shape[1:]))
     return None if known is None else known.ignore_index
 
 
-def _version(run: Path) -> str:
-    """What the weights are that a run predicts with."""
-    manifest = RunStore.open(run).current()
-    best = None if manifest is None else manifest.meta.get("restored")
-    return "the last commit" if best is None else f"step {best}, the best by its validation"
-
-
 def _classes(
     array: Any, target: Any, number: int, ignored: int | None
 ) -> tuple[np.ndarray, dict[int, float]]:
-    """The class of each voxel, thinned, and Dice of all that count, a slab after the other."""
-    axes, strides = array.shape[1:], strides_of(array.shape[1:])
-    slab = array.chunks[1]
+    axes, strides, slab = array.shape[1:], strides_of(array.shape[1:]), array.chunks[1]
     counts = {name: np.zeros(MOST_CLASSES, np.int64) for name in ("both", "target", "predicted")}
     parts = []
     for low in range(0, axes[0], slab):
@@ -118,16 +104,9 @@ def _classes(
     return np.concatenate(parts), dice
 
 
-def main() -> int:
-    """Predict; returns the exit code."""
+if __name__ == "__main__":
     os.nice(10)  # the one that trains goes first
     try:
         predict(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
     except (OocdlError, OSError) as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        sys.exit(" ".join(str(error).split()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +15,7 @@ from oocdl.training.signals import Stopped
 
 INTERRUPTED_EXIT_CODE = 130
 UNCHANGED = "nothing was changed"
-Json = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead of tables; null: a number is not finite.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, not tables; null: a number is not finite.")]
 
 
 def say(text: str, aside: bool = False) -> None:
@@ -34,10 +32,7 @@ def say_json(data: Any) -> None:
 def waiting(text: str) -> Iterator[None]:
     """Show on a terminal what is done meanwhile; nothing of it stays."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(text, spinner="dots"):
+    with console.status(text, spinner="dots") if console.is_terminal else nullcontext():
         yield
 
 
@@ -46,7 +41,7 @@ class Ended(Exception):
 
     def __init__(self, how: str, text: str, code: int) -> None:
         super().__init__(f"{how}; {text}" if text else how)
-        self.code = code
+        self.exit_code = code
 
 
 @contextmanager

@@ -1,15 +1,13 @@
-"""Reads values of options from texts of the command line, and texts from a TOML file (``--config run.toml``).
-
-Errors name the option. Options that are typed take precedence over those of the file.
-"""
+"""Reads values of options from texts of the command line, and from a TOML file (``--config run.toml``)."""
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,16 +17,7 @@ import typer
 from oocdl import transforms
 from oocdl.config import shown
 from oocdl.errors import InputError
-from oocdl.ops.schedules import (
-    Cosine,
-    CosineRestarts,
-    Exponential,
-    MultiStep,
-    OneCycle,
-    Polynomial,
-    Rate,
-    Step,
-)
+from oocdl.ops import schedules
 from oocdl.space import IntUniform, LogUniform, Uniform
 from oocdl.training.signature import hint
 
@@ -36,12 +25,9 @@ SCHEDULES = (
     "cosine", "cosine_restarts:STEPS[:TIMES]", "polynomial[:POWER]", "one_cycle", "exponential:FACTOR",
     "multi_step:STEP:STEP..", "step:EVERY[:FACTOR]",
 )  # fmt: skip
-KINDS: Mapping[str, Callable[[Any, Any], Any]] = {
-    "": Uniform,
-    "uniform": Uniform,
-    "log": LogUniform,
-    "int": IntUniform,
-}
+KINDS: Mapping[str | None, Callable[[Any, Any], Any]] = {
+    None: Uniform, "uniform": Uniform, "log": LogUniform, "int": IntUniform
+}  # fmt: skip
 RANGE = re.compile(r"(?:(\w+):)?([^.,:][^,:]*?)\.\.([^,:]+)")
 
 
@@ -54,6 +40,14 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def table(text: str) -> Any:
+    """Return the list or table that a text is in JSON, as those of a file come; None for other texts."""
+    if text.startswith(("[", "{")):
+        with suppress(ValueError):
+            return json.loads(text)
+    return None
+
+
 def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[Any, ...]:
     """Read numbers with commas between them.
 
@@ -61,26 +55,36 @@ def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[Any,
     (1, 2, 4)
     """
     try:
-        return tuple(kind(number) for number in text.split(","))
+        return tuple(kind(number) for number in text.strip("[]").split(","))
     except ValueError:
         what = "whole numbers" if kind is int else "numbers"
         raise InputError(f"{flag(option)} takes {what} with commas between them, got '{text}'") from None
 
 
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, str] | None:
+def each_pair(option: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Read ``name=value`` texts with commas between them, or a table."""
+    told = table(text)
+    if isinstance(told, dict):
+        yield from told.items()
+        return
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not (name and equals and value):
+            raise InputError(f"{flag(option)} takes name=value, got '{part}'")
+        yield name.strip(), value.strip()
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, Any] | None:
     """Read ``name=value`` texts, one each or several with commas, as a mapping; None if there are none.
 
     >>> pairs("inputs", ["image=t1", "mask=m,age=a"])
     {'image': 't1', 'mask': 'm', 'age': 'a'}
     """
-    found: dict[str, str] = {}
-    for text in (part for item in given or () for part in item.split(",")):
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise InputError(f"{flag(option)} takes name=value, got '{text}'")
-        if name.strip() in found:
-            raise InputError(f"{flag(option)} has '{name.strip()}' twice, the second time as '{text}'")
-        found[name.strip()] = value.strip()
+    found: dict[str, Any] = {}
+    for name, value in (pair for text in given or () for pair in each_pair(option, text)):
+        if name in found:
+            raise InputError(f"{flag(option)} has '{name}' twice, the second time as '{name}={value}'")
+        found[name] = value
     return found or None
 
 
@@ -91,7 +95,7 @@ def sizes(option: str, given: Sequence[str] | None, kind: type[int] | type[float
     {'depth': 512}
     """
     try:
-        return {name: kind(value) for name, value in (pairs(option, given) or {}).items()} or None
+        return {name: kind(str(value)) for name, value in (pairs(option, given) or {}).items()} or None
     except ValueError:
         raise InputError(f"{flag(option)} takes name=number, got '{' '.join(given or ())}'") from None
 
@@ -134,16 +138,13 @@ def parse_parallel(text: str) -> Any:
     if text == "auto":
         return text
     try:
-        asked = pairs("parallel", [text]) or {}
-        return {
-            name: tuple(map(int, value.split("x"))) if name == "space" else int(value)
-            for name, value in asked.items()
-        }
-    except ValueError:
+        asked = {name: value.split("x") for name, value in (pairs("parallel", [text]) or {}).items()}
+        return {n: tuple(map(int, counts)) if n == "space" else int(*counts) for n, counts in asked.items()}
+    except (ValueError, TypeError):  # a second count of another axis
         raise InputError(f"--parallel takes cuts such as batch=2,space=3x2x1, got '{text}'") from None
 
 
-def parse_schedule(text: str, lr: float) -> Rate:
+def parse_schedule(text: str, lr: float) -> schedules.Rate:
     """Read ``--schedule``: a schedule that begins with ``lr`` and, where it ends, ends with the run.
 
     >>> parse_schedule("cosine", 0.1), parse_schedule("step:30:0.5", 0.1)
@@ -153,23 +154,20 @@ def parse_schedule(text: str, lr: float) -> Rate:
     with suppress(ValueError):
         match name, [float(word) for word in words]:
             case "cosine", []:
-                return Cosine(lr)
+                return schedules.Cosine(lr)
             case "one_cycle", []:
-                return OneCycle(lr)
-            case "polynomial", []:
-                return Polynomial(lr)
-            case "polynomial", [power]:
-                return Polynomial(lr, power=power)
+                return schedules.OneCycle(lr)
+            case "polynomial", [*power] if len(power) < 2:
+                return schedules.Polynomial(lr, None, *power)
             case "step", [every, *factor] if every.is_integer() and len(factor) < 2:
-                return Step(lr, int(every), *factor)
-            case "multi_step", [_, *_] as steps if all(step.is_integer() for step in steps):
-                return MultiStep(lr, tuple(map(int, steps)))
+                return schedules.Step(lr, int(every), *factor)
             case "exponential", [factor]:
-                return Exponential(lr, factor)
-            case "cosine_restarts", [_, *more] as counts if len(more) < 2 and all(
-                count.is_integer() for count in counts
-            ):
-                return CosineRestarts(lr, *map(int, counts))
+                return schedules.Exponential(lr, factor)
+            case "multi_step", [_, *_] as steps if all(map(float.is_integer, steps)):
+                return schedules.MultiStep(lr, tuple(map(int, steps)))
+            case "cosine_restarts", [_, *more] as counts if all(map(float.is_integer, counts)):
+                if len(more) < 2:
+                    return schedules.CosineRestarts(lr, *map(int, counts))
     raise InputError(f"--schedule takes {', '.join(SCHEDULES)}; got '{text}'")
 
 
@@ -181,9 +179,12 @@ def parse_groups(given: Sequence[str]) -> list[Any] | None:
     """
     found: list[Any] = []
     for text in given:
-        held = {} if "=" not in text else pairs("param_groups", [text]) or {}
+        if (told := table(text)) is not None or "=" not in text:
+            found.append(told or text)
+            continue
+        held = pairs("param_groups", [text]) or {}
         values = {name: tuple(_value(one) for one in value.split("|")) for name, value in held.items()}
-        found.append({n: one if len(one) > 1 else one[0] for n, one in values.items()} or text)
+        found.append({name: one if len(one) > 1 else one[0] for name, one in values.items()})
     return found or None
 
 
@@ -215,19 +216,21 @@ def parse_space(given: Sequence[str]) -> dict[str, Any]:
     space: dict[str, Any] = {}
     for text in given:
         name, equals, values = text.partition("=")
-        if not (name and equals and values) or name in space:
-            raise InputError(
-                f"--space takes an option and its values, once each, such as lr=0.1,0.01; got '{text}'"
-            )
-        found = RANGE.fullmatch(values)
-        if found is None:
-            space[name] = [_value(value) for value in values.split(",")]
-            continue
-        kind, low, high = found[1] or "", _value(found[2]), _value(found[3])
-        if kind not in KINDS:
-            raise InputError(f"--space {text}: a range is log:a..b, int:a..b or a..b")
-        space[name] = KINDS[kind](low, high)
+        told = table(text) or {name: values}
+        if "" in (*told, *told.values()) or space.keys() & told.keys():
+            told = "an option and its values, once each, such as lr=0.1,0.01"
+            raise InputError(f"--space takes {told}; got '{text}'")
+        space |= {n: held if isinstance(held, list) else _values(n, str(held)) for n, held in told.items()}
     return space
+
+
+def _values(name: str, text: str) -> Any:
+    found = RANGE.fullmatch(text)
+    if found is None:
+        return [_value(value) for value in text.split(",")]
+    if found[1] not in KINDS:
+        raise InputError(f"--space {name}={text}: a range is log:a..b, int:a..b or a..b")
+    return KINDS[found[1]](_value(found[2]), _value(found[3]))
 
 
 def _value(text: str) -> Any:
@@ -239,15 +242,11 @@ def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
-LISTS = ("class_weights", "folds", "hosts", "spacing")
-"""Options whose lists are typed with commas."""
 NEVER = ("config", "help", "as_json", "version")
 """Parameters of commands that no file has."""
 
@@ -260,97 +259,43 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"--config {path} cannot be read: {getattr(error, 'strerror', error)}") from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"--config {path} is no TOML: {error}") from error
-    found = {name.replace("-", "_"): value for name, value in given.items()}
     for name in given:
         if "-" in name and name.replace("-", "_") in given:
             raise InputError(f"--config {path} has '{name}' twice, once with '_'; leave one of them out")
-    return found
-
-
-def as_words(name: str, value: Any) -> Any:
-    """Write a value as the command line takes it: what is repeated there is a list here.
-
-    >>> as_words("inputs", {"image": "t1"}), as_words("parallel", {"batch": 2, "space": [3, 2, 1]})
-    (['image=t1'], 'batch=2,space=3x2x1')
-    >>> as_words("loss", {"seg": ["dice", 0.5], "edge": "bce"}), as_words("class_weights", [1, 2.5])
-    ('seg=dice:0.5,edge=bce', '1,2.5')
-    >>> as_words("param_groups", [{"params": ["a.*", "b.*"], "lr": 0.01}, "no_decay_1d"])
-    ['params=a.*|b.*,lr=0.01', 'no_decay_1d']
-    >>> as_words("space", {"lr": "log:1e-5..1e-2", "shuffle": [True, False]}), as_words("batch_size", 2)
-    (['lr=log:1e-5..1e-2', 'shuffle=true,false'], 2)
-    >>> as_words("validation", [0, 1]), as_words("validation_freq", [3])
-    ('0,1', '3,')
-    """
-    if name in ("param_groups", "augment"):
-        groups = value if isinstance(value, list) else [value]
-        return [
-            ",".join(f"{key}={_joined(held, '|')}" for key, held in group.items())
-            if isinstance(group, Mapping)
-            else group
-            for group in groups
-        ]
-    between = {"parallel": "x", "loss": ":"}.get(name, ",")
-    if isinstance(value, Mapping):
-        words = [f"{key}={_joined(held, between)}" for key, held in value.items()]
-        return ",".join(words) if name in ("parallel", "loss") else words
-    if name == "validation" and isinstance(value, list):  # a share is no list of one
-        return _joined(value, ",") if value and all(type(row) is int for row in value) else value
-    if name == "validation_freq" and isinstance(value, list):
-        return f"{_joined(value, ',')},"
-    return _joined(value, ",") if name in LISTS and isinstance(value, list) else value
-
-
-def _joined(value: Any, between: str) -> str:
-    items = value if isinstance(value, list) else [value]
-    return between.join(str(item).lower() if isinstance(item, bool) else str(item) for item in items)
+    return {name.replace("-", "_"): value for name, value in given.items()}
 
 
 def _use(context: typer.Context, path: Path | None) -> Path | None:
-    """Make what is in a file the defaults of a command.
-
-    A file may have options of all commands that take one, so that one file does for ``plan`` and ``fit``.
-    """
+    """Make what is in a file the defaults of a command; a file may have options of other commands, too."""
     if path is None or context.resilient_parsing:
         return path
-    root = context.find_root().command
-    commands = getattr(root, "commands", {}).values()
-    known = {
-        str(parameter.name)
-        for command in commands
-        if any(parameter.name == "config" for parameter in command.params)
-        for parameter in command.params
-    }.difference(NEVER)
+    commands = getattr(context.find_root().command, "commands", {}).values()
+    names = [{str(parameter.name) for parameter in command.params} for command in commands]
+    known = sorted(set().union(*(its for its in names if "config" in its)).difference(NEVER))
     found = read_config(path)
     for name in found:
         if name not in known:
-            raise InputError(
-                f"--config {path} has '{shown(name)}', which is no option{hint(name, sorted(known))}"
-            )
+            raise InputError(f"--config {path} has '{shown(name)}', which is no option{hint(name, known)}")
     own = {str(parameter.name): parameter for parameter in context.command.params}
-    context.default_map = {
-        name: _typed(f"--config {path}: '{name}'", as_words(name, value), own[name])
-        for name, value in found.items()
-        if name in own
-    }
+    mine = {name: value for name, value in found.items() if name in own}
+    context.default_map = {n: _typed(f"--config {path}: '{n}'", value, own[n]) for n, value in mine.items()}
     return path
 
 
-def _typed(what: str, words: Any, option: Any) -> Any:
-    """Return words as they come from a shell, which writes a home in full; one of a list is a list.
-
-    Raises InputError for a value of a kind that the option does not have, such as 1 for a flag.
-    """
+def _typed(what: str, value: Any, option: Any) -> Any:
+    """Return a value as it is typed: a home in full, lists and tables as JSON. InputError for other kinds."""
     is_repeated, is_flag = getattr(option, "multiple", False), getattr(option, "is_flag", False)
-    items = words if isinstance(words, list) and is_repeated else [words]
+    items, typed = value if isinstance(value, list) and is_repeated else [value], []
+    kinds = (bool,) if is_flag else (int, float, str, list, dict)
     for item in items:
-        if not isinstance(item, bool if is_flag else int | float | str) or isinstance(item, bool) != is_flag:
+        if not isinstance(item, kinds) or isinstance(item, bool) != is_flag:
             takes = "true or false" if is_flag else "texts" if is_repeated else "one text or number"
-            raise InputError(f"{what} takes {takes}, got {shown(words if items is words else items[0])}")
-    typed = [os.path.expanduser(item) if str(item).startswith("~/") else item for item in items]
+            raise InputError(f"{what} takes {takes}, got {shown(value if items is value else items[0])}")
+        if isinstance(item, list | dict):
+            item = json.dumps(item, default=str)
+        typed.append(os.path.expanduser(item) if isinstance(item, str) and item.startswith("~/") else item)
     return typed if is_repeated else typed[0]
 
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(is_eager=True, callback=_use, help="TOML file of options; typed options take precedence."),
-]
+CONFIG = "TOML file of options; typed options take precedence."
+ConfigFile = Annotated[Path | None, typer.Option(is_eager=True, callback=_use, help=CONFIG)]

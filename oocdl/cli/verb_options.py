@@ -1,36 +1,21 @@
-"""The options of the command line, made from those of the Python functions, and these made of their values.
-
-Names, defaults and help texts come from the records of options; a type says how a text is read.
-"""
+"""The options of the command line, made from the records of Python's, and arguments made of their values."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from oocdl.augmentation.nnunet import Augment
 from oocdl.callbacks import CSV, EarlyStopping, MLflow, ModelCheckpoint, TensorBoard
-from oocdl.cli.texts import (
-    SCHEDULES,
-    flag,
-    numbers,
-    pairs,
-    parse_augment,
-    parse_groups,
-    parse_loss,
-    parse_parallel,
-    parse_schedule,
-    parse_space,
-    parse_validation,
-    sizes,
-)
+from oocdl.cli import texts
+from oocdl.cli.texts import SCHEDULES, flag, numbers, pairs, sizes
 from oocdl.config import make_settings, nearest, parse_optimizer
-from oocdl.config.options import LossLike, Metrics, Names, Normalize, Option, ParamGroup, Pieces, Validation
+from oocdl.config.options import LossLike, Metrics, Names, Normalize, Option, ParamGroups, Pieces, Validation
 from oocdl.errors import InputError
 from oocdl.events import Listener
 from oocdl.host.paths import path_of
@@ -43,12 +28,6 @@ from oocdl.training.versions import Which
 from oocdl.tuning.values import with_values
 
 Records = Mapping[str, Option]
-"""Options by their names in Python."""
-
-
-def told(name: str) -> str:
-    """Return the description of an option of ``fit``, in one sentence."""
-    return ALL_OPTIONS[name].first_sentence
 
 
 def typed(text: str, kind: Any = str | None, default: Any = None) -> Option:
@@ -57,16 +36,16 @@ def typed(text: str, kind: Any = str | None, default: Any = None) -> Option:
 
 
 Model = Annotated[Path, typer.Argument(help="ONNX file.")]
-Data = Annotated[str, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")]
+DATA = "Zarr group or HDF5 file, with samples on the first axis."
+Data = Annotated[str, typer.Argument(help=DATA)]
+OptionalData = Annotated[str | None, typer.Argument(help=DATA)]
 RunDir = Annotated[Path, typer.Argument(help="Run directory.")]
 Out = Annotated[Path, typer.Argument(help="Output path.")]
 OptionalOut = Annotated[Path | None, typer.Argument(help="Output path; may be left out with --nifti.")]
-Engine = Annotated[str, typer.Option(help=told("engine"))]
+Engine = Annotated[str, typer.Option(help=ALL_OPTIONS["engine"].first_sentence)]
 Dims = Annotated[list[str] | None, typer.Option(metavar="NAME=SIZE,..", help="Open dimensions.")]
 ARGUMENTS = {"model": Model, "dataset": Data, "out": Out}
-IN_PYTHON_ONLY = (
-    "self", "client", "scheduler", "callbacks", "rates", "dynamic", "verify", "wait_seconds",
-)  # fmt: skip
+IN_PYTHON_ONLY = ["self", "client", "scheduler", "callbacks", "rates", "dynamic", "verify", "wait_seconds"]
 """Parameters that no option is made of; for clients, there are those of ``cluster.py``."""
 
 OPTIMIZER_FIELDS: Records = {
@@ -87,7 +66,6 @@ FIELDS: Records = {
     **OPTIMIZER_FIELDS,
     **LOSS_FIELDS,
 }
-"""Options that are fields of the optimizer and of the loss."""
 OFF_AT_ZERO = ("momentum", "nesterov", "clip_norm", "clip_value", "label_smoothing")
 """Options that mean "off" where they are 0 or false, whichever the optimizer is."""
 
@@ -100,10 +78,7 @@ def records_for(function: Callable[..., Any]) -> Records:
 def with_options(
     *declared: Records, leave_out: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of some records, which stand before its own.
-
-    The command gets their values by name, in its ``**given``.
-    """
+    """Give a command the options of some records, before its own; their values come in its ``**given``."""
 
     def give(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)
@@ -137,31 +112,29 @@ def _parameter(name: str, record: Option) -> inspect.Parameter:
 
 def arguments_for(records: Records, given: Mapping[str, Any]) -> dict[str, Any]:
     """Turn the values of options into arguments of the function of the records. Raises InputError."""
-    options = {
-        name: given[name] if name in ARGUMENTS else _form(name, record).read(name, given[name])
-        for name, record in records.items()
-        if name in given
-    }
+    options = {name: _read(name, record, given[name]) for name, record in records.items() if name in given}
     return options if "schedule" not in given else _with_fields(options, given)
 
 
-def _with_fields(options: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of ``fit`` whose optimizer and loss have the fields that are given. Raises InputError.
+def _read(name: str, record: Option, value: Any) -> Any:
+    if name in ARGUMENTS:
+        return value
+    told = texts.table(value) if isinstance(value, str) else None
+    return _form(name, record).read(name, value) if told is None else told
 
-    Of Dice and cross entropy together the latter has them, as in nnU-Net.
-    """
+
+def _with_fields(options: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of ``fit`` whose optimizer and loss have the fields that are given."""
     held = {name: given[name] for name in FIELDS if given[name] is not None}
     asked = {name: value for name, value in held.items() if value or name not in OFF_AT_ZERO}
-    of_optimizer, of_loss = (
-        [name for name in known if name in asked] for known in (OPTIMIZER_FIELDS, LOSS_FIELDS)
-    )
+    of_optimizer, of_loss = ([n for n in kind if n in asked] for kind in (OPTIMIZER_FIELDS, LOSS_FIELDS))
     values = {f"optimizer.{name}": asked[name] for name in of_optimizer}
     if asked.keys() - LOSS_FIELDS:
         made = parse_optimizer(options["optimizer"], options["lr"])
         _check_fields(f"--optimizer {options['optimizer']}", made, of_optimizer)
         rate = made.lr
         if "schedule" in asked:
-            rate = parse_schedule(asked["schedule"], float(rate))  # type: ignore[arg-type]
+            rate = texts.parse_schedule(asked["schedule"], float(rate))  # type: ignore[arg-type]
         values["optimizer.lr"] = WarmUp(rate, asked["warm_up"]) if "warm_up" in asked else rate
     if "class_weights" in asked:
         asked["class_weights"] = numbers("class_weights", asked["class_weights"], float)
@@ -175,14 +148,13 @@ def _loss_with(names: Sequence[str], loss: Any) -> str:
         flags = " and ".join(map(flag, names))
         raise InputError(f"{flags} go with one loss by name; several are for oocdl.losses, in Python")
     made = make_settings(loss=loss).loss
-    if isinstance(made, DiceCE):
+    if isinstance(made, DiceCE):  # as in nnU-Net
         return "loss.cross_entropy"
     _check_fields(f"--loss {loss}", made, names)
     return "loss"
 
 
 def _check_fields(what: str, record: Any, names: Sequence[str]) -> None:
-    """Raise InputError for an option that the optimizer or the loss lacks; lists those that it has."""
     known = [field.name for field in fields(record) if field.init] if is_dataclass(record) else []
     for name in names:
         if name not in known:
@@ -207,7 +179,8 @@ def word_or_pairs(name: str, items: Sequence[str] | None) -> Any:
     >>> word_or_pairs("normalize", ["ct"]), word_or_pairs("normalize", ["a=ct"])
     ('ct', {'a': 'ct'})
     """
-    return items[0] if items and len(items) == 1 and "=" not in items[0] else pairs(name, items)
+    is_word = items and len(items) == 1 and "=" not in items[0] and texts.table(items[0]) is None
+    return items[0] if items and is_word else pairs(name, items)
 
 
 LOGS: Mapping[str, Callable[[str], Listener]] = {"csv": CSV, "tensorboard": TensorBoard, "mlflow": MLflow}
@@ -215,8 +188,7 @@ LOGS: Mapping[str, Callable[[str], Listener]] = {"csv": CSV, "tensorboard": Tens
 
 def logs(given: Sequence[str] | None) -> list[Listener]:
     """Read ``--log``: where else the history of a run is written."""
-    texts = [part for text in given or () for part in text.split(",")]
-    found = [one for text in texts for one in (pairs("log", [text]) or {}).items()]
+    found = [one for text in given or () for one in texts.each_pair("log", text)]
     for name, _ in found:
         if name not in LOGS:
             raise InputError(f"--log knows no '{name}', only {', '.join(LOGS)}")
@@ -228,28 +200,23 @@ ACTING: Records = {
     "patience": typed("Stop after so many validations in a row without a better result.", int | None),
     "keep_best": typed("Keep the version of the best validation.", bool, False),
 }
-"""Options of callbacks that act upon validations."""
 
 
 def acting(given: Mapping[str, Any]) -> list[Listener]:
     """Make the callbacks of ``ACTING``."""
-    best = given["keep_best"] or given["patience"] is not None
-    if not best and given["monitor"] != ACTING["monitor"].default:
+    monitor, patience = given["monitor"], given["patience"]
+    best = given["keep_best"] or patience is not None
+    if not best and monitor != ACTING["monitor"].default:
         raise InputError("--monitor goes with --patience or --keep-best; without them nothing looks at it")
-    found: list[Listener] = [ModelCheckpoint(given["monitor"])] if best else []
-    if given["patience"] is not None:
-        found.append(EarlyStopping(given["monitor"], patience=given["patience"]))
-    return found
+    found: list[Listener] = [ModelCheckpoint(monitor)] if best else []
+    return found if patience is None else [*found, EarlyStopping(monitor, patience=patience)]
 
 
-@dataclass(frozen=True)
-class Form:
-    """The form of a value on the command line."""
+class Form(NamedTuple):
+    """The form of a value on the command line: typer's type, and what makes an argument of name and text."""
 
     type: Any
-    """Type of the text, for typer."""
     read: Callable[[str, Any], Any] = lambda name, value: value
-    """Makes the argument of an option's name and its text."""
     metavar: str | None = None
 
 
@@ -261,35 +228,28 @@ FORMS: Mapping[Any, Form] = {
         (str | Path | None, Plan | str | Path | None),  # a Path of "" would be the current folder
         Form(str, lambda name, text: None if text is None else path_of(name, text), "<path>"),
     ),
-    LossLike: Form(str, lambda name, text: parse_loss(text), "NAME or OUTPUT=NAME:WEIGHT,.."),
-    Pieces: Form(str, lambda name, text: parse_parallel(text), "batch=2,space=3x2x1,channels=2"),
-    Validation: Form(str, lambda name, text: parse_validation(text), "DATA or SHARE"),
-    Metrics: Form(
-        list[str], lambda name, items: tuple(",".join(items or ()).split(",")) if items else (), "NAME"
-    ),
+    LossLike: Form(str, lambda _, text: texts.parse_loss(text), "NAME or OUTPUT=NAME:WEIGHT,.."),
+    Pieces: Form(str, lambda _, text: texts.parse_parallel(text), "batch=2,space=3x2x1,channels=2"),
+    Validation: Form(str, lambda _, text: texts.parse_validation(text), "DATA or SHARE"),
+    Metrics: Form(list[str], lambda _, items: tuple(",".join(items).split(",")) if items else (), "NAME"),
     int | Sequence[int]: Form(str, one_or_several, "N or N,N,.."),
     **dict.fromkeys(
         (Which, Which | Sequence[Which]),
-        Form(
-            str, lambda name, text: int(text) if (text or "").isdigit() else text, "last, best, ema or STEP"
-        ),
+        Form(str, lambda _, text: int(text) if (text or "").isdigit() else text, "last, best, ema or STEP"),
     ),
-    Names: Form(list[str], lambda name, items: tuple(items or ()), "NAME"),
-    ParamGroup | Sequence[ParamGroup] | None: Form(
-        list[str], lambda name, items: parse_groups(items or ()), "params=NAME,lr=.."
-    ),
-    Augment: Form(list[str], lambda name, items: parse_augment(items or ()), "nnunet or TRANSFORM(..)"),
-    Normalize: Form(list[str], lambda name, items: word_or_pairs(name, items), "METHOD or ARRAY=METHOD"),
+    Names: Form(list[str], lambda _, items: tuple(items or ()), "NAME"),
+    ParamGroups: Form(list[str], lambda _, items: texts.parse_groups(items or ()), "params=NAME,lr=.."),
+    Augment: Form(list[str], lambda _, items: texts.parse_augment(items or ()), "nnunet or TRANSFORM(..)"),
+    Normalize: Form(list[str], word_or_pairs, "METHOD or ARRAY=METHOD"),
     Sequence[int]: Form(str, lambda name, text: numbers(name, text, int), "1,2,4,.."),
     Sequence[float] | None: Form(str, lambda name, text: text and numbers(name, text, float), "Z,Y,X"),
     Mapping[str, str] | None: Form(list[str], pairs, "NAME=ARRAY"),
     Mapping[str, int] | None: Form(list[str], lambda name, items: sizes(name, items, int), "NAME=SIZE"),
     Mapping[str, float] | None: Form(list[str], lambda name, items: sizes(name, items, float), "NAME=FACTOR"),
-    Mapping[str, Any]: Form(list[str], lambda name, items: parse_space(items or ()), "OPTION=VALUES"),
+    Mapping[str, Any]: Form(list[str], lambda _, items: texts.parse_space(items or ()), "OPTION=VALUES"),
 }
 """Option type -> form; options of all other types are texts."""
-TEXT = Form(str)
 
 
 def _form(name: str, record: Option) -> Form:
-    return TEXT if name == "spill" else FORMS.get(record.type, TEXT)
+    return FORMS.get("" if name == "spill" else record.type, Form(str))

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from oocdl.cli import verb_options
 from oocdl.cli.cluster import WORKER_OPTIONS, call_options, workers
 from oocdl.cli.cluster import app as cluster_app
 from oocdl.cli.look import app as look_app
 from oocdl.cli.say import UNCHANGED, Json, ending, say, say_json, waiting
 from oocdl.cli.texts import ConfigFile, flag, numbers
-from oocdl.cli.verb_options import (
-    ACTING,
-    FIELDS,
-    acting,
-    arguments_for,
-    logs,
-    records_for,
-    told,
-    with_options,
-)
+from oocdl.cli.verb_options import ACTING, FIELDS, arguments_for, records_for, with_options
 from oocdl.config import OPTIONS
 from oocdl.errors import InputError
 from oocdl.events import Committed, Event, Listener, RunStarted, RunStopped
@@ -39,7 +30,7 @@ FIT, SEARCH = records_for(fit_run), records_for(search_runs)
 PLAN, SIMULATE = records_for(plan_run), records_for(simulate_run)
 OF_A_RUN = ["commit_seconds", *(name for name in ALL_OPTIONS if name not in OPTIONS)]
 """Options that only ``fit`` has on the command line: they do not change a plan."""
-ALL_FOLDS = "0,1,2,3,4"
+ALL_FOLDS, SHOW = "0,1,2,3,4", ALL_OPTIONS["dashboard"].first_sentence
 OF_ONE_RUN = ("log", "dashboard", "dashboard_port", "resume", "restart", *ACTING)
 DECIDED = ("validation", "metrics", "loss")
 """Options that are for one run, and those that the preset decides itself."""
@@ -47,21 +38,18 @@ DECIDED = ("validation", "metrics", "loss")
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@dataclass
 class Outcome:
-    """Knows what a run has committed. A listener."""
+    """Knows what a run has committed, and whether an earlier one was removed. A listener."""
 
-    restarted: Path | None = None
-    """The run directory, of which an earlier run is to be removed."""
     workdir: str | None = None
     """The run directory; None: no run was begun or taken up."""
-    done: int = 0
+    done = 0
 
-    def __post_init__(self) -> None:
+    def __init__(self, restarted: Path | None = None) -> None:
+        self.restarted = restarted
         self._earlier = self._files()
 
     def _files(self) -> list[tuple[int, int]]:
-        """The files without which the earlier run is gone, as far as they are there, each as it is now."""
         paths = [] if self.restarted is None else [self.restarted / name for name in ("run.json", "CURRENT")]
         return [((its := path.stat()).st_ino, its.st_mtime_ns) for path in paths if path.is_file()]
 
@@ -87,9 +75,7 @@ class Outcome:
 def fit(
     context: typer.Context,
     model: Annotated[Path, typer.Argument(help="ONNX file; with --preset, the folder.")],
-    dataset: Annotated[
-        str | None, typer.Argument(help="Zarr group or HDF5 file, with samples on the first axis.")
-    ] = None,
+    dataset: verb_options.OptionalData = None,
     config: ConfigFile = None,
     preset: Annotated[
         Literal["nnunet"] | None,
@@ -99,7 +85,7 @@ def fit(
     hours: Annotated[float, typer.Option(help="Maximum predicted hours of a fold with --preset.")] = HOURS,
     resume: Annotated[bool, typer.Option(help="Resume an existing run.")] = True,
     restart: Annotated[bool, typer.Option("--restart", help="Start over, even if a run exists.")] = False,
-    dashboard: Annotated[bool, typer.Option("--dashboard", help=told("dashboard"))] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help=SHOW)] = False,
     dashboard_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Show the run live on this port.")
     ] = None,
@@ -115,8 +101,7 @@ def fit(
     if preset is not None:
         if dataset is not None:
             raise InputError(f"--preset takes one folder, not '{dataset}' beside it")
-        given |= {"resume": resume, "restart": restart, "log": log}
-        given |= {"dashboard": dashboard, "dashboard_port": dashboard_port}
+        given |= dict.fromkeys(("resume", "restart", "log", "dashboard", "dashboard_port"))
         return _train_preset(context, model, folds, hours, given)
     if dataset is None:
         raise InputError("fit takes a model and a dataset; only --preset takes one folder")
@@ -126,36 +111,33 @@ def fit(
     options = arguments_for(FIT, {**given, "model": model, "dataset": dataset}) | call_options(given)
     options |= {"resume": "restart" if restart else resume, "dashboard": dashboard_port or dashboard}
     outcome = Outcome((options.get("workdir") or model.with_suffix(".run")) if restart else None)
-    listeners: list[Listener] = [outcome, *acting(given), *logs(log)]
+    listeners: list[Listener] = [outcome, *verb_options.acting(given), *verb_options.logs(log)]
     with ending(lambda: str(outcome)), workers(given) as client:
         run = fit_run(**options, client=client, callbacks=listeners)
     say(f"{run.path}: {counted(run.steps, 'step')}, loss {run.history[-1]['loss']:.6g}")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option is typed, or in a file."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
+    return getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"
 
 
 def _train_preset(
     context: typer.Context, folder: Path, folds: str, hours: float, given: dict[str, Any]
 ) -> None:
-    """Train with a preset and the options that are typed, or in a file. Raises InputError for others."""
     asked = {name: value for name, value in given.items() if _is_given(context, name)}
     for name in asked:
         if name in (*OF_ONE_RUN, *DECIDED) or (name in FIELDS and "optimizer" not in asked):
             instead = "give --optimizer with it" if name in FIELDS else "leave it out"
             raise InputError(f"--preset nnunet does not take {flag(name)}: {instead}")
     options = {name: value for name, value in arguments_for(FIT, given).items() if name in asked}
-    options |= {"hours": hours, **call_options(given)}
-    options["folds"] = ["all"] if folds == "all" else numbers("folds", folds, int)
+    chosen = ["all"] if folds == "all" else numbers("folds", folds, int)
+    options |= {"hours": hours, "folds": chosen, **call_options(given)}
     outcome = Outcome()
     with ending(lambda: str(outcome)), workers(given) as client:
         trained = nnunet(folder, client=client, callbacks=[outcome], **options)
-    say(str(trained).rstrip())
     steps, (first, *others) = ",".join(map(str, trained.spacing)), trained.runs.values()
     further = "".join(f" --with {run.path}" for run in others)
+    say(str(trained).rstrip())
     say(
         f"results: {trained.path}; predict other cases, by the mean of all folds and mirror images:\n"
         f"  oocdl convert {folder} test.zarr --split test --spacing {steps}\n"

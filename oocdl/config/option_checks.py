@@ -55,23 +55,18 @@ def parse_bytes(size: float | str) -> int:
 
 
 def parse_optimizer(optimizer: str | Optimizer, lr: Any = None) -> Optimizer:
-    """Return an optimizer, given by name (of ``OPTIMIZERS``; ``lr`` goes with it) or as an object.
-
-    Raises InputError.
-    """
+    """Return an optimizer, given by name (``lr`` goes with it) or as an object. Raises InputError."""
     if isinstance(optimizer, str):
         kind = OPTIMIZERS.get(optimizer) or OPTIMIZERS.get(optimizer.lower())
         if kind is None:
-            raise InputError(
-                f"there is no optimizer '{shown(optimizer)}'{nearest(optimizer, OPTIMIZERS)}; "
-                f"choose one of: {', '.join(OPTIMIZERS)}, or register your own with oocdl.optim.register"
-            )
+            others = f"{', '.join(OPTIMIZERS)}, or register your own with oocdl.optim.register"
+            word = f"'{shown(optimizer)}'{nearest(optimizer, OPTIMIZERS)}"
+            raise InputError(f"there is no optimizer {word}; choose one of: {others}")
         rate = lr if lr is not None else 0.01 if kind is SGD else kind().lr
         made: Optimizer = kind(lr=rate if callable(rate) else finite("lr", rate))
     elif not isinstance(optimizer, Optimizer):
-        raise InputError(
-            f"optimizer {shown(optimizer)} is neither a name ({', '.join(OPTIMIZERS)}) nor of oocdl.optim"
-        )
+        known = ", ".join(OPTIMIZERS)
+        raise InputError(f"optimizer {shown(optimizer)} is neither a name ({known}) nor of oocdl.optim")
     elif lr is not None:
         raise InputError("lr goes with an optimizer given by name; this one has its own")
     else:
@@ -112,10 +107,10 @@ def finite(name: str, value: Any) -> float:
 def whole(name: str, value: Any, least: int | None = 1, most: int = sys.maxsize) -> int:
     """Check a whole number from ``least`` to ``most``."""
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
-    if number is None or isinstance(value, bool):
+    if number is None:
         raise InputError(f"{name} must be a whole number, got {shown(value)}")
     if least is not None and number < least:
         raise InputError(f"{name} must be at least {least}, got {shown(number)}")
@@ -164,9 +159,7 @@ def metrics(name: str, value: Any) -> tuple[Metric, ...]:
 
 def augment(name: str, value: Any) -> str | tuple[Transform | str, ...] | None:
     """Check transforms, the name of nnU-Net's among them; a crop comes first."""
-    items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    own = [one for one in items if not (isinstance(one, str) and one == "nnunet")]
-    _several(name, own, Transform, "transforms of oocdl.transforms or 'nnunet'")
+    items = _several(name, value, Transform, "transforms of oocdl.transforms or 'nnunet'", "nnunet")
     if any(isinstance(one, RandSpatialCrop) for one in items[1:]):
         raise InputError(f"{name}: RandSpatialCrop stands once, in front of all other transforms")
     return "nnunet" if items == ("nnunet",) else items or None
@@ -175,16 +168,15 @@ def augment(name: str, value: Any) -> str | tuple[Transform | str, ...] | None:
 def normalize(name: str, value: Any) -> str | dict[str, str]:
     """Check a method of normalisation, or a mapping from array to method."""
     method = one_of(*METHODS)
-    checked: str | dict[str, str] = (mapping_of(method) if isinstance(value, Mapping) else method)(
-        name, value
-    )
+    check = mapping_of(method) if isinstance(value, Mapping) else method
+    checked: str | dict[str, str] = check(name, value)
     return checked
 
 
-def _several(name: str, value: Any, kind: type, takes: str) -> tuple[Any, ...]:
+def _several(name: str, value: Any, kind: type, takes: str, word: str | None = None) -> tuple[Any, ...]:
     items = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     for item in items:
-        if not isinstance(item, kind):
+        if not isinstance(item, kind) and not (isinstance(item, str) and item == word):
             raise InputError(f"{name} takes {takes}, got {shown(item)}")
     return items
 
@@ -220,11 +212,6 @@ def anything(name: str, value: Any) -> Any:
     return value
 
 
-def path_text(name: str, value: Any) -> str:
-    """Check a path that a run stores as a text."""
-    return str(path_of(name, value))
-
-
 def one_of(*known: str) -> Check:
     """Return the check of a word that is one of these."""
 
@@ -252,15 +239,12 @@ def pieces(name: str, value: Any) -> Any:
     if isinstance(value, str) and value == "auto":
         return value
     if not isinstance(value, Mapping):
-        raise InputError(
-            f"{name} takes 'auto' or a mapping such as {{'space': (2, 2, 1)}}, got {shown(value)}"
-        )
+        raise InputError(f"{name} takes 'auto' or a mapping like {{'space': (2, 2, 1)}}, got {shown(value)}")
     known, checked = ("batch", "space", "channels"), dict[str, Any]()
     for key, count in value.items():
         if key not in known:
-            raise InputError(
-                f"parallel does not know '{shown(key)}'{nearest(key, known)}; it takes {', '.join(known)}"
-            )
+            hint = f"{nearest(key, known)}; it takes {', '.join(known)}"
+            raise InputError(f"parallel does not know '{shown(key)}'{hint}")
         counts = count if key == "space" and isinstance(count, tuple | list) else (count,)
         numbers = tuple(whole(f"parallel['{key}']", number) for number in counts)
         checked[key] = numbers if key == "space" else numbers[0]
@@ -289,10 +273,8 @@ def _loss(value: Any) -> Loss:
         return file_loss(path_of("loss", value))
     if not isinstance(value, Loss):
         word = f"'{shown(value)}'" if isinstance(value, str) else f"like {shown(value)}"
-        raise InputError(
-            f"there is no loss {word}{nearest(value, LOSSES)}; choose one of: {', '.join(LOSSES)}, "
-            "an ONNX file, or an object of oocdl.losses"
-        )
+        others = f"choose one of: {', '.join(LOSSES)}, an ONNX file, or an object of oocdl.losses"
+        raise InputError(f"there is no loss {word}{nearest(value, LOSSES)}; {others}")
     value = replace(value, loss=_loss(value.loss)) if isinstance(value, DeepSupervision) else value
     found: Loss = with_fields(value)
     return found
@@ -358,10 +340,8 @@ def groups_with_fields(optimizer: Optimizer, groups: ParamGroups | None) -> Para
     """Check the fields of an optimizer that groups have by their types, as ``with_fields`` does its own."""
     kinds = {one.name: str(one.type) for one in fields(optimizer) if one.init}
 
-    def checked(name: str, held: Any) -> Any:
-        return _field(f"param_groups['{name}']", kinds[name], held) if name in kinds else held
+    def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+        known = {n: _field(f"param_groups['{n}']", kinds[n], held) for n, held in given.items() if n in kinds}
+        return {**given, **known}
 
-    return groups and tuple(
-        given if isinstance(given, str) else {name: checked(name, held) for name, held in given.items()}
-        for given in groups
-    )
+    return groups and tuple(one if isinstance(one, str) else checked(one) for one in groups)

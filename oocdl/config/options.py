@@ -1,8 +1,7 @@
 """The record of options: the name, type, default, check and description of each, once.
 
-Keys of a ``TypedDict`` are names of options, for editors and type checkers; what else is known of an option
-is the ``Option`` in its annotation, and the text below it. Docstrings, settings, the command line and
-`docs/reference/options.md` come of them.
+Keys of a ``TypedDict`` are names; what else is known is in its annotation, and in the text below. Docstrings,
+settings, the command line and `docs/reference/options.md` come of them.
 """
 # Annotations are evaluated where they stand, as they hold the records: no "from __future__" here.
 
@@ -20,27 +19,25 @@ from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get
 from oocdl.augmentation.nnunet import Augment
 from oocdl.config import option_checks as checks
 from oocdl.config.option_checks import Check
+from oocdl.host.paths import path_of
 from oocdl.ops.loss_functions import Loss
 from oocdl.ops.metric_functions import Metric
 from oocdl.ops.optimizers import Optimizer
 from oocdl.ops.schedules import Rate
 
 LossLike = str | Path | Loss | Mapping[str, str | Loss | tuple[str | Loss, float]]
-"""Values of ``loss=``."""
 Size = int | float | str
 """Bytes, as a number or as a text with a unit."""
 Names = str | Sequence[str]
-"""One name or pattern, or several."""
 Pieces = Literal["auto"] | Mapping[str, int | Sequence[int]]
-"""Numbers of pieces by kind of axis."""
 Validation = str | Path | float | Sequence[int] | Any
-"""A dataset, a share of the samples, or indices of some."""
 ParamGroup = str | Mapping[str, Any]
 """Weights that are updated alike: a pattern "params" and fields of the optimizer; or "no_decay_1d"."""
+ParamGroups = ParamGroup | Sequence[ParamGroup] | None
+Precision = Literal["float32", "bfloat16", "float64"]
+SpillDtype = Literal["bfloat16"] | None
 Metrics = str | Metric | Sequence[str | Metric]
-"""Metrics, by name or as objects."""
 Normalize = str | Mapping[str, str] | None
-"""A method, or methods by array."""
 
 CHECKS: Mapping[Any, Check] = {
     bool: checks.flag,
@@ -54,8 +51,8 @@ CHECKS: Mapping[Any, Check] = {
     Mapping[str, int] | None: checks.mapping_of(checks.whole),
     Mapping[str, float] | None: checks.mapping_of(checks.finite),
 }
-"""The checks that go with types."""
 ANY_WHOLE = partial(checks.whole, least=None)
+PATH: Check = lambda name, value: str(path_of(name, value))  # noqa: E731
 THREADS = partial(checks.whole, most=checks.MOST_THREADS)
 
 
@@ -67,29 +64,27 @@ class Option:
     changes: Literal["plan", "bits", "neither"]
     """Effect of a change: on the plan, and so on rounding; on other bits of the results; on neither."""
     check: Check | None = None
-    """Returns the checked value, or raises InputError; None: the check that goes with the type. It is not
-    asked of None where that is the default."""
+    """None: the check that goes with the type. It is not asked of None where that is the default."""
     fixed: Literal["run", "plan"] | None = None
     """The run, or its plan (``replan`` makes it anew), if it cannot go on with another value; else None."""
     predicts: bool = False
     """Whether a run predicts and evaluates with it."""
     type: Any = None
     """Filled in from the annotation."""
+    kind: str = ""
+    """Filled in from the annotation: the type as it is written."""
     doc: str = ""
     """Filled in from the text below the key: sentences, of which the first is the command line's help."""
 
     @property
     def first_sentence(self) -> str:
-        """The first sentence of ``doc``, as plain text."""
         return self.doc.partition(". ")[0].rstrip(".").replace("`", "") + "."
 
     def checked(self, name: str, value: Any) -> Any:
-        """Return the value of what is given. Raises InputError."""
         if value is None and self.default is None:
             return None
-        is_literal = get_origin(self.type) is Literal
-        check = self.check or (checks.one_of(*get_args(self.type)) if is_literal else CHECKS[self.type])
-        return check(name, value)
+        literal = checks.one_of(*get_args(self.type)) if get_origin(self.type) is Literal else None
+        return (self.check or literal or CHECKS[self.type])(name, value)
 
     def __repr__(self) -> str:
         return f"Option({self.default!r})"
@@ -98,25 +93,24 @@ class Option:
 @cache
 def options_of(kind: type) -> Mapping[str, Option]:
     """Return the records of a ``TypedDict``, by name."""
-    texts = {**_texts(__name__), **_texts(kind.__module__)}
-    return {
-        name: replace(hint.__metadata__[0], type=hint.__origin__, doc=texts.get(name, ""))
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-    }
+    texts, found = {**_texts(__name__), **_texts(kind.__module__)}, dict[str, Option]()
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        written, doc = texts[name]
+        found[name] = replace(hint.__metadata__[0], type=hint.__origin__, kind=written, doc=doc)
+    return found
 
 
 @cache
-def _texts(module: str) -> Mapping[str, str]:
-    """Return the text below each key of a module's classes, on one line."""
+def _texts(module: str) -> Mapping[str, tuple[str, str]]:
+    """Return the type of each key of a module's classes, and the text below it on one line, as written."""
     tree, found = ast.parse(inspect.getsource(sys.modules[module])), {}
     for one in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for key, below in itertools.pairwise(one.body):
             match key, below:
-                case (
-                    ast.AnnAssign(ast.Name(name), ast.Subscript(ast.Name("Annotated"))),
-                    ast.Expr(ast.Constant(str(text))),
+                case ast.AnnAssign(ast.Name(name), ast.Subscript(slice=ast.Tuple([kind, _]))), ast.Expr(
+                    ast.Constant(str(text))
                 ):
-                    found[name] = " ".join(text.split())
+                    found[name] = ast.unparse(kind), " ".join(text.split())
     return found
 
 
@@ -203,28 +197,23 @@ class SettingOptions(TypedDict, total=False):
     """Refuse a model that looks wrong instead of warning."""
     disk: Annotated[Size | None, Option(None, "neither")]
     """Limit for spill and run directory together, such as "50GiB"; default: the free space."""
-    spill: Annotated[str | Path | None, Option(None, "neither", check=checks.path_text, predicts=True)]
-    """Folder for data that does not fit in memory; default: $OOCDL_SPILL, else inside the run."""
-    spill_dtype: Annotated[
-        Literal["bfloat16"] | None,
-        Option(None, "plan", check=checks.one_of("bfloat16"), fixed="plan"),
+    spill: Annotated[
+        str | Path | None,
+        Option(None, "neither", check=PATH, predicts=True),
     ]
+    """Folder for data that does not fit in memory; default: $OOCDL_SPILL, else inside the run."""
+    spill_dtype: Annotated[SpillDtype, Option(None, "plan", check=checks.one_of("bfloat16"), fixed="plan")]
     """"bfloat16" allows rounding activations to 16 bits between layers where that is faster."""
     parallel: Annotated[Pieces, Option("auto", "plan", check=checks.pieces, fixed="plan")]
     """Minimum number of pieces per kind of axis. For example ``{"batch": 2, "space": (3, 2, 1), "channels":
     2}``; "auto" asks for none."""
     engine: Annotated[str, Option("auto", "plan", predicts=True)]
     """"torch", "onnxruntime", "auto" (torch if installed), or for a GPU "torch:cuda", "torch:cuda:1"."""
-    precision: Annotated[
-        Literal["float32", "bfloat16", "float64"], Option("float32", "plan", fixed="run", predicts=True)
-    ]
+    precision: Annotated[Precision, Option("float32", "plan", fixed="run", predicts=True)]
     """"float32", "float64", or "bfloat16" (of convolutions and products)."""
     freeze: Annotated[Names, Option((), "plan", fixed="run", predicts=True)]
     """Weights to leave unchanged, by name or by pattern such as "encoder.*"."""
-    param_groups: Annotated[
-        ParamGroup | Sequence[ParamGroup] | None,
-        Option(None, "plan", check=checks.param_groups, fixed="run"),
-    ]
+    param_groups: Annotated[ParamGroups, Option(None, "plan", check=checks.param_groups, fixed="run")]
     """Weights with settings of their own, as PyTorch's: ``[{"params": "encoder.*", "lr": 1e-4}]``. The first
     group whose pattern matches a name of a weight gives it fields of the optimizer; a number for ``lr`` is
     what the optimizer's schedule begins from there. "no_decay_1d", alone or in the list, takes weight decay
@@ -258,10 +247,6 @@ class ValidationOptions(TypedDict, total=False):
 
 class SimulateOptions(CommonOptions, LengthOptions, SettingOptions, total=False):
     """Options that ``simulate`` shares with ``fit``."""
-
-
-class SearchOptions(CommonOptions, PassOptions, SettingOptions, total=False):
-    """Options that ``search`` shares with ``fit``."""
 
 
 class AllSettings(CommonOptions, LengthOptions, PassOptions, SettingOptions, ValidationOptions, total=False):

@@ -28,11 +28,7 @@ SAMPLED_STEPS = (*range(8), *(1 << shift for shift in range(3, 17)))
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run: the options of `docs/reference/options.md` that a run is made by, checked.
-
-    Made by ``make_settings``, which has the defaults. ``memory_bytes`` and ``disk_bytes`` are ``memory=`` and
-    ``disk=``, in bytes; ``optimizer`` has ``lr=``.
-    """
+    """Options of `docs/reference/options.md` that a run is made by, checked; ``optimizer`` has ``lr=``."""
 
     loss: Loss | Mapping[str, tuple[Loss, float]]
     optimizer: Optimizer
@@ -85,36 +81,28 @@ class Settings:
         return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
 
     def stored(self) -> dict[str, Any]:
-        """Return all of it as plain data, for ``restored`` of `oocdl/training/resume.py`."""
         given = replace(self, validation="arrays in memory") if isinstance(self.validation, Mapping) else self
         found = {one.name: plain(getattr(given, one.name)) for one in fields(self)}
         return found | ({"loss": {"heads": found["loss"]}} if isinstance(self.loss, Mapping) else {})
 
 
 def make_settings(**options: Any) -> Settings:
-    """Check the options of ``fit`` and make settings of them.
-
-    Raises InputError for a bad value, and for an unknown option, with the nearest known one.
-    """
+    """Check the options of ``fit`` and make settings of them. Raises InputError as ``checked``."""
     values = checked(OPTIONS, options)
     optimizer = parse_optimizer(values.pop("optimizer"), values.pop("lr"))
     groups = groups_with_fields(optimizer, values.pop("param_groups"))
     groups_of(optimizer, groups)  # what they cannot have is refused here
-    memory_bytes, disk_bytes = values.pop("memory") or default_budget_bytes(), values.pop("disk")
-    values |= {"memory_bytes": memory_bytes, "disk_bytes": disk_bytes}
+    memory_bytes = values.pop("memory") or default_budget_bytes()
+    values |= {"memory_bytes": memory_bytes, "disk_bytes": values.pop("disk")}
     return Settings(optimizer=optimizer, param_groups=groups, **values)
 
 
 def checked(known: Mapping[str, Option], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of every known option: what is given, checked, or the default.
-
-    Raises InputError for a bad value, and for an unknown option, with the nearest known one.
-    """
+    """Return the value of every known option, checked, or its default. InputError for others, with a hint."""
     for name in options:
         if name not in known:
             raise InputError(f"unknown option '{shown(name)}'{nearest(name, sorted(known))}")
-    given = {name: options.get(name, option.default) for name, option in known.items()}
-    return {name: option.checked(name, given[name]) for name, option in known.items()}
+    return {name: one.checked(name, options.get(name, one.default)) for name, one in known.items()}
 
 
 def setting_names(of: Callable[[Option], bool]) -> tuple[str, ...]:
@@ -130,8 +118,7 @@ def setting_names(of: Callable[[Option], bool]) -> tuple[str, ...]:
 def plain(value: Any) -> Any:
     """Turn a setting into what JSON can hold: equal settings give equal data, in every process.
 
-    A dataclass becomes its fields and the name of its type; any other function of the step becomes its
-    values at some steps.
+    A dataclass becomes its fields and the name of its type; another function, its values at some steps.
 
     >>> plain({"lr": np.float32(0.5), "loss": make_settings(loss="mse").loss})
     {'lr': 0.5, 'loss': {'type': 'MSE', 'sample_weights': None}}
@@ -145,10 +132,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {
-            "type": type(value).__name__,
-            **{f.name: plain(getattr(value, f.name)) for f in fields(value)},
-        }
+        held = {one.name: plain(getattr(value, one.name)) for one in fields(value)}
+        return {"type": type(value).__name__, **held}
     if isinstance(value, Mapping):
         return {str(key): plain(held) for key, held in value.items()}
     if isinstance(value, np.ndarray):

@@ -6,16 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
+from oocdl.config import options as settings
 from oocdl.config.option_checks import MOST_PORT, anything, seconds, shown, whole
-from oocdl.config.options import (
-    OPTIONS,
-    AllSettings,
-    Option,
-    SettingOptions,
-    ValidationOptions,
-    entry,
-    options_of,
-)
+from oocdl.config.options import OPTIONS, Option, entry, options_of
 from oocdl.config.settings import checked
 from oocdl.errors import InputError
 from oocdl.events import Listener
@@ -26,8 +19,8 @@ from oocdl.runtime.lost import SILENT_SECONDS
 from oocdl.runtime.trace import checked_path
 from oocdl.training.resume import given_plan
 
+Axes = str | Sequence[int] | Mapping[str, Sequence[int]] | None
 WAIT_SECONDS = 300.0
-"""Default seconds that ``fit`` waits for workers."""
 LEAST_SILENT_SECONDS = 3.0
 
 
@@ -47,15 +40,13 @@ def listeners(name: str, value: Any) -> Sequence[Any]:
 def _silent(name: str, value: Any) -> float:
     if (number := seconds(name, value)) < LEAST_SILENT_SECONDS:
         raise InputError(
-            f"{name} takes at least {LEAST_SILENT_SECONDS:g}: workers tell once a second that they are well"
+            f"{name} takes at least {LEAST_SILENT_SECONDS:g}: workers tell of themselves each second"
         )
     return number
 
 
 def _page(name: str, value: Any) -> bool | int:
-    if not isinstance(value, bool) and whole(name, value) > MOST_PORT:
-        raise InputError(f"{name} must be True, False or a port up to {MOST_PORT}, got {value}")
-    return bool(value) if isinstance(value, bool) else int(value)
+    return value if isinstance(value, bool) else whole(name, value, most=MOST_PORT)
 
 
 def _get(name: str, value: Any) -> Any:
@@ -93,18 +84,14 @@ class CallOptions(TypedDict, total=False):
 class FurtherCallOptions(TypedDict, total=False):
     """Further options of a call of ``fit``."""
 
-    dynamic: Annotated[
-        str | Sequence[int] | Mapping[str, Sequence[int]] | None, Option(None, "plan", check=anything)
-    ]
+    dynamic: Annotated[Axes, Option(None, "plan", check=anything)]
     """Axes of a module's inputs whose sizes stay open for predictions: "space", "batch", axis numbers, or a
     mapping from input to these; default: every axis whose size the module does not fix."""
     verify: Annotated[bool, Option(True, "neither")]
     """Compare a module numerically with its exported file; False trusts the exporter, and the run says so."""
     replan: Annotated[bool, Option(False, "plan")]
     """Make a new plan on resume, which changes rounding."""
-    plan: Annotated[
-        Plan | str | Path | None, Option(None, "plan", check=lambda name, value: given_plan(value))
-    ]
+    plan: Annotated[Plan | str | Path | None, Option(None, "plan", check=given_plan)]
     """The directory of another run, or a ``Plan``, whose cuts are repeated: the same bits on any number of
     workers."""
     wait_seconds: Annotated[float, Option(WAIT_SECONDS, "neither")]
@@ -119,11 +106,15 @@ class FurtherCallOptions(TypedDict, total=False):
     of this call, or the last if there are fewer. Results do not change."""
 
 
-class FurtherOptions(ValidationOptions, SettingOptions, FurtherCallOptions, total=False):
-    """The options of ``fit`` that its signature does not list."""
+class EverydayOptions(
+    settings.CommonOptions, settings.LengthOptions, settings.PassOptions, CallOptions, total=False
+):
+    """The options of ``fit`` that its signature lists."""
 
 
-class Options(AllSettings, CallOptions, FurtherCallOptions, total=False):
+class Options(
+    EverydayOptions, settings.SettingOptions, settings.ValidationOptions, FurtherCallOptions, total=False
+):
     """All options of ``fit`` and ``plan``, by name."""
 
 
@@ -141,7 +132,7 @@ class Call:
     callbacks: Sequence[Listener]
     progress: bool
     dashboard: bool | int
-    dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None
+    dynamic: Axes
     verify: bool
     replan: bool
     plan: Mapping[str, Any] | None
@@ -153,15 +144,11 @@ class Call:
 
     @property
     def asked(self) -> Asked:
-        """The wishes for the file of a module."""
         return Asked(self.dynamic, self.verify)
 
 
 def read_call(**options: Unpack[Options]) -> tuple[Call, dict[str, Any]]:
-    """Check the options of a call of ``fit``; returns it and, as they are given, those of its settings.
-
-    Raises InputError, and what a trace or a plan that is given raises.
-    """
+    """Check the options of a call of ``fit``; returns it and, as they are given, those of its settings."""
     known = {name: record for name, record in ALL_OPTIONS.items() if name not in OPTIONS}
     given = {name: value for name, value in options.items() if name in known}
     return Call(**checked(known, given)), {n: value for n, value in options.items() if n in OPTIONS}

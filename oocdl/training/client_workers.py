@@ -1,7 +1,4 @@
-"""The workers of a cluster that a run was given, before and while they take part in it.
-
-It imports ``distributed``: ``fit`` opens it where it is given a client.
-"""
+"""The workers of a cluster that a run was given; ``distributed`` is imported with this, for a client."""
 
 from __future__ import annotations
 
@@ -30,18 +27,12 @@ class Workers:
     wait_seconds: float
     silent_seconds: float
     say: Callable[[str], None]
-    """Called with lines for the user."""
     mustered: list[Any] = field(default_factory=list)
-    """Workers that the run is planned for."""
     sessions: list[Any] = field(default_factory=list)
     """Sessions that were made; the last may have another client, of a restarted scheduler."""
 
     def muster(self, memory_bytes: int | None, engine: str) -> tuple[Crew, int]:
-        """Wait for workers, and have them load the engine; returns them, and the budget of each in bytes.
-
-        ``memory_bytes`` is the budget that the user gives, if any. Raises ResourceError if none comes in
-        time, and why one that is there cannot take part where none can.
-        """
+        """Wait for workers that load the engine; returns them, and the budget of each, or ResourceError."""
         try:
             recruits, refusals = crew.gather(self.client, self.wait_seconds, self.say, engine=resolve(engine))
         except WorkersLost as lost:
@@ -52,31 +43,22 @@ class Workers:
         recruits = room.check_limits(recruits, budget_bytes)
         self.mustered[:] = recruits
         count = max(len(recruits), crew.expected(self.client))
-        own_bytes = max(recruit.own_bytes for recruit in recruits)
-        threads = min(recruit.threads for recruit in recruits)
+        own_bytes, threads = max(one.own_bytes for one in recruits), min(one.threads for one in recruits)
         return Crew(threads, count, len(recruits), own_bytes), budget_bytes
 
     def machines(self) -> list[Mapping[str, str]]:
-        """Return ``machine_facts``, on which results depend, of each machine that the run is planned for."""
         return [one.machine for one in self.mustered]
 
     def session(self, **given: Any) -> Held:
-        """Make a session on these workers; ``given``: its arguments that do not concern them."""
-        made = ClusterSession(
-            client=self.client,
-            planned=tuple(self.mustered),
-            wait_seconds=self.wait_seconds,
-            silent_seconds=self.silent_seconds,
-            say=self.say,
-            **given,
-        )
+        waits: dict[str, Any] = {"wait_seconds": self.wait_seconds, "silent_seconds": self.silent_seconds}
+        planned = tuple(self.mustered)
+        made = ClusterSession(client=self.client, planned=planned, say=self.say, **waits, **given)
         self.sessions.append(made)
         return made
 
     def page(
         self, run: Path, say: Callable[[str], None], says_address: bool
     ) -> AbstractContextManager[Listener]:
-        """Show a run on Dask's dashboard, as long as the block lasts; gives a listener of the run."""
 
         def client() -> Any:
             return self.sessions[-1].client if self.sessions else self.client

@@ -1,7 +1,4 @@
-"""A job, which one call of ``fit`` or ``plan`` makes: a model, a dataset, settings and a machine.
-
-A module of PyTorch in the place of a model's file is exported first: its file goes into the run.
-"""
+"""A job, which a call of ``fit`` or ``plan`` makes: a model or module, a dataset, settings and a machine."""
 
 from __future__ import annotations
 
@@ -42,6 +39,9 @@ from oocdl.storage.run.sealed_files import read_sealed
 from oocdl.training import plan_cache
 from oocdl.training.call import Call
 from oocdl.training.preparing import preparation_of
+from oocdl.training.resume import ANEW
+
+Muster = Callable[[], tuple[Crew, int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,31 +52,25 @@ class Job:
     dataset: Dataset
     settings: Settings
     sized: Sized
-    """The dataset in views of one size each, with their bindings."""
     machine: Machine
     course: Course
-    """All steps of the run."""
     validation: Sized | None = None
-    """The validation dataset; None if there is none of its own."""
     preparation: Preparation = field(default_factory=Preparation)
     """What is done to samples before the network reads them; its tables are not measured yet."""
 
     @property
     def binding(self) -> Binding:
-        """The binding to samples of the main size."""
         return self.sized.bindings[""]
 
     @property
     def validation_binding(self) -> Binding | None:
-        """The binding to samples of the validation dataset's main size."""
         return None if self.validation is None else self.validation.bindings[""]
 
     def plan(self, frozen: Mapping[str, Any] | None = None) -> Plan:
         """Return the plan: by the cuts in ``frozen``, else the best, from the cache if it is there."""
         if frozen is None and plan_cache.is_on():
-            key = plan_cache.plan_key(
-                self.model, self.binding, self.settings, self.machine, self.course, self.validation_binding
-            )
+            facts = self.settings, self.machine, self.course, self.validation_binding
+            key = plan_cache.plan_key(self.model, self.binding, *facts)
             kinds = plan_cache.cached_passes(key, self.machine, self._compiled)
         else:
             kinds = self._compiled(frozen or {})
@@ -89,12 +83,7 @@ class Job:
         return compile_passes(self.model, trained, *how, validations)
 
 
-def job_of(
-    model: str | Path,
-    dataset: Any,
-    settings: Settings,
-    muster: Callable[[], tuple[Crew, int]] | None = None,
-) -> Job:
+def job_of(model: str | Path, dataset: Any, settings: Settings, muster: Muster | None = None) -> Job:
     """Open a model and a dataset, and measure what this process may take.
 
     ``muster`` gives a crew that works in its place, each with its own budget in bytes; it is called last, as
@@ -113,29 +102,22 @@ def job_of(
     if settings.validation is not None and settings.held_out is None:
         further = open_dataset(settings.validation, settings.allow_missing_chunks)
         found = bind(opened, further, replace(settings, batch_size=1))
-        further = further.only(found.used)
-        whole, least = range(found.samples), sizes.multiple
-        validation = sized(opened, further, found, settings, whole, least=least)
+        how, least = (found, settings, range(found.samples)), sizes.multiple
+        validation = sized(opened, further.only(found.used), *how, least=least)
         data, validation = data.with_validation(validation.dataset), validation.apart()
         course = replace(course, further_samples=found.samples, further_labels=validation.labels)
-    for metric in settings.metrics:
-        if not metric.of_runs:
-            raise InputError(
-                f"'{metric.name}' is no metric of validations; pass it to Run.evaluate(metrics=)"
-            )
+    for name in (one.name for one in settings.metrics if not one.of_runs):
+        raise InputError(f"'{name}' is no metric of validations; pass it to Run.evaluate(metrics=)")
     has_groups = course.further_labels or any(map(members_of, binding.arrays.values()))
     if settings.pad_to_multiple_of and not has_groups:
-        raise InputError(
-            "pad_to_multiple_of is for samples that have a group each, and these are stacked: leave it out"
-        )
+        what = "samples that have a group each, and these are stacked"
+        raise InputError(f"pad_to_multiple_of is for {what}: leave it out")
     for name in ("metrics", "validation_steps", "validation_freq"):
         if getattr(settings, name) != OPTIONS[name].default and not course.validated:
             raise InputError(f"{name} is of a validation; pass validation=, a dataset or a share of this one")
-    if settings.batch_size > len(course.trained):
-        raise InputError(
-            f"batch_size must be 1...{len(course.trained)} (samples that are trained on), "
-            f"got {settings.batch_size}"
-        )
+    if settings.batch_size > (most := len(course.trained)):
+        text = f"batch_size must be 1...{most} (samples that are trained on), got {settings.batch_size}"
+        raise InputError(text)
     preparation = preparation_of(opened, sizes, settings, validation)
     rate = lasting(settings.optimizer.lr, course.total_steps)
     groups = lasting_groups(settings.param_groups, course.total_steps)
@@ -154,10 +136,7 @@ def job_of(
 def plan_again(
     model: Path, source: DatasetSpec | None, settings: Settings, frozen: Mapping[str, Any]
 ) -> Plan:
-    """Make the plan of a run again: by its cuts, for as many processes as it had.
-
-    Raises InputError where the dataset had no name, and what ``fit`` raises for a model or a dataset.
-    """
+    """Plan a run again by its cuts, for as many processes as it had. Raises what ``fit`` raises."""
     if source is None:
         raise InputError("the run was trained on a store that was open; oocdl.plan(model, store) plans anew")
     workers = int(frozen[MAIN].get("workers", 0))
@@ -167,18 +146,14 @@ def plan_again(
 
 
 def is_module(model: Any) -> bool:
-    """Whether ``model`` is a ``torch.nn.Module``; does not import PyTorch to find out."""
-    # Another thread may be at importing it.
+    """Whether ``model`` is a ``torch.nn.Module``; does not import PyTorch, which a thread may be at."""
     kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
     return kind is not None and isinstance(model, kind)
 
 
 @contextmanager
 def planned_file(model: Any, dataset: Any, settings: Settings, asked: Asked) -> Iterator[tuple[Any, Any]]:
-    """Give ``model`` if it is a path; of a module, a file that is there until the block ends.
-
-    Gives ``dataset`` too: as it is, or open where a module had to be called with its samples.
-    """
+    """Give ``model`` and ``dataset``; of a module, a file until the block ends, and the open dataset."""
     if not is_module(model):
         yield model, dataset
         return
@@ -191,13 +166,7 @@ def planned_file(model: Any, dataset: Any, settings: Settings, asked: Asked) -> 
 def trained_file(
     model: Any, dataset: Any, settings: Settings, call: Call
 ) -> Iterator[tuple[Any, Path | None, Any]]:
-    """Give ``model`` and ``workdir`` if it is a path; of a module, a file in the run directory, and that.
-
-    Gives ``dataset`` too, as ``planned_file`` does.
-
-    A run that is there goes on with its own file and weights, if the module is the same network: what its
-    weights are now does not count. Raises InputError that says what differs if it is another one.
-    """
+    """Give model, run directory and dataset; of a module, a file in it: the run's own if it is there."""
     if not is_module(model):
         yield model, call.workdir, dataset
         return
@@ -211,15 +180,13 @@ def trained_file(
         data = from_dataset(model, dataset, settings, new, call.asked)
         old = _file_of(folder) if call.resume is True else None
         if old is not None:
-            way_out = "choose another workdir, or resume='restart'"
-            check_same(old, new, f"the run in {folder}", way_out)
+            check_same(old, new, f"the run in {folder}", ANEW)
         yield old or new, folder, data
     finally:
         used = _file_of(folder)
         for file in folder.glob(f"{MODULE_FILES}*"):
-            ours = file.name.startswith(new.name)
             named = used is not None and file.name.startswith(used.name)
-            if not named and (ours or used == new):
+            if not named and (used == new or file.name.startswith(new.name)):
                 file.unlink(missing_ok=True)
         for left in folder.glob(EXPORT_FOLDERS) if used == new else ():
             shutil.rmtree(left, ignore_errors=True)
@@ -227,13 +194,7 @@ def trained_file(
             folder.rmdir()
 
 
-def name_in_run(model: Path, folder: Path) -> Path:
-    """Return how a run names its model: one that lies in it goes with it wherever it is moved."""
-    return Path(model.name) if model.parent == folder.absolute() else model
-
-
 def _file_of(folder: Path) -> Path | None:
-    """Return the model file of the run in ``folder``; None if there is no run."""
     found = read_sealed(folder / "run.json")
     return None if found is None else folder / str(found[0]["model"])
 

@@ -1,36 +1,19 @@
-"""The loop over the steps of a run, with events, history and commits.
-
-Where workers of a cluster are lost, it goes on from the last commit with those that are left, or that come.
-"""
+"""The loop over the steps of a run, with events, history and commits; goes on where workers were lost."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zarr
 
-from oocdl.events import (
-    VALIDATION_PREFIX,
-    Acting,
-    Committed,
-    Event,
-    Listener,
-    Notice,
-    RunFinished,
-    RunStarted,
-    RunStopped,
-    StepDone,
-    StepRunning,
-    Stop,
-    WorkersChanged,
-)
+from oocdl import events
+from oocdl.events import Event, Notice, Stop
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, as_slices
 from oocdl.host.heap import lasting
@@ -47,10 +30,12 @@ from oocdl.runtime.measured import MEMORY, Moved
 from oocdl.runtime.session import Held, Session, StepTrace
 from oocdl.storage.files import reporting
 from oocdl.storage.run.run_store import RunStore
+from oocdl.training.call import Call
 from oocdl.training.job import Job
 from oocdl.training.metric_values import NOTES, Gathered, Notes, mean_losses, metric_values
 from oocdl.training.resume import noted_settings
 from oocdl.training.signals import Signals, reason_of
+from oocdl.training.versions import kept_steps
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -66,29 +51,20 @@ class Trainer:
     job: Job
     store: RunStore
     plan: Plan
-    listeners: Sequence[Listener]
+    call: Call
     workers: Workers | None
-    """Workers of a cluster; None: this process does the work."""
-    scheduler: Callable[..., Any] | None
-    trace: Path | None = None
-    """File for the trace of a step; None: no step is traced."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """History rows of steps that are done and not committed yet."""
     kept: dict[str, zarr.Array[Any]] = field(default_factory=dict)
-    """Arrays of this step for what ``keep`` names."""
 
     def __post_init__(self) -> None:
         self.compiled = self.plan.kinds
         self.course, self.settings = self.job.course, self.job.settings.stored()
         self.total = self.course.total_steps
-        """Steps of the run, unless a listener stops it."""
-        self.gathered = Gathered(self.compiled)
-        self.writing = threading.Lock()
-        self.signals = Signals()
+        self.gathered, self.writing, self.signals = Gathered(self.compiled), threading.Lock(), Signals()
         self.stepped = False
         """Whether a step was done since workers were lost that had not been done before."""
         self.furthest = 0
-        """Steps that have been done, some of which may have been lost."""
         self.samples: tuple[int, ...] = ()
         """Dataset rows of the last pass of the last step that is done."""
         self.due: dict[str, Any] | None = None
@@ -97,12 +73,11 @@ class Trainer:
         """Whether a commit was begun, and has not ended well yet."""
         self.restored: int | None = None
         """Step whose weights the run predicts with; None: the last."""
-        self.acting = [one for one in self.listeners if isinstance(one, Acting)]
+        self.listeners = self.call.callbacks
+        self.acting = [one for one in self.listeners if isinstance(one, events.Acting)]
         self.look_at = 0.0
-        """Time of the next ``StepRunning`` (seconds of ``time.monotonic``)."""
 
     def emit(self, event: Event) -> None:
-        """Tell all listeners; raises Stop if one of them has."""
         stops: list[Stop] = []
         for listener in self.listeners:
             try:
@@ -113,17 +88,20 @@ class Trainer:
             raise stops[0]
 
     def run(self) -> None:
-        """Run all steps that are left."""
         started = time.monotonic()
         manifest = self.store.current()
         done = int(manifest.meta["step"]) if manifest else 0
         self.begun = self.committed = done
         self.total = max(done, self.course.total_steps)
-        trace = StepTrace(self.trace, done, self.total, self.plan.layer_names)
+        trace = StepTrace(self.call.trace, done, self.total, self.plan.layer_names)
         try:
             notes = tuple(self.job.dataset.notes())
-            self.emit(RunStarted(self.plan, str(self.store.path), self.total, done, notes))
-            self._say_rate(done)
+            self.emit(events.RunStarted(self.plan, str(self.store.path), self.total, done, notes))
+            lr = rate(self.job.settings.optimizer.lr, done)
+            lowered = any(row["step"] == done and "scheduled_lr" in row for row in self.store.history())
+            if lowered and self._rate(lr) == lr:
+                text = f"the learning rate is {lr:.6g} again: the callback that had lowered it is missing"
+                self.emit(Notice(text))
             self._run(trace)
             for one in self.acting:
                 if one.restored not in (None, self.total):
@@ -134,16 +112,7 @@ class Trainer:
                 self.store.commit_history(meta)
             of = "" if stop.restored is None else f"; the weights of step {stop.restored} are the run's"
             self.emit(Notice(f"stopped after step {self.total}: {stop}{of}"))
-        self.emit(RunFinished(self.total, time.monotonic() - started))
-
-    def _say_rate(self, done: int) -> None:
-        """Tell of a callback that had lowered the learning rate, and is not there any more."""
-        lowered = any(row["step"] == done and "scheduled_lr" in row for row in self.store.history())
-        lr = rate(self.job.settings.optimizer.lr, done)
-        if lowered and self._rate(lr) == lr:
-            self.emit(
-                Notice(f"the learning rate is {lr:.6g} again: the callback that had lowered it is missing")
-            )
+        self.emit(events.RunFinished(self.total, time.monotonic() - started))
 
     def _run(self, trace: StepTrace) -> None:
         manifest = self.store.current()
@@ -151,16 +120,14 @@ class Trainer:
             if manifest is None and self.workers is not None:
                 # Members of a crew load their shares from the run.
                 weight_io.write_initial(self.store, self.compiled[MAIN], self._meta(0))
-                self.emit(Committed(0))
+                self.emit(events.Committed(0))
             with self.signals, ExitStack() as stack:
                 made = self._session()
-                waits = self.workers is not None
-                with self.signals.allowed() if waits else nullcontext():
+                with self.signals.allowed() if self.workers is not None else nullcontext():
                     session = stack.enter_context(made)
                 self._run_in(session, trace)
 
     def _run_in(self, session: Held, trace: StepTrace) -> None:
-        """Run all steps that are left in a session; go on where workers were lost, or have come."""
         losses = 0
         try:
             while True:
@@ -178,7 +145,7 @@ class Trainer:
                     with self.signals.allowed():
                         self.emit(Notice(f"{lost}; gathering workers, to go on from step {self.committed}"))
                         members = session.gather_again()
-                    self.emit(WorkersChanged(str(lost), members, self.committed))
+                    self.emit(events.WorkersChanged(str(lost), members, self.committed))
         except Stop:
             self._commit_done(session)
             raise
@@ -186,11 +153,10 @@ class Trainer:
             try:
                 self._commit_done(session)
             finally:  # a second signal breaks that off
-                self.emit(RunStopped(reason_of(stop), str(self.store.path), self.committed))
+                self.emit(events.RunStopped(reason_of(stop), str(self.store.path), self.committed))
             raise
 
     def _load(self, session: Held) -> None:
-        """Load the last commit, or the model file."""
         main, manifest = self.compiled[MAIN], self.store.current()
         with self.signals.allowed():
             session.load(MAIN, self.store.read if manifest else weight_io.initial(main))
@@ -199,29 +165,17 @@ class Trainer:
             self._commit(session, 0)
 
     def _session(self) -> Held:
-        settings = self.job.settings
-        watched = frozenset(
-            c.plan.factored.stored(name) for c in self.compiled.values() for name in c.kept_values.values()
-        )
-        watched |= self.gathered.watched
-        given: dict[str, Any] = {
-            "compiled": self.compiled,
-            "dataset": self.job.dataset,
-            "preparation": self.job.preparation,
-            "deliver": self._keep if watched else None,
-            "watched": watched,
-        }
+        settings, passes = self.job.settings, self.compiled.values()
+        watched = self.gathered.watched
+        watched |= {c.plan.factored.stored(name) for c in passes for name in c.kept_values.values()}
+        given: dict[str, Any] = {"compiled": self.compiled, "dataset": self.job.dataset, "watched": watched}
+        given |= {"preparation": self.job.preparation, "deliver": self._keep if watched else None}
         if self.workers is not None:
             threads = self.job.machine.threads
             return self.workers.session(settings=settings, threads=threads, store=self.store, **given)
-        return Session(
-            machine=self.job.machine,
-            spill=settings.spill_folder(self.store.path / "spill"),
-            scheduler=self.scheduler,
-            most_bytes=self.plan.most_bytes,
-            kept_bytes=self.plan.kept_bytes,
-            **given,
-        )
+        given |= {"machine": self.job.machine, "spill": settings.spill_folder(self.store.path / "spill")}
+        given |= {"most_bytes": self.plan.most_bytes, "kept_bytes": self.plan.kept_bytes}
+        return Session(scheduler=self.call.scheduler, **given)
 
     def _steps(self, session: Held, done: int, trace: StepTrace) -> None:
         course, last_commit = self.course, time.monotonic()
@@ -235,8 +189,7 @@ class Trainer:
             with session.whole_step():
                 with self.signals.allowed():
                     row, moved = self._step(session, step, moved)
-                self.due = row
-                self.stepped = self.stepped or step.number >= self.furthest
+                self.due, self.stepped = row, self.stepped or step.number >= self.furthest
                 self.furthest = max(self.furthest, step.number + 1)
             try:
                 trace.end(step.number, session, row)
@@ -261,12 +214,13 @@ class Trainer:
                 raise WorkersLost("workers have come")
 
     def _step(self, session: Held, step: Step, before: Moved) -> tuple[dict[str, Any], Moved]:
-        """Run one step; returns its row of the history, and what has been moved since the session began."""
+        """Run one step; returns its row of the history, and what the session has moved so far."""
         begun = time.monotonic()
         passes = self.course.passes_of(step, self._rate)
         losses: list[dict[str, float]] = []
         for number, (plan_id, info) in enumerate(passes, 1):
-            session.tick = partial(self._look, session, step.number + 1, number, len(passes), plan_id)
+            where = {"step": step.number + 1, "pass_number": number, "passes": len(passes)}
+            session.tick = partial(self._look, session, plan_id=plan_id, **where)
             if number == len(passes):
                 self._prepare_kept(plan_id, step.number)
             losses.append(self.compiled[plan_id].named_losses(session.run_pass(plan_id, info)))
@@ -282,28 +236,26 @@ class Trainer:
         scheduled = rates_of(self.course.passes_of(step)[0][1].scalars) if self.acting else rates
         row |= rates | {f"scheduled_{name}": lr for name, lr in scheduled.items() if lr != rates[name]}
         row["seconds"] = time.monotonic() - begun
-        for name, value in asdict(after).items():
-            row[name] = value if name in MEMORY else value - getattr(before, name)
-        return row, after
+        moved = {n: one if n in MEMORY else one - getattr(before, n) for n, one in asdict(after).items()}
+        return row | moved, after
 
     def _validate(self, session: Held, row: Mapping[str, Any]) -> dict[str, float]:
-        """Run the validation that follows the step of a row; returns what it adds to that."""
         begun, passes = time.monotonic(), self.course.validation_passes
         numerics = {plan_id: self.compiled[plan_id].plan.numerics() for plan_id, _ in passes}
         state = {"step": row["step"], "loss": row["loss"], "numerics": numerics}
         notes = Notes(self.store.path / NOTES, state)
         found = notes.read([info.indices for _, info in passes])
         for number, (plan_id, info) in enumerate(passes[len(found) :], len(found) + 1):
-            session.tick = partial(self._look, session, row["step"], number, len(passes), plan_id)
+            where = {"step": row["step"], "pass_number": number, "passes": len(passes)}
+            session.tick = partial(self._look, session, plan_id=plan_id, **where)
             with self.signals.allowed():
                 found.append(self.gathered.run(session, plan_id, info))
             notes.add(found[-1])
         values = mean_losses(found) | metric_values(self.job.settings.metrics, [one.sums for one in found])
         values["seconds"] = time.monotonic() - begun
-        return {f"{VALIDATION_PREFIX}{name}": value for name, value in values.items()}
+        return {f"{events.VALIDATION_PREFIX}{name}": value for name, value in values.items()}
 
     def _end_step(self, session: Held) -> None:
-        """Validate if that is to follow the last step, and tell of the step."""
         row = self.due
         assert row is not None
         if self.course.validates_after(row["step"]):
@@ -312,26 +264,17 @@ class Trainer:
         self.rows.append(row)
         try:
             with self.signals.allowed():
-                self.emit(StepDone(row))
+                self.emit(events.StepDone(row))
         except BaseException:  # how a callback stops a run: what is done is kept
             self._commit_done(session)
             raise
 
-    def _look(self, session: Held, step: int, pass_number: int, passes: int, plan_id: str) -> None:
-        """Tell how a step stands, if that was not told within the last second."""
+    def _look(self, session: Held, **where: Any) -> None:
         begun = time.monotonic()
         if begun < self.look_at:
             return
         with self.signals.delayed():  # tasks need the locks that this takes
-            running = StepRunning(
-                at_seconds=time.time(),
-                step=step,
-                pass_number=pass_number,
-                passes=passes,
-                plan_id=plan_id,
-                processes=session.looks(),
-            )
-            self.emit(running)
+            self.emit(events.StepRunning(at_seconds=time.time(), processes=session.looks(), **where))
         ended = time.monotonic()
         pause = max(LOOK_SECONDS, (ended - begun) / LOOK_SHARE)
         self.look_at = ended + min(pause, MOST_LOOK_SECONDS)
@@ -346,11 +289,9 @@ class Trainer:
         asked = [listener.kept for listener in self.acting if listener.kept is not None]
         if asked:
             return list(dict.fromkeys(step for kept in asked for step in kept))
-        manifest = self.store.current()
-        return [] if manifest is None else list(manifest.meta.get("checkpoints", ()))
+        return list(kept_steps(self.store))
 
     def _meta(self, step: int) -> dict[str, Any]:
-        """Return the metadata of a commit."""
         facts: dict[str, Any] = {"step": step, "steps": self.total, "due": self.due}
         facts |= {"restored": self.restored, "checkpoints": self._kept_steps() or None}
         facts["settings"] = noted_settings(self.store, self.settings if step > self.begun else None)
@@ -378,10 +319,9 @@ class Trainer:
             if rows and (report := self.plan.report(session.measured(), rows[-1]["process_bytes"])):
                 write_report(self.store.path, report)
         finally:  # workers may be lost meanwhile: committed it is
-            self.emit(Committed(step, self.samples))
+            self.emit(events.Committed(step, self.samples))
 
     def _prepare_kept(self, plan_id: str, step: int) -> None:
-        """Make arrays for what ``keep`` names, of this step's shapes, with a chunk for each piece."""
         compiled = self.compiled[plan_id]
         factored = compiled.plan.factored
         for title, name in compiled.kept_values.items():

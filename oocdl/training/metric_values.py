@@ -1,7 +1,6 @@
 """Results of passes that only look at samples: losses and sums for metrics, and what they are on the whole.
 
-A validation within a run notes the results of each pass in the run, so that one that was killed goes on where
-it was: the steps that lead there again give the same bits.
+A validation notes those of each pass in the run: one that was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ NOTES = "history/validation.jsonl"
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of one pass."""
+    """The results of one pass over some samples."""
 
     rows: Sequence[int]
-    """Its samples."""
     losses: Mapping[str, float]
     sums: dict[str, dict[str, Any]]
 
@@ -52,16 +50,13 @@ class Gathered:
 
     @property
     def watched(self) -> frozenset[str]:
-        """Stored names of the values that ``deliver`` needs."""
-        return frozenset(
-            one.plan.factored.stored(value)
-            for one in self.compiled.values()
-            for head in one.metric_sums.values()
-            for value in head.values.values()
-        )
+        found = set[str]()
+        for one in self.compiled.values():
+            names = (name for head in one.metric_sums.values() for name in head.values.values())
+            found.update(map(one.plan.factored.stored, names))
+        return frozenset(found)
 
     def deliver(self, plan_id: str, value: str, region: Region, array: Array, info: PassInfo) -> None:
-        """Take a piece of a value that a unit has made; ignore values that no metric needs."""
         compiled = self.compiled[plan_id]
         for output, head in compiled.metric_sums.items():
             for title, box, part in boxes_of(compiled, head.values, value, region, array):
@@ -70,7 +65,6 @@ class Gathered:
                     self.arrays.setdefault((output, title), np.zeros(shape))[as_slices(box)] = part
 
     def run(self, session: Held, plan_id: str, info: PassInfo) -> Measured:
-        """Run a pass in a session, and return its results; its sums are plain data, and forgotten."""
         compiled, rows = self.compiled[plan_id], info.indices
         losses = compiled.named_losses(session.run_pass(plan_id, info))
         with self.lock:
@@ -96,19 +90,14 @@ def fold(first: dict[str, dict[str, Any]], later: dict[str, dict[str, Any]]) -> 
 def metric_values(
     metrics: Iterable[Metric], passes: Sequence[PassSums], of_sample: bool = False
 ) -> dict[str, Any]:
-    """Return the metrics over all passes by name; with several outputs, each behind its output's name.
-
-    With ``of_sample`` the passes are one, of one sample.
-    """
+    """Return metrics over passes (``of_sample``: one, of one sample); of several outputs by output, too."""
     values: dict[str, Any] = {}
     outputs: PassSums = passes[0] if passes else {}
     for output, known in outputs.items():
         before = f"{output}/" if len(outputs) > 1 else ""
         for metric in (one for one in metrics if known.keys() >= set(one.needs)):
-            sums = {
-                name: np.concatenate([np.asarray(one[output][name], np.float64) for one in passes])
-                for name in metric.needs
-            }
+            tables = {n: [np.asarray(one[output][n], np.float64) for one in passes] for n in metric.needs}
+            sums = {name: np.concatenate(table) for name, table in tables.items()}
             numbers = metric.of_sample(sums) if of_sample else metric.numbers(sums)
             values |= {f"{before}{name}": value for name, value in numbers.items()}
     return values
@@ -116,34 +105,28 @@ def metric_values(
 
 def mean_losses(passes: Sequence[Measured]) -> dict[str, float]:
     """Return the losses of passes, averaged over samples."""
-    sizes = [len(one.rows) for one in passes]
-    return {
-        title: sum(one.losses[title] * size for one, size in zip(passes, sizes, strict=True)) / sum(sizes)
-        for title in passes[0].losses
-    }
+    count = sum(len(one.rows) for one in passes)
+    return {n: sum(one.losses[n] * len(one.rows) for one in passes) / count for n in passes[0].losses}
 
 
 @dataclass(frozen=True)
 class Notes:
-    """The notes on the validation of one state of the weights."""
+    """The notes on a validation; ``state`` is what its results depend on, as plain data."""
 
     path: Path
     state: Mapping[str, Any]
-    """What the results depend on, as plain data."""
 
     def read(self, passes: Sequence[Sequence[int]]) -> list[Measured]:
-        """Return the results of those passes over these samples that are done; forget all of other states."""
+        """Return the results of those passes that are done; forget all of other states."""
         with reporting(self.path):
             lines = read_bytes(self.path).splitlines() if self.path.exists() else []
             rows = [row for line in lines if (row := row_of(line)) is not None]
             rows = [row for row in rows if row["state"] == self.state]
             write_bytes(self.path, b"".join(map(line_of, rows)))
-        return [
-            Measured(samples, row["losses"], row["sums"]) for samples, row in zip(passes, rows, strict=False)
-        ]
+        done = zip(passes, rows, strict=False)
+        return [Measured(samples, row["losses"], row["sums"]) for samples, row in done]
 
     def add(self, found: Measured) -> None:
-        """Note the results of the next pass."""
         with reporting(self.path), open(self.path, "ab", opener=regular) as stream:
             stream.write(line_of({"state": self.state, "losses": found.losses, "sums": found.sums}))
 

@@ -1,14 +1,14 @@
 """Plans that were found before: in the user's cache, so that the search for cuts is made once.
 
-An entry holds what ``plan.json`` of a run holds: the cuts of each kind of pass, and the digest of the
-numerics that they gave. Its name is a digest of all that the search depends on, oocdl's own code among it.
-Passes are compiled again from the cuts, and count only if they fit this machine and have these numerics.
+The name of an entry is a digest of all that the search depends on, oocdl's own code among it. Passes are
+compiled again from its cuts, and count only if they fit this machine and have the numerics of then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -32,18 +32,13 @@ VARIABLE = "OOCDL_PLAN_CACHE"
 """Environment variable: ``off`` keeps plans from being stored, and from being taken from the cache."""
 KEPT = UserCache("plans", most_entries=50)
 LEAST_CAPACITY_SHARE, MOST_CAPACITY_SHARE = 1 - 1 / 64, 1 + 1 / 16
-"""Bounds of the capacity, as shares of the one a plan was found for, within which the plan counts: a process
-is not equally large each time."""
+"""Bounds of the capacity, as shares of that of the plan: a process is not equally large each time."""
 
 
 def plan_key(
-    model: OnnxModel,
-    binding: Binding,
-    settings: Settings,
-    machine: Machine,
-    course: Course,
+    model: OnnxModel, binding: Binding, settings: Settings, machine: Machine, course: Course,
     validation: Binding | None,
-) -> str:
+) -> str:  # fmt: skip
     """Return a digest, in hexadecimal, of all that a plan depends on but the machine's exact capacity."""
     names = set(setting_names(lambda option: option.changes == "plan")) - {"validation"}
     further = {} if validation is None else {name: validation.arrays[name] for name in validation.used}
@@ -69,33 +64,19 @@ def plan_key(
 def cached_passes(
     key: str, machine: Machine, cut: Callable[[Mapping[str, Any]], dict[str, CompiledPass]]
 ) -> dict[str, CompiledPass]:
-    """Return passes by the cuts in the cache; else those that are searched for, whose cuts are put there.
-
-    ``cut`` compiles passes by cuts, or searches for those that are not given. Warns in one line if an entry
-    cannot be used, or written.
-    """
-    frozen = _read(key, machine)
-    if frozen is not None:
+    """Return what ``cut`` compiles by the cuts in the cache, or else by those that it searches for."""
+    entry = KEPT.read(key)
+    found: dict[str, Any] = {"capacity_bytes": math.inf} if entry is None else json.loads(entry)
+    if LEAST_CAPACITY_SHARE <= machine.capacity_bytes / found["capacity_bytes"] <= MOST_CAPACITY_SHARE:
         with suppress(BudgetError, InputError):  # they do not fit what this process has left
-            passes = cut(frozen)
+            passes = cut(found["frozen"])
             machine.room_bytes(one.plan for one in passes.values())
-            if numerics_of(passes) == frozen["numerics"]:
+            if numerics_of(passes) == found["frozen"]["numerics"]:
                 return passes
     passes = cut({})
     body = {"capacity_bytes": machine.capacity_bytes, "frozen": freeze(passes)}
     KEPT.write(key, json.dumps(body).encode())
     return passes
-
-
-def _read(key: str, machine: Machine) -> Mapping[str, Any] | None:
-    """Return cuts that were found before for about this capacity; None if there are none."""
-    entry = KEPT.read(key)
-    if entry is None:
-        return None
-    body = json.loads(entry)
-    share = machine.capacity_bytes / body["capacity_bytes"]
-    frozen: Mapping[str, Any] = body["frozen"]
-    return frozen if LEAST_CAPACITY_SHARE <= share <= MOST_CAPACITY_SHARE else None
 
 
 def is_on() -> bool:

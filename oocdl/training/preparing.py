@@ -7,7 +7,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from oocdl.augmentation.nnunet import transforms_of
 from oocdl.augmentation.normalization import Blocks, moments, numbers_of
 from oocdl.augmentation.preparation import Preparation, is_moved
 from oocdl.augmentation.stream import CHAIN_BYTES
-from oocdl.config import Settings
+from oocdl.config import Settings, plain
 from oocdl.errors import InputError, StoreError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.index import Region, region_shape, whole
@@ -30,6 +29,7 @@ from oocdl.storage.dataset.sample_stack import own_sized
 from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import SAMPLES, understood
 
+Say = Callable[[str], None]
 CHUNK_COPIES = 3
 """Samples of one large chunk are read again for each part of a chain: parts are to be as large as that."""
 
@@ -37,18 +37,13 @@ CHUNK_COPIES = 3
 def preparation_of(
     model: OnnxModel, sizes: Sized, settings: Settings, further: Sized | None = None
 ) -> Preparation:
-    """Return what ``scale``, ``normalize`` and ``augment`` ask for; its tables are not measured yet.
-
-    Raises InputError, before anything is read, for what cannot be done with these arrays.
-    """
+    """Return what ``scale``, ``normalize`` and ``augment`` ask for, not measured yet. Raises InputError."""
     binding, validation = sizes.bindings[""], None if further is None else further.bindings[""]
     views = {**sizes.views, **(further.views if further else {})}
     made = Preparation(settings.scale or {}, views=views)
     if settings.normalize is None and settings.augment is None:
         return made
-    images = {
-        port.name: port for port in model.inputs if port.dtype.startswith("float") and len(port.dims) > 2
-    }
+    images = {one.name: one for one in model.inputs if one.dtype.startswith("float") and len(one.dims) > 2}
     if not images:
         option = "augment" if settings.normalize is None else "normalize"
         raise InputError(f"{option} is for images: the model has no input with spatial axes; leave it out")
@@ -57,21 +52,18 @@ def preparation_of(
     counts: dict[str, tuple[int, int]] = {}
     for one in filter(None, (binding, validation)):
         for name, port in images.items():
-            array = one.arrays[one.inputs[name]]
-            channels = array.shape[1] if len(array.shape) == len(port.dims) else 1
-            counts[one.inputs[name]] = array.shape[0], channels
-            if ported[name] == "ct" and one is validation:  # normalised by the numbers of what is trained on
-                mine, its = one.inputs[name], binding.inputs[name]
+            mine, method = one.inputs[name], ported[name]
+            shape = one.arrays[mine].shape
+            counts[mine] = shape[0], shape[1] if len(shape) == len(port.dims) else 1
+            if method == "ct" and one is validation:  # normalised by the numbers of what is trained on
+                its = binding.inputs[name]
                 views = {mine: its, **{view: its if of == mine else of for view, of in views.items()}}
-            elif (method := ported[name]) is not None:
-                methods[one.inputs[name]] = method
-    numbers = {
-        name: np.zeros((1 if method == "ct" else counts[name][0], counts[name][1], 4))
-        for name, method in methods.items()
-    }
-    extents = {
-        name: binding.arrays[binding.inputs[name]].shape[2 - len(p.dims) :] for name, p in images.items()
-    }
+            elif method is not None:
+                methods[mine] = method
+    rows = {name: 1 if method == "ct" else counts[name][0] for name, method in methods.items()}
+    numbers = {name: np.zeros((count, counts[name][1], 4)) for name, count in rows.items()}
+    shapes = {name: binding.arrays[binding.inputs[name]].shape for name in images}
+    extents = {name: shapes[name][2 - len(port.dims) :] for name, port in images.items()}
     made = replace(made, views=views, methods=methods, numbers=numbers, spatial=next(iter(extents.values())))
     if "ct" in methods.values() and binding.targets:
         made = replace(made, foreground=_foreground(binding, made.spatial).array)
@@ -90,10 +82,7 @@ def _with_transforms(
     extents: Mapping[str, tuple[int, ...]],
     counts: Mapping[str, tuple[int, int]],
 ) -> Preparation:
-    """Return the same with the transforms that ``augment`` asks for. ``counts``: rows and channels of arrays.
-
-    Raises InputError if they do not go with the images, which have these ``extents``, or the targets.
-    """
+    """Return the same with the transforms of ``augment``; ``counts`` are rows and channels of arrays."""
     if len(set(extents.values())) > 1:
         text = ", ".join(f"'{name}' has {list(found)}" for name, found in extents.items())
         raise InputError(f"augment needs images of equal spatial extents: {text}; leave it out")
@@ -103,8 +92,14 @@ def _with_transforms(
         labels = labels_of(target.spec, (1, 2, 1), (1, 1))  # of any shapes
         ignored = (labels and labels.ignore_index) or 0
         made = replace(made, foreground=target.array, ignored=ignored, voxels=[()] * binding.samples)
-    if any(transform.spatial for transform in transforms):
-        _check_targets(binding, made.spatial)
+    read = sorted({name for target in binding.targets for name in target.read})
+    for name in read if any(transform.spatial for transform in transforms) else ():
+        shape, space = binding.arrays[name].shape[1:], list(made.spatial)
+        if len(shape) > 1 and not is_moved(shape, made.spatial):
+            raise InputError(
+                f"augment moves voxels of images of {space}, and cannot move those of the target "
+                f"'{name}', whose samples have the shape {list(shape)}; leave out transforms that are spatial"
+            )
     largest = max(prod(binding.arrays[name].chunks) for name in binding.used)
     largest_bytes = CHUNK_COPIES * np.dtype(settings.dtype).itemsize * largest
     made = replace(made, transforms=transforms, chain_bytes=max(CHAIN_BYTES, largest_bytes))
@@ -117,7 +112,6 @@ def _with_transforms(
 def _methods(
     images: Mapping[str, Port], binding: Binding, asked: str | Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Return the method of each array. Raises InputError for an array that is no image of the model."""
     arrays = [binding.inputs[name] for name in images]
     if not isinstance(asked, Mapping):
         return {} if asked is None else dict.fromkeys(arrays, asked)
@@ -127,18 +121,7 @@ def _methods(
     return dict(asked)
 
 
-def _check_targets(binding: Binding, spatial: tuple[int, ...]) -> None:
-    for name in sorted({name for target in binding.targets for name in target.read}):
-        shape = binding.arrays[name].shape[1:]
-        if len(shape) > 1 and not is_moved(shape, spatial):
-            raise InputError(
-                f"augment moves voxels of images of {list(spatial)}, and cannot move those of the target "
-                f"'{name}', whose samples have the shape {list(shape)}; leave out transforms that are spatial"
-            )
-
-
 def _foreground(binding: Binding, spatial: tuple[int, ...]) -> Target:
-    """Return the target with the labels for "ct", or for crops. Raises InputError if there is none."""
     for target in binding.targets:
         if reads_labels(target.spec) and is_moved(binding.arrays[target.array].shape[1:], spatial):
             return target
@@ -149,59 +132,38 @@ def _foreground(binding: Binding, spatial: tuple[int, ...]) -> Target:
 
 
 def prepared(
-    preparation: Preparation,
-    store: RunStore,
-    dataset: Dataset,
-    trained: Sequence[int],
-    say: Callable[[str], None],
+    preparation: Preparation, store: RunStore, dataset: Dataset, trained: Sequence[int], say: Say
 ) -> Preparation:
-    """Return the same with its tables filled, from the run or else measured, and put there.
-
-    ``say`` is told before that takes long; ``trained`` are the rows whose labelled voxels "ct" takes
-    statistics of. Raises DatasetError for bad data.
-    """
+    """Return the same with its tables filled, from the run or else measured, of ``trained`` rows for "ct"."""
     if not (preparation.numbers or preparation.ranges or preparation.voxels):
         return preparation
     body = store.read_sealed(SAMPLES)
     if body is None:
         say(f"reading all samples of {dataset.where} for the statistics that normalize or augment need")
         made = measured(preparation, dataset, trained)
-        voxels = [[_packed(places) for places in sample] for sample in made.voxels]
-        tables = {"numbers": _plain(made.numbers), "ranges": _plain(made.ranges)}
-        store.write_sealed(SAMPLES, {**tables, **({"voxels": voxels} if voxels else {})})
+        packed = [[_packed(places) for places in sample] for sample in made.voxels]
+        tables = {"numbers": made.numbers, "ranges": made.ranges}
+        store.write_sealed(SAMPLES, plain(tables) | ({"voxels": packed} if packed else {}))
         return made
     with understood(store.path):
-        return replace(
-            preparation,
-            numbers=_tables(body["numbers"]),
-            ranges=_tables(body["ranges"]),
-            voxels=[[_unpacked(text) for text in sample] for sample in body.get("voxels", ())],
-        )
+        held = body["numbers"], body["ranges"]
+        numbers, ranges = ({name: np.array(one, np.float64) for name, one in of.items()} for of in held)
+        voxels = [[_unpacked(text) for text in sample] for sample in body.get("voxels", ())]
+        return replace(preparation, numbers=numbers, ranges=ranges, voxels=voxels)
 
 
 def with_numbers_of(preparation: Preparation, store: RunStore, arrays: Mapping[str, str]) -> Preparation:
     """Return the same with what a run knows of all its samples ("ct"); ``arrays`` has its names of arrays."""
-    numbers = dict(preparation.numbers)
-    for name, method in preparation.methods.items():
-        if method == "ct":
-            body = store.read_sealed(SAMPLES)
-            if body is None:
-                raise StoreError(f"{store.path / SAMPLES} is lost; restore it")
-            with understood(store.path):
-                numbers[name] = np.array(body["numbers"][arrays[name]])
-    return replace(preparation, numbers=numbers)
-
-
-def _plain(tables: Mapping[str, Array]) -> dict[str, Any]:
-    return {name: table.tolist() for name, table in tables.items()}
-
-
-def _tables(plain: Mapping[str, Any]) -> dict[str, Array]:
-    return {name: np.array(table, np.float64) for name, table in plain.items()}
+    of_all = [name for name, method in preparation.methods.items() if method == "ct"]
+    body = store.read_sealed(SAMPLES) if of_all else {}
+    if body is None:
+        raise StoreError(f"{store.path / SAMPLES} is lost; restore it")
+    with understood(store.path):
+        known = {name: np.array(body["numbers"][arrays[name]]) for name in of_all}
+    return replace(preparation, numbers={**preparation.numbers, **known})
 
 
 def _packed(places: Array) -> str:
-    """Return rising places as text that takes less memory than they do: their steps, compressed."""
     return b64encode(zlib.compress(np.diff(places, prepend=0).astype("<i8").tobytes())).decode()
 
 
@@ -217,10 +179,8 @@ def measured(preparation: Preparation, dataset: Dataset, trained: Sequence[int] 
     ranges = {name: table.copy() for name, table in preparation.ranges.items()}
     for name, method in preparation.methods.items():
         of_all = method == "ct"
-        if of_all and not trained:
-            continue
-        labels = dataset.arrays[preparation.foreground] if of_all else None
-        for row, channel in np.ndindex(*numbers[name].shape[:2]):
+        labels = dataset.arrays[preparation.foreground] if of_all and trained else None
+        for row, channel in np.ndindex(*numbers[name].shape[:2]) if trained or not of_all else ():
             rows = trained if of_all else (row,)
             passes = _passes(preparation, name, dataset.arrays[name], rows, channel, labels=labels)
             numbers[name][row, channel] = numbers_of(method, passes)
@@ -234,7 +194,6 @@ def measured(preparation: Preparation, dataset: Dataset, trained: Sequence[int] 
 
 
 def _voxels(preparation: Preparation, dataset: Dataset, row: int) -> Sequence[Array]:
-    """Return the places of foreground voxels of each class of a sample, which crops are centred on."""
     own, rank = own_sized(dataset.arrays[preparation.foreground], row), len(preparation.spatial)
     scale = preparation.scale.get(own.name, 1)
 
@@ -255,7 +214,6 @@ def _passes(
     labels: DataArray | None = None,
     normalized: bool = False,
 ) -> Blocks:
-    """Return what begins passes over a channel of samples, or over its labelled voxels, in a fixed order."""
     feed = Feed(array, preparation.scale.get(array.name), label=array.label)
     rank = len(preparation.spatial)
     stream = preparation.stream(name, array.shape[1:], rank) if normalized else None

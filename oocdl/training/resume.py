@@ -38,6 +38,7 @@ from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
 
 RUN_FORMAT = 3
+ANEW = "choose another workdir, or resume='restart'"
 
 
 def identity(
@@ -62,7 +63,7 @@ def identity(
         **({} if settings.validation is None else {"validation": plain(settings.held_out) or "a dataset"}),
         **({"sizes": list(sizes.labels), "multiple": list(sizes.multiple)} if sizes and sizes.labels else {}),
         **({"metrics": {one.name: plain(one) for one in settings.metrics}} if settings.metrics else {}),
-        **_fixed(settings, "run"),
+        **fixed(settings, "run"),
     }
 
 
@@ -82,32 +83,24 @@ def spec_of(source: Sequence[Any], allow_missing_chunks: bool) -> DatasetSpec:
 
 
 def check_run(
-    store: RunStore,
-    folder: Path,
-    facts: Mapping[str, Any],
-    arrays: Mapping[str, DataArray],
-    settings: Settings,
+    store: RunStore, facts: Mapping[str, Any], arrays: Mapping[str, DataArray], settings: Settings
 ) -> None:
-    """Check that a run may go on with these facts, and these arrays of a dataset.
+    """Check that a run may go on with these facts, arrays, and learning rates of the steps that are done.
 
-    Learning rates have to be as they were at all steps that are done; later ones are as the caller says.
-    Warns if the dataset is taken for a copy. Raises InputError, which lists the facts that differ;
-    StoreError for a run of another version of oocdl.
+    Warns of a copy of the dataset. Raises InputError with all that differs, StoreError for another version.
     """
+    folder = store.path
     known = store.meta.get("identity")
     if store.meta.get("format") != RUN_FORMAT or not isinstance(known, Mapping):
         raise StoreError(f"the run in {folder} is of another version of oocdl; choose another workdir")
-    found = {
-        name: compare(arrays[name], then, facts["dataset"][name])
-        for name, then in known["dataset"].items()
-        if name in facts["dataset"]
-    }
-    changed = [one.changed for one in found.values() if one.changed]
+    before, now = known["dataset"], facts["dataset"]
+    found = [compare(arrays[name], before[name], now[name]) for name in before if name in now]
+    changed = [one.changed for one in found if one.changed]
     same_operators(folder, known, facts.get("operators", {}))
     others = differences(_compared(known), _compared(facts))
     others += _rate_differences(store, settings)
     refuse_if(f"the run in {folder} was started differently", [*others, *changed])
-    for one in found.values():
+    for one in found:
         if one.copied:
             warnings.warn(f"the run in {folder} goes on: {one.copied}", stacklevel=2)
     manifest = store.current()
@@ -116,40 +109,32 @@ def check_run(
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that have to be equal."""
-    optimizer = facts.get("optimizer")
-    without = {**optimizer, "lr": None} if isinstance(optimizer, Mapping) else optimizer
-    groups = [
-        one if isinstance(one, str) else {**one, **dict.fromkeys(one.keys() & {"lr"})}
-        for one in facts.get("param_groups") or ()
-    ]
-    return {**facts, "dataset": None, "optimizer": without, "param_groups": groups}
+    """Return the facts that have to be equal: learning rates are compared by themselves."""
+    optimizer, *groups = (
+        {**one, **dict.fromkeys(one.keys() & {"lr"})} if isinstance(one, Mapping) else one
+        for one in (facts.get("optimizer"), *(facts.get("param_groups") or ()))
+    )
+    return {**facts, "dataset": None, "optimizer": optimizer, "param_groups": groups}
 
 
 def _rate_differences(store: RunStore, settings: Settings) -> list[str]:
-    """Say where a learning rate is another than at the steps that are done; empty if nowhere.
-
-    A group of weights without a rate of its own has that of all others.
-    """
     for row in store.history():
         now = rates_of(step_scalars(settings.optimizer, settings.param_groups, None, row["step"] - 1))
-        for name in now | rates_of(row):
+        for name in now | rates_of(row):  # a group without a rate of its own has that of all others
             before = row.get(f"scheduled_{name}", row.get(name, row["lr"]))
             after = now.get(name, now["lr"])
             if before != after:
-                was = f"optimizer.{name} was {before:.6g} at step {row['step']}"
                 done = max(row["step"] for row in store.history())
-                way_out = (
-                    f"where another is to follow, pass lr=oocdl.optim.Then(what it was, {done}, another)"
-                )
-                return [f"{was}, is {after:.6g} ({way_out})"]
+                return [
+                    f"optimizer.{name} was {before:.6g} at step {row['step']}, is {after:.6g} (where another "
+                    f"is to follow, pass lr=oocdl.optim.Then(what it was, {done}, another))"
+                ]
     return []
 
 
-def refuse_if(what: str, differing: Sequence[str], way_out: str = "") -> None:
+def refuse_if(what: str, differing: Sequence[str], way_out: str = ANEW) -> None:
     """Raise InputError, which lists all differences, if there are any."""
     if differing:
-        way_out = way_out or "choose another workdir, or resume='restart'"
         raise InputError(f"{what}: {'; '.join(differing)}; {way_out}")
 
 
@@ -160,24 +145,14 @@ def same_operators(folder: Path, facts: Mapping[str, Any], now: Mapping[str, str
     refuse_if(f"the run in {folder} has other functions", others, way_out)
 
 
-def plan_facts(engine: str, settings: Settings) -> dict[str, Any]:
-    """Return those facts of a plan that the user chooses."""
-    return {"engine": engine, **_fixed(settings, "plan")}
-
-
-def _fixed(settings: Settings, what: str) -> dict[str, Any]:
-    """The settings without which a run, or its plan, cannot go on, as plain data."""
+def fixed(settings: Settings, what: str) -> dict[str, Any]:
+    """Return the settings without which a run, or its plan, cannot go on, as plain data."""
     names = setting_names(lambda option: option.fixed == what)
     return {name: plain(getattr(settings, name)) for name in names}
 
 
 def read_plan(store: RunStore, facts: Mapping[str, Any], machine: Mapping[str, str]) -> dict[str, Any] | None:
-    """Read what ``write_plan`` wrote; None if the run has not got so far.
-
-    Raises StoreError if the plan is damaged, or lost after weights were committed; InputError if it was
-    made under other ``facts``. Warns if the run goes on with another processor, device or engine version: as
-    ``machine`` has them of all that compute.
-    """
+    """Read the plan of a run, if it has one. Warns of another ``machine``; InputError for other ``facts``."""
     path = store.path / "plan.json"
     try:
         body = store.read_sealed(path.name)
@@ -187,28 +162,21 @@ def read_plan(store: RunStore, facts: Mapping[str, Any], machine: Mapping[str, s
         if store.current() is None:
             return None
         raise StoreError(f"{path} is lost; restore it, or pass replan=True (which changes rounding)")
-    refuse_if(
-        f"the run in {store.path} was planned differently",
-        differences(body["facts"], dict(facts)),
-        "pass replan=True to change that (which changes rounding), or resume='restart'",
-    )
+    way_out = "pass replan=True to change that (which changes rounding), or resume='restart'"
+    others = differences(body["facts"], dict(facts))
+    refuse_if(f"the run in {store.path} was planned differently", others, way_out)
     if body["machine"] != machine:
         changed = "; ".join(differences(body["machine"], dict(machine)))
-        warnings.warn(
-            f"the run in {store.path} goes on elsewhere, where results are close but not equal: {changed}",
-            stacklevel=2,
-        )
+        text = f"the run in {store.path} goes on elsewhere, where results are close but not equal: {changed}"
+        warnings.warn(text, stacklevel=2)
     return body
 
 
-def given_plan(given: Any) -> dict[str, Any]:
-    """Return what is needed to make again the plan of a ``Plan``, or of the run in a directory.
-
-    Raises StoreError if there is no run, or it has no plan; InputError for anything else.
-    """
+def given_plan(name: str, given: Any) -> dict[str, Any]:
+    """Return what is needed to make again a ``Plan``, or that of the run in a directory."""
     if isinstance(given, Plan):
         return freeze(given.kinds)
-    store = RunStore.open(path_of("plan", given))
+    store = RunStore.open(path_of(name, given))
     body = store.read_sealed("plan.json")
     if body is None:
         raise StoreError(f"the run in {store.path} has no plan yet")
@@ -221,25 +189,17 @@ def check_plan(given: Mapping[str, Any] | None, found: Mapping[str, Any], way_ou
         raise InputError(f"the run was planned otherwise than plan= gives; {way_out}")
 
 
-def write_plan(
-    store: RunStore, facts: Mapping[str, Any], machine: Mapping[str, str], plans: Mapping[str, Any]
-) -> None:
-    """Write a plan durably: ``plans`` holds what is needed to make it again, by plan id."""
-    store.write_sealed("plan.json", {"facts": dict(facts), "machine": dict(machine), **plans})
-
-
 def freeze(kinds: Mapping[str, CompiledPass]) -> dict[str, Any]:
     """Return the data to make plans again, by plan id, and under "numerics" the digests they will have."""
-    own = own_plans(kinds)
     cuts: dict[str, Any] = {
         name: {**frozen_cuts(compiled.plan), "rounded": sorted(compiled.bfloat16_values)}
-        for name, compiled in own.items()
+        for name, compiled in own_plans(kinds).items()
     }
     return {**cuts, "numerics": numerics_of(kinds)}
 
 
 def numerics_of(kinds: Mapping[str, CompiledPass]) -> dict[str, str]:
-    """The digest of the numerics of each plan, by plan id."""
+    """Return the digest of the numerics of each plan, by plan id."""
     return {name: compiled.plan.numerics() for name, compiled in own_plans(kinds).items()}
 
 
@@ -266,7 +226,6 @@ class Noted:
     values: Sequence[float]
 
     def __call__(self, step: int) -> float:
-        """Return what was noted of a step; InputError if nothing was."""
         known: dict[int, float] = dict(zip(SAMPLED_STEPS, self.values, strict=False))
         if step not in known:
             raise InputError(f"the learning rate was a function of yours, which was not noted at step {step}")
@@ -274,10 +233,7 @@ class Noted:
 
 
 def noted_settings(store: RunStore, settings: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
-    """Return what a commit notes of ``settings``: nothing of those that ``run.json`` has.
-
-    Without settings, as no step was done with them, it is what the version before has noted.
-    """
+    """Return what a commit notes of ``settings`` beside ``run.json``; for None, as the commit before."""
     if settings is not None:
         return settings if settings != store.meta["settings"] else None
     manifest = store.current()
@@ -285,19 +241,14 @@ def noted_settings(store: RunStore, settings: Mapping[str, Any] | None = None) -
 
 
 def settings_of(store: RunStore, names: Collection[str] = OF_PREDICTIONS) -> Settings:
-    """Make the settings of a run, of others than ``names`` the defaults. Raises CorruptError for bad data.
-
-    They are those that the last step of the version was done with.
-    """
+    """Make the settings of the last step of a version, of others than ``names`` the defaults."""
     with understood(store.path):
         data = noted_settings(store) or store.meta["settings"]
         heads = data["loss"].get("heads")
         asis = BY_NAME if heads is None else (*BY_NAME, "loss")
         held = {name: data[name] for name in ALL if name in names and name in data}
-        found: dict[str, Any] = {
-            name: value if name in asis and isinstance(value, Mapping) else _value(value)
-            for name, value in held.items()
-        }
+        found: dict[str, Any] = {}
+        found |= {n: v if n in asis and isinstance(v, Mapping) else _value(v) for n, v in held.items()}
         if heads is not None:
             found["loss"] = {name: (_value(spec), float(weight)) for name, (spec, weight) in heads.items()}
         return replace(make_settings(), **found)

@@ -60,16 +60,20 @@ class Run:
             _ = model_path_of(self._store), self.facts["accumulate"], self.finished
 
     @property
+    def _meta(self) -> Mapping[str, Any]:
+        """The metadata of the last commit."""
+        manifest = self._store.current()
+        return {"step": 0, "steps": 0, "due": None} if manifest is None else manifest.meta
+
+    @property
     def steps(self) -> int:
         """Number of committed steps."""
-        manifest = self._store.current()
-        return int(manifest.meta["step"]) if manifest else 0
+        return int(self._meta["step"])
 
     @property
     def total_steps(self) -> int:
         """Steps that were asked for; 0 before the first commit."""
-        manifest = self._store.current()
-        return int(manifest.meta["steps"]) if manifest else 0
+        return int(self._meta["steps"])
 
     @property
     def committed_at(self) -> float | None:
@@ -96,8 +100,7 @@ class Run:
         """
         if self.made is not None:
             return self.made
-        frozen = given_plan(self.path)
-        source = self._store.meta.get("source")
+        frozen, source = given_plan("path", self.path), self._store.meta.get("source")
         settings = settings_of(self._store, ALL)
         spec = None if source is None else spec_of(source, settings.allow_missing_chunks)
         if spec is not None and spec.validation is not None:
@@ -110,8 +113,7 @@ class Run:
     @property
     def facts(self) -> Mapping[str, Any]:
         """The run's settings as plain data: loss, optimizer, batch size and others."""
-        found: Mapping[str, Any] = self._store.meta["identity"]
-        return found
+        return dict(self._store.meta["identity"])
 
     @property
     def model_name(self) -> str:
@@ -121,10 +123,8 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all steps that were asked for are committed."""
-        manifest = self._store.current()
-        if manifest is None or "due" in manifest.meta:  # its last validation
-            return False
-        return int(manifest.meta["step"]) >= int(manifest.meta["steps"])
+        meta = self._meta
+        return "due" not in meta and int(meta["step"]) >= int(meta["steps"])  # due: its last validation
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -186,9 +186,7 @@ class Run:
         StoreError if no step is committed, if the model's file has changed since the run began, or if
         ``path`` cannot be written.
         """
-        target = path_of("path", path)
-        model = model_of(self._store)
-        store = version_of(self._store, which)
+        target, model, store = path_of("path", path), model_of(self._store), version_of(self._store, which)
         _, specs = self._committed(store)
 
         def blocks(name: str) -> Iterator[Array] | None:
@@ -214,20 +212,16 @@ class Run:
         The run is one of ``fit(module, ...)``, or of a file of ``from_torch``. Tensors go by PyTorch's names,
         in the module's dtype and on its device; ``num_batches_tracked`` grows as it would have there.
         Modes (``train()``, ``eval()``) and what the run did not train stay as they are. ``which`` is as in
-        ``predict``. Raises StoreError if
-        no step is committed; InputError, before anything is changed, if the module is another one, or the
-        file is not of a module.
+        ``predict``. Raises StoreError if no step is committed; InputError, before anything is changed, if the
+        module is another one, or the file is not of a module.
         """
-        model = model_of(self._store)
-        store = version_of(self._store, which)
+        model, store = model_of(self._store), version_of(self._store, which)
         manifest, specs = self._committed(store)
         if model.metadata is None:
-            raise InputError(
-                f"{model.path} does not say what its weights are called in PyTorch; train a file of "
-                "oocdl.from_torch, or read run.weights"
-            )
+            text = f"{model.path} does not say what its weights are called in PyTorch; train a file of "
+            raise InputError(f"{text}oocdl.from_torch, or read run.weights")
         shapes = {name: specs[name].shape for name in model.metadata.facts if name in specs}
-        facts = self._store.meta["identity"]
+        facts = self.facts
         samples = facts["dataset"][next(iter(facts["inputs"].values()))]["shape"][0]
         course = Course(samples, settings_of(self._store, ALL), labels=facts.get("sizes", ()))
         passes = course.passes_until(manifest.meta["step"])
@@ -260,8 +254,6 @@ class Run:
             What the network is run over, with its targets, as in ``fit``.
         memory
             Memory budget of the process; default: that of the run.
-        batch_size
-            Samples that go through the network at once.
         inputs
             Model input -> dataset array; default: as in the run.
         targets
@@ -280,9 +272,7 @@ class Run:
         ------
         What ``fit`` raises.
         """
-        table = table_path(per_sample)
-        library = library_of(metrics)
-        store = version_of(self._store, which)
+        table, library, store = table_path(per_sample), library_of(metrics), version_of(self._store, which)
         inference = Inference([store], dataset, memory, batch_size, inputs, spill, True, targets, metrics)
         return evaluated(inference, library, table)
 
@@ -307,8 +297,6 @@ def _verified_blocks(store: RunStore, spec: TensorSpec) -> Iterator[Array]:
     """Yield a committed array in C order, the rows of a chunk at a time, each verified as it is read."""
     if not spec.shape:
         yield store.read(spec.name, ())
-        return
-    rows = spec.chunks[0]
-    for start in range(0, spec.shape[0], rows):
-        stop = min(start + rows, spec.shape[0])
+    for start in range(0, spec.shape[0], spec.chunks[0]) if spec.shape else ():
+        stop = min(start + spec.chunks[0], spec.shape[0])
         yield store.read(spec.name, ((start, stop), *whole(spec.shape[1:])))

@@ -12,12 +12,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 
 from oocdl.host.signal_mask import STOPPING
 
 SAME_SECONDS = 1.0
-"""Signals that come within so many seconds are one."""
 
 
 class Stopped(SystemExit):
@@ -34,18 +33,16 @@ def reason_of(stop: BaseException) -> str:
     >>> reason_of(Stopped(15)), reason_of(KeyboardInterrupt())
     ('SIGTERM', 'SIGINT')
     """
-    if isinstance(stop, Stopped):
-        return stop.signal
-    return "SIGINT" if isinstance(stop, KeyboardInterrupt) else type(stop).__name__
+    named = "SIGINT" if isinstance(stop, KeyboardInterrupt) else type(stop).__name__
+    return stop.signal if isinstance(stop, Stopped) else named
 
 
 class Signals:
     """Turns signals into exceptions while it is open: ``KeyboardInterrupt``, ``Stopped``.
 
-    Only the main thread can have handlers; elsewhere nothing is installed. A handler that the program has
-    set itself stays, and so does a signal that it ignores (``nohup``): the program then decides, and stops a
-    run by raising ``KeyboardInterrupt`` or ``SystemExit``. What was there before is there again afterwards.
-    One that is opened inside another takes its signals until it is closed.
+    Only the main thread can have handlers. One that the program has set itself stays, and so does a signal
+    that it ignores (``nohup``): the program then decides, and stops a run by raising ``KeyboardInterrupt`` or
+    ``SystemExit``. One that is opened inside another takes its signals until it is closed.
     """
 
     def __init__(self) -> None:
@@ -64,9 +61,7 @@ class Signals:
                     signal.signal(number, self._take)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before.clear()
@@ -85,11 +80,7 @@ class Signals:
 
     @contextmanager
     def delayed(self) -> Iterator[None]:
-        """Let a signal wait until the end of this block, inside of one that allows it.
-
-        An exception in the entry of a lock of Python's leaves it locked. This block takes some that other
-        threads need.
-        """
+        """Let a signal wait until the end of this block: it takes locks, which it would leave locked."""
         allowed, self._allowed = self._allowed, False
         try:
             yield

@@ -14,41 +14,33 @@ from oocdl.config.options import Option, entry, options_of
 from oocdl.errors import InputError
 from oocdl.training.call import ALL_OPTIONS
 
-WORDS: Mapping[str, str] = {
-    "learning_rate": "lr", "lr_scheduler": "lr", "scheduler_fn": "lr", "lr_schedule": "lr", "schedule": "lr",
-    "opt": "optimizer", "optim": "optimizer", "criterion": "loss", "loss_fn": "loss", "loss_function": "loss",
-    "num_epochs": "epochs", "n_epochs": "epochs", "nb_epoch": "epochs", "max_epochs": "epochs",
-    "num_train_epochs": "epochs", "max_steps": "steps", "num_steps": "steps", "n_steps": "steps",
-    "steps_per_epoch": "steps", "iterations": "steps", "bs": "batch_size", "batchsize": "batch_size",
-    "per_device_train_batch_size": "batch_size", "gradient_accumulation_steps": "accumulate",
-    "accumulate_grad_batches": "accumulate", "random_state": "seed", "random_seed": "seed",
-    "validation_data": "validation", "val_data": "validation", "valid_data": "validation",
-    "eval_dataset": "validation", "val_dataloader": "validation", "validation_dataset": "validation",
-    "validation_split": "validation", "val_split": "validation", "check_val_every_n_epoch": "validation_freq",
-    "max_memory": "memory", "memory_limit": "memory", "mem": "memory", "budget": "memory", "ram": "memory",
-    "n_jobs": "threads", "num_threads": "threads", "nthreads": "threads", "num_workers": "threads",
-    "n_workers": "client", "cluster": "client", "device": "engine", "accelerator": "engine",
-    "dtype": "precision", "amp": "precision", "mixed_precision": "precision", "fp16": "precision",
-    "bf16": "precision", "verbose": "progress", "progress_bar": "progress", "disable_tqdm": "progress",
-    "output_dir": "workdir", "log_dir": "workdir", "logdir": "workdir", "save_dir": "workdir",
-    "checkpoint": "workdir", "checkpoint_dir": "workdir", "default_root_dir": "workdir",
-    "ckpt_path": "workdir", "resume_from_checkpoint": "resume", "initial_epoch": "resume",
-    "local_directory": "spill", "scratch": "spill", "tmpdir": "spill", "trials_total": "trials",
-    "n_trials": "trials", "num_samples": "trials", "param_grid": "space", "param_distributions": "space",
-    "x": "inputs", "y": "targets", "labels": "targets", "data": "dataset", "train_data": "dataset",
-    "train_dataset": "dataset", "train_dataloaders": "dataset", "net": "model", "network": "model",
-    "output": "out", "nodes": "hosts", "profile": "trace", "profiler": "trace", "callback": "callbacks",
-    "class_weights": "class_weight", "clipnorm": "clip_norm", "max_grad_norm": "clip_norm",
-    "gradient_clip_val": "clip_norm", "global_clipnorm": "clip_norm", "beta_1": "betas", "beta1": "betas",
-    "metric": "metrics", "augmentation": "augment", "augmentations": "augment", "transform": "augment",
-    "transforms": "augment", "data_augmentation": "augment",
-    "normalization": "normalize", "normalise": "normalize", "preprocessing": "normalize",
-    "patience": "early_stopping", "earlystopping": "early_stopping", "min_delta": "early_stopping",
-    "save_best_only": "save_top_k", "load_best_model_at_end": "save_top_k", "save_total_limit": "save_top_k",
-    "ema_decay": "ema", "swa": "ema", "model_ema": "ema", "moving_average": "ema", "ema_momentum": "ema",
-    "use_ema": "ema", "clipvalue": "clip_value", "parameter_groups": "param_groups",
-    "no_decay": "param_groups", "sample_weights": "sample_weight",
-}  # fmt: skip
+WORDS: Mapping[str, str] = {word: ours for ours, words in {
+    "lr": "learning_rate lr_scheduler scheduler_fn lr_schedule schedule", "optimizer": "opt optim",
+    "loss": "criterion loss_fn loss_function",
+    "epochs": "num_epochs n_epochs nb_epoch max_epochs num_train_epochs",
+    "steps": "max_steps num_steps n_steps steps_per_epoch iterations",
+    "batch_size": "bs batchsize per_device_train_batch_size",
+    "accumulate": "gradient_accumulation_steps accumulate_grad_batches", "seed": "random_state random_seed",
+    "validation": "validation_data val_data valid_data eval_dataset val_dataloader validation_dataset "
+    "validation_split val_split",
+    "validation_freq": "check_val_every_n_epoch", "memory": "max_memory memory_limit mem budget ram",
+    "threads": "n_jobs num_threads nthreads num_workers", "client": "n_workers cluster",
+    "engine": "device accelerator", "precision": "dtype amp mixed_precision fp16 bf16",
+    "progress": "verbose progress_bar disable_tqdm",
+    "workdir": "output_dir log_dir logdir save_dir checkpoint checkpoint_dir default_root_dir ckpt_path",
+    "resume": "resume_from_checkpoint initial_epoch", "spill": "local_directory scratch tmpdir",
+    "trials": "trials_total n_trials num_samples", "space": "param_grid param_distributions", "inputs": "x",
+    "targets": "y labels", "dataset": "data train_data train_dataset train_dataloaders",
+    "model": "net network", "out": "output", "hosts": "nodes", "trace": "profile profiler",
+    "callbacks": "callback", "class_weight": "class_weights",
+    "clip_norm": "clipnorm max_grad_norm gradient_clip_val global_clipnorm", "betas": "beta_1 beta1",
+    "metrics": "metric", "augment": "augmentation augmentations transform transforms data_augmentation",
+    "normalize": "normalization normalise preprocessing",
+    "early_stopping": "patience earlystopping min_delta",
+    "save_top_k": "save_best_only load_best_model_at_end save_total_limit",
+    "ema": "ema_decay swa model_ema moving_average ema_momentum use_ema", "clip_value": "clipvalue",
+    "param_groups": "parameter_groups no_decay", "sample_weight": "sample_weights",
+}.items() for word in words.split()}  # fmt: skip
 """Words of other libraries, and ours, or those that ``OTHERWISE`` explains."""
 
 OTHERWISE: Mapping[str, str] = {
@@ -75,22 +67,33 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def public(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function refuse unknown options by InputError, with the word that was meant.
+def listing(kind: type) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Put some of a function's ``**options`` into its signature: the records of a ``TypedDict``."""
 
-    Its docstring is completed with what the records say of its parameters.
-    """
-    further = _further_options(function)
-    known = tuple(name for name in [*_explicit(function), *further] if name != "self")
+    def give(function: Callable[P, T]) -> Callable[P, T]:
+        own, only = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        options = options_of(kind).items()
+        listed = [inspect.Parameter(n, only, default=one.default, annotation=one.kind) for n, one in options]
+        *first, rest = own.parameters.values()
+        function.__dict__["__signature__"] = own.replace(parameters=[*first, *listed, rest])
+        return function
+
+    return give
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function refuse unknown options with the word that was meant; completes its docstring."""
+    options = _options(function)
+    known = tuple(name for name in {**_explicit(function), **options} if name != "self")
 
     @wraps(function)
-    def call(*given: P.args, **options: P.kwargs) -> T:
-        for name in options:
+    def call(*given: P.args, **named: P.kwargs) -> T:
+        for name in named:
             if name not in known:
                 raise InputError(f"{function.__name__} takes no '{shown(name)}'{hint(name, known)}")
-        return function(*given, **options)
+        return function(*given, **named)
 
-    call.__doc__ = _described(function, further)
+    call.__doc__ = _described(function, options)
     return call
 
 
@@ -112,22 +115,16 @@ def hint(name: str, known: Sequence[str]) -> str:
 
 
 PARAMETERS = re.compile(r"Parameters\n-{10}\n(?P<entries>.*?)(?=\n\S[^\n]*\n-{3,}\n|\Z)", re.DOTALL)
-"""The section of a docstring in numpydoc's form."""
 
 
 def records_of(function: Callable[..., Any]) -> dict[str, Option]:
-    """Return what is known of each parameter of a public function, those of its ``**options`` among them.
-
-    Its own docstring takes precedence over the records of options.
-    """
+    """Return what is known of each parameter of a function: its docstring goes before the records."""
     told = entries(function)
     hints = get_type_hints(function)
-    found = {
-        name: Option(parameter.default, "neither", type=hints.get(name), doc=told.get(name, ""))
-        for name, parameter in _explicit(function).items()
-    }
-    further = _further_options(function)
-    return found | {n: replace(one, doc=told.get(n, one.doc)) for n, one in further.items()}
+    own = {name: one.default for name, one in _explicit(function).items() if name in hints}
+    found = {name: Option(default, "neither", type=hints[name]) for name, default in own.items()}
+    options = found | _options(function)
+    return {name: replace(one, doc=told.get(name, one.doc)) for name, one in options.items()}
 
 
 def entries(function: Callable[..., Any]) -> dict[str, str]:
@@ -137,14 +134,14 @@ def entries(function: Callable[..., Any]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, _, text in (entry.partition("\n") for entry in texts)}
 
 
-def _described(function: Callable[..., Any], further: Mapping[str, Option]) -> str:
-    """The docstring, with an entry for each parameter, and the names of its further options."""
+def _described(function: Callable[..., Any], options: Mapping[str, Option]) -> str:
     doc, told = inspect.getdoc(function) or "", entries(function)
-    if not told and not further:
+    if not told and not options:
         return doc
-    texts = {name: told.get(name) or ALL_OPTIONS[name].doc for name in _explicit(function) if name != "self"}
-    texts |= {name: text for name, text in told.items() if name in further}
-    rest = ", ".join(name for name in further if name not in told)
+    known = {**ALL_OPTIONS, **options}
+    texts = {name: told.get(name) or known[name].doc for name in _explicit(function) if name != "self"}
+    texts |= {name: text for name, text in told.items() if name in options}
+    rest = ", ".join(name for name in options if name not in texts)
     if rest:
         texts["**options"] = f"{rest}: see `docs/reference/options.md`, or help(oocdl.Options)."
     section = "\n".join(entry(name, text) for name, text in texts.items())
@@ -154,14 +151,10 @@ def _described(function: Callable[..., Any], further: Mapping[str, Option]) -> s
 
 
 def _explicit(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters of a function but its ``**options``."""
     found = inspect.signature(function).parameters
     return {name: one for name, one in found.items() if one.kind is not one.VAR_KEYWORD}
 
 
-def _further_options(function: Callable[..., Any]) -> Mapping[str, Option]:
-    """The records of the ``**options`` of a function, in the order of all options."""
-    if "options" not in getattr(function, "__annotations__", {}):
-        return {}
-    (kind,) = get_args(get_type_hints(function)["options"])
-    return options_of(kind)
+def _options(function: Callable[..., Any]) -> dict[str, Option]:
+    kinds = get_args(get_type_hints(function).get("options"))
+    return dict(options_of(*kinds)) if kinds else {}

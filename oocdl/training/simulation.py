@@ -81,24 +81,35 @@ def simulate(
     >>> print(oocdl.simulate("unet.onnx", "brain.zarr", hosts=[1, 4], memory="60GB"))  # doctest: +SKIP
     """
     settings = make_settings(**options, threads=cores)
-    counts = list(hosts) if np.iterable(hosts) else []
-    counts = [whole("each number of hosts", count) for count in counts]
+    counts = [whole("each number of hosts", count) for count in (hosts if np.iterable(hosts) else ())]
     if not counts:
         raise InputError(f"hosts takes a list of numbers of hosts, such as [1, 4], got {shown(hosts)}")
     with planned_file(model, dataset, settings, AS_IT_IS) as (path, data):
         job = job_of(path, data, settings)
         rates = rates or known_rates(job.machine.engine)
-        nominal = rates is NOMINAL
+        nominal, speed = rates is NOMINAL, parse_rate("network", network)
         if disk_rate is not None:
-            speed = parse_rate("disk_rate", disk_rate)
-            rates = replace(rates, disk_read_bytes_per_second=speed, disk_write_bytes_per_second=speed)
-        speed = parse_rate("network", network)
+            disk = parse_rate("disk_rate", disk_rate)
+            rates = replace(rates, disk_read_bytes_per_second=disk, disk_write_bytes_per_second=disk)
         found = {count: _simulated(job, count, speed, rates, weak) for count in dict.fromkeys(counts)}
-    size = job.settings.batch_size
+    batches = {count: job.settings.batch_size * (count if weak else 1) for count in found}
     first = next(iter(found.values()))
-    base = (size * (first.hosts if weak else 1)) / first.seconds / first.hosts
+    base = batches[first.hosts] / first.seconds / first.hosts
     rows = tuple(
-        _row(one, size * (one.hosts if weak else 1), base, job.machine.base_bytes) for one in found.values()
+        ScalingRow(
+            hosts=one.hosts,
+            working=sum(share > 0 for share in one.busy_shares),
+            batch=batches[count],
+            seconds=one.seconds,
+            speedup=batches[count] / one.seconds / base,
+            efficiency=batches[count] / one.seconds / base / one.hosts,
+            memory_bytes=job.machine.base_bytes + max(one.peak_tier_bytes),
+            traffic_bytes=max(map(sum, zip(one.sent_bytes, one.received_bytes, strict=True))),
+            spilled_bytes=max(one.spilled_bytes),
+            limit=one.limit,
+            details=one,
+        )
+        for count, one in found.items()
     )
     return Scaling(f"{job.model.path.name} on hosts of {cores} cores", weak, rows, nominal)
 
@@ -120,50 +131,21 @@ def parse_rate(name: str, rate: float | str) -> float:
 
 
 def _simulated(job: Job, hosts: int, network: float, rates: Rates, weak: bool) -> SimulatedHosts:
-    """One step on so many hosts."""
     cores = job.machine.threads
     lanes = max(min(cores, MOST_LANES // hosts), 1)
     machine = replace(job.machine, threads=lanes, workers=hosts if hosts > 1 else 0, sharing=hosts)
-    settings = replace(job.settings, threads=lanes)
+    settings, binding = replace(job.settings, threads=lanes), job.sized.crops or job.binding
     batch = settings.batch_size * (hosts if weak else 1)
-    binding = job.sized.crops or job.binding
     request = Request(model=job.model, binding=binding, settings=settings, batch=batch, kind=PassKind.WHOLE)
     compiled = compile_within(draft_pass(request), machine)
     plan = compiled.plan
     room = machine.capacity_bytes - machine.growth_bytes(plan.counts, plan.hosts)
-    return simulate_hosts(
-        compiled,
-        Cluster(hosts=hosts, bytes_per_second=network),
-        room,
-        lanes,
-        _faster(rates, cores / lanes),
-        not discards_old_weights(plan, machine),
-    )
-
-
-def _faster(rates: Rates, factor: float) -> Rates:
-    """The rates of a lane that counts for ``factor`` cores."""
-    return replace(
+    factor = cores / lanes  # cores that a lane counts for
+    faster = replace(
         rates,
         arithmetic={k: tuple((n, factor * r) for n, r in points) for k, points in rates.arithmetic.items()},
         memory={name: factor * rate for name, rate in rates.memory.items()},
         copy_bytes_per_second=factor * rates.copy_bytes_per_second,
     )
-
-
-def _row(one: SimulatedHosts, batch: int, base: float, base_bytes: int) -> ScalingRow:
-    """``base``: samples a second and host of the first row."""
-    speedup = batch / one.seconds / base
-    return ScalingRow(
-        hosts=one.hosts,
-        working=sum(share > 0 for share in one.busy_shares),
-        batch=batch,
-        seconds=one.seconds,
-        speedup=speedup,
-        efficiency=speedup / one.hosts,
-        memory_bytes=base_bytes + max(one.peak_tier_bytes),
-        traffic_bytes=max(map(sum, zip(one.sent_bytes, one.received_bytes, strict=True))),
-        spilled_bytes=max(one.spilled_bytes),
-        limit=one.limit,
-        details=one,
-    )
+    cluster = Cluster(hosts=hosts, bytes_per_second=network)
+    return simulate_hosts(compiled, cluster, room, lanes, faster, not discards_old_weights(plan, machine))

@@ -30,18 +30,13 @@ def kept_steps(store: RunStore) -> tuple[int, ...]:
 
 
 def version_of(store: RunStore, which: Which = None) -> RunStore:
-    """Open a version; for None the one that early stopping has restored, else the last.
-
-    Raises InputError if the run does not keep it.
-    """
+    """Open a version; None: that of early stopping, else the last. InputError if it is not kept."""
     manifest, kept = store.current(), kept_steps(store)
     if manifest is None or which == "last":
         return store
     if which == "best" and not kept:
-        raise InputError(
-            f"the run in {store.path} keeps no best version; train with validation= and "
-            "callbacks=[oocdl.callbacks.ModelCheckpoint()]"
-        )
+        way = "train with validation= and callbacks=[oocdl.callbacks.ModelCheckpoint()]"
+        raise InputError(f"the run in {store.path} keeps no best version; {way}")
     if which == "ema":
         averages = {name: average_of(name) for name in manifest.tensors}
         averages = {name: other for name, other in averages.items() if other in manifest.tensors}
@@ -59,8 +54,7 @@ class Weights(Mapping[str, "zarr.Array[Any]"]):
     """Maps names of weights to read-only Zarr arrays of the committed version."""
 
     def __init__(self, store: RunStore, model: Path) -> None:
-        self.store = store
-        self.model = model
+        self.store, self.model = store, model
 
     def _specs(self) -> dict[str, TensorSpec]:
         manifest = self.store.current()

@@ -1,25 +1,80 @@
 """``search``: trains many trials, the better ones on; and ``Search``, which reads what has come of it."""
 
-from __future__ import annotations
+# Annotations are evaluated where they stand, as they hold the records: no "from __future__" here.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from oocdl.config.options import OPTIONS, SearchOptions
+from oocdl.config.option_checks import anything, whole
+from oocdl.config.options import OPTIONS, CommonOptions, Option, PassOptions, SettingOptions, options_of
 from oocdl.config.settings import checked
 from oocdl.errors import StoreError
 from oocdl.events import SearchListener
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
 from oocdl.report.search_view import SearchProgress, search_html, search_text
-from oocdl.training.call import ALL_OPTIONS, WAIT_SECONDS
+from oocdl.training.call import WAIT_SECONDS, listeners
 from oocdl.training.job import is_module
 from oocdl.training.run import Run
-from oocdl.training.signature import public
+from oocdl.training.signature import listing, public
 from oocdl.tuning.asked import SEARCH_FILE, asked_of
-from oocdl.tuning.trial import Measure, Metric
+from oocdl.tuning.trial import Metric
+
+
+class OwnOptions(TypedDict, total=False):
+    """Options of ``search`` alone, or otherwise than ``fit`` has them."""
+
+    trials: Annotated[int | None, Option(None, "neither")]
+    """How many are drawn; default: 16, or all combinations, if there are fewer. A grid has all of them."""
+    steps: Annotated[int | None, Option(None, "bits")]
+    """Total of steps in the first rung."""
+    epochs: Annotated[int | None, Option(None, "bits")]
+    """Total of epochs in the first rung; 1 if neither this nor ``steps`` is given."""
+    rungs: Annotated[int, Option(1, "bits")]
+    """How often a trial trains at most, the first time included; 1: all trials train alike. A schedule
+    (``oocdl.optim.Cosine``) has to last for the last rung's ``steps * eta**(rungs - 1)``."""
+    eta: Annotated[int, Option(3, "bits", check=partial(whole, least=2))]
+    """One of so many trials trains on, to so many times the steps; of a rung's first, the best so far."""
+    sampler: Annotated[Literal["random", "grid", "optuna"], Option("random", "bits")]
+    """"random" draws, "grid" takes every combination, "optuna" draws by earlier results (Optuna's TPE)."""
+    trials_per_round: Annotated[int, Option(8, "bits")]
+    """Trials that "optuna" draws at a time; it knows the results of all rounds before."""
+    seed: Annotated[int, Option(0, "bits", check=partial(whole, least=0))]
+    """Seed of the draws. It is the seed of ``fit`` too, if the space has none. In this process, or with one
+    worker, the same seed gives the same table. More workers draw the same trials with "random" and "grid";
+    which of them go on, and what "optuna" draws, may depend on which is done first."""
+    metric: Annotated[Metric, Option("loss", "neither", check=anything)]
+    """"loss", with several heads "loss/<output>", or a function of the ``Run`` that returns a number."""
+    mode: Annotated[Literal["min", "max"], Option("min", "neither")]
+    """Whether "min" or "max" is best."""
+    validation: Annotated[Any, Option(None, "neither", check=anything)]
+    """Dataset whose loss counts (``Run.evaluate``); default: that of training. A function as ``metric`` takes
+    none."""
+    last_steps: Annotated[int, Option(10, "neither")]
+    """Training's loss is the mean over so many of the last steps."""
+    client: Annotated[Any, Option(None, "plan", check=anything)]
+    """A ``distributed.Client``, a Dask cluster, or the address or file of a scheduler, whose workers train
+    one trial at a time each; None: this process does, one after the other. A trial whose worker is lost goes
+    on with another, from its last commit."""
+    wait_seconds: Annotated[float, Option(WAIT_SECONDS, "neither")]
+    """Wait so long for a worker while there is none."""
+    workdir: Annotated[str | Path | None, Option(None, "neither", check=path_of)]
+    """Folder of the search; default: <model>.search beside the file, or <Class>.search in the current folder
+    for a module. Runs are in its ``trials``. With a client, all its workers have to see it."""
+    callbacks: Annotated[Sequence[SearchListener], Option((), "neither", check=listeners)]
+    """Callables that take one event (``TrialDone``, ``Notice`` of ``oocdl.events``)."""
+    progress: Annotated[bool, Option(True, "neither")]
+    """Show progress: a line for each event."""
+
+
+class SearchOptions(OwnOptions, CommonOptions, PassOptions, SettingOptions, total=False):
+    """All options of ``search``, but for the space."""
+
+
+OWN_OPTIONS: Mapping[str, Option] = options_of(OwnOptions)
 
 
 @dataclass(eq=False)
@@ -77,30 +132,8 @@ class Search:
 
 
 @public
-def search(
-    model: Any,
-    dataset: Any,
-    *,
-    space: Mapping[str, Any],
-    trials: int | None = None,
-    steps: int | None = None,
-    epochs: int | None = None,
-    rungs: int = 1,
-    eta: int = 3,
-    sampler: Literal["random", "grid", "optuna"] = "random",
-    trials_per_round: int = 8,
-    seed: int = 0,
-    metric: Metric = "loss",
-    mode: Literal["min", "max"] = "min",
-    validation: Any = None,
-    last_steps: int = 10,
-    client: Any = None,
-    wait_seconds: float = WAIT_SECONDS,
-    workdir: str | Path | None = None,
-    callbacks: Sequence[SearchListener] = (),
-    progress: bool = True,
-    **options: Unpack[SearchOptions],
-) -> Search:
+@listing(OwnOptions)
+def search(model: Any, dataset: Any, *, space: Mapping[str, Any], **options: Unpack[SearchOptions]) -> Search:
     """Train a network with many settings, each a run of its own, and train those on that do best.
 
     Trials are drawn from a space by Optuna (the extra ``oocdl[search]``), and trained by ``oocdl.fit``. Each
@@ -120,52 +153,11 @@ def search(
         Option of ``fit`` -> list of values, or ``oocdl.space.Uniform``, ``LogUniform`` or ``IntUniform``.
         A dot leads to a field: ``"optimizer.weight_decay"``, ``"loss.smooth"``, ``"optimizer.lr.lr"`` of a
         schedule. What a run cannot take is refused before the first trial.
-    trials
-        How many are drawn; default: 16, or all combinations, if there are fewer. A grid has all of them.
-    steps
-        Total of steps in the first rung.
-    epochs
-        Total of epochs in the first rung; 1 if neither this nor ``steps`` is given.
-    rungs
-        How often a trial trains at most, the first time included; 1: all trials train alike. A schedule
-        (``oocdl.optim.Cosine``) has to last for the last rung's ``steps * eta**(rungs - 1)``.
-    eta
-        One of so many trials trains on, to so many times the steps; of the first in a rung, the best so far.
-    sampler
-        "random" draws, "grid" takes every combination, "optuna" draws by earlier results (Optuna's TPE).
-    trials_per_round
-        Trials that "optuna" draws at a time; it knows the results of all rounds before.
-    seed
-        Seed of the draws. It is the seed of ``fit`` too, if the space has none. In this process, or with one
-        worker, the same seed gives the same table. More workers draw the same trials with "random" and
-        "grid"; which of them go on, and what "optuna" draws, may depend on which is done first.
-    metric
-        "loss", with several heads "loss/<output>", or a function of the ``Run`` that returns a number.
-    mode
-        Whether "min" or "max" is best.
-    validation
-        Dataset whose loss counts (``Run.evaluate``); default: that of training. A function as ``metric``
-        takes none.
-    last_steps
-        Training's loss is the mean over so many of the last steps.
     memory
         Memory budget of a trial; default: a safe share of what a worker may use, divided by the workers that
         share it. It is kept when a search goes on.
     threads
         Compute threads of a trial; default: as many as a worker has. They are kept when a search goes on.
-    client
-        A ``distributed.Client``, a Dask cluster, or the address or file of a scheduler, whose workers train
-        one trial at a time each; None: this process does, one after the other. A trial whose worker is lost
-        goes on with another, from its last commit.
-    wait_seconds
-        Wait so long for a worker while there is none.
-    workdir
-        Folder of the search; default: <model>.search beside the file, or <Class>.search in the current folder
-        for a module. Runs are in its ``trials``. With a client, all its workers have to see it.
-    callbacks
-        Callables that take one event (``TrialDone``, ``Notice`` of ``oocdl.events``).
-    progress
-        Show progress: a line for each event.
 
     Returns
     -------
@@ -189,17 +181,14 @@ def search(
     ...     trials=27, steps=100, rungs=3, validation="valid.zarr", memory="4GiB")
     >>> print(found.best, found.best_run.export("best.onnx"))  # doctest: +SKIP
     """
-    given = {"workdir": workdir, "callbacks": callbacks, "progress": progress, "wait_seconds": wait_seconds}
-    place = checked({name: ALL_OPTIONS[name] for name in given}, given)["workdir"]
-    measure = Measure(metric, validation, last_steps)
-    asked = asked_of(
-        space, varied(options), measure, mode, trials=trials, steps=steps, epochs=epochs, rungs=rungs,
-        eta=eta, sampler=sampler, trials_per_round=trials_per_round, seed=seed,
-    )  # fmt: skip
-    listeners: list[SearchListener] = [*callbacks, *([SearchProgress()] if progress else [])]
-    folder, searching = (place or _folder_for(model)).absolute(), _inside()
-    say = searching.Said(listeners, warns=not progress)
-    searching.run_search(asked, model, dataset, folder, client, wait_seconds, say)
+    given: Mapping[str, Any] = options
+    own = checked(OWN_OPTIONS, {name: value for name, value in given.items() if name in OWN_OPTIONS})
+    asked = asked_of(space, varied({n: v for n, v in given.items() if n not in OWN_OPTIONS}), own)
+    told: list[SearchListener] = [*own["callbacks"], *([SearchProgress()] if own["progress"] else [])]
+    stem = Path(type(model).__name__) if is_module(model) else path_of("model", model)
+    folder, searching = (own["workdir"] or stem.with_suffix(".search")).absolute(), _inside()
+    say = searching.Said(told, warns=not own["progress"])
+    searching.run_search(asked, model, dataset, folder, own["client"], own["wait_seconds"], say)
     return Search(folder)
 
 
@@ -209,14 +198,7 @@ def varied(options: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in options.items() if type(v) is not type(defaults[n]) or v != defaults[n]}
 
 
-def _folder_for(model: Any) -> Path:
-    """The folder of a search by default."""
-    name = f"{type(model).__name__}.search"
-    return Path(name) if is_module(model) else path_of("model", model).with_suffix(".search")
-
-
 def _inside() -> Any:
-    """Import what needs Optuna and Dask's workers. Raises InputError if Optuna is not installed."""
     needed("optuna", "search", "search")
     from oocdl.tuning import searching
 

@@ -41,41 +41,29 @@ STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped", TrialSt
 
 
 class Journal(BaseJournalBackend):
-    """The log of a study, which is in memory until ``write``: a kill leaves what one of them has written.
-
-    One process at a time writes, by the lock of the folder; others may read. Raises CorruptError for a file
-    that is not as it was written.
-    """
+    """The log of a study, in memory until ``write``. Raises CorruptError for a file that is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.logs: list[dict[str, Any]] = []
-        self._written = 0
-        if not path.exists():
-            return
+        self.logs: list[dict[str, Any]]
         try:
             with reporting(path, "read"):
-                logs = unsealed("search", read_text(path))
+                logs = unsealed("search", read_text(path)) if path.exists() else []
         except ValueError as error:
-            raise CorruptError(
-                f"{path} is damaged ({error}); restore it, or choose another workdir"
-            ) from error
+            text = f"{path} is damaged ({error}); restore it, or choose another workdir"
+            raise CorruptError(text) from error
         if not isinstance(logs, list):
-            raise StoreError(
-                f"the search in {path.parent} is of an earlier version of oocdl; choose another workdir"
-            )
+            text = f"the search in {path.parent} is of an earlier version of oocdl; choose another workdir"
+            raise StoreError(text)
         self.logs, self._written = logs, len(logs)
 
     def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
-        """Return the logs from a number on."""
         return self.logs[log_number_from:]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Take logs, as they will be read again."""
         self.logs += json.loads(json.dumps(logs))
 
     def write(self) -> None:
-        """Write all of it, durably, if there is anything new."""
         if len(self.logs) != self._written:
             write_text(self.path, sealed("search", self.logs))
             sync_path(self.path.parent)
@@ -85,10 +73,8 @@ class Journal(BaseJournalBackend):
 class SearchStudy:
     """The study of the search in a folder; ``asked`` is what the call asks for, None to read only.
 
-    Trials have picks for values: the place in a list, or the number of a distribution. A trial's resource is
-    1 in the first rung, and ``eta`` times as much in each further one. What is told is on disk when ``ask``
-    or ``tell`` returns, all of it or nothing, and follows from what was there before: a search that was
-    killed goes on as if it had not been.
+    Picks of a trial are places in lists, or numbers of distributions; its resource is a power of ``eta``.
+    What is told is on disk when ``ask`` or ``tell`` returns, all of it or nothing.
     """
 
     def __init__(self, folder: Path, asked: Asked | None = None) -> None:
@@ -99,21 +85,16 @@ class SearchStudy:
             direction = StudyDirection.MINIMIZE if asked.mode == "min" else StudyDirection.MAXIMIZE
             verbosity = optuna.logging.get_verbosity()
             optuna.logging.set_verbosity(optuna.logging.WARNING)
-            optuna.create_study(study_name=STUDY, storage=self._storage, direction=direction)
+            self._storage.create_new_study([direction], STUDY)
             optuna.logging.set_verbosity(verbosity)
-        eta = 2 if asked is None else asked.eta
-        self._study = optuna.load_study(
-            study_name=STUDY,
-            storage=self._storage,
-            sampler=RandomSampler(),
-            pruner=SuccessiveHalvingPruner(min_resource=1, reduction_factor=eta),
-        )
+        pruner = SuccessiveHalvingPruner(min_resource=1, reduction_factor=asked.eta if asked else 2)
+        self._place: dict[str, Any] = {"study_name": STUDY, "storage": self._storage}
+        self._study = optuna.load_study(**self._place, sampler=RandomSampler(), pruner=pruner)
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """The facts that a resumed search must share with its beginning; empty for a new search."""
-        facts: Mapping[str, Any] = self._study.user_attrs.get("facts", {})
-        return facts
+        return dict(self._study.user_attrs.get("facts", {}))
 
     @property
     def share(self) -> tuple[int | None, int | None]:
@@ -122,7 +103,6 @@ class SearchStudy:
         return memory_bytes, threads
 
     def begin(self, facts: Mapping[str, Any], share: tuple[int, int | None]) -> None:
-        """Write ``facts`` and ``share``, in the place of what they were."""
         for name, held in {"facts": dict(facts), "share": list(share)}.items():
             if self._study.user_attrs.get(name) != held:
                 self._study.set_user_attr(name, held)
@@ -130,12 +110,11 @@ class SearchStudy:
 
     def unfinished(self) -> list[tuple[int, int]]:
         """Return the trials that are to train further, each with the rung to which it is to."""
-        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
-        return [(trial.number, len(trial.intermediate_values)) for trial in running]
+        running = (one for one in self.trials if one.state == TrialState.RUNNING)
+        return [(one.number, len(one.intermediate_values)) for one in running]
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """The trials that there are, by number; ``params`` are their picks."""
         return self._study.get_trials(deepcopy=False)
 
     def ask(self) -> list[tuple[int, int]]:
@@ -146,17 +125,13 @@ class SearchStudy:
         distributions = {name: _distribution(dimension) for name, dimension in asked.space.items()}
         new = range(first, min(first + count, asked.trials))
         for number in new:
-            sampler = _sampler(asked, number)
-            study = optuna.load_study(study_name=STUDY, storage=self._storage, sampler=sampler)
+            study = optuna.load_study(**self._place, sampler=_sampler(asked, number))
             study.ask(distributions)
         self._journal.write()
         return [(number, 0) for number in new]
 
     def tell(self, result: Result) -> bool:
-        """Tell Optuna what has become of a trial; returns whether it goes on to the next rung.
-
-        A trial whose error is not final stays as it is, for a later call to try again.
-        """
+        """Tell Optuna of a trial, unless it is tried again; returns whether it goes on to a next rung."""
         assert self._asked is not None
         trial = Trial(self._study, result.trial)  # its id: the journal has no other study
         trial.set_user_attr("result", {name: getattr(result, name) for name in NOTHING})
@@ -175,7 +150,6 @@ class SearchStudy:
         return goes_on
 
     def run_of(self, number: int) -> Path:
-        """Return the folder of a trial's run, which says what it is."""
         values = picked(self.facts["space"], self.trials[number].params)
         words = ",".join(f"{name}={value_text(value)}" for name, value in values.items())
         words = re.sub(r"[^A-Za-z0-9=.,+-]+", "_", words)[:MOST_NAME_CHARACTERS]
@@ -183,15 +157,10 @@ class SearchStudy:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each trial, best first: by rung, then by metric; those without a metric last."""
-        sign = 1 if self.facts["mode"] == "min" else -1
-        rows = [self._row(trial) for trial in self.trials]
-
-        def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-            if row["metric"] is None:
-                return (1, row["trial"])
-            return (0, -row["rung"], sign * row["metric"], row["trial"])
-
-        return sorted(rows, key=place)
+        sign, rows = 1 if self.facts["mode"] == "min" else -1, [self._row(trial) for trial in self.trials]
+        told = [row for row in rows if row["metric"] is not None]
+        told.sort(key=lambda row: (-row["rung"], sign * row["metric"], row["trial"]))
+        return told + [row for row in rows if row["metric"] is None]
 
     def _row(self, trial: FrozenTrial) -> dict[str, Any]:
         result, reports = trial.user_attrs.get("result", NOTHING), trial.intermediate_values
@@ -204,9 +173,7 @@ class SearchStudy:
             "rung": len(reports) - (not failed) if result["steps"] else None,
             "steps": result["steps"],
             "metric": None if failed or not reports else reports[max(reports)],
-            "error": result["error"],
-            "seconds": result["seconds"],
-            "peak_bytes": result["peak_bytes"],
+            **{name: result[name] for name in ("error", "seconds", "peak_bytes")},
             "run": str(self.run_of(trial.number)),
         }
 

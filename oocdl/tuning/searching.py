@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,15 @@ class Said:
     said: set[str] = field(default_factory=set)
 
     def emit(self, event: SearchEvent) -> None:
-        """Tell all listeners."""
         for listener in self.listeners:
             listener(event)
 
     def note(self, text: str) -> None:
-        """Tell a line."""
         self.emit(Notice(text))
 
     def result(self, result: Result) -> None:
         """Tell notes and remarks that no trial before has had."""
-        for text in (*result.notes, *result.remarks):
+        for text in dict.fromkeys((*result.notes, *result.remarks)):
             if text not in self.said:
                 self.said.add(text)
                 self.note(text)
@@ -68,7 +67,6 @@ class ThisProcess:
         return memory_bytes or default_budget_bytes(), None
 
     def run(self, queue: deque[Task]) -> Iterator[Result]:
-        """Train the trials of a queue, to which the caller may add, in their order."""
         while queue:
             yield run_trial(queue.popleft())
 
@@ -84,34 +82,29 @@ def run_search(
         data = opened(asked, _model_file(model, dataset, asked, folder), dataset)
         with _crew(client, data, folder, say, wait_seconds) as crew:
             study, share = _begun(folder, asked, data, crew)
-
-            def tasks(left: Sequence[tuple[int, int]]) -> list[Task]:
-                return [_task(asked, data, study, share, *trial) for trial in left]
-
-            queue = deque(tasks(study.unfinished() or study.ask()))
+            task_of = partial(_task, asked, data, study, share)
+            queue = deque(task_of(*trial) for trial in study.unfinished() or study.ask())
             training = {task.trial for task in queue}
             for result in crew.run(queue):
                 say.result(result)
                 if study.tell(result):
-                    queue.extendleft(tasks([(result.trial, result.rung + 1)]))
+                    queue.appendleft(task_of(result.trial, result.rung + 1))
                 else:
                     training.remove(result.trial)
-                rows = study.rows()
-                ended = sum(row["state"] in STATES.values() for row in rows)
-                row = next(row for row in rows if row["trial"] == result.trial)
-                say.emit(TrialDone(row, ended, asked.trials))
+                rows = {row["trial"]: row for row in study.rows()}
+                ended = sum(row["state"] in STATES.values() for row in rows.values())
+                say.emit(TrialDone(rows[result.trial], ended, asked.trials))
                 if not training:
-                    queue.extend(tasks(study.ask()))
+                    queue.extend(task_of(*trial) for trial in study.ask())
                     training.update(task.trial for task in queue)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold a folder that is one of a search, or is new. Raises StoreError for any other."""
-    is_new = not folder.exists()
-    is_search = (folder / SEARCH_FILE).is_file()
-    others = [] if is_new or is_search else [path for path in folder.glob("*") if path.name not in OURS]
-    if others or (folder.exists() and not folder.is_dir()):
+    is_new, is_search = not folder.exists(), (folder / SEARCH_FILE).is_file()
+    others = not is_search and any(path.name not in OURS for path in folder.glob("*"))
+    if others or not (is_new or folder.is_dir()):
         raise StoreError(f"{folder} is not empty and no search; choose another workdir")
     with reporting(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,7 +122,6 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
-    """The file that trials train; of a module, one in the folder, as it was when the search began."""
     if not is_module(model):
         return path_of("model", model).absolute()
     kept = folder / "model" / f"{type(model).__name__}.onnx"
@@ -145,17 +137,15 @@ def _model_file(model: Any, dataset: Any, asked: Asked, folder: Path) -> Path:
 
 @contextmanager
 def _crew(client: Any, data: Data, folder: Path, say: Said, wait_seconds: float) -> Iterator[Crew]:
-    """Yield the crew that trains: this process, or the workers of a client."""
     if client is None:
         yield ThisProcess()
         return
-    specs = [one.spec for one in (data.dataset, data.validation) if one is not None]
-    for spec in specs:
+    files = [data.model, folder]
+    for spec in (one.spec for one in (data.dataset, data.validation) if one is not None):
         spec.check_sent()
-    sources = [spec.source for spec in specs]
-    files = [Path(source) for source in sources if isinstance(source, str) and "://" not in source]
+        files += [Path(spec.source)] if isinstance(spec.source, str) and "://" not in spec.source else []
     with connected(client) as connection:
-        yield Workers(connection, [data.model, folder, *files], say.note, wait_seconds)
+        yield Workers(connection, files, say.note, wait_seconds)
 
 
 def _begun(folder: Path, asked: Asked, data: Data, crew: Crew) -> tuple[SearchStudy, tuple[int, int | None]]:
@@ -168,8 +158,8 @@ def _begun(folder: Path, asked: Asked, data: Data, crew: Crew) -> tuple[SearchSt
             raise InputError(f"the search in {folder} has {count} trials; it goes on with as many or more")
     given = make_settings(**{name: asked.options.get(name) for name in ("memory", "threads")})
     before_bytes, before_threads = study.share
-    memory_bytes = before_bytes if asked.options.get("memory") is None else given.memory_bytes
-    memory_bytes, threads = crew.hire(memory_bytes)
+    is_given = asked.options.get("memory") is not None
+    memory_bytes, threads = crew.hire(given.memory_bytes if is_given else before_bytes)
     share = memory_bytes, given.threads or before_threads or threads
     study.begin(facts, share)
     return study, share
@@ -180,15 +170,8 @@ def _task(
 ) -> Task:
     values, measure = picked(asked.space, study.trials[number].params), asked.measure
     asked.check_schedule(data, values)
-    memory_bytes, threads = share
     held_out = data.validation and data.validation.spec
-    return Task(
-        trial=number,
-        rung=rung,
-        steps=asked.total_steps(data, values, rung),
-        run=study.run_of(number),
-        model=data.model,
-        dataset=data.dataset.spec,
-        options={**asked.fit_options(values), "memory": memory_bytes, "threads": threads},
-        measure=Measure(measure.metric, held_out, measure.last_steps, data.held_out),
-    )
+    steps, run, source = asked.total_steps(data, values, rung), study.run_of(number), data.dataset.spec
+    options = {**asked.fit_options(values), "memory": share[0], "threads": share[1]}
+    compared = Measure(measure.metric, held_out, measure.last_steps, data.held_out)
+    return Task(number, rung, steps, run, data.model, source, options, compared)

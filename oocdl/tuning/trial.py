@@ -10,15 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oocdl.errors import (
-    DatasetError,
-    InputError,
-    InUseError,
-    ModelWarning,
-    NonFiniteError,
-    OocdlError,
-    StoreError,
-)
+from oocdl import errors
+from oocdl.errors import InputError, ModelWarning, NonFiniteError, StoreError
 from oocdl.events import Event, RunStarted, StepDone
 from oocdl.storage.dataset.data_array import one_line
 from oocdl.storage.run.run_store import RunStore
@@ -44,7 +37,6 @@ class Measure:
     """Argument of ``open_dataset``; None: the losses of training count."""
     last_steps: int
     samples: int = 0
-    """Samples of the validation dataset."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +46,10 @@ class Task:
     trial: int
     rung: int
     steps: int
-    """Total of steps that the rung trains to."""
     run: Path
     model: Path
     dataset: Any
     options: Mapping[str, Any]
-    """Options of ``fit``, without ``steps``."""
     measure: Measure
 
 
@@ -72,17 +62,14 @@ class Result:
     steps: int
     """Total of steps that the rung trains to; of a trial that has failed, those that its run has."""
     metric: float | None = None
-    """None if the trial has failed."""
     error: str | None = None
     final: bool = True
     """Whether it would be the same again; an error of the surroundings, such as a full disk, is not final."""
     seconds: float = 0.0
-    """Seconds of all its steps."""
     peak_bytes: int = 0
     notes: tuple[str, ...] = ()
     """Notes on the dataset for the user, as in ``RunStarted``."""
     remarks: tuple[str, ...] = ()
-    """Remarks on what looks wrong in the model."""
 
 
 class Unwanted(Exception):
@@ -90,10 +77,7 @@ class Unwanted(Exception):
 
 
 def run_trial(task: Task, check: Callable[[], None] = lambda: None) -> Result:
-    """Train and measure; an error is a result, too.
-
-    ``check`` is called after each step, and before an error is told, and stops the trial by what it raises.
-    """
+    """Train and measure; an error is a result, too. ``check`` stops the trial between steps: it raises."""
     result = Result(task.trial, task.rung, task.steps)
     said: dict[str, Any] = {}
 
@@ -111,7 +95,7 @@ def run_trial(task: Task, check: Callable[[], None] = lambda: None) -> Result:
         raise
     except Exception as error:  # a full disk, a refused budget, a metric of the user's: another try may do
         check()  # that another process has its run is no error of a trial that was given up
-        final = isinstance(error, NonFiniteError | InputError) and not isinstance(error, DatasetError)
+        final = isinstance(error, NonFiniteError | InputError) and not isinstance(error, errors.DatasetError)
         result = failure(task, one_line(error), final=final)
     return replace(result, **said)
 
@@ -121,28 +105,27 @@ def failure(task: Task, error: str, *, final: bool = False) -> Result:
     try:
         run = Run(task.run)
         steps, spent = run.steps, _spent(run, run.steps)
-    except (OocdlError, OSError):  # it has not begun, or cannot be read
+    except (errors.OocdlError, OSError):  # it has not begun, or cannot be read
         steps, spent = 0, {}
     return Result(task.trial, task.rung, steps, error=error, final=final, **spent)
 
 
 def _spent(run: Run, steps: int) -> dict[str, Any]:
-    """Return seconds and memory of the steps of a run up to one of them."""
     rows = [row for row in run.history if row["step"] <= steps]
-    peaks = [row["process_bytes"] for row in rows]
-    return {"seconds": sum(row["seconds"] for row in rows), "peak_bytes": max(peaks, default=0)}
+    peak_bytes = max((row["process_bytes"] for row in rows), default=0)
+    return {"seconds": sum(row["seconds"] for row in rows), "peak_bytes": peak_bytes}
 
 
 def _trained(task: Task, listen: Callable[[Event], None], check: Callable[[], None]) -> Run:
     """The run of the trial, trained on; waits for a process that still writes it."""
     until = time.monotonic() + IN_USE_SECONDS
-    given: dict[str, Any] = {"workdir": task.run, "steps": task.steps, "callbacks": [listen]}
+    given = {**task.options, "workdir": task.run, "steps": task.steps, "callbacks": [listen]}
     while True:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ModelWarning)  # it is among the remarks, for all trials once
-                return fit(task.model, task.dataset, **given, **task.options, progress=False)
-        except InUseError:
+                return fit(task.model, task.dataset, **given, progress=False)
+        except errors.InUseError:
             if time.monotonic() > until:
                 raise
         check()
@@ -150,7 +133,6 @@ def _trained(task: Task, listen: Callable[[Event], None], check: Callable[[], No
 
 
 def _measured(task: Task, run: Run) -> float:
-    """Return the number by which the run is compared. Raises NonFiniteError if it is NaN or infinite."""
     measure, metric = task.measure, task.measure.metric
     if run.steps > task.steps and (callable(metric) or measure.validation is not None):
         raise StoreError(
@@ -161,11 +143,9 @@ def _measured(task: Task, run: Run) -> float:
         value = float(metric(run))
     elif measure.validation is not None:
         given: dict[str, Any] = {name: task.options.get(name) for name in ("memory", "spill", "threads")}
-        size = min(task.options.get("batch_size", 1), measure.samples)
-        store = version_of(RunStore.open(task.run))
-        inference = Inference(
-            [store], measure.validation, batch_size=size, inputs=None, with_targets=True, **given
-        )
+        given["batch_size"] = min(task.options.get("batch_size", 1), measure.samples)
+        stores = [version_of(RunStore.open(task.run))]
+        inference = Inference(stores, measure.validation, inputs=None, with_targets=True, **given)
         value = evaluated(inference, None, None)[metric]
     else:
         rows = [row for row in run.history if row["step"] <= task.steps][-measure.last_steps :]

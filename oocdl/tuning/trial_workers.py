@@ -1,8 +1,4 @@
-"""Trials as Dask tasks: on workers that were looked at, of which each has one at a time.
-
-Parts that a user has registered in this process (operators, losses, optimizers) are sent to them by value:
-they make the plans of their trials, and need not have the modules in which these stand.
-"""
+"""Trials as Dask tasks: one at a time on each worker, which gets what a user has registered, by value."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ from oocdl.runtime.cluster.scheduler_side import call_packed
 from oocdl.runtime.cluster.watch import Watch, roll
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
 from oocdl.storage.dataset.data_array import one_line
-from oocdl.training.run import Run
 from oocdl.tuning.trial import Result, Task, Unwanted, failure, run_trial
 
 LOOK_SECONDS = 1.0
@@ -58,21 +53,19 @@ def packed() -> bytes:
     """Return what is registered here, pickled. Raises InputError if a function holds what cannot be sent."""
     own = OWN, FORMULAS, KNOWN
     functions: list[Callable[..., Any]] = [operator.function for operator in OWN.values()]
-    functions += [formula for _, formula in FORMULAS.values()]
-    functions += [known.update for known in KNOWN.values()]
+    functions += [*(formula for _, formula in FORMULAS.values()), *(known.update for known in KNOWN.values())]
     names = {function.__module__ for function in functions} - {"__main__"}
-    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
     with _packing:
-        new = [one for one in modules if one.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+        names -= {*cloudpickle.list_registry_pickle_by_value()}
+        new = [sys.modules[name] for name in sorted(names) if name in sys.modules]
         for module in new:
             cloudpickle.register_pickle_by_value(module)
         try:
             pickled: bytes = cloudpickle.dumps(own)
         except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-            raise InputError(
-                f"what is registered ({', '.join([*OWN, *FORMULAS, *KNOWN])}) cannot be "
-                f"sent to workers ({error}); have its functions read numbers, texts and arrays only"
-            ) from error
+            text = f"what is registered ({', '.join([*OWN, *FORMULAS, *KNOWN])}) cannot be sent to workers"
+            way_out = "have its functions read numbers, texts and arrays only"
+            raise InputError(f"{text} ({error}); {way_out}") from error
         finally:
             for module in new:
                 cloudpickle.unregister_pickle_by_value(module)
@@ -90,17 +83,13 @@ def take(parts: bytes) -> None:
 
 
 def _unseen(paths: Sequence[str], parts: bytes) -> str:
-    """The first path that a worker does not see, or nothing; runs there, and takes what is registered."""
+    """Take what is registered, on a worker; returns the first path that it does not see, or nothing."""
     take(parts)
     return next((path for path in paths if not os.path.exists(path)), "")
 
 
 def run_on_worker(task: Task, key: str, parts: bytes) -> Result:
-    """Run a trial on this worker, until nobody waits for it or the worker has to go.
-
-    It waits while a run of ``fit``, or a trial of another search, has this process: two at once would share a
-    memory tier. ``parts``: what the user has registered; another search may have others of these names.
-    """
+    """Run a trial here, once no other has this process, until nobody waits for it or the worker has to go."""
     worker = get_worker()
     take(parts)
 
@@ -127,10 +116,8 @@ def _reaching() -> Iterator[None]:
     try:
         yield
     except (OSError, ClosedClientError, WorkersLost) as error:  # a lost comm is an OSError
-        raise ResourceError(
-            f"the Dask scheduler was lost ({one_line(error)}); trials stay at their last commits, and the "
-            "same call with another client goes on"
-        ) from error
+        text = f"the Dask scheduler was lost ({one_line(error)}); trials stay at their last commits, and the "
+        raise ResourceError(f"{text}same call with another client goes on") from error
 
 
 @dataclass(eq=False)
@@ -142,26 +129,18 @@ class Workers:
     """Paths that each worker must see: the model, the dataset, the folder of the search."""
     say: Callable[[str], None]
     wait_seconds: float
-    """Maximum seconds to wait for a worker while there is none."""
     parts: bytes = field(default_factory=packed)
-    """Parts that the user has registered, pickled for the workers."""
     hired: dict[str, Recruit] = field(default_factory=dict)
-    """Address -> worker that takes trials."""
     losses: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Trial -> its committed steps when it last lost its worker, and how many it has lost since then."""
     running: dict[Any, tuple[Task, str]] = field(default_factory=dict)
     """Future -> its trial, and the address of its worker."""
     ended: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
-    """Futures that are done."""
     waiting_since: float | None = None
     """Monotonic time since which no worker has been seen to take trials; None: one does."""
 
     def hire(self, memory_bytes: int | None) -> tuple[int, int | None]:
-        """Wait for workers, and hire those that have room for a trial of so many bytes.
-
-        Returns these bytes (None: what each worker may safely have), and the threads that each worker has.
-        Raises BudgetError, StoreError or ResourceError if none can take a trial.
-        """
+        """Wait for workers, and hire those with room for a trial; returns its bytes, and its threads."""
         with _reaching():
             recruits, refusals = gather(self.client, self.wait_seconds, self.say, SEARCH)
             for error in refusals.values():
@@ -200,20 +179,19 @@ class Workers:
         self.room.members = frozenset(self.hired)
         fitting = self.room.fitting([*self.hired.values(), *map(_of_dask, apart)])
         new = {recruit.address: recruit for recruit in fitting if recruit.address not in self.hired}
-        paths = [str(path) for path in self.paths]
-        answers = Watch(self.client, list(new), self.say).ask(_unseen, paths, self.parts, refusal=Exception)
+        what = list(map(str, self.paths)), self.parts
+        answers = Watch(self.client, list(new), self.say).ask(_unseen, *what, refusal=Exception)
         for address, answer in answers.items():
             if isinstance(answer, OSError):  # of its connection: it is asked again, if it is there
                 new.pop(address)
             elif answer:
                 why = f"does not see {answer}; a search needs files that all its workers share"
-                unseen = StoreError(f"worker {address} {why}")
-                errors[address] = answer if isinstance(answer, OocdlError) else unseen
+                is_error = isinstance(answer, OocdlError)
+                errors[address] = answer if is_error else StoreError(f"worker {address} {why}")
         self.hired |= {address: recruit for address, recruit in new.items() if address not in errors}
         return errors
 
     def run(self, tasks: deque[Task]) -> Iterator[Result]:
-        """Train the trials of a queue, to which the caller may add, on whoever is free."""
         wanted, looked_at = Wanted(self.client), float("-inf")
         try:
             while tasks or self.running:
@@ -236,7 +214,6 @@ class Workers:
                 future.release()
 
     def _look(self) -> None:
-        """Look who has gone and who has come, and hire who can take a trial."""
         there = roll(self.client)
         self.room.welcome([address for address in self.room.told if address not in there])
         self.hired = {address: recruit for address, recruit in self.hired.items() if address in there}
@@ -244,7 +221,6 @@ class Workers:
             self._join([address])
 
     def _submit(self, tasks: deque[Task]) -> None:
-        """Give each worker that is free a trial."""
         busy = {address for _, address in self.running.values()}
         for address in [address for address in self.hired if address not in busy][: len(tasks)]:
             task, key = tasks.popleft(), f"oocdl-trial-{uuid.uuid4().hex}"
@@ -268,10 +244,7 @@ class Workers:
 
     def _loss(self, task: Task) -> Result | None:
         """Return the outcome of a trial that has lost its worker; None if it is to be tried again."""
-        try:
-            steps = Run(task.run).steps
-        except StoreError:  # it has not begun
-            steps = 0
+        steps = failure(task, "").steps
         before, losses = self.losses.get(task.trial, (0, 0))
         losses = 1 if steps > before else losses + 1
         self.losses[task.trial] = steps, losses
@@ -281,17 +254,14 @@ class Workers:
         return failure(task, text)
 
     def _check_waiting(self) -> None:
-        """Raise ResourceError if for too long no worker is there that takes trials."""
         if self.hired:
             self.waiting_since = None
         elif self.waiting_since is None:
             self.waiting_since = time.monotonic()
             self.say(f"waiting for workers of the client, up to {self.wait_seconds:.0f} s")
         elif time.monotonic() - self.waiting_since > self.wait_seconds:
-            raise ResourceError(
-                f"no worker has come in {self.wait_seconds:.0f} s; trials stay at their last commits, and "
-                "the same call goes on"
-            )
+            stay = "trials stay at their last commits, and the same call goes on"
+            raise ResourceError(f"no worker has come in {self.wait_seconds:.0f} s; {stay}")
 
 
 def _of_dask(recruit: Recruit) -> Recruit:
@@ -301,7 +271,6 @@ def _of_dask(recruit: Recruit) -> Recruit:
 
 
 def _result_of(future: Future[Result], task: Task) -> Result | None:
-    """Return the result of a trial; None if it is lost with its worker."""
     try:
         return future.result(timeout=GATHER_SECONDS)
     except (OSError, KilledWorker, CancelledError):

@@ -11,28 +11,27 @@ from oocdl.errors import InputError
 from oocdl.space import Distribution
 
 Dimension = tuple[Any, ...] | Distribution
-"""Values of one name in a space: a list, as a tuple, or a distribution."""
 WITH_FIELDS = ("optimizer", "loss")
 """Options whose fields may be varied, as in ``optimizer.weight_decay``."""
-NOT_VARIED = {
-    **dict.fromkeys(("steps", "epochs"), "rungs= says how long trials train"),
-    **dict.fromkeys(
-        ("memory", "disk", "spill", "threads", "commit_seconds", "keep"), "it is the same for all trials"
-    ),
-}
+NOT_VARIED = dict.fromkeys(("steps", "epochs"), "rungs= says how long trials train")
+NOT_VARIED |= dict.fromkeys(
+    ("memory", "disk", "spill", "threads", "commit_seconds", "keep"), "it is the same for all trials"
+)
 
 
 def checked_space(space: Any, options: Mapping[str, Any]) -> dict[str, Dimension]:
-    """Return a space whose names and values runs with ``options`` can take, each list as a tuple.
-
-    Every value of a list and both ends of a distribution are tried, each beside the first values of the
-    others. Raises InputError, which names the entry of the space.
-    """
+    """Return a space, lists as tuples, all of whose values runs can take. InputError names a wrong entry."""
     if not isinstance(space, Mapping) or not space:
         raise InputError("space takes a mapping such as {'lr': oocdl.space.LogUniform(1e-5, 1e-2)}")
     checked = {name: _dimension(name, given) for name, given in space.items()}
     for name in checked:
-        _check_name(name, checked, options)
+        root, dot, _ = name.partition(".")
+        if root in NOT_VARIED:
+            raise InputError(f"space cannot have '{name}': {NOT_VARIED[root]}")
+        if dot and root not in WITH_FIELDS:
+            raise InputError(f"space has '{name}', but only {' and '.join(WITH_FIELDS)} have fields to vary")
+        if name in options or (name == "optimizer.lr" and ("lr" in options or "lr" in checked)):
+            raise InputError(f"'{name}' is given twice; leave it to the space alone")
     for name, values in corners(checked):
         try:
             make_settings(**with_values(options, values))
@@ -51,21 +50,8 @@ def _dimension(name: Any, given: Any) -> Dimension:
     return tuple(given)
 
 
-def _check_name(name: str, space: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    root, dot, _ = name.partition(".")
-    if root in NOT_VARIED:
-        raise InputError(f"space cannot have '{name}': {NOT_VARIED[root]}")
-    if dot and root not in WITH_FIELDS:
-        raise InputError(f"space has '{name}', but only {' and '.join(WITH_FIELDS)} have fields to vary")
-    if name in options or (name == "optimizer.lr" and ("lr" in options or "lr" in space)):
-        raise InputError(f"'{name}' is given twice; leave it to the space alone")
-
-
 def corners(space: Mapping[str, Dimension]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a name with values of a trial, once for each value of a list and each end of a distribution.
-
-    All other names have their first values.
-    """
+    """Yield a name with values of a trial for each of its values, or ends; others have their first ones."""
     ends = {name: held if isinstance(held, tuple) else (held.low, held.high) for name, held in space.items()}
     first = {name: values[0] for name, values in ends.items()}
     for name, values in ends.items():
@@ -94,12 +80,10 @@ def with_values(options: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
 
 
 def _below(root: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values whose dotted names begin with ``root``, by the rest of these names."""
     return {name.removeprefix(f"{root}."): v for name, v in values.items() if name.startswith(f"{root}.")}
 
 
 def _changed(name: str, record: Any, changes: Mapping[str, Any]) -> Any:
-    """A frozen record with other fields, by their paths below it: all at once, as they may depend."""
     if not is_dataclass(record) or isinstance(record, type):
         raise InputError(f"{name} is {record!r}, which has no fields to vary")
     known, varied = [field.name for field in fields(record) if field.init], dict[str, Any]()
@@ -111,9 +95,8 @@ def _changed(name: str, record: Any, changes: Mapping[str, Any]) -> Any:
         if further and field_name in changes:
             raise InputError(f"{name}.{field_name} is varied as a whole and by its fields; choose one")
         before = getattr(record, field_name)
-        varied[field_name] = (
-            _changed(f"{name}.{field_name}", before, further) if further else changes[field_name]
-        )
+        below = f"{name}.{field_name}"
+        varied[field_name] = _changed(below, before, further) if further else changes[field_name]
     try:
         return replace(record, **varied)
     except (TypeError, ValueError) as error:

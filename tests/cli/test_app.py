@@ -432,7 +432,7 @@ TEXTS: dict[Any, tuple[object, object]] = {
     Mapping[str, int] | None: ("a=3", {"a": 3}),
     Mapping[str, float] | None: ("a=0.5", {"a": 0.5}),
     float | None: (0.5, 0.5),
-    typed.ParamGroup | Sequence[typed.ParamGroup] | None: (
+    typed.ParamGroups: (
         "params=w*|b*,lr=.1",
         [{"params": ("w*", "b*"), "lr": 0.1}],
     ),
@@ -464,11 +464,13 @@ ALONE: list[tuple[tuple[object, ...], str, object]] = [
 """Options that become another, or go with others."""
 
 IN_FILES: list[tuple[str, str, object]] = [
-    ("validation = [0, 1]", "validation", (0, 1)),
-    ("validation = [3]", "validation", (3,)),
+    ("validation = [0, 1]", "validation", [0, 1]),
+    ("validation = [3]", "validation", [3]),
+    ('loss = {seg = ["dice", 0.5], edge = "bce"}', "loss", {"seg": ["dice", 0.5], "edge": "bce"}),
+    ("parallel = {batch = 2, space = [3, 2, 1]}", "parallel", {"batch": 2, "space": [3, 2, 1]}),
     ("validation_freq = 3", "validation_freq", 3),
-    ("validation_freq = [3]", "validation_freq", (3,)),
-    ("validation_freq = [1, 3]", "validation_freq", (1, 3)),
+    ("validation_freq = [3]", "validation_freq", [3]),
+    ("validation_freq = [1, 3]", "validation_freq", [1, 3]),
     ('metrics = "dice"', "metrics", ("dice",)),
     ('freeze = "w1"', "freeze", ("w1",)),
     ('workdir = "~/x"', "workdir", Path.home() / "x"),

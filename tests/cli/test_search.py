@@ -78,6 +78,8 @@ def test_spaces_as_text() -> None:
         "seed": IntUniform(1, 4),
         "precision": ["float32"],
     }
+    table = '{"lr": "log:1e-5..1e-2", "shuffle": [true, false], "batch_size": 2}'  # as those of a file
+    assert parse_space([table]) == {"lr": LogUniform(1e-5, 1e-2), "shuffle": [True, False], "batch_size": [2]}
     for text, told in [
         ("lr", "takes an option and its values"),
         ("lr=", "takes an option"),

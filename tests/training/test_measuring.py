@@ -12,7 +12,7 @@ import oocdl
 from oocdl.events import Notice
 from oocdl.planning.calibrate import known_rates, store_rates
 from oocdl.planning.cost_model import NOMINAL
-from oocdl.training import measuring
+from oocdl.training import trainer
 from tests.kit import nets
 from tests.kit.settings import QUICK
 
@@ -47,12 +47,12 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.slow
 def test_a_long_run_is_measured_before_once(fit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = measuring.CODE.replace("m(sys.argv[1])", "").replace(
+    code = trainer.CODE.replace("m(sys.argv[1])", "").replace(
         "from oocdl.planning.calibrate import rates_for as m;",
         "from oocdl.planning.calibrate import measure_rates, store_rates;"
         "store_rates(sys.argv[1], measure_rates(sys.argv[1], scale=0.01, disk_bytes=1 << 20))",
     )
-    monkeypatch.setattr(measuring, "CODE", code)
+    monkeypatch.setattr(trainer, "CODE", code)
     assert fit(steps=10) == [] and known_rates("onnxruntime") is NOMINAL
     (said,) = fit(steps=10**8)
     assert "by nominal rates; measuring this machine first, once" in said
@@ -70,7 +70,7 @@ def test_it_is_left_out_where_there_is_no_room_or_if_asked(
         raise AssertionError("nothing is measured")
 
     monkeypatch.setattr(subprocess, "run", never)
-    monkeypatch.setattr(measuring, "MEASURING_BYTES", budget_bytes)
+    monkeypatch.setattr(trainer, "MEASURING_BYTES", budget_bytes)
     if told is None:
         monkeypatch.setenv("OOCDL_MEASURE", "off")
         assert fit(steps=10**8) == []
@@ -81,7 +81,7 @@ def test_it_is_left_out_where_there_is_no_room_or_if_asked(
 def test_what_goes_wrong_is_said_and_rates_that_are_known_are_enough(
     fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "CODE", "raise SystemExit('no clock')")
+    monkeypatch.setattr(trainer, "CODE", "raise SystemExit('no clock')")
     said = fit(steps=10**8)
     assert said[1] == "this machine could not be measured, the plan is by nominal rates: no clock"
     store_rates("onnxruntime", NOMINAL)

@@ -343,7 +343,7 @@ def test_a_schedule_has_to_last_for_the_last_rung(job: tuple[Path, Path], tmp_pa
         (
             SGD(Then(0.1, 2, Cosine(0.05))),
             None,
-            "a trial of 6 steps goes on to the last rung at 12; give",
+            "a trial of 3 steps goes on to the last rung at 12; give",
         ),
         (
             SGD(0.1),
@@ -359,12 +359,6 @@ def test_a_schedule_that_lasts_as_long_as_a_run_is_refused_with_rungs(
     with pytest.raises(InputError, match=told):
         oocdl.search(*job, **options, optimizer=optimizer, param_groups=groups, workdir=tmp_path / "s")
     assert not (tmp_path / "s").exists()
-
-
-def test_a_schedule_that_is_the_same_in_earlier_rungs_is_none(job: tuple[Path, Path], tmp_path: Path) -> None:
-    options = {**OPTIONS, "space": {"batch_size": [2, 4]}, "rungs": 2, "eta": 2, "trials": 2}
-    options |= {"optimizer": SGD(Then(0.1, 2, Cosine(0.05))), "workdir": tmp_path / "s"}
-    assert oocdl.search(*job, **options).table[0]["state"] == "finished"
 
 
 def test_epochs_count_by_the_batch(job: tuple[Path, Path], tmp_path: Path) -> None:

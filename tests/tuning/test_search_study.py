@@ -13,17 +13,17 @@ import pytest
 from oocdl.errors import InputError
 from oocdl.space import IntUniform, LogUniform
 from oocdl.tuning.asked import DEFAULT_TRIALS, Asked, asked_of
+from oocdl.tuning.search import OWN_OPTIONS
 from oocdl.tuning.search_study import SearchStudy
-from oocdl.tuning.trial import Measure, Result
+from oocdl.tuning.trial import Result
 
 LISTS = {"optimizer": ["sgd", "adam"], "batch_size": [1, 2, 4], "accumulate": IntUniform(1, 2)}
 MIXED = {**LISTS, "lr": LogUniform(1e-4, 1.0)}
-GIVEN: dict[str, Any] = {"steps": 1, "epochs": None, "trials": None, "rungs": 1, "eta": 3, "seed": 0}
-GIVEN |= {"trials_per_round": 4, "sampler": "random", "mode": "min"}
+GIVEN = {**{name: one.default for name, one in OWN_OPTIONS.items()}, "trials_per_round": 4}
 
 
 def asked(space: Any, **given: Any) -> Asked:
-    return asked_of(space, {}, Measure("loss", None, 1), **{**GIVEN, **given})
+    return asked_of(space, {}, {**GIVEN, **given})
 
 
 def begun(folder: Path, space: Any, **given: Any) -> SearchStudy:

@@ -24,13 +24,11 @@ from oocdl.training.prediction.outputs import LABELS, write_labels_of
 from oocdl.training.prediction.surfaces import distances, spacings_of
 
 Row = dict[str, Any]
+Distances = Mapping[int, PassSums]
 
 
 def library_of(metrics: Metrics) -> Any:
-    """Import what surface metrics need, before memory is planned; None if there are none of these.
-
-    Raises InputError where it is not installed.
-    """
+    """Import what surface metrics need, if there are any, before memory is planned; InputError without it."""
     checked = make_settings(metrics=metrics).metrics
     names = [one.name for one in checked if isinstance(one, Surface)]
     return needed("scipy.spatial", f"'{names[0]}'", "surface") if names else None
@@ -49,7 +47,6 @@ def table_path(given: str | Path | None) -> Path | None:
 
 
 def _write_table(path: Path, rows: Sequence[Row]) -> None:
-    """Write all rows, or nothing. A number that a sample has not is an empty cell, in JSON null."""
     text = io.StringIO()
     if path.suffix == ".json":
         text.write(json_text(rows) + "\n")
@@ -62,17 +59,13 @@ def _write_table(path: Path, rows: Sequence[Row]) -> None:
 
 
 def evaluated(inference: Inference, library: Any, table: Path | None) -> dict[str, Any]:
-    """Return losses, averaged over samples, and metrics; writes the table of them. Raises what ``fit`` does.
-
-    ``library`` is what ``library_of`` has returned.
-    """
+    """Return mean losses and metrics, and write their table; ``library`` is of ``library_of``."""
     metrics = inference.settings.metrics
     columns = [one for one in metrics if one.name != "confusion"]
     if table is not None and not columns and inference.settings.batch_size > 1:
-        raise InputError(
-            "per_sample has losses with batch_size=1 only, and metrics= names none for its columns"
-        )
-    by_row: dict[int, PassSums] = {}
+        text = "per_sample has losses with batch_size=1 only, and metrics= names none for its columns"
+        raise InputError(text)
+    by_row: Distances = {}
     if library is None:
         passes = inference.run()
     else:
@@ -82,26 +75,18 @@ def evaluated(inference: Inference, library: Any, table: Path | None) -> dict[st
             by_row = distances(inference, library, made, spacings)
     if table is not None:
         _write_table(table, _rows(inference, columns, passes, by_row))
-    sums = [one.sums for one in passes]
-    found = {**mean_losses(passes), **metric_values(metrics, sums)}
+    found = {**mean_losses(passes), **metric_values(metrics, [one.sums for one in passes])}
     return found | metric_values(metrics, [by_row[row] for row in sorted(by_row)])
 
 
 def _rows(
-    inference: Inference,
-    metrics: Sequence[Metric],
-    passes: Iterable[Measured],
-    distances: Mapping[int, PassSums],
+    inference: Inference, metrics: Sequence[Metric], passes: Iterable[Measured], distances: Distances
 ) -> list[Row]:
-    """Return the row of each sample, in the order of the dataset."""
     names, found = list(inference.samples), dict[int, Row]()
     for one in passes:
         losses = one.losses if inference.settings.batch_size == 1 else {}
         for place, row in enumerate(one.rows):
-            own = {
-                output: {title: values[place : place + 1] for title, values in sums.items()}
-                for output, sums in one.sums.items()
-            }
+            own = {o: {n: v[place : place + 1] for n, v in sums.items()} for o, sums in one.sums.items()}
             found[row] = {"sample": names[row] if names else row, **losses}
             for sums in (own, distances.get(row, {})):
                 found[row] |= metric_values(metrics, [sums], of_sample=True)

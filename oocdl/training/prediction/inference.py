@@ -56,28 +56,20 @@ class BoundRun:
     preparation: Preparation
 
     def together(self) -> tuple[Any, ...]:
-        """Return what is equal for runs whose mean is predicted."""
         targets = {output: head["target"] for output, head in self.store.meta["identity"]["loss"].items()}
         return self.settings.precision, targets, self.sized.multiple
 
     def apart(self, prefix: str) -> BoundRun:
-        """Return the same with a prefix before all names of arrays."""
         named, given = prefix.__add__, self.sized.dataset
-        arrays = {
-            named(name): replace(one, name=named(one.name), title=one.name)
-            for name, one in given.arrays.items()
-        }
+        arrays = {named(n): replace(a, name=named(a.name), title=a.name) for n, a in given.arrays.items()}
         sized = replace(self.sized.apart(named), dataset=replace(given, arrays=arrays))
         return replace(self, sized=sized, preparation=self.preparation.renamed(named))
 
     def facts(self) -> dict[str, Any]:
-        """Return what predictions depend on but plans, as plain data."""
-        store = self.store
-        manifest = store.current()
-        version = "" if manifest is None else hashlib.sha256(manifest.dumps().encode()).hexdigest()
+        manifest, instead = self.store.current(), dict(self.store.instead)
         return {
-            "version": version,
-            **({"instead": dict(store.instead)} if store.instead else {}),
+            "version": "" if manifest is None else hashlib.sha256(manifest.dumps().encode()).hexdigest(),
+            **({"instead": instead} if instead else {}),
             "scale": self.preparation.scale,
             **identity(self.model, self.sized.bindings[""], self.settings),
         }
@@ -105,8 +97,7 @@ class Inference:
         given = {"inputs": inputs, "targets": targets, "memory": memory, "spill": spill, "metrics": metrics}
         checked = make_settings(batch_size=batch_size, threads=threads, **given)
         kept = {"inputs": inputs, "targets": targets, "memory_bytes": memory}
-        # Where the run's owner spilled is nothing to the caller.
-        names = ["batch_size", "spill", "metrics", "threads"]
+        names = ["batch_size", "spill", "metrics", "threads"]  # the spill of the run's owner is nothing here
         names += [name for name in kept if kept[name] is not None]
         changes = {name: getattr(checked, name) for name in names}
         of_first = {name: getattr(stored, name) for name in ("memory_bytes", "engine")}
@@ -128,10 +119,8 @@ class Inference:
         self.means: dict[str, Any] = {"mirror": mirror, "probabilities": probabilities}
         self.is_mean = len(networks) > 1 or mirror is not False or probabilities
         check_budget(self.settings.memory_bytes)
-        self.machine: Machine = machine_for(
-            self.settings, self.dataset, preparing_bytes=self.preparation.nbytes
-        )
-        settings = replace(self.settings, validation=None)
+        own_bytes, settings = self.preparation.nbytes, replace(self.settings, validation=None)
+        self.machine: Machine = machine_for(self.settings, self.dataset, preparing_bytes=own_bytes)
         self.course = Course(0, settings, self.binding.samples, further_labels=self.sized.labels)
         self.kinds = self.course.validation_kinds
         self.image = self.dataset.arrays[next(iter(self.binding.inputs.values()))]
@@ -149,7 +138,6 @@ class Inference:
             warn_of_predictions(self.first.plan.factored.graph, one.model)
 
     def _request(self, kind: Kind) -> Request:
-        """Return the request of means, or of outputs as they are."""
         how: dict[str, Any] = {"batch": kind.batch, "kind": PassKind.FORWARD}
         members = list[tuple[Request, Mapping[str, Shape]]]()
         for one in self.networks:
@@ -161,12 +149,10 @@ class Inference:
         return Prediction(**vars(first), members=members, **self.means) if self.is_mean else first
 
     def extents(self, row: int) -> tuple[int, ...]:
-        """Return the spatial extents of a sample, of which there may be none."""
         axes = max(len(port.dims) for port in self.model.inputs) - 2
         return own_sized(self.image, row).shape[-axes:] if axes > 0 else ()
 
     def facts(self) -> dict[str, Any]:
-        """Return what predictions depend on, as plain data."""
         plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
         first, *others = (one.facts() for one in self.networks)
         mean = {"others": others, "mirror": self.means["mirror"]} if self.is_mean else {}
@@ -186,7 +172,6 @@ class Inference:
                 yield from found if len(found) == len(spec.names) else [Path(place)]
 
     def _read(self, name: str, region: Region, out: Array) -> Array:
-        """Read a weight of a network."""
         if len(self.networks) == 1:
             return self.store.read(name, region, out)
         _, number, own = name.split("/", 2)
@@ -206,16 +191,11 @@ class Inference:
         return folder
 
     def run(self, deliver: Any = None, made: Predictions | None = None) -> list[Measured]:
-        """Run all batches in dataset order; returns the losses of each, and the sums of its metrics.
-
-        Batches whose samples are all in ``made`` are left out.
-        """
-        passes = () if deliver is None else self.compiled.values()
-        watched = frozenset(c.plan.factored.stored(name) for c in passes for name in c.outputs.values())
-        gathered, results = Gathered(self.compiled), list[Measured]()
-        watched |= gathered.watched
-        done = set() if made is None else made.done
-        signals, spill = Signals(), self.spill()
+        """Run all batches but those in ``made``, in dataset order; returns the results of each."""
+        passes, done = () if deliver is None else self.compiled.values(), set() if made is None else made.done
+        gathered, results, signals, spill = Gathered(self.compiled), list[Measured](), Signals(), self.spill()
+        watched = gathered.watched
+        watched |= {c.plan.factored.stored(name) for c in passes for name in c.outputs.values()}
 
         def take(*piece: Any) -> None:
             gathered.deliver(*piece)
@@ -256,26 +236,25 @@ def _opened(
     dataset: Any, members: Sequence[RunStore], inputs: Mapping[str, str], with_targets: bool
 ) -> Dataset:
     """Open a dataset; without targets, what only some of its samples have does no harm beside the inputs."""
-    settings = [settings_of(one) for one in members]
+    allows = settings_of(members[0]).allow_missing_chunks
     try:
-        return open_dataset(dataset, settings[0].allow_missing_chunks)
+        return open_dataset(dataset, allows)
     except DatasetError:
-        names = {
-            {**(known.inputs or {}), **inputs}.get(port, port)
-            for one, known in zip(members, settings, strict=True)
-            for port in one.meta["identity"]["inputs"]
-        }
         if not with_targets:
+            names = set[str]()
+            for one in members:
+                known = {**(settings_of(one).inputs or {}), **inputs}
+                names |= {known.get(port, port) for port in one.meta["identity"]["inputs"]}
             with suppress(DatasetError):
-                return open_dataset(dataset, settings[0].allow_missing_chunks, sorted(names))
+                return open_dataset(dataset, allows, sorted(names))
         raise
 
 
 def _network(store: RunStore, dataset: Dataset, changes: Mapping[str, Any], with_targets: bool) -> BoundRun:
     """Tie the network of a run to a dataset, with other settings than it was trained with."""
-    facts, model, stored = store.meta["identity"], model_of(store), settings_of(store)
+    facts, model = store.meta["identity"], model_of(store)
     same_operators(store.path, facts, digests(model.nodes))
-    settings = replace(stored, scale=None, **changes)
+    settings = replace(settings_of(store), scale=None, **changes)
     binding = bind(model, dataset, settings, with_targets=with_targets)
     used, whole, least = dataset.only(binding.used), range(binding.samples), facts.get("multiple", ())
     alike = _outputs_like_inputs(model, facts)
@@ -288,13 +267,10 @@ def _preparation(model: OnnxModel, found: Sized, settings: Settings, store: RunS
     """Return what is done to samples of a dataset: what is done to those of each input in training."""
     identity, stored, binding = store.meta["identity"], settings_of(store), found.bindings[""]
     arrays = {array: identity["inputs"][name] for name, array in binding.inputs.items()}
-    heads = {
-        target.array: identity["loss"][target.output]["target"]
-        for target in binding.targets
-        if target.output in identity["loss"]
-    }
+    losses, targets = identity["loss"], binding.targets
+    heads = {one.array: losses[one.output]["target"] for one in targets if one.output in losses}
     factors, asked = stored.scale or {}, stored.normalize
-    further = {name: name for target in binding.targets for name in target.further.values()}
+    further = {name: name for target in targets for name in target.further.values()}
     pairs = [*arrays.items(), *heads.items(), *further.items()]
     scale = {now: factors[then] for now, then in pairs if then in factors}
     if isinstance(asked, Mapping):
@@ -304,18 +280,10 @@ def _preparation(model: OnnxModel, found: Sized, settings: Settings, store: RunS
 
 
 def _outputs_like_inputs(model: OnnxModel, identity: Mapping[str, Any]) -> set[str]:
-    """Return the outputs that a run has trained on targets with the extents of its inputs.
-
-    Of outputs with one target the first counts: the others may be smaller (``DeepSupervision``).
-    """
+    """Return the outputs whose targets have the extents of inputs: of one target's, the first."""
     arrays, axes = identity["dataset"], max(len(port.dims) for port in model.inputs) - 2
     shapes = [arrays[name]["shape"] for name in identity["inputs"].values()]
-    if axes < 1:
-        return set()
     heads = [port.name for port in model.outputs if port.name in identity["loss"]]
     first = {identity["loss"][output]["target"]: output for output in reversed(heads)}
-    return {
-        output
-        for target, output in first.items()
-        if any(arrays[target]["shape"][-axes:] == shape[-axes:] for shape in shapes)
-    }
+    spaces = [shape[-axes:] for shape in shapes if axes > 0]
+    return {output for target, output in first.items() if arrays[target]["shape"][-axes:] in spaces}

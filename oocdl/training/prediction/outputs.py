@@ -1,7 +1,4 @@
-"""``predict``: takes outputs, or the classes of their largest logits, to the arrays of their samples.
-
-Regions are taken as they are computed: no logits of a whole sample are kept for its classes.
-"""
+"""``predict``: takes outputs, or the classes of their largest logits, to the arrays of their samples."""
 
 from __future__ import annotations
 
@@ -36,7 +33,6 @@ from oocdl.training.signature import public
 from oocdl.training.versions import Which, version_of
 
 Facts = Sequence[tuple[str, Mapping[str, Any]]]
-"""Name and attributes of each sample."""
 LABELS = "labels.zarr"
 """Labels beside the volumes that are made of them, where no other place was given."""
 
@@ -88,8 +84,6 @@ def predict(
         Folder for labels as NIfTI, with ``argmax``: ``<sample>.nii.gz`` in the grid of the sample's file.
     memory
         Memory budget of the process; default: that of the (first) run.
-    batch_size
-        Samples that go through the network at once.
     inputs
         Model input -> dataset array; default: as in the run.
     spill
@@ -132,16 +126,12 @@ def predict(
         group = made.finish()
         if volumes is not None:
             with reporting(volumes):
-                labels = [made.place(outputs[0].name, row) for row in range(len(facts))]
-                _write_volumes(volumes, facts, labels)
+                _write_volumes(volumes, facts, made, outputs[0].name)
     return group
 
 
 def write_labels_of(inference: Inference, target: Path) -> tuple[Predictions, list[Measured]]:
-    """Evaluate a network, and write the classes of the outputs that it keeps to a group that is for reading.
-
-    Of one channel the class is 1 where it is above 0.
-    """
+    """Evaluate a network, and write the classes of the outputs that it keeps to a group for reading."""
     logits = list(_outputs_of(inference))
     return _run(inference, target, [labels_of(one, 1) for one in logits], logits)
 
@@ -149,12 +139,12 @@ def write_labels_of(inference: Inference, target: Path) -> tuple[Predictions, li
 def _run(
     inference: Inference, target: Path, outputs: Sequence[Output], logits: Sequence[Output]
 ) -> tuple[Predictions, list[Measured]]:
-    """Run the network, and write its outputs, or classes of those that are ``logits``, to a group."""
+    samples = dict[str, Mapping[str, Any]]()
+    for row, (name, its) in enumerate(inference.samples.items()):
+        mine, extents = (one for one in outputs if one.row in (None, row)), inference.extents(row)
+        is_like = all(one.sample_shape[-len(extents) :] == extents for one in mine)
+        samples[name] = its if is_like else {}  # else they lie elsewhere in space
     with reporting(target):
-        samples = {
-            name: its if _is_like(inference, outputs, row) else {}  # else they lie elsewhere in space
-            for row, (name, its) in enumerate(inference.samples.items())
-        }
         made = Predictions(target, outputs, inference.facts(), samples, inference.reads())
     labels = {one.name: ClassLabels(one.sample_shape[0], target) for one in logits}
     names, lock = {one.name for one in outputs}, threading.Lock()
@@ -176,7 +166,6 @@ def _run(
 def _put(
     made: Predictions, output: str, shape: Shape, rows: Sequence[int], region: Region, values: Array
 ) -> None:
-    """Write a region of a batch to the arrays of its samples; leaves out what is around smaller ones."""
     for position, row in enumerate(rows[slice(*region[0])]):
         array, prefix = made.place(output, row)
         own = array.shape[len(prefix) :]
@@ -187,29 +176,17 @@ def _put(
             array[as_slices(place)] = values[position][within(part, region[1:])].reshape(region_shape(place))
 
 
-def _is_like(inference: Inference, outputs: Sequence[Output], row: int) -> bool:
-    """Whether all outputs of a sample have its extents."""
-    extents = inference.extents(row)
-    mine = (one for one in outputs if one.row in (None, row))
-    return all(one.sample_shape[-len(extents) :] == extents for one in mine)
-
-
 def _without_smaller(inference: Inference, outputs: Sequence[Output]) -> list[Output]:
     """Leave out outputs that were trained on the target of a larger one: those of deep supervision."""
     heads = inference.store.meta["identity"]["loss"]
     targets = {one.name: heads.get(one.name, {}).get("target", one.name) for one in outputs}
-    largest: dict[tuple[str, int | None], int] = {}
-    for one in outputs:
-        key = targets[one.name], one.row
-        largest[key] = max(prod(one.sample_shape[1:]), largest.get(key, 0))
-    return [one for one in outputs if prod(one.sample_shape[1:]) == largest[targets[one.name], one.row]]
+    sizes = [(targets[one.name], one.row, prod(one.sample_shape[1:])) for one in outputs]
+    largest = {(name, row): size for name, row, size in sorted(sizes, key=lambda its: its[2])}
+    return [one for one, its in zip(outputs, sizes, strict=True) if its[2] == largest[its[:2]]]
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:
-    """The arrays to write: one for all samples, or one for each where they differ in size.
-
-    An output of the padded extents of its input has the sample's own extents.
-    """
+    """Yield the arrays to write: one for all samples, or one for each where they differ in size."""
     full = {kind.label: name for name, kind in inference.kinds.items() if not kind.is_rest}
     for label, plan_id in full.items():
         compiled, binding = inference.compiled[plan_id], inference.sized.bindings[label]
@@ -223,17 +200,14 @@ def _outputs_of(inference: Inference) -> Iterator[Output]:
             for row, its in enumerate(inference.sized.labels):
                 if its == label:
                     own, shape = inference.extents(row), value.shape[1:]
-                    if shape[-len(own) :] == padded[-len(own) :]:
+                    if shape[-len(own) :] == padded[-len(own) :]:  # it has the extents of its input
                         shape = (*shape[: -len(own)], *own)
                     sizes = tuple(max(min(pair), 1) for pair in zip(chunks, shape, strict=True))
                     yield Output(output, shape, value.dtype, sizes, row)
 
 
 def labels_of(output: Output, least: int = 2) -> Output:
-    """Return the array of labels [N, ..] of an output [N, C, ..].
-
-    Raises InputError if it has fewer than ``least`` classes.
-    """
+    """Return the array of labels of an output [N, C, ..]; InputError for fewer than ``least`` classes."""
     axis, sample = 1 if output.row is None else 0, output.sample_shape
     if len(sample) < 1 or sample[0] < least:
         raise InputError(
@@ -241,19 +215,13 @@ def labels_of(output: Output, least: int = 2) -> Output:
             f"{list(output.shape)}; leave it out, and compare the output with a threshold"
         )
     shape, chunks = (one[:axis] + one[axis + 1 :] for one in (output.shape, output.chunks))
-    return replace(output, shape=shape, chunks=chunks, dtype=str(_label_type(sample[0])))
-
-
-def _label_type(classes: int) -> np.dtype[Any]:
-    return np.min_scalar_type(max(classes - 1, 1))
+    return replace(output, shape=shape, chunks=chunks, dtype=str(np.min_scalar_type(max(sample[0] - 1, 1))))
 
 
 class ClassLabels:
-    """Takes the class of the largest of logits [N, C, ..], the first of equal ones.
+    """Takes the class of the largest of logits [N, C, ..], the first of equal ones; of one, if it is above 0.
 
-    Of one class it takes whether its logit is above 0. Regions come in any order, one at a time, of one batch
-    after the other. Where a region has not all classes, the largest logits so far and their classes are kept
-    in files without names in ``folder``.
+    Where a region has not all classes, what is largest so far is kept in files without names in ``folder``.
     """
 
     def __init__(self, classes: int, folder: Path) -> None:
@@ -262,13 +230,10 @@ class ClassLabels:
         self._best: tuple[Array, Array] | None = None
 
     def of(self, region: Region, logits: Array, rows: Sequence[int], shape: Shape) -> tuple[Region, Array]:
-        """Return the region of labels that logits of a region give, and the labels by all logits so far.
-
-        Labels of the batch of samples ``rows`` have this ``shape``.
-        """
+        """Return where labels of a region of logits are in those of a batch, and what they are so far."""
         start, stop = region[1]
         place = (region[0], *region[2:])
-        labels = np.empty(region_shape(place), _label_type(self.classes))
+        labels = np.empty(region_shape(place), np.min_scalar_type(max(self.classes - 1, 1)))
         for at in np.ndindex(labels.shape[:2]):  # argmax makes int64: not of all at once
             own = logits[(at[0], slice(None), *at[1:])]
             labels[at] = own[0] > 0 if self.classes == 1 else own.argmax(0) + start
@@ -276,11 +241,8 @@ class ClassLabels:
             return place, labels
         if self._best is None or self._rows != tuple(rows):
             self._rows = tuple(rows)
-            # None comes behind the last class.
-            self._best = (
-                self._kept(shape, np.float64, -np.inf),
-                self._kept(shape, labels.dtype, self.classes - 1),
-            )
+            best = self._kept(shape, np.float64, -np.inf)
+            self._best = best, self._kept(shape, labels.dtype, self.classes - 1)  # none is behind the last
         best, before = (kept[as_slices(place)] for kept in self._best)
         now = logits.max(1)
         now = np.where(np.isnan(now), np.inf, now)  # NaN is the largest to argmax
@@ -296,11 +258,7 @@ class ClassLabels:
 
 
 def _facts_of_volumes(inference: Inference, outputs: Sequence[Output]) -> Facts:
-    """Return name and attributes of the volume of each sample.
-
-    Raises InputError unless there is one array of labels, of three spatial axes and the extents of its
-    sample; DatasetError if the dataset's attributes are of other samples.
-    """
+    """Return name and attributes of the volume of each sample; InputError for other labels than volumes."""
     if len({one.name for one in outputs}) != 1 or len(outputs[0].sample_shape) != 3:
         shapes = ", ".join(f"'{one.name}' {list(one.shape)}" for one in outputs[:3])
         raise InputError(f"nifti= takes one output of three spatial axes; labels of this model are {shapes}")
@@ -314,15 +272,14 @@ def _facts_of_volumes(inference: Inference, outputs: Sequence[Output]) -> Facts:
     return list(inference.samples.items()) or sample_facts(inference.dataset, outputs[0].shape[0])
 
 
-def _write_volumes(folder: Path, facts: Facts, places: Sequence[tuple[zarr.Array[Any], Region]]) -> None:
-    """Write labels [z, y, x] as a NIfTI file for each sample, of its place in an array."""
+def _write_volumes(folder: Path, facts: Facts, made: Predictions, output: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     others = {path.name for path in folder.glob("*.nii.gz")} - {f"{name}.nii.gz" for name, _ in facts}
     if others:
-        warnings.warn(
-            f"{folder} has labels of other samples, too: {', '.join(sorted(others)[:5])}", stacklevel=5
-        )
-    for (name, told), (array, prefix) in zip(facts, places, strict=True):
+        text = f"{folder} has labels of other samples, too: {', '.join(sorted(others)[:5])}"
+        warnings.warn(text, stacklevel=5)
+    for row, (name, told) in enumerate(facts):
+        array, prefix = made.place(output, row)
 
         def planes(start: int, stop: int, array: zarr.Array[Any] = array, prefix: Region = prefix) -> Array:
             found: Array = np.asarray(array[(*as_slices(prefix), slice(start, stop))])

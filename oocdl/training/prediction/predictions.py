@@ -1,7 +1,7 @@
 """The Zarr group that ``predict`` writes: marked unfinished until its end, gone on with if it was killed.
 
-Each sample's chunks are recorded with length and crc32c in ``progress.jsonl`` when its pass is done. What is
-gone on with later is what still has these; all else is computed again. A chunk has one sample.
+Chunks of a sample are recorded with length and crc32c in ``progress.jsonl``: what has these is not computed
+again. A chunk has one sample.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from oocdl.storage.sealed_store import SealedStore
 from oocdl.storage.zarr_json import UNFINISHED, Attributes, group_json
 
 Array = zarr.Array[Any]
+Facts = Mapping[str, Any]
+Samples = Mapping[str, Attributes]
 
 PREDICTIONS = "predictions"
 USUAL: Attributes = {MARK: PREDICTIONS}
@@ -48,13 +50,11 @@ class Output:
     shape: tuple[int, ...]
     dtype: str
     chunks: tuple[int, ...]
-    """The first is 1: a chunk has one sample."""
     row: int | None = None
     """The sample, if it has an array of its own; else all samples are in the array, along its first axis."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
         return self.shape if self.row is not None else self.shape[1:]
 
 
@@ -72,54 +72,39 @@ def array_name(output: str) -> str:
 
 def warn_of_predictions(graph: Graph, model: OnnxModel) -> None:
     """Warn (ModelWarning) if predictions hang on random numbers, or are not those of the model's module."""
-    metadata = model.metadata
-    elsewhere = other_sizes(model.inputs, {v.name: v.shape for v in graph.of_role(Role.INPUT)})
-    if elsewhere:
-        warnings.warn(f"{elsewhere}; {EXPORT_OPEN}", ModelWarning, stacklevel=5)
+    metadata, texts = model.metadata, list[str]()
+    if elsewhere := other_sizes(model.inputs, {v.name: v.shape for v in graph.of_role(Role.INPUT)}):
+        texts.append(f"{elsewhere}; {EXPORT_OPEN}")
     if metadata is not None and metadata.predicts:
-        warnings.warn(
-            f"in evaluation mode {metadata.module} computes something else than is predicted here: "
-            f"{metadata.predicts}",
-            ModelWarning,
-            stacklevel=5,
-        )
-    drawn = [value.name for value in graph.of_role(Role.RANDOM)]
-    if drawn:
-        warnings.warn(
+        other = f"in evaluation mode {metadata.module} computes something else than is predicted here"
+        texts.append(f"{other}: {metadata.predicts}")
+    if drawn := [value.name for value in graph.of_role(Role.RANDOM)]:
+        texts.append(
             f"the model draws random numbers in predictions, too, at {len(drawn)} places (the first is "
-            f"{printable(drawn[0])}): only dropout and stochastic depth are known to be left out then",
-            ModelWarning,
-            stacklevel=5,
+            f"{printable(drawn[0])}): only dropout and stochastic depth are known to be left out then"
         )
+    for text in texts:
+        warnings.warn(text, ModelWarning, stacklevel=5)
 
 
 class Predictions:
     """Arrays by output, in a group that is made, or gone on with if it was begun with the same ``facts``.
 
-    ``done`` has the samples that need not be computed again. ``samples`` are the names and attributes of
-    samples that have a group each. ``reads`` are files and folders that the predictions are made of.
-    Raises StoreError if something else than a prediction is in ``path``, or it cannot be written;
-    InputError if one of ``reads`` would be replaced.
+    ``done`` has samples that are not computed again, ``samples`` those that have a group each. What else is
+    there is not replaced (StoreError), nor what predictions are made of (``reads``, InputError).
     """
 
     def __init__(
-        self,
-        path: Path,
-        outputs: Sequence[Output],
-        facts: Mapping[str, Any],
-        samples: Mapping[str, Attributes],
-        reads: Iterable[Path],
+        self, path: Path, outputs: Sequence[Output], facts: Facts, samples: Samples, reads: Iterable[Path]
     ) -> None:
-        self._reads = reads
-        self.path, self._samples = path, {array_name(name): its for name, its in samples.items()}
+        self.path, self._reads = path, reads
+        self._samples = {array_name(name): its for name, its in samples.items()}
         self._mark = {MARK: {KIND: PREDICTIONS, "samples": list(self._samples)}} if samples else USUAL
         asked = json.dumps([dict(facts), [asdict(output) for output in outputs]], sort_keys=True)
         self._facts = hashlib.sha256(asked.encode()).hexdigest()
         self._outputs = {(output.name, output.row): self._name(output) for output in outputs}
-        self._stores = {
-            name: SealedStore(path / name, f"output {name!r}", {}, read_only=False)
-            for name in self._outputs.values()
-        }
+        names = self._outputs.values()
+        self._stores = {n: SealedStore(path / n, f"output {n!r}", {}, read_only=False) for n in names}
         self.done: set[int] = set()
         with reporting(path):
             if group_attributes(path) == {**self._mark, UNFINISHED: self._facts}:
@@ -127,9 +112,8 @@ class Predictions:
             if not self.done:
                 self._begin(outputs)
         self._noted = {name: set(store.records) for name, store in self._stores.items()}
-        self.arrays: Mapping[str, Array] = {
-            name: zarr.open_array(store=store, mode="r+") for name, store in self._stores.items()
-        }
+        stores = self._stores.items()
+        self.arrays = {name: zarr.open_array(store=store, mode="r+") for name, store in stores}
 
     def _name(self, output: Output) -> str:
         name = array_name(output.name)
@@ -137,24 +121,20 @@ class Predictions:
 
     def place(self, output: str, row: int) -> tuple[Array, Region]:
         """Return the array that has an output of a sample, and where in it if others are there, too."""
-        own = self._outputs.get((output, row))
-        if own is not None:
-            return self.arrays[own], ()
+        if (output, row) in self._outputs:
+            return self.arrays[self._outputs[output, row]], ()
         return self.arrays[self._outputs[output, None]], ((row, row + 1),)
 
     def note(self, rows: Sequence[int]) -> None:
-        """Note that all outputs of these samples are written."""
         records = {}
         for name, store in self._stores.items():
-            new = store.records.keys() - self._noted[name]
-            self._noted[name] |= new
-            if new:
+            if new := store.records.keys() - self._noted[name]:
+                self._noted[name] |= new
                 records[name] = {key: [store.records[key].nbytes, store.records[key].crc] for key in new}
         with reporting(self.path), (self.path / PROGRESS).open("ab") as stream:
             stream.write(line_of({"step": rows[-1], "rows": list(rows), "records": records}))
 
     def finish(self) -> zarr.Group:
-        """Make everything durable, and take the mark away; returns the group."""
         with reporting(self.path):
             own = self.path / "zarr.json"
             sync_all([path for path in self.path.rglob("*") if path != own])
@@ -166,10 +146,10 @@ class Predictions:
     def _begin(self, outputs: Sequence[Output]) -> None:
         if self.path.exists():
             empty = self.path.is_dir() and not any(self.path.iterdir())
-            if not empty and not _is_prediction(self.path):
-                raise StoreError(
-                    f"{self.path} is there already and no earlier prediction; choose another place"
-                )
+            mark = group_attributes(self.path).get(MARK)
+            if not empty and (mark.get(KIND) if isinstance(mark, Mapping) else mark) != PREDICTIONS:
+                text = f"{self.path} is there already and no earlier prediction; choose another place"
+                raise StoreError(text)
             for place in self._reads:
                 if place.resolve().is_relative_to(self.path.resolve()):
                     raise InputError(f"{self.path} has {place}, which predict reads; choose another place")
@@ -182,22 +162,18 @@ class Predictions:
         for output in outputs:
             store = self._stores[self._name(output)]
             store.records.clear()
-            zarr.create_array(
-                store=store,
-                shape=output.shape,
-                dtype=output.dtype,
-                chunks=output.chunks,
-                # A sample that was never computed is not zeros, whoever reads it.
-                fill_value=np.nan if np.dtype(output.dtype).kind == "f" else 0,
-                attributes={"name": output.name},
-                config={"write_empty_chunks": True},
-            )
+            form: dict[str, Any] = {"shape": output.shape, "dtype": output.dtype, "chunks": output.chunks}
+            # A sample that was never computed is not zeros, whoever reads it.
+            form["fill_value"] = np.nan if np.dtype(output.dtype).kind == "f" else 0
+            config: Any = {"write_empty_chunks": True}
+            zarr.create_array(store=store, attributes={"name": output.name}, config=config, **form)
         metadata = {name: store.records["zarr.json"]._asdict() for name, store in self._stores.items()}
         (self.path / PROGRESS).write_bytes(line_of({"step": -1, "metadata": metadata}))
 
     def _go_on(self) -> None:
         """Take what an earlier call has done, as far as it is what was written."""
-        lines = (self.path / PROGRESS).read_bytes().split(b"\n") if (self.path / PROGRESS).exists() else []
+        file = self.path / PROGRESS
+        lines = file.read_bytes().split(b"\n") if file.exists() else []
         found = [row for line in lines if (row := row_of(line)) is not None]
         if not found or "metadata" not in found[0]:
             return
@@ -206,17 +182,16 @@ class Predictions:
         if not all(self._sound(name, "zarr.json") for name in self._stores):
             return
         for row in found[1:]:
-            records = [(name, key, its[key]) for name, its in row["records"].items() for key in its]
-            for name, key, record in records:
-                self._stores[name].records[key] = Record(*record)
-            if all(self._sound(name, key) for name, key, _ in records):
+            places = [(name, key) for name, its in row["records"].items() for key in its]
+            for name, key in places:
+                self._stores[name].records[key] = Record(*row["records"][name][key])
+            if all(self._sound(*place) for place in places):
                 self.done |= set(row["rows"])
                 continue
-            for name, key, _ in records:
+            for name, key in places:
                 del self._stores[name].records[key]
 
     def _sound(self, name: str, key: str) -> bool:
-        """Whether a file is still what was written."""
         try:
             return self._stores[name].read(key) is not None
         except CorruptError:
@@ -226,8 +201,3 @@ class Predictions:
 def is_unfinished(path: Path) -> bool:
     """Whether a prediction is there that the same call would go on with."""
     return UNFINISHED in group_attributes(path)
-
-
-def _is_prediction(path: Path) -> bool:
-    mark = group_attributes(path).get(MARK)
-    return (mark.get(KIND) if isinstance(mark, Mapping) else mark) == PREDICTIONS

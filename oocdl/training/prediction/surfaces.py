@@ -1,7 +1,6 @@
 """Distances of the surfaces of predicted and true labels, which are read a few planes at a time.
 
-The edge of a class is its voxels that have one of another class, or the end of the volume, beside them: what
-is left of it by binary erosion, as in MONAI. Only edges are kept, and found again by a k-d tree.
+Edges are as MONAI has them: voxels that have one of another class, or the end of the volume, beside them.
 """
 
 from __future__ import annotations
@@ -40,24 +39,18 @@ SLAB_VOXEL_BYTES, POINT_BYTES = 32, 96
 
 @dataclass(frozen=True)
 class Edges:
-    """The edge voxels of all classes of a volume."""
+    """The edge voxels of all classes of a volume: their indices, of shape (voxels, axes), and classes."""
 
     places: npt.NDArray[np.int32]
-    """Indices of the voxels. Shape (voxels, axes)."""
     classes: Labels
 
     def of(self, number: int, spacing: Sequence[float]) -> Numbers:
-        """Return the places of a class in millimetres."""
         found: Numbers = self.places[self.classes == number] * np.asarray(spacing, np.float64)
         return found
 
 
 def edges_of(slabs: Iterable[Labels], least: int, afford: Callable[[int], None]) -> Edges:
-    """Find the edge voxels of all classes from ``least``; negative labels are of no class.
-
-    ``slabs`` are the planes of a volume, some at a time, and one of no class behind the last. ``afford`` is
-    called with the number of edge voxels so far.
-    """
+    """Find the edge voxels of classes from ``least`` in slabs, after which comes a plane of no class."""
     around, kept, plane, count = None, list[tuple[Any, Labels]](), 0, 0
     for slab in slabs:
         wide = np.pad(slab, [(0, 0), *[(1, 1)] * (slab.ndim - 1)], constant_values=-1)
@@ -88,10 +81,7 @@ def both_ways(library: Any, predicted: Numbers, true: Numbers) -> tuple[Numbers,
 
 
 def spacings_of(inference: Inference) -> list[list[float]]:
-    """Return the spacing of each sample in millimetres, as its attributes say, else 1.
-
-    Raises DatasetError if they say no positive numbers, one for each axis.
-    """
+    """Return the spacing of each sample in millimetres, else 1; DatasetError for no positive numbers."""
     graph, outputs = inference.first.plan.factored.graph, inference.first.outputs.values()
     axes = len(graph.values[next(iter(outputs))].shape) - 2
     told = list(inference.samples.items())
@@ -107,9 +97,8 @@ def spacings_of(inference: Inference) -> list[list[float]]:
         except (TypeError, ValueError):
             steps = []
         if len(steps) != axes or not all(0 < one < np.inf for one in steps):
-            raise DatasetError(
-                f"the spacing of sample '{name}' is to be {axes} positive numbers, not {given}"
-            )
+            text = f"the spacing of sample '{name}' is to be {axes} positive numbers, not {given}"
+            raise DatasetError(text)
         found.append(steps)
     return found or [[1.0] * axes] * inference.binding.samples
 
@@ -117,10 +106,7 @@ def spacings_of(inference: Inference) -> list[list[float]]:
 def distances(
     inference: Inference, library: Any, made: Predictions, spacings: Sequence[list[float]]
 ) -> dict[int, PassSums]:
-    """Return for each sample the distances of each output and class, by the names of the metrics.
-
-    Raises BudgetError where the edges of a sample find no room in memory.
-    """
+    """Return for each sample the distances of each output and class, by the names of the metrics."""
     give_back_freed_memory()
     metrics = [one for one in inference.settings.metrics if isinstance(one, Surface)]
     found: dict[int, PassSums] = {}
@@ -143,36 +129,29 @@ def distances(
 def _of_classes(
     volume: _Volume, metrics: Sequence[Surface], library: Any, spacing: Sequence[float]
 ) -> dict[str, list[list[float]]]:
-    """Return the distances of each class by the names of metrics, as sums of one sample."""
     one, classes = volume.classes == 1, max(volume.classes, 2)
     least = 0 if not one and any(metric.include_background for metric in metrics) else 1
     predicted = edges_of(volume.slabs(volume.predicted), least, volume.afford)
     volume.kept = len(predicted.classes)
     true = edges_of(volume.slabs(volume.true), least, volume.afford)
-    pairs = {
-        number: both_ways(library, predicted.of(number, spacing), true.of(number, spacing))
-        for number in range(least, classes)
-    }
-    none = np.zeros(0), np.zeros(0)
-    return {
-        metric.name: [[metric.distance(*pairs.get(number, none)) for number in range(int(one), classes)]]
-        for metric in metrics
-    }
+    pairs = [(np.zeros(0), np.zeros(0))] * least
+    for number in range(least, classes):
+        pairs.append(both_ways(library, predicted.of(number, spacing), true.of(number, spacing)))
+    return {metric.name: [[metric.distance(*pair) for pair in pairs[int(one) :]]] for metric in metrics}
 
 
 class _Volume:
     """Predicted and true labels of a sample; negative where the loss ignores them."""
 
     kept = 0
-    """Edge voxels that are kept already."""
 
     def __init__(self, inference: Inference, target: Target, made: Predictions, row: int) -> None:
         self._array, self._prefix = made.place(target.output, row)
         self._truth, self._row = own_sized(inference.binding.arrays[target.array], row), row
         logits = inference.first.plan.factored.graph.values[inference.first.outputs[target.output]].shape
         known = labels_of(target.spec, logits, (logits[0], *logits[2:]))
-        scale, dtype = inference.preparation.scale.get(target.array), inference.settings.dtype
-        dtype = "int64" if reads_labels(target.spec) else dtype
+        scale = inference.preparation.scale.get(target.array)
+        dtype = "int64" if reads_labels(target.spec) else inference.settings.dtype
         self._scale = None if scale is None else np.asarray(scale, dtype)
         self.classes, self._ignored = logits[1], None if known is None else known.ignore_index
         self.shape = self._array.shape[len(self._prefix) :]
@@ -185,14 +164,12 @@ class _Volume:
         self._slab_bytes = (min(self._depth, self.shape[0]) + 2) * area * SLAB_VOXEL_BYTES
 
     def slabs(self, read: Callable[[int, int], Labels]) -> Iterator[Labels]:
-        """Read all planes, and one of no class behind the last."""
         for start in range(0, self.shape[0], self._depth):
             self.afford(0)
             yield read(start, min(start + self._depth, self.shape[0]))
         yield np.full((1, *self.shape[1:]), -1, np.int32)
 
     def true(self, start: int, stop: int) -> Labels:
-        """Read labels."""
         channels, space = self._truth.shape[1 : -len(self.shape)], self.shape[1:]
         region = (self._row, self._row + 1), *region_of(channels), (start, stop), *region_of(space)
         found = self._truth.read(region).reshape(stop - start, *space)
@@ -202,13 +179,11 @@ class _Volume:
         return labels if self._ignored is None else np.where(found == self._ignored, np.int32(-1), labels)
 
     def predicted(self, start: int, stop: int) -> Labels:
-        """Read predicted labels."""
-        found = np.asarray(self._array[(*as_slices(self._prefix), slice(start, stop))])
-        labels = found.reshape(stop - start, *self.shape[1:]).astype(np.int32)
+        found = np.asarray(self._array[(*as_slices(self._prefix), slice(start, stop))], np.int32)
+        labels = found.reshape(stop - start, *self.shape[1:])
         return labels if self._ignored is None else np.where(self.true(start, stop) < 0, np.int32(-1), labels)
 
     def afford(self, count: int) -> None:
-        """Raise BudgetError where so many edge voxels more find no room."""
         needed = self._slab_bytes + (self.kept + count) * POINT_BYTES
         if needed > self._left_bytes:
             raise BudgetError(
