@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir.graph import Graph, Role, Shape
+from oocdl.graph.ir.graph import Graph, Role, Shape, needed
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.baked import note_resized
 from oocdl.graph.onnx.bodies import FINAL, activations_last, every_node, results_of_bodies, without_functions
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
-from oocdl.graph.onnx.context import Context, all_of, needed
+from oocdl.graph.onnx.context import Context, all_of
 from oocdl.graph.onnx.exact_numbers import ExactNumbers
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
@@ -144,8 +144,6 @@ class OnnxModel(OnnxFile):
 
 
 class _Reader:
-    """One pass over the nodes of a model."""
-
     def __init__(
         self,
         model: OnnxModel,
@@ -228,7 +226,6 @@ class _Reader:
                 ctx.env[name] = item.raw() if self.model.exact is None else self.model.exact.array(item.raw())
 
     def shapes(self) -> dict[str, Shape]:
-        """Return the shape of everything in the file that became a value."""
         build = self.ctx.build
         return {name: build.shape(made) for name, made in self.ctx.env.items() if isinstance(made, str)}
 
@@ -243,7 +240,7 @@ class _Reader:
             outputs.append((port.name, str(made) if isinstance(made, str) else ctx.store(made)))
         build.outputs = list(dict.fromkeys(value for _, value in outputs))
         inputs = tuple(port.name for port in self.model.inputs)
-        graph = needed(build.graph(), inputs)
+        graph = needed(build.graph(), (*inputs, *build.updates))
         values, ends = graph.values, self._ends()
         used = {name: r for name, r in self.roles.items() if r is Role.CONSTANT or name in values}
         file = TracedFile(model=self.model, roles=used, frozen=self.frozen.keys(), evaluated=ctx.evaluated)
