@@ -52,18 +52,17 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
             state[f"{prefix}{title}"] = None if tensor is None else ("buffer", cell_of(tensor))
         for title, parameter in part._parameters.items():
             state[f"{prefix}{title}"] = None if parameter is None else ("parameter", cell_of(parameter))
-    for owner, cls in classes_of(module).items():
+    for owner, cls in _classes_of(module).items():
         for title, value in vars(cls).items():
             if not title.startswith("__"):
                 state.update(_leaves(f"{owner}.{title}", value, _DEPTH))
     return state
 
 
-def classes_of(module: nn.Module) -> dict[str, type]:
+def _classes_of(module: nn.Module) -> dict[str, type]:
     """Return the classes of a module and its parts by name, but for PyTorch's; equal names are numbered."""
-    classes = dict.fromkeys(cls for part in module.modules() for cls in type(part).__mro__[:-1])
     found = dict[str, type]()
-    for cls in classes:
+    for cls in dict.fromkeys(cls for part in module.modules() for cls in type(part).__mro__[:-1]):
         if not _is_of_torch(cls):
             found[f"{cls.__name__} ({len(found)})" if cls.__name__ in found else cls.__name__] = cls
     return found
@@ -110,7 +109,6 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object or a function holds, by name."""
     slots = [slot for cls in type(value).__mro__ for slot in _names(vars(cls).get("__slots__", ()))]
     for title in (*_SLOTS.get(type(value), ()), *slots):
         if hasattr(value, title):
@@ -184,37 +182,3 @@ def same_generators() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-class Counter(int):
-    """A whole number that notes in ``uses`` whether anything but a sum with another is made of it."""
-
-    uses: list[str]
-
-    def __new__(cls, value: int, uses: list[str]) -> Counter:
-        counter = super().__new__(cls, value)
-        counter.uses = uses
-        return counter
-
-
-def _sum(name: str) -> Callable[..., Any]:
-    def call(self: Counter, other: Any) -> Any:
-        result = getattr(int, name)(self, other)
-        return result if result is NotImplemented else Counter(result, self.uses)
-
-    return call
-
-
-def _use(name: str) -> Callable[..., Any]:
-    def call(self: Counter, *others: Any) -> Any:
-        self.uses.append(name)
-        return getattr(int, name)(self, *others)
-
-    return call
-
-
-_SUMS = ("__add__", "__radd__", "__sub__")
-_SILENT = ("__new__", "__getattribute__", "__getnewargs__", "__doc__")
-for _title in vars(int):
-    if _title.startswith("__") and _title not in _SILENT:
-        setattr(Counter, _title, (_sum if _title in _SUMS else _use)(_title))
