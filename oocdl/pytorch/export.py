@@ -187,7 +187,6 @@ def _about(module: nn.Module, made: Study, exporter: str, verify: bool) -> Metad
 
 
 def _notes(module: nn.Module, made: Study, verify: bool) -> Iterator[str]:
-    """Yield what the user may not expect."""
     if not any(part.training for part in module.modules()):
         yield (
             "the module is in evaluation mode, and is trained so: without dropout, with norms that use their "

@@ -180,7 +180,6 @@ def load(
 def _misfits(
     module: nn.Module, metadata: Metadata, shapes: Mapping[str, Shape], there: Mapping[str, Tensor]
 ) -> list[str]:
-    """List in words how the module differs from the one that the run was made of."""
     misfits = []
     known = {title for fact in metadata.facts.values() for title in fact.names}
     for name, shape in shapes.items():

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
-from oocdl.graph.ir.graph import Array, Graph, Shape, needed_nodes
+from oocdl.graph.ir.graph import Array, Shape, normalize_axis
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.constant_folding import ints
@@ -70,20 +70,17 @@ class Context:
     """Extents of the trace, value by value, of the axes that have others now."""
     rebatched: bool = False
     """Whether a number of the file was read as the size of the batch."""
-    node: OnnxNode = field(default_factory=lambda: OnnxNode("", "", (), ()))
+    node: OnnxNode = OnnxNode("", "", (), ())
     stored: dict[str, str] = field(default_factory=dict)
     """ONNX names of known arrays -> the values of the graph that they became."""
     lowered: int = 0
     """Nodes that were lowered, those of bodies each time."""
     folded_bytes: int = 0
-    """Constants that were computed."""
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise UnsupportedError for this node."""
         raise UnsupportedError(f"{self.node.op} with {reason}")
 
     def has(self, index: int) -> bool:
-        """Whether an optional input is given."""
         return index < len(self.node.inputs) and self.node.inputs[index] != ""
 
     def entry(self, index: int) -> Entry:
@@ -100,7 +97,6 @@ class Context:
         return found
 
     def known(self, index: int) -> Array | None:
-        """Return an input if it is given and known, else ``None``."""
         found = self.entry(index) if self.has(index) else None
         return found if isinstance(found, np.ndarray) else None
 
@@ -123,7 +119,6 @@ class Context:
         return None if array is None else array.reshape(-1)[0].item()
 
     def value(self, index: int) -> str:
-        """Return the name of an input as a value of the graph."""
         found, name = self.operand(index), self.node.inputs[index]
         if isinstance(found, str):
             return str(found)
@@ -132,7 +127,6 @@ class Context:
         return self.stored[name]
 
     def values(self) -> list[str]:
-        """Return the names of all inputs as values of the graph."""
         return [self.value(index) for index in range(len(self.node.inputs))]
 
     def store(self, array: Array) -> str:
@@ -142,7 +136,6 @@ class Context:
         return self.build.constant(array, dtype)
 
     def shape(self, index: int) -> Shape:
-        """Return the shape of an input."""
         found = self.operand(index)
         return self.build.shape(found) if isinstance(found, str) else found.shape
 
@@ -156,8 +149,11 @@ class Context:
         return None if before is None or before == self.shape(index) else before
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or its default."""
         return self.node.attrs.get(name, default)
+
+    def axis(self, default: int | None = None, more: int = 0) -> int:
+        """Return the attribute ``axis``, counted from the first of the axes of input 0 and ``more``."""
+        return normalize_axis(self.attr("axis", default), len(self.shape(0)) + more)
 
     def need_floats(self, *indices: int) -> None:
         """Raise ModelError if an input at ``indices`` holds whole numbers or booleans."""
@@ -181,8 +177,11 @@ class Context:
         return made
 
     def make(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """Add a node; returns its first output."""
         return self.many(op, *inputs, **attrs)[0]
+
+    def transpose(self, value: str, perm: Sequence[int]) -> str:
+        """Transpose ``value``, unless its axes stay where they are."""
+        return value if list(perm) == sorted(perm) else self.make("Transpose", value, perm=tuple(perm))
 
     def make_room(self, count: int) -> None:
         """Raise ModelError if the graph cannot take so many more nodes."""
@@ -229,16 +228,6 @@ def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:
     return enter
 
 
-def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
-    """The graph without nodes and values that neither an output nor an update needs."""
-    ends = (*graph.outputs, *graph.updates.values(), *graph.updates)
-    nodes = needed_nodes(graph.nodes, ends)
-    live = {*ends, *inputs}.union(*((*node.inputs, *node.outputs) for node in nodes))
-    values = {name: value for name, value in graph.values.items() if name in live}
-    constants = {name: data for name, data in graph.constants.items() if name in live}
-    return replace(graph, values=values, nodes=nodes, constants=constants)
-
-
 def in_body(refused: Sequence[Refusal], node: str) -> list[Refusal]:
     """Return refusals of nodes in the body of the node of a name, with that in their reasons."""
     return [replace(item, reason=f"{item.reason} in the body of {shown(node)}") for item in refused]
@@ -261,8 +250,6 @@ def grouped(refused: Sequence[Refusal]) -> str:
     for refusal in refused:
         nodes.setdefault(refusal.reason, []).append(refusal.node)
     return "; ".join(
-        f"{shown(found[0])} ({reason})"
-        if len(found) == 1
-        else f"{reason} × {len(found)}, first {shown(found[0])}"
+        f"{reason} × {len(found)}, first {shown(found[0])}" if found[1:] else f"{shown(found[0])} ({reason})"
         for reason, found in nodes.items()
     )

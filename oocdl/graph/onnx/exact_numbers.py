@@ -46,7 +46,6 @@ class ExactNumbers:
             self._exact.setdefault(float(np.float32(number)), number)
 
     def number(self, value: float) -> float:
-        """Return the number that ``value`` was, or itself."""
         return self._exact.get(float(np.float32(value)), value)
 
     def array(self, array: Array) -> Array:
@@ -60,7 +59,6 @@ class ExactNumbers:
         return np.full(array.shape, self._exact.get(value, value))
 
     def nodes(self, nodes: Sequence[OnnxNode]) -> tuple[OnnxNode, ...]:
-        """Return nodes whose attributes and constants are exact."""
         return tuple(replace(node, attrs=self._attrs(node.op, node.attrs)) for node in nodes)
 
     def _attrs(self, op: str, attrs: Mapping[str, Any]) -> dict[str, Any]:

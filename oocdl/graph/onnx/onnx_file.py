@@ -74,13 +74,13 @@ class OnnxFile:
         return {self.owner[name] for name in results if name in self.owner}
 
     def fact(self, initializer: str) -> Fact | None:
-        """Return what the metadata says of an initializer."""
+        """What the metadata says of an initializer."""
         return self.metadata.facts.get(initializer) if self.metadata is not None else None
 
     def names_of(self, initializer: str) -> tuple[str, ...]:
         """Return the names by which ``freeze`` may mean an initializer: its own, and those in the module."""
         fact = self.fact(initializer)
-        return tuple(dict.fromkeys((initializer, *(fact.names if fact is not None else ()))))
+        return (initializer,) if fact is None else tuple(dict.fromkeys((initializer, *fact.names)))
 
     def pattern_of(self, initializer: str, patterns: Collection[str]) -> str | None:
         """Return the first pattern of ``freeze`` that means an initializer; None if none does."""
@@ -112,9 +112,8 @@ def module_path(node: OnnxNode) -> str:
 
 def module_of(node: OnnxNode) -> str:
     """Return the module that a node is of, calls of one module being one."""
-    scopes = node.scopes
-    if scopes:
-        return re.sub(r"@\d+", "", scopes[-2] if len(scopes) > 1 else "")
+    if node.scopes:
+        return re.sub(r"@\d+", "", ("", *node.scopes)[-2])
     if node.name.startswith("/"):
         return "/".join(re.sub(r"_\d+$", "", part) for part in node.name.split("/")[1:-1])
     return node.name
@@ -152,7 +151,6 @@ class TracedFile:
 
     @cached_property
     def trained(self) -> list[str]:
-        """The initializers that are trained."""
         return [name for name, role in self.roles.items() if role is Role.WEIGHT and name not in self.frozen]
 
     def is_uniform(self, name: str) -> bool:
@@ -214,7 +212,6 @@ def _facts(model: OnnxFile, name: str) -> tuple[str, str, str]:
 
 
 def _plain(held: Any) -> Any:
-    """Return what can be compared."""
     if isinstance(held, np.ndarray):
         return held.dtype, held.shape, held.tobytes()
     if isinstance(held, Mapping):

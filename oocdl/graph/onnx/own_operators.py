@@ -47,7 +47,6 @@ def own_operator(name: str, function: Compose) -> OwnOperator:
 
 
 def _slots(function: Compose) -> list[inspect.Parameter]:
-    """Return the parameters that are a builder and operands."""
     return [p for p in inspect.signature(function).parameters.values() if p.kind in _SLOTS]
 
 
@@ -105,7 +104,6 @@ def lower_own(ctx: Context) -> Sequence[Operand]:
 
 
 def _check(function: Compose, given: Sequence[str | None], node: OnnxNode) -> None:
-    """Raise ModelError if a function does not take what a node has."""
     slots = _slots(function)[1:]
     try:
         bound = inspect.signature(function).bind(None, *given, **node.attrs).arguments

@@ -55,7 +55,6 @@ class WeightSource:
         return self.stored.kind == "f" or self.stored.name == "bfloat16"
 
     def astype(self, dtype: str) -> WeightSource:
-        """Return the same initializer, read as ``dtype``."""
         return replace(self, dtype=dtype)
 
     def read(self, region: Region | None = None) -> Array:
@@ -71,7 +70,6 @@ class WeightSource:
         return piece.astype(self.dtype, copy=False)
 
     def raw(self, region: Region | None = None) -> Array:
-        """Return a copy of a region as it is stored, unchecked."""
         region = whole(self.shape) if region is None else region
         if self.data is not None:
             return np.array(self.data[as_slices(region)])

@@ -100,8 +100,6 @@ def _source(tensor: onnx.TensorProto, origin: Path, span: range | None) -> Weigh
 
 @dataclass(frozen=True)
 class _Item:
-    """One initializer: its old tensor message, and the source of its new contents."""
-
     tensor: onnx.TensorProto
     stored: WeightSource | None
     weights: Weights
@@ -111,7 +109,6 @@ class _Item:
         return self.stored.nbytes if self.stored is not None else 0
 
     def head(self, placed: Mapping[str, str] | None = None) -> bytes:
-        """Return the tensor message without its contents."""
         tensor = onnx.TensorProto(
             name=self.tensor.name, data_type=self.tensor.data_type, dims=self.tensor.dims
         )
@@ -122,7 +119,6 @@ class _Item:
         return bytes(tensor.SerializeToString())
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the contents, little-endian, in order."""
         assert self.stored is not None
         count, name = 0, shown(self.stored.name)
         found = self.weights(self.stored.name)
@@ -164,7 +160,6 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def _placed(items: Sequence[_Item], location: str) -> Iterator[tuple[_Item, dict[str, str]]]:
-    """Place each tensor in the external file."""
     at = 0
     for item in items:
         if item.stored is None or not item.nbytes:

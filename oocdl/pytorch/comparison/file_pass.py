@@ -106,7 +106,6 @@ def inference_pass(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]], prec
 
 
 def _with_attention(imported: Imported) -> Graph:
-    """Make attention one node, as a plan does."""
     outputs = tuple(dict.fromkeys(value for _, value in imported.outputs))
     return with_attention(replace(imported.graph, outputs=outputs), RULES, set(imported.inputs))
 

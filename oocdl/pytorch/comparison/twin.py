@@ -34,7 +34,6 @@ class Twin:
         self.tensors |= dict(self.module.named_buffers(remove_duplicate=False))
 
     def held(self) -> dict[str, Tensor]:
-        """Return the contents of the file's initializers, as they are in the module now."""
         return {name: self.tensors[fact.names[0]].detach().clone() for name, fact in self.facts.items()}
 
     def put(self, held: Tensors) -> None:
@@ -87,7 +86,6 @@ class Twin:
         return results | self._left() if trains else results
 
     def _left(self) -> dict[str, Tensor]:
-        """Return the gradients and running statistics that the last call has left."""
         left = {}
         for name, fact in self.facts.items():
             tensor = self.tensors[fact.names[0]]

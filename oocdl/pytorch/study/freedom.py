@@ -126,8 +126,6 @@ class _Env(ShapeEnv):
 
 
 class _Calls(TorchFunctionMode):
-    """Notes where conditions arise."""
-
     def __init__(self, places: Places, env: ShapeEnv) -> None:
         super().__init__()
         self.places, self.env = places, env

@@ -36,7 +36,6 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _has_values(func: Any) -> bool:
-    """Whether the results of an operator depend on the numbers in its operands."""
     return not any(word in str(func) for word in _NO_VALUES)
 
 
@@ -148,7 +147,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors that autograd follows."""
 
     def refuse(self, what: str) -> None:
-        """Note what ONNX cannot carry, and where it is."""
         self.found.refused.append(f"{what} {self.places.here()}")
 
     def call(self, module: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> Findings:
@@ -306,7 +304,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.refuse("a norm that runs in both modes,")
 
     def _looks_up(self, name: str, bound: Mapping[str, Any], given: Sequence[Tensor]) -> None:
-        """Note tables, and how they are read."""
         if name == "embedding":
             self._embedding(bound)
         elif name in ("index", "index_select", "gather", "take") and cell_of(given[0]) in self.state:

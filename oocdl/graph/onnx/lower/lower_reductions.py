@@ -104,7 +104,6 @@ def _reduce_product(ctx: Context) -> Sequence[Operand]:
     "ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"
 )
 def _reduce(ctx: Context) -> Sequence[Operand]:
-    """Lower to ReduceSum and elementwise nodes."""
     x, axes, op = ctx.value(0), _axes(ctx), ctx.node.op.removeprefix("Reduce")
     shape, whole = ctx.build.shape(x), not is_float(ctx.build.dtype(x))
     if whole and op in ("L2", "LogSum", "LogSumExp"):

@@ -131,7 +131,6 @@ _KINDS = {
 
 
 def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, ...]]:
-    """Return the activations of each direction."""
     names = [str(name) for name in ctx.attr("activations", ())] or [*kind.activations] * directions
     if len(names) != directions * len(kind.activations):
         raise ModelError(f"{len(names)} activations are given, not {directions * len(kind.activations)}")

@@ -55,7 +55,6 @@ def _padded(ctx: Context, x: str, axis: int, before: int, after: int, mode: str,
 
 
 def _pads(ctx: Context) -> list[tuple[int, int, int]]:
-    """Return (axis, before, after) as they are written."""
     rank = len(ctx.shape(0))
     axes = ctx.ints("axes", "axes", 3)
     axes = tuple(range(rank)) if axes is None else axes

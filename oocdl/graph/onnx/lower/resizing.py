@@ -39,7 +39,6 @@ of a polynomial of the distance to that element, the highest power first."""
 
 @lowers("Resize", "Upsample")
 def _resize(ctx: Context) -> Sequence[Operand]:
-    """Resize axis by axis."""
     attrs, x = _attributes(ctx), ctx.value(0)
     for axis, size, scale in _sizes(ctx):
         if (size, scale) != (ctx.build.shape(x)[axis], 1.0):
