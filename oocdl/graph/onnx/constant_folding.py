@@ -64,9 +64,9 @@ def squeezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
     return np.squeeze(np.broadcast_to(np.False_, shape), None if axes is None else tuple(axes)).shape
 
 
-def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:
+def unsqueezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
     """Return ``shape`` with axes of extent one inserted, at ``axes`` of the result."""
-    return np.expand_dims(np.broadcast_to(np.False_, shape), tuple(axes)).shape
+    return np.expand_dims(np.broadcast_to(np.False_, shape), tuple(axes or ())).shape
 
 
 def reshaped(shape: Shape, target: Sequence[int], zero_is_zero: bool = False) -> Shape:
@@ -264,11 +264,6 @@ def _concat(node: OnnxNode, *arrays: Array) -> Sequence[Array]:
     return [np.concatenate(arrays, axis=node.attrs["axis"])]
 
 
-def _trilu(node: OnnxNode, data: Array, diagonal: Array | None = None) -> Sequence[Array]:
-    k = 0 if diagonal is None else int(diagonal.reshape(-1)[0])
-    return [(np.triu if node.attrs.get("upper", 1) else np.tril)(data, k)]
-
-
 def _reduction(function: Callable[..., Any]) -> Fold:
     def run(node: OnnxNode, data: Array, given: Array | None = None) -> Sequence[Array]:
         axes = ints(node, "axes", given) or None
@@ -292,7 +287,6 @@ _NAMES = {
     **{"Sub": "subtract", "Mul": "multiply", "Neg": "negative"},
     **{"LessOrEqual": "less_equal", "GreaterOrEqual": "greater_equal"},
 }
-"""Operator -> the function of NumPy that is it."""
 FOLDS: dict[str, Fold] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
@@ -311,7 +305,9 @@ FOLDS: dict[str, Fold] = {
     "Slice": _slice,
     "Split": _split,
     "Concat": _concat,
-    "Trilu": _trilu,
+    "Trilu": lambda node, data, diagonal=0: [
+        (np.triu if node.attrs.get("upper", 1) else np.tril)(data, int(np.reshape(diagonal, -1)[0]))
+    ],
     "Unsqueeze": lambda node, data, axes=None: [np.expand_dims(data, ints(node, "axes", axes) or ())],
     "Squeeze": lambda node, data, axes=None: [np.squeeze(data, ints(node, "axes", axes))],
     "Reshape": lambda node, data, target: [

@@ -1,8 +1,6 @@
 """The context in which an ONNX operator becomes nodes of our vocabulary.
 
-A lowering reads its node and operands from the context, grows the graph, and
-returns one operand for each output. What it cannot do it refuses with
-``UnsupportedError("<operator> with <reason>")``; the reader collects all of these.
+A lowering reads its node and operands from it, grows the graph, and returns one operand for each output.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from oocdl.graph.ir.graph import Array, Shape, normalize_axis
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.constant_folding import ints
-from oocdl.graph.onnx.exact_numbers import ExactNumbers
-from oocdl.graph.onnx.metadata import Fact
+from oocdl.graph.onnx.metadata import ExactNumbers, Fact
 from oocdl.graph.onnx.model_file import OnnxNode, shown
 
 Operand = str | Array
@@ -47,7 +44,6 @@ class Context:
     evaluated: frozenset[str]
     """First outputs of the BatchNorms that use their running statistics in training, too."""
     facts: Mapping[str, Fact]
-    """Initializer -> facts from the file's metadata."""
     traced: Mapping[str, Shape]
     """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""
     batch: tuple[int, int] | None
@@ -60,7 +56,6 @@ class Context:
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]
     """Lowers the nodes of a body; returns what of them is refused."""
     exact: ExactNumbers | None = None
-    """The numbers of the module's code, where the file has them."""
     env: dict[str, Entry] = field(default_factory=dict)
     single_biases: set[str] = field(default_factory=set)
     """Initializers of recurrent biases whose second half is zeros that are no parameters."""
@@ -179,9 +174,18 @@ class Context:
     def make(self, op: str, *inputs: str, **attrs: Any) -> str:
         return self.many(op, *inputs, **attrs)[0]
 
+    def scaled(self, value: str, factor: float) -> str:
+        """Multiply ``value``, unless it is by 1."""
+        return value if factor == 1.0 else self.make("Mul", value, self.number(factor, value))
+
     def transpose(self, value: str, perm: Sequence[int]) -> str:
         """Transpose ``value``, unless its axes stay where they are."""
-        return value if list(perm) == sorted(perm) else self.make("Transpose", value, perm=tuple(perm))
+        same = tuple(perm) == tuple(range(len(self.build.shape(value))))
+        return value if same else self.make("Transpose", value, perm=tuple(perm))
+
+    def concat(self, values: Sequence[str], axis: int) -> str:
+        """Concatenate ``values``, unless there is but one."""
+        return self.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]
 
     def make_room(self, count: int) -> None:
         """Raise ModelError if the graph cannot take so many more nodes."""
@@ -193,10 +197,8 @@ class Context:
         return self.build.like(number, like)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
-        """Reshape ``value``; returns the result's name.
-
-        A Reshape of a Reshape is one, so that axes that come back are never merged.
-        """
+        """Reshape ``value``; returns the result's name."""
+        # A Reshape of a Reshape is one, so that axes that come back are never merged.
         shape = tuple(int(extent) for extent in shape)
         value = self.unreshaped(value)
         return value if self.build.shape(value) == shape else self.make("Reshape", value, shape=shape)
@@ -212,7 +214,6 @@ class Context:
 
 
 Lower = Callable[[Context], Sequence[Entry]]
-"""Lowers the node of the context; returns its outputs."""
 LOWERINGS: dict[str, Lower] = {}
 """All lowerings, by the ONNX operator: one that is not here is read as its rule says, or not at all."""
 LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Entry]])
