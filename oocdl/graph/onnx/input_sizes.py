@@ -151,11 +151,9 @@ def sizes_of(
 
 
 def other_sizes(inputs: Sequence[Port], shapes: Mapping[str, Shape]) -> str:
-    """Say which inputs are given other sizes than the file fixes, but for the batch; '' if none is.
-
-    What an exporter leaves no trace of cannot be seen in a file: a window that an adaptive pooling had, a
-    branch that was taken for a size, an amount of padding.
-    """
+    """Say which inputs are given other sizes than the file fixes, but for the batch; '' if none is."""
+    # What an exporter leaves no trace of cannot be seen in a file: a window that an adaptive pooling had, a
+    # branch that was taken for a size, an amount of padding.
     for port in inputs:
         pairs = list(zip(port.dims, shapes.get(port.name, port.dims), strict=True))
         if any(isinstance(dim, int) and dim != extent for dim, extent in pairs[1:]):

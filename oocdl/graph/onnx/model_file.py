@@ -24,7 +24,7 @@ from oocdl.errors import ModelError, UnsupportedError
 KEPT_BYTES = 1024
 """Raw tensors up to this size stay in the parsed message."""
 
-_GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers in ModelProto, GraphProto, TensorProto
+GRAPH, INITIALIZER, RAW = 7, 5, 9  # field numbers in ModelProto, GraphProto, TensorProto
 _HEADS = {
     b"PK\x03\x04": "a PyTorch or zip archive",
     b"\x80": "a pickle",
@@ -176,24 +176,24 @@ def _strip(handle: int, size: int) -> tuple[bytes, dict[int, range]]:
     spans: dict[int, range] = {}
     count = 0
     for number, start, body, stop in _fields(handle, 0, size):
-        if number != _GRAPH:
+        if number != GRAPH:
             pieces.append(_read(handle, start, stop))
             continue
         inner: list[bytes] = []
         for part, first, content, last in _fields(handle, body, stop):
-            if part != _INITIALIZER:
+            if part != INITIALIZER:
                 inner.append(_read(handle, first, last))
                 continue
             tensor = b""
             for kind, a, b, c in _fields(handle, content, last):
-                if kind == _RAW and c - b > KEPT_BYTES:
+                if kind == RAW and c - b > KEPT_BYTES:
                     spans[count] = range(b, c)
                 else:
                     tensor += _read(handle, a, c)
-            inner += [field_header(_INITIALIZER, len(tensor)), tensor]
+            inner += [field_header(INITIALIZER, len(tensor)), tensor]
             count += 1
         graph = b"".join(inner)
-        pieces += [field_header(_GRAPH, len(graph)), graph]
+        pieces += [field_header(GRAPH, len(graph)), graph]
     return b"".join(pieces), spans
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.bodies import every_node, owners, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
-from oocdl.graph.onnx.exact_numbers import ExactNumbers
-from oocdl.graph.onnx.metadata import Fact, Metadata
+from oocdl.graph.onnx.metadata import ExactNumbers, Fact, Metadata
 from oocdl.graph.onnx.model_file import Body, OnnxNode, Port, shown
 from oocdl.graph.onnx.tensors import WeightSource
 
@@ -50,7 +49,6 @@ class OnnxFile:
     metadata: Metadata | None = None
     """The record of the module that ``oocdl.from_torch`` wrote; None for other files."""
     exact: ExactNumbers | None = None
-    """The numbers of its code."""
 
     @cached_property
     def owner(self) -> Mapping[str, str]:
@@ -98,10 +96,8 @@ class OnnxFile:
 
 
 def module_path(node: OnnxNode) -> str:
-    """Return the path that ``named_modules`` has of the module that a node is of; empty if none is known.
-
-    TorchScript writes a path as "/model/model.1/model.1.0/conv/Conv": a child of a list repeats its parent.
-    """
+    """Return the path that ``named_modules`` has of the module that a node is of; empty if none is known."""
+    # TorchScript writes a path as "/model/model.1/model.1.0/conv/Conv": a child of a list repeats its parent.
     if node.scopes:
         return module_of(node)
     path: list[str] = []
@@ -125,7 +121,6 @@ class TracedFile:
 
     model: OnnxFile
     roles: Mapping[str, Role]
-    """Role of each initializer that is read."""
     frozen: Collection[str]
     evaluated: Collection[str]
     """First outputs of the norms that use their running statistics in training, too."""
