@@ -44,7 +44,6 @@ class Findings:
     """The findings of one call of a module, by the module's names; a tied tensor has its first."""
 
     outputs: Any = None
-    """The value that the module returned."""
     reached: set[str] = field(default_factory=set)
     """Parameters that a gradient reaches."""
     read: set[str] = field(default_factory=set)
@@ -66,7 +65,6 @@ class Findings:
     tensors: set[float] = field(default_factory=set)
     """Numbers of tensors that hold one, and do not depend on data."""
     refused: list[str] = field(default_factory=list)
-    """Things that ONNX cannot carry, each in words."""
     trace: list[str] = field(default_factory=list)
     """Each operator with its numbers, and with what made its operands: equal for equal calls."""
     places: list[str] = field(default_factory=list)
@@ -214,9 +212,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.startswith(_NORMS):
             self._norm(bound, name)
         else:
-            for title in {self.state[cell_of(x)] for x in given if cell_of(x) in self.state}:
-                if title not in self.beside:
-                    self.beside[title] = self.places.here()
+            for title in {self.state[cell_of(x)] for x in given if cell_of(x) in self.state} - {*self.beside}:
+                self.beside[title] = self.places.here()
             if func._schema.is_mutable:
                 self._changes(func, bound, name)
         self._looks_up(name, bound, given)
@@ -279,9 +276,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note what the results depend on: data, and gradients that were cut."""
         with_gradient = any(x.requires_grad for x in given)
         kept = with_gradient and torch.is_grad_enabled() and name != "detach"
-        where = next(
-            (self.cut[key] for x in given if (key := (cell_of(x), x.requires_grad)) in self.cut), None
-        )
+        keys = [(cell_of(x), x.requires_grad) for x in given]
+        where = next((self.cut[key] for key in keys if key in self.cut), None)
         if with_gradient and not kept and where is None:
             how = "detach() or .data" if name == "detach" else "torch.no_grad()"
             where = f"{how} {self.places.here()}"
@@ -348,11 +344,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         findings = self.found
         results = tensors_in(findings.outputs)
         for x in results:
-            if (cell_of(x), x.requires_grad) in self.cut:
-                findings.refused.append(
-                    f"the gradient is cut by {self.cut[cell_of(x), x.requires_grad]} "
-                    "(to freeze parameters, use requires_grad_(False))"
-                )
+            if where := self.cut.get((cell_of(x), x.requires_grad)):
+                way_out = "(to freeze parameters, use requires_grad_(False))"
+                findings.refused.append(f"the gradient is cut by {where} {way_out}")
         for title, training in findings.norms.items():
             if training and title in self.beside:
                 findings.refused.append(f"'{title}' is changed by its norm, and read {self.beside[title]}")

@@ -1,9 +1,8 @@
 """Calls a module a few times, and notes what a file cannot say, or could not carry.
 
 The module runs on tensors without contents where it can, so that a sample need not fit in memory, and as it
-would be trained: with autograd, in the modes in which its user has put its parts. Several calls, because a
-file holds one: what a call leaves behind for the next (a counter, a kept tensor that it reads), and what
-differs between calls (Python's random numbers) is refused by name.
+would be trained. A file holds one call: what a call leaves behind for the next (a counter, a kept tensor that
+it reads), and what differs between calls (Python's random numbers) is refused by name.
 """
 
 from __future__ import annotations
@@ -59,26 +58,21 @@ def _refuse(module: nn.Module, what: Iterable[str]) -> None:
 
 
 def _strangers(module: nn.Module, double: nn.Module) -> dict[int, str]:
-    """Return the tensors that a copy would read where the module reads a weight that is trained.
-
-    By cell or id, with the reason in words. In a copy functions still hold the weights of the module itself,
-    and a tensor that shared memory with a weight no longer does.
-    """
+    """Return the tensors that a copy would read where the module reads a weight that is trained."""
+    # By cell or id, with the reason in words. In a copy functions still hold the weights of the module
+    # itself, and a tensor that shared memory with a weight no longer does.
     weights = {cell_of(p): name for name, p in module.named_parameters() if p.requires_grad}
     own = {cell_of(held.tensor) for held in named_tensors(double)}
-    found = {
-        cell: f"'{name}' is read through a closure, a hook or a weak reference, which a copy of the module "
-        "does not follow (read it in forward, by attributes of self),"
-        for cell, name in weights.items()
-        if cell not in own
-    }
+    how = (
+        "is read through a closure, a hook or a weak reference, which a copy of the module does not follow "
+        "(read it in forward, by attributes of self),"
+    )
+    found = {cell: f"'{name}' {how}" for cell, name in weights.items() if cell not in own}
     registered, copies = {*map(id, module.parameters())}, snapshot(double)
     for path, leaf in snapshot(module).items():
         if is_tensor(leaf) and leaf[1] in weights and leaf[2] not in registered and path in copies:
-            weight = weights[leaf[1]]
-            found[copies[path][2]] = (
-                f"'{path}' and '{weight}' are two tensors in the same memory (use one, by two names), read"
-            )
+            both = f"'{path}' and '{weights[leaf[1]]}' are two tensors in the same memory"
+            found[copies[path][2]] = f"{both} (use one, by two names), read"
     return found
 
 
@@ -95,10 +89,8 @@ def _repeated(
         for _ in range(3):
             calls.append(watch.call(module, args, kwargs))
             states.append(snapshot(module))
-        made = {name for name, _ in module.named_parameters()} - registered
-        refused = [
-            f"its first call makes the parameter '{name}' (call it once before)" for name in sorted(made)
-        ]
+        made = sorted({name for name, _ in module.named_parameters()} - registered)
+        refused = [f"its first call makes the parameter '{name}' (call it once before)" for name in made]
         refused += [text for findings in calls for text in findings.refused]
         drawn = [place for place, now in enumerate(dice()) if now != before[place]]
         refused += [_drawn(dice, place, module, call) for place in drawn]

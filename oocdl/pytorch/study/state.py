@@ -109,8 +109,9 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    slots = [slot for cls in type(value).__mro__ for slot in _names(vars(cls).get("__slots__", ()))]
-    for title in (*_SLOTS.get(type(value), ()), *slots):
+    given = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    slots = [slot for one in given for slot in ((one,) if isinstance(one, str) else one)]
+    for title in (*_SLOTS.get(type(value), ()), *(slot for slot in slots if not slot.startswith("__"))):
         if hasattr(value, title):
             yield title, getattr(value, title)
     if isinstance(value, FunctionType):
@@ -120,12 +121,6 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
             except ValueError:
                 continue  # it is not set yet
     yield from vars(value).items() if hasattr(value, "__dict__") else ()
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    """Return the names of slots that have no other way in."""
-    given = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(slot for slot in given if not slot.startswith("__"))
 
 
 def _reduced(iterator: Any) -> Any:
