@@ -42,8 +42,7 @@ BOMBS = {
     "a function that calls itself": (functions(3, "own.f0"), "calls itself"),
     "a call of too many": (
         functions(1, "Tanh").replace("own.f0 (x)", "own.f0 (x, x)"),
-        "node 'y' calls 'f0' with 2 inputs and 1 outputs: too many",
-    ),
+        "node 'y' calls 'f0' with 2 inputs and 1 outputs: too many"),
     "loops in loops": (
         X
         + """{ n = Constant <value_int=9000> ()
@@ -64,8 +63,7 @@ BOMBS = {
     "axes": (X + f"{{ s = Constant <value_ints={[1] * 40 + [24]}> () y = Reshape (x, s) }}", "has 41 axes"),
     "elements": (
         X + f"{{ s = Constant <value_ints={[2**20, 2**20, 2**15, 1, 1, 1]}> () y = Expand (x, s) }}",
-        "elements",
-    ),
+        "elements"),
     "numbers of an axis": (
         X
         + "{ s = Constant <value_ints=[2,3,1099511627776]> () w = ReduceMax <axes=[2]> (x) z = Expand (w, s) "
@@ -74,15 +72,14 @@ BOMBS = {
     ),
     "windows": (
         X.replace("2,3,4", "2,3,2147483648") + "{ y = AveragePool <kernel_shape=[2]> (x) }",
-        "windows along an axis of 2147483648 read 4294967294 elements",
-    ),
+        "windows along an axis of 2147483648 read 4294967294 elements"),
     "steps": (
         X.replace("2,3,4] x", "1099511627776,3,4] x, float[1,12,4] w, float[1,12,3] r")
         + "{ y = LSTM <hidden_size=3> (x, w, r) }",
         "nodes",
     ),
     "parts": (X + "{ y = Split <axis=1, num_outputs=1099511627776> (x) }", "parts"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BOMBS)
