@@ -212,8 +212,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name.startswith(_NORMS):
             self._norm(bound, name)
         else:
-            for title in {self.state[cell_of(x)] for x in given if cell_of(x) in self.state} - {*self.beside}:
-                self.beside[title] = self.places.here()
+            for title in {self.state[cell_of(x)] for x in given if cell_of(x) in self.state}:
+                if title not in self.beside:
+                    self.beside[title] = self.places.here()
             if func._schema.is_mutable:
                 self._changes(func, bound, name)
         self._looks_up(name, bound, given)

@@ -144,8 +144,8 @@ def _loop(ctx: Context) -> Sequence[Entry]:
             ctx.refuse(f"more than {MOST_TRIPS} trips")
         number = np.asarray(len(scanned), np.int64)
         condition, *made = _run(ctx, body, [number, np.asarray(True), *state])
-        state, rest = made[: len(state)], made[len(state) :]
-        scanned.append(rest)
+        scanned.append(made[len(state) :])
+        state = made[: len(state)]
         # A condition that nothing reads any more may depend on data.
         going = len(scanned) >= trips or _truth(ctx, condition)
     if not scanned and body.outputs[1 + len(state) :]:

@@ -19,8 +19,7 @@ from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
 
 def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
     """Return a Reshape of ``x`` [..., n, r, ...] to [..., n r, ...] where all along r is equal; else None."""
-    # Copies of heads that share keys stay on purpose: attention reads the head itself, and they are never
-    # made.
+    # Copies of heads that share keys stay on purpose: attention reads the head itself, and none is made.
     moved = ctx.build.makers.get(x)
     perm, inner = tuple(range(len(shape))), x
     if moved is not None and moved.op == "Transpose":
