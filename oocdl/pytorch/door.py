@@ -35,10 +35,10 @@ def from_torch(
     ----------
     module
         The network. What it does must be a function of its inputs and parameters: a gradient that is cut in
-        place, backward hooks, what its forward changes (beside the running statistics of BatchNorms, and
-        tensors that it only keeps), random numbers of Python and NumPy, and ``alpha_dropout`` are refused by
-        name. Random numbers of PyTorch are drawn anew in each step; predictions leave out dropout and
-        stochastic depth, and draw others, with a warning.
+        place, backward hooks, what its forward changes and reads again (beside the running statistics of
+        BatchNorms), random numbers of Python and NumPy, and ``alpha_dropout`` are refused by name. Random
+        numbers of PyTorch are drawn anew in each step; predictions leave out dropout and stochastic depth,
+        and draw others, with a warning.
     example_inputs
         A tensor, a sequence of them, or a mapping by the arguments of ``forward``. Only dtypes and shapes
         matter; a small example stands for a volume that would not fit.

@@ -1,12 +1,13 @@
 """Calls a module a few times, and notes what a file cannot say, or could not carry.
 
 The module runs on tensors without contents where it can, so that a sample need not fit in memory, and as it
-would be trained. A file holds one call: what a call leaves behind for the next (a counter, a kept tensor that
-it reads), and what differs between calls (Python's random numbers) is refused by name.
+would be trained. A file holds one call: what a call leaves behind for the next (a counter, a kept tensor),
+and what differs between calls (Python's random numbers) is refused by name, unless nothing depends on it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
@@ -19,8 +20,10 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
 from oocdl.pytorch.module_tensors import copied, named_tensors
 from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
-from oocdl.pytorch.study.state import cell_of, changed, generators, is_tensor, snapshot
+from oocdl.pytorch.study.state import cell_of, changed, classes_of, counter, generators, is_tensor, snapshot
 
+_FAR = 1_000_003
+"""Number that is added to a counter to see whether anything depends on it."""
 Call = tuple[Sequence[Tensor], Mapping[str, Tensor]]
 
 
@@ -94,8 +97,12 @@ def _repeated(
         refused += [text for findings in calls for text in findings.refused]
         drawn = [place for place, now in enumerate(dice()) if now != before[place]]
         refused += [_drawn(dice, place, module, call) for place in drawn]
-        left = sorted(changed(states[1], states[2]))
-        refused = [f"'{path}' is changed by the forward pass" for path in left] or refused
+        left = changed(states[1], states[2])
+        counters = {path for path in left if type(states[1].get(path)) is int}
+        refused = [f"'{path}' is changed by the forward pass" for path in sorted(left - counters)] or refused
+        if not refused:
+            read = [path for path in sorted(counters) if _is_read(module, path, watch, call)]
+            refused = [f"'{path}' is changed by the forward pass, and read by it" for path in read]
         calls[0].refused[:] = refused or _differences(*calls)
     return calls[0]
 
@@ -105,6 +112,21 @@ def _drawn(dice: Callable[[], list[tuple[str, Any]]], number: int, module: nn.Mo
     with drawn:
         module(*call[0], **call[1])
     return f"{dice()[number][0]} is drawn from {drawn.place}".rstrip()
+
+
+def _is_read(module: nn.Module, path: str, watch: Watch, call: Call) -> bool:
+    """Whether a call depends on a whole number that each call changes."""
+    owner, _, title = path.rpartition(".")
+    part: Any = {**sys.modules, **classes_of(module), **dict(module.named_modules())}.get(owner)
+    if part is None or type(getattr(part, title, None)) is not int:
+        return True
+    uses: list[str] = []
+    value = getattr(part, title)
+    before = watch.call(module, *call).trace
+    setattr(part, title, counter(value + _FAR, uses))
+    after = watch.call(module, *call).trace
+    setattr(part, title, value)
+    return bool(uses) or before != after
 
 
 def _differences(first: Findings, second: Findings, third: Findings) -> list[str]:

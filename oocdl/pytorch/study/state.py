@@ -52,17 +52,18 @@ def snapshot(module: nn.Module) -> dict[str, Any]:
             state[f"{prefix}{title}"] = None if tensor is None else ("buffer", cell_of(tensor))
         for title, parameter in part._parameters.items():
             state[f"{prefix}{title}"] = None if parameter is None else ("parameter", cell_of(parameter))
-    for owner, cls in _classes_of(module).items():
+    for owner, cls in classes_of(module).items():
         for title, value in vars(cls).items():
             if not title.startswith("__"):
                 state.update(_leaves(f"{owner}.{title}", value, _DEPTH))
     return state
 
 
-def _classes_of(module: nn.Module) -> dict[str, type]:
+def classes_of(module: nn.Module) -> dict[str, type]:
     """Return the classes of a module and its parts by name, but for PyTorch's; equal names are numbered."""
+    classes = dict.fromkeys(cls for part in module.modules() for cls in type(part).__mro__[:-1])
     found = dict[str, type]()
-    for cls in dict.fromkeys(cls for part in module.modules() for cls in type(part).__mro__[:-1]):
+    for cls in classes:
         if not _is_of_torch(cls):
             found[f"{cls.__name__} ({len(found)})" if cls.__name__ in found else cls.__name__] = cls
     return found
@@ -177,3 +178,35 @@ def same_generators() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+class Counter(int):
+    """A whole number that notes in ``uses`` whether anything but a sum with another is made of it."""
+
+    uses: list[str]
+
+
+def counter(value: int, uses: list[str]) -> Counter:
+    """Return a whole number that notes its uses."""
+    made = Counter(value)
+    made.uses = uses
+    return made
+
+
+def _noting(name: str) -> Callable[..., Any]:
+    def call(self: Counter, *others: Any) -> Any:
+        result = getattr(int, name)(self, *others)
+        if name not in _SUMS:
+            self.uses.append(name)
+        elif result is not NotImplemented:
+            return counter(result, self.uses)
+        return result
+
+    return call
+
+
+_SUMS = ("__add__", "__radd__", "__sub__")
+_SILENT = ("__new__", "__getattribute__", "__getnewargs__", "__doc__")
+for _title in vars(int):
+    if _title.startswith("__") and _title not in _SILENT:
+        setattr(Counter, _title, _noting(_title))
