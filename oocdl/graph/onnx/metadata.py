@@ -177,16 +177,8 @@ def _check(name: str, fact: Fact, item: WeightSource | None, others: Collection[
 
 
 _KNOWN = (
-    math.pi,
-    math.e,
-    math.sqrt(2),
-    math.sqrt(0.5),
-    math.sqrt(2 / math.pi),
-    2 / math.sqrt(math.pi),
-    math.log(2),
-    1 / math.log(2),
-    math.log(10),
-    1 / math.log(10),
+    *(math.pi, math.e, math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi)),
+    *(math.log(2), 1 / math.log(2), math.log(10), 1 / math.log(10)),
     *(1 / number for number in range(3, 13)),
     *(0.1**digits for digits in range(1, 7)),
 )
