@@ -44,8 +44,7 @@ def annotate(
     known = _known(model, keys)
     trained = {name for name, p in module.named_parameters() if p.requires_grad} & found.reached
     updated = {name for name, training in found.norms.items() if training}
-    lost = sorted((trained | updated) - set(known.values()))
-    if lost:
+    if lost := sorted((trained | updated) - set(known.values())):
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise UnsupportedError(f"the exporter has folded '{lost[0]}' away{more}")
     metadata, names, repeated = _described(model, module, known, found, about)
@@ -66,15 +65,12 @@ def annotate(
 
 def _known(model: OnnxModel, keys: Mapping[Key, str]) -> dict[str, str]:
     """Return initializer -> the name in the module of the tensor that it holds."""
-    shapes = {key[:2] for key in keys}
-    known: dict[str, str] = {}
+    shapes, known = {key[:2] for key in keys}, {}
     for name, item in model.initializers.items():
         dtype = "float32" if item.stored.name == "bfloat16" else item.stored.name
         if item.is_float and (dtype, item.shape) in shapes:
-            key = key_of(item.raw().astype(dtype, copy=False))
-            if key in keys:
-                known[name] = keys[key]
-    return known
+            known[name] = keys.get(key_of(item.raw().astype(dtype, copy=False)), "")
+    return {name: title for name, title in known.items() if title}
 
 
 def _described(
@@ -83,10 +79,8 @@ def _described(
     """Return the metadata, initializer -> its name in the new file, and the initializers that go."""
     taken = {name for node in model.nodes for name in (*node.inputs, *node.outputs)}
     taken |= {port.name for port in (*model.inputs, *model.outputs)} | {*model.initializers}
-    facts: dict[str, Fact] = {}
-    names: dict[str, str] = {}
-    repeated: set[str] = set()
-    first: dict[str, str] = {}
+    facts, repeated = dict[str, Fact](), set[str]()
+    names, first = dict[str, str](), dict[str, str]()
     held = {tensor.names[0]: tensor for tensor in named_tensors(module)}
     order = {title: place for place, title in enumerate(held)}
     for name, title in sorted(known.items(), key=lambda pair: order[pair[1]]):

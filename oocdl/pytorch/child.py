@@ -111,10 +111,8 @@ def _run(work: Callable[[], T], writer: int, most_seconds: int | None) -> NoRetu
 
 
 def _goes_backward() -> bool:
-    """Whether autograd runs in this copy: it does not where its threads for devices ran before the fork.
-
-    They do in builds with CUDA, even without a GPU, once parts of PyTorch are loaded that exporters need.
-    """
+    """Whether autograd runs in this copy: it does not where its threads for devices ran before the fork."""
+    # They do in builds with CUDA, even without a GPU, once parts of PyTorch are loaded that exporters need.
     try:
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -133,10 +131,8 @@ def _outcome(work: Callable[[], T]) -> tuple[T | None, OocdlError | None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an exception says, behind its type where it is none of ours.
-
-    PyTorch's exporter wraps what went wrong in errors of its own, whose text is on how to report it.
-    """
+    """Return the first line of what an exception says, behind its type where it is none of ours."""
+    # PyTorch's exporter wraps what went wrong in errors of its own, whose text is on how to report it.
     while type(error).__module__.startswith("torch.onnx") and error.__cause__ is not None:
         error = error.__cause__
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]

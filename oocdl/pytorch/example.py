@@ -35,8 +35,7 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
     one volume with channels. Raises DatasetError or InputError.
     """
     refuse_kinds(module)
-    names = _arguments(module, settings.inputs or {})
-    chosen: dict[str, DataArray] = {}
+    names, chosen = _arguments(module, settings.inputs or {}), dict[str, DataArray]()
     for name in names:
         used = {array.name for array in chosen.values()}
         array = choose("input", name, settings.inputs, dataset.arrays, used, len(names) == 1)
@@ -47,10 +46,8 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
 
 
 def _inputs_that_fit(module: nn.Module, chosen: Mapping[str, DataArray], batch: int) -> Sequence[Form]:
-    """Return the first forms with which the module can be called; raises InputError if there are none.
-
-    Its code runs here, so it belongs in a copy of the user's process: caches and hooks would keep tensors.
-    """
+    """Return the first forms with which the module can be called; raises InputError if there are none."""
+    # Its code runs here, so it belongs in a copy of the user's process: caches and hooks would keep tensors.
     dtype, names = dtype_of(module), tuple(chosen)
     counts = (max(2, batch), max(2, batch) + 1)
     reason = ""
@@ -107,7 +104,5 @@ def _forms(array: DataArray, dtype: torch.dtype) -> list[Form]:
 
 def _tensors(names: Sequence[str], forms: Sequence[Form], batch: int) -> dict[str, Tensor]:
     """Zeros, which the system gives without taking memory for them until they are written."""
-    return {
-        name: torch.zeros((batch, *shape), dtype=dtype)
-        for name, (shape, dtype) in zip(names, forms, strict=True)
-    }
+    pairs = zip(names, forms, strict=True)
+    return {name: torch.zeros((batch, *shape), dtype=dtype) for name, (shape, dtype) in pairs}

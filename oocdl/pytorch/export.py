@@ -68,27 +68,22 @@ def export(
 
 def _tried(dynamic: Any, ranks: Mapping[str, int]) -> Axes:
     """Return the axes of each input that are to be open, if they can be."""
-    if dynamic is None:
-        return {name: range(rank) for name, rank in ranks.items()}
-    if dynamic == "space":
-        return {name: (0, *range(2, rank)) for name, rank in ranks.items()}
-    if dynamic == "batch":
-        return dict.fromkeys(ranks, (0,))
-    if isinstance(dynamic, str):
+    if dynamic is None or dynamic == "space":
+        gone = (1,) if dynamic else ()
+        return {name: [axis for axis in range(rank) if axis not in gone] for name, rank in ranks.items()}
+    if isinstance(dynamic, str) and dynamic != "batch":
         raise InputError(f"dynamic takes 'space', 'batch' or numbers of axes, got '{dynamic}'")
     if isinstance(dynamic, Mapping):
         return {name: tuple(dynamic.get(name, ())) for name in ranks}
-    return dict.fromkeys(ranks, tuple(dynamic))
+    return dict.fromkeys(ranks, (0,) if dynamic == "batch" else tuple(dynamic))
 
 
 def _first_that_works(
     module: nn.Module, signature: Signature, made: Study, target: Path, asked: Asked
 ) -> Metadata:
-    """Export with one exporter after the other, until one has written the module.
-
-    Where none can write it with all axes that are free, and none are asked for, only the batch is left open.
-    So it is where that takes too long: dynamo may reason for hours on a size that is open.
-    """
+    """Export with one exporter after the other, until one has written the module."""
+    # Where none can write it with all axes that are free, and none are asked for, only the batch is left
+    # open. So it is where that takes too long: dynamo may reason for hours on a size that is open.
     title = type(module).__name__
     studies: list[Study | None] = [made]
     if asked.dynamic is None and any(name != BATCH for name in made.free.names.values()):
@@ -132,10 +127,8 @@ def _written(
     metadata = annotate(draft, ready, module, keys, made.found, about, dims)
     model = inspect_onnx(ready)
     model.bind(RULES, made.example, precision="float64", training=True)
-    if not verify:
-        return metadata
     with exporting():
-        wrong, otherwise = differences(module, signature, model, made)
+        wrong, otherwise = differences(module, signature, model, made) if verify else ("", "")
     if wrong:
         raise UnsupportedError(f"its file is another network: {wrong}")
     if not otherwise:
@@ -168,9 +161,8 @@ def _dims(made: Study) -> Dims:
 
 def _about(module: nn.Module, made: Study, exporter: str, verify: bool) -> Metadata:
     """Collect what the file is to say of the module, but for its tensors."""
-    names, found = made.free.names, made.found
     called = (*made.sizes.first.items(), *made.sizes.second.items())
-    batches = [shape[0] for name, shape in called if names.get((name, 0)) == BATCH]
+    batches = [shape[0] for name, shape in called if made.free.names.get((name, 0)) == BATCH]
     return Metadata(
         module=type(module).__name__,
         exporter=exporter,
@@ -182,30 +174,28 @@ def _about(module: nn.Module, made: Study, exporter: str, verify: bool) -> Metad
         ),
         notes=tuple(_notes(module, made, verify)),
         compared=verify,
-        numbers=(*sorted(found.tensors), *sorted(x for x in found.numbers if float(np.float32(x)) != x)),
+        numbers=(*sorted(made.found.tensors), *_not_of_float32(made)),
     )
 
 
+def _not_of_float32(made: Study) -> list[float]:
+    return sorted(x for x in made.found.numbers if float(np.float32(x)) != x)
+
+
 def _notes(module: nn.Module, made: Study, verify: bool) -> Iterator[str]:
-    """Yield what the user may not expect."""
     if not any(part.training for part in module.modules()):
         yield (
             "the module is in evaluation mode, and is trained so: without dropout, with norms that use their "
             "running statistics (call module.train() before for training mode)"
         )
-    read = made.found.read
-    unread = [name for name, _ in module.named_parameters() if name not in read]
-    if unread:
+    if unread := [name for name, _ in module.named_parameters() if name not in made.found.read]:
         some = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
         yield f"the forward pass does not read {some}: not trained, as in PyTorch"
-    narrow = sorted(
-        {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.element_size() < 4}
-    )
-    if narrow:
-        yield f"parameters of {', '.join(narrow)} are trained in the precision of the run"
+    if narrow := {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.element_size() < 4}:
+        yield f"parameters of {', '.join(sorted(narrow))} are trained in the precision of the run"
     for place, dtype in list(made.found.casts.items())[:3]:
         yield f"the code rounds to {dtype} {place}; the run computes in its own precision there"
-    rounded = {float(np.float32(x)): x for x in made.found.numbers if float(np.float32(x)) != x}
+    rounded = {float(np.float32(x)): x for x in _not_of_float32(made)}
     is_exact = any(p.dtype == torch.float64 for p in module.parameters())
     for value in sorted(rounded.keys() & made.found.tensors if is_exact else ()):
         yield (

@@ -30,11 +30,9 @@ class Asked:
     dynamic: str | Sequence[int] | Mapping[str, Sequence[int]] | None = None
     """Axes to leave open; None: all that the module leaves free."""
     verify: bool = True
-    """Whether file and module are compared by numbers."""
 
     def __post_init__(self) -> None:
         flag("verify", self.verify)
 
 
 AS_IT_IS = Asked()
-"""The options where none are given."""

@@ -1,8 +1,7 @@
 """PyTorch's two exporters, called so that the file trains as the module does: nothing is folded or fused.
 
-The newer one (dynamo) runs without contents, and keeps names; it says of no norm whether it is in training
-mode, which the metadata does. The older one (TorchScript) runs the module, and writes some modules that the
-newer one cannot.
+The newer one (dynamo) runs without contents, and keeps names; it says of no norm in which mode it is. The
+older one (TorchScript) runs the module, and writes some modules that the newer one cannot.
 """
 
 from __future__ import annotations
@@ -42,13 +41,14 @@ class Call:
 
 def with_dynamo(module: nn.Module, call: Call, path: Path) -> None:
     """Export by torch.export."""
-    shapes = [dict.fromkeys(call.axes.get(name, ()), torch.export.Dim.DYNAMIC) for name in call.inputs]
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = {name: dict.fromkeys(call.axes.get(name, ()), dynamic) for name in call.inputs}
     size = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
     _export(
         module,
         call,
         path,
-        dynamic_shapes=dict(zip(call.inputs, shapes, strict=True)) if call.kwargs else tuple(shapes),
+        dynamic_shapes=shapes if call.kwargs else tuple(shapes.values()),
         opset_version=_DYNAMO_OPSET,
         dynamo=True,
         optimize=False,
@@ -165,11 +165,9 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def rewritten() -> Iterator[None]:
-    """Have a module call in other words what exporters get wrong.
-
-    They write attention without PyTorch's zeros for queries that see no key, lose sight of ``.data`` and of
-    Softplus's threshold, and write the others as formulas that lose digits or overflow.
-    """
+    """Have a module call in other words what exporters get wrong."""
+    # They write attention without PyTorch's zeros for queries that see no key, lose sight of ``.data`` and of
+    # Softplus's threshold, and write the others as formulas that lose digits or overflow.
     with patch("torch.nn.functional.scaled_dot_product_attention", _attention), _InOtherWords():
         yield
 
@@ -203,12 +201,10 @@ def _attention(
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Keep exporters, which talk a lot, from the terminal, and transformers from kernels of their own.
-
-    Unless told, a transformer layer of PyTorch looks whether its mask is causal, to pick a faster kernel of
-    the same result; a tensor without contents cannot say. In evaluation mode it has another, which no
-    exporter knows.
-    """
+    """Keep exporters, which talk a lot, from the terminal, and transformers from kernels of their own."""
+    # Unless told, a transformer layer of PyTorch looks whether its mask is causal, to pick a faster kernel of
+    # the same result; a tensor without contents cannot say. In evaluation mode it has another, which no
+    # exporter knows.
     level, fast = logging.root.manager.disable, torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     logging.disable(logging.CRITICAL)

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +52,19 @@ def parameters_of(module: nn.Module) -> list[inspect.Parameter]:
     return [*inspect.signature(getattr(module, "_orig_mod", module).forward).parameters.values()]
 
 
-def _slots(module: nn.Module) -> tuple[list[str], bool]:
-    """Return the arguments of ``forward`` that take a position, and whether it takes any number of them."""
-    parameters = parameters_of(module)
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return names, any(p.kind is p.VAR_POSITIONAL for p in parameters)
+def _slots(module: nn.Module) -> list[str]:
+    """Return the arguments of ``forward`` that take a position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters_of(module) if p.kind in kinds]
 
 
 def signature_of(module: nn.Module, names: tuple[str, ...]) -> Signature:
     """Return how inputs are given that are named after the arguments of ``forward``."""
-    slots, many = _slots(module)
-    count = len(names) if many and not slots else 0
-    while count < min(len(names), len(slots)) and names[count] == slots[count]:
-        count += 1
-    return Signature(names, count)
+    slots = _slots(module)
+    if not slots and any(p.kind is p.VAR_POSITIONAL for p in parameters_of(module)):
+        return Signature(names, len(names))
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(names, slots, strict=False))
+    return Signature(names, len([*same]))
 
 
 def inputs_of(module: nn.Module, given: Any) -> tuple[Signature, dict[str, Tensor]]:
@@ -73,18 +73,16 @@ def inputs_of(module: nn.Module, given: Any) -> tuple[Signature, dict[str, Tenso
         signature, values = signature_of(module, tuple(map(str, given))), list(given.values())
     else:
         values = [given] if isinstance(given, Tensor) else list(given)
-        slots, _ = _slots(module)
+        slots = _slots(module)
         names = [*slots[: len(values)], *(f"input_{n}" for n in range(len(slots), len(values)))]
         signature = Signature(tuple(names), len(names))
     for name, x in zip(signature.names, values, strict=True):
         if not isinstance(x, Tensor):
-            raise InputError(
-                f"the example of input '{name}' is {type(x).__name__}; inputs have to be tensors"
-            )
+            given = f"the example of input '{name}' is {type(x).__name__}"
+            raise InputError(f"{given}; inputs have to be tensors")
     if not values:
-        raise InputError(
-            "example_inputs is empty: give a tensor, several, or a mapping by forward's arguments"
-        )
+        ways = "give a tensor, several, or a mapping by forward's arguments"
+        raise InputError(f"example_inputs is empty: {ways}")
     return signature, {name: x.detach().cpu() for name, x in zip(signature.names, values, strict=True)}
 
 
@@ -98,10 +96,10 @@ def without_contents(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 class OneStep(TorchFunctionMode):
-    """Has recurrent layers run one step of a sequence, and repeat its result.
+    """Has recurrent layers run one step of a sequence, and repeat its result."""
 
-    Without contents PyTorch unrolls them: that takes milliseconds a step, and fixes the length of a sequence.
-    """
+    # Without contents PyTorch unrolls them: that takes milliseconds a step, and fixes the length of a
+    # sequence.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Of a packed sequence the fourth argument holds weights; of a plain one it is ``has_biases``.

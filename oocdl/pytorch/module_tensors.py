@@ -1,9 +1,8 @@
 """The tensors of a module by name, and a copy of the module in which no two have the same contents.
 
-Exporters rename initializers and merge those that are equal. In the copy everything that training changes
-(parameters, running statistics) holds other random numbers, so that nothing is merged, and each initializer
-is known by its contents, whatever it is called. The true contents are put into the file afterwards. Other
-buffers keep their numbers: exporters compute with them. ``load`` puts what was trained back into the module.
+Exporters rename initializers and merge those that are equal. In the copy all that training changes holds
+other random numbers, so that each initializer is known by its contents; the true ones are put into the file
+afterwards. Other buffers keep their numbers: exporters compute with them.
 """
 
 from __future__ import annotations
@@ -42,13 +41,16 @@ class Held:
 
 def named_tensors(module: nn.Module) -> list[Held]:
     """Return parameters, then buffers, each once, with all names by which the module has it."""
-    names: dict[int, list[str]] = {}
-    tensors: dict[int, Tensor] = {}
+    names: dict[Tensor, dict[str, None]] = {}
     for pairs in (module.named_parameters, module.named_buffers):
         for name, tensor in pairs(remove_duplicate=False):
-            tensors[id(tensor)] = tensor
-            names.setdefault(id(tensor), []).append(name)
-    return [Held(tuple(dict.fromkeys(names[number])), tensor) for number, tensor in tensors.items()]
+            names.setdefault(tensor, {})[name] = None
+    return [Held(tuple(found), tensor) for tensor, found in names.items()]
+
+
+def tensors_by_name(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by all names by which the module has them."""
+    return {name: held.tensor for held in named_tensors(module) for name in held.names}
 
 
 def refuse_kinds(module: nn.Module) -> None:
@@ -76,10 +78,8 @@ def refuse_kinds(module: nn.Module) -> None:
 def copied(module: nn.Module) -> nn.Module:
     """Return a deep copy; UnsupportedError where there can be none."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # of iterators, which Python 3.14 copies no more
+        with warnings.catch_warnings():  # of iterators, which Python 3.14 copies no more
+            warnings.simplefilter("ignore", DeprecationWarning)
             return copy.deepcopy(module)
     except Exception as error:  # what a module holds raises whatever it likes
         raise UnsupportedError(
@@ -160,8 +160,7 @@ def load(
     """
     if not isinstance(module, nn.Module):
         raise InputError(f"load_into takes a torch.nn.Module, got {type(module).__name__}")
-    there: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    there |= dict(module.named_buffers(remove_duplicate=False))
+    there = tensors_by_name(module)
     wrong = _misfits(module, metadata, shapes, there)
     if wrong:
         more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -170,8 +169,7 @@ def load(
         )
     with torch.no_grad():
         for name in shapes:
-            targets = {id(there[title]): there[title] for title in metadata.facts[name].names}
-            for target in targets.values():
+            for target in {there[title] for title in metadata.facts[name].names}:
                 _fill(target, blocks(name))
         for name, counter in metadata.counters.items():
             there[name].fill_(counter.start + counter.per_pass * passes)
@@ -180,9 +178,7 @@ def load(
 def _misfits(
     module: nn.Module, metadata: Metadata, shapes: Mapping[str, Shape], there: Mapping[str, Tensor]
 ) -> list[str]:
-    """List in words how the module differs from the one that the run was made of."""
-    misfits = []
-    known = {title for fact in metadata.facts.values() for title in fact.names}
+    misfits, known = [], {title for fact in metadata.facts.values() for title in fact.names}
     for name, shape in shapes.items():
         for title in metadata.facts[name].names:
             if title not in there:

@@ -11,7 +11,8 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from oocdl.graph.onnx.reader import Imported
+from oocdl.graph.onnx.reader import Imported, inspect_onnx
+from oocdl.ops.registry import RULES
 from tests.kit.interpret import evaluate
 
 F = np.float32
@@ -28,6 +29,13 @@ def run(
             x.double() if x.is_floating_point() and imported.graph.values[name].dtype == "float64" else x
         )
     return evaluate(imported.graph, values)
+
+
+def bound(model: onnx.ModelProto | bytes, folder: Path, *shapes: Any, **options: Any) -> Imported:
+    """A model that was written, and read again under these shapes."""
+    path = folder / "bound.onnx"
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    return inspect_onnx(path).bind(RULES, *shapes, **options)
 
 
 def error(found: torch.Tensor, wanted: torch.Tensor) -> float:

@@ -6,7 +6,7 @@ Importers make nodes by ``Builder`` only, so every value has its shape and dtype
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
@@ -97,14 +97,17 @@ class Graph:
         return readers
 
 
-def needed_nodes(nodes: Sequence[Node], results: Iterable[str]) -> tuple[Node, ...]:
-    """Return the nodes that ``results`` depend on, in their order."""
-    wanted, kept = set(results), []
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.outputs):
-            wanted.update(node.inputs)
-            kept.append(node)
-    return tuple(kept[::-1])
+def needed(graph: Graph, kept: Iterable[str] = ()) -> Graph:
+    """Return the graph with the nodes that outputs and updates need, their values, and those of ``kept``."""
+    live, nodes = {*graph.outputs, *graph.updates.values()}, []
+    for node in reversed(graph.nodes):
+        if not live.isdisjoint(node.outputs):
+            live.update(node.inputs)
+            nodes.append(node)
+    live.update(kept, *(node.outputs for node in nodes))
+    values = {name: value for name, value in graph.values.items() if name in live}
+    constants = {name: array for name, array in graph.constants.items() if name in live}
+    return replace(graph, values=values, nodes=tuple(nodes[::-1]), constants=constants)
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:

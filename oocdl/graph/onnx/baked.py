@@ -27,28 +27,24 @@ def check_baked(ctx: Context) -> None:
     check = _CHECKS.get(ctx.node.op)
     if not ctx.traced or check is None:
         return
-    changed = _changed(ctx)
-    for axis, why in check(ctx, changed) if changed or ctx.node.op in _ARITHMETIC else ():
+    before = ctx.traced.get(ctx.node.inputs[0], ()) if ctx.has(0) else ()
+    pairs = enumerate(zip(before, ctx.shape(0), strict=True)) if before else ()
+    # A batch that alone is another one is read as such.
+    changed = tuple(axis for axis, (old, new) in pairs if old != new and not (axis == 0 and ctx.batch))
+    for axis, why in check(ctx, before, changed) if changed or ctx.node.op in _ARITHMETIC else ():
         if axis is not None and axis not in changed:
             continue
-        old = "a size" if axis is None else f"axis {axis} of extent {ctx.traced[ctx.node.inputs[0]][axis]}"
+        old = "a size" if axis is None else f"axis {axis} of extent {before[axis]}"
         raise ModelError(
             f"node {shown(ctx.node.name)} ({ctx.node.op}): {why} may stand for {old} in the file, which is "
             "given other sizes here; export it with these axes open, or give it the sizes that it has"
         )
 
 
-def _changed(ctx: Context) -> tuple[int, ...]:
-    """Return the axes of the first input with another extent than in the trace, but for a batch alone."""
-    before = ctx.was(0) if ctx.has(0) else None
-    if before is None:
-        return ()
-    pairs = enumerate(zip(before, ctx.shape(0), strict=True))
-    return tuple(axis for axis, (old, new) in pairs if old != new and not (axis == 0 and ctx.batch))
-
-
 Found = Iterator[tuple[int | None, str]]
 """(axis of the first input, what may stand for its extent, if that is another one now)"""
+Check = Callable[[Context, Shape, Shape], Found]
+"""(context, the shape that the first input had in the trace, its axes that have other extents now)"""
 
 
 def _written(ctx: Context, index: int) -> list[int] | None:
@@ -57,8 +53,8 @@ def _written(ctx: Context, index: int) -> list[int] | None:
     return None if found is None else [int(number) for number in found.reshape(-1)]
 
 
-def _reshape(ctx: Context, changed: tuple[int, ...]) -> Found:
-    before, wanted = ctx.traced[ctx.node.inputs[0]], _written(ctx, 1)
+def _reshape(ctx: Context, before: Shape, changed: Shape) -> Found:
+    wanted = _written(ctx, 1)
     if wanted is None:
         return
     copied = {axis for axis, extent in enumerate(wanted) if extent == 0 and not ctx.attr("allowzero", 0)}
@@ -79,37 +75,36 @@ def _reshape(ctx: Context, changed: tuple[int, ...]) -> Found:
         yield first, f"shape {wanted}"
 
 
-def _slice(ctx: Context, changed: tuple[int, ...]) -> Found:
+def _slice(ctx: Context, before: Shape, changed: Shape) -> Found:
     inputs = [ctx.known(index) for index in range(len(ctx.node.inputs))]
-    if any(ctx.is_sized(index) for index in (1, 2)) or inputs[1:3].count(None):
+    if any(ctx.is_sized(index) for index in (1, 2)) or any(given is None for given in inputs[1:3]):
         return
     for axis, first, last, step in slices(ctx.node, inputs, len(ctx.shape(0))):
-        ends = (first, last) if step > 0 else (last, first)
-        if 0 < ends[1] < _FAR:
-            yield axis, f"end {ends[1]}"
+        end = last if step > 0 else first
+        if 0 < end < _FAR:
+            yield axis, f"end {end}"
 
 
-def _gather(ctx: Context, changed: tuple[int, ...]) -> Found:
-    places, axis = _written(ctx, 1), ctx.attr("axis", 0) % len(ctx.shape(0))
-    if places and (ctx.shape(1) or places[0] == ctx.traced[ctx.node.inputs[0]][axis] - 1 > 0):
+def _gather(ctx: Context, before: Shape, changed: Shape) -> Found:
+    places, axis = _written(ctx, 1), ctx.attr("axis", 0) % len(before)
+    if places and (ctx.shape(1) or places[0] == before[axis] - 1 > 0):
         yield axis, "its indices"
 
 
-def _resize(ctx: Context, changed: tuple[int, ...]) -> Found:
-    axes = [axis % len(ctx.shape(0)) for axis in ctx.attr("axes", range(len(ctx.shape(0))))]
-    sizes = ints(ctx.node, "", ctx.known(3))
-    made = ctx.traced.get(ctx.node.outputs[0], ctx.traced[ctx.node.inputs[0]])
-    for axis, size in zip(axes, sizes or (), strict=False):
+def _resize(ctx: Context, before: Shape, changed: Shape) -> Found:
+    made = ctx.traced.get(ctx.node.outputs[0], before)
+    axes = ctx.attr("axes", range(len(before)))
+    for axis, size in zip(axes, ints(ctx.node, "", ctx.known(3)) or (), strict=False):
         if size == made[axis]:
-            yield axis, f"size {size}"
+            yield axis % len(before), f"size {size}"
 
 
-def _split(ctx: Context, changed: tuple[int, ...]) -> Found:
+def _split(ctx: Context, before: Shape, changed: Shape) -> Found:
     if "split" in ctx.node.attrs or (ctx.has(1) and not ctx.is_sized(1)):
-        yield ctx.attr("axis", 0) % len(ctx.shape(0)), "its sizes"
+        yield ctx.attr("axis", 0) % len(before), "its sizes"
 
 
-def _conv(ctx: Context, changed: tuple[int, ...]) -> Found:
+def _conv(ctx: Context, before: Shape, changed: Shape) -> Found:
     """Yield a padding that is as large as the window: a Pad that the exporter has joined with it."""
     pads = ctx.attr("pads", ())
     extents = ctx.attr("kernel_shape", ctx.shape(1)[2:] if ctx.has(1) else ())
@@ -120,38 +115,36 @@ def _conv(ctx: Context, changed: tuple[int, ...]) -> Found:
             yield axis, f"a padding of {largest}"
 
 
-def _pool(ctx: Context, changed: tuple[int, ...]) -> Found:
-    before = ctx.traced[ctx.node.inputs[0]]
+def _pool(ctx: Context, before: Shape, changed: Shape) -> Found:
     for axis, extent in enumerate(ctx.attr("kernel_shape", ()), start=2):
         if extent == before[axis] > 1:
             yield axis, f"a window of {extent}"
 
 
-def _pad(ctx: Context, changed: tuple[int, ...]) -> Found:
-    """Yield a padding that is as large as the axis was; smaller ones are those of windows."""
-    before, rank = ctx.traced[ctx.node.inputs[0]], len(ctx.shape(0))
+def _pad(ctx: Context, before: Shape, changed: Shape) -> Found:
+    """Yield a padding that is half as large as the axis was; smaller ones are those of windows."""
     written = _written(ctx, 1) if ctx.has(1) else ctx.attr("pads", ())
-    axes = ctx.known(3) if ctx.has(3) else np.arange(rank)
+    axes = ctx.known(3) if ctx.has(3) else np.arange(len(before))
     if written is None or axes is None:
         return
     for axis, ends in zip(axes.reshape(-1).tolist(), np.reshape(written, (2, -1)).T.tolist(), strict=True):
-        if max(ends) * 2 >= before[axis % rank]:
-            yield axis % rank, f"a padding of {max(ends)}"
+        if max(ends) * 2 >= before[axis]:
+            yield axis % len(before), f"a padding of {max(ends)}"
 
 
-def _expand(ctx: Context, changed: tuple[int, ...]) -> Found:
+def _expand(ctx: Context, before: Shape, changed: Shape) -> Found:
     target = _written(ctx, 1) or ()
     for axis in changed if target else ():
-        if target[axis + len(target) - len(ctx.shape(0))] != 1:
+        if target[axis + len(target) - len(before)] != 1:
             yield axis, f"shape {target}"
 
 
-def _squeeze(ctx: Context, changed: tuple[int, ...]) -> Found:
+def _squeeze(ctx: Context, before: Shape, changed: Shape) -> Found:
     if "axes" not in ctx.node.attrs and not ctx.has(1):
         yield from ((axis, "a Squeeze of all axes of 1") for axis in changed)
 
 
-def _arithmetic(ctx: Context, changed: tuple[int, ...]) -> Found:
+def _arithmetic(ctx: Context, before: Shape, changed: Shape) -> Found:
     """Yield a number that is an extent of the trace, a product of some, or a root or reciprocal of these."""
     for index in range(len(ctx.node.inputs)):
         array = ctx.known(index)
@@ -161,34 +154,31 @@ def _arithmetic(ctx: Context, changed: tuple[int, ...]) -> Found:
                 yield None, f"the number {number:g}"
 
 
-def note_resized(ctx: Context, name: str, shape: Shape) -> None:
-    """Note the extents that a value had in the trace along axes that have others now, but for the batch."""
-    before = ctx.traced.get(name, shape)
-    if before != shape and len(before) == len(shape):
-        pairs = list(zip(before, shape, strict=True))[1:]
-        ctx.resized.add(tuple(old for old, new in pairs if old != new))
-
-
-def _sizes(resized: Iterable[tuple[int, ...]]) -> Iterator[float]:
+def _sizes(resized: Iterable[Shape]) -> Iterator[float]:
     """Yield what a size may be written as; 1 and 2 are numbers of their own right."""
     for extents in resized:
         for count in range(1, len(extents) + 1):
-            for chosen in combinations(extents, count):
-                size = prod(chosen)
+            for size in map(prod, combinations(extents, count)):
                 if size > 2:
                     yield from (size, 1 / size, sqrt(size), 1 / sqrt(size))
 
 
+def note_resized(ctx: Context, name: str, shape: Shape) -> None:
+    """Note the extents that a value had in the trace along axes that have others now, but for the batch."""
+    before = ctx.traced.get(name, shape)
+    if before != shape and len(before) == len(shape):
+        ctx.resized.add(tuple(old for old, new in zip(before[1:], shape[1:], strict=True) if old != new))
+
+
 _ARITHMETIC = ("Mul", "Div")
-_CHECKS: Mapping[str, Callable[[Context, tuple[int, ...]], Found]] = {
+_CHECKS: Mapping[str, Check] = {
     "Reshape": _reshape,
     "Slice": _slice,
     "Gather": _gather,
     "Resize": _resize,
     "Split": _split,
     "Conv": _conv,
-    "AveragePool": _pool,
-    "MaxPool": _pool,
+    **dict.fromkeys(("AveragePool", "MaxPool"), _pool),
     "Expand": _expand,
     "Pad": _pad,
     "Squeeze": _squeeze,

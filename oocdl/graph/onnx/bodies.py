@@ -29,10 +29,8 @@ def every_node(nodes: Iterable[OnnxNode]) -> Iterator[OnnxNode]:
 
 
 def owners(nodes: Iterable[OnnxNode], names: Iterable[str]) -> dict[str, str]:
-    """Return each of ``names`` by itself, and by all that Identity nodes call it.
-
-    Of a norm that is called twice, PyTorch's dynamo exporter gives the second its statistics so.
-    """
+    """Return each of ``names`` by itself, and by all that Identity nodes call it."""
+    # Of a norm that is called twice, PyTorch's dynamo exporter gives the second its statistics so.
     owner = {name: name for name in names}
     for node in every_node(nodes):
         if node.op == "Identity" and node.inputs[0] in owner:
@@ -92,8 +90,8 @@ class _Calls:
             count, nbytes, deepest = self.of(function.node, depth)
             self.known[key] = count, nbytes, deepest + 1
         if depth > MOST_CALLS or depth + self.known[key][2] - 1 > MOST_CALLS:
-            name = shown(key[1])
-            raise ModelError(f"function {name} calls itself, or more than {MOST_CALLS} stand in one another")
+            why = f"calls itself, or more than {MOST_CALLS} stand in one another"
+            raise ModelError(f"function {shown(key[1])} {why}")
         return self.known[key]
 
 
@@ -109,18 +107,16 @@ FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
 
 
 def activations_last(nodes: Sequence[OnnxNode], outputs: Set[str], opset: int) -> tuple[OnnxNode, ...]:
-    """Let an output that is a Transpose of an activation be the activation of a Transpose: it has logits.
-
-    Files of channels-last networks end so. ``outputs``: those of the graph.
-    """
+    """Let an output that is a Transpose of an activation be the activation of a Transpose: it has logits."""
+    # Files of channels-last networks end so. ``outputs``: those of the graph.
     makers = {name: node for node in nodes for name in node.outputs}
     readers = Counter(name for node in nodes for name in node.inputs)
     new: dict[OnnxNode, tuple[OnnxNode, ...]] = {}
     for last in nodes:
         first = makers.get(last.inputs[0]) if last.op == "Transpose" and outputs & set(last.outputs) else None
-        if first is None or first.op not in FINAL or first.outputs[0] in outputs:
+        if first is None or first.op not in FINAL or "perm" not in last.attrs:
             continue
-        if readers[first.outputs[0]] > 1 or "perm" not in last.attrs:
+        if first.outputs[0] in outputs or readers[first.outputs[0]] > 1:
             continue
         attrs = dict(first.attrs)
         if first.op != "Sigmoid":

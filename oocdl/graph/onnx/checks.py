@@ -21,8 +21,8 @@ def check(model: onnx.ModelProto, own: Collection[str] = ()) -> int:
 
     ``own``: operators that are the user's, whatever ONNX says of them.
     """
-    opset = max((item.version for item in model.opset_import if item.domain in ("", "ai.onnx")), default=None)
-    if opset is None:
+    opset: int = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default=-1)
+    if opset < 0:
         raise ModelError("the model does not say which opset it needs")
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise UnsupportedError(f"opset {opset} is not known; supported are {MIN_OPSET} to {MAX_OPSET}")
@@ -37,9 +37,9 @@ def check(model: onnx.ModelProto, own: Collection[str] = ()) -> int:
         raise ModelError(f"the graph is not valid: initializer {shown(twice[0])} is defined twice")
     if not graph.output:
         raise ModelError("the graph is not valid: it has no outputs")
-    _check_nodes(graph, int(opset), own)
+    _check_nodes(graph, opset, own)
     _check_order(graph, {*names, *(value.name for value in graph.input)})
-    return int(opset)
+    return opset
 
 
 def _check_order(graph: onnx.GraphProto, made: set[str]) -> None:

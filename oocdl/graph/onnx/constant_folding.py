@@ -35,19 +35,16 @@ def fold(node: OnnxNode, inputs: Inputs) -> tuple[Array, ...]:
             return tuple(np.asarray(array) for array in FOLDS[node.op](node, *inputs))
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             text = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelError(
-                f"node {shown(node.name)} ({node.op}) does not work on its constants: {text}"
-            ) from None
+            what = f"node {shown(node.name)} ({node.op})"
+            raise ModelError(f"{what} does not work on its constants: {text}") from None
 
 
 def allow(node: OnnxNode, shape: Sequence[int], itemsize: int) -> None:
     """Raise ModelError if a constant of ``shape`` would have more than ``MOST_CONSTANT_BYTES``."""
     nbytes = prod(int(extent) for extent in shape) * itemsize
     if nbytes > MOST_CONSTANT_BYTES:
-        raise ModelError(
-            f"node {shown(node.name)} ({node.op}) would make a constant of {size_text(nbytes)}; "
-            f"the limit is {size_text(MOST_CONSTANT_BYTES)}"
-        )
+        made = f"node {shown(node.name)} ({node.op}) would make a constant of {size_text(nbytes)}"
+        raise ModelError(f"{made}; the limit is {size_text(MOST_CONSTANT_BYTES)}")
 
 
 def numpy_type(code: int) -> np.dtype[Any]:
@@ -67,9 +64,9 @@ def squeezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
     return np.squeeze(np.broadcast_to(np.False_, shape), None if axes is None else tuple(axes)).shape
 
 
-def unsqueezed(shape: Shape, axes: Sequence[int]) -> Shape:
+def unsqueezed(shape: Shape, axes: Sequence[int] | None) -> Shape:
     """Return ``shape`` with axes of extent one inserted, at ``axes`` of the result."""
-    return np.expand_dims(np.broadcast_to(np.False_, shape), tuple(axes)).shape
+    return np.expand_dims(np.broadcast_to(np.False_, shape), tuple(axes or ())).shape
 
 
 def reshaped(shape: Shape, target: Sequence[int], zero_is_zero: bool = False) -> Shape:
@@ -133,8 +130,7 @@ def flat_indices(index: Array, extents: Sequence[int]) -> Array:
 
 
 def _broadcast(function: Callable[..., Any]) -> Fold:
-    def run(node: OnnxNode, *inputs: Array | None) -> Sequence[Array]:
-        arrays = [array for array in inputs if array is not None]
+    def run(node: OnnxNode, *arrays: Array) -> Sequence[Array]:
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
         allow(node, shape, max(array.itemsize for array in arrays))
         result = np.asarray(reduce(function, arrays) if len(arrays) > 1 else function(*arrays))
@@ -253,9 +249,8 @@ def _scatter_nd(node: OnnxNode, data: Array, index: Array, updates: Array) -> Se
 def _slice(node: OnnxNode, *inputs: Array | None) -> Sequence[Array]:
     data = np.asarray(inputs[0])
     where = [slice(None)] * data.ndim
-    for axis, start, end, step in slices(node, inputs, data.ndim):
-        stop = None if step < 0 and end < -data.shape[axis] else end
-        where[axis] = slice(start, stop, step)
+    for axis, *ends in slices(node, inputs, data.ndim):
+        where[axis] = slice(*ends)
     return [data[tuple(where)].copy()]
 
 
@@ -269,11 +264,6 @@ def _concat(node: OnnxNode, *arrays: Array) -> Sequence[Array]:
     return [np.concatenate(arrays, axis=node.attrs["axis"])]
 
 
-def _trilu(node: OnnxNode, data: Array, diagonal: Array | None = None) -> Sequence[Array]:
-    k = 0 if diagonal is None else int(diagonal.reshape(-1)[0])
-    return [(np.triu if node.attrs.get("upper", 1) else np.tril)(data, k)]
-
-
 def _reduction(function: Callable[..., Any]) -> Fold:
     def run(node: OnnxNode, data: Array, given: Array | None = None) -> Sequence[Array]:
         axes = ints(node, "axes", given) or None
@@ -285,17 +275,18 @@ def _reduction(function: Callable[..., Any]) -> Fold:
     return run
 
 
-def _reshape(node: OnnxNode, data: Array, target: Array) -> Sequence[Array]:
-    return [data.reshape(reshaped(data.shape, target.tolist(), bool(node.attrs.get("allowzero", 0))))]
-
-
 def _where(node: OnnxNode, condition: Array, yes: Array, no: Array) -> Sequence[Array]:
     allow(node, np.broadcast_shapes(condition.shape, yes.shape, no.shape), yes.itemsize)
     return [np.where(condition, yes, no).astype(yes.dtype)]
 
 
-NAMED_SO = ("Abs", "Add", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "Less", "Log", "Sin", "Sqrt")
-"""Operators that NumPy has by these names."""
+_SAME = ("Abs", "Add", "Ceil", "Cos", "Equal", "Exp", "Floor", "Greater", "IsNaN", "Less", "Log", "Sin")
+_NAMES = {
+    **{op: op.lower() for op in (*_SAME, "Sqrt")},
+    **{op: f"logical_{op.lower()}" for op in ("And", "Not", "Or", "Xor")},
+    **{"Sub": "subtract", "Mul": "multiply", "Neg": "negative"},
+    **{"LessOrEqual": "less_equal", "GreaterOrEqual": "greater_equal"},
+}
 FOLDS: dict[str, Fold] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
@@ -314,30 +305,25 @@ FOLDS: dict[str, Fold] = {
     "Slice": _slice,
     "Split": _split,
     "Concat": _concat,
-    "Trilu": _trilu,
-    "Unsqueeze": lambda node, data, axes=None: [
-        data.reshape(unsqueezed(data.shape, ints(node, "axes", axes) or ()))
+    "Trilu": lambda node, data, diagonal=0: [
+        (np.triu if node.attrs.get("upper", 1) else np.tril)(data, int(np.reshape(diagonal, -1)[0]))
     ],
-    "Squeeze": lambda node, data, axes=None: [data.reshape(squeezed(data.shape, ints(node, "axes", axes)))],
-    "Reshape": _reshape,
+    "Unsqueeze": lambda node, data, axes=None: [np.expand_dims(data, ints(node, "axes", axes) or ())],
+    "Squeeze": lambda node, data, axes=None: [np.squeeze(data, ints(node, "axes", axes))],
+    "Reshape": lambda node, data, target: [
+        data.reshape(reshaped(data.shape, target.tolist(), bool(node.attrs.get("allowzero", 0))))
+    ],
     "Mod": _mod,
     "Identity": lambda node, data: [data],
     "Transpose": lambda node, data: [np.transpose(data, node.attrs.get("perm"))],
     "Cast": lambda node, data: [data.astype(numpy_type(node.attrs["to"]))],
     "CastLike": lambda node, data, like: [data.astype(like.dtype)],
-    **{op: _broadcast(getattr(np, op.lower())) for op in NAMED_SO},
-    **{op: _broadcast(getattr(np, f"logical_{op.lower()}")) for op in ("And", "Not", "Or", "Xor")},
-    "Sub": _broadcast(np.subtract),
-    "Mul": _broadcast(np.multiply),
+    **{op: _broadcast(getattr(np, name)) for op, name in _NAMES.items()},
     "Div": _broadcast(_divide),
     "Pow": _broadcast(_power),
     "Min": _broadcast(lambda *arrays: reduce(np.minimum, arrays)),  # of one, too
     "Max": _broadcast(lambda *arrays: reduce(np.maximum, arrays)),
-    "Neg": _broadcast(np.negative),
-    "IsNaN": _broadcast(np.isnan),
     "Reciprocal": _broadcast(lambda a: 1 / a),
-    "LessOrEqual": _broadcast(np.less_equal),
-    "GreaterOrEqual": _broadcast(np.greater_equal),
     "Where": _where,
     **{f"Reduce{op}": _reduction(getattr(np, op.lower())) for op in ("Prod", "Sum", "Max", "Min")},
     "ReduceMean": _reduction(_mean),

@@ -1,8 +1,6 @@
 """The context in which an ONNX operator becomes nodes of our vocabulary.
 
-A lowering reads its node and operands from the context, grows the graph, and
-returns one operand for each output. What it cannot do it refuses with
-``UnsupportedError("<operator> with <reason>")``; the reader collects all of these.
+A lowering reads its node and operands from it, grows the graph, and returns one operand for each output.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from oocdl.errors import ModelError, Refusal, UnsupportedError
-from oocdl.graph.ir.graph import Array, Graph, Shape, needed_nodes
+from oocdl.graph.ir.graph import Array, Shape, normalize_axis
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.onnx.bounds import MOST_NODES, check_shape, check_taps
 from oocdl.graph.onnx.constant_folding import ints
-from oocdl.graph.onnx.exact_numbers import ExactNumbers
-from oocdl.graph.onnx.metadata import Fact
+from oocdl.graph.onnx.metadata import ExactNumbers, Fact
 from oocdl.graph.onnx.model_file import OnnxNode, shown
 
 Operand = str | Array
@@ -47,7 +44,6 @@ class Context:
     evaluated: frozenset[str]
     """First outputs of the BatchNorms that use their running statistics in training, too."""
     facts: Mapping[str, Fact]
-    """Initializer -> facts from the file's metadata."""
     traced: Mapping[str, Shape]
     """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""
     batch: tuple[int, int] | None
@@ -60,7 +56,6 @@ class Context:
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]
     """Lowers the nodes of a body; returns what of them is refused."""
     exact: ExactNumbers | None = None
-    """The numbers of the module's code, where the file has them."""
     env: dict[str, Entry] = field(default_factory=dict)
     single_biases: set[str] = field(default_factory=set)
     """Initializers of recurrent biases whose second half is zeros that are no parameters."""
@@ -70,20 +65,17 @@ class Context:
     """Extents of the trace, value by value, of the axes that have others now."""
     rebatched: bool = False
     """Whether a number of the file was read as the size of the batch."""
-    node: OnnxNode = field(default_factory=lambda: OnnxNode("", "", (), ()))
+    node: OnnxNode = OnnxNode("", "", (), ())
     stored: dict[str, str] = field(default_factory=dict)
     """ONNX names of known arrays -> the values of the graph that they became."""
     lowered: int = 0
     """Nodes that were lowered, those of bodies each time."""
     folded_bytes: int = 0
-    """Constants that were computed."""
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise UnsupportedError for this node."""
         raise UnsupportedError(f"{self.node.op} with {reason}")
 
     def has(self, index: int) -> bool:
-        """Whether an optional input is given."""
         return index < len(self.node.inputs) and self.node.inputs[index] != ""
 
     def entry(self, index: int) -> Entry:
@@ -100,7 +92,6 @@ class Context:
         return found
 
     def known(self, index: int) -> Array | None:
-        """Return an input if it is given and known, else ``None``."""
         found = self.entry(index) if self.has(index) else None
         return found if isinstance(found, np.ndarray) else None
 
@@ -123,7 +114,6 @@ class Context:
         return None if array is None else array.reshape(-1)[0].item()
 
     def value(self, index: int) -> str:
-        """Return the name of an input as a value of the graph."""
         found, name = self.operand(index), self.node.inputs[index]
         if isinstance(found, str):
             return str(found)
@@ -132,7 +122,6 @@ class Context:
         return self.stored[name]
 
     def values(self) -> list[str]:
-        """Return the names of all inputs as values of the graph."""
         return [self.value(index) for index in range(len(self.node.inputs))]
 
     def store(self, array: Array) -> str:
@@ -142,7 +131,6 @@ class Context:
         return self.build.constant(array, dtype)
 
     def shape(self, index: int) -> Shape:
-        """Return the shape of an input."""
         found = self.operand(index)
         return self.build.shape(found) if isinstance(found, str) else found.shape
 
@@ -156,8 +144,11 @@ class Context:
         return None if before is None or before == self.shape(index) else before
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute, or its default."""
         return self.node.attrs.get(name, default)
+
+    def axis(self, default: int | None = None, more: int = 0) -> int:
+        """Return the attribute ``axis``, counted from the first of the axes of input 0 and ``more``."""
+        return normalize_axis(self.attr("axis", default), len(self.shape(0)) + more)
 
     def need_floats(self, *indices: int) -> None:
         """Raise ModelError if an input at ``indices`` holds whole numbers or booleans."""
@@ -181,8 +172,20 @@ class Context:
         return made
 
     def make(self, op: str, *inputs: str, **attrs: Any) -> str:
-        """Add a node; returns its first output."""
         return self.many(op, *inputs, **attrs)[0]
+
+    def scaled(self, value: str, factor: float) -> str:
+        """Multiply ``value``, unless it is by 1."""
+        return value if factor == 1.0 else self.make("Mul", value, self.number(factor, value))
+
+    def transpose(self, value: str, perm: Sequence[int]) -> str:
+        """Transpose ``value``, unless its axes stay where they are."""
+        same = tuple(perm) == tuple(range(len(self.build.shape(value))))
+        return value if same else self.make("Transpose", value, perm=tuple(perm))
+
+    def concat(self, values: Sequence[str], axis: int) -> str:
+        """Concatenate ``values``, unless there is but one."""
+        return self.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]
 
     def make_room(self, count: int) -> None:
         """Raise ModelError if the graph cannot take so many more nodes."""
@@ -194,10 +197,8 @@ class Context:
         return self.build.like(number, like)
 
     def reshape(self, value: str, shape: Sequence[int]) -> str:
-        """Reshape ``value``; returns the result's name.
-
-        A Reshape of a Reshape is one, so that axes that come back are never merged.
-        """
+        """Reshape ``value``; returns the result's name."""
+        # A Reshape of a Reshape is one, so that axes that come back are never merged.
         shape = tuple(int(extent) for extent in shape)
         value = self.unreshaped(value)
         return value if self.build.shape(value) == shape else self.make("Reshape", value, shape=shape)
@@ -213,7 +214,6 @@ class Context:
 
 
 Lower = Callable[[Context], Sequence[Entry]]
-"""Lowers the node of the context; returns its outputs."""
 LOWERINGS: dict[str, Lower] = {}
 """All lowerings, by the ONNX operator: one that is not here is read as its rule says, or not at all."""
 LowerT = TypeVar("LowerT", bound=Callable[..., Sequence[Entry]])
@@ -227,16 +227,6 @@ def lowers(*ops: str, **fixed: Any) -> Callable[[LowerT], LowerT]:
         return function
 
     return enter
-
-
-def needed(graph: Graph, inputs: Sequence[str]) -> Graph:
-    """The graph without nodes and values that neither an output nor an update needs."""
-    ends = (*graph.outputs, *graph.updates.values(), *graph.updates)
-    nodes = needed_nodes(graph.nodes, ends)
-    live = {*ends, *inputs}.union(*((*node.inputs, *node.outputs) for node in nodes))
-    values = {name: value for name, value in graph.values.items() if name in live}
-    constants = {name: data for name, data in graph.constants.items() if name in live}
-    return replace(graph, values=values, nodes=nodes, constants=constants)
 
 
 def in_body(refused: Sequence[Refusal], node: str) -> list[Refusal]:
@@ -261,8 +251,6 @@ def grouped(refused: Sequence[Refusal]) -> str:
     for refusal in refused:
         nodes.setdefault(refusal.reason, []).append(refusal.node)
     return "; ".join(
-        f"{shown(found[0])} ({reason})"
-        if len(found) == 1
-        else f"{reason} × {len(found)}, first {shown(found[0])}"
+        f"{reason} × {len(found)}, first {shown(found[0])}" if found[1:] else f"{shown(found[0])} ({reason})"
         for reason, found in nodes.items()
     )

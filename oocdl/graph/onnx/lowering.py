@@ -22,7 +22,6 @@ from oocdl.graph.onnx.lower import (  # noqa: F401 (each enters what it lowers i
     lower_layers,
     lower_reductions,
     lower_sequences,
-    random,
     rearrange,
     resizing,
     structure,
@@ -67,15 +66,16 @@ def lower_nodes(
             itself = Refusal(node.name, node.op, str(error))
             refused += error.refusals or [itself, *_unknown_inside(node, known)]
             broken.update(name for name in node.outputs if name)
+            continue
         except ModelError:
             if refused:
                 break
             raise
-        else:
-            ctx.env.update((name, made) for name, made in zip(node.outputs, outputs, strict=False) if name)
-            for name, made in zip(node.outputs, outputs, strict=False) if ctx.traced else ():
-                if isinstance(made, str):
-                    note_resized(ctx, name, ctx.build.shape(made))
+        for name, made in zip(node.outputs, outputs, strict=False):
+            if name:
+                ctx.env[name] = made
+            if ctx.traced and isinstance(made, str):
+                note_resized(ctx, name, ctx.build.shape(made))
     return refused
 
 
@@ -96,20 +96,16 @@ def _unknown_inside(node: OnnxNode, known: Collection[str]) -> list[Refusal]:
 
 
 def _well_formed(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Entry]:
-    """Lower a node; what Python cannot do with its operands and attributes is an error of the model.
-
-    ``--debug`` shows where that was. What is asserted stays a defect of ours.
-    """
+    """Lower a node; what Python cannot do with its operands and attributes is an error of the model."""
+    # ``--debug`` shows where that was. What is asserted stays a defect of ours.
     ctx.lowered += 1
     if ctx.lowered > MOST_NODES:
         raise ModelError(f"the model has more than {MOST_NODES} nodes, with those of loops in each trip")
     try:
         return _lowered(ctx, table, node)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        text = f"{type(error).__name__}: {error}"
-        raise ModelError(
-            f"node {shown(node.name)} ({node.op}): its operands and attributes do not fit ({text})"
-        ) from error
+        why = f"its operands and attributes do not fit ({type(error).__name__}: {error})"
+        raise ModelError(f"node {shown(node.name)} ({node.op}): {why}") from error
 
 
 def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequence[Entry]:
@@ -123,8 +119,7 @@ def _lowered(ctx: Context, table: Mapping[str, Lower], node: OnnxNode) -> Sequen
         return _folded(ctx, node, known)
     if node.op in table:
         before = len(ctx.build.nodes)
-        outputs = table[node.op](ctx)
-        return with_types(ctx, outputs, ctx.build.nodes[before:])
+        return with_types(ctx, table[node.op](ctx), ctx.build.nodes[before:])
     if node.op in OWN:
         return lower_own(ctx)
     what = f"{node.op} of values that are not constant" if node.op in FOLDS else not_known(node.op)
@@ -140,9 +135,7 @@ def _folded(ctx: Context, node: OnnxNode, known: Sequence[Array | None]) -> list
         array.nbytes for array in outputs if not any(np.may_share_memory(array, other) for other in inputs)
     )
     if ctx.folded_bytes > MOST_CONSTANTS_BYTES:
-        raise ModelError(
-            f"node {shown(node.name)} ({node.op}): the constants of the model take more than "
-            f"{size_text(MOST_CONSTANTS_BYTES)}, which is the most that is made"
-        )
+        why = f"take more than {size_text(MOST_CONSTANTS_BYTES)}, which is the most that is made"
+        raise ModelError(f"node {shown(node.name)} ({node.op}): the constants of the model {why}")
     follows = any(isinstance(array, Sized) for array in inputs)
     return [array.view(Sized) for array in outputs] if follows else outputs

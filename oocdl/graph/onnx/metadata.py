@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter as CountOf
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+import numpy as np
 import onnx
 
 from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.bodies import owners, results_of_bodies
 from oocdl.graph.onnx.input_sizes import OpenAxes, is_readable
 from oocdl.graph.onnx.model_file import OnnxNode, shown
@@ -57,7 +59,6 @@ class Metadata:
     """Facts of a file about the module that it was made of."""
 
     module: str
-    """The class of the module."""
     exporter: str
     """Name of the exporter that wrote the graph."""
     facts: Mapping[str, Fact]
@@ -65,7 +66,6 @@ class Metadata:
     unread: tuple[str, ...] = ()
     """Parameters that the forward pass does not read: they are not in the file, and never change."""
     counters: Mapping[str, Counter] = field(default_factory=dict)
-    """Name in the module -> counter."""
     sizes: OpenAxes = field(default_factory=OpenAxes)
     """Sizes of its inputs under which the file is the module."""
     compared: bool = True
@@ -88,10 +88,8 @@ class Metadata:
 
 def write_metadata(model: onnx.ModelProto, metadata: Metadata) -> None:
     """Put ``metadata`` into the model, in place of what it had."""
-    kept = [entry for entry in model.metadata_props if entry.key != KEY]
-    del model.metadata_props[:]
-    model.metadata_props.extend(kept)
-    model.metadata_props.add(key=KEY, value=metadata.text())
+    kept = {entry.key: entry.value for entry in model.metadata_props}
+    onnx.helper.set_model_props(model, {**kept, KEY: metadata.text()})
 
 
 def read_metadata(
@@ -110,13 +108,13 @@ def read_metadata(
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         _bad(f"it cannot be read ({reason})")
-    unreadable = next((item.text for item in known.sizes.conditions if not is_readable(item.text)), None)
-    if unreadable is not None:
-        _bad(f"'{unreadable[:80]}' is no condition")
+    for item in known.sizes.conditions:
+        if not is_readable(item.text):
+            _bad(f"'{item.text[:80]}' is no condition")
     named = [*known.unread, *known.counters, *(name for fact in known.facts.values() for name in fact.names)]
-    twice = next((name for name, count in CountOf(named).items() if count > 1), None)
-    if twice is not None:
-        _bad(f"{shown(twice)} names two tensors")
+    [(most, count)] = CountOf(named).most_common(1) or [("", 0)]
+    if count > 1:
+        _bad(f"{shown(most)} names two tensors")
     owner = owners(nodes, initializers)
     results = results_of_bodies(nodes) | {info.name for info in model.graph.output}
     others = {owner[name] for name in results if name in owner} | {
@@ -144,22 +142,17 @@ def _read(kind: Any, value: Any) -> Any:
             raise ValueError("a text is empty")
         return kind(**made)  # type: ignore[operator]
     inner = get_args(kind)
-    if get_origin(kind) is tuple:
-        return tuple(_named(_read(inner[0], one)) for one in _read(list, value))
-    if get_origin(kind) is Mapping:
-        return {_named(name): _read(inner[1], one) for name, one in _read(dict, value).items()}
+    if get_origin(kind) in (tuple, Mapping):
+        if "" in value:
+            raise ValueError("a name is empty")
+        if get_origin(kind) is tuple:
+            return tuple(_read(inner[0], one) for one in _read(list, value))
+        return {name: _read(inner[1], one) for name, one in _read(dict, value).items()}
     if inner:  # that or None
         return None if value is None else _read(inner[0], value)
     sound = math.isfinite(value) if isinstance(value, float) else not isinstance(value, int) or value >= 0
     if type(value) is not kind or not sound:
         raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value
-
-
-def _named(value: Any) -> Any:
-    """Return a name; ValueError for an empty one."""
-    if value == "":
-        raise ValueError("a name is empty")
     return value
 
 
@@ -179,6 +172,51 @@ def _check(name: str, fact: Fact, item: WeightSource | None, others: Collection[
     if fact.requires_grad and fact.kind != "parameter":
         _bad(f"{shown(name)} is said to be a {fact.kind} that is trained")
     if fact.padding_idx is not None and (not item.shape or fact.padding_idx >= item.shape[0]):
-        _bad(
-            f"row {fact.padding_idx} of {shown(name)} is said to be padding; its shape is {list(item.shape)}"
-        )
+        row = f"row {fact.padding_idx} of {shown(name)}"
+        _bad(f"{row} is said to be padding; its shape is {list(item.shape)}")
+
+
+_KNOWN = (
+    *(math.pi, math.e, math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi)),
+    *(math.log(2), 1 / math.log(2), math.log(10), 1 / math.log(10)),
+    *(1 / number for number in range(3, 13)),
+    *(0.1**digits for digits in range(1, 7)),
+)
+"""Numbers that exporters put into activations, logarithms, roots and roundings."""
+
+
+class ExactNumbers:
+    """Finds the number of a module's code, such as 0.1, that a file rounds to float32: in float64 it counts.
+
+    ``numbers``: those of the module, of which the first of equal ones counts. A tensor of float32 that holds
+    a tenth is among them as it is, and so stays as it is.
+    """
+
+    def __init__(self, numbers: Iterable[float]) -> None:
+        self._exact: dict[float, float] = {}
+        for number in (*numbers, *_KNOWN, *(-known for known in _KNOWN)):
+            self._exact.setdefault(float(np.float32(number)), number)
+
+    def number(self, value: float) -> float:
+        return self._exact.get(float(np.float32(value)), value)
+
+    def array(self, array: Array) -> Array:
+        """Return one number of a float type as float64, as the code has it; any other array as it is."""
+        # What is computed of such numbers is float64 too, as in Python.
+        if array.dtype.kind != "f" or array.size != 1:
+            return array
+        value = float(array.reshape(()))
+        return np.full(array.shape, self._exact.get(value, value))
+
+    def node(self, node: OnnxNode) -> OnnxNode:
+        attrs = {name: self._attr(value) for name, value in node.attrs.items()}
+        if node.op == "Constant" and "value_float" in attrs:
+            attrs = {"value": self.array(np.asarray(attrs["value_float"], np.float32))}
+        return replace(node, attrs=attrs)
+
+    def _attr(self, value: Any) -> Any:
+        if isinstance(value, float):
+            return self.number(value)
+        if isinstance(value, tuple) and value and isinstance(value[0], float):
+            return tuple(map(self.number, value))
+        return self.array(value) if isinstance(value, np.ndarray) else value

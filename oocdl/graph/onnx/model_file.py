@@ -1,8 +1,7 @@
 """An ONNX file without its weights: parsed, checked, and none of its big tensors in memory.
 
-A model file is one protobuf message, and most of it is the raw bytes of
-initializers. We walk its wire format, note where those bytes lie, and parse
-what is left; weights are read later, by region, straight from the file.
+Most of a file is the raw bytes of initializers. We walk the wire format of its message, note where those
+bytes lie, and parse what is left; weights are read later, by region, straight from the file.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from oocdl.errors import ModelError, UnsupportedError
 KEPT_BYTES = 1024
 """Raw tensors up to this size stay in the parsed message."""
 
-_GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers in ModelProto, GraphProto, TensorProto
+GRAPH, INITIALIZER, RAW = 7, 5, 9  # field numbers in ModelProto, GraphProto, TensorProto
 _HEADS = {
     b"PK\x03\x04": "a PyTorch or zip archive",
     b"\x80": "a pickle",
@@ -87,10 +86,8 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, range]]:
     if path.is_dir():
         raise ModelError(f"{path} is a folder; give the .onnx file")
     if not path.exists():
-        others = sorted(other.name for other in path.parent.glob("*.onnx"))[:3]
-        raise ModelError(
-            f"there is no file {path}" + (f"; did you mean {' or '.join(others)}?" if others else "")
-        )
+        others = " or ".join(sorted(other.name for other in path.parent.glob("*.onnx"))[:3])
+        raise ModelError(f"there is no file {path}" + (f"; did you mean {others}?" if others else ""))
     if not path.is_file():
         raise ModelError(f"{path} is not a regular file")
     if path.stat().st_size == 0:
@@ -111,8 +108,8 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, range]]:
             text, spans = _strip(file.fileno(), path.stat().st_size)
             model = onnx.ModelProto.FromString(text)
         except (DecodeError, ValueError, RecursionError):
-            message = f"{path} is not a complete ONNX file: it cannot be parsed; was the download cut?"
-            raise ModelError(message) from None
+            why = "it cannot be parsed; was the download cut?"
+            raise ModelError(f"{path} is not a complete ONNX file: {why}") from None
     for name in _texts(model):
         if isinstance(name, bytes):  # as protobuf gives what it cannot decode
             raise ModelError(f"{path} has a name that is no UTF-8 text: {name[:80]!r}")
@@ -122,7 +119,6 @@ def load(path: Path) -> tuple[onnx.ModelProto, dict[int, range]]:
 
 
 def _texts(message: Message) -> Iterator[str | bytes]:
-    """Yield all texts of a message."""
     for field_, held in message.ListFields():
         if field_.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
             for item in held if field_.is_repeated else (held,):
@@ -180,24 +176,24 @@ def _strip(handle: int, size: int) -> tuple[bytes, dict[int, range]]:
     spans: dict[int, range] = {}
     count = 0
     for number, start, body, stop in _fields(handle, 0, size):
-        if number != _GRAPH:
+        if number != GRAPH:
             pieces.append(_read(handle, start, stop))
             continue
         inner: list[bytes] = []
         for part, first, content, last in _fields(handle, body, stop):
-            if part != _INITIALIZER:
+            if part != INITIALIZER:
                 inner.append(_read(handle, first, last))
                 continue
             tensor = b""
             for kind, a, b, c in _fields(handle, content, last):
-                if kind == _RAW and c - b > KEPT_BYTES:
+                if kind == RAW and c - b > KEPT_BYTES:
                     spans[count] = range(b, c)
                 else:
                     tensor += _read(handle, a, c)
-            inner += [field_header(_INITIALIZER, len(tensor)), tensor]
+            inner += [field_header(INITIALIZER, len(tensor)), tensor]
             count += 1
         graph = b"".join(inner)
-        pieces += [field_header(_GRAPH, len(graph)), graph]
+        pieces += [field_header(GRAPH, len(graph)), graph]
     return b"".join(pieces), spans
 
 
@@ -208,17 +204,16 @@ def label(node: onnx.NodeProto, index: int) -> str:
 
 def nodes_of(graph: onnx.GraphProto) -> tuple[OnnxNode, ...]:
     """Return the nodes of a graph, in plain Python."""
-    found = []
-    for index, node in enumerate(graph.node):
-        standard = node.domain in ("", "ai.onnx")
-        op = node.op_type if standard else f"{node.domain}::{node.op_type}"
-        name = label(node, index)
-        attrs = {item.name: _attribute(item, name) for item in node.attribute}
-        said = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
-        scopes, origin = words(said.get("name_scopes", "")), said.get("class_hierarchy", "")
-        ends = tuple(node.input), tuple(node.output)
-        found.append(OnnxNode(name, op, *ends, attrs, scopes, origin, said.get("rule_name", "")))
-    return tuple(found)
+    return tuple(_node(node, label(node, index)) for index, node in enumerate(graph.node))
+
+
+def _node(node: onnx.NodeProto, name: str) -> OnnxNode:
+    op = node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+    attrs = {item.name: _attribute(item, name) for item in node.attribute}
+    said = {entry.key.rpartition(".")[2]: entry.value for entry in node.metadata_props}
+    scopes, origin = words(said.get("name_scopes", "")), said.get("class_hierarchy", "")
+    ends = tuple(node.input), tuple(node.output)
+    return OnnxNode(name, op, *ends, attrs, scopes, origin, said.get("rule_name", ""))
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -241,7 +236,7 @@ def _attribute(item: onnx.AttributeProto, node: str) -> Any:
     if item.type == kinds.FLOATS:
         return tuple(shortest(number) for number in item.floats)
     if item.type == kinds.INTS:
-        return tuple(int(number) for number in item.ints)
+        return tuple(item.ints)
     if item.type == kinds.STRINGS:
         return tuple(text.decode("utf-8", "replace") for text in item.strings)
     if item.type == kinds.TENSOR:
@@ -249,8 +244,8 @@ def _attribute(item: onnx.AttributeProto, node: str) -> Any:
     if item.type == kinds.GRAPH:
         graph, what = item.g, f"a constant in the body of node {shown(node)}"
         constants = {tensor.name: inside(tensor, what) for tensor in graph.initializer}
-        ends = [tuple(port.name for port in ports) for ports in (graph.input, graph.output)]
-        return Body(ends[0], ends[1], nodes_of(graph), constants)
+        inputs, outputs = (tuple(port.name for port in ports) for ports in (graph.input, graph.output))
+        return Body(inputs, outputs, nodes_of(graph), constants)
     return None  # strings, types: no supported operator has one
 
 
@@ -282,9 +277,8 @@ def inside(tensor: onnx.TensorProto, what: str) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(numpy_helper.to_array(tensor))
     except (ValueError, TypeError, KeyError):
-        raise ModelError(
-            f"{what} declares the shape {list(shape)} of {dtype}, but its data is not of that size"
-        ) from None
+        declared = f"{what} declares the shape {list(shape)} of {dtype}"
+        raise ModelError(f"{declared}, but its data is not of that size") from None
     return array.copy() if not array.flags.writeable else array
 
 
@@ -302,10 +296,9 @@ def size_text(count: int) -> str:
     >>> size_text(4 * 2**40)
     '4 TiB'
     """
-    for power, unit in enumerate(("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")):
-        if count < 1024 ** (power + 1) or unit == "PiB":
-            return f"{count / 1024**power:.4g} {unit}"
-    return str(count)
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = next((power for power in range(5) if count < 1024 ** (power + 1)), 5)
+    return f"{count / 1024**power:.4g} {units[power]}"
 
 
 def port_of(info: onnx.ValueInfoProto, output: bool = False) -> Port:
@@ -313,13 +306,13 @@ def port_of(info: onnx.ValueInfoProto, output: bool = False) -> Port:
     if info.type.WhichOneof("value") not in (None, "tensor_type"):
         raise UnsupportedError(f"{shown(info.name)} is no tensor; inputs and outputs have to be")
     tensor = info.type.tensor_type
-    dims: list[int | str] = []
-    for index, dim in enumerate(tensor.shape.dim):
-        fixed = dim.HasField("dim_value") and dim.dim_value > 0
-        dims.append(int(dim.dim_value) if fixed else dim.dim_param or f"{info.name}.{index}")
+    dims: tuple[int | str, ...] = tuple(
+        dim.dim_value if dim.dim_value > 0 else dim.dim_param or f"{info.name}.{index}"
+        for index, dim in enumerate(tensor.shape.dim)
+    )
     if output and tensor.elem_type == onnx.TensorProto.UNDEFINED:
-        return Port(info.name, tuple(dims), "float32")  # its graph decides
+        return Port(info.name, dims, "float32")  # its graph decides
     dtype = element_type(tensor.elem_type, shown(info.name))
     if dtype.kind not in "fiub" and dtype.name != "bfloat16":
         raise UnsupportedError(f"{shown(info.name)} is {dtype}; this type is not supported")
-    return Port(info.name, tuple(dims), dtype.name)
+    return Port(info.name, dims, dtype.name)

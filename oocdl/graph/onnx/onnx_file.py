@@ -18,8 +18,7 @@ import numpy as np
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.bodies import every_node, owners, results_of_bodies
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
-from oocdl.graph.onnx.exact_numbers import ExactNumbers
-from oocdl.graph.onnx.metadata import Fact, Metadata
+from oocdl.graph.onnx.metadata import ExactNumbers, Fact, Metadata
 from oocdl.graph.onnx.model_file import Body, OnnxNode, Port, shown
 from oocdl.graph.onnx.tensors import WeightSource
 
@@ -50,7 +49,6 @@ class OnnxFile:
     metadata: Metadata | None = None
     """The record of the module that ``oocdl.from_torch`` wrote; None for other files."""
     exact: ExactNumbers | None = None
-    """The numbers of its code."""
 
     @cached_property
     def owner(self) -> Mapping[str, str]:
@@ -74,13 +72,13 @@ class OnnxFile:
         return {self.owner[name] for name in results if name in self.owner}
 
     def fact(self, initializer: str) -> Fact | None:
-        """Return what the metadata says of an initializer."""
+        """What the metadata says of an initializer."""
         return self.metadata.facts.get(initializer) if self.metadata is not None else None
 
     def names_of(self, initializer: str) -> tuple[str, ...]:
         """Return the names by which ``freeze`` may mean an initializer: its own, and those in the module."""
         fact = self.fact(initializer)
-        return tuple(dict.fromkeys((initializer, *(fact.names if fact is not None else ()))))
+        return (initializer,) if fact is None else tuple(dict.fromkeys((initializer, *fact.names)))
 
     def pattern_of(self, initializer: str, patterns: Collection[str]) -> str | None:
         """Return the first pattern of ``freeze`` that means an initializer; None if none does."""
@@ -98,10 +96,8 @@ class OnnxFile:
 
 
 def module_path(node: OnnxNode) -> str:
-    """Return the path that ``named_modules`` has of the module that a node is of; empty if none is known.
-
-    TorchScript writes a path as "/model/model.1/model.1.0/conv/Conv": a child of a list repeats its parent.
-    """
+    """Return the path that ``named_modules`` has of the module that a node is of; empty if none is known."""
+    # TorchScript writes a path as "/model/model.1/model.1.0/conv/Conv": a child of a list repeats its parent.
     if node.scopes:
         return module_of(node)
     path: list[str] = []
@@ -112,9 +108,8 @@ def module_path(node: OnnxNode) -> str:
 
 def module_of(node: OnnxNode) -> str:
     """Return the module that a node is of, calls of one module being one."""
-    scopes = node.scopes
-    if scopes:
-        return re.sub(r"@\d+", "", scopes[-2] if len(scopes) > 1 else "")
+    if node.scopes:
+        return re.sub(r"@\d+", "", ("", *node.scopes)[-2])
     if node.name.startswith("/"):
         return "/".join(re.sub(r"_\d+$", "", part) for part in node.name.split("/")[1:-1])
     return node.name
@@ -126,7 +121,6 @@ class TracedFile:
 
     model: OnnxFile
     roles: Mapping[str, Role]
-    """Role of each initializer that is read."""
     frozen: Collection[str]
     evaluated: Collection[str]
     """First outputs of the norms that use their running statistics in training, too."""
@@ -152,7 +146,6 @@ class TracedFile:
 
     @cached_property
     def trained(self) -> list[str]:
-        """The initializers that are trained."""
         return [name for name, role in self.roles.items() if role is Role.WEIGHT and name not in self.frozen]
 
     def is_uniform(self, name: str) -> bool:
@@ -214,7 +207,6 @@ def _facts(model: OnnxFile, name: str) -> tuple[str, str, str]:
 
 
 def _plain(held: Any) -> Any:
-    """Return what can be compared."""
     if isinstance(held, np.ndarray):
         return held.dtype, held.shape, held.tobytes()
     if isinstance(held, Mapping):

@@ -25,7 +25,6 @@ class OwnOperator:
 
     function: Compose
     digest: str
-    """Digest of the function's text (``digest_of``)."""
 
 
 OWN: dict[str, OwnOperator] = {}
@@ -37,17 +36,16 @@ def own_operator(name: str, function: Compose) -> OwnOperator:
     digest, slots = digest_of(function), _slots(function)
     if not slots:
         raise InputError(f"the function of operator '{name}' takes no builder")
-    wrong = [p.name for p in slots if p.default is not p.empty and p.default is not None]
-    if wrong:
-        raise InputError(
-            f"the operator '{name}' has an operand '{wrong[0]}' with a default that is not None; attributes "
-            "stand behind a *, as in def f(build, x, *, alpha=1.0)"
-        )
+    for slot in slots:
+        if slot.default is not slot.empty and slot.default is not None:
+            raise InputError(
+                f"the operator '{name}' has an operand '{slot.name}' with a default that is not None; "
+                "attributes stand behind a *, as in def f(build, x, *, alpha=1.0)"
+            )
     return OwnOperator(function, digest)
 
 
 def _slots(function: Compose) -> list[inspect.Parameter]:
-    """Return the parameters that are a builder and operands."""
     return [p for p in inspect.signature(function).parameters.values() if p.kind in _SLOTS]
 
 
@@ -105,13 +103,11 @@ def lower_own(ctx: Context) -> Sequence[Operand]:
 
 
 def _check(function: Compose, given: Sequence[str | None], node: OnnxNode) -> None:
-    """Raise ModelError if a function does not take what a node has."""
-    slots = _slots(function)[1:]
     try:
         bound = inspect.signature(function).bind(None, *given, **node.attrs).arguments
     except TypeError as error:
         raise ModelError(f"its function does not take what it has: {error}") from None
-    for slot in slots:
+    for slot in _slots(function)[1:]:
         if slot.name in node.attrs:
             raise ModelError(f"it has an attribute '{slot.name}', which its function takes as an operand")
         if slot.default is slot.empty and bound[slot.name] is None:

@@ -1,13 +1,12 @@
 """ONNX files: what is in them, and the graph they become under given sizes.
 
-``inspect_onnx`` parses and checks; ``OnnxModel.bind`` makes the graph. All
-shapes are inferred by our rules from the sizes given here; what the file says
-of sizes is a default for its inputs and nothing else.
+All shapes follow from these by our rules; what a file says of sizes is a default for its inputs, and no more.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,17 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from oocdl.errors import ModelError, UnsupportedError
-from oocdl.graph.ir.graph import Graph, Role, Shape
+from oocdl.graph.ir.graph import Graph, Role, Shape, needed
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.baked import note_resized
 from oocdl.graph.onnx.bodies import FINAL, activations_last, every_node, results_of_bodies, without_functions
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
-from oocdl.graph.onnx.context import Context, all_of, needed
-from oocdl.graph.onnx.exact_numbers import ExactNumbers
+from oocdl.graph.onnx.context import Context, all_of
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
 from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
-from oocdl.graph.onnx.metadata import read_metadata
+from oocdl.graph.onnx.metadata import ExactNumbers, read_metadata
 from oocdl.graph.onnx.model_file import Port, load, nodes_of, port_of, shown, size_text, words
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
@@ -77,15 +75,14 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
         tensor.name: source(tensor, path, spans.get(index))
         for index, tensor in enumerate(model.graph.initializer)
     }
-    said: dict[str, dict[str, str]] = {_KIND: {}, _FOLDED: {}}
+    said: dict[str, dict[str, str]] = defaultdict(dict)
     for info in model.graph.value_info:
         for entry in info.metadata_props:
-            said.setdefault(entry.key, {})[info.name] = entry.value
-    ends = {info.name for info in model.graph.output}
-    nodes = nodes_of(model.graph)
+            said[entry.key][info.name] = entry.value
+    ends, nodes = {info.name for info in model.graph.output}, nodes_of(model.graph)
     metadata = read_metadata(model, initializers, nodes)
     exact = ExactNumbers(metadata.numbers) if metadata is not None else None
-    nodes = nodes if exact is None else exact.nodes(nodes)
+    nodes = nodes if exact is None else tuple(map(exact.node, nodes))
     return OnnxModel(
         path=path,
         opset=opset,
@@ -123,13 +120,14 @@ class OnnxModel(OnnxFile):
         if self.metadata is not None:
             self.metadata.sizes.check(self.inputs, bound, training)
         before: Mapping[str, Shape] = {}
+        batch: tuple[int, int] | None = None
         if traced != bound:
-            before = _Reader(self, rules, precision, False, freeze).run(traced).shapes()
-        heads = {(traced[name][:1], bound[name][:1]) for name in bound}
-        batch = None
-        if before and len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
-            (((old,), (new,)),) = heads
-            batch = (old, new)
+            reader = _Reader(self, rules, precision, False, freeze).run(traced)
+            before = {name: reader.ctx.build.shape(value) for name, value in reader.values().items()}
+            heads = {(traced[name][:1], bound[name][:1]) for name in bound}
+            if len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
+                [[[old], [new]]] = heads
+                batch = (old, new)
         elsewhere = other_sizes(self.inputs, bound)
         try:
             imported = _Reader(self, rules, precision, training, freeze, before, batch).run(bound).imported()
@@ -137,15 +135,13 @@ class OnnxModel(OnnxFile):
             if not elsewhere:
                 raise
             raise ModelError(f"{error} ({elsewhere.partition(':')[0]})") from error
-        if elsewhere:
-            remarks = *imported.trained.remarks, Remark(elsewhere, EXPORT_OPEN)
-            return replace(imported, trained=replace(imported.trained, remarks=remarks))
-        return imported
+        if not elsewhere:
+            return imported
+        remarks = *imported.trained.remarks, Remark(elsewhere, EXPORT_OPEN)
+        return replace(imported, trained=replace(imported.trained, remarks=remarks))
 
 
 class _Reader:
-    """One pass over the nodes of a model."""
-
     def __init__(
         self,
         model: OnnxModel,
@@ -222,15 +218,14 @@ class _Reader:
                 ctx.env[name] = build.value(name, item.shape, ctx.precision, role)
                 if has_one_bias(self.model, item):
                     ctx.single_biases.add(name)
+            elif item.nbytes > MOST_CONSTANT_BYTES:
+                raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")
             else:
-                if item.nbytes > MOST_CONSTANT_BYTES:
-                    raise UnsupportedError(f"constant {shown(name)} of {size_text(item.nbytes)} is too large")
                 ctx.env[name] = item.raw() if self.model.exact is None else self.model.exact.array(item.raw())
 
-    def shapes(self) -> dict[str, Shape]:
-        """Return the shape of everything in the file that became a value."""
-        build = self.ctx.build
-        return {name: build.shape(made) for name, made in self.ctx.env.items() if isinstance(made, str)}
+    def values(self) -> dict[str, str]:
+        """Return name in the file -> value of the graph, for everything that became one."""
+        return {name: str(made) for name, made in self.ctx.env.items() if isinstance(made, str)}
 
     def imported(self) -> Imported:
         """Return the result, without nodes and values that no output needs."""
@@ -243,7 +238,7 @@ class _Reader:
             outputs.append((port.name, str(made) if isinstance(made, str) else ctx.store(made)))
         build.outputs = list(dict.fromkeys(value for _, value in outputs))
         inputs = tuple(port.name for port in self.model.inputs)
-        graph = needed(build.graph(), inputs)
+        graph = needed(build.graph(), (*inputs, *build.updates))
         values, ends = graph.values, self._ends()
         used = {name: r for name, r in self.roles.items() if r is Role.CONSTANT or name in values}
         file = TracedFile(model=self.model, roles=used, frozen=self.frozen.keys(), evaluated=ctx.evaluated)
@@ -253,9 +248,7 @@ class _Reader:
             outputs=tuple(outputs),
             weights={name: item for name, item in self.weights.items() if name in values},
             frozen=tuple(name for name in self.frozen if name in values),
-            names={
-                name: str(made) for name, made in ctx.env.items() if isinstance(made, str) and made in values
-            },
+            names={name: value for name, value in self.values().items() if value in values},
             final_activation={name: op for name, (op, _) in ends.items()},
             logits={name: value for name, (_, value) in ends.items()},
             trained=record_of(file, self.freeze),

@@ -36,7 +36,6 @@ _SETTINGS: Mapping[str, tuple[int, ...]] = {
 }
 """Operator -> inputs that are settings, never weights."""
 ROLES = {"parameter": Role.WEIGHT, "statistic": Role.STATE, "buffer": Role.CONSTANT}
-"""Kind in the metadata -> role."""
 
 
 def role_of(model: OnnxFile, item: WeightSource) -> Role:
@@ -48,11 +47,11 @@ def role_of(model: OnnxFile, item: WeightSource) -> Role:
     if metadata is not None:
         fact = metadata.facts.get(item.name)
         return ROLES[fact.kind] if fact is not None else Role.CONSTANT
-    norms = bool(uses) and all(node.op == "BatchNormalization" and place in (3, 4) for node, place, _ in uses)
-    if norms and item.name not in model.handed_out:
+    norms = all(node.op == "BatchNormalization" and place in (3, 4) for node, place, _ in uses)
+    if uses and norms and item.name not in model.handed_out:
         return Role.STATE
-    setting = bool(uses) and all(index in _SETTINGS.get(node.op, ()) for node, index, _ in uses)
-    if setting or kind not in (None, "PARAMETER"):
+    settings = all(index in _SETTINGS.get(node.op, ()) for node, index, _ in uses)
+    if (uses and settings) or kind not in (None, "PARAMETER"):
         return Role.CONSTANT
     generated = _GENERATED.match(item.name) is not None
     if any(node.op == "PRelu" and index == 1 for node, index, _ in uses):
@@ -71,10 +70,8 @@ def role_of(model: OnnxFile, item: WeightSource) -> Role:
 
 
 def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[Reader]) -> bool:
-    """Whether tf2onnx made a float tensor of a number of the code, such as the epsilon of a norm.
-
-    Operands in the code are called ``.../y``, variables ``.../ReadVariableOp``; what is computed, numbered.
-    """
+    """Whether tf2onnx made a float tensor of a number of the code, such as the epsilon of a norm."""
+    # Operands in the code are called ``.../y``, variables ``.../ReadVariableOp``; what is computed, numbered.
     if _NUMBER_OF_TENSORFLOW.match(item.name):
         return True
     product = any(node.op in ("Conv", "ConvTranspose", "MatMul", "Gemm") and index for node, index, _ in uses)
@@ -82,23 +79,18 @@ def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[Reader]) -> bool
 
 
 def has_one_bias(model: OnnxFile, item: WeightSource) -> bool:
-    """Whether the second half of a recurrent bias is zeros that no parameter stands for.
-
-    ONNX adds two biases; an LSTM of Keras has one, and tf2onnx writes zeros for the other.
-    """
+    """Whether the second half of a recurrent bias is zeros that no parameter stands for."""
+    # ONNX adds two biases; an LSTM of Keras has one, and tf2onnx writes zeros for the other.
     uses = model.readers.get(item.name, ())
-    if model.producer != TENSORFLOW or not uses:
-        return False
-    if any(node.op not in _RECURRENT or index != 3 for node, index, _ in uses):
+    biases = all(node.op in _RECURRENT and index == 3 for node, index, _ in uses)
+    if model.producer != TENSORFLOW or not uses or not biases:
         return False
     return not np.split(item.raw(), 2, axis=-1)[1].any()
 
 
 def trains_by_origin(node: OnnxNode) -> bool:
-    """Whether PyTorch's dynamo exporter made a BatchNormalization of one in training mode.
-
-    It never writes ``training_mode``, but names the operator that it exported.
-    """
+    """Whether PyTorch's dynamo exporter made a BatchNormalization of one in training mode."""
+    # It never writes ``training_mode``, but names the operator that it exported.
     return "batch_norm_legit_functional" in node.origin and "_no_training" not in node.origin
 
 
@@ -113,11 +105,10 @@ def batch_norm_modes(model: OnnxFile) -> Mapping[OnnxNode, bool]:
 
 
 def evaluated(model: OnnxFile) -> frozenset[str]:
-    """Return the BatchNorms that use their running statistics in training too, by their first output.
-
-    The metadata says it. Without it, a norm in evaluation mode beside others in training mode is one. A file
-    in which no norm is in training mode was exported for inference, or by an exporter that never says it.
-    """
+    """Return the BatchNorms that use their running statistics in training too, by their first output."""
+    # The metadata says it. Without it, a norm in evaluation mode beside others in training mode is one. A
+    # file in which no norm is in training mode was exported for inference, or by an exporter that never says
+    # it.
     if model.metadata is not None:
         kept = {name for name, fact in model.metadata.facts.items() if fact.kind != "statistic"}
         return frozenset(

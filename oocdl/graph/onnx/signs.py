@@ -1,9 +1,8 @@
 """Signs that a plain file trains another network than the module it was made of, and the cure of each.
 
-Exporters and their optimizers write files for inference: they fold norms into convolutions, merge tensors
-that are equal at the start, drop biases of zeros, and do not tell buffers from parameters. tf2onnx, which
-Keras exports by, multiplies norms in evaluation mode into weights; only names still tell of it. A file of
-``oocdl.from_torch`` says itself what is trained.
+Exporters write files for inference: they fold norms into convolutions, merge tensors that are equal at the
+start, drop biases of zeros, and do not tell buffers from parameters. tf2onnx, which Keras exports by,
+multiplies norms into weights; only names still tell of it.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class Remark:
     """Something that looks wrong."""
 
     text: str
-    """The observation and its meaning; one line."""
     cure: str
     """The remedy; one line of code."""
 
@@ -104,11 +102,10 @@ def _has_folded(file: TracedFile, node: OnnxNode) -> bool:
 
 
 def _folded(file: TracedFile) -> list[str]:
-    nodes = file.model.nodes
-    convolutions = [node for node in nodes if node.op in ("Conv", "ConvTranspose")]
+    convolutions = [node for node in file.model.nodes if node.op in ("Conv", "ConvTranspose")]
     folded = [node.name for node in convolutions if _has_folded(file, node)]
-    has_norm = any(node.op.endswith("Normalization") for node in nodes)
     biased = [node.name for node in convolutions if len(node.inputs) > 2]
+    has_norm = any(node.op.endswith("Normalization") for node in file.model.nodes)
     # An older exporter does not say what it did.
     silent = file.is_dynamo and not file.model.kinds and not has_norm and len(biased) > 1
     return folded or (biased if silent else [])
@@ -116,11 +113,9 @@ def _folded(file: TracedFile) -> list[str]:
 
 def _is_copy(file: TracedFile, name: str) -> bool:
     """Whether what an initializer was computed from is in the file as well."""
-    sources = file.model.folded.get(name, ())
-    others = (other for other in file.trained if other != name)
-    return len(sources) == 1 and any(
-        other == sources[0] or file.model.folded.get(other) == sources for other in others
-    )
+    sources, others = file.model.folded.get(name, ()), {*file.trained} - {name}
+    copied = any(other in sources or file.model.folded.get(other) == sources for other in others)
+    return len(sources) == 1 and copied
 
 
 def _is_computed(file: TracedFile, name: str) -> bool:
@@ -138,20 +133,15 @@ def _is_computed(file: TracedFile, name: str) -> bool:
 
 def _lost_slopes(file: TracedFile) -> list[str]:
     """Weights that look like numbers of the code, because an exporter has computed them."""
-
-    def takes_weights(node: OnnxNode) -> bool:
-        return node.op in ("PRelu", "Conv", "ConvTranspose", "Gemm") or node.op.endswith("Normalization")
-
-    model = file.model
-    return [
-        name
-        for name, role in file.roles.items()
-        if role is Role.CONSTANT
-        and model.initializers[name].is_float
-        and name not in model.kinds
-        and any(re.search(r"\.|weight|bias", source) for source in model.folded.get(name, ()))
-        and any(reader.place and takes_weights(reader.node) for reader in model.readers.get(name, ()))
-    ]
+    model, lost = file.model, []
+    takes_weights = re.compile(r"PRelu|Conv|ConvTranspose|Gemm|.*Normalization")
+    for name, role in file.roles.items():
+        computed = any(re.search(r"\.|weight|bias", source) for source in model.folded.get(name, ()))
+        readers = (one for one in model.readers.get(name, ()) if takes_weights.fullmatch(one.node.op))
+        constant = role is Role.CONSTANT and model.initializers[name].is_float and name not in model.kinds
+        if constant and computed and any(reader.place for reader in readers):
+            lost.append(name)
+    return lost
 
 
 def _has_lost_bias(file: TracedFile, node: OnnxNode) -> bool:
@@ -190,9 +180,9 @@ def _may_be_buffer(file: TracedFile, name: str) -> bool:
 def _asleep(file: TracedFile) -> list[str]:
     """Running statistics of norms that are all in evaluation mode."""
     modes = batch_norm_modes(file.model)
-    norms = [node for node in modes if not any(modes.values())]
-    pairs = [tuple(file.model.owner[name] for name in node.inputs[3:5]) for node in norms]
-    return list(dict.fromkeys(name for pair in pairs if not set(pair) <= {*file.frozen} for name in pair))
+    pairs = [[file.model.owner[name] for name in node.inputs[3:5]] for node in modes]
+    awake = [pair for pair in pairs if not any(modes.values()) and not {*file.frozen}.issuperset(pair)]
+    return list(dict.fromkeys(name for pair in awake for name in pair))
 
 
 def _norms_of_batches(file: TracedFile) -> list[str]:
@@ -310,7 +300,6 @@ SIGNS = (
         "if the layers have biases in Keras, export after a step of training: then none is all zeros",
     ),
 )
-"""All signs, in the order in which they are said."""
 
 
 def remarks_of(file: TracedFile) -> tuple[Remark, ...]:

@@ -1,9 +1,7 @@
 """Reads weights of an ONNX file by region, so that a whole model is never in memory.
 
-An initializer lies in the message, in the model file, or in an external file
-beside it. The last is where files have attacked their readers, again and again
-(six CVEs in onnx alone), so every external file is checked here, at import and
-once more whenever it is opened.
+An initializer lies in the message, in the model file, or in an external file beside it. By the last, files
+have attacked their readers again and again (six CVEs in onnx alone): it is checked whenever it is opened.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ class WeightSource:
     dtype: str
     """The dtype that ``read`` returns: the precision that was asked for."""
     stored: np.dtype[np.generic]
-    """The dtype in the file."""
     path: Path | None
     """The file, ``None`` where ``data`` holds the contents."""
     offset: int = 0
@@ -55,7 +52,6 @@ class WeightSource:
         return self.stored.kind == "f" or self.stored.name == "bfloat16"
 
     def astype(self, dtype: str) -> WeightSource:
-        """Return the same initializer, read as ``dtype``."""
         return replace(self, dtype=dtype)
 
     def read(self, region: Region | None = None) -> Array:
@@ -71,7 +67,6 @@ class WeightSource:
         return piece.astype(self.dtype, copy=False)
 
     def raw(self, region: Region | None = None) -> Array:
-        """Return a copy of a region as it is stored, unchecked."""
         region = whole(self.shape) if region is None else region
         if self.data is not None:
             return np.array(self.data[as_slices(region)])
@@ -100,16 +95,14 @@ class WeightSource:
 @contextmanager
 def _opened(path: Path, stamp: Stamp, name: str) -> Iterator[int]:
     """Open a file, which has to be the one that was seen at import."""
-    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        handle = os.open(path, flags)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise ModelError(f"tensor {shown(name)} cannot be read from {path}: {error.strerror}") from None
     try:
         if _stamp(os.fstat(handle)) != stamp:
-            raise ModelError(
-                f"{path} has changed since the model was read; start again from the original file"
-            )
+            why = "has changed since the model was read; start again from the original file"
+            raise ModelError(f"{path} {why}")
         yield handle
     finally:
         os.close(handle)
@@ -135,9 +128,8 @@ def source(tensor: onnx.TensorProto, path: Path, span: range | None) -> WeightSo
     declared = WeightSource(name=tensor.name, shape=shape, dtype=stored.name, stored=stored, path=None)
     if span is not None:
         if len(span) != declared.nbytes:
-            raise ModelError(
-                f"{what} declares {size_text(declared.nbytes)}, but carries {size_text(len(span))}"
-            )
+            sizes = f"declares {size_text(declared.nbytes)}, but carries {size_text(len(span))}"
+            raise ModelError(f"{what} {sizes}")
         return replace(declared, path=path, offset=span.start, stamp=_stamp(path.stat()))
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         return _external(tensor, path.parent, declared, what)

@@ -124,12 +124,11 @@ def _part(file: TracedFile, name: str, fact: Fact | None, patterns: Collection[s
     pattern = model.pattern_of(name, patterns)
     if pattern is not None:
         return Part.FROZEN, f"freeze pattern '{pattern}'"
-    if name in file.frozen and fact is not None:
-        return Part.FROZEN, "requires_grad=False, as the file says"
     if name in file.frozen:
-        return Part.FROZEN, "table without a name of its own, too large for a constant"
-    if role is Role.STATE:
-        if any(reader.node.outputs[0] in file.evaluated for reader in file.model.readers.get(name, ())):
-            return Part.FROZEN, "its norm is in evaluation mode in the file"
-        return Part.STATISTICS, "updated by each batch"
-    return Part.TRAINED, said or "float initializer"
+        table = "table without a name of its own, too large for a constant"
+        return Part.FROZEN, table if fact is None else "requires_grad=False, as the file says"
+    if role is not Role.STATE:
+        return Part.TRAINED, said or "float initializer"
+    if any(reader.node.outputs[0] in file.evaluated for reader in model.readers.get(name, ())):
+        return Part.FROZEN, "its norm is in evaluation mode in the file"
+    return Part.STATISTICS, "updated by each batch"

@@ -1,8 +1,7 @@
 """Types of whole numbers: all are int64 in a graph, and wrap around where the file's have fewer bits.
 
-A name of a value carries the type that the file gives it. What arithmetic has made outside of that type is
-brought back into it, as ONNX and PyTorch have it. Of uint64 the bits are kept: what adds, subtracts or
-multiplies them is right; what compares, divides or makes them floating-point is refused.
+A name of a value carries the type of the file, into which results of arithmetic are brought back. Of uint64
+the bits are kept: what compares, divides or makes them floating-point is refused.
 """
 
 from __future__ import annotations
@@ -57,11 +56,9 @@ def kind_of_sums(ctx: Context, kind: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def cast(ctx: Context, value: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
-    """Cast a value to a type of whole numbers.
-
-    ONNX leaves open what becomes of a floating-point number outside of the type: here it is what PyTorch and
-    NumPy make of it, who go through int32 for types that this holds.
-    """
+    """Cast a value to a type of whole numbers."""
+    # ONNX leaves open what becomes of a floating-point number outside of the type: here it is what PyTorch
+    # and NumPy make of it, who go through int32 for types that this holds.
     made = str(value)
     if source.kind not in "iu":
         made = ctx.make("Cast", value, to=WIDE.name)

@@ -1,8 +1,4 @@
-"""Writes a trained model: the file it came from, with other weights.
-
-Weights stream from where they are into the new file, block by block: the graph
-is small, and the wire format lets the bytes of a tensor follow its header.
-"""
+"""Writes a trained model: the file it came from, with other weights, which stream from where they are."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ import onnx
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.checks import check
-from oocdl.graph.onnx.model_file import field_header, load, shown
+from oocdl.graph.onnx.model_file import GRAPH, INITIALIZER, RAW, field_header, load, shown
 from oocdl.graph.onnx.tensors import WeightSource, source
 
 Weights = Callable[[str], "Iterable[Array] | None"]
@@ -30,8 +26,9 @@ Weights = Callable[[str], "Iterable[Array] | None"]
 EXTERNAL_FROM_BYTES = 2**30
 """Tensors of so many bytes together are put into a file beside the model, ``<target>.data``."""
 BLOCK_BYTES = 2**22
-_GRAPH, _INITIALIZER, _RAW = 7, 5, 9
 _ALIGN_BYTES = 4096
+_NO_NUMBERS = (onnx.TensorProto.STRING, onnx.TensorProto.UINT4, onnx.TensorProto.INT4)
+"""Element types of tensors that stay as they are."""
 
 
 def export_onnx(source_path: str | Path, target_path: str | Path, weights: Weights) -> Path:
@@ -64,22 +61,24 @@ def write_model(
     kept = [index for index, tensor in enumerate(tensors) if tensor.name not in dropped]
     edit(model)
     del model.graph.initializer[:]
-    items = [
-        _Item(tensors[index], _source(tensors[index], origin, spans.get(index)), weights) for index in kept
-    ]
-    external = sum(item.nbytes for item in items) > EXTERNAL_FROM_BYTES
+    items = []
+    for index in kept:
+        as_it_is = tensors[index].data_type in _NO_NUMBERS
+        stored = None if as_it_is else source(tensors[index], origin, spans.get(index))
+        items.append(_Item(tensors[index], stored, weights))
     data = target.with_name(target.name + ".data")
+    external = sum(item.nbytes for item in items) > EXTERNAL_FROM_BYTES
+    placed = dict(_placed(items, data.name)) if external else {}
     if external:
         _spare_source(origin, data)
-        for item in items:
-            if item.stored is not None and item.stored.path == data:
-                raise ModelError(f"{data} belongs to the original model; choose another name for the new one")
+        if any(item.stored is not None and item.stored.path == data for item in items):
+            raise ModelError(f"{data} belongs to the original model; choose another name for the new one")
         with _replacing(data) as file:
-            for item, place in _placed(items, data.name):
+            for item, place in placed.items():
                 file.seek(int(place["offset"]))
                 file.writelines(item.blocks())
     with _replacing(target) as file:
-        _write_model(file, model, items, data.name if external else "")
+        _write_model(file, model, items, placed)
     return target
 
 
@@ -90,18 +89,8 @@ def _spare_source(origin: Path, target: Path) -> None:
         raise ModelError(f"there is no folder {target.parent}")
 
 
-def _source(tensor: onnx.TensorProto, origin: Path, span: range | None) -> WeightSource | None:
-    """Return the contents of a tensor; ``None`` if it stays as it is (strings, 4-bit numbers)."""
-    kinds = onnx.TensorProto
-    if tensor.data_type in (kinds.STRING, kinds.UINT4, kinds.INT4):
-        return None
-    return source(tensor, origin, span)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Item:
-    """One initializer: its old tensor message, and the source of its new contents."""
-
     tensor: onnx.TensorProto
     stored: WeightSource | None
     weights: Weights
@@ -111,29 +100,25 @@ class _Item:
         return self.stored.nbytes if self.stored is not None else 0
 
     def head(self, placed: Mapping[str, str] | None = None) -> bytes:
-        """Return the tensor message without its contents."""
-        tensor = onnx.TensorProto(
-            name=self.tensor.name, data_type=self.tensor.data_type, dims=self.tensor.dims
-        )
+        old = self.tensor
+        tensor = onnx.TensorProto(name=old.name, data_type=old.data_type, dims=old.dims)
         for key, value in (placed or {}).items():
             tensor.external_data.add(key=key, value=value)
-        if placed:
             tensor.data_location = onnx.TensorProto.EXTERNAL
         return bytes(tensor.SerializeToString())
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the contents, little-endian, in order."""
         assert self.stored is not None
-        count, name = 0, shown(self.stored.name)
+        count, size, new = 0, prod(self.stored.shape), f"the new contents of {shown(self.stored.name)}"
         found = self.weights(self.stored.name)
         for block in _unchanged(self.stored) if found is None else found:
             array = np.ascontiguousarray(block, self.stored.stored)
             count += array.size
-            if count > prod(self.stored.shape):
-                raise ModelError(f"the new contents of {name} are larger than {list(self.stored.shape)}")
+            if count > size:
+                raise ModelError(f"{new} are larger than {list(self.stored.shape)}")
             yield array.tobytes()
-        if count != prod(self.stored.shape):
-            raise ModelError(f"the new contents of {name} are {count} numbers, not {prod(self.stored.shape)}")
+        if count != size:
+            raise ModelError(f"{new} are {count} numbers, not {size}")
 
 
 def _unchanged(stored: WeightSource) -> Iterator[Array]:
@@ -164,7 +149,6 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def _placed(items: Sequence[_Item], location: str) -> Iterator[tuple[_Item, dict[str, str]]]:
-    """Place each tensor in the external file."""
     at = 0
     for item in items:
         if item.stored is None or not item.nbytes:
@@ -174,28 +158,27 @@ def _placed(items: Sequence[_Item], location: str) -> Iterator[tuple[_Item, dict
         at += item.nbytes
 
 
-def _write_model(file: IO[bytes], model: onnx.ModelProto, items: Sequence[_Item], location: str) -> None:
+def _write_model(
+    file: IO[bytes],
+    model: onnx.ModelProto,
+    items: Sequence[_Item],
+    placed: Mapping[_Item, Mapping[str, str]],
+) -> None:
     """Write the message, its initializers last; ``location``: the file of their data, if external."""
     graph = model.graph.SerializeToString()
-    placed = {id(item): place for item, place in _placed(items, location)} if location else {}
     heads: list[tuple[_Item, bytes, int]] = []
     for item in items:
-        if item.stored is None or not item.nbytes:
-            head = item.tensor.SerializeToString()
-            heads.append((item, head, len(head)))
-        elif location:
-            head = item.head(placed[id(item)])
-            heads.append((item, head, len(head)))
-        else:
-            head = item.head() + field_header(_RAW, item.nbytes)
-            heads.append((item, head, len(head) + item.nbytes))
-    total = len(graph) + sum(len(field_header(_INITIALIZER, size)) + size for _, _, size in heads)
+        head = item.head(placed.get(item)) if item.nbytes else item.tensor.SerializeToString()
+        inside = 0 if item in placed else item.nbytes
+        head += field_header(RAW, inside) if inside else b""
+        heads.append((item, head, len(head) + inside))
+    total = len(graph) + sum(len(field_header(INITIALIZER, size)) + size for _, _, size in heads)
     model.ClearField("graph")
     file.write(model.SerializeToString())
-    file.write(field_header(_GRAPH, total))
+    file.write(field_header(GRAPH, total))
     file.write(graph)
     for item, head, size in heads:
-        file.write(field_header(_INITIALIZER, size))
+        file.write(field_header(INITIALIZER, size))
         file.write(head)
         if size > len(head):
             file.writelines(item.blocks())

@@ -287,11 +287,9 @@ class _Reach:
         return reduce(or_, (self._before.get(view.value, 0) for view in cell.inputs), 0)
 
     def results_of(self, anchor: Cell) -> int:
-        """The results of an anchor."""
         return reduce(or_, (self._before[view.value] for view in anchor.outputs))
 
     def results(self, bits: int) -> Iterator[str]:
-        """The values of ``bits``."""
         return (self._results[bit] for bit in _set_bits(bits))
 
     def anchors_after(self, results: int) -> Iterator[Cell]:

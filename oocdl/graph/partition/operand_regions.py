@@ -38,8 +38,6 @@ class OperandRegion(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """One of a node's own axes of an operand."""
-
     positions: tuple[int, ...]
     """The stored axes that it consists of."""
     indices: tuple[Index | None, ...]
@@ -48,8 +46,6 @@ class _Axis(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Operand:
-    """An operand, as far as it does not depend on ranges."""
-
     number: int
     """Equal for equal operands."""
     axes: tuple[_Axis, ...]

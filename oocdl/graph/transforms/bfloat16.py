@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import prod
 
-from oocdl.graph.ir.graph import Graph, Node, Role, Value, needed_nodes
+from oocdl.graph.ir.graph import Graph, Node, Role, Value, needed
 from oocdl.graph.ir.op_rule import Product, Rules
 
 STORED = "bfloat16"
@@ -44,8 +44,6 @@ def bfloat16_of(name: str) -> str:
 
 
 class _Rewriting:
-    """A graph that is being rewritten, node by node in topological order."""
-
     def __init__(self, graph: Graph, rules: Rules, names: Collection[str], products: bool) -> None:
         self.graph, self.rules, self.names, self.products = graph, rules, names, products
         self.values = dict(graph.values)
@@ -164,8 +162,6 @@ def use_bfloat16(graph: Graph, rules: Rules, names: Collection[str], products: b
     draft = _Rewriting(graph, rules, names, products)
     for node in graph.nodes:
         draft.add(node)
-    kept = needed_nodes(draft.nodes, {*graph.outputs, *graph.updates.values()})
-    dropped = {name for node in draft.nodes for name in node.outputs}
-    dropped.difference_update(name for node in kept for name in node.outputs)
-    values = {name: value for name, value in draft.values.items() if name not in dropped}
-    return replace(graph, values=values, nodes=kept)
+    made = {name for node in draft.nodes for name in node.outputs}
+    new = replace(graph, values=draft.values, nodes=tuple(draft.nodes))
+    return needed(new, draft.values.keys() - made)

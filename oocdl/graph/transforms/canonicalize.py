@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Graph, Node, Role, Shape, needed_nodes, renamed
+from oocdl.graph.ir.graph import Graph, Node, Role, Shape, needed, renamed
 from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder, Rules
 
@@ -73,8 +73,6 @@ def _substitute(graph: Graph, names: Mapping[str, str]) -> Graph:
 
 
 class _Merger:
-    """Simplifies and merges nodes in one walk in topological order."""
-
     def __init__(self, graph: Graph, rules: Rules) -> None:
         self.graph = graph
         self.rules = rules
@@ -203,12 +201,5 @@ def _merged(graph: Graph, rules: Rules) -> Graph:
 
 def _without_dead(graph: Graph) -> Graph:
     """Keep what outputs and updates need, and every declared value but constants and noise."""
-    results = {*graph.outputs, *graph.updates.values()}
-    kept = needed_nodes(graph.nodes, results)
-    needed = results.union(*((*node.inputs, *node.outputs) for node in kept))
     disposable = (Role.CONSTANT, Role.RANDOM, Role.ACTIVATION, Role.GRADIENT)
-    values = {
-        name: value for name, value in graph.values.items() if name in needed or value.role not in disposable
-    }
-    constants = {name: array for name, array in graph.constants.items() if name in values}
-    return replace(graph, values=values, nodes=kept, constants=constants)
+    return needed(graph, (name for name, value in graph.values.items() if value.role not in disposable))

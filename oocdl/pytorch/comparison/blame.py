@@ -25,9 +25,7 @@ class Operation:
     read: tuple[int, ...]
     """The operations whose results it took, by number."""
     made: list[tuple[float, ...]]
-    """Marks of its results."""
     gradients: list[tuple[float, ...]]
-    """Marks of the gradients of its results."""
 
 
 class Recorder(TorchFunctionMode):

@@ -1,25 +1,29 @@
 """Compares a module with its file by numbers: outputs, gradients and statistics, at several sizes.
 
-Both run in float64, in training mode with the same random numbers, twice in a row: first with the module's
-own weights on data with ties and zeros, then with weights that are moved, at other sizes. Where they differ
-by more than rounding, the file is another network.
+Both run twice in a row in float64, in training mode with the same random numbers: first with the module's own
+weights on data with ties and zeros, then with weights that are moved, at other sizes.
 """
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from oocdl.errors import UnsupportedError
+from oocdl.graph.onnx.metadata import Metadata
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.pytorch.child import first_line
 from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
-from oocdl.pytorch.comparison.modes import Jitter, Pinned, errors
-from oocdl.pytorch.comparison.twin import Twin
-from oocdl.pytorch.module_calls import Places, Signature
-from oocdl.pytorch.module_tensors import array_of, named_tensors
+from oocdl.pytorch.comparison.modes import Jitter, Pinned, Wide, errors
+from oocdl.pytorch.module_calls import Places, Signature, Tensors, tensors_in
+from oocdl.pytorch.module_tensors import array_of, named_tensors, tensors_by_name
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.sizes import Data, Shapes, Sizes
 from oocdl.pytorch.study.study import Study
@@ -35,6 +39,86 @@ ROUNDINGS = 3
 MOST_NOISE = 1e-3
 """Largest error that is allowed: where rounding alone moves results by more, numbers say nothing."""
 _ORDER = ("output", "update", "gradient")
+
+
+_LEAST = 0.02
+"""Weights are moved by a tenth of their usual size, and at least by so much: zeros are moved, too."""
+
+
+class Twin:
+    """A copy of a module in one dtype, called on the numbers of its file; its tensors by the file's names."""
+
+    def __init__(
+        self, module: nn.Module, signature: Signature, metadata: Metadata, dtype: torch.dtype
+    ) -> None:
+        self.module = copy.deepcopy(module).cpu().to(dtype)
+        self.signature, self.dtype, self.facts = signature, dtype, metadata.facts
+        self.precision = str(dtype).removeprefix("torch.")
+        self.runs: bool | None = None
+        """Whether the module runs in this dtype; None before its first call."""
+        self.tensors = tensors_by_name(self.module)
+
+    def held(self) -> dict[str, Tensor]:
+        return {name: self.tensors[fact.names[0]].detach().clone() for name, fact in self.facts.items()}
+
+    def put(self, held: Tensors) -> None:
+        with torch.no_grad():
+            for name, data in held.items():
+                self.tensors[self.facts[name].names[0]].copy_(data)
+
+    def move(self, seed: int) -> None:
+        """Move all parameters a little, as training would."""
+        random = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in dict.fromkeys(self.module.parameters()):
+                if p.is_floating_point() and p.numel():
+                    usual = max(float(p.square().mean().sqrt()) / 10, _LEAST)
+                    noise = torch.randn(p.shape, generator=random, dtype=torch.float64)
+                    p.add_((noise * usual).to(p.dtype))
+
+    def call(
+        self,
+        inputs: Tensors,
+        cotangents: Mapping[str, Tensor | None],
+        draws: Pinned,
+        mode: AbstractContextManager[Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """Call the module, and go backward if it trains; returns results by the titles of ``Pass.results``.
+
+        ``cotangents``: by output the gradient that it is given. ``mode`` is on in both directions.
+        """
+        args, kwargs = self.signature.split({name: x.clone() for name, x in inputs.items()})
+        self.module.zero_grad(set_to_none=True)
+        trains = any(given is not None for given in cotangents.values())
+        with torch.set_grad_enabled(trains):
+            with mode or nullcontext(), draws, Wide(self.dtype):
+                self.runs = bool(self.runs)
+                returned = self.module(*args, **kwargs)
+            self.runs = True
+            outputs = tensors_in(returned)
+            if len(outputs) != len(cotangents):
+                counts = f"{len(outputs)} tensors, its file {len(cotangents)}"
+                raise UnsupportedError(f"the module returns {counts}")
+            pairs = [
+                (y, given)
+                for y, given in zip(outputs, cotangents.values(), strict=True)
+                if y.requires_grad and given is not None and given.shape == y.shape
+            ]
+            with mode or nullcontext():
+                if pairs:
+                    torch.autograd.backward([y for y, _ in pairs], [given for _, given in pairs])
+        results = {f"output {name}": y.detach() for name, y in zip(cotangents, outputs, strict=True)}
+        return results | self._left() if trains else results
+
+    def _left(self) -> dict[str, Tensor]:
+        left = {}
+        for name, fact in self.facts.items():
+            tensor = self.tensors[fact.names[0]]
+            if fact.kind == "statistic":
+                left[f"update {name}"] = tensor.detach().clone()
+            elif tensor.requires_grad and tensor.grad is not None:
+                left[f"gradient {name}"] = tensor.grad.detach().clone()
+        return left
 
 
 def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.torch.torch_engine import Step
 from oocdl.engines.torch.transfer import to_torch
-from oocdl.graph.ir.graph import Array, Graph, Role
+from oocdl.graph.ir.graph import Array, Graph, Role, is_float
 from oocdl.graph.ir.index import as_slices
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.ir.operands import endings
@@ -81,7 +81,7 @@ def training_pass(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]], preci
     build = Builder(RULES, _with_attention(imported))
     cotangents, total = {}, None
     for name, value in imported.outputs:
-        if not build.dtype(value).startswith("float"):
+        if not is_float(build.dtype(value)):
             continue
         shape = build.shape(value)
         cotangents[name] = build.value(f"cotangent/{name}", shape, build.dtype(value), Role.TARGET)
@@ -106,7 +106,6 @@ def inference_pass(model: OnnxModel, shapes: Mapping[str, tuple[int, ...]], prec
 
 
 def _with_attention(imported: Imported) -> Graph:
-    """Make attention one node, as a plan does."""
     outputs = tuple(dict.fromkeys(value for _, value in imported.outputs))
     return with_attention(replace(imported.graph, outputs=outputs), RULES, set(imported.inputs))
 

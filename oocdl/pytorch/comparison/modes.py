@@ -103,15 +103,14 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draw = self.left.pop(0) if self.left else None
         if draw is None or draw.shape != tuple(shape):
             there = "nothing more" if draw is None else f"{draw.kind} of shape {list(draw.shape)}"
-            raise UnsupportedError(
-                f"the module draws random numbers ({name}) of shape {list(shape)}, its file {there}"
-            )
+            drawn = f"the module draws random numbers ({name}) of shape {list(shape)}"
+            raise UnsupportedError(f"{drawn}, its file {there}")
         uniform = [torch.rand(draw.shape, generator=self.generator, dtype=torch.float64) for _ in draw.values]
         self.random |= {value: u.to(self.dtype) for value, u in zip(draw.values, uniform, strict=True)}
         first = self.random[draw.values[0]]
         if chance is not None:
             return first >= 1 - chance if draw.kind == "dropout" else first < chance
-        if draw.kind == "normal":  # Box and Muller's, as ``graph/onnx/lower/random`` has them
+        if draw.kind == "normal":  # Box and Muller's, as ``graph/onnx/lower/arithmetic`` has them
             second = self.random[draw.values[1]]
             return torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(2 * math.pi * second)
         return first
@@ -125,11 +124,10 @@ _SMALL = 1e-3
 
 def errors(found: Results, wanted: Results) -> dict[str, float]:
     """Return by how much each result is off, relative to its largest number; infinite if one is missing."""
-    largest: dict[str, float] = {}
+    largest, off = dict[str, float](), dict[str, float]()
     for title, x in wanted.items():
         kind = title.partition(" ")[0]
         largest[kind] = max(largest.get(kind, 0.0), _size(x))
-    off: dict[str, float] = {}
     for title in {**wanted, **found}:
         kind = title.partition(" ")[0]
         a, b = found.get(title), wanted.get(title)
@@ -148,11 +146,9 @@ def _size(x: Tensor) -> float:
 
 
 def _off(a: Tensor, b: Tensor, size: float) -> float:
-    if a.shape != b.shape:
-        return float("inf")
-    if not b.numel():
+    if a.shape == b.shape and not b.numel():
         return 0.0
-    if not b.is_floating_point():
+    if a.shape != b.shape or not b.is_floating_point():
         return 0.0 if torch.equal(a.to(b.dtype), b) else float("inf")
     a, b = a.double(), b.double()
     same = (a == b) | (a.isnan() & b.isnan())

@@ -1,8 +1,7 @@
 """Finds the axes of a module's inputs that may have any size, by one call on tensors of symbolic sizes.
 
-PyTorch follows these symbols through every operator. Where the module's code makes a number of one (``int``,
-``math.sqrt``, a loop) its value is fixed; where it compares them, the outcome becomes a condition under which
-the module takes the same path.
+Where the module's code makes a number of a symbol (``int``, ``math.sqrt``, a loop) its value is fixed; where
+it compares them, the outcome becomes a condition under which the module takes the same path.
 """
 
 from __future__ import annotations
@@ -72,15 +71,13 @@ def freedom(
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     mode.cache_enabled = False  # one call seldom finds what it has kept: half of the time goes into keeping
     double = without_contents(module, mode)
-    fakes = {}
+    fakes, symbols = {}, dict[sympy.Symbol, Axis]()
     for name, x in inputs.items():
         axes = tried.get(name, ())
         sizes = [DimDynamic.DYNAMIC if axis in axes else DimDynamic.STATIC for axis in range(x.dim())]
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * x.dim())
         fakes[name] = mode.from_tensor(x, source=ConstantSource(name), symbolic_context=context)
-    symbols: dict[sympy.Symbol, Axis] = {}
-    for name, fake in fakes.items():
-        for axis, size in enumerate(fake.shape):
+        for axis, size in enumerate(fakes[name].shape):
             if isinstance(size, torch.SymInt):
                 symbols[size.node.expr] = (name, axis)
     args, kwargs = signature.split(fakes)
@@ -93,10 +90,9 @@ def freedom(
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after some seconds of this process's time: a few modules take minutes.
-
-    PyTorch goes on after most exceptions, so the one that ends the call is no ``Exception``, and comes again.
-    """
+    """Raise TimeoutError after some seconds of this process's time: a few modules take minutes."""
+    # PyTorch goes on after most exceptions, so the one that ends the call is no ``Exception``, and comes
+    # again.
 
     def late(number: int, frame: FrameType | None) -> None:
         raise _Late
@@ -126,8 +122,6 @@ class _Env(ShapeEnv):
 
 
 class _Calls(TorchFunctionMode):
-    """Notes where conditions arise."""
-
     def __init__(self, places: Places, env: ShapeEnv) -> None:
         super().__init__()
         self.places, self.env = places, env
@@ -146,17 +140,14 @@ class _Calls(TorchFunctionMode):
     def note(self) -> None:
         """Give conditions that arose since the last call the lines where they did."""
         for guard in self.env.guards[len(self.found) :]:
-            frame = guard.sloc.framework_loc
-            self.found.append(
-                f"{Path(frame.filename).name}:{frame.lineno}" if isinstance(frame, FrameSummary) else ""
-            )
+            at = guard.sloc.framework_loc
+            known = f"{Path(at.filename).name}:{at.lineno}" if isinstance(at, FrameSummary) else ""
+            self.found.append(known)
 
 
 def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
-    names: dict[Axis, str] = {}
-    fixed: dict[Axis, str] = {}
-    titles: dict[sympy.Symbol, sympy.Symbol] = {}
-    fixing: dict[sympy.Symbol, str] = {}
+    names, fixed = dict[Axis, str](), dict[Axis, str]()
+    titles, fixing = dict[sympy.Symbol, sympy.Symbol](), dict[sympy.Symbol, str]()
     for guard, place in zip(env.guards, places, strict=True):
         if isinstance(guard.expr, sympy.Eq):
             fixing |= dict.fromkeys(guard.expr.free_symbols, place)
@@ -173,28 +164,17 @@ def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[
     conditions: dict[str, str] = {}
     for guard, place in zip(env.guards, places, strict=True):
         expr = guard.expr.xreplace(titles)
-        unknown = {symbol for symbol in expr.free_symbols if symbol.name not in names.values()}
-        if not expr.free_symbols or unknown or _is_of_a_kernel(guard):
-            continue
-        conditions.setdefault(PythonPrinter().doprint(expr), place)
-    return _without_unreadable(names, fixed, conditions)
-
-
-def _without_unreadable(
-    names: Mapping[Axis, str], fixed: Mapping[Axis, str], conditions: Mapping[str, str]
-) -> Freedom:
-    """Take axes for fixed whose conditions no reader of the file could check."""
-    lost: dict[str, str] = {}
-    kept = []
-    for text, place in conditions.items():
-        if is_readable(text):
-            kept.append(Condition(text, place))
-        else:
-            lost |= {name: place for name in set(names.values()) if name in text}
+        known = {symbol.name for symbol in expr.free_symbols} <= {*names.values()}
+        if expr.free_symbols and known and not _is_of_a_kernel(guard):
+            conditions.setdefault(PythonPrinter().doprint(expr), place)
+    # Axes are fixed whose conditions no reader of the file could check.
+    unreadable = {text: place for text, place in conditions.items() if not is_readable(text)}
+    lost = {name: place for text, place in unreadable.items() for name in names.values() if name in text}
+    kept = [text for text in conditions if text not in unreadable and not any(name in text for name in lost)]
     return Freedom(
         names={axis: name for axis, name in names.items() if name not in lost},
         fixed={**fixed, **{axis: lost[name] for axis, name in names.items() if name in lost}},
-        conditions=tuple(item for item in kept if not any(name in item.text for name in lost)),
+        conditions=tuple(Condition(text, conditions[text]) for text in kept),
     )
 
 

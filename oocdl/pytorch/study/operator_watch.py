@@ -36,7 +36,6 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _has_values(func: Any) -> bool:
-    """Whether the results of an operator depend on the numbers in its operands."""
     return not any(word in str(func) for word in _NO_VALUES)
 
 
@@ -45,7 +44,6 @@ class Findings:
     """The findings of one call of a module, by the module's names; a tied tensor has its first."""
 
     outputs: Any = None
-    """The value that the module returned."""
     reached: set[str] = field(default_factory=set)
     """Parameters that a gradient reaches."""
     read: set[str] = field(default_factory=set)
@@ -67,7 +65,6 @@ class Findings:
     tensors: set[float] = field(default_factory=set)
     """Numbers of tensors that hold one, and do not depend on data."""
     refused: list[str] = field(default_factory=list)
-    """Things that ONNX cannot carry, each in words."""
     trace: list[str] = field(default_factory=list)
     """Each operator with its numbers, and with what made its operands: equal for equal calls."""
     places: list[str] = field(default_factory=list)
@@ -148,7 +145,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors that autograd follows."""
 
     def refuse(self, what: str) -> None:
-        """Note what ONNX cannot carry, and where it is."""
         self.found.refused.append(f"{what} {self.places.here()}")
 
     def call(self, module: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> Findings:
@@ -281,9 +277,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note what the results depend on: data, and gradients that were cut."""
         with_gradient = any(x.requires_grad for x in given)
         kept = with_gradient and torch.is_grad_enabled() and name != "detach"
-        where = next(
-            (self.cut[key] for x in given if (key := (cell_of(x), x.requires_grad)) in self.cut), None
-        )
+        keys = [(cell_of(x), x.requires_grad) for x in given]
+        where = next((self.cut[key] for key in keys if key in self.cut), None)
         if with_gradient and not kept and where is None:
             how = "detach() or .data" if name == "detach" else "torch.no_grad()"
             where = f"{how} {self.places.here()}"
@@ -306,7 +301,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.refuse("a norm that runs in both modes,")
 
     def _looks_up(self, name: str, bound: Mapping[str, Any], given: Sequence[Tensor]) -> None:
-        """Note tables, and how they are read."""
         if name == "embedding":
             self._embedding(bound)
         elif name in ("index", "index_select", "gather", "take") and cell_of(given[0]) in self.state:
@@ -351,11 +345,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         findings = self.found
         results = tensors_in(findings.outputs)
         for x in results:
-            if (cell_of(x), x.requires_grad) in self.cut:
-                findings.refused.append(
-                    f"the gradient is cut by {self.cut[cell_of(x), x.requires_grad]} "
-                    "(to freeze parameters, use requires_grad_(False))"
-                )
+            if where := self.cut.get((cell_of(x), x.requires_grad)):
+                way_out = "(to freeze parameters, use requires_grad_(False))"
+                findings.refused.append(f"the gradient is cut by {where} {way_out}")
         for title, training in findings.norms.items():
             if training and title in self.beside:
                 findings.refused.append(f"'{title}' is changed by its norm, and read {self.beside[title]}")

@@ -1,9 +1,8 @@
 """Calls a module a few times, and notes what a file cannot say, or could not carry.
 
 The module runs on tensors without contents where it can, so that a sample need not fit in memory, and as it
-would be trained: with autograd, in the modes in which its user has put its parts. Several calls, because a
-file holds one: what a call leaves behind for the next (a counter, a kept tensor), and what differs between
-calls (Python's random numbers) is refused by name, unless nothing depends on it.
+would be trained. A file holds one call: what a call leaves behind for the next (a counter, a kept tensor),
+and what differs between calls (Python's random numbers) is refused by name, unless nothing depends on it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
 from oocdl.pytorch.module_tensors import copied, named_tensors
 from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
-from oocdl.pytorch.study.state import Counter, cell_of, changed, classes_of, generators, is_tensor, snapshot
+from oocdl.pytorch.study.state import cell_of, changed, classes_of, counter, generators, is_tensor, snapshot
 
 _FAR = 1_000_003
 """Number that is added to a counter to see whether anything depends on it."""
@@ -62,26 +61,21 @@ def _refuse(module: nn.Module, what: Iterable[str]) -> None:
 
 
 def _strangers(module: nn.Module, double: nn.Module) -> dict[int, str]:
-    """Return the tensors that a copy would read where the module reads a weight that is trained.
-
-    By cell or id, with the reason in words. In a copy functions still hold the weights of the module itself,
-    and a tensor that shared memory with a weight no longer does.
-    """
+    """Return the tensors that a copy would read where the module reads a weight that is trained."""
+    # By cell or id, with the reason in words. In a copy functions still hold the weights of the module
+    # itself, and a tensor that shared memory with a weight no longer does.
     weights = {cell_of(p): name for name, p in module.named_parameters() if p.requires_grad}
     own = {cell_of(held.tensor) for held in named_tensors(double)}
-    found = {
-        cell: f"'{name}' is read through a closure, a hook or a weak reference, which a copy of the module "
-        "does not follow (read it in forward, by attributes of self),"
-        for cell, name in weights.items()
-        if cell not in own
-    }
+    how = (
+        "is read through a closure, a hook or a weak reference, which a copy of the module does not follow "
+        "(read it in forward, by attributes of self),"
+    )
+    found = {cell: f"'{name}' {how}" for cell, name in weights.items() if cell not in own}
     registered, copies = {*map(id, module.parameters())}, snapshot(double)
     for path, leaf in snapshot(module).items():
         if is_tensor(leaf) and leaf[1] in weights and leaf[2] not in registered and path in copies:
-            weight = weights[leaf[1]]
-            found[copies[path][2]] = (
-                f"'{path}' and '{weight}' are two tensors in the same memory (use one, by two names), read"
-            )
+            both = f"'{path}' and '{weights[leaf[1]]}' are two tensors in the same memory"
+            found[copies[path][2]] = f"{both} (use one, by two names), read"
     return found
 
 
@@ -98,10 +92,8 @@ def _repeated(
         for _ in range(3):
             calls.append(watch.call(module, args, kwargs))
             states.append(snapshot(module))
-        made = {name for name, _ in module.named_parameters()} - registered
-        refused = [
-            f"its first call makes the parameter '{name}' (call it once before)" for name in sorted(made)
-        ]
+        made = sorted({name for name, _ in module.named_parameters()} - registered)
+        refused = [f"its first call makes the parameter '{name}' (call it once before)" for name in made]
         refused += [text for findings in calls for text in findings.refused]
         drawn = [place for place, now in enumerate(dice()) if now != before[place]]
         refused += [_drawn(dice, place, module, call) for place in drawn]
@@ -109,14 +101,9 @@ def _repeated(
         counters = {path for path in left if type(states[1].get(path)) is int}
         refused = [f"'{path}' is changed by the forward pass" for path in sorted(left - counters)] or refused
         if not refused:
-            refused += [
-                f"'{path}' is changed by the forward pass, and read by it"
-                for path in sorted(counters)
-                if _is_read(module, path, watch, call)
-            ]
-        if not refused:
-            refused += _differences(*calls)
-    calls[0].refused[:] = refused
+            read = [path for path in sorted(counters) if _is_read(module, path, watch, call)]
+            refused = [f"'{path}' is changed by the forward pass, and read by it" for path in read]
+        calls[0].refused[:] = refused or _differences(*calls)
     return calls[0]
 
 
@@ -136,7 +123,7 @@ def _is_read(module: nn.Module, path: str, watch: Watch, call: Call) -> bool:
     uses: list[str] = []
     value = getattr(part, title)
     before = watch.call(module, *call).trace
-    setattr(part, title, Counter(value + _FAR, uses))
+    setattr(part, title, counter(value + _FAR, uses))
     after = watch.call(module, *call).trace
     setattr(part, title, value)
     return bool(uses) or before != after

@@ -70,11 +70,8 @@ def choose(
         sizes = {**extents, BATCH: batch}
         places = 0
         for name, shape in example.items():
-            along = [len(shape) > 3 and axis != 1 for axis in range(len(shape))]  # as a convolution computes
-            places += prod(
-                sizes[names[name, axis]] if (name, axis) in names else size if along[axis] else 1
-                for axis, size in enumerate(shape)
-            )
+            alone = [1 if len(shape) < 4 or axis == 1 else size for axis, size in enumerate(shape)]
+            places += prod(sizes.get(names.get((name, axis), ""), n) for axis, n in enumerate(alone))
         return places * max(parameters, _LEAST_PARAMETERS) <= _MOST_PRODUCTS
 
     for small, large in _pairs(titles, given):
@@ -133,7 +130,6 @@ class Data:
     """The numbers that inputs may hold."""
 
     dtypes: Mapping[str, torch.dtype]
-    """Type of each input of the example."""
     rows: int = 2
     """Whole numbers are smaller: rows of the smallest table that they look up."""
     special: tuple[int, ...] = field(default=())

@@ -110,9 +110,9 @@ def _leaves(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object or a function holds, by name."""
-    slots = [slot for cls in type(value).__mro__ for slot in _names(vars(cls).get("__slots__", ()))]
-    for title in (*_SLOTS.get(type(value), ()), *slots):
+    given = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    slots = [slot for one in given for slot in ((one,) if isinstance(one, str) else one)]
+    for title in (*_SLOTS.get(type(value), ()), *(slot for slot in slots if not slot.startswith("__"))):
         if hasattr(value, title):
             yield title, getattr(value, title)
     if isinstance(value, FunctionType):
@@ -122,12 +122,6 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
             except ValueError:
                 continue  # it is not set yet
     yield from vars(value).items() if hasattr(value, "__dict__") else ()
-
-
-def _names(slots: Any) -> tuple[str, ...]:
-    """Return the names of slots that have no other way in."""
-    given = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(slot for slot in given if not slot.startswith("__"))
 
 
 def _reduced(iterator: Any) -> Any:
@@ -197,24 +191,22 @@ class Counter(int):
 
     uses: list[str]
 
-    def __new__(cls, value: int, uses: list[str]) -> Counter:
-        counter = super().__new__(cls, value)
-        counter.uses = uses
-        return counter
+
+def counter(value: int, uses: list[str]) -> Counter:
+    """Return a whole number that notes its uses."""
+    made = Counter(value)
+    made.uses = uses
+    return made
 
 
-def _sum(name: str) -> Callable[..., Any]:
-    def call(self: Counter, other: Any) -> Any:
-        result = getattr(int, name)(self, other)
-        return result if result is NotImplemented else Counter(result, self.uses)
-
-    return call
-
-
-def _use(name: str) -> Callable[..., Any]:
+def _noting(name: str) -> Callable[..., Any]:
     def call(self: Counter, *others: Any) -> Any:
-        self.uses.append(name)
-        return getattr(int, name)(self, *others)
+        result = getattr(int, name)(self, *others)
+        if name not in _SUMS:
+            self.uses.append(name)
+        elif result is not NotImplemented:
+            return counter(result, self.uses)
+        return result
 
     return call
 
@@ -223,4 +215,4 @@ _SUMS = ("__add__", "__radd__", "__sub__")
 _SILENT = ("__new__", "__getattribute__", "__getnewargs__", "__doc__")
 for _title in vars(int):
     if _title.startswith("__") and _title not in _SILENT:
-        setattr(Counter, _title, (_sum if _title in _SUMS else _use)(_title))
+        setattr(Counter, _title, _noting(_title))

@@ -37,7 +37,6 @@ class Study:
     """Shapes of the inputs as they are given, of at least two samples where the batch is open."""
     free: Freedom
     sizes: Sizes
-    """Sizes at which the module is exported and compared."""
     data: Data
     outputs: tuple[str, ...]
 
@@ -78,10 +77,10 @@ def study(
     )
     example = {name: tuple(x.shape) for name, x in wide.items()}
     works = _Works(module, signature, data)
-    sizes = choose(example, free.names, free.conditions, works, works.parameters)
+    sizes = works.sizes(example, free)
     if sizes is None and not asked:
         free = _only_the_batch(free, example, "no other size was found that the module takes")
-        sizes = choose(example, free.names, free.conditions, works, works.parameters)
+        sizes = works.sizes(example, free)
     if sizes is None:
         raise UnsupportedError(
             f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {works.reason}"
@@ -95,7 +94,7 @@ def study(
 def narrowed(module: nn.Module, signature: Signature, made: Study, reason: str) -> Study:
     """Return a study with all axes but the batch fixed at the sizes of the example, for a reason."""
     free, works = _only_the_batch(made.free, made.example, reason), _Works(module, signature, made.data)
-    sizes = choose(made.example, free.names, free.conditions, works, works.parameters)
+    sizes = works.sizes(made.example, free)
     if sizes is None:
         raise UnsupportedError(f"it cannot be called with {made.example}: {works.reason}")
     return replace(made, free=free, sizes=sizes)
@@ -134,6 +133,9 @@ class _Works:
             return None
         return [tuple(x.shape) for x in tensors_in(returned)]
 
+    def sizes(self, example: Shapes, free: Freedom) -> Sizes | None:
+        return choose(example, free.names, free.conditions, self, self.parameters)
+
 
 def _widened(inputs: Tensors, tried: Axes) -> Tensors:
     """Repeat a batch of one, which would be taken for an axis that has no other size."""
@@ -164,14 +166,11 @@ def _free(module: nn.Module, signature: Signature, inputs: Tensors, tried: Axes,
         fixed = {(name, axis): reason for name, axes in tried.items() for axis in axes}
         free = Freedom(names={}, fixed=fixed, conditions=())
     if any(axis == 0 for _, axis in free.fixed):  # samples are the first axis of every input
-        names = {axis: name for axis, name in free.names.items() if name != BATCH}
-        free = replace(free, names=names)
+        free = replace(free, names={axis: name for axis, name in free.names.items() if name != BATCH})
     if asked and free.fixed:
         (name, axis), why = next(iter(free.fixed.items()))
-        raise UnsupportedError(
-            f"axis {axis} of '{name}' cannot be left open: {type(module).__name__} needs its size"
-            + (f", {why}" if why else "")
-        )
+        needs = f"{type(module).__name__} needs its size" + (f", {why}" if why else "")
+        raise UnsupportedError(f"axis {axis} of '{name}' cannot be left open: {needs}")
     return free
 
 
@@ -179,17 +178,14 @@ def _output_names(made: Any, asked: Sequence[str] | None, inputs: Sequence[str])
     """Name the outputs: as asked, by the keys of a mapping, else ``output``, or ``output_0`` and so on."""
     leaves = [(path, x) for path, x in tree_flatten_with_path(made)[0] if isinstance(x, Tensor)]
     if not leaves:
-        kind = type(made).__name__
-        raise InputError(
-            f"the module returns no tensor, but {kind}: return tensors, or tuples or dicts of them"
-        )
+        returned = f"the module returns no tensor, but {type(made).__name__}"
+        raise InputError(f"{returned}: return tensors, or tuples or dicts of them")
     if asked is not None:
         names = [str(name) for name in ([asked] if isinstance(asked, str) else asked)]
         if len(names) != len(leaves) or len(set(names)) < len(names):
             raise InputError(f"outputs names {', '.join(names)}; the module returns {len(leaves)} tensors")
     else:
-        keys = [str(getattr(path[-1], "key", getattr(path[-1], "name", ""))) for path, _ in leaves if path]
-        named = len(set(keys)) == len(leaves) and all(keys) and isinstance(made, Mapping | tuple)
-        numbered = ["output"] if len(leaves) == 1 else [f"output_{n}" for n in range(len(leaves))]
-        names = keys if named else numbered
+        names = [str(getattr(path[-1], "key", getattr(path[-1], "name", ""))) for path, _ in leaves if path]
+        if len(set(names)) < len(leaves) or not all(names) or not isinstance(made, Mapping | tuple):
+            names = ["output"] if len(leaves) == 1 else [f"output_{n}" for n in range(len(leaves))]
     return tuple(f"{name}_out" if name in inputs else name for name in names)

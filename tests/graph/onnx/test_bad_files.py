@@ -16,7 +16,7 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.onnx.model_file import field_header, shown
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
-from tests.kit.onnx_kit import F, conv_model, external
+from tests.kit.onnx_kit import F, bound, conv_model, external
 
 
 def refused(path: Path, *parts: str, kind: type[ModelError] = ModelError) -> None:
@@ -94,8 +94,7 @@ BAD: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {
     "type": (change_weight(lambda t: setattr(t, "data_type", 99)), "'w'", "unknown element type 99"),
     "integers": (
         conv_model(weight=numpy_helper.from_array(np.ones((8, 4, 3, 3), np.int8), "w")),
-        *("'conv'", "'w' is int8; training needs float"),
-    ),
+        *("'conv'", "'w' is int8; training needs float")),
     "cycle": (of(("Add", "x b", "a"), ("Relu", "a", "b"), ("Relu", "b", "y")), "'b'", "before it is made"),
     "dangling": (of(("Add", "x b", "y")), "'b'", "made nowhere"),
     "twice": (of(("Relu", "x", "y"), ("Relu", "x", "y")), "'y' is made twice"),
@@ -117,24 +116,21 @@ BAD: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {
     ),
     "half an If": (
         conv_model(nodes=[NODE("If", ["x"], ["y"], then_branch=helper.make_graph([], "then", [], []))]),
-        *("'y' (If)", "no attribute else_branch"),
-    ),
+        *("'y' (If)", "no attribute else_branch")),
     "a way to pad": (of(("Conv", "x w", "y"), auto_pad="FOO"), "'y' (Conv)", "auto_pad 'FOO' is none of"),
     "channels": (change_weight(set_dims(8, 3, 3, 4)), "conv", "4 input channels"),
-}
+}  # fmt: skip
 UNSUPPORTED: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {
     "string": (change_weight(lambda t: setattr(t, "data_type", 8)), "'w'", "strings"),
     "opset": (conv_model(opset=9999), "opset 9999 is not known"),
     "old": (conv_model(opset=3), "opset 3 is not known"),
     "unknown": (
         of(("PyOp", "x", "a"), ("Relu", "a", "b"), ("Multinomial", "b", "y"), domain="ai.onnx.contrib"),
-        *("2 nodes are not supported: 'a' (ai.onnx.contrib::PyOp); 'y' (", "; docs/reference/operators.md"),
-    ),
+        *("2 nodes are not supported: 'a' (ai.onnx.contrib::PyOp); 'y' (", "; docs/reference/operators.md")),
     "newline": (
         conv_model(nodes=[NODE("Foo", ["x"], ["y"], name="a\n<b>" + "c" * 300)]),
-        *("'a\\n\\x3cb>ccc", "..."),
-    ),
-}
+        *("'a\\n\\x3cb>ccc", "...")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [*BAD, *UNSUPPORTED])
@@ -157,10 +153,8 @@ def test_deep_nesting(tmp_path: Path) -> None:
 def test_bad_numbers_in_a_weight(value: float, tmp_path: Path) -> None:
     array = np.ones((8, 4, 3, 3), F)
     array[0, 1, 2, 0] = value
-    (tmp_path / "m.onnx").write_bytes(
-        conv_model(weight=numpy_helper.from_array(array, "w")).SerializeToString()
-    )
-    source = inspect_onnx(tmp_path / "m.onnx").bind(RULES, {"x": (1, 4, 8, 8)}).weights["w"]
+    model = conv_model(weight=numpy_helper.from_array(array, "w"))
+    source = bound(model, tmp_path, {"x": (1, 4, 8, 8)}).weights["w"]
     with pytest.raises(ModelError, match=r"'w' has 1 NaN or infinite numbers, first at \[0, 1, 2, 0\]"):
         source.read()
     assert source.read(((1, 3), (0, 4), (0, 3), (0, 3))).shape == (2, 4, 3, 3)
@@ -232,9 +226,8 @@ def test_external_links_and_pipes(tmp_path: Path) -> None:
     ],
 )
 def test_bad_shapes(shapes: dict[str, tuple[int, ...]], part: str, tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(conv_model().SerializeToString())
     with pytest.raises(ModelError) as caught:
-        inspect_onnx(tmp_path / "m.onnx").bind(RULES, shapes)
+        bound(conv_model(), tmp_path, shapes)
     assert part in str(caught.value)
 
 

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from onnx import parser
 
 from oocdl.errors import UnsupportedError
-from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops import RULES
 from tests.kit.lowered import check
+from tests.kit.onnx_kit import bound
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18, "own" : 1]>\n'
 X, W = np.random.default_rng(0).normal(size=(2, 3)), np.random.default_rng(1).normal(size=(3, 3))
@@ -137,9 +135,8 @@ def test_an_item_is_inserted_before_a_position(place: int, tmp_path: Path) -> No
     ],
 )
 def test_what_depends_on_data_is_refused_by_name(text: str, why: str, tmp_path: Path) -> None:
-    onnx.save(parser.parse_model(HEAD + text), tmp_path / "m.onnx")
     with pytest.raises(UnsupportedError, match=why):
-        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+        bound(parser.parse_model(HEAD + text), tmp_path)
 
 
 MANY = """g (float[2,3] x, bool d) => (float[2,3] y, float[2,3] z)
@@ -161,9 +158,8 @@ MANY = """g (float[2,3] x, bool d) => (float[2,3] y, float[2,3] z)
 
 
 def test_all_that_is_refused_is_told_at_once_in_bodies_and_functions_too(tmp_path: Path) -> None:
-    onnx.save(parser.parse_model(HEAD + MANY), tmp_path / "m.onnx")
     with pytest.raises(UnsupportedError) as caught:
-        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+        bound(parser.parse_model(HEAD + MANY), tmp_path)
     text = str(caught.value)
     assert text.startswith("9 nodes are not supported: 'a' (own::First)")
     for part in (
@@ -190,9 +186,8 @@ def test_all_that_is_refused_is_told_at_once_in_bodies_and_functions_too(tmp_pat
 )
 def test_a_quantized_network_is_refused_with_the_way_out(op: str, count: int, tmp_path: Path) -> None:
     text = f"{HEAD} g (float[2,3] x) => (float[2,3] y) {{ y = {op}({', '.join('x' * count)}) }}"
-    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
     with pytest.raises(UnsupportedError, match=rf"{op} of a quantized network: .* quantize what run.export"):
-        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+        bound(parser.parse_model(text), tmp_path)
 
 
 def test_a_weight_that_only_a_body_reads_is_trained(tmp_path: Path) -> None:
@@ -203,5 +198,4 @@ def test_a_weight_that_only_a_body_reads_is_trained(tmp_path: Path) -> None:
           y = Loop <body = b (int64 i, bool c, float[2,3] h) => (bool go, float[2,3] next)
             { go = Identity(c)  next = MatMul(h, w) }> (n, , x) }"""
     )
-    onnx.save(model, tmp_path / "m.onnx")
-    assert list(inspect_onnx(tmp_path / "m.onnx").bind(RULES).weights) == ["w"]
+    assert list(bound(model, tmp_path).weights) == ["w"]

@@ -16,11 +16,10 @@ from onnx.reference import ReferenceEvaluator
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.lower.arithmetic import of_rules
-from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops.registry import RULES
 from oocdl.testing import run_graph
 from tests.kit.lowered import model_of
-from tests.kit.onnx_kit import run
+from tests.kit.onnx_kit import bound, run
 from tests.kit.op_cases import CASES
 
 F = np.float32
@@ -119,8 +118,7 @@ def test_a_form_is_the_references_on_every_engine(form: str, engine: str, tmp_pa
     opset = attrs.pop("opset", 18)
     node = helper.make_node(op, ["x", *known], ["y"], name="n", **attrs)
     model = model_of([node], {"x": x}, ["y"], known, opset=opset)
-    onnx.save(model, tmp_path / "one.onnx")
-    imported = inspect_onnx(tmp_path / "one.onnx").bind(RULES)
+    imported = bound(model, tmp_path)
     values = {
         name: replace(value, role=Role.WEIGHT) if value.role is Role.INPUT else value
         for name, value in imported.graph.values.items()
@@ -142,11 +140,10 @@ def test_operators_of_other_domains_that_are_ours_too(op: str, tmp_path: Path) -
         node = helper.make_node(title, list(arrays), ["y"], name="n", domain=domain, **attrs)
         model = model_of([node], arrays, ["y"], opset=20)
         model.graph.output[0].type.CopyFrom(model.graph.input[0].type)  # ONNX infers no type of these
-        onnx.save(model, tmp_path / "one.onnx")
-        imported = inspect_onnx(tmp_path / "one.onnx").bind(RULES)
+        imported = bound(model, tmp_path)
         [(_, value)] = imported.outputs
         found = run(imported, *map(torch.as_tensor, arrays.values()))[value].numpy()
-        (wanted,) = onnxruntime.InferenceSession(tmp_path / "one.onnx").run(None, arrays)
+        (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, arrays)
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -160,12 +157,11 @@ def test_form(form: str, tmp_path: Path) -> None:
     node = helper.make_node(op, names, results, name="n", **attrs)
     known = {name: np.asarray(array) for name, array in known.items() if array is not None}
     model = onnx.shape_inference.infer_shapes(model_of([node], {"x": x}, results, known, opset=opset))
-    onnx.save(model, tmp_path / "one.onnx")
     if op == "GroupNormalization":  # onnxruntime-training 1.19 cannot run it
         wanted = ReferenceEvaluator(model).run(None, {"x": x})
     else:
-        wanted = onnxruntime.InferenceSession(tmp_path / "one.onnx").run(None, {"x": x})
-    imported = inspect_onnx(tmp_path / "one.onnx").bind(RULES)
+        wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    imported = bound(model, tmp_path)
     values = run(imported, torch.as_tensor(x))
     for (_, value), array in zip(imported.outputs, wanted, strict=True):
         found = values[value].numpy()

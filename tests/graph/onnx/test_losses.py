@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from onnx import helper
 
-from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from tests.kit import lowered
+from tests.kit.onnx_kit import bound
 
 RANDOM = np.random.default_rng(0)
 SCORES = RANDOM.normal(size=(4, 3, 5))
@@ -72,6 +72,4 @@ def test_no_label_counts_is_no_number_and_so_is_a_label_that_is_no_class(tmp_pat
 
 
 def test_class_weights_are_not_trained(tmp_path: Path) -> None:
-    path = tmp_path / "loss.onnx"
-    path.write_bytes(model(CROSS, WEIGHTS).SerializeToString())
-    assert not inspect_onnx(path).bind(RULES).weights
+    assert not bound(model(CROSS, WEIGHTS), tmp_path).weights

@@ -13,9 +13,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from oocdl.errors import InputError, ModelError, UnsupportedError
-from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops import RULES, Builder, register
+from oocdl.ops import Builder, register
 from tests.kit.lowered import check, model_of
+from tests.kit.onnx_kit import bound
 
 pytestmark = pytest.mark.usefixtures("own_operators")
 X, A = np.random.default_rng(0).normal(size=(4, 6)), np.random.default_rng(1).normal(size=6) + 3
@@ -117,9 +117,7 @@ def test_in_loops_and_functions(name: str, tmp_path: Path) -> None:
     register("audio::Snake")(snake)
     model = parser.parse_model(HEAD + MODELS[name])
     check(model, {"x": X, "a": A}, lambda x, a: true_snake(true_snake(x, a), a), tmp_path, counts=(2,))
-    assert inspect_onnx(tmp_path / "model.onnx").bind(RULES).trained.own == (
-        ("audio::Snake", 1 if name == "body" else 2),
-    )
+    assert bound(model, tmp_path).trained.own == (("audio::Snake", 1 if name == "body" else 2),)
 
 
 def two(build: Builder, x: str, *, axis: int) -> tuple[str, str]:
@@ -147,9 +145,8 @@ def test_what_does_not_fit_the_function_is_refused_by_node(
     function: Any, inputs: list[str], outputs: list[str], attrs: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     register("audio::Odd")(function)
-    onnx.save(model_of([node("Odd", inputs, outputs, **attrs)], {"x": X}, outputs), tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=rf"^node 'act' \(audio::Odd\): {why}") as caught:
-        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+        bound(model_of([node("Odd", inputs, outputs, **attrs)], {"x": X}, outputs), tmp_path)
     assert not isinstance(caught.value, UnsupportedError)
     assert isinstance(caught.value.__cause__, ZeroDivisionError) == ("Division" in why)
 
@@ -162,17 +159,15 @@ def test_what_no_function_gets_is_refused(tmp_path: Path) -> None:
         ([node("Odd", ["x"], ["y"], body=body)], "attribute 'body', which is of a kind that is not read"),
         ([items, node("Odd", ["s"], ["y"])], "a sequence among its operands"),
     ):
-        onnx.save(model_of(nodes, {"x": X}, ["y"]), tmp_path / "m.onnx")
         with pytest.raises(UnsupportedError, match=f"'act' .audio::Odd with {why}"):
-            inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+            bound(model_of(nodes, {"x": X}, ["y"]), tmp_path)
 
 
 def test_the_same_name_in_another_domain_is_told(tmp_path: Path) -> None:
     register("sound::Snake")(snake)
-    onnx.save(model_of([node("Snake", ["x"], ["y"])], {"x": X}, ["y"]), tmp_path / "m.onnx")
     why = r"'act' .audio::Snake, not sound::Snake, which is registered.*oocdl\.ops\.register"
     with pytest.raises(UnsupportedError, match=why):
-        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+        bound(model_of([node("Snake", ["x"], ["y"])], {"x": X}, ["y"]), tmp_path)
 
 
 def test_names_that_cannot_be_are_refused(own_operators: dict[str, Any]) -> None:
@@ -209,5 +204,4 @@ def test_a_weight_that_only_an_own_operator_reads_is_trained(tmp_path: Path) -> 
     register("audio::Snake")(snake)
     model = model_of([node("Snake", ["x", "a"], ["y"])], {"x": X}, ["y"], {"a": A})
     model.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
-    onnx.save(model, tmp_path / "m.onnx")
-    assert list(inspect_onnx(tmp_path / "m.onnx").bind(RULES).weights) == ["a"]
+    assert list(bound(model, tmp_path).weights) == ["a"]

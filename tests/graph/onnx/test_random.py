@@ -12,14 +12,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 from oocdl.engines.engine_registry import ENGINES
 from oocdl.graph.ir.graph import Array, Role
-from oocdl.graph.onnx.reader import Imported, inspect_onnx
+from oocdl.graph.onnx.reader import Imported
 from oocdl.ops.registry import RULES
 from oocdl.testing import run_graph
+from tests.kit.onnx_kit import bound
 
 SHAPE = (40, 50)
 
 
-def bound(nodes: list[onnx.NodeProto], folder: Path, training: bool = True) -> Imported:
+def reading(nodes: list[onnx.NodeProto], folder: Path, training: bool = True) -> Imported:
     """The graph of nodes that make ``y`` of ``x`` and the number ``p``."""
     graph = helper.make_graph(
         nodes,
@@ -29,8 +30,7 @@ def bound(nodes: list[onnx.NodeProto], folder: Path, training: bool = True) -> I
         [numpy_helper.from_array(np.array(0.75, np.float32), "p")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
-    (folder / "random.onnx").write_bytes(model.SerializeToString())
-    return inspect_onnx(folder / "random.onnx").bind(RULES, training=training)
+    return bound(model, folder, training=training)
 
 
 def drawn(imported: Imported, **more: Any) -> Array:
@@ -56,7 +56,7 @@ DRAWS = {
 @pytest.mark.parametrize("which", DRAWS)
 def test_bits_are_equal_in_every_cut_and_others_for_other_seeds_and_steps(which: str, tmp_path: Path) -> None:
     draw, mean, deviation = DRAWS[which]
-    imported = bound([draw], tmp_path)
+    imported = reading([draw], tmp_path)
     whole = drawn(imported)
     assert abs(whole.mean() - mean) < 4 * deviation / whole.size**0.5
     assert abs(whole.std() - deviation) < 0.05 * deviation
@@ -78,15 +78,15 @@ STOCHASTIC_DEPTH = [
 
 
 def test_stochastic_depth_drops_in_training_and_is_left_out_of_predictions(tmp_path: Path) -> None:
-    found = drawn(bound(STOCHASTIC_DEPTH, tmp_path))
+    found = drawn(reading(STOCHASTIC_DEPTH, tmp_path))
     assert {0.0, round(0.3 / 0.75, 3)} == {round(float(number), 3) for number in found.reshape(-1)}
-    predicting = bound(STOCHASTIC_DEPTH, tmp_path, training=False)
+    predicting = reading(STOCHASTIC_DEPTH, tmp_path, training=False)
     assert not predicting.graph.of_role(Role.RANDOM)
     np.testing.assert_array_equal(drawn(predicting), np.full(SHAPE, 0.3, np.float32))
 
 
 def test_other_random_numbers_stay_in_predictions(tmp_path: Path) -> None:
-    imported = bound([DRAWS["normal"][0]], tmp_path, training=False)
+    imported = reading([DRAWS["normal"][0]], tmp_path, training=False)
     assert len(imported.graph.of_role(Role.RANDOM)) == 2
 
 
@@ -98,6 +98,6 @@ def test_the_mask_of_a_dropout_tells_what_it_keeps(training: bool, tmp_path: Pat
         helper.make_node("Mul", ["x", "flags"], ["chosen"], name="choose"),
         helper.make_node("Concat", ["kept", "chosen"], ["y"], name="both", axis=0),
     ]
-    kept, chosen = np.split(drawn(bound(nodes, tmp_path, training), cuts={0: 3}), 2)
+    kept, chosen = np.split(drawn(reading(nodes, tmp_path, training), cuts={0: 3}), 2)
     np.testing.assert_allclose(kept, chosen / 0.25 if training else chosen, rtol=1e-6)
     assert 0.2 < (chosen != 0).mean() < 0.3 if training else (chosen != 0).all()

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role
@@ -21,7 +21,7 @@ from oocdl.graph.onnx.trained import Part
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
 from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, exact, export, families
-from tests.kit.onnx_kit import F, conv_model, error, perturbed, run
+from tests.kit.onnx_kit import F, bound, conv_model, error, perturbed, run
 from tests.kit.turns import some_of
 
 BOTH = ("torchscript", "dynamo")
@@ -67,6 +67,15 @@ def test_volume_of_another_size(norm: str, dynamic: tuple[int, ...], exporter: s
     x = torch.randn(3, 1, 24, 20, 28)
     imported = inspect_onnx(path).bind(RULES, {"x": tuple(x.shape)}, precision="float64")
     assert error(run(imported, x)[imported.outputs[0][1]], exact(model, x)[0]) < 1e-13
+
+
+def test_a_slice_of_two_axes_is_read_at_other_sizes(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,2,8,8] x) => (float[1,2,p,q] y) {
+        axes = Constant <value_ints=[2,3]> () starts = Constant <value_ints=[1,1]> ()
+        ends = Constant <value_ints=[9223372036854775807,9223372036854775807]> ()
+        y = Slice (x, starts, ends, axes) }"""
+    imported = bound(parser.parse_model(text), tmp_path, {"x": (1, 2, 6, 9)})
+    assert imported.graph.values[imported.outputs[0][1]].shape == (1, 2, 5, 8)
 
 
 @pytest.mark.parametrize("exporter", BOTH)

@@ -16,9 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.lower import lower_sequences
-from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops import RULES
-from tests.kit.onnx_kit import run
+from tests.kit.onnx_kit import bound, run
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 OUTPUTS = {"RNN": ("y", "yh"), "GRU": ("y", "yh"), "LSTM": ("y", "yh", "yc")}
@@ -61,10 +59,8 @@ def node_model(
 
 def found(model: onnx.ModelProto, x: Array, lengths: Array | None, folder: Path) -> list[Array]:
     """What the graph of the file computes, in float64."""
-    path = folder / "layer.onnx"
-    path.write_bytes(model.SerializeToString())
     given = {"x": x.shape} | ({} if lengths is None else {"lengths": lengths.shape})
-    imported = inspect_onnx(path).bind(RULES, given, precision="float64", training=False)
+    imported = bound(model, folder, given, precision="float64", training=False)
     more = [] if lengths is None else [torch.as_tensor(lengths.astype(np.int64))]
     values = run(imported, torch.as_tensor(x), *more)
     return [values[value].numpy() for _, value in imported.outputs]
@@ -170,7 +166,4 @@ def test_a_generated_initial_state_of_zeros_is_no_weight(tmp_path: Path) -> None
             zeros = np.zeros(tuple(tensor.dims), "f4")
             tensor.CopyFrom(numpy_helper.from_array(zeros, f"onnx::LSTM_{tensor.name[0] == 'c':d}"))
     model.graph.node[0].input[5:7] = ["onnx::LSTM_0", "onnx::LSTM_1"]
-    path = tmp_path / "layer.onnx"
-    path.write_bytes(model.SerializeToString())
-    imported = inspect_onnx(path).bind(RULES, {"x": x.shape})
-    assert sorted(imported.weights) == ["B", "R", "W"]
+    assert sorted(bound(model, tmp_path, {"x": x.shape}).weights) == ["B", "R", "W"]

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import helper
 
 from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.onnx.lower import indexing
-from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.ops import RULES
 from tests.kit.lowered import model_of
+from tests.kit.onnx_kit import bound
 
 AT = np.array
 LINE, PLANE, ROWS = np.zeros((2, 2, 8)), np.zeros((2, 2, 9, 6)), np.zeros((3, 4))
@@ -98,7 +96,6 @@ def test_a_node_that_is_not_read_is_refused_by_name(
     names = [*inputs, *("" if array is None else name for name, array in known.items())]
     known = {name: array for name, array in known.items() if array is not None}
     node = helper.make_node(op, names, ["out"], name="far", **attrs)
-    onnx.save(model_of([node], inputs, ["out"], known, opset=24), tmp_path / "m.onnx")
     with pytest.raises(kind, match=rf"'far.*({message})") as caught:
-        inspect_onnx(tmp_path / "m.onnx").bind(RULES)
+        bound(model_of([node], inputs, ["out"], known, opset=24), tmp_path)
     assert type(caught.value) is kind

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import helper
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from tests.kit.lowered import check, model_of
+from tests.kit.onnx_kit import bound
 
 KERAS = Path(__file__).parent / "keras"
 node = helper.make_node
@@ -57,8 +57,7 @@ def test_what_is_repeated_is_equal_and_stays_whole(name: str, tmp_path: Path) ->
     model = model_of(nodes, {"x": x}, ["y"], constants)
     shape = tuple(constants["s"])
     check(model, {"x": x}, lambda x: formula(x).reshape(shape), tmp_path, counts=(2,))
-    onnx.save(model, tmp_path / "m.onnx")
-    found = [one.op for one in inspect_onnx(tmp_path / "m.onnx").bind(RULES).graph.nodes]
+    found = [one.op for one in bound(model, tmp_path).graph.nodes]
     assert ("Resample" in found) == is_repeat and ("Expand" in found) != is_repeat
 
 

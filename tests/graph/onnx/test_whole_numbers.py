@@ -17,9 +17,9 @@ from oocdl.engines import engine_registry
 from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from oocdl.testing import run_graph
+from tests.kit.onnx_kit import bound
 from tests.kit.whole_cases import KINDS, WholeCase, cases, model_of
 
 LEAST = np.iinfo(np.int64).min
@@ -38,10 +38,9 @@ REFUSED = {
 """The cases of each type that are refused, whatever their numbers are."""
 
 
-def found(model: onnx.ModelProto, given: dict[str, Array], engine: str, path: Path) -> list[Array]:
+def found(model: onnx.ModelProto, given: dict[str, Array], engine: str, folder: Path) -> list[Array]:
     """The results of a model on an engine."""
-    path.write_bytes(model.SerializeToString())
-    imported = inspect_onnx(path).bind(RULES, training=False)
+    imported = bound(model, folder, training=False)
     build = Builder(RULES, imported.graph)
     # What only renames an input gets a node behind it.
     build.outputs = [build("Expand", value, shape=(2, *build.shape(value))) for _, value in imported.outputs]
@@ -54,11 +53,10 @@ def found(model: onnx.ModelProto, given: dict[str, Array], engine: str, path: Pa
     return [ran.outputs[name][0] for name in build.outputs]
 
 
-def refused(case: WholeCase, path: Path) -> bool:
+def refused(case: WholeCase, folder: Path) -> bool:
     """Whether a model of a case is refused, and says why of it."""
-    path.write_bytes(model_of([case])[0].SerializeToString())
     try:
-        inspect_onnx(path).bind(RULES, training=False)
+        bound(model_of([case])[0], folder, training=False)
     except ModelError as error:
         assert f"'{case.name}" in str(error)
         return True
@@ -74,13 +72,13 @@ def wanted(model: onnx.ModelProto, given: dict[str, Array]) -> list[Array]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_are_onnxs(kind: str, tmp_path: Path) -> None:
-    path, every = tmp_path / "model.onnx", cases(kind)
-    some = [case for case in every if not refused(case, path)]
+    every = cases(kind)
+    some = [case for case in every if not refused(case, tmp_path)]
     assert {case.name for case in every} - {case.name for case in some} == REFUSED[kind]
     model, given = model_of(some)
     truths = wanted(model, given)
     for engine in engine_registry.ENGINES:
-        for case, array, truth in zip(some, found(model, given, engine, path), truths, strict=True):
+        for case, array, truth in zip(some, found(model, given, engine, tmp_path), truths, strict=True):
             np.testing.assert_allclose(array, truth, rtol=1e-6 * (truth.dtype.kind == "f"), err_msg=f"{case}")
 
 
@@ -113,7 +111,7 @@ OPEN: list[tuple[WholeCase, Any]] = [
 @pytest.mark.parametrize(("case", "truth"), OPEN, ids=lambda item: getattr(item, "name", ""))
 def test_engines_agree_where_onnx_says_nothing(case: WholeCase, truth: Any, tmp_path: Path) -> None:
     for engine in engine_registry.ENGINES:
-        array = found(*model_of([case]), engine, tmp_path / "model.onnx")[0]
+        array = found(*model_of([case]), engine, tmp_path)[0]
         np.testing.assert_array_equal(array, np.asarray(truth, array.dtype), engine)
 
 
@@ -123,13 +121,13 @@ def test_whole_numbers_divided_by_0_are_an_error(op: str, known: tuple[int, ...]
     case = WholeCase("n", op, (np.array([1, 2]), np.array([3, 0])), known)
     for engine in engine_registry.ENGINES:
         with pytest.raises(InputError, match=r"^node 'n' .*divide.* by 0"):
-            found(*model_of([case]), engine, tmp_path / "model.onnx")
+            found(*model_of([case]), engine, tmp_path)
 
 
 def test_a_power_that_is_no_whole_number_needs_a_floating_point_base(tmp_path: Path) -> None:
     """Rounded down, 3 is the square root of 15 and of 9, or of none of them if that is a digit less."""
     case = WholeCase("n", "Pow", (np.array([4, 9]), np.array([0.5, 2], "f4")))
-    assert refused(case, tmp_path / "model.onnx")
+    assert refused(case, tmp_path)
 
 
 SUM = helper.make_node("Add", ["x", "x"], ["s"], name="s")
@@ -180,4 +178,4 @@ def test_a_type_stays_with_its_value(way: str, tmp_path: Path) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     (truth,) = wanted(model, {"x": x})
-    np.testing.assert_array_equal(found(model, {"x": x}, "torch", tmp_path / "model.onnx")[0], truth)
+    np.testing.assert_array_equal(found(model, {"x": x}, "torch", tmp_path)[0], truth)

@@ -10,7 +10,6 @@ import torch
 
 from oocdl.graph.ir.graph import Graph, Role
 from oocdl.graph.ir.op_rule import Builder
-from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.partition.cut_classes import find_classes
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.graph.transforms.factorize import factorize
@@ -92,12 +91,15 @@ def test_a_small_layer_is_not_cut_for_threads(unet: Layering) -> None:
     assert evened(unet, small.name, 3, 2) == 3
 
 
+def trained(folder: Path, model: torch.nn.Module, x: torch.Tensor, *labels: int) -> Graph:
+    """The graph of a step of a module of PyTorch, for such an input and labels of a shape."""
+    path = models.export(model, (x,), folder / "model.onnx", dynamic=(0,))
+    return training(path, {"x": tuple(x.shape)}, labels)
+
+
 def gpt(folder: Path, layers: int) -> Graph:
-    path = folder / f"gpt{layers}.onnx"
     model = models.GPT(100, 64, 256, 4, layers)
-    models.export(model, (torch.zeros(1, 64, dtype=torch.long),), path, dynamic=(0,))
-    name = inspect_onnx(path).inputs[0].name
-    return training(path, {name: (8, 64)}, (8, 64))
+    return trained(folder, model, torch.zeros(8, 64, dtype=torch.long), 8, 64)
 
 
 def test_traffic_a_layer_does_not_grow_with_depth(tmp_path: Path) -> None:
@@ -112,11 +114,8 @@ def test_traffic_a_layer_does_not_grow_with_depth(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_resnet_traffic_does_not_grow_with_depth(tmp_path: Path) -> None:
     moved = []
-    for name, make in (("50", models.resnet50), ("152", models.resnet152)):
-        path = tmp_path / f"{name}.onnx"
-        models.export(make(10), (torch.zeros(2, 3, 64, 64),), path, dynamic=(0,))
-        graph = training(path, {inspect_onnx(path).inputs[0].name: (4, 3, 64, 64)}, (4,))
-        plan = planned(graph, 1 << 30)
+    for make in (models.resnet50, models.resnet152):
+        plan = planned(trained(tmp_path, make(10), torch.zeros(4, 3, 64, 64), 4), 1 << 30)
         moved.append((plan.read_bytes + plan.written_bytes) / len(plan.layers))
     assert moved[1] < moved[0] * 1.05
 
@@ -131,11 +130,8 @@ def test_logits_under_cross_entropy_are_not_stored(tmp_path: Path) -> None:
 
 def test_group_norm_written_as_reshape_is_cut_in_space(tmp_path: Path) -> None:
     """Reshape to groups and back only renames factors, so depth stays an axis of its own."""
-    path = tmp_path / "group.onnx"
     model = models.UNet3d(1, 2, 4, norm="group")
-    models.export(model, (torch.zeros(1, 1, 16, 16, 16),), path, dynamic=(0, 2, 3, 4))
-    name = inspect_onnx(path).inputs[0].name
-    factored = factorize(training(path, {name: (1, 1, 16, 16, 16)}, (1, 16, 16, 16)), RULES)
+    factored = factorize(trained(tmp_path, model, torch.zeros(1, 1, 16, 16, 16), 1, 16, 16, 16), RULES)
     assert not [cell for cell in factored.cells if cell.node.op == "Reshape"]
     assert "space0" in find_classes(factored).names.values()
 
@@ -153,10 +149,8 @@ def test_a_reshape_across_a_window_stays() -> None:
 
 def test_a_product_of_few_rows_is_a_layer_of_its_own(tmp_path: Path) -> None:
     """Its FLOPs are few, but recomputed it would read its weights again, and all of them in one unit."""
-    path = tmp_path / "mlp.onnx"
-    models.export(models.MLP((2048, 2048, 2048, 2048)), (torch.zeros(4, 2048),), path, dynamic=(0,))
-    graph = training(path, {inspect_onnx(path).inputs[0].name: (4, 2048)}, (4,))
-    plan = planned(graph, 24 << 20)
+    model = models.MLP((2048, 2048, 2048, 2048))
+    plan = planned(trained(tmp_path, model, torch.zeros(4, 2048), 4), 24 << 20)
     weights = 3 * 2048 * 2048 * 4
     assert plan.peak_unit_bytes <= 24 << 20 < weights
     assert plan.read_bytes < 3.2 * weights  # forward, backward, update

@@ -15,8 +15,6 @@ from oocdl.planning.tile_search import Layering
 from oocdl.presets.unets import write_unet3d
 from tests.kit.graphs import training
 
-CONV = {"strides": (1, 1, 1), "pads": (1,) * 6, "dilations": (1, 1, 1)}
-
 
 def unet(folder: Path) -> Graph:
     """Pools, skips that are put beside, transposed convolutions, on extents that cuts do not divide."""

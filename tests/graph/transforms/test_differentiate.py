@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.ir.op_rule import Builder
+from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.transforms.canonicalize import canonicalize
 from oocdl.graph.transforms.differentiate import differentiate
 from oocdl.losses import CrossEntropy, DiceCE
@@ -18,86 +20,37 @@ from oocdl.ops import RULES
 from oocdl.ops.loss_functions import add_loss
 from oocdl.ops.update_rules import add_updates
 from oocdl.optim import Adam
+from tests.kit import models
 from tests.kit.interpret import evaluate
-
-WINDOW = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
-HALF = {"strides": (2, 2), "pads": (0, 0, 0, 0), "dilations": (1, 1)}
+from tests.kit.onnx_kit import perturbed
 
 
-def unet(build: Builder) -> tuple[str, str, list[str]]:
-    """A small U-Net with every kind of join: returns logits, labels, weights."""
-    weights: list[str] = []
-
-    def weight(*shape: int) -> str:
-        weights.append(build.value(f"w{len(weights)}", shape, "float64", Role.WEIGHT))
-        return weights[-1]
-
-    def block(x: str, channels: int) -> str:
-        x = build("Conv", x, weight(channels, build.shape(x)[1], 3, 3), **WINDOW)
-        mean, var = build.node("Moments", (x,), {"axes": (2, 3)})
-        x = build("Normalize", x, mean, var, axes=(2, 3), eps=1e-5)
-        x = build("Mul", x, weight(1, channels, 1, 1))
-        return build("LeakyRelu", build("Add", x, weight(1, channels, 1, 1)), alpha=0.01)
-
-    x = build.value("x", (2, 1, 8, 6), "float64", Role.INPUT)
-    skip = block(x, 3)
-    low = block(build("MaxPool", skip, kernel_shape=(2, 2), **HALF), 4)
-    low = build("Add", low, block(low, 4))
-    up = build("ConvTranspose", low, weight(4, 3, 2, 2), spatial=(8, 6), **HALF)
-    joined = block(build("Concat", skip, up, axis=1), 3)
-    logits = build("Conv", joined, weight(3, 3, 1, 1), **{**WINDOW, "pads": (0, 0, 0, 0)})
-    return logits, build.value("y", (2, 8, 6), "int64", Role.TARGET), weights
-
-
-def attention(build: Builder) -> tuple[str, str, list[str]]:
-    """Embedding, layer norm, causal attention, tied output: returns logits, labels, weights."""
-    ids = build.value("x", (2, 5), "int64", Role.INPUT)
-    table, mix = (
-        build.value(name, shape, "float64", Role.WEIGHT)
-        for name, shape in (("table", (7, 4)), ("mix", (4, 12)))
-    )
-    x = build("Gather", table, ids)
-    mean, var = build.node("Moments", (x,), {"axes": (2,)})
-    y = build("Normalize", x, mean, var, axes=(2,), eps=1e-5)
-    parts = build.node(
-        "Split", (build("Einsum", y, mix, equation="nte,ef->ntf"),), {"axis": 2, "sizes": (4, 4, 4)}
-    )
-    q, k, v = (
-        build("Transpose", build("Reshape", part, shape=(2, 5, 2, 2)), perm=(0, 2, 1, 3)) for part in parts
-    )
-    mask = build.constant(np.triu(np.full((5, 5), -1e9), 1))
-    scores = build("Add", build("Einsum", q, k, equation="nhqe,nhke->nhqk"), mask)
-    out = build("Einsum", build("Softmax", scores, axis=3), v, equation="nhqk,nhke->nhqe")
-    out = build("Reshape", build("Transpose", out, perm=(0, 2, 1, 3)), shape=(2, 5, 4))
-    x = build("Gelu", build("Add", x, out), approximate="tanh")
-    logits = build("Einsum", x, table, equation="nte,ve->ntv")
-    return logits, build.value("y", (2, 5), "int64", Role.TARGET), [table, mix]
-
-
-@pytest.mark.parametrize(("model", "spec"), [(unet, DiceCE()), (attention, CrossEntropy())])
-def test_gradients_of_networks_are_autograds(model, spec) -> None:
-    build = Builder(RULES)
-    logits, labels, weights = model(build)
-    build.outputs = [logits, add_loss(build, spec, logits, labels)]
-    grads = differentiate(build, build.outputs[1], weights)
+@pytest.mark.parametrize(
+    ("model", "x", "labels", "spec"),
+    [
+        (models.UNet3d(norm="instance", base=2), torch.randn(2, 1, 8, 8, 8), (2, 8, 8, 8), DiceCE()),
+        (models.GPT(), torch.arange(24).reshape(2, 12), (2, 12), CrossEntropy()),
+    ],
+    ids=["U-Net", "GPT"],
+)
+def test_gradients_of_networks_are_autograds(model, x, labels, spec, tmp_path: Path) -> None:
+    path = models.export(perturbed(model), (x,), tmp_path / "model.onnx")
+    imported = inspect_onnx(path).bind(RULES, precision="float64")
+    build = Builder(RULES, imported.graph)
+    y = build.value("y", labels, "int64", Role.TARGET)
+    build.outputs.append(loss := add_loss(build, spec, build.outputs[0], y))
+    forward, weights = build.graph(), list(imported.weights)
+    grads = differentiate(build, loss, weights)
     add_updates(build, Adam(clip_norm=1.0), grads)
-    random = np.random.default_rng(0)
-    values = {
-        name: torch.as_tensor(random.normal(size=build.shape(name)) * 0.5).requires_grad_()
-        for name in weights
-    }
-    x = random.integers(7, size=(2, 5)) if model is attention else random.normal(size=(2, 1, 8, 6))
-    y = random.integers(3, size=build.shape(labels))
+    values = {name: torch.as_tensor(imported.weights[name].read()).requires_grad_() for name in weights}
     extra = {
         value.name: torch.zeros(value.shape, dtype=torch.float64) + (value.role is Role.SCALAR)
         for value in build.graph().of_role(Role.STATE, Role.SCALAR)
     }
-    given = {"x": torch.as_tensor(x), "y": torch.as_tensor(y), **extra}
-    forward = Builder(RULES)
-    logits, labels, _ = model(forward)
-    loss = add_loss(forward, spec, logits, labels)
-    truth = evaluate(forward.graph(), {**values, **given})
-    expected = torch.autograd.grad(truth[loss], [values[name] for name in weights])
+    x = x.double() if x.is_floating_point() else x
+    given = {"x": x, "y": torch.as_tensor(np.random.default_rng(0).integers(3, size=labels)), **extra}
+    truth = evaluate(forward, {**values, **given})
+    expected = torch.autograd.grad(truth[loss], list(values.values()))
     full = build.graph()
     small = canonicalize(replace(full, outputs=(*full.outputs, *grads.values())), RULES)
     assert len(small.nodes) < len(full.nodes)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from oocdl.errors import GraphError
-from oocdl.graph.ir.graph import Graph, Node, Role, Value
+from oocdl.graph.ir.graph import Graph, Role, Value
 from oocdl.graph.ir.index import Plain
 from oocdl.graph.ir.op_rule import Builder
 from oocdl.graph.transforms.bfloat16 import bfloat16_of, use_bfloat16
@@ -40,8 +41,18 @@ def with_values(graph: Graph, *values: Value) -> Graph:
     return replace(graph, values={**graph.values, **{value.name: value for value in values}})
 
 
-def with_node(graph: Graph, name: str, change: Callable[[Node], Node]) -> Graph:
-    return replace(graph, nodes=tuple(change(node) if node.name == name else node for node in graph.nodes))
+def changed(**changes: Any) -> Callable[[Any], Any]:
+    return lambda made: replace(made, **changes)
+
+
+def node_with(which: str, /, **changes: Any) -> Callable[[Graph], Graph]:
+    """Change one node of a graph."""
+
+    def change(graph: Graph) -> Graph:
+        nodes = (replace(node, **changes) if node.name == which else node for node in graph.nodes)
+        return replace(graph, nodes=tuple(nodes))
+
+    return change
 
 
 def without_values(graph: Graph, *names: str) -> Graph:
@@ -55,98 +66,59 @@ def test_a_sound_graph_is_let_through() -> None:
 BREACHES: dict[str, tuple[Callable[[Graph], Graph], str]] = {
     "order": (
         lambda graph: replace(graph, nodes=graph.nodes[::-1]),
-        "node 'loss' (Reshape) reads 'total', which nothing before it makes",
-    ),
+        "node 'loss' (Reshape) reads 'total', which nothing before it makes"),
     "unknown input": (
-        lambda graph: with_node(graph, "active", lambda node: replace(node, inputs=("lost",))),
-        "node 'active' (Relu) reads 'lost', which nothing before it makes",
-    ),
+        node_with("active", inputs=("lost",)),
+        "node 'active' (Relu) reads 'lost', which nothing before it makes"),
     "made twice": (
-        lambda graph: with_node(graph, "twice", lambda node: replace(node, outputs=("active",))),
-        "node 'twice' (Mul) makes 'active', which is there already",
-    ),
+        node_with("twice", outputs=("active",)), "node 'twice' (Mul) makes 'active', which is there already"),
     "a source that is made": (
-        lambda graph: with_node(graph, "active", lambda node: replace(node, outputs=("w",))),
-        "node 'active' (Relu) makes 'w', which is there already",
-    ),
+        node_with("active", outputs=("w",)), "node 'active' (Relu) makes 'w', which is there already"),
     "nameless result": (
         lambda graph: without_values(graph, "active"),
-        "node 'active' (Relu) makes 'active', which is no value",
-    ),
+        "node 'active' (Relu) makes 'active', which is no value"),
     "two nodes of one name": (
-        lambda graph: with_node(graph, "twice", lambda node: replace(node, name="active")),
-        "node 'active' (Mul) has the name of another",
-    ),
+        node_with("twice", name="active"), "node 'active' (Mul) has the name of another"),
     "no producer": (
         lambda graph: with_values(graph, Value("dead", (3,), "float32")),
-        "value 'dead' of role activation has no node that makes it",
-    ),
-    "no rule": (
-        lambda graph: with_node(graph, "active", lambda node: replace(node, op="Rectify")),
-        "node 'active' (Rectify) has no rule",
-    ),
+        "value 'dead' of role activation has no node that makes it"),
+    "no rule": (node_with("active", op="Rectify"), "node 'active' (Rectify) has no rule"),
     "refused by the rule": (
-        lambda graph: with_node(graph, "split", lambda node: replace(node, attrs={"shape": (5, 5)})),
-        "node 'split' (Reshape) is refused by its rule: ",
-    ),
+        node_with("split", attrs={"shape": (5, 5)}), "node 'split' (Reshape) is refused by its rule: "),
     "another shape": (
         lambda graph: with_values(graph, Value("active", (2, 1), "float32")),
-        "node 'active' (Relu) makes float32 [2, 12] by its rule, but float32 [2, 1] is recorded",
-    ),
+        "node 'active' (Relu) makes float32 [2, 12] by its rule, but float32 [2, 1] is recorded"),
     "another dtype": (
         lambda graph: with_values(graph, Value("active", (2, 12), "float64")),
-        "node 'active' (Relu) makes float32 [2, 12] by its rule, but float64 [2, 12] is recorded",
-    ),
+        "node 'active' (Relu) makes float32 [2, 12] by its rule, but float64 [2, 12] is recorded"),
     "fewer results": (
-        lambda graph: with_node(
-            without_values(graph, "loss"), "loss", lambda node: replace(node, outputs=())
-        ),
-        "node 'loss' (Reshape) makes float32 [] by its rule, but  is recorded",
-    ),
+        lambda graph: node_with("loss", outputs=())(without_values(graph, "loss")),
+        "node 'loss' (Reshape) makes float32 [] by its rule, but  is recorded"),
     "a value of another name": (
         lambda graph: replace(graph, values={**graph.values, "x": replace(graph.values["x"], name="y")}),
-        "value 'x' is named 'y'",
-    ),
-    "a constant without contents": (
-        lambda graph: replace(graph, constants={}),
-        "value 'two' of role constant has no contents",
-    ),
+        "value 'x' is named 'y'"),
+    "a constant without contents": (changed(constants={}), "value 'two' of role constant has no contents"),
     "contents of what is no constant": (
         lambda graph: replace(graph, constants={**graph.constants, "x": np.zeros((2, 6), "float32")}),
-        "value 'x' of role input has constant contents",
-    ),
+        "value 'x' of role input has constant contents"),
     "contents of another shape": (
-        lambda graph: replace(graph, constants={"two": np.zeros(3, "float32")}),
-        "constant 'two' is float32 [], its contents are float32 [3]",
-    ),
+        changed(constants={"two": np.zeros(3, "float32")}),
+        "constant 'two' is float32 [], its contents are float32 [3]"),
     "contents of another dtype": (
-        lambda graph: replace(graph, constants={"two": np.zeros((), "float64")}),
-        "constant 'two' is float32 [], its contents are float64 []",
-    ),
+        changed(constants={"two": np.zeros((), "float64")}),
+        "constant 'two' is float32 [], its contents are float64 []"),
     "contents of nothing": (
         lambda graph: replace(graph, constants={**graph.constants, "three": np.zeros(())}),
-        "constant contents 'three' belong to no value",
-    ),
-    "unknown output": (
-        lambda graph: replace(graph, outputs=("loss", "accuracy")),
-        "output 'accuracy' is no value",
-    ),
+        "constant contents 'three' belong to no value"),
+    "unknown output": (changed(outputs=("loss", "accuracy")), "output 'accuracy' is no value"),
     "an update of nothing": (
         lambda graph: replace(graph, updates={**graph.updates, "v": "w/next"}),
-        "'v' has an update, but is no weight, state or sum",
-    ),
+        "'v' has an update, but is no weight, state or sum"),
     "an update of what stays": (
-        lambda graph: replace(graph, updates={"x": "x"}),
-        "'x' has an update, but is no weight, state or sum",
-    ),
-    "an unknown update": (
-        lambda graph: replace(graph, updates={"w": "w/after"}),
-        "the update 'w/after' of 'w' is no value",
-    ),
+        changed(updates={"x": "x"}), "'x' has an update, but is no weight, state or sum"),
+    "an unknown update": (changed(updates={"w": "w/after"}), "the update 'w/after' of 'w' is no value"),
     "an update of another shape": (
-        lambda graph: replace(graph, updates={"w": "active"}),
-        "'w' is float32 [6, 12], its update 'active' is float32 [2, 12]",
-    ),
+        changed(updates={"w": "active"}), "'w' is float32 [6, 12], its update 'active' is float32 [2, 12]"),
 }  # fmt: skip
 
 
@@ -185,10 +157,10 @@ def convolution() -> Factored:
     return channels_last(factorize(build.graph(), RULES), RULES)
 
 
-def with_view(made: Factored, **changes: object) -> Factored:
-    """What the Einsum, which comes first, sees of ``x``."""
+def with_view(made: Factored, **changes: Any) -> Factored:
+    """Change what the Einsum, which comes first, sees of ``x``."""
     first, *cells = made.cells
-    view = replace(first.inputs[0], **changes)  # type: ignore[arg-type]
+    view = replace(first.inputs[0], **changes)
     return replace(made, cells=(replace(first, inputs=(view, first.inputs[1])), *cells))
 
 
@@ -203,78 +175,54 @@ def test_a_sound_factored_graph_is_let_through() -> None:
 FACTORED: dict[str, tuple[Callable[[Factored], Factored], str]] = {
     "factors of another shape": (
         lambda made: replace(made, factors={**made.factors, "x": ((2,), (3, 3))}),
-        "value 'x' of shape [2, 6] has factors [(2,), (3, 3)]",
-    ),
+        "value 'x' of shape [2, 6] has factors [(2,), (3, 3)]"),
     "no factors": (
         lambda made: replace(made, factors={name: f for name, f in made.factors.items() if name != "x"}),
-        "value 'x' of shape [2, 6] has factors []",
-    ),
+        "value 'x' of shape [2, 6] has factors []"),
     "an alias of what is not stored": (
         lambda made: replace(made, alias={**made.alias, "split": "elsewhere"}),
-        "value 'split' is stored as 'elsewhere', which is not stored",
-    ),
+        "value 'split' is stored as 'elsewhere', which is not stored"),
     "an alias of an alias": (
         lambda made: replace(made, alias={**made.alias, "twice": "split"}),
-        "value 'twice' is stored as 'split', which is not stored",
-    ),
+        "value 'twice' is stored as 'split', which is not stored"),
     "an alias of other factors": (
         lambda made: replace(made, alias={**made.alias, "split": "x"}),
-        "value 'split' has factors [(2,), (3,), (4,)], but is stored as 'x' of shape [2, 6]",
-    ),
+        "value 'split' has factors [(2,), (3,), (4,)], but is stored as 'x' of shape [2, 6]"),
     "an alias of another dtype": (
-        lambda made: replace(
-            made, graph=with_values(made.graph, Value("split", (2, 3, 4), "bfloat16"))
-        ),
-        "value 'split' is bfloat16, but is stored as 'twice' of float32",
-    ),
+        lambda made: replace(made, graph=with_values(made.graph, Value("split", (2, 3, 4), "bfloat16"))),
+        "value 'split' is bfloat16, but is stored as 'twice' of float32"),
     "another shape": (
         lambda made: replace(made, shapes={**made.shapes, "x": (6, 2)}),
-        "value 'x' has factors [(2,), (6,)], but is stored as 'x' of shape [6, 2]",
-    ),
+        "value 'x' has factors [(2,), (6,)], but is stored as 'x' of shape [6, 2]"),
     "nothing is stored": (
         lambda made: replace(made, shapes={**made.shapes, "y": (6, 2)}),
-        "'y' is stored, but is no value, or another is stored in its place",
-    ),
+        "'y' is stored, but is no value, or another is stored in its place"),
     "stored twice": (
         lambda made: replace(made, shapes={**made.shapes, "split": (2, 3, 4)}),
-        "'split' is stored, but is no value, or another is stored in its place",
-    ),
+        "'split' is stored, but is no value, or another is stored in its place"),
     "a lost cell": (
         lambda made: replace(made, cells=made.cells[1:]),
-        "cells are not the nodes that are left, in their order",
-    ),
+        "cells are not the nodes that are left, in their order"),
     "a view of another value": (
-        lambda made: with_view(made, value="w"),
-        "node 'product' (Einsum) sees 'x' as 'w', not as 'x'",
-    ),
+        lambda made: with_view(made, value="w"), "node 'product' (Einsum) sees 'x' as 'w', not as 'x'"),
     "a view of another shape": (
-        lambda made: with_view(made, shape=(6, 2)),
-        "node 'product' (Einsum) sees 'x' as of shape [6, 2]",
-    ),
+        lambda made: with_view(made, shape=(6, 2)), "node 'product' (Einsum) sees 'x' as of shape [6, 2]"),
     "a view of some axes": (
         lambda made: with_view(made, positions=((0,), ())),
-        "node 'product' (Einsum) sees 'x' by the stored axes [(0,), ()] of 2",
-    ),
+        "node 'product' (Einsum) sees 'x' by the stored axes [(0,), ()] of 2"),
     "too few indices": (
         lambda made: with_view(made, indices=((), made.cells[0].inputs[0].indices[1])),
-        "node 'product' (Einsum) sees 'x' by 0 indices for 1 stored axes",
-    ),
+        "node 'product' (Einsum) sees 'x' by 0 indices for 1 stored axes"),
     "a letter of another extent": (
         lambda made: with_view(made, indices=made.cells[0].inputs[0].indices[::-1]),
-        "node 'product' (Einsum) sees 'x' by Plain(letter='b') where its extent is 2",
-    ),
+        "node 'product' (Einsum) sees 'x' by Plain(letter='b') where its extent is 2"),
     "an unknown letter": (
         lambda made: with_view(made, indices=((Plain("q"),), made.cells[0].inputs[0].indices[1])),
-        "node 'product' (Einsum) sees 'x' by Plain(letter='q') where its extent is 2",
-    ),
+        "node 'product' (Einsum) sees 'x' by Plain(letter='q') where its extent is 2"),
     "an order of what is not stored": (
-        lambda made: replace(made, orders={"split": (0, 1, 2)}),
-        "'split' has an order in memory, but is not stored",
-    ),
+        changed(orders={"split": (0, 1, 2)}), "'split' has an order in memory, but is not stored"),
     "no permutation": (
-        lambda made: replace(made, orders={"x": (0, 0)}),
-        "'x' has order [0, 0], which is no permutation of its axes",
-    ),
+        changed(orders={"x": (0, 0)}), "'x' has order [0, 0], which is no permutation of its axes"),
 }  # fmt: skip
 
 

@@ -19,8 +19,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
 import oocdl
-from oocdl.graph.ir.graph import Array, Graph, Role
-from oocdl.graph.onnx.context import needed
+from oocdl.graph.ir.graph import Array, Graph, Role, needed
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.transforms.verify import verify
 from oocdl.ops import RULES

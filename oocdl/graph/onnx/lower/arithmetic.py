@@ -1,11 +1,17 @@
-"""Lowers what computes element by element: sums, comparisons, powers, casts, and activation functions.
+"""Lowers what computes element by element: sums, comparisons, powers, casts, activation functions, and draws.
 
-Activations run as one loop. Their derivatives follow from how each is written; at kinks they are PyTorch's:
-the piece that includes the kink in the condition of a Where is the one whose derivative counts there.
+Derivatives of activations follow from how each is written; at kinks they are PyTorch's: the piece that
+includes the kink in the condition of a Where is the one whose derivative counts there.
+
+What draws is made of uniform numbers that are keyed by the run's seed, the step, the node's name and the
+global index, as those of Dropout are: any cut gives the same bits, and so does a resume. The attribute
+``seed`` is not read. Predictions draw too, as ONNX says, but for what is 1 with a known probability: its mean
+takes its place, so that stochastic depth leaves a branch as it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -13,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import Array, Role, Shape, is_float
 from oocdl.graph.ir.op_rule import Rules
+from oocdl.graph.onnx.bounds import check_shape
 from oocdl.graph.onnx.constant_folding import numpy_type
 from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Operand, lowers
-from oocdl.graph.onnx.lower.random import mean_of
 from oocdl.graph.onnx.whole_numbers import cast, kind_of
 
 
@@ -41,10 +48,6 @@ def of_rules(rules: Rules) -> dict[str, Lower]:
 
 def _above(ctx: Context, x: str, bound: float) -> str:
     return ctx.make("Greater", x, ctx.number(bound, x))
-
-
-def _scaled(ctx: Context, x: str, factor: float) -> str:
-    return x if factor == 1.0 else ctx.make("Mul", x, ctx.number(factor, x))
 
 
 def _chain(ctx: Context, op: str, *values: str) -> str:
@@ -87,10 +90,8 @@ def _prelu(ctx: Context, x: str, slope: str) -> str:
 def _hard_sigmoid(ctx: Context, x: str, *, alpha: float = 0.2, beta: float = 0.5) -> str:
     """``alpha x + beta`` between 0 and 1; flat at both ends, as ``torch.nn.functional.hardsigmoid``."""
     alpha = 1 / 6 if np.float32(alpha) == np.float32(1 / 6) else alpha  # which files round to float32
-    line = ctx.make("Add", _scaled(ctx, x, alpha), ctx.number(beta, x))
-    one = ctx.number(1.0, x)
-    high = ctx.make("Or", ctx.make("Greater", line, one), ctx.make("Equal", line, one))
-    return ctx.make("Where", high, one, ctx.make("Relu", line))
+    line, one = ctx.make("Add", ctx.scaled(x, alpha), ctx.number(beta, x)), ctx.number(1.0, x)
+    return ctx.make("Where", _or_equal(ctx, "Greater", line, one), one, ctx.make("Relu", line))
 
 
 def _celu(ctx: Context, x: str, *, alpha: float = 1.0) -> str:
@@ -99,19 +100,18 @@ def _celu(ctx: Context, x: str, *, alpha: float = 1.0) -> str:
         ctx.refuse(f"alpha {alpha}")
     if alpha == 1.0:
         return ctx.make("Elu", x, alpha=1.0)
-    falling = _scaled(ctx, ctx.make("Elu", _scaled(ctx, x, 1 / alpha), alpha=1.0), alpha)
+    falling = ctx.scaled(ctx.make("Elu", ctx.scaled(x, 1 / alpha), alpha=1.0), alpha)
     return ctx.make("Where", _above(ctx, x, 0.0), x, falling)
 
 
 def _swiglu(ctx: Context, gate: str, value: str, *, alpha: float = 1.0) -> str:
-    """The Swish of a gate times a value."""
     if ctx.shape(0) != ctx.shape(1):
         raise ModelError(f"the gate {list(ctx.shape(0))} has not the shape of the value {list(ctx.shape(1))}")
     return ctx.make("Mul", _swish(ctx, gate, alpha=alpha), value)
 
 
 def _swish(ctx: Context, x: str, *, alpha: float = 1.0) -> str:
-    return ctx.make("Mul", x, ctx.make("Sigmoid", _scaled(ctx, x, alpha)))
+    return ctx.make("Mul", x, ctx.make("Sigmoid", ctx.scaled(x, alpha)))
 
 
 def _shrink(ctx: Context, x: str, *, lambd: float = 0.5, bias: float = 0.0) -> str:
@@ -124,7 +124,7 @@ def _shrink(ctx: Context, x: str, *, lambd: float = 0.5, bias: float = 0.0) -> s
 
 def _relu(ctx: Context, x: str) -> str:
     """``x`` where it is positive, else 0; the formula of Relu is one of floats."""
-    return ctx.make("Relu", x) if _is_float(ctx, x) else ctx.make("Max", x, ctx.number(0, x))
+    return ctx.make("Relu", x) if is_float(ctx.build.dtype(x)) else ctx.make("Max", x, ctx.number(0, x))
 
 
 FORMULAS: Mapping[str, Callable[..., str]] = {
@@ -141,8 +141,8 @@ FORMULAS: Mapping[str, Callable[..., str]] = {
     "PRelu": _prelu,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": lambda c, x: c.make("Mul", x, _hard_sigmoid(c, x, alpha=1 / 6)),
-    "Selu": lambda c, x, *, alpha=1.6732632423543772, gamma=1.0507009873554805: _scaled(
-        c, c.make("Elu", x, alpha=alpha), gamma
+    "Selu": lambda c, x, *, alpha=1.6732632423543772, gamma=1.0507009873554805: c.scaled(
+        c.make("Elu", x, alpha=alpha), gamma
     ),
     "Celu": _celu,
     "Mish": lambda c, x: c.make("Mul", x, c.make("Tanh", c.make("Softplus", x))),
@@ -164,18 +164,13 @@ def _pass(ctx: Context) -> Sequence[Entry]:
 @lowers("Cast", "CastLike")
 def _cast(ctx: Context) -> Sequence[Operand]:
     found = ctx.operand(0)
-    if ctx.node.op == "Cast":
-        target = numpy_type(ctx.attr("to"))
-    else:
-        like = ctx.operand(1)
-        target = kind_of(ctx, like)
+    target = numpy_type(ctx.attr("to")) if ctx.node.op == "Cast" else kind_of(ctx, ctx.operand(1))
     if not isinstance(found, str):
         return [found.astype(target)]
     if target.kind in "iu":
         return [cast(ctx, found, kind_of(ctx, found), target)]
-    number = target.kind != "b"
-    dtype = ctx.precision if number else "bool"
-    if number and (mean := mean_of(ctx, found)) is not None:
+    dtype = "bool" if target.kind == "b" else ctx.precision
+    if dtype != "bool" and (mean := _mean_of(ctx, found)) is not None:
         return [mean]
     return [found if ctx.build.dtype(found) == dtype else ctx.make("Cast", found, to=dtype)]
 
@@ -206,28 +201,20 @@ def _extreme(ctx: Context) -> Sequence[Operand]:
 def _pow(ctx: Context) -> Sequence[Operand]:
     """Lower Pow; the result has the type of the base, whatever that of the exponent is."""
     x, exponent = ctx.value(0), ctx.known(1)
-    single = exponent is not None and exponent.size == 1
-    number = exponent.reshape(-1)[0].item() if exponent is not None and single else None
-    if number is not None:
-        x = ctx.reshape(x, (1,) * (len(ctx.shape(1)) - len(ctx.shape(0))) + ctx.shape(0))
-    if number is not None and (_is_float(ctx, x) or (number >= 0 and number == int(number))):
-        return [_known_pow(ctx, x, number)]
-    if not _is_float(ctx, x) and exponent is not None and (exponent == np.trunc(exponent)).all():
+    dtype = ctx.build.dtype(x)
+    if exponent is not None and exponent.size == 1:
+        number = exponent.reshape(-1)[0].item()
+        x = ctx.reshape(x, (1,) * (exponent.ndim - len(ctx.shape(0))) + ctx.shape(0))
+        if is_float(dtype) or (number >= 0 and number == int(number)):
+            return [_known_pow(ctx, x, number)]
+    if not is_float(dtype) and exponent is not None and (exponent == np.trunc(exponent)).all():
         return [ctx.make("Pow", x, ctx.build.constant(exponent, "int64"))]
     power = ctx.value(1)
-    if _is_float(ctx, x) == _is_float(ctx, power):
-        return [ctx.make("Pow", x, power)]
-    if _is_float(ctx, x):
-        return [ctx.make("Pow", x, _cast_to(ctx, power, x))]
-    ctx.refuse("a base of whole numbers and an exponent that is none; cast the base to float before it")
-
-
-def _is_float(ctx: Context, value: str) -> bool:
-    return ctx.build.dtype(value).startswith("float")
-
-
-def _cast_to(ctx: Context, value: str, like: str) -> str:
-    return ctx.make("Cast", value, to=ctx.build.dtype(like))
+    if is_float(dtype) and not is_float(ctx.build.dtype(power)):
+        power = ctx.make("Cast", power, to=dtype)
+    elif is_float(dtype) != is_float(ctx.build.dtype(power)):
+        ctx.refuse("a base of whole numbers and an exponent that is none; cast the base to float before it")
+    return [ctx.make("Pow", x, power)]
 
 
 def _known_pow(ctx: Context, x: str, power: float) -> str:
@@ -239,3 +226,69 @@ def _known_pow(ctx: Context, x: str, power: float) -> str:
     if power == -1.0:
         return ctx.make("Reciprocal", x)
     return ctx.make("Pow", x, ctx.number(power, x))
+
+
+_MEAN_ELEMENTS = 1 << 16
+"""Elements of a known array that a mean is made as; a larger one is expanded where it is used."""
+
+
+def _uniform(ctx: Context, shape: Shape) -> str:
+    """Add uniform numbers in [0, 1); returns their name."""
+    check_shape(shape, "what it draws")
+    name = ctx.build.unique(f"{ctx.build.scope}uniform")
+    return ctx.build.value(name, shape, ctx.precision, Role.RANDOM)
+
+
+def _shape(ctx: Context) -> Shape:
+    """Return the shape of what is drawn: that of the operand, or the attribute."""
+    if ctx.attr("dtype") is not None and numpy_type(ctx.attr("dtype")).kind in "iub":
+        ctx.refuse("a type of whole numbers")
+    return ctx.shape(0) if ctx.node.op.endswith("Like") else tuple(ctx.attr("shape"))
+
+
+@lowers("RandomUniform", "RandomUniformLike")
+def _random_uniform(ctx: Context) -> Sequence[Operand]:
+    low, high = float(ctx.attr("low", 0.0)), float(ctx.attr("high", 1.0))
+    y = ctx.scaled(_uniform(ctx, _shape(ctx)), high - low)
+    return [ctx.make("Add", y, ctx.number(low, y)) if low else y]
+
+
+@lowers("RandomNormal", "RandomNormalLike")
+def _random_normal(ctx: Context) -> Sequence[Operand]:
+    """Box and Muller (1958): a radius and an angle. Of 24 random bits, numbers reach 5.8 deviations."""
+    shape = _shape(ctx)
+    first, second = _uniform(ctx, shape), _uniform(ctx, shape)
+    kept = ctx.make("Sub", ctx.number(1.0, first), first)  # above 0, of which there is a logarithm
+    radius = ctx.make("Sqrt", ctx.make("Mul", ctx.make("Log", kept), ctx.number(-2.0, first)))
+    y = ctx.make("Mul", radius, ctx.make("Cos", ctx.make("Mul", second, ctx.number(2 * math.pi, second))))
+    y, mean = ctx.scaled(y, float(ctx.attr("scale", 1.0))), float(ctx.attr("mean", 0.0))
+    return [ctx.make("Add", y, ctx.number(mean, y)) if mean else y]
+
+
+@lowers("Bernoulli")
+def _bernoulli(ctx: Context) -> Sequence[Operand]:
+    """1 with the probability that the operand says, else 0. There is no gradient, as in PyTorch."""
+    target, known = ctx.attr("dtype"), ctx.known(0)
+    kind = "f" if target is None else numpy_type(target).kind
+    dtype = "bool" if kind == "b" else "int64" if kind in "iu" else ctx.precision
+    if known is not None and dtype == ctx.precision and not ctx.training:
+        return [known.astype(ctx.precision)]
+    p = ctx.value(0)
+    drawn = ctx.make("Less", _uniform(ctx, ctx.build.shape(p)), p)
+    return [drawn if dtype == "bool" else ctx.make("Cast", drawn, to=dtype)]
+
+
+def _mean_of(ctx: Context, drawn: str) -> Operand | None:
+    """Return the mean of what a Less of uniform numbers with a known probability is, cast to numbers."""
+    # None while training, and for any other value. PyTorch exports ``bernoulli_(p)`` so.
+    maker = ctx.build.makers.get(drawn)
+    if ctx.training or maker is None or maker.op != "Less":
+        return None
+    draws, bound = maker.inputs
+    probability: Array | None = ctx.build.constants.get(bound)
+    if ctx.build.values[draws].role is not Role.RANDOM or probability is None or probability.size != 1:
+        return None
+    shape, mean = ctx.build.shape(drawn), float(probability.reshape(-1)[0])
+    if math.prod(shape) <= _MEAN_ELEMENTS:
+        return np.full(shape, mean, ctx.precision)
+    return ctx.make("Expand", ctx.build.constant(mean, ctx.precision), shape=shape)

@@ -92,8 +92,7 @@ def _alone(ctx: Context, term: Term, out: str) -> str:
         x = ctx.make("ReduceSum", x, axes=gone)
         x = ctx.reshape(x, [extent for axis, extent in enumerate(shape) if axis not in gone])
         letters = "".join(letter for letter in letters if letter in out)
-    perm = tuple(letters.index(letter) for letter in out)
-    return x if perm == tuple(range(len(perm))) else ctx.make("Transpose", x, perm=perm)
+    return ctx.transpose(x, [letters.index(letter) for letter in out])
 
 
 @lowers("Einsum")
@@ -144,13 +143,9 @@ def _gemm(ctx: Context) -> Sequence[Operand]:
     left = "km" if ctx.attr("transA", 0) else "mk"
     right = "nk" if ctx.attr("transB", 0) else "kn"
     y = ctx.make("Einsum", ctx.value(0), ctx.value(1), equation=f"{left},{right}->mn")
-    alpha, beta = ctx.attr("alpha", 1.0), ctx.attr("beta", 1.0)
-    if alpha != 1.0:
-        y = ctx.make("Mul", y, ctx.number(alpha, y))
-    if ctx.has(2) and beta:
-        bias = ctx.value(2)
-        y = ctx.make("Add", y, bias if beta == 1.0 else ctx.make("Mul", bias, ctx.number(beta, bias)))
-    return [y]
+    y = ctx.scaled(y, ctx.attr("alpha", 1.0))
+    beta = ctx.attr("beta", 1.0)
+    return [ctx.make("Add", y, ctx.scaled(ctx.value(2), beta)) if ctx.has(2) and beta else y]
 
 
 @lowers("AffineGrid")

@@ -37,8 +37,7 @@ def _items(ctx: Context) -> list[Operand]:
 
 @lowers("SplitToSequence")
 def _split(ctx: Context) -> Sequence[Entry]:
-    x, shape = ctx.value(0), ctx.shape(0)
-    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
+    x, shape, axis = ctx.value(0), ctx.shape(0), ctx.axis(0)
     ctx.constants("sizes", 1)
     given = ctx.known(1)
     if given is not None and given.ndim:
@@ -95,7 +94,7 @@ def _joined(ctx: Context, items: Sequence[Entry], axis: int, new: bool) -> Opera
     axis = normalize_axis(axis, len(shape) + new)
     if new:
         values = [ctx.reshape(value, (*shape[:axis], 1, *shape[axis:])) for value in values]
-    return typed(ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0], kind)
+    return typed(ctx.concat(values, axis), kind)
 
 
 @lowers("ConcatFromSequence")
@@ -139,21 +138,19 @@ def _loop(ctx: Context) -> Sequence[Entry]:
     count = ctx.scalar("a number of trips", 0)
     going = _truth(ctx, ctx.entry(1)) if ctx.has(1) else True
     trips = MOST_TRIPS + 1 if count is None else int(count)
-    scanned: list[list[Entry]] = [[] for _ in body.outputs[1 + len(state) :]]
-    trip = 0
-    while going and trip < trips:
-        if trip == MOST_TRIPS:
+    scanned: list[list[Entry]] = []
+    while going and len(scanned) < trips:
+        if len(scanned) == MOST_TRIPS:
             ctx.refuse(f"more than {MOST_TRIPS} trips")
-        condition, *made = _run(ctx, body, [np.asarray(trip, np.int64), np.asarray(True), *state])
+        number = np.asarray(len(scanned), np.int64)
+        condition, *made = _run(ctx, body, [number, np.asarray(True), *state])
+        scanned.append(made[len(state) :])
         state = made[: len(state)]
-        for items, item in zip(scanned, made[len(state) :], strict=True):
-            items.append(item)
-        trip += 1
         # A condition that nothing reads any more may depend on data.
-        going = trip >= trips or _truth(ctx, condition)
-    if not trip and scanned:
+        going = len(scanned) >= trips or _truth(ctx, condition)
+    if not scanned and body.outputs[1 + len(state) :]:
         ctx.refuse("no trip, so that its results have no elements")
-    return [*state, *(_joined(ctx, items, 0, new=True) for items in scanned)]
+    return [*state, *(_joined(ctx, items, 0, new=True) for items in zip(*scanned, strict=True))]
 
 
 @lowers("Scan")
@@ -170,7 +167,7 @@ def _scan(ctx: Context) -> Sequence[Entry]:
         raise ModelError(f"its scanned inputs have extents {sorted(extents)}, which differ")
     (trips,) = extents
     backwards = ctx.attr("scan_input_directions", (0,) * count)
-    scanned: list[list[Entry]] = [[] for _ in body.outputs[first:]]
+    scanned: list[list[Entry]] = []
     for trip in range(trips):
         slices = []
         for index, axis, back in zip(names, axes, backwards, strict=True):
@@ -180,12 +177,9 @@ def _scan(ctx: Context) -> Sequence[Entry]:
             slices.append(typed(one, kind_of(ctx, ctx.entry(index))))
         made = _run(ctx, body, [*state, *slices])
         state = made[:first]
-        for items, item in zip(scanned, made[first:], strict=True):
-            items.append(item)
-    none = (0,) * len(scanned)
+        scanned.append(made[first:])
+    none = (0,) * len(body.outputs[first:])
     ends = ctx.attr("scan_output_axes", none), ctx.attr("scan_output_directions", none)
-    joined = (
-        _joined(ctx, items[::-1] if back else items, axis, new=True)
-        for items, axis, back in zip(scanned, *ends, strict=True)
-    )
+    columns = zip(zip(*scanned, strict=True), *ends, strict=True)
+    joined = (_joined(ctx, items[::-1] if back else items, axis, new=True) for items, axis, back in columns)
     return [*state, *joined]

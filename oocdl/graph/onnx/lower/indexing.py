@@ -1,9 +1,8 @@
 """Lowers ONNX operators that read or write at indices: Gather*, Scatter*, OneHot, TopK.
 
-Indices that are known before the run and form a box are slices. All others are ids of Gather and of its
-gradient, which adds; where an index may stand twice and the last one counts, LastAt finds that one. Several
-indices of one element are counted as one, each looked up along its axis first, so that one that is outside
-of its axis is an error, and not another element.
+Known indices that form a box are slices. All others are ids of Gather and of its gradient, which adds; LastAt
+finds the last of equal ones, where that counts. Several indices of one element are counted as one, each
+looked up along its axis first: one that is outside of its axis is an error, and not another element.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from math import prod
 import numpy as np
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Array, Shape, normalize_axis
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.constant_folding import flat_indices, wrapped
 from oocdl.graph.onnx.context import Context, Operand, lowers
@@ -47,42 +46,30 @@ def _front(rank: int, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return there, tuple(there.index(place) for place in range(rank))
 
 
-def _transposed(ctx: Context, x: str, perm: Sequence[int]) -> str:
-    return x if list(perm) == sorted(perm) else ctx.make("Transpose", x, perm=tuple(perm))
-
-
 def _batched(batch: int) -> dict[str, int]:
     return {"batch": batch} if batch else {}
 
 
 @lowers("Gather")
 def _gather(ctx: Context) -> Sequence[Operand]:
-    x, shape, index = ctx.value(0), ctx.shape(0), ctx.known(1)
-    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
+    x, shape, index, axis = ctx.value(0), ctx.shape(0), ctx.known(1), ctx.axis(0)
     front = (axis, *(other for other in range(len(shape)) if other != axis))
     if index is None:
         fact = ctx.facts.get(ctx.node.inputs[0])
         known = fact is not None and fact.padding_idx is not None and axis == 0
         padding = {"padding_idx": fact.padding_idx} if fact is not None and known else {}
-        rows = ctx.make("Gather", _transposed(ctx, x, front), ctx.value(1), **padding)
+        rows = ctx.make("Gather", ctx.transpose(x, front), ctx.value(1), **padding)
         count = len(ctx.shape(1))
         back = (*range(count, count + axis), *range(count), *range(count + axis, count + len(shape) - 1))
-        return [_transposed(ctx, rows, back)]
-    return [taken(ctx, x, axis, wrapped(index, shape[axis], f"axis {axis}"))]
-
-
-def taken(ctx: Context, x: str, axis: int, where: Array) -> str:
-    """Take elements along an axis at places that are known: a slice, where these lie at equal distances."""
-    shape, flat = ctx.build.shape(x), where.reshape(-1)
+        return [ctx.transpose(rows, back)]
+    flat = wrapped(index, shape[axis], f"axis {axis}").reshape(-1)
     step = int(flat[1] - flat[0]) if flat.size > 1 else 1
-    result = (*shape[:axis], *where.shape, *shape[axis + 1 :])
-    if flat.size and step > 0 and (np.diff(flat) == step).all():
-        x = slice_axis(ctx, x, axis, int(flat[0]), int(flat[-1]) + 1, step)
-        return ctx.reshape(x, result)
-    front = (axis, *(other for other in range(len(shape)) if other != axis))
-    rows = ctx.build("Gather", _transposed(ctx, x, front), ctx.build.constant(flat, "int64"))
-    back = (*range(1, axis + 1), 0, *range(axis + 1, len(shape)))
-    return ctx.reshape(_transposed(ctx, rows, back), result)
+    if flat.size and step > 0 and (np.diff(flat) == step).all():  # at equal distances
+        made = slice_axis(ctx, x, axis, int(flat[0]), int(flat[-1]) + 1, step)
+    else:
+        rows = ctx.build("Gather", ctx.transpose(x, front), ctx.build.constant(flat, "int64"))
+        made = ctx.transpose(rows, (*range(1, axis + 1), 0, *range(axis + 1, len(shape))))
+    return [ctx.reshape(made, (*shape[:axis], *index.shape, *shape[axis + 1 :]))]
 
 
 def _ids(ctx: Context, index: int) -> str:
@@ -100,12 +87,11 @@ def _cropped(ctx: Context, x: str, shape: Shape, axis: int) -> str:
 
 @lowers("GatherElements")
 def _gather_elements(ctx: Context) -> Sequence[Operand]:
-    ids, shape = _ids(ctx, 1), ctx.shape(1)
-    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
+    ids, shape, axis = _ids(ctx, 1), ctx.shape(1), ctx.axis(0)
     last, back = _front(len(shape), axis)
-    table = _transposed(ctx, _cropped(ctx, ctx.value(0), shape, axis), last)
-    found = ctx.make("Gather", table, _transposed(ctx, ids, last), **_batched(len(shape) - 1))
-    return [_transposed(ctx, found, back)]
+    table = ctx.transpose(_cropped(ctx, ctx.value(0), shape, axis), last)
+    found = ctx.make("Gather", table, ctx.transpose(ids, last), **_batched(len(shape) - 1))
+    return [ctx.transpose(found, back)]
 
 
 def _flat(ctx: Context, index: int, extents: Shape) -> str:
@@ -125,8 +111,7 @@ def _flat(ctx: Context, index: int, extents: Shape) -> str:
 
 
 def _numbered(ctx: Context, ids: str, extent: int) -> str:
-    """Number indices along an axis from 0: one that counts from the end becomes one of those, and one
-    that is outside of the axis is an error."""
+    """Number indices along an axis from 0; one that is outside of the axis is an error."""
     return ctx.make("Gather", ctx.build.constant(numbered(extent), "int64"), ids)
 
 
@@ -190,18 +175,11 @@ def _reduced(ctx: Context, x: str, ids: str, updates: str, batch: int) -> str:
     kind = np.dtype(ctx.build.dtype(x)).kind
     bounds = (-np.inf, np.inf) if kind == "f" else (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
     neutral = {"mul": 1, "max": bounds[0], "min": bounds[1]}[how]
-    part = ctx.make(
-        "Where",
-        ctx.make("Equal", ids, ctx.build.constant(numbers, "int64")),
-        ctx.reshape(updates, (*shape[:batch], 1, count, *row)),
-        ctx.number(neutral, x),
-    )
+    here = ctx.make("Equal", ids, ctx.build.constant(numbers, "int64"))
+    updates = ctx.reshape(updates, (*shape[:batch], 1, count, *row))
+    part = ctx.make("Where", here, updates, ctx.number(neutral, x))
     both = ctx.make("Concat", ctx.reshape(x, (*shape[:axis], 1, *row)), part, axis=axis)
-    if how == "mul":
-        made = products(ctx, both, axis)
-    else:
-        made = (maxima if how == "max" else minima)(ctx, both, (axis,))
-    return ctx.reshape(made, shape)
+    return ctx.reshape({"mul": products, "max": maxima, "min": minima}[how](ctx, both, (axis,)), shape)
 
 
 @lowers("ScatterND")
@@ -224,33 +202,29 @@ def _scatter_nd(ctx: Context) -> Sequence[Operand]:
 
 @lowers("Scatter", "ScatterElements")
 def _scatter_elements(ctx: Context) -> Sequence[Operand]:
-    x, shape, where = ctx.value(0), ctx.shape(0), ctx.shape(1)
-    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
+    x, shape, where, axis = ctx.value(0), ctx.shape(0), ctx.shape(1), ctx.axis(0)
     last, back = _front(len(shape), axis)
-    part = _transposed(ctx, _cropped(ctx, x, where, axis), last)
-    ids, updates = (_transposed(ctx, value, last) for value in (_ids(ctx, 1), ctx.value(2)))
-    made = _transposed(ctx, _scattered(ctx, part, ids, updates, None, len(shape) - 1), back)
+    part = ctx.transpose(_cropped(ctx, x, where, axis), last)
+    ids, updates = (ctx.transpose(value, last) for value in (_ids(ctx, 1), ctx.value(2)))
+    made = ctx.transpose(_scattered(ctx, part, ids, updates, None, len(shape) - 1), back)
     box = [(0, extent if other != axis else shape[axis]) for other, extent in enumerate(where)]
     return [_paste(ctx, x, made, box)]
 
 
 @lowers("TopK")
 def _top_k(ctx: Context) -> Sequence[Operand]:
-    x, shape = ctx.value(0), ctx.shape(0)
-    axis = normalize_axis(ctx.attr("axis", -1), len(shape))
-    count = ctx.scalar("a number", 1)
+    x, rank, axis, count = ctx.value(0), len(ctx.shape(0)), ctx.axis(-1), ctx.scalar("a number", 1)
     k = int(ctx.attr("k") if count is None else count)
     places = ctx.make("Top", x, axis=axis, k=k, largest=bool(ctx.attr("largest", 1)))
-    last, back = _front(len(shape), axis)
-    table, ids = _transposed(ctx, x, last), _transposed(ctx, places, last)
-    return [_transposed(ctx, ctx.make("Gather", table, ids, **_batched(len(shape) - 1)), back), places]
+    last, back = _front(rank, axis)
+    found = ctx.make("Gather", ctx.transpose(x, last), ctx.transpose(places, last), **_batched(rank - 1))
+    return [ctx.transpose(found, back), places]
 
 
 @lowers("OneHot")
 def _one_hot(ctx: Context) -> Sequence[Operand]:
     """Compare each index with the numbers up to the depth; what is outside of it is nowhere."""
-    count, values, shape = int(ctx.scalar("a depth", 1)), ctx.value(2), ctx.shape(0)
-    axis = normalize_axis(ctx.attr("axis", -1), len(shape) + 1)
+    count, values, shape, axis = int(ctx.scalar("a depth", 1)), ctx.value(2), ctx.shape(0), ctx.axis(-1, 1)
     ids, extent = _ids(ctx, 0), ctx.build.constant(count, "int64")
     negative = ctx.make("Less", ids, ctx.build.constant(0, "int64"))
     ids = ctx.make("Where", negative, ctx.make("Add", ids, extent), ids)

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from oocdl.errors import ModelError
-from oocdl.graph.ir.graph import Role, Shape, normalize_axis
+from oocdl.graph.ir.graph import Role, Shape
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.roles import trains_by_origin
 
@@ -32,34 +32,27 @@ def window(ctx: Context, spatial: Shape, kernel: Shape) -> tuple[Shape, Shape, S
     strides = tuple(ctx.attr("strides", (1,) * rank))
     dilations = tuple(ctx.attr("dilations", (1,) * rank))
     mode = ctx.attr("auto_pad", "NOTSET")
-    if mode == "NOTSET":
-        return strides, tuple(ctx.attr("pads", (0,) * 2 * rank)), dilations
-    if mode == "VALID":
-        return strides, (0,) * 2 * rank, dilations
+    if mode in ("NOTSET", "VALID"):
+        none = (0,) * 2 * rank
+        return strides, none if mode == "VALID" else tuple(ctx.attr("pads", none)), dilations
     if mode not in ("SAME_UPPER", "SAME_LOWER"):
         raise ModelError(f"auto_pad {mode!r} is none of NOTSET, VALID, SAME_UPPER and SAME_LOWER")
-    first, last = [], []
-    for extent, k, s, d in zip(spatial, kernel, strides, dilations, strict=True):
-        total = max((-(-extent // s) - 1) * s + d * (k - 1) + 1 - extent, 0)
-        small, large = total // 2, total - total // 2
-        first.append(large if mode == "SAME_LOWER" else small)
-        last.append(small if mode == "SAME_LOWER" else large)
-    return strides, (*first, *last), dilations
+    axes = zip(spatial, kernel, strides, dilations, strict=True)
+    totals = [max((-(-extent // s) - 1) * s + d * (k - 1) + 1 - extent, 0) for extent, k, s, d in axes]
+    small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return strides, (*large, *small) if mode == "SAME_LOWER" else (*small, *large), dilations
 
 
 def _kernel(ctx: Context) -> Shape:
-    """Return the spatial shape of the weight; refuses groups that do not divide channels, and ranks that are
-    not supported."""
+    """Return the spatial shape of the weight; refuses groups that do not divide channels, and other ranks."""
     ctx.need_floats(0, 1)
-    groups = int(ctx.attr("group", 1))
+    groups, ranks = int(ctx.attr("group", 1)), (len(ctx.shape(0)), len(ctx.shape(1)))
     if groups < 1 or ctx.shape(0)[1] % groups or ctx.shape(1)[0] % groups:
         raise ModelError(f"group {groups} does not divide the channels of {list(ctx.shape(0))}")
-    kernel = ctx.shape(1)[2:]
-    if len(ctx.shape(0)) != len(ctx.shape(1)) or not 1 <= len(kernel) <= 3:
-        raise ModelError(
-            f"input {list(ctx.shape(0))} and weight {list(ctx.shape(1))} are not of 1 to 3 spatial axes"
-        )
-    return kernel
+    if ranks[0] != ranks[1] or not 3 <= ranks[0] <= 5:
+        shapes = f"input {list(ctx.shape(0))} and weight {list(ctx.shape(1))}"
+        raise ModelError(f"{shapes} are not of 1 to 3 spatial axes")
+    return ctx.shape(1)[2:]
 
 
 def _convolution(ctx: Context, op: str, **attrs: Any) -> Sequence[Operand]:
@@ -87,8 +80,8 @@ def _conv(ctx: Context) -> Sequence[Operand]:
 def _conv_transpose(ctx: Context) -> Sequence[Operand]:
     kernel, spatial = _kernel(ctx), ctx.shape(0)[2:]
     rank, mode = len(kernel), ctx.attr("auto_pad", "NOTSET")
-    strides, found, dilations = window(ctx, spatial, kernel)
-    pads, extra = list(found), ctx.attr("output_padding", (0,) * rank)
+    strides, (*pads,), dilations = window(ctx, spatial, kernel)
+    extra = ctx.attr("output_padding", (0,) * rank)
     wanted = ctx.attr("output_shape")
     if wanted is None and mode.startswith("SAME"):
         wanted = [extent * stride for extent, stride in zip(spatial, strides, strict=True)]
@@ -117,11 +110,9 @@ def _normalize(ctx: Context, x: str, axes: Sequence[int], eps: float) -> tuple[s
 
 @lowers("InstanceNormalization")
 def _instance_norm(ctx: Context) -> Sequence[Operand]:
-    """Lower InstanceNormalization, alone or inside the two Reshapes of an exported GroupNorm.
-
-    The latter merges channels of a group with all of space. Normalizing over
-    the axes as they were before is the same, and leaves them free to be cut.
-    """
+    """Lower InstanceNormalization, alone or inside the two Reshapes of an exported GroupNorm."""
+    # The latter merges channels of a group with all of space. Normalizing over the axes as they were before
+    # is the same, and leaves them free to be cut.
     x, shape, eps = ctx.value(0), ctx.shape(0), ctx.attr("epsilon", 1e-5)
     source = ctx.unreshaped(x)
     before = ctx.build.shape(source)
@@ -147,9 +138,8 @@ def _group_norm(ctx: Context) -> Sequence[Operand]:
 
 @lowers("LayerNormalization")
 def _layer_norm(ctx: Context) -> Sequence[Operand]:
-    x, shape = ctx.value(0), ctx.shape(0)
-    axes, eps = range(normalize_axis(ctx.attr("axis", -1), len(shape)), len(shape)), ctx.attr("epsilon", 1e-5)
-    y, mean, var = _normalize(ctx, x, axes, eps)
+    axes, eps = range(ctx.axis(-1), len(ctx.shape(0))), ctx.attr("epsilon", 1e-5)
+    y, mean, var = _normalize(ctx, ctx.value(0), axes, eps)
     results: list[Operand] = [_affine(ctx, y, 1, channels=False), mean]
     if len(ctx.node.outputs) > 2:
         deviation = ctx.make("Sqrt", ctx.make("Add", var, ctx.number(eps, var)))
@@ -174,19 +164,17 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
     if Role.WEIGHT in roles or (trains and Role.CONSTANT in roles):
         ctx.refuse("running statistics that are trained, or read elsewhere")
     if Role.STATE in roles:
-        frozen = any(map(ctx.frozen, stats))
-        given = not ctx.training or frozen or ctx.node.outputs[0] in ctx.evaluated
-        updates = not given
+        given = not ctx.training or any(map(ctx.frozen, stats)) or ctx.node.outputs[0] in ctx.evaluated
     else:
-        given, updates = not ctx.attr("training_mode", 0), False
+        given = not ctx.attr("training_mode", 0)
     if given:
         mean, var = (ctx.per_channel(value, rank) for value in stats)
         deviation = ctx.make("Sqrt", ctx.make("Add", var, ctx.number(eps, var)))
         y = ctx.make("Mul", ctx.make("Sub", x, mean), ctx.make("Reciprocal", deviation))
     else:
         y, *batch = _normalize(ctx, x, (0, *range(2, rank)), eps)
-    if updates:
-        _update(ctx, stats, batch, shape)
+        if Role.STATE in roles:
+            _update(ctx, stats, batch, shape)
     results: list[Operand] = [_affine(ctx, y, 1, channels=True), *stats]
     return results[: len(ctx.node.outputs)]
 
@@ -216,25 +204,20 @@ def _dropout(ctx: Context) -> Sequence[Operand]:
     ratio = float(ctx.attr("ratio", 0.5)) if given is None else float(str(given.reshape(-1)[0]))
     if not 0 <= ratio <= 1:
         raise ModelError(f"a dropout ratio has to be between 0 and 1, not {ratio}")
-    uniform = None
-    if ctx.training and ratio == 1 and not (len(ctx.node.outputs) > 1 and ctx.node.outputs[1] in ctx.read):
+    masked = any(name in ctx.read for name in ctx.node.outputs[1:])
+    if ctx.training and ratio == 1 and not masked:
         return [ctx.make("Mul", x, ctx.number(0.0, x))]
     if ctx.training and ratio:
         name = ctx.build.unique(f"{ctx.build.scope}uniform")
         uniform = ctx.build.value(name, ctx.shape(0), ctx.build.dtype(x), Role.RANDOM)
-    y = ctx.make("Dropout", x, uniform, ratio=ratio) if uniform else x
-    if len(ctx.node.outputs) < 2 or ctx.node.outputs[1] not in ctx.read:
-        return [y]
-    if uniform:
-        return [y, ctx.make("Not", ctx.make("Less", uniform, ctx.number(ratio, uniform)))]
-    return [y, ctx.make("Expand", ctx.build.constant(True, "bool"), shape=ctx.shape(0))]
+        y = ctx.make("Dropout", x, uniform, ratio=ratio)
+        return [y, ctx.make("Not", ctx.make("Less", uniform, ctx.number(ratio, uniform)))] if masked else [y]
+    return [x, ctx.make("Expand", ctx.build.constant(True, "bool"), shape=ctx.shape(0))] if masked else [x]
 
 
 def _windows(ctx: Context) -> tuple[Shape, Shape, Shape, Shape, Shape]:
-    """Return kernel, strides, pads, dilations and the number of windows along each axis.
-
-    With ``ceil_mode`` a last window may hang over the padded operand, if it starts before its end padding.
-    """
+    """Return kernel, strides, pads, dilations and the number of windows along each axis."""
+    # With ``ceil_mode`` a last window may hang over the padded operand, if it starts before its end padding.
     kernel, spatial = tuple(ctx.attr("kernel_shape")), ctx.shape(0)[2:]
     if len(kernel) != len(spatial):
         ctx.refuse(f"a kernel of {len(kernel)} axes on a value of shape {list(ctx.shape(0))}")
@@ -273,30 +256,22 @@ def _max_pool(ctx: Context) -> Sequence[Operand]:
     return [ctx.make("MaxPool", x, kernel_shape=kernel, **slides)]
 
 
-def _along_axes(ctx: Context, x: str, **attrs: Any) -> str:
-    """Pool one axis after the other."""
+@lowers("AveragePool")
+def _average_pool(ctx: Context) -> Sequence[Operand]:
+    """Lower to a pooling of one axis after the other."""
+    x, counts_pads = ctx.value(0), bool(ctx.attr("count_include_pad", 0))
     kernel, strides, pads, dilations, counts = _windows(ctx)
     for axis, geometry in enumerate(zip(kernel, strides, dilations, pads, pads[len(kernel) :], strict=False)):
         kept, _, _, *padding = geometry
         if (kept, counts[axis], *padding) != (1, ctx.build.shape(x)[2 + axis], 0, 0):
-            where = {"axis": 2 + axis, "size": counts[axis], "window": geometry}
-            x = ctx.make("Resample", x, **where, transposed=False, **attrs)
-    return x
+            where = {"axis": 2 + axis, "size": counts[axis], "window": geometry, "transposed": False}
+            x = ctx.make("Resample", x, **where, mode="average", count_include_pad=counts_pads)
+    return [x]
 
 
-@lowers("AveragePool")
-def _average_pool(ctx: Context) -> Sequence[Operand]:
-    counts_pads = bool(ctx.attr("count_include_pad", 0))
-    return [_along_axes(ctx, ctx.value(0), mode="average", count_include_pad=counts_pads)]
-
-
-@lowers("GlobalAveragePool")
-def _global_average(ctx: Context) -> Sequence[Operand]:
-    x, shape = ctx.value(0), ctx.shape(0)
-    total = ctx.make("ReduceSum", x, axes=tuple(range(2, len(shape))))
-    return [ctx.make("Mul", total, ctx.number(1 / prod(shape[2:]), total))]
-
-
-@lowers("GlobalMaxPool")
-def _global_max(ctx: Context) -> Sequence[Operand]:
-    return [ctx.make("ReduceMax", ctx.value(0), axes=tuple(range(2, len(ctx.shape(0)))))]
+@lowers("GlobalAveragePool", op="ReduceSum")
+@lowers("GlobalMaxPool", op="ReduceMax")
+def _global_pool(ctx: Context, op: str) -> Sequence[Operand]:
+    shape = ctx.shape(0)
+    y = ctx.make(op, ctx.value(0), axes=tuple(range(2, len(shape))))
+    return [y if op == "ReduceMax" else ctx.make("Mul", y, ctx.number(1 / prod(shape[2:]), y))]

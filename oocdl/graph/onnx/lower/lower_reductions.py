@@ -12,7 +12,7 @@ from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import is_float, normalize_axis
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
-from oocdl.graph.onnx.lower.structure import slice_axis
+from oocdl.graph.onnx.lower.structure import expanded, slice_axis
 from oocdl.graph.onnx.whole_numbers import WIDE, kind_of, kind_of_sums, typed
 
 
@@ -23,20 +23,15 @@ def _squeezed(ctx: Context, y: str, axes: Sequence[int]) -> str:
     return ctx.reshape(y, [extent for axis, extent in enumerate(ctx.build.shape(y)) if axis not in axes])
 
 
-def _axes(ctx: Context) -> tuple[int, ...]:
-    """Return the axes that are reduced; none, if each element is by itself."""
+def _axes(ctx: Context, filled: bool = False) -> tuple[int, ...]:
+    """Return the axes that are reduced, none if each element is by itself; ``filled``: there are elements."""
+    if filled and not prod(ctx.shape(0)):
+        ctx.refuse("an operand without elements")
     rank = len(ctx.shape(0))
     given = ctx.ints("axes", "axes", 1)
     if not given and ctx.attr("noop_with_empty_axes", 0):
         return ()
     return tuple(sorted(normalize_axis(axis, rank) for axis in given or range(rank)))
-
-
-def _filled_axes(ctx: Context) -> tuple[int, ...]:
-    """Return the axes that are reduced; refuses a value without elements."""
-    if not prod(ctx.shape(0)):
-        ctx.refuse("an operand without elements")
-    return _axes(ctx)
 
 
 def root(ctx: Context, square: str) -> str:
@@ -46,8 +41,12 @@ def root(ctx: Context, square: str) -> str:
     return ctx.make("Where", none, ctx.number(0.0, square), ctx.make("Sqrt", safe))
 
 
-def products(ctx: Context, x: str, axis: int) -> str:
-    """Multiply along an axis in pairs: its gradient is exact where there are zeros."""
+def products(ctx: Context, x: str, axes: Sequence[int]) -> str:
+    """Multiply along axes in pairs: the gradient is exact where there are zeros."""
+    return reduce(lambda y, axis: _product(ctx, y, axis), axes, x)
+
+
+def _product(ctx: Context, x: str, axis: int) -> str:
     rest: list[str] = []
     while (extent := ctx.build.shape(x)[axis]) > 1:
         half = extent // 2
@@ -81,30 +80,29 @@ def _turned(ctx: Context, x: str) -> str:
 @lowers("ReduceMax", extreme=maxima)
 @lowers("ReduceMin", extreme=minima)
 def _extreme(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
-    x, axes = ctx.value(0), _filled_axes(ctx)
-    flags = ctx.build.dtype(x) == "bool"
-    source = ctx.make("Cast", x, to="int64") if flags else x
-    y = extreme(ctx, source, axes) if axes else source
+    y, axes = ctx.value(0), _axes(ctx, filled=True)
+    flags = ctx.build.dtype(y) == "bool"
+    y = ctx.make("Cast", y, to="int64") if flags else y
+    y = extreme(ctx, y, axes) if axes else y
     return [_squeezed(ctx, ctx.make("Cast", y, to="bool") if flags else y, axes)]
 
 
 @lowers("ReduceProd")
 def _reduce_product(ctx: Context) -> Sequence[Operand]:
-    x, axes = ctx.value(0), _filled_axes(ctx)
+    x, axes = ctx.value(0), _axes(ctx, filled=True)
     shape = ctx.build.shape(x)
     if len(axes) == len(shape) and prod(shape) > 1:
         # The gradient of halves of a pair pads a single number, which has no axis to do so: of two alike.
         twins = ctx.make("Expand", x, shape=(2, *shape))
-        both = reduce(lambda y, axis: products(ctx, y, axis + 1), axes, twins)
+        both = products(ctx, twins, [axis + 1 for axis in axes])
         return [_squeezed(ctx, ctx.reshape(maxima(ctx, both, (0,)), (1,) * len(shape)), axes)]
-    return [_squeezed(ctx, reduce(lambda y, axis: products(ctx, y, axis), axes, x), axes)]
+    return [_squeezed(ctx, products(ctx, x, axes), axes)]
 
 
 @lowers(
     "ReduceMean", "ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"
 )
 def _reduce(ctx: Context) -> Sequence[Operand]:
-    """Lower to ReduceSum and elementwise nodes."""
     x, axes, op = ctx.value(0), _axes(ctx), ctx.node.op.removeprefix("Reduce")
     shape, whole = ctx.build.shape(x), not is_float(ctx.build.dtype(x))
     if whole and op in ("L2", "LogSum", "LogSumExp"):
@@ -122,32 +120,24 @@ def _reduce(ctx: Context) -> Sequence[Operand]:
     return [_squeezed(ctx, y, axes)]
 
 
-def _place(ctx: Context, x: str, axis: int, extreme: Extreme, last: bool = False) -> str:
-    """Return the first or last index of the extreme along ``axis``, or of what is no number."""
-    shape = ctx.build.shape(x)
+@lowers("ArgMax", extreme=maxima)
+@lowers("ArgMin", extreme=minima)
+def _arg(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
+    """Lower to the first or last index of the extreme along an axis, or of what is no number."""
+    x, shape, axis, last = ctx.value(0), ctx.shape(0), ctx.axis(0), ctx.attr("select_last_index", 0)
     extent, best = shape[axis], extreme(ctx, x, (axis,))
     found = ctx.make("Or", ctx.make("Equal", x, best), ctx.make("Not", ctx.make("Equal", x, x)))
     index = numbered(extent).reshape(-1, *(1,) * (len(shape) - 1 - axis))
     marks = ctx.build.constant(index + 1 if last else extent - index, "int64")
     most = maxima(ctx, ctx.make("Where", found, marks, ctx.number(0, marks)), (axis,))
-    if last:
-        return ctx.make("Sub", most, ctx.number(1, most))
-    return ctx.make("Sub", ctx.number(extent, most), most)
-
-
-@lowers("ArgMax", extreme=maxima)
-@lowers("ArgMin", extreme=minima)
-def _arg(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
-    axis = normalize_axis(ctx.attr("axis", 0), len(ctx.shape(0)))
-    last = bool(ctx.attr("select_last_index", 0))
-    return [_squeezed(ctx, _place(ctx, ctx.value(0), axis, extreme, last), (axis,))]
+    ends = (most, ctx.number(1, most)) if last else (ctx.number(extent, most), most)
+    return [_squeezed(ctx, ctx.make("Sub", *ends), (axis,))]
 
 
 @lowers("Softmax", "LogSoftmax")
 def _softmax(ctx: Context) -> Sequence[Operand]:
     """Lower Softmax and LogSoftmax; before opset 13 all axes from ``axis`` on were one."""
-    x, shape = ctx.value(0), ctx.shape(0)
-    axis = normalize_axis(ctx.attr("axis", -1 if ctx.opset >= 13 else 1), len(shape))
+    x, shape, axis = ctx.value(0), ctx.shape(0), ctx.axis(-1 if ctx.opset >= 13 else 1)
     flat = ctx.opset < 13 and axis != len(shape) - 1
     if flat:
         x, axis = ctx.reshape(x, (prod(shape[:axis]), prod(shape[axis:]))), 1
@@ -172,8 +162,7 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
 
     def moved(y: str, by: int) -> str:
         """Move along the axis by some places, and fill up with what changes nothing."""
-        filled = (*shape[:axis], min(by, extent), *shape[axis + 1 :])
-        filler = ctx.make("Expand", ctx.number(neutral, y), shape=filled)
+        filler = expanded(ctx, ctx.number(neutral, y), y, axis, min(by, extent))
         if by >= extent:
             return filler
         kept = slice_axis(ctx, y, axis, *((by, extent) if backwards else (0, extent - by)), 1)
@@ -191,7 +180,7 @@ def _scan(ctx: Context, op: str, neutral: int) -> Sequence[Operand]:
 def _rms_normalization(ctx: Context) -> Sequence[Operand]:
     """``x / sqrt(mean of squares + epsilon) scale``, over the last axes."""
     x, shape = ctx.value(0), ctx.shape(0)
-    axes = tuple(range(normalize_axis(ctx.attr("axis", -1), len(shape)), len(shape)))
+    axes = tuple(range(ctx.axis(-1), len(shape)))
     total = ctx.make("ReduceSum", ctx.make("Mul", x, x), axes=axes)
     mean = ctx.make("Mul", total, ctx.number(1 / prod(shape[axis] for axis in axes), total))
     deviation = ctx.make("Sqrt", ctx.make("Add", mean, ctx.number(ctx.attr("epsilon", 1e-5), mean)))
@@ -260,13 +249,9 @@ def _reduced(ctx: Context, loss: str, counts: str | None) -> str:
     return ctx.reshape(total, ())
 
 
-@lowers("NegativeLogLikelihoodLoss")
-def _nll(ctx: Context) -> Sequence[Operand]:
-    return [_negative_log_likelihood(ctx, ctx.value(0))]
-
-
-@lowers("SoftmaxCrossEntropyLoss")
-def _cross_entropy(ctx: Context) -> Sequence[Operand]:
+@lowers("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")
+def _loss(ctx: Context) -> Sequence[Operand]:
     """Return the loss, and the logarithms of probabilities that it is of."""
-    chances = ctx.make("LogSoftmax", ctx.value(0), axis=1)
+    scores = ctx.value(0)
+    chances = ctx.make("LogSoftmax", scores, axis=1) if ctx.node.op.startswith("Softmax") else scores
     return [_negative_log_likelihood(ctx, chances), chances][: len(ctx.node.outputs)]

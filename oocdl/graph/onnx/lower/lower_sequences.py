@@ -1,16 +1,14 @@
 """Lowers Attention, RotaryEmbedding, LSTM, GRU and RNN.
 
-A recurrence is a product of the input for all steps, and then goes by segments of time. A segment passes its
-last states on to the next. It is as long as the gates of one sample fill ``SEGMENT_ELEMENTS``, so that what a
-unit needs of a sequence is bounded however long that is; the length follows from the network's sizes alone,
-so that every budget computes the same.
+A recurrence is a product of the input for all steps, and then goes by segments of time, each of which passes
+its last states on. Their length bounds what a unit needs of a sequence, and follows from the network's sizes
+alone, so that every budget computes the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf, sqrt
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,13 +32,6 @@ def _heads(ctx: Context, index: int, count: int) -> str:
     return ctx.make("Transpose", ctx.reshape(x, (*shape[:2], count, shape[2] // count)), perm=(0, 2, 1, 3))
 
 
-def _band(ctx: Context) -> tuple[int | None, int | None]:
-    """Return how far before and behind itself a query sees keys."""
-    left, right = ctx.attr("left_window_size", -1), ctx.attr("right_window_size", -1)
-    ends = [0] * bool(ctx.attr("is_causal", 0)) + [right] * (right >= 0)
-    return -left if left >= 0 else None, min(ends) if ends else None
-
-
 @lowers("Attention")
 def _attention(ctx: Context) -> Sequence[Operand]:
     """``softmax(q k^T scale + mask) v``; a head of keys serves as many heads of queries as there are more."""
@@ -56,7 +47,11 @@ def _attention(ctx: Context) -> Sequence[Operand]:
     q = ctx.reshape(q, (batch, groups, heads // groups, length, size))
     mask = [_by_group(ctx, groups)] if ctx.has(MASK) else []
     scale = float(ctx.attr("scale", 1 / sqrt(size)))
-    y = ctx.make("Attend", q, k, v, *mask, scale=scale, band=_band(ctx), unseen=-inf, blind=0.0)
+    left, right = ctx.attr("left_window_size", -1), ctx.attr("right_window_size", -1)
+    ends = [0] * bool(ctx.attr("is_causal", 0)) + [right] * (right >= 0)
+    # How far before and behind itself a query sees keys.
+    band = (-left if left >= 0 else None, min(ends) if ends else None)
+    y = ctx.make("Attend", q, k, v, *mask, scale=scale, band=band, unseen=-inf, blind=0.0)
     y = ctx.reshape(y, (batch, heads, length, ctx.build.shape(v)[3]))
     if len(ctx.shape(QUERY)) == 4:
         return [y]
@@ -102,8 +97,7 @@ def _rotary(ctx: Context) -> Sequence[Operand]:
         results = [ctx.reshape(pairs, (*inner[:3], turned))]
     if turned < size:
         results.append(slice_axis(ctx, x, 3, turned, size, 1))
-    y = results[0] if len(results) == 1 else ctx.make("Concat", *results, axis=3)
-    return [ctx.reshape(y, shape)]
+    return [ctx.reshape(ctx.concat(results, 3), shape)]
 
 
 SEGMENT_ELEMENTS = 1 << 21
@@ -112,35 +106,20 @@ ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 """ONNX's name in lower case -> our operator."""
 
 
-class _Kind(NamedTuple):
-    """A recurrent operator as ONNX defines it."""
-
-    op: str
-    """Our operator."""
-    states: int
-    """Number of states that go from step to step."""
-    activations: tuple[str, ...]
-    """Default activations of one direction."""
+DEFAULTS = {"RNN": ("Tanh",), "GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh")}
+"""Activations of one direction of a recurrent operator."""
 
 
-_KINDS = {
-    "RNN": _Kind("RnnSteps", 1, ("Tanh",)),
-    "GRU": _Kind("GruSteps", 1, ("Sigmoid", "Tanh")),
-    "LSTM": _Kind("LstmSteps", 2, ("Sigmoid", "Tanh", "Tanh")),
-}
-
-
-def _activations(ctx: Context, kind: _Kind, directions: int) -> list[tuple[str, ...]]:
-    """Return the activations of each direction."""
-    names = [str(name) for name in ctx.attr("activations", ())] or [*kind.activations] * directions
-    if len(names) != directions * len(kind.activations):
-        raise ModelError(f"{len(names)} activations are given, not {directions * len(kind.activations)}")
+def _activations(ctx: Context, directions: int) -> list[tuple[str, ...]]:
+    defaults = DEFAULTS[ctx.node.op]
+    count, names = len(defaults), ctx.attr("activations") or defaults * directions
+    if len(names) != directions * count:
+        raise ModelError(f"{len(names)} activations are given, not {directions * count}")
     for name in names:
         if name.lower() not in ACTIVATIONS:
             ctx.refuse(f"activation {name}")
-    known = [ACTIVATIONS[name.lower()] for name in names]
-    count = len(kind.activations)
-    return [tuple(known[start : start + count]) for start in range(0, len(known), count)]
+    known = tuple(ACTIVATIONS[name.lower()] for name in names)
+    return [known[start : start + count] for start in range(0, len(known), count)]
 
 
 def _mask(ctx: Context, steps: int, samples: int) -> str | None:
@@ -167,7 +146,7 @@ def _initial(ctx: Context, index: int, direction: int, shape: tuple[int, ...]) -
 
 
 def _direction(
-    ctx: Context, kind: _Kind, number: int, reverse: bool, activations: tuple[str, ...], mask: str | None
+    ctx: Context, number: int, reverse: bool, activations: tuple[str, ...], mask: str | None
 ) -> tuple[str, tuple[str, ...]]:
     """Return h of all steps [T, N, H] of one direction, and its last states: h, and c of an LSTM, [1, N, H].
 
@@ -193,7 +172,8 @@ def _direction(
         elif ctx.node.inputs[3] not in ctx.single_biases:
             added = ctx.make("Add", added, inner)
         gates = ctx.make("Add", gates, added)
-    states = tuple(_initial(ctx, 5 + place, number, (1, samples, hidden)) for place in range(kind.states))
+    shape, inputs = (1, samples, hidden), (5, 6) if ctx.node.op == "LSTM" else (5,)
+    states = tuple(_initial(ctx, index, number, shape) for index in inputs)
     weight = one(2, width, hidden)
     count = -(-steps * width // SEGMENT_ELEMENTS)
     ctx.make_room(count)
@@ -204,16 +184,15 @@ def _direction(
     for start, stop in reversed(segments) if reverse else segments:
         x = slice_axis(ctx, gates, 0, start, stop)
         here = () if mask is None else (slice_axis(ctx, mask, 0, start, stop),)
-        made = ctx.build.node(kind.op, [x, weight, *states, *bias, *here], attrs)
+        made = ctx.build.node(f"{ctx.node.op.title()}Steps", [x, weight, *states, *bias, *here], attrs)
         parts.append(made[0])
-        states = made[-kind.states :]
-    ordered = parts[::-1] if reverse else parts
-    return ordered[0] if len(ordered) == 1 else ctx.make("Concat", *ordered, axis=0), states
+        states = made[-len(states) :]
+    return ctx.concat(parts[::-1] if reverse else parts, 0), states
 
 
 @lowers("RNN", "GRU", "LSTM")
 def _recurrent(ctx: Context) -> Sequence[Operand]:
-    kind, direction = _KINDS[ctx.node.op], str(ctx.attr("direction", "forward"))
+    direction = ctx.attr("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ModelError(f"direction '{direction}' is not forward, reverse or bidirectional")
     if ctx.attr("clip") is not None or ctx.attr("input_forget", 0) or ctx.has(7) or ctx.attr("layout", 0):
@@ -221,18 +200,15 @@ def _recurrent(ctx: Context) -> Sequence[Operand]:
     ctx.need_floats(0, 1, 2)
     steps, samples = ctx.shape(0)[:2]
     count, hidden = 2 if direction == "bidirectional" else 1, ctx.shape(2)[2]
-    activations = _activations(ctx, kind, count)
+    activations = _activations(ctx, count)
     mask = _mask(ctx, steps, samples)
     outputs, lasts = [], []
     for number in range(count):
         reverse = direction == "reverse" or number == 1
-        h, last = _direction(ctx, kind, number, reverse, activations[number], mask)
+        h, last = _direction(ctx, number, reverse, activations[number], mask)
         if mask is not None:
             h = ctx.make("Where", mask, h, ctx.number(0.0, h))
         outputs.append(ctx.reshape(h, (steps, 1, samples, hidden)))
         lasts.append(last)
-    y = outputs[0] if count == 1 else ctx.make("Concat", *outputs, axis=1)
-    states = [
-        each[0] if count == 1 else ctx.make("Concat", *each, axis=0) for each in zip(*lasts, strict=True)
-    ]
-    return [y, *states][: len(ctx.node.outputs)]
+    results = [ctx.concat(outputs, 1), *(ctx.concat(each, 0) for each in zip(*lasts, strict=True))]
+    return results[: len(ctx.node.outputs)]

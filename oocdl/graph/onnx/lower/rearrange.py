@@ -15,7 +15,7 @@ from oocdl.graph.ir.graph import Array, normalize_axis
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.constant_folding import allow, numpy_type
 from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
-from oocdl.graph.onnx.lower.structure import slice_axis
+from oocdl.graph.onnx.lower.structure import expanded, slice_axis
 
 _REPEATS = ("edge", "reflect", "wrap")
 """Modes that repeat elements; NumPy calls them the same."""
@@ -50,12 +50,11 @@ def _padded(ctx: Context, x: str, axis: int, before: int, after: int, mode: str,
         return _repeated(ctx, x, axis, (before, after))
     if number == 0:
         return ctx.make("Pad", x, axis=axis, before=before, after=after)
-    parts = [_full(ctx, x, axis, before, number), [x], _full(ctx, x, axis, after, number)]
-    return ctx.make("Concat", *sum(parts, []), axis=axis)
+    filled = [[expanded(ctx, ctx.number(number, x), x, axis, n)] if n else [] for n in (before, after)]
+    return ctx.make("Concat", *filled[0], x, *filled[1], axis=axis)
 
 
 def _pads(ctx: Context) -> list[tuple[int, int, int]]:
-    """Return (axis, before, after) as they are written."""
     rank = len(ctx.shape(0))
     axes = ctx.ints("axes", "axes", 3)
     axes = tuple(range(rank)) if axes is None else axes
@@ -64,13 +63,6 @@ def _pads(ctx: Context) -> list[tuple[int, int, int]]:
         raise ModelError(f"pads {list(pads)} do not fit axes {list(axes)} of {rank}")
     count = len(axes)
     return [(axis % rank, a, b) for axis, a, b in zip(axes, pads[:count], pads[count:], strict=True)]
-
-
-def _full(ctx: Context, x: str, axis: int, extent: int, number: float) -> list[str]:
-    """Return ``number`` everywhere, with the shape of ``x`` but for ``extent``; nothing if that is 0."""
-    shape = list(ctx.build.shape(x))
-    shape[axis] = extent
-    return [ctx.make("Expand", ctx.number(number, x), shape=tuple(shape))] if extent else []
 
 
 def _repeated(ctx: Context, x: str, axis: int, pads: tuple[int, int]) -> str:
@@ -106,11 +98,7 @@ def _piece(ctx: Context, x: str, axis: int, first: int, count: int, step: int) -
     piece = slice_axis(ctx, x, axis, min(first, last), max(first, last) + 1)
     if step == -1:
         return ctx.make("Reverse", piece, axis=axis)
-    if step or count == 1:
-        return piece
-    shape = list(ctx.build.shape(piece))
-    shape[axis] = count
-    return ctx.make("Expand", piece, shape=tuple(shape))
+    return piece if step or count == 1 else expanded(ctx, piece, piece, axis, count)
 
 
 @lowers("Tile")
@@ -123,7 +111,7 @@ def _tile(ctx: Context) -> Sequence[Operand]:
     if batched and ctx.batch is not None and 1 < repeats[0] == ctx.batch[0]:
         # Something that is the same for all samples, traced with a batch.
         repeats[0], ctx.rebatched = ctx.batch[1], True
-    apart = [(count, extent) for count, extent in zip(repeats, shape, strict=True)]
+    apart = [*zip(repeats, shape, strict=True)]
     before = [n for count, extent in apart for n in ((1, extent) if count > 1 else (extent,))]
     after = [n for count, extent in apart for n in ((count, extent) if count > 1 else (extent,))]
     if before == after:

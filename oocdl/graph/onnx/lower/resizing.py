@@ -39,7 +39,6 @@ of a polynomial of the distance to that element, the highest power first."""
 
 @lowers("Resize", "Upsample")
 def _resize(ctx: Context) -> Sequence[Operand]:
-    """Resize axis by axis."""
     attrs, x = _attributes(ctx), ctx.value(0)
     for axis, size, scale in _sizes(ctx):
         if (size, scale) != (ctx.build.shape(x)[axis], 1.0):
@@ -97,10 +96,8 @@ def _sizes(ctx: Context) -> list[tuple[int, int, float]]:
 
 
 def _exact(ctx: Context, scale: Any) -> float:
-    """Return a scale as the code has it, which a file rounds to float32: 0.4, or 5/3.
-
-    It decides of a size: twelve times 1.6666666 are not yet twenty.
-    """
+    """Return a scale as the code has it, which a file rounds to float32: 0.4, or 5/3."""
+    # It decides of a size: twelve times 1.6666666 are not yet twenty.
     known = float(scale) if ctx.exact is None else ctx.exact.number(float(scale))
     if known != scale or not 0 < known < float("inf"):
         return known
@@ -179,10 +176,8 @@ def _neighbours(ctx: Context, grid: str, extent: int) -> tuple[str, str]:
 
 
 def _padded(ctx: Context, at: str, extent: int) -> str:
-    """Return where places outside of an axis are read, if that is not padded by zeros.
-
-    As in PyTorch a place at the border has no gradient.
-    """
+    """Return where places outside of an axis are read, if that is not padded by zeros."""
+    # As in PyTorch a place at the border has no gradient.
     calc, last, padding = partial(_calc, ctx), extent - 1.0, ctx.attr("padding_mode", "zeros")
     if padding == "zeros":
         return at

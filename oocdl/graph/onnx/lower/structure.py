@@ -6,7 +6,7 @@ only the batch is another, such a constant is read against the shape the node ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -18,19 +18,17 @@ from oocdl.graph.onnx.context import Context, Operand, Sized, lowers
 
 
 def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
-    """Return a Reshape of ``x`` [..., n, r, ...] to [..., n r, ...] where all along r is equal; else None.
-
-    Copies of heads that share keys stay on purpose: attention reads the head itself, and they are never made.
-    """
+    """Return a Reshape of ``x`` [..., n, r, ...] to [..., n r, ...] where all along r is equal; else None."""
+    # Copies of heads that share keys stay on purpose: attention reads the head itself, and none is made.
     moved = ctx.build.makers.get(x)
     perm, inner = tuple(range(len(shape))), x
     if moved is not None and moved.op == "Transpose":
         perm, inner = moved.attrs["perm"], moved.inputs[0]
-    copies = ctx.build.makers.get(ctx.unreshaped(inner))
-    before = ctx.build.shape(inner)
-    tiled = copies is not None and copies.outputs[0] in ctx.tiles and ctx.build.dtype(x) == ctx.precision
-    place = _copied(ctx, copies, before) if copies is not None and tiled else None
-    if copies is None or place is None:
+    copies, before = ctx.build.makers.get(ctx.unreshaped(inner)), ctx.build.shape(inner)
+    if copies is None or copies.outputs[0] not in ctx.tiles or ctx.build.dtype(x) != ctx.precision:
+        return None
+    place = _copied(ctx, copies, before)
+    if place is None:
         return None
     axis, count = perm.index(place) - 1, before[place]
     if axis < 0 or target != (*shape[:axis], shape[axis] * count, *shape[axis + 2 :]):
@@ -43,7 +41,7 @@ def repeated(ctx: Context, x: str, shape: Shape, target: Shape) -> str | None:
     extent = ctx.build.shape(base)[order[axis]] * count
     how = {"mode": "nearest", "coordinates": "asymmetric", "scale": float(count), "nearest_mode": "floor"}
     made = ctx.make("Resample", base, axis=order[axis], size=extent, **how, transposed=False)
-    return made if order == sorted(order) else ctx.make("Transpose", made, perm=tuple(order))
+    return ctx.transpose(made, order)
 
 
 def _copied(ctx: Context, copies: Node, shape: Sequence[int]) -> int | None:
@@ -61,23 +59,21 @@ def _copied(ctx: Context, copies: Node, shape: Sequence[int]) -> int | None:
 
 @lowers("Concat")
 def _concat(ctx: Context) -> Sequence[Operand]:
-    values = [value for index, value in enumerate(ctx.values()) if prod(ctx.shape(index))]
-    axis = normalize_axis(ctx.attr("axis"), len(ctx.shape(0)))
+    values, axis = [value for index, value in enumerate(ctx.values()) if prod(ctx.shape(index))], ctx.axis()
     if ctx.batch is not None and ctx.batch[0] == 1 and axis:  # a class token, traced with a batch of 1
         batch = max(ctx.build.shape(value)[0] for value in values)
         for place, value in enumerate(values):
             first, *rest = ctx.build.shape(value)
             if first == 1 != batch:
                 values[place], ctx.rebatched = ctx.make("Expand", value, shape=(batch, *rest)), True
-    return [ctx.make("Concat", *values, axis=axis) if len(values) > 1 else values[0]]
+    return [ctx.concat(values, axis)]
 
 
 @lowers("Split")
 def _split(ctx: Context) -> Sequence[Operand]:
-    x, shape = ctx.value(0), ctx.shape(0)
-    axis = normalize_axis(ctx.attr("axis", 0), len(shape))
+    x, axis = ctx.value(0), ctx.axis(0)
     ctx.constants("sizes", 1)
-    sizes = parts(ctx.node, ctx.known(1), shape[axis])
+    sizes = parts(ctx.node, ctx.known(1), ctx.shape(0)[axis])
     return ctx.many("Split", x, axis=axis, sizes=sizes) if len(sizes) > 1 else [x]
 
 
@@ -86,6 +82,12 @@ def slice_axis(ctx: Context, x: str, axis: int, start: int, stop: int, step: int
     if (start, stop, step) == (0, ctx.build.shape(x)[axis], 1):
         return x
     return ctx.make("Slice", x, axis=axis, start=start, stop=stop, step=step)
+
+
+def expanded(ctx: Context, value: str, like: str, axis: int, extent: int) -> str:
+    """Expand ``value`` to the shape of ``like``, but for the extent of an axis."""
+    shape = ctx.build.shape(like)
+    return ctx.make("Expand", value, shape=(*shape[:axis], extent, *shape[axis + 1 :]))
 
 
 @lowers("Slice")
@@ -114,7 +116,7 @@ def _transpose(ctx: Context) -> Sequence[Operand]:
     before = ctx.build.makers.get(x)
     if before is not None and before.op == "Transpose":  # channels last and back again
         x, perm = before.inputs[0], tuple(before.attrs["perm"][axis] for axis in perm)
-    return [x if perm == tuple(range(rank)) else ctx.make("Transpose", x, perm=perm)]
+    return [ctx.transpose(x, perm)]
 
 
 def rebound(
@@ -157,16 +159,15 @@ def _reshape(ctx: Context) -> Sequence[Operand]:
     target = [*(ctx.ints("a shape", "", 1) or ())]
     zero = bool(ctx.attr("allowzero", 0))
     if before is None or ctx.batch is None or ctx.is_sized(1):
-        wanted = reshaped(shape, target, zero)
-        return [repeated(ctx, x, shape, wanted) or ctx.reshape(x, wanted)]
-    free = target.index(-1) if -1 in target else None
-    found = rebound(before, reshaped(before, target, zero), shape, ctx.batch, free)
+        found: Shape | None = reshaped(shape, target, zero)
+    else:
+        free, ctx.rebatched = target.index(-1) if -1 in target else None, True
+        found = rebound(before, reshaped(before, target, zero), shape, ctx.batch, free)
     if found is None:
         raise ModelError(
-            f"its fixed shape {target} was made for an input of {list(before)} and does not fit "
-            f"{list(shape)}; export the model with dynamic sizes"
+            f"its fixed shape {target} was made for an input of {list(before or ())} and does not "
+            f"fit {list(shape)}; export the model with dynamic sizes"
         )
-    ctx.rebatched = True
     return [repeated(ctx, x, shape, found) or ctx.reshape(x, found)]
 
 
@@ -195,14 +196,10 @@ def _flatten(ctx: Context) -> Sequence[Operand]:
     return [ctx.reshape(ctx.value(0), (prod(shape[:axis]), prod(shape[axis:])))]
 
 
-@lowers("Squeeze")
-def _squeeze(ctx: Context) -> Sequence[Operand]:
-    return [ctx.reshape(ctx.value(0), squeezed(ctx.shape(0), ctx.ints("axes", "axes", 1)))]
-
-
-@lowers("Unsqueeze")
-def _unsqueeze(ctx: Context) -> Sequence[Operand]:
-    return [ctx.reshape(ctx.value(0), unsqueezed(ctx.shape(0), ctx.ints("axes", "axes", 1) or ()))]
+@lowers("Squeeze", change=squeezed)
+@lowers("Unsqueeze", change=unsqueezed)
+def _reaxed(ctx: Context, change: Callable[[Shape, Sequence[int] | None], Shape]) -> Sequence[Operand]:
+    return [ctx.reshape(ctx.value(0), change(ctx.shape(0), ctx.ints("axes", "axes", 1)))]
 
 
 @lowers("Shape", "Size")
