@@ -39,7 +39,7 @@ from oocdl.runtime.cluster.pass_tasks import PassTasks
 from oocdl.storage.dataset.dataset import open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.kit.list_schedule import ideal_seconds
+from tests.kit.placed import ideal_seconds
 
 THREADS = 16
 """Of a process."""
