@@ -2,7 +2,7 @@
 
 Slots are threads of all processes, 16 a process. Each network is cut for 1, 2, 4, ... slots, and its units
 are put on them as soon as they can be, by nominal rates, as if memory and network cost nothing
-(``tests/kit/list_schedule``): a bound for any placement. Speed-up is that over the plan
+(``tests/kit/placed``): a bound for any placement. Speed-up is that over the plan
 for one slot, so what finer pieces compute twice counts.
 
     python perf/slots.py [--toy] [--networks unet64,unet256,resnet50,gpt] [--slots 1,2,4,8] [--json FILE]
