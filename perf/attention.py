@@ -9,11 +9,8 @@ gradients, as parts of the largest value of each, beside PyTorch in float64.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # is read when NumPy is loaded
@@ -21,6 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from grouped import least_seconds
+from measure import report, short_parser
 
 from oocdl.engines.engine import get_engine
 from oocdl.graph.ir.speed import Probe
@@ -101,25 +99,19 @@ def rows(engines: Sequence[str], toy: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print a table of milliseconds, and of errors."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--toy", action="store_true")
+    parser = short_parser(__doc__)
     parser.add_argument("--engines", default="torch,onnxruntime")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    engines = options.engines.split(",")
-    made = rows(engines, options.toy)
-    print("| case | PyTorch ms (error) | " + " | ".join(f"{engine} | ratio" for engine in engines) + " |")
-    print("|---|--:|" + "--:|--:|" * len(engines))
+    args = parser.parse_args()
+    engines = args.engines.split(",")
+    made, lines = rows(engines, args.toy), []
     for row in made:
-        base, cells = row["seconds"]["PyTorch"], []
+        base, cells = row["seconds"]["PyTorch"], [row["case"]]
         for title, seconds in row["seconds"].items():
             cells.append(f"{1e3 * seconds:.1f} ({row['errors'][title]:.0e})")
             cells += [f"{seconds / base:.2f}"] if title != "PyTorch" else []
-        print(f"| {row['case']} | {' | '.join(cells)} |", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps({"rows": made}))
+        lines.append(cells)
+    heads = [head for engine in engines for head in (engine, "ratio")]
+    report(args, ["case", "PyTorch ms (error)", *heads], lines, made)
 
 
 if __name__ == "__main__":

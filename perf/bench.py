@@ -22,8 +22,8 @@ from typing import Any
 
 from cage import Outcome
 from cases import Case, write_data
-from measure import MIB, failure, folder, measure_rates, mib, one_process, parser
-from results import Limits, Row, line_of_pair, plot, row_of, show, show_all
+from measure import MIB, failure, folder, measure_rates, mib, one_process, parser, result
+from results import Limits, Row, row_of, show, show_all
 from variants import Variant
 
 from oocdl.config import parse_bytes
@@ -33,8 +33,6 @@ LEARNING_RATE = 1e-4
 NO_COMMIT = 1e9
 """Seconds between commits: PyTorch writes no weights within the steps that count, either."""
 TOY_MEMORY = 2 << 30
-DRIVER_BYTES = 1 << 30
-"""Of the process that hands out work to others; in their cgroup, beyond their budgets."""
 FIRST_TOLERANCE, LOSS_TOLERANCE = 1e-4, 5e-2
 """Of the first loss, which no update has touched, and of all: Adam makes steps of one size from gradients
 that are hardly more than rounding, so PyTorch on one thread and on two drift apart as well."""
@@ -47,8 +45,6 @@ class Bench:
     case: Case
     variants: tuple[Variant, ...]
     optimizer: str = "adam"
-    pairs: tuple[tuple[str, str], ...] = ()
-    """Names of variants: how many times as fast is the first as the second?"""
     only: str = ""
     """Patterns of the variants that run; empty: those of ``--only``."""
 
@@ -73,11 +69,10 @@ class Rounds:
             names = "; ".join(variant.name for variant in self.bench.variants)
             raise SystemExit(f"--only {','.join(patterns)} names none of: {names}")
         needed = {variant.precision for variant in named}
-        likes = {variant.like for variant in named}
         return [
             v
             for v in self.bench.variants
-            if v in named or v.name in likes or (v.baseline and v.precision in needed)
+            if v in named or (v.baseline and v.precision in needed)
             if not (self.args.toy and v.baseline and v.env)
         ]
 
@@ -103,11 +98,6 @@ class Rounds:
 
     def budget(self, variant: Variant) -> int | None:
         """Bytes of a process; None: no limit. ValueError if that hangs on what did not run."""
-        if variant.like:
-            found = self.outcomes.get(variant.like, [])
-            if not found or failure(found[0]):
-                raise ValueError(f"the memory of {variant.like} is not known")
-            return TOY_MEMORY if self.args.toy else found[0].anonymous_bytes // MIB * MIB
         if variant.part is None or self.args.toy:
             return None if variant.part is None else TOY_MEMORY
         known = [self.outcomes.get(found.name, []) for found in self.baselines(variant.precision)]
@@ -125,15 +115,11 @@ class Rounds:
         except ValueError as error:
             return Outcome(0, {"refused": str(error)})
         script, words = self.job(variant, budget)
-        limit = None
-        if budget is not None and not self.args.toy:
-            limit = budget * max(variant.workers, 1) + DRIVER_BYTES * bool(variant.workers)
-        baseline = self.baseline(variant.precision) if variant.tuned else None
+        baseline = self.baseline(variant.precision) if variant.env is None else None
         env = baseline.env if baseline else variant.env
-        python = self.args.deepspeed if variant.how == "deepspeed" else sys.executable
-        tree = variant.workers > 0
-        outcome = one_process(script, words, limit, self.args.timeout, env, python, tree=tree)
-        for left in ("model.run", "hooks", "nvme"):
+        limit = None if self.args.toy else budget
+        outcome = one_process(script, words, limit, self.args.timeout, env)
+        for left in ("model.run", "hooks"):
             shutil.rmtree(self.place / left, ignore_errors=True)  # only those that it has made are there
         return outcome
 
@@ -145,23 +131,17 @@ class Rounds:
         }  # fmt: skip
         if variant.how != "oocdl":
             words = {**common, "twin": self.bench.case.twin, "threads": self.args.threads}
-            if variant.how == "deepspeed":
-                return "deepspeed_one.py", {**words, **variant.options}
             words |= {"mode": variant.how, "precision": variant.precision}
             return "train_one.py", {**words, **({"least_bytes": 1} if self.args.toy else {})}
         words = {
             **common, "engine": self.args.engine, "workdir": str(self.place / "model.run"), "shuffle": False,
             "commit_seconds": NO_COMMIT, **self.bench.case.options(),
         }  # fmt: skip
-        words |= {"memory": budget} if budget is not None else {}
-        words |= {"workers": variant.workers} if variant.workers else {"threads": self.args.threads}
+        words |= {"memory": budget, "threads": self.args.threads}
         return "one_run.py", {**words, **variant.options}
 
     def plan_flops(self) -> int | None:
         """Of a step that nothing is cut or done twice for: what is left to do, whoever does it."""
-        first = next((v for v in self.bench.variants if v.how == "oocdl" and v.plain), None)
-        if first is None:
-            return None
         most = int(0.9 * available().nbytes)
         script, words = self.job(Variant("plan"), TOY_MEMORY if self.args.toy else most)
         outcome = one_process(script, {**words, "plan": True}, None, self.args.timeout)
@@ -177,10 +157,7 @@ class Rounds:
             "folder": str(self.place), "threads": self.args.threads, "precisions": precisions,
             "toy": self.args.toy,
         }  # fmt: skip
-        outcome = one_process("limits.py", words, None, self.args.timeout)
-        if why := failure(outcome):
-            raise SystemExit(f"limits.py: {why}")
-        self.limits.add(outcome.result)
+        self.limits.add(result(one_process("limits.py", words, None, self.args.timeout), "limits.py: "))
 
     def run(self) -> None:
         """All rounds; what is found is written after every process."""
@@ -238,10 +215,6 @@ def options(text: str | None) -> argparse.ArgumentParser:
     made.add_argument("--threads", type=int, default=cores(), help="of everything that is measured")
     made.add_argument("--only", default="*", help="patterns of variants' names, such as 'oocdl 1/4,*hooks'")
     made.add_argument("--peak", help="memory that budgets are parts of; default: as measured")
-    made.add_argument("--plot", type=Path, help="draw it into this file (needs oocdl[plot])")
-    made.add_argument(
-        "--deepspeed", default=sys.executable, help="a Python that has DeepSpeed, where it runs"
-    )
     return made
 
 
@@ -261,9 +234,8 @@ def broken(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.variant.how == "oocdl" and row.why and not row.why.startswith("refused"):
             found.append(f"{row.variant.name}: {row.why}")
-        exact = row.variant.plain and row.variant.how != "deepspeed"
         for off, most in ((row.first_off, FIRST_TOLERANCE), (row.loss_off, LOSS_TOLERANCE)):
-            if exact and off is not None and not off <= most:
+            if row.variant.plain and off is not None and not off <= most:
                 found.append(f"{row.variant.name}: losses are {off:.1e} off")
     return found
 
@@ -275,8 +247,6 @@ def run(benches: Sequence[Bench], args: argparse.Namespace) -> None:
         found[bench.case.name] = _run_one(bench, args, found)
     if len(found) > 1:
         show_all(found)
-    if args.plot:
-        plot(found, args.plot)
     if wrong := [f"BROKEN: {name}: {text}" for name, rows in found.items() for text in broken(rows)]:
         raise SystemExit("\n".join(wrong))
 
@@ -293,7 +263,4 @@ def _run_one(bench: Bench, args: argparse.Namespace, before: Mapping[str, list[R
         rounds.write()
     rows = rounds.rows()
     show(bench.case.name, rows, rounds.limits)
-    for pair in bench.pairs:
-        if text := line_of_pair(rows, *pair):
-            print(text)
     return rows

@@ -21,8 +21,6 @@ from typing import Any
 ROOT = Path("/sys/fs/cgroup")
 KILLED = 137
 PERIOD_SECONDS = 0.01
-TREE_PERIODS = 10
-"""As long is waited where processes are looked for."""
 
 
 class NoCage(Exception):
@@ -80,20 +78,14 @@ def _oom_kills(folder: Path) -> int:
     return 0
 
 
-def _resident(pid: int, tree: bool) -> tuple[int, int]:
-    """(peak resident, anonymous now) of a process, with ``tree`` of all that it has started, too; zeros if
-    it is gone."""
+def _resident(pid: int) -> tuple[int, int]:
+    """(peak resident, anonymous now) of a process; zeros if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        threads = list(Path(f"/proc/{pid}/task").iterdir()) if tree else []
-        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
     except OSError:
         return 0, 0
     found = {line.split(":")[0]: line.split()[1] for line in lines if line.endswith("kB")}
-    peak, now = int(found.get("VmHWM", 0)) * 1024, int(found.get("RssAnon", 0)) * 1024
-    for peak_of_child, now_of_child in (_resident(child, tree) for child in children):
-        peak, now = peak + peak_of_child, now + now_of_child
-    return peak, now
+    return int(found.get("VmHWM", 0)) * 1024, int(found.get("RssAnon", 0)) * 1024
 
 
 def _used(disk: Path) -> int:
@@ -108,12 +100,8 @@ def watch(
     env: Mapping[str, str] | None = None,
     timeout: float = 3600,
     disk: Path | None = None,
-    tree: bool = False,
 ) -> Outcome:
-    """Run ``command``, in the cgroup ``folder`` if one is given; sample its memory, and its ``disk``.
-
-    ``tree``: the memory of the processes that it starts, too. To look for them takes a while.
-    """
+    """Run ``command``, in the cgroup ``folder`` if one is given; sample its memory, and its ``disk``."""
 
     def enter() -> None:
         if folder is not None:
@@ -128,12 +116,12 @@ def watch(
         before = _used(disk) if disk else 0
         ends = time.monotonic() + timeout
         while process.poll() is None:
-            peak, now = _resident(process.pid, tree)
+            peak, now = _resident(process.pid)
             resident, anonymous = max(resident, peak), max(anonymous, now)
             most = max(most, _used(disk) - before if disk else 0)
             if time.monotonic() > ends:
                 process.kill()
-            time.sleep(PERIOD_SECONDS * (TREE_PERIODS if tree else 1))
+            time.sleep(PERIOD_SECONDS)
         texts = []
         for stream in (out, error):
             stream.seek(0)

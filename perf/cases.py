@@ -11,7 +11,6 @@ import models
 import numpy as np
 import torch
 import zarr
-from models import GPT, PlainNet3d, Recurrent, ResNet, export, library, write_mlp
 
 from oocdl.presets.unets import write_unet3d
 
@@ -48,29 +47,30 @@ class Case:
         return {"batch_size": self.batch, **names}
 
 
-def gpt(blocks: int, width: int, heads: int, batch: int, tokens: int, vocabulary: int) -> Case:
-    """A GPT with its token ids and labels."""
-
-    made = (blocks, width, heads, tokens, vocabulary)
-    data = ((batch, tokens), "int64"), (batch, tokens), vocabulary
+def _exported(
+    name: str, blocks: int, twin: tuple[str, Any], inputs: Any, labels: tuple[int, ...], classes: int
+) -> Case:
+    """A network that PyTorch writes."""
 
     def write(path: Path) -> Path:
-        return export(GPT(*made), torch.zeros(batch, tokens, dtype=torch.int64), path)
+        shape, dtype = inputs
+        network = getattr(models, twin[0])(*twin[1])
+        return models.export(network, torch.zeros(shape, dtype=getattr(torch, dtype)), path)
 
-    return Case(f"GPT-{blocks}", blocks, write, *data, ("GPT", made))
+    return Case(name, blocks, write, inputs, labels, classes, twin)
+
+
+def gpt(blocks: int, width: int, heads: int, batch: int, tokens: int, vocabulary: int) -> Case:
+    """A GPT with its token ids and labels."""
+    made, shape = ("GPT", (blocks, width, heads, tokens, vocabulary)), (batch, tokens)
+    return _exported(f"GPT-{blocks}", blocks, made, (shape, "int64"), shape, vocabulary)
 
 
 def resnet(blocks: Sequence[int], width: int, batch: int, size: int, classes: int) -> Case:
     """A bottleneck ResNet with its images and labels."""
-
-    made = (tuple(blocks), width, classes)
-    shape = (batch, 3, size, size)
-    data = (shape, "float32"), (batch,), classes
-
-    def write(path: Path) -> Path:
-        return export(ResNet(*made), torch.zeros(shape), path)
-
-    return Case(f"ResNet-{3 * sum(blocks) + 2}", sum(blocks), write, *data, ("ResNet", made))
+    made, shape = ("ResNet", (tuple(blocks), width, classes)), (batch, 3, size, size)
+    name = f"ResNet-{3 * sum(blocks) + 2}"
+    return _exported(name, sum(blocks), made, (shape, "float32"), (batch,), classes)
 
 
 def unet(base: int, size: int | Sequence[int], depth: int = 3, samples: int = 1) -> Case:
@@ -87,47 +87,27 @@ def unet(base: int, size: int | Sequence[int], depth: int = 3, samples: int = 1)
 
 def plain(layers: int, width: int, size: int) -> Case:
     """Convolutions without norms or skips, with one cube and its labels."""
-    space = (size,) * 3
-
-    def write(path: Path) -> Path:
-        return export(PlainNet3d(layers, width), torch.zeros(1, 1, *space), path)
-
-    data = ((1, 1, *space), "float32"), (1, *space), 4
-    return Case(f"plain {layers}x{width} at {size}", layers, write, *data, ("PlainNet3d", (layers, width)))
+    space, made = (size,) * 3, ("PlainNet3d", (layers, width))
+    name = f"plain {layers}x{width} at {size}"
+    return _exported(name, layers, made, ((1, 1, *space), "float32"), (1, *space), 4)
 
 
 def recurrent(layers: int, width: int, batch: int, steps: int) -> Case:
     """LSTM over sequences, with a label for each step."""
-    made = (64, width, layers, 32)
-
-    def write(path: Path) -> Path:
-        return export(Recurrent(*made), torch.zeros(batch, steps, 64), path)
-
-    data = ((batch, steps, 64), "float32"), (batch, steps), 32
-    return Case(f"LSTM {layers}x{width}", layers, write, *data, ("Recurrent", made))
+    made, shape = ("Recurrent", (64, width, layers, 32)), (batch, steps)
+    return _exported(f"LSTM {layers}x{width}", layers, made, ((*shape, 64), "float32"), shape, 32)
 
 
 def images(where: str, name: str, batch: int, size: int, **options: Any) -> Case:
     """A network of a library with its images, and a label for each."""
-    shape = (batch, 3, size, size)
-    made = (where, name, {"num_classes": 100, **options})
-
-    def write(path: Path) -> Path:
-        return export(library(*made), torch.zeros(shape), path)
-
-    return Case(name, 1, write, (shape, "float32"), (batch,), 100, ("library", made))
+    made = ("library", (where, name, {"num_classes": 100, **options}))
+    return _exported(name, 1, made, ((batch, 3, size, size), "float32"), (batch,), 100)
 
 
 def res_enc(base: int, stages: int, size: int) -> Case:
     """nnU-Net's residual encoder U-Net with one cube and its labels."""
-    made = (base, stages, 4)
-    shape = (1, 1, *(size,) * 3)
-
-    def write(path: Path) -> Path:
-        return export(models.res_enc(*made), torch.zeros(shape), path)
-
-    data = (shape, "float32"), (1, *shape[2:]), 4
-    return Case(f"ResEnc {base} at {size}", 1, write, *data, ("res_enc", made))
+    space, made = (size,) * 3, ("res_enc", (base, stages, 4))
+    return _exported(f"ResEnc {base} at {size}", 1, made, ((1, 1, *space), "float32"), (1, *space), 4)
 
 
 def mlp(layers: int, width: int, batch: int) -> Case:
@@ -137,7 +117,7 @@ def mlp(layers: int, width: int, batch: int) -> Case:
     data = ((batch, width), "float32"), (batch,), width
 
     def write(path: Path) -> Path:
-        return write_mlp(path, widths)
+        return models.write_mlp(path, widths)
 
     return Case(f"MLP {layers}x{width}", layers, write, *data, ("Mlp", (widths,)))
 

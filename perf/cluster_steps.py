@@ -17,18 +17,16 @@ from statistics import median
 from typing import Any
 
 from bench import NO_COMMIT
-from cage import Outcome
 from cases import Case, unet, write_data
 from measure import (
-    failure,
     folder,
     measure_rates,
     mib,
-    one_process,
     one_run,
     parser,
     print_row,
     print_top,
+    result,
     write_json,
 )
 
@@ -84,33 +82,22 @@ class Found:
         ]  # fmt: skip
 
 
-def result(outcome: Outcome) -> Mapping[str, Any]:
-    """What a process found; the bench ends if it found nothing."""
-    if why := failure(outcome):
-        raise SystemExit(why)
-    return outcome.result
-
-
 def measure(case: Case, place: Path, processes: int, args: argparse.Namespace) -> Found:
     """One cluster, between two runs in one process."""
     options = {
         "engine": args.engine, "memory": MEMORY, "commit_seconds": NO_COMMIT, "parallel": {"space": [2]},
         "optimizer": "sgd", **case.options(),
     }  # fmt: skip
-    data = place / "model.onnx", place / "data.zarr"
 
-    def own(number: int) -> list[float]:
-        words = {**options, "threads": processes, "steps": WARM + args.window}
-        run = one_run(*data, None, args.timeout, workdir=str(place / f"{processes}-{number}.run"), **words)
-        return list(result(run)["step_seconds"][WARM:])
+    def trained(name: str, steps: int, **how: int) -> Mapping[str, Any]:
+        words = {"workdir": str(place / f"{processes}-{name}.run"), "steps": steps, **options, **how}
+        run = result(one_run(place / "model.onnx", place / "data.zarr", None, args.timeout, **words))
+        return {**run, "step_seconds": run["step_seconds"][WARM:]}
 
-    before = own(0)
-    words = {
-        "model": str(data[0]), "dataset": str(data[1]), "workers": processes, "every": args.window,
-        "threads": 1, "steps": args.steps, "workdir": str(place / f"{processes}.run"), **options,
-    }  # fmt: skip
-    found = result(one_process("cluster_steps_one.py", words, None, args.timeout))
-    after, seconds = own(1), found["step_seconds"][WARM:]
+    before = trained("before", WARM + args.window, threads=processes)["step_seconds"]
+    found = trained("cluster", args.steps, threads=1, workers=processes, every=args.window)
+    after = trained("after", WARM + args.window, threads=processes)["step_seconds"]
+    seconds = found["step_seconds"]
     windows = [median(seconds[at : at + args.window]) for at in range(0, len(seconds), args.window)]
     tasks, both = found["planned"]["calls"], median(before + after)
     return Found(processes, tasks, both, median(seconds), windows, found["sizes"])

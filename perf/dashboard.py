@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.request import urlopen
 
@@ -33,7 +32,7 @@ from bench import NO_COMMIT
 from cases import unet, write_data
 from dashboard_one import MODES
 from measure import MIB, folder, measure_rates, parser, report
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
@@ -43,13 +42,9 @@ from oocdl.events import PassTimes, ProcessLook, StepRunning
 from oocdl.host.limits import anonymous_bytes_of
 from oocdl.report.layer_facts import LayerFacts
 
-CHROMIUM = Path("/usr/bin/chromium")
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.kit.browser import browser
+
 MOST_COST, MOST_BYTES, LEAST_UPDATES = 0.01, 300 * 10**6, 1.0
 MEMORY = 3 << 30
 ALIVE = ("Overview", "Learning", "Step", "Machine")
@@ -64,32 +59,11 @@ COUNT = """() => {
 
 
 @contextmanager
-def browser() -> Iterator[tuple[Page, Any]]:
-    """A browser with an empty page, and its connection for what Chromium tells of itself."""
-    with TemporaryDirectory() as place, sync_playwright() as driver:
-        context = driver.chromium.launch_persistent_context(
-            place, executable_path=CHROMIUM, headless=True, args=list(FLAGS),
-            viewport={"width": 1280, "height": 800},
-        )  # fmt: skip
-        try:
-            page = context.pages[0]
-            yield page, context.new_cdp_session(page)
-        finally:
-            context.close()
-
-
-def opened(page: Page, address: str) -> None:
-    """Load a run's page."""
-    page.goto(address, timeout=120_000)
-    page.wait_for_function("() => window.Bokeh && Bokeh.documents[0]?.is_idle", timeout=120_000)
-
-
-@contextmanager
 def looker(draws: bool) -> Iterator[Callable[[str], None]]:
     """Opens a page: a browser that draws it, or what a browser elsewhere is to this machine: a connection."""
     if draws:
-        with browser() as (page, _):
-            yield lambda address: opened(page, address)
+        with browser() as seen:
+            yield seen.open
         return
 
     def connect(address: str) -> None:
@@ -133,10 +107,8 @@ def cost(args: argparse.Namespace, draws: bool) -> dict[str, Any]:
     # The first block warms up, and the first step of a block is told with the change.
     steps = [step for step in found["steps"][block:] if step["place"]]
     seconds = {mode: median(s["seconds"] for s in steps if s["mode"] == mode) for mode in MODES}
-    busy = {mode: median(s["busy"] for s in steps if s["mode"] == mode) for mode in MODES}
     return {
         "seconds": seconds,
-        "busy": busy,
         "cost": {mode: seconds[mode] / seconds["alone"] - 1 for mode in MODES[1:]},
         "server_bytes": found["server_bytes"],
         "steps": found["steps"],
@@ -205,9 +177,8 @@ def looks(step: int, tasks: int) -> StepRunning:
     )
 
 
-def sizes_of(cdp: Any) -> dict[str, int]:
-    """Bytes of JavaScript's heap, and of the page's process, with its share of what others have too."""
-    metrics = {one["name"]: one["value"] for one in cdp.send("Performance.getMetrics")["metrics"]}
+def page_bytes() -> int:
+    """Of the page's process, with its share of what others have too."""
     sizes = [0]
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -216,7 +187,7 @@ def sizes_of(cdp: Any) -> dict[str, int]:
                 sizes.append(sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")))
         except OSError:  # it has ended
             continue
-    return {"heap": int(metrics["JSHeapUsedSize"]), "process": max(sizes)}
+    return max(sizes)
 
 
 def _is_mine(pid: int) -> bool:
@@ -231,9 +202,9 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
     """Updates a second and bytes of each tab of a large page."""
     layers, tasks, steps, seconds = (30, 300, 1000, 3) if args.toy else (500, 10_000, 604_800, 12)
     tabs: dict[str, Any] = {}
-    with folder(args) as place, browser() as (page, cdp):
-        cdp.send("Performance.enable")
-        blank = sizes_of(cdp)["process"]
+    with folder(args) as place, browser() as seen:
+        page, blank = seen.page, page_bytes()
+        page.set_default_timeout(120_000)
         run, over = place / "run", threading.Event()
         log = large_run(run, layers, tasks, steps)
 
@@ -253,13 +224,13 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             started, begun = time.monotonic() - begun, time.monotonic()
-            opened(page, address)
+            seen.open(address)
             loaded = time.monotonic() - begun
             page.evaluate(COUNT)
             for tab in TABS[: 2 if args.toy else None]:
                 page.locator(".bk-tab", has_text=tab).click()
                 page.wait_for_timeout(2000)
-                tabs[tab] = watched(page, cdp, server.pid, seconds)
+                tabs[tab] = watched(page, server.pid, seconds)
         finally:
             over.set()
             writer.join()
@@ -268,18 +239,15 @@ def large(args: argparse.Namespace) -> dict[str, Any]:
     return {"started": started, "loaded": loaded, "blank": blank, "tabs": tabs}
 
 
-def watched(page: Page, cdp: Any, server: int, seconds: int) -> dict[str, Any]:
+def watched(page: Page, server: int, seconds: int) -> dict[str, Any]:
     """What a tab does for some seconds, and the most that its memory was."""
     updates, last = 0, page.evaluate("() => window.patches")
     busy, begun = busy_seconds(server), time.monotonic()
-    quiet, sizes, sized = True, sizes_of(cdp), begun
+    quiet, most, sized = True, page_bytes(), begun
     while time.monotonic() - begun < seconds:
         page.wait_for_timeout(50)
         if time.monotonic() - sized > SIZE_SECONDS:
-            sizes, sized = (
-                {name: max(now, sizes[name]) for name, now in sizes_of(cdp).items()},
-                time.monotonic(),
-            )
+            most, sized = max(most, page_bytes()), time.monotonic()
         patches = page.evaluate("() => window.patches")
         updates += quiet and patches != last  # patches of one update come close together
         quiet, last = patches == last, patches
@@ -288,17 +256,8 @@ def watched(page: Page, cdp: Any, server: int, seconds: int) -> dict[str, Any]:
         "updates": updates / took,
         "server_bytes": anonymous_bytes_of(server),
         "server_busy": (busy_seconds(server) - busy) / took,
-        **sizes,
-        "kept": kept(cdp),
+        "process": most,
     }
-
-
-def kept(cdp: Any) -> int:
-    """Bytes of the page's process once what it no longer needs is collected."""
-    cdp.send("HeapProfiler.collectGarbage")
-    cdp.send("Memory.simulatePressureNotification", {"level": "critical"})
-    time.sleep(2)
-    return sizes_of(cdp)["process"]
 
 
 def busy_seconds(pid: int) -> float:
@@ -321,29 +280,20 @@ def main() -> None:
             one = found["drawn here" if draws else "drawn elsewhere"] = cost(args, draws)
             rows += [
                 [f"{mode}{', drawn here' * (draws and mode == 'shown')}", f"{one['seconds'][mode]:.4f}",
-                 f"{one['busy'][mode]:.4f}", f"{100 * one['cost'].get(mode, 0):+.2f}",
+                 f"{100 * one['cost'].get(mode, 0):+.2f}",
                  f"{one['server_bytes'] / MIB:.0f}"]
                 for mode in MODES
             ]  # fmt: skip
-        report(args, ("looked at", "s/step", "processor s", "more %", "server MiB"), rows, [found])
+        report(args, ("looked at", "s/step", "more %", "server MiB"), rows, [found])
         print()
     if args.only != "cost":
         found["large"] = large(args)
         rows = [
-            [tab, f"{one['updates']:.2f}", f"{one['heap'] / MIB:.0f}", f"{one['process'] / MIB:.0f}",
-             f"{one['kept'] / MIB:.0f}",
+            [tab, f"{one['updates']:.2f}", f"{one['process'] / MIB:.0f}",
              f"{one['server_bytes'] / MIB:.0f}", f"{100 * one['server_busy']:.0f}"]
             for tab, one in found["large"]["tabs"].items()
         ]  # fmt: skip
-        heads = (
-            "tab",
-            "updates/s",
-            "heap MiB",
-            "page's process MiB",
-            "kept MiB",
-            "server MiB",
-            "server % of a core",
-        )
+        heads = ("tab", "updates/s", "page's process MiB", "server MiB", "server % of a core")
         report(args, heads, rows, [found])
         one = found["large"]
         print(f"ready after {one['started']:.1f} s, loaded in {one['loaded']:.1f} s, ", end="")

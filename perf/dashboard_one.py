@@ -42,22 +42,19 @@ class Switch:
             print(event.text.split()[1], flush=True)
         elif isinstance(event, RunStarted):
             sys.stdin.readline()
-            self.at, self.busy = time.monotonic(), time.process_time()
+            self.at = time.monotonic()
         elif isinstance(event, StepDone):
             self.note(event.row["step"])
 
     def note(self, step: int) -> None:
         """A step is done; the first of a block tells of the change, and is left out later."""
-        now, busy = time.monotonic(), time.process_time()
-        place = (step - 1) % self.block
-        self.steps.append(
-            {"mode": self.mode, "place": place, "seconds": now - self.at, "busy": busy - self.busy}
-        )
+        place, seconds = (step - 1) % self.block, time.monotonic() - self.at
+        self.steps.append({"mode": self.mode, "place": place, "seconds": seconds})
         if step % self.block == 0:
             self.mode = MODES[step // self.block % len(MODES)]
             os.kill(self.server, signal.SIGCONT if self.mode == "shown" else signal.SIGSTOP)
         self.server_bytes = max(self.server_bytes, anonymous_bytes_of(self.server))
-        self.at, self.busy = time.monotonic(), time.process_time()
+        self.at = time.monotonic()
 
 
 def main() -> None:

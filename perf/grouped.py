@@ -9,15 +9,13 @@ the least of all calls counts.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from measure import report, short_parser
 
 from oocdl.engines.torch.torch_engine import TorchEngine
 from oocdl.graph.ir.array_layout import ordered
@@ -103,20 +101,10 @@ def rows(toy: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print a table of milliseconds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--toy", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    made = rows(options.toy)
-    print("| case | operator | oocdl | PyTorch, planes | PyTorch, channels last |")
-    print("|---|---|--:|--:|--:|")
-    for row in made:
-        figures = (f"{1e3 * row[key]:.2f}" for key in ("oocdl", "planes", "channels_last"))
-        print(f"| {row['case']} | {row['op']} | {' | '.join(figures)} |")
-    if options.json:
-        options.json.write_text(json.dumps({"rows": made}))
+    args = short_parser(__doc__).parse_args()
+    made, figures = rows(args.toy), ("oocdl", "planes", "channels_last")
+    cells = [[row["case"], row["op"], *(f"{1e3 * row[name]:.2f}" for name in figures)] for row in made]
+    report(args, ["case", "operator", "oocdl", "PyTorch, planes", "PyTorch, channels last"], cells, made)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from cage import Outcome
@@ -21,6 +20,7 @@ from cases import unet, write_data
 from measure import (
     failure,
     folder,
+    later,
     limit_of,
     measure_rates,
     mib,
@@ -77,11 +77,8 @@ def measure(size: int, args: argparse.Namespace) -> Row:
         )  # fmt: skip
         shutil.rmtree(run, ignore_errors=True)  # it is not there if the run was refused
 
-    def later(name: str) -> float | None:
-        numbers = outcome.result.get(name)
-        return median(numbers[1:] or numbers) if numbers else None
-
-    return Row(size, outcome, later("step_seconds"), later("spill_read"), later("spill_written"))
+    found = (later(outcome, name) for name in ("step_seconds", "spill_read", "spill_written"))
+    return Row(size, outcome, *found)
 
 
 HEADS = (

@@ -19,10 +19,9 @@ import argparse
 import importlib.util
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,19 @@ import numpy.typing as npt
 import zarr
 from cage import Outcome
 from cases import Case, mlp, unet, write_data
-from measure import failure, folder, gb, limit_of, measure_rates, mib, one_run, parser, write_json
-from table import markdown
+from measure import (
+    failure,
+    folder,
+    gb,
+    later,
+    limit_of,
+    markdown,
+    measure_rates,
+    mib,
+    one_run,
+    parser,
+    write_json,
+)
 
 from oocdl.config import parse_bytes
 
@@ -192,14 +202,10 @@ def run_cells(found: Found) -> tuple[str, ...]:
     result = outcome.result
     if "step_seconds" not in result:
         return (found.name, "-", "-", "-", *memory, "-", "-", "-", "-", f"BROKEN: {found.why}")
-
-    def later(numbers: Sequence[float]) -> float:
-        return median(numbers[1:] or numbers)
-
     held, losses, seconds = result["anonymous"], result["losses"], result["step_seconds"]
     return (
-        found.name, f"{len(seconds)}", f"{later(seconds):.2f}", f"{seconds[0]:.2f}", *memory,
-        gb(later(result["spill_read"])), gb(later(result["spill_written"])),
+        found.name, f"{len(seconds)}", f"{later(outcome, 'step_seconds'):.2f}", f"{seconds[0]:.2f}", *memory,
+        gb(later(outcome, "spill_read")), gb(later(outcome, "spill_written")),
         f"{mib(held[0])}, {mib(held[-1])}, {mib(max(held))}", f"{losses[0]:.4f}, {losses[-1]:.4f}",
         f"BROKEN: {found.why}" if found.why else "kept",
     )  # fmt: skip

@@ -30,7 +30,7 @@ THREADS = (1, 2, 3, 4)
 SECONDS = 0.5
 """Of every product and convolution; the fastest call counts."""
 READS = 0.6
-"""Part of the spill's bytes that are read, where nobody has counted yet."""
+"""Part of the chunks that are read where both is done at once."""
 VOLUMES = ((16, 32, 128, 128), (32, 32, 64, 64), (64, 32, 32, 32), (128, 16, 16, 16))
 """Channels and space of the convolutions that are tried."""
 IMAGES = ((64, 56, 56), (256, 14, 14))
@@ -40,7 +40,6 @@ IMAGES = ((64, 56, 56), (256, 14, 14))
 class Speed:
     """Of the disk alone, in bytes a second."""
 
-    when: str
     threads: int
     read: float
     written: float
@@ -62,11 +61,8 @@ def aligned(nbytes: int) -> Bytes:
     return made
 
 
-def disk(place: Path, chunk_bytes: int, count: int, when: str, reads: float) -> list[Speed]:
-    """Write ``count`` chunks over old ones and read them, by each number of threads.
-
-    ``reads``: part of the chunks that are read where both is done at once.
-    """
+def disk(place: Path, chunk_bytes: int, count: int) -> list[Speed]:
+    """Write ``count`` chunks over old ones and read them, by each number of threads."""
     flag = direct_flag(place)
     files = [place / f"chunk{number}" for number in range(count)]
     arrays = [aligned(chunk_bytes) for _ in range(max(THREADS))]
@@ -81,11 +77,11 @@ def disk(place: Path, chunk_bytes: int, count: int, when: str, reads: float) -> 
 
     def either(thread: int, file: Path) -> None:
         number = files.index(file)
-        turn = int((number + 1) * reads) > int(number * reads)
+        turn = int((number + 1) * READS) > int(number * READS)
         (read if turn else write)(thread, file)
 
     found = [
-        Speed(when, threads, *(rate(move, files, threads, chunk_bytes) for move in (read, write, either)))
+        Speed(threads, *(rate(move, files, threads, chunk_bytes) for move in (read, write, either)))
         for threads in THREADS
     ]
     for file in files:
@@ -149,7 +145,7 @@ def measure(
     chunk, whole = (64 << 10, 1 << 20) if toy else (16 << 20, parse_bytes(total))
     edge, seconds = (64, 0.0) if toy else (2048, SECONDS)
     found: dict[str, Any] = {name: arithmetic(name, edge, seconds) for name in precisions}
-    found["disk"] = [asdict(speed) for speed in disk(folder, chunk, whole // chunk, "now", READS)]
+    found["disk"] = [asdict(speed) for speed in disk(folder, chunk, whole // chunk)]
     return found
 
 

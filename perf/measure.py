@@ -6,30 +6,45 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, is_dataclass
+from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from cage import NoCage, Outcome, cage, watch
-from table import line, markdown, top
 
+T = TypeVar("T")
 MIB = 1 << 20
 NARROW = 8
 """Columns of a table that is printed row by row are at least so wide."""
 
 
-def parser(text: str | None) -> argparse.ArgumentParser:
+def short_parser(text: str | None) -> argparse.ArgumentParser:
     """The options that all benches have."""
     made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--toy", action="store_true", help="tiny sizes and no cgroup, for tests")
+    made.add_argument("--json", type=Path, help="also write everything here")
+    return made
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """And those of all benches that train."""
+    made = short_parser(text)
     made.add_argument("--engine", default="auto", help="auto, torch or onnxruntime")
     made.add_argument("--timeout", type=float, default=3600, help="seconds for one process")
     made.add_argument("--workdir", help="folder on a disk for data, runs and spill; default: the system's")
-    made.add_argument("--json", type=Path, help="also write everything here")
     return made
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def one_process(
@@ -38,18 +53,16 @@ def one_process(
     limit_bytes: int | None,
     timeout: float = 3600,
     env: Mapping[str, str] | None = None,
-    python: str = sys.executable,
     disk: Path | None = None,
-    tree: bool = False,
 ) -> Outcome:
     """One process of a script of this folder; inside a cgroup of ``limit_bytes`` unless that is None.
 
-    Environment, disk and tree are as ``cage.watch`` has them.
+    Environment and disk are as ``cage.watch`` has them.
     """
-    command = [python, str(Path(__file__).with_name(script)), json.dumps(words)]
+    command = [sys.executable, str(Path(__file__).with_name(script)), json.dumps(words)]
     try:
         with cage(limit_bytes) if limit_bytes is not None else nullcontext() as place:
-            return watch(command, place, env, timeout, disk, tree)
+            return watch(command, place, env, timeout, disk)
     except NoCage as error:
         raise SystemExit(str(error)) from error
 
@@ -71,6 +84,19 @@ def failure(outcome: Outcome) -> str:
         return f"failed ({outcome.code}): {lines[-1]}"
     refused = outcome.result.get("refused")
     return f"refused: {refused}" if refused else ""
+
+
+def result(outcome: Outcome, what: str = "") -> Mapping[str, Any]:
+    """What a process found; the bench ends if it found nothing."""
+    if why := failure(outcome):
+        raise SystemExit(f"{what}{why}")
+    return outcome.result
+
+
+def later(outcome: Outcome, name: str) -> float | None:
+    """Median of a figure that a run has for each step, the first step left out; None without a run."""
+    numbers = outcome.result.get(name)
+    return median(numbers[1:] or numbers) if numbers else None
 
 
 @contextmanager
@@ -131,3 +157,21 @@ def mib(nbytes: float) -> str:
 def gb(nbytes: float | None) -> str:
     """For a cell; what is not known is said to be so."""
     return "not planned" if nbytes is None else f"{nbytes / 1e9:.3f}"
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width, the first to the left."""
+    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
+    return "\n".join([top(heads, widths), *(line(row, widths) for row in rows)])
+
+
+def top(heads: Sequence[str], widths: Sequence[int]) -> str:
+    """The heads, and the rule below them."""
+    rule = "|" + "|".join("-" * (width + 1) + (":" if n else "-") for n, width in enumerate(widths)) + "|"
+    return f"{line(heads, widths)}\n{rule}"
+
+
+def line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """One row; a cell that is wider than its column makes the row longer."""
+    texts = [c.rjust(w) if n else c.ljust(w) for n, (c, w) in enumerate(zip(cells, widths, strict=True))]
+    return "| " + " | ".join(texts) + " |"

@@ -27,15 +27,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cases import Case, mlp, unet, write_data
-from table import markdown
+from measure import markdown
 
 import oocdl
-from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.placement import place
 from oocdl.planning.passes import MAIN
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.kit import hosts as kit
+from tests.kit.placed import host_costs
+from tests.kit.plans import exchanged
 
 HOSTS = 3
 LOOK_SECONDS = 0.2
@@ -96,19 +96,6 @@ def come_in() -> list[int]:
     return [int(counter.read_text()) for counter in counters]
 
 
-def planned(run: oocdl.Run) -> list[tuple[int, int]]:
-    """(bytes of weights and state, bytes that come in a step) of each host, by the plan."""
-    compiled = run.plan.kinds[MAIN]
-    placed = place(compiled.graph, HOSTS)
-    made = exchange(placed, homes_of([placed]), HOSTS)
-    held = [
-        sum(made.graph.input_bytes[key] for key in made.graph.inputs if made.homes[key] == n)
-        for n in range(HOSTS)
-    ]
-    come = [sum(bundle.nbytes for bundle in made.bundles if bundle.receiver == n) for n in range(HOSTS)]
-    return list(zip(held, come, strict=True))
-
-
 def measure(name: str, large: Large, folder: Path) -> bool:
     """Train for some steps, and print what the hosts took; returns whether nothing was killed."""
     model = large.case.write(folder / "model.onnx")
@@ -136,21 +123,13 @@ def measure(name: str, large: Large, folder: Path) -> bool:
         f"loss {step['loss']:.4f}"
     )
     rows = []
-    for number, ((held, come), row) in enumerate(zip(planned(run), seen, strict=True)):
-        got = marks[-1][number] - marks[-2][number]
-        cells = (row[0], large.host_bytes, row[1], large.disk_mib << 20, held, got, come)
+    costs = host_costs(exchanged(run.plan.kinds[MAIN], HOSTS), HOSTS)
+    for number, (cost, row) in enumerate(zip(costs, seen, strict=True)):
+        got, come = marks[-1][number] - marks[-2][number], cost.received_bytes
+        cells = (row[0], large.host_bytes, row[1], large.disk_mib << 20, cost.held_bytes, got, come)
         rows.append([str(number), *(f"{cell / 2**20:.0f}" for cell in cells), str(killed[number])])
-    heads = [
-        "host",
-        "processes MiB",
-        "of",
-        "disk MiB",
-        "of",
-        "weights, state MiB",
-        "came in a step MiB",
-        "by the plan",
-        "killed",
-    ]
+    heads = ["host", "processes MiB", "of", "disk MiB", "of", "weights, state MiB", "came in a step MiB"]
+    heads += ["by the plan", "killed"]
     print(markdown(heads, rows))
     return not any(killed)
 

@@ -5,15 +5,15 @@
 The other words are options of ``fit``. With ``"too_low": 10`` what programs and the process itself take is
 planned 10 % too low; with ``"unguarded": true`` the memory guard looks away. With ``"plan": true`` nothing is
 trained; with ``"workers": 2`` two processes of one thread each do the work, through a Dask client, with
-``"pinned": true`` each on a core of its own, this one without workers. What oocdl refuses is no failure here:
-then the line is ``{"refused": MESSAGE}``.
+``"pinned": true`` each on a core of its own, this one without workers. With ``"every": 50`` the sizes of this
+process and of all workers are told after every so many steps. What oocdl refuses is no failure here: then the
+line is ``{"refused": MESSAGE}``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -32,31 +32,32 @@ from oocdl.planning.machine import Machine
 
 
 def facts(plan: oocdl.Plan) -> dict[str, Any]:
-    """What a plan predicts. Spill traffic is None where this version of oocdl does not plan it."""
+    """What a plan predicts."""
     return {
         "peak": plan.peak_bytes,
-        "base": plan.machine.base_bytes,
         "step_seconds": plan.seconds,
         "tasks": plan.tasks,
         "calls": len(plan.compiled.graph.calls),
         "flops": plan.flops,
         "disk": plan.disk_bytes,
-        "unit_read": plan.read_bytes,
-        "unit_written": plan.written_bytes,
-        "spill_read": getattr(plan, "spill_read_bytes", None),
-        "spill_written": getattr(plan, "spill_written_bytes", None),
+        "spill_read": plan.spill_read_bytes,
+        "spill_written": plan.spill_written_bytes,
     }
 
 
-def train(model: Path, dataset: Path, listeners: Sequence[Listener] = (), **options: Any) -> dict[str, Any]:
+def train(
+    model: Path, dataset: Path, listeners: Sequence[Listener] = (), every: int = 0, **options: Any
+) -> dict[str, Any]:
     """Seconds and losses of a run, with bytes as planned and as moved, one number a step.
 
     ``seconds`` is the time from step to step, commits included; ``step_seconds`` is the steps' own;
-    ``processor_seconds`` is what all threads took from step to step, whatever else runs on the machine.
+    ``processor_seconds`` is what all threads took from step to step, whatever else runs on the machine;
+    ``sizes`` are bytes of this process and of the workers of a client, after ``every`` so many steps.
     """
     times: list[float] = []
     busy: list[float] = []
     anonymous: list[int] = []
+    sizes: list[list[int]] = []
     plans: list[oocdl.Plan] = []
 
     def listen(event: Event) -> None:
@@ -67,6 +68,9 @@ def train(model: Path, dataset: Path, listeners: Sequence[Listener] = (), **opti
             plans.append(event.plan)
         if isinstance(event, StepDone):
             anonymous.append(anonymous_bytes())
+            if every and event.row["step"] % every == 0:
+                workers: dict[str, int] = options["client"].run(anonymous_bytes)
+                sizes.append([anonymous[-1], *(workers[address] for address in sorted(workers))])
 
     run = oocdl.fit(model, dataset, callbacks=[listen, *listeners], progress=False, **options)
     rows = run.history
@@ -76,13 +80,10 @@ def train(model: Path, dataset: Path, listeners: Sequence[Listener] = (), **opti
         "processor_seconds": [after - before for before, after in zip(busy[:-1], busy[1:], strict=True)],
         "step_seconds": [row["seconds"] for row in rows],
         "anonymous": anonymous,
+        "sizes": sizes,
         "losses": [row["loss"] for row in rows],
-        "unit_read": [row["unit_read_bytes"] for row in rows],
-        "unit_written": [row["unit_written_bytes"] for row in rows],
         "spill_read": [row["read_bytes"] for row in rows],
         "spill_written": [row["written_bytes"] for row in rows],
-        "counted_peak": rows[-1]["peak_bytes"],
-        "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 

@@ -2,9 +2,9 @@
 
 Two U-Nets in memory: a tiny one in many units, where a step is hardly anything else, and one of units as
 large as they usually are. One thread with a clock around everything tells where the time goes; then the
-same steps by oocdl's scheduler on all threads, by Dask's, and by one process of a Dask cluster.
+same steps by oocdl's scheduler on all threads, and by Dask's.
 
-    python perf/overhead.py [--toy] [--rounds 3] [--plot overhead.png] [--json FILE]
+    python perf/overhead.py [--toy] [--rounds 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -13,22 +13,15 @@ import argparse
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import NO_COMMIT, options, settle
 from cage import Outcome
 from cases import Case, unet, write_data
-from measure import failure, folder, measure_rates, one_process, write_json
-from table import markdown
+from measure import failure, folder, markdown, measure_rates, one_process, write_json
 
-WAYS = {
-    "serial": "one thread, timed",
-    "own": "oocdl's scheduler",
-    "dask": "dask.threaded",
-    "cluster": "cluster of one process",
-}
+WAYS = {"serial": "one thread, timed", "own": "oocdl's scheduler", "dask": "dask.threaded"}
 PARTS = ("arithmetic", "copying", "Python in tasks", "Dask", "Python between passes")
 MEMORY = 6 << 30
 
@@ -130,26 +123,6 @@ def show(found: Sequence[Found]) -> None:
     print(markdown(("network", *PARTS, "beside arithmetic %"), cells))
 
 
-def plot(found: Sequence[Found], path: Path) -> None:
-    """The parts of a task, stacked."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    timed = [one for one in found if one.parts]
-    figure, panel = pyplot.subplots(figsize=(8, 1.2 + 0.5 * len(timed)), layout="constrained")
-    begun = [0.0] * len(timed)
-    for name in PARTS:
-        shares = [100 * one.parts[name] / sum(one.parts.values()) for one in timed]
-        panel.barh([one.network for one in timed], shares, left=begun, label=name)
-        begun = [low + share for low, share in zip(begun, shares, strict=True)]
-    panel.set_xlabel("% of a step on one thread")
-    panel.legend(ncols=len(PARTS), fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
 def main() -> None:
     """Parse, measure, tell. Exit code 1 if a process has failed."""
     args = settle(options(__doc__))
@@ -157,8 +130,6 @@ def main() -> None:
     found = [one for cut in networks(args.toy) for one in measure(cut, args)]
     show(found)
     write_json(args, found)
-    if args.plot:
-        plot(found, args.plot)
     if any(one.seconds is None for one in found):
         raise SystemExit(1)
 

@@ -3,7 +3,7 @@
     python perf/overhead_one.py '{"model": "unet.onnx", "dataset": "data.zarr", "how": "serial", "steps": 4}'
 
 ``how``: ``serial``, one thread and a clock around everything; ``own``, oocdl's scheduler as it is;
-``dask``, Dask's threaded one; ``cluster``, one process of a Dask cluster. The other words are of ``fit``.
+``dask``, Dask's threaded one. The other words are of ``fit``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import dask.threaded
-from one_run import cluster, train
+from one_run import train
 
 from oocdl.events import Event, RunStarted, StepDone
 from oocdl.runtime import execute, session
@@ -95,9 +95,6 @@ def main() -> None:
     how = words.pop("how")
     if how == "serial":
         found = serial(model, dataset, **words)
-    elif how == "cluster":
-        with cluster(1, dataset.parent) as options:
-            found = train(model, dataset, **options, **words)
     else:
         found = train(model, dataset, **({"scheduler": dask.threaded.get} if how == "dask" else {}), **words)
     print(json.dumps(found))

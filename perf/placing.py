@@ -13,21 +13,17 @@ To compare two trees: this file of one, with ``PYTHONPATH`` of the other.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from measure import apart, report, short_parser
 from planning import peak_bytes
 from slots import CASES, THREADS, TOYS, drafted
-from table import markdown
 
 from oocdl.host.heap import uncollected
 from oocdl.host.limits import anonymous_bytes
@@ -79,9 +75,9 @@ def planned(network: str, members: int, toy: bool) -> CompiledPass:
     """A pass, cut for so many members."""
     with TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # rates are nominal, whatever this machine has measured
-        draft, request = drafted((TOYS if toy else CASES)[network], Path(folder))
+        draft = drafted((TOYS if toy else CASES)[network], Path(folder))
         machine = Machine("torch", THREADS, 256 << 20, 32 << 30, workers=members)
-        return draft.cut(machine.limits(request.settings, min(machine.unit_bytes, 1 << 30)))
+        return draft.cut(machine.limits(draft.request.settings, min(machine.unit_bytes, 1 << 30)))
 
 
 def placed_once(compiled: CompiledPass, members: int) -> tuple[list[float], Exchange, list[bytes]]:
@@ -124,27 +120,15 @@ def place_one(network: str, members: int, toy: bool, rounds: int) -> Row:
 
 def main() -> None:
     """All networks; one table."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--toy", action="store_true", help="tiny networks on four members")
+    made = short_parser(__doc__)
     made.add_argument("--networks", help=f"of {', '.join(CASES)}; default: all")
     made.add_argument("--members", type=int, help="default: 64 (in a toy 4)")
     made.add_argument("--rounds", type=int, default=3, help="how often each is placed")
-    made.add_argument("--json", type=Path, help="write the rows into this file")
-    made.add_argument("--one", help=argparse.SUPPRESS)
     args = made.parse_args()
-    members = args.members or (4 if args.toy else 64)
-    if args.one:
-        print(json.dumps(asdict(place_one(args.one, members, args.toy, args.rounds))))
-        return
-    rows = []
-    for network in (args.networks or ",".join(TOYS if args.toy else CASES)).split(","):
-        words = [sys.executable, __file__, "--one", network, "--members", str(members)]
-        words += ["--rounds", str(args.rounds), *(["--toy"] if args.toy else [])]
-        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(Row(**json.loads(done.stdout)))
-    print(markdown(HEADS, [row.cells() for row in rows]))
-    if args.json:
-        args.json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
+    how = args.members or (4 if args.toy else 64), args.toy, args.rounds
+    networks = (args.networks or ",".join(TOYS if args.toy else CASES)).split(",")
+    rows = [apart(place_one, network, *how) for network in networks]
+    report(args, HEADS, [row.cells() for row in rows], rows)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,14 @@ To compare two trees: this file of one, with ``PYTHONPATH`` of the other.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from cases import unet, write_data
-from table import markdown
+from measure import apart, report, short_parser
 
 from oocdl.config import make_settings
 from oocdl.host.limits import anonymous_bytes
@@ -63,6 +59,7 @@ def plan_one(grid: str, toy: bool) -> Planned:
     with TemporaryDirectory() as name:
         place = Path(name)
         options = {"engine": "onnxruntime", "loss": "dice_ce", "optimizer": "sgd", "lr": 0.1, "threads": 2}
+        os.environ["OOCDL_PLAN_CACHE"] = "off"
         options |= {"memory": "16GiB", "parallel": {"space": pieces}, **case.options()}
         job = job_of(
             case.write(place / "model.onnx"), write_data(case, place / "data.zarr"), make_settings(**options)
@@ -78,30 +75,18 @@ def plan_one(grid: str, toy: bool) -> Planned:
 
 
 def main() -> None:
-    """All grids; rows as they come."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--toy", action="store_true", help="a tiny volume")
+    """All grids; one table."""
+    made = short_parser(__doc__)
     made.add_argument("--grids", help=f"pieces along the axes of space; default: {GRIDS} (in a toy 2x2x2)")
-    made.add_argument("--json", type=Path, help="write the rows into this file")
-    made.add_argument("--one", help=argparse.SUPPRESS)
     args = made.parse_args()
-    if args.one:
-        print(json.dumps(asdict(plan_one(args.one, args.toy))))
-        return
-    rows = []
-    for grid in (args.grids or ("2x2x2" if args.toy else GRIDS)).split(","):
-        words = [sys.executable, __file__, "--one", grid, *(["--toy"] if args.toy else [])]
-        env = {**os.environ, "OOCDL_PLAN_CACHE": "off"}
-        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(Planned(**json.loads(done.stdout)))
+    grids = (args.grids or ("2x2x2" if args.toy else GRIDS)).split(",")
+    rows = [apart(plan_one, grid, args.toy) for grid in grids]
     cells = [
         [row.grid, str(row.layers), str(row.units), f"{row.cpu_seconds:.2f}"]
         + [f"{nbytes / 2**20:.0f}" for nbytes in (row.peak_bytes, row.grown_bytes)]
         for row in rows
     ]
-    print(markdown(["cuts", "layers", "units", "CPU s", "peak MiB", "grown MiB"], cells))
-    if args.json:
-        args.json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
+    report(args, ["cuts", "layers", "units", "CPU s", "peak MiB", "grown MiB"], cells, rows)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import zarr
-from measure import failure, folder, one_process, parser, report
+from measure import folder, one_process, parser, report, result
 
 from oocdl.host.limits import cores
 from oocdl.presets.unets import write_unet3d
@@ -84,9 +84,8 @@ def main() -> None:
             ours |= {"inputs": {"image": "inputs"}, "targets": {"logits": "labels"}}
             for side, script, told in zip(SIDES, ("train_one.py", "one_run.py"), (words, ours), strict=True):
                 outcome, name = one_process(script, told, None, args.timeout), f"{side} {precision}"
-                if why := failure(outcome):
-                    raise SystemExit(f"{name}: {why}")
-                found[name] = Found(name, outcome.result["losses"], median(outcome.result["seconds"][1:]))
+                made_of = result(outcome, f"{name}: ")
+                found[name] = Found(name, made_of["losses"], median(made_of["seconds"][1:]))
     rows = []
     for one, other in PAIRS:
         far = off(found[one], found[other])

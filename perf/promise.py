@@ -21,7 +21,6 @@ import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from cage import Outcome
@@ -31,6 +30,7 @@ from measure import (
     failure,
     folder,
     gb,
+    later,
     limit_of,
     measure_rates,
     mib,
@@ -61,18 +61,15 @@ SMALL = {
 """A step of these takes a second or two; what the process itself takes is half of their budgets."""
 _VISION = "torchvision.models"
 FAMILIES = {
-    "unet": unet(16, 64),
+    **SMALL,
     "resenc": res_enc(16, 4, 64),
-    "resnet": resnet((1, 1, 1, 1), 16, 16, 128, 100),
     "mobilenet_v2": images(_VISION, "mobilenet_v2", 16, 128),
     "efficientnet_b0": images(_VISION, "efficientnet_b0", 16, 128),
     "convnext_tiny": images(_VISION, "convnext_tiny", 4, 128),
     "swin_t": images(_VISION, "swin_t", 4, 128),
     "lstm": recurrent(2, 256, 16, 200),
-    "gpt": gpt(2, 256, 4, 4, 256, 8192),
-    "mlp": mlp(4, 1536, 16),
 }
-"""One of each kind; torchvision's and nnU-Net's need these installed (see ``networks.py``)."""
+"""Others of further kinds; torchvision's and nnU-Net's need these installed (see ``networks.py``)."""
 TOYS = {
     "unet96": unet(8, 32, 2),
     "unet128": unet(4, 16, 2),
@@ -105,11 +102,6 @@ class Row:
     outcome: Outcome
     broken: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def later(self, name: str) -> float | None:
-        """Median of a figure that a run has for each step, the first step left out; None without a run."""
-        numbers = self.outcome.result.get(name)
-        return median(numbers[1:] or numbers) if numbers else None
 
 
 @dataclass(frozen=True)
@@ -196,7 +188,7 @@ def measure(bench: Bench, budget_bytes: int) -> Row:
         planned = bench.plan(budget_bytes).result.get("planned", {})
     row = Row(bench.name, budget_bytes, planned, outcome)
     row.broken.extend(judge(row, bench.args.slack, bench.args.too_low > 0))
-    took = row.later("step_seconds")
+    took = later(row.outcome, "step_seconds")
     if took and not 1 / TIME_FACTOR <= planned["step_seconds"] / took <= TIME_FACTOR:
         row.notes.append("seconds off")
     return row
@@ -227,7 +219,7 @@ HEADS = (
 
 def cells(row: Row) -> tuple[str, ...]:
     """One line of the table; memory in MiB, spill traffic of a step in GB."""
-    planned, took = row.planned, row.later("step_seconds")
+    planned, took = row.planned, later(row.outcome, "step_seconds")
     peak, anonymous = planned.get("peak"), row.outcome.anonymous_bytes
     verdict = "; ".join([*(f"BROKEN: {what}" for what in row.broken), *row.notes])
 
@@ -239,8 +231,8 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{peak / anonymous:.2f}" if peak and anonymous else "-", f"{row.outcome.oom_kills}",
         f"{planned['step_seconds']:.2f}" if planned else "-", f"{took:.2f}" if took else "-",
         f"{planned['step_seconds'] / took:.2f}" if took else "-",
-        moved(planned.get("spill_read")), moved(row.later("spill_read")),
-        moved(planned.get("spill_written")), moved(row.later("spill_written")), verdict or "kept",
+        moved(planned.get("spill_read")), moved(later(row.outcome, "spill_read")),
+        moved(planned.get("spill_written")), moved(later(row.outcome, "spill_written")), verdict or "kept",
     )  # fmt: skip
 
 

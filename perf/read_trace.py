@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from table import markdown
+from measure import markdown
 
 PHASES = ("wait for memory", "read inputs", "wait for a permit", "run", "write results")
 """Of a unit, as ``oocdl.runtime.trace`` names them."""

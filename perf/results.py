@@ -1,16 +1,14 @@
-"""What rounds have found: rows with practicality and rooflines, as a table and as a picture."""
+"""What rounds have found: rows with practicality and rooflines, as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from cage import Outcome
-from measure import failure, gb, mib
-from table import markdown
+from measure import failure, gb, markdown, mib
 from variants import Variant
 
 
@@ -157,13 +155,6 @@ def steps_of(row: Row) -> int:
     return sum(len(outcome.result.get("seconds", [])[1:]) for outcome in row.outcomes)
 
 
-def line_of_pair(rows: Sequence[Row], first: str, second: str) -> str:
-    """How the one stands beside the other; empty if one of them has no seconds."""
-    took = {row.variant.name: row.seconds for row in rows}
-    one, other = took.get(first), took.get(second)
-    return f"{first} is {other / one:.2f} times as fast as {second}" if one and other else ""
-
-
 ALL_HEADS = (
     "network", "fastest PyTorch s", "its MiB", "least MiB", "oocdl", "s/step", "practicality", "budget MiB",
     "taken MiB", "worst loss off",
@@ -174,7 +165,7 @@ def show_all(networks: Mapping[str, Sequence[Row]]) -> None:
     """One table of all networks, a line for each row of oocdl."""
     lines = []
     for name, rows in networks.items():
-        for row in _measured(rows):
+        for row in (row for row in rows if not row.variant.baseline):
             rivals = [r for r in rows if r.variant.baseline and r.variant.precision == row.variant.precision]
             known = [(rival.seconds, rival.anonymous_bytes) for rival in rivals if rival.seconds]
             fastest, its = min(known, default=(0.0, 0))
@@ -183,31 +174,3 @@ def show_all(networks: Mapping[str, Sequence[Row]]) -> None:
             rival, way = (f"{fastest:.2f}", mib(its), mib(least)), row.variant.name.removeprefix("oocdl ")
             lines.append((name, *rival, way, seconds, practicality, budget, taken, off))
     print(markdown(ALL_HEADS, lines), "\n")
-
-
-def _measured(rows: Sequence[Row]) -> list[Row]:
-    """All but PyTorch in memory, which the others are compared with."""
-    return [row for row in rows if not row.variant.baseline]
-
-
-def plot(networks: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Practicality as bars, and as ticks on them what the roofline allows."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    done = [(name, r) for name, rows in networks.items() for r in _measured(rows) if r.practicality][::-1]
-    figure, panel = pyplot.subplots(figsize=(9, 1 + 0.3 * len(done)), layout="constrained")
-    for place, (_, row) in enumerate(done):
-        share, seconds = row.practicality or 0.0, row.seconds or 0.0
-        panel.barh(place, share, color="tab:blue" if row.variant.how == "oocdl" else "tab:gray")
-        panel.text(share, place, f" {share:.2f} ({seconds:.2f} s)", va="center", fontsize=8)
-        if row.roofline:
-            panel.vlines(share * seconds / row.roofline, place - 0.4, place + 0.4, color="black")
-    panel.set_yticks(range(len(done)), [f"{name}, {row.variant.name}" for name, row in done])
-    panel.axvline(1.0, color="tab:gray", linewidth=0.8)
-    panel.set_xlim(0, 1.25 * max((row.practicality or 0.0 for _, row in done), default=1.0))
-    panel.set_xlabel("practicality: 1 is the fastest PyTorch in memory, more is faster")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)

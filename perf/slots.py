@@ -2,44 +2,31 @@
 
 Slots are threads of all processes, 16 a process. Each network is cut for 1, 2, 4, ... slots, and its units
 are put on them as soon as they can be, by nominal rates, as if memory and network cost nothing
-(``tests/kit/list_schedule``): a bound for any placement. Speed-up is that over the plan
-for one slot, so what finer pieces compute twice counts. Where there are several processes, what their driver
-does once is timed as well: it places all units, lists all bundles, and makes the tasks of a pass.
+(``tests/kit/placed``): a bound for any placement. Speed-up is that over the plan
+for one slot, so what finer pieces compute twice counts.
 
     python perf/slots.py [--toy] [--networks unet64,unet256,resnet50,gpt] [--slots 1,2,4,8] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import zarr
 from cases import Case, gpt, resnet, unet
-from table import markdown
+from measure import report, short_parser
 
-from oocdl.config import make_settings
-from oocdl.graph.onnx.reader import inspect_onnx
-from oocdl.host.heap import uncollected
-from oocdl.planning.binding import bind
-from oocdl.planning.compiler import CompiledPass, Draft, draft_pass
-from oocdl.planning.hosts.exchange import exchange, homes_of
-from oocdl.planning.hosts.placement import place
-from oocdl.planning.hosts.segments import outline_of
+from oocdl.planning.compiler import Draft
 from oocdl.planning.machine import Machine
-from oocdl.planning.passes import MAIN, PassInfo
-from oocdl.planning.recipe import PassKind, Request
-from oocdl.runtime.cluster.pass_tasks import PassTasks
-from oocdl.storage.dataset.dataset import open_dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.kit.list_schedule import ideal_seconds
+from tests.kit import plans
+from tests.kit.placed import ideal_seconds
 
 THREADS = 16
 """Of a process."""
@@ -62,32 +49,17 @@ class Row:
     ideal_seconds: float
     speedup: float
     planning_seconds: float
-    placing_seconds: float
-    """0 on one process."""
 
 
-def drafted(case: Case, place: Path) -> tuple[Draft, Request]:
+def drafted(case: Case, place: Path) -> Draft:
     """The pass of a case, which can be cut in many ways; its dataset has shapes and no chunks."""
     group = zarr.open_group(str(place / "data.zarr"), mode="w")
     shape, dtype = case.inputs
     group.create_array("inputs", shape=shape, dtype=dtype, chunks=(1, *shape[1:]))
     group.create_array("labels", shape=case.labels, dtype="int64", chunks=(1, *case.labels[1:]))
     loss = "dice_ce" if len(case.labels) > 3 else "cross_entropy"
-    settings = make_settings(**case.options(), engine="torch", loss=loss, optimizer="adamw", memory="64GiB")
-    model = inspect_onnx(case.write(place / "model.onnx"))
-    binding = bind(model, open_dataset(str(place / "data.zarr"), True), settings)
-    request = Request(model=model, binding=binding, settings=settings, batch=case.batch, kind=PassKind.WHOLE)
-    return draft_pass(request), request
-
-
-def placing_seconds(compiled: CompiledPass, workers: int) -> float:
-    """CPU seconds until a pass can be submitted to so many workers."""
-    with uncollected():
-        begun = time.process_time()
-        placed = place(compiled.graph, workers)
-        going = exchange(placed, homes_of([placed]), workers)
-        PassTasks(outline_of(going, workers, THREADS)).of_pass("pass", "run", (MAIN, PassInfo(0, 0), True))
-        return time.process_time() - begun
+    model = case.write(place / "model.onnx")
+    return plans.drafted(model, place / "data.zarr", **case.options(), loss=loss, optimizer="adamw")
 
 
 def rows_of(name: str, case: Case, all_slots: list[int]) -> list[Row]:
@@ -95,29 +67,26 @@ def rows_of(name: str, case: Case, all_slots: list[int]) -> list[Row]:
     found: list[Row] = []
     with TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # rates are nominal, whatever this machine has measured
-        draft, request = drafted(case, Path(folder))
+        draft = drafted(case, Path(folder))
         for slots in all_slots:
             threads = min(slots, THREADS)
             workers = slots // threads if slots > threads else 0
             machine = Machine("torch", threads, 256 << 20, 32 << 30, workers=workers)
             begun = time.process_time()
-            compiled = draft.cut(machine.limits(request.settings, min(machine.unit_bytes, 1 << 30)))
+            compiled = draft.cut(machine.limits(draft.request.settings, min(machine.unit_bytes, 1 << 30)))
             taken = time.process_time() - begun
             seconds = ideal_seconds(compiled.graph, slots)
             speedup = found[0].ideal_seconds / seconds if found else 1.0
-            placing = placing_seconds(compiled, workers) if workers else 0.0
-            found.append(Row(name, slots, compiled.plan.tasks, seconds, speedup, taken, placing))
+            found.append(Row(name, slots, compiled.plan.tasks, seconds, speedup, taken))
             print(found[-1], flush=True)
     return found
 
 
 def main() -> None:
     """All networks; one table."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--toy", action="store_true", help="tiny networks")
+    made = short_parser(__doc__)
     made.add_argument("--networks", help="default: all")
     made.add_argument("--slots", help="the first is what the others are compared with")
-    made.add_argument("--json", type=Path, help="write the rows into this file")
     args = made.parse_args()
     cases = TOYS if args.toy else CASES
     slots = [int(text) for text in (args.slots or "1,2,4,8,16,32,64,128,256,512,1024").split(",")]
@@ -127,13 +96,11 @@ def main() -> None:
         for row in rows_of(name, cases[name], slots)
     ]
     cells = [
-        [row.network, str(row.slots), str(row.units), f"{row.ideal_seconds:.4f}", f"{row.speedup:.1f}"]
-        + [f"{row.planning_seconds:.1f}", f"{row.placing_seconds:.1f}"]
+        [row.network, str(row.slots), str(row.units), f"{row.ideal_seconds:.4f}", f"{row.speedup:.1f}",
+         f"{row.planning_seconds:.1f}"]
         for row in rows
-    ]
-    print(markdown(["network", "slots", "units", "ideal s", "speed-up", "planning s", "placing s"], cells))
-    if args.json:
-        args.json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
+    ]  # fmt: skip
+    report(args, ["network", "slots", "units", "ideal s", "speed-up", "planning s"], cells, rows)
 
 
 if __name__ == "__main__":

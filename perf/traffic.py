@@ -9,17 +9,14 @@ convolutions and matrix products of a forward pass.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from cases import Case, gpt, resnet, unet, write_data
+from measure import report, short_parser
 from models import forward_bytes
-from table import markdown
 
 import oocdl
 from oocdl.graph.ir.graph import Role
@@ -115,22 +112,13 @@ def cells(row: Traffic) -> tuple[str, ...]:
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--toy", action="store_true", help="tiny models, for tests")
+    parser = short_parser(__doc__)
     parser.add_argument("--memory", default="4GiB", help="budget that the plan keeps")
     parser.add_argument("--only", default="", help="models whose name contains this")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
     args = parser.parse_args()
-    rows: list[Traffic] = []
-    for case in TOY if args.toy else FULL:
-        if args.only.lower() in case.name.lower():
-            rows.append(measure(case, args.memory))
-    print(markdown(HEADS, [cells(row) for row in rows]))
-    if args.json:
-        found: list[dict[str, Any]] = [asdict(row) for row in rows]
-        args.json.write_text(json.dumps({"memory": args.memory, "rows": found}, indent=1))
+    cases = [case for case in (TOY if args.toy else FULL) if args.only.lower() in case.name.lower()]
+    rows = [measure(case, args.memory) for case in cases]
+    report(args, HEADS, [cells(row) for row in rows], rows)
 
 
 if __name__ == "__main__":

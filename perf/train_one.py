@@ -11,7 +11,6 @@ file and takes the steps that oocdl takes, so the losses have to agree.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -68,7 +67,7 @@ def train(
         now = (hooks.read_bytes, hooks.written_bytes) if hooks else (0, 0)
         found["spill_read"].append(now[0] - before[0])
         found["spill_written"].append(now[1] - before[1])
-    return {**found, "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return found
 
 
 def main() -> None:

@@ -1,7 +1,4 @@
-"""A network in PyTorch that is what its ONNX file is, with the same data and loss.
-
-Knows nothing of oocdl: others that are measured have environments without it.
-"""
+"""A network in PyTorch that is what its ONNX file is, with the same data and loss."""
 
 from __future__ import annotations
 

@@ -28,21 +28,17 @@ class Variant:
 
     name: str
     how: str = "oocdl"
-    """Or a mode of ``train_one.py``, or ``deepspeed``."""
+    """Or a mode of ``train_one.py``."""
     precision: str = "float32"
     part: int | None = None
-    """Budget and limit of the cgroup: one ``part``-th of what PyTorch in memory takes in this precision."""
-    like: str = ""
-    """Or what the variant of this name takes. With neither there is no limit."""
+    """Budget and limit of the cgroup: one ``part``-th of what PyTorch in memory takes in this precision.
+    None: no limit."""
     baseline: bool = False
     """Whether the fastest of those so marked, in each precision, is what others are compared with."""
-    tuned: bool = False
-    """Whether the allocator is the baseline's; else it is ``env``'s."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] | None = None
+    """Settings of the allocator; None: those of the baseline."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of ``fit``, beside those of the case."""
-    workers: int = 0
-    """Processes of a Dask cluster, each with the budget; 0: all in one process."""
 
     @property
     def plain(self) -> bool:
@@ -58,20 +54,14 @@ def in_core(precision: str = "float32") -> tuple[Variant, ...]:
     )
 
 
-def checkpointing(precision: str = "float32", tuned: bool = True) -> Variant:
+def checkpointing(precision: str = "float32") -> Variant:
     """PyTorch that computes the inside of its blocks twice."""
-    return _by_torch("checkpoints", "ckpt", precision, tuned)
+    return Variant(f"PyTorch{SHORT[precision]} + checkpoints", "ckpt", precision)
 
 
-def hooks(precision: str = "float32", tuned: bool = True) -> Variant:
+def hooks(precision: str = "float32") -> Variant:
     """PyTorch that writes what it saves for the backward pass to files."""
-    return _by_torch("disk hooks", "disk", precision, tuned)
-
-
-def _by_torch(what: str, how: str, precision: str, tuned: bool) -> Variant:
-    """Tuned it is faster, and takes more."""
-    name = f"PyTorch{SHORT[precision]} + {what}{' (tuned malloc)' * tuned}"
-    return Variant(name, how, precision, tuned=tuned)
+    return Variant(f"PyTorch{SHORT[precision]} + disk hooks", "disk", precision)
 
 
 def at(part: int, precision: str = "float32", name: str = "", **options: Any) -> Variant:
@@ -79,9 +69,4 @@ def at(part: int, precision: str = "float32", name: str = "", **options: Any) ->
     share = "1" if part == 1 else f"1/{part}"
     # The words of fit; float32 is what it does unless told otherwise.
     told = {"precision": precision, **options} if precision != "float32" else options
-    return Variant(f"oocdl{SHORT[precision]} {share}{name}", "oocdl", precision, part, options=told)
-
-
-def as_much_as(other: Variant) -> Variant:
-    """oocdl at the memory that another takes."""
-    return Variant(f"oocdl at the memory of {other.name}", precision=other.precision, like=other.name)
+    return Variant(f"oocdl{SHORT[precision]} {share}{name}", "oocdl", precision, part, env={}, options=told)

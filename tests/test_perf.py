@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -121,13 +120,12 @@ def rounds(folder: Path, name: str, only: str, *words: str) -> dict[str, dict[st
 def test_unet_sets_all_ways_beside_each_other(tmp_path: Path) -> None:
     # The ways that no other bench here takes.
     only = "PyTorch + disk hooks,oocdl 1/4 (*,oocdl bf16 1/4"
-    rows = rounds(tmp_path, "networks", only, "--networks", "unet", "--plot", "unet.png")
+    rows = rounds(tmp_path, "networks", only, "--networks", "unet")
     told = rows.pop("oocdl bf16 1/4")["why"]
     assert told == "" or told.startswith("refused: precision")
     assert list(rows) == ["PyTorch", "PyTorch + disk hooks", "oocdl 1/4 (ONNX Runtime)", "PyTorch bf16"]
     assert all(row["why"] == "" for row in rows.values())
     assert rows["PyTorch + disk hooks"]["read_bytes"] > rows["PyTorch"]["read_bytes"] == 0
-    assert (tmp_path / "unet.png").read_bytes().startswith(b"\x89PNG")
 
 
 @CHROMIUM
@@ -143,39 +141,22 @@ def test_dashboard_tells_what_a_page_costs_the_run_and_the_browser(tmp_path: Pat
 
 @pytest.mark.slow
 def test_networks_of_many_families_have_the_losses_of_pytorch(tmp_path: Path) -> None:
-    only = "oocdl 1/4,PyTorch + checkpoints (*"
-    printed, rows = bench(tmp_path, "networks", "--only", only, "--networks", "resnet50,gpt,lstm")
-    ways = ["PyTorch", "PyTorch + checkpoints (tuned malloc)", "oocdl 1/4"]
-    assert [row["variant"]["name"] for row in rows] == 3 * ways
-    assert [row["network"] for row in rows] == [n for n in ("ResNet-8", "GPT-1", "LSTM 2x16") for _ in ways]
+    only = "oocdl 1/4,PyTorch + checkpoints"
+    printed, rows = bench(tmp_path, "networks", "--only", only, "--networks", "resnet50,gpt,lstm,mlp")
+    ways = ["PyTorch", "PyTorch + checkpoints", "oocdl 1/4"]
+    names = ("ResNet-8", "GPT-1", "LSTM 2x16", "MLP 2x64")
+    assert [row["variant"]["name"] for row in rows] == 4 * ways
+    assert [row["network"] for row in rows] == [n for n in names for _ in ways]
     assert all(row["why"] == "" and row["loss_off"] < 1e-4 for row in rows)
     assert printed.count("| LSTM 2x16 ") == 2, "one table of all, without PyTorch in memory"
 
 
 @pytest.mark.slow
-def test_big_mlp_says_where_deepspeed_is_missing(tmp_path: Path) -> None:
-    rows = rounds(tmp_path, "big_mlp", "oocdl 1/4,DeepSpeed*NVMe")
-    assert list(rows) == ["PyTorch", "oocdl 1/4", "DeepSpeed ZeRO-3 on NVMe"]
-    if importlib.util.find_spec("deepspeed") is None:
-        assert rows["DeepSpeed ZeRO-3 on NVMe"]["why"].startswith("refused: DeepSpeed is not installed")
-
-
-@pytest.mark.slow
-def test_scaling_compares_threads_and_processes(tmp_path: Path) -> None:
-    rows = rounds(tmp_path, "scaling", "2 threads*,2 processes (1/2*")
-    assert list(rows) == ["PyTorch", "2 threads (1/2)", "2 processes (1/2 each)"]
-    assert all(row["why"] == "" for row in rows.values())
-    one, two = (rows[name]["anonymous_bytes"] for name in ("2 threads (1/2)", "2 processes (1/2 each)"))
-    assert two > 1.5 * one, "the memory of all processes counts"
-
-
-@pytest.mark.slow
 def test_overhead_tells_where_time_goes(tmp_path: Path) -> None:
-    _, rows = bench(tmp_path, "overhead", "--plot", "overhead.png")
-    assert [row["way"] for row in rows] == ["serial", "own", "dask", "cluster"]
+    _, rows = bench(tmp_path, "overhead")
+    assert [row["way"] for row in rows] == ["serial", "own", "dask"]
     assert all(row["seconds"] > 0 and row["tasks"] == rows[0]["tasks"] for row in rows)
     assert all(seconds > 0 for seconds in rows[0]["parts"].values())
-    assert (tmp_path / "overhead.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -226,15 +207,6 @@ def test_larger_tells_plan_and_run(tmp_path: Path) -> None:
     assert printed.index("| plan ") < printed.index("| run ")
     assert [row["name"] for row in rows] == ["stream"]
     assert len(rows[0]["outcome"]["result"]["anonymous"]) == 3
-
-
-@pytest.mark.slow
-def test_disk_io_sets_a_step_beside_the_disk(tmp_path: Path) -> None:
-    _, rows = bench(tmp_path, "disk_io")
-    *speeds, moved = rows
-    assert [speed["threads"] for speed in speeds] == [1, 2, 3, 4] * 2
-    assert all(speed["read"] > 0 and speed["written"] > 0 for speed in speeds)
-    assert moved["share"] == pytest.approx(moved["both_seconds"] / moved["seconds"])
 
 
 @pytest.mark.slow

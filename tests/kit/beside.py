@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.optim import SGD
 from oocdl.pytorch.comparison.modes import Jitter
 from tests.kit.nets import write_data
+from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
 from tests.kit.torch_modules import error
 
@@ -61,19 +63,15 @@ def trained_by_pytorch(
 ) -> dict[str, Tensor]:
     """Train ``module`` in place, in float64; returns losses and its state."""
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=0.9, weight_decay=0.01)
-    losses, place = [], 0
+
+    def loss(number: int) -> Tensor:
+        rows = [(number * course.batch + n) % len(x) for n in range(course.batch)]
+        return F.mse_loss(_first(module(x[rows])), target[rows])
+
+    each = range(course.accumulate)
+    passes = [[partial(loss, step * len(each) + n) for n in each] for step in range(course.steps)]
     with jitter or nullcontext():
-        for _ in range(course.steps):
-            optimizer.zero_grad()
-            total = 0.0
-            for _ in range(course.accumulate):
-                rows = [(place + n) % len(x) for n in range(course.batch)]
-                place += course.batch
-                loss = F.mse_loss(_first(module(x[rows])), target[rows])
-                (loss / course.accumulate).backward()
-                total += loss.item() / course.accumulate
-            optimizer.step()
-            losses.append(total)
+        losses = in_torch(optimizer, passes)
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     return {"losses": torch.tensor(losses, dtype=torch.float64), **state}
 
@@ -102,6 +100,9 @@ def beside(
     names = [name for name in ("x", "input") if name in _arguments(module)] or ["x"]
     made = tree_leaves(copy.deepcopy(module)(given[: course.batch]))
     output = "output" if len([leaf for leaf in made if isinstance(leaf, Tensor)]) == 1 else "output_0"
+    ends = {"inputs": {names[0]: "x"}, "targets": {output: "target"}, "loss": {output: "mse"}}
+    sgd = SGD(lr=RATE, momentum=0.9, weight_decay=0.01)
+    how = {"optimizer": sgd, "steps": course.steps, "batch_size": course.batch}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", oocdl.errors.ModelWarning)
@@ -109,23 +110,13 @@ def beside(
                 module,
                 folder / "data.zarr",
                 workdir=folder / "net.run",
-                **{
-                    **EXACT,
-                    "loss": {output: "mse"},
-                    "targets": {output: "target"},
-                    "optimizer": SGD(lr=RATE, momentum=0.9, weight_decay=0.01),
-                    "steps": course.steps,
-                    "batch_size": course.batch,
-                    "accumulate": course.accumulate,
-                    "inputs": {names[0]: "x"},
-                    **course.options,
-                },
+                **{**EXACT, **ends, **how, "accumulate": course.accumulate, **course.options},
             )
     except InputError as why:
         return Verdict("refused", str(why))
     loaded = copy.deepcopy(fresh)
     run.load_into(loaded)
-    losses = torch.tensor([row["loss"] for row in run.history], dtype=torch.float64)
+    losses = torch.tensor(losses_of(run), dtype=torch.float64)
     found = {"losses": losses, **loaded.state_dict()}
     wrong = _wrong(found, wanted, lambda jitter: trained_by_pytorch(
         copy.deepcopy(fresh), given, target, course, jitter))  # fmt: skip

@@ -14,7 +14,9 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,33 @@ def _too_slow(*_: object) -> None:
     raise TooSlow
 
 
+@contextmanager
+def little_time() -> Iterator[None]:
+    """What takes longer inside is broken off."""
+    signal.signal(signal.SIGVTALRM, _too_slow)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_CPU_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def try_all(seeds: Iterable[int], tried: Callable[[int], tuple[str, str]]) -> None:
+    """Try seeds; prints as JSON how many ended how, and what was wrong.
+
+    ``tried`` returns how one ended, and what is wrong with that, or "".
+    """
+    ended: Counter[str] = Counter()
+    wrong: dict[int, str] = {}
+    for seed in seeds:
+        how, why = tried(seed)
+        ended[how] += 1
+        if why:
+            wrong[seed] = why
+            print(f"seed {seed}: {why}", file=sys.stderr, flush=True)
+    print(json.dumps({"ended": ended, "wrong": wrong}))
+
+
 @cache
 def _data(name: str, folder: Path) -> Path:
     """A dataset of which there are no bytes, that the model fits before it is changed."""
@@ -58,42 +87,36 @@ def inspect_of(name: str, folder: Path) -> Any:
     return inspect_onnx(path)
 
 
-def tried(seed: int, folder: Path) -> tuple[str, str]:
+def tried(seed: int, folder: Path, progress: Path | None = None) -> tuple[str, str]:
     """Plan the file of a seed; returns how that ended, and the traceback where it must not end so."""
+    if progress is not None:
+        progress.write_text(str(seed))
     name, content = changed(seed)
     data, path = _data(name, folder), folder / "changed.onnx"
     path.write_bytes(content)
-    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_CPU_SECONDS)
     try:
-        opened = inspect_onnx(path)
-        shapes = {p.name: tuple(d if isinstance(d, int) else 2 for d in p.dims) for p in opened.inputs}
-        opened.bind(RULES, shapes, training=False)
-        job_of(path, str(data), make_settings(**OPTIONS)).plan()
+        with little_time():
+            opened = inspect_onnx(path)
+            shapes = {p.name: tuple(d if isinstance(d, int) else 2 for d in p.dims) for p in opened.inputs}
+            opened.bind(RULES, shapes, training=False)
+            job_of(path, str(data), make_settings(**OPTIONS)).plan()
         return "planned", ""
     except GraphError as error:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         return "a defect", str(error)
     except OocdlError as error:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if "\n" in str(error) or not str(error):
             return "an error that is not one line", str(error)
         return type(error).__name__, ""
-    except BaseException as error:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
         return "internal error", f"{name}: " + traceback.format_exc()
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def main(first: int, last: int, progress: Path | None = None) -> None:
     """Try the files of seeds."""
     warnings.simplefilter("ignore")
     os.environ |= {"OOCDL_PLAN_CACHE": "off", "OOCDL_MEASURE": "off"}
-    signal.signal(signal.SIGVTALRM, _too_slow)
-    ended: Counter[str] = Counter()
-    wrong: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         for name in models():
@@ -101,15 +124,7 @@ def main(first: int, last: int, progress: Path | None = None) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         most = pages * os.sysconf("SC_PAGE_SIZE") + MOST_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        for seed in range(first, last):
-            if progress is not None:
-                progress.write_text(str(seed))
-            how, why = tried(seed, folder)
-            ended[how] += 1
-            if why:
-                wrong[seed] = why
-                print(f"seed {seed}: {why}", file=sys.stderr, flush=True)
-    print(json.dumps({"ended": ended, "wrong": wrong}))
+        try_all(range(first, last), partial(tried, folder=folder, progress=progress))
 
 
 if __name__ == "__main__":

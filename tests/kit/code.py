@@ -40,6 +40,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
                 yield module
 
 
+@cache
 def own_imports(name: str) -> set[str]:
     """Modules of this package that a module imports, without the package's name."""
     return {

@@ -8,14 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import json
 import os
-import re
-import signal
 import sys
 import tempfile
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +20,10 @@ import numpy as np
 from oocdl.cli import app, verbs
 from oocdl.cli.app import run_command
 from tests.kit import nets
-from tests.kit.changed_files import TooSlow
-from tests.kit.changed_models import Random
+from tests.kit.changed_files import TooSlow, little_time, try_all
+from tests.kit.changed_models import one
 
 CODES = (0, 2, 3, 4)
-MOST_CPU_SECONDS = 5.0
 NOT_RUN = ("dashboard", "demo", "search")
 """What serves until Ctrl-C, or trains for long; their help and their errors of options are tried."""
 WORDS = (
@@ -50,18 +45,10 @@ def places(folder: Path) -> list[str]:
     (folder / "empty").mkdir()
     nets.write_mlp(folder / "net.onnx")
     nets.write_data(folder / "data.zarr", nets.vectors())
-    fit = ["fit", *_places(folder, "net.onnx", "data.zarr"), "--steps", "1", "--engine", "numpy"]
+    fit = ["fit", f"{folder}/net.onnx", f"{folder}/data.zarr", "--steps", "1", "--engine", "numpy"]
     code = run_command([*fit, "--memory", "2GiB", "--no-progress", "--workdir", str(folder / "run")], False)
     assert code == 0
     return [str(path) for path in sorted(folder.iterdir())]
-
-
-def _places(folder: Path, *names: str) -> list[str]:
-    return [str(folder / name) for name in names]
-
-
-def _one(random: Random, items: Any) -> Any:
-    return items[int(random.integers(len(items)))]
 
 
 def line(seed: int, folder: Path, there: list[str]) -> list[str]:
@@ -71,7 +58,7 @@ def line(seed: int, folder: Path, there: list[str]) -> list[str]:
     group = dict(root.commands)
     cluster = group.pop("cluster")
     group |= {f"cluster {name}": command for name, command in cluster.commands.items()}
-    name = _one(random, sorted(group))
+    name = one(random, sorted(group))
     options = [option for option in group[name].params if option.param_type_name == "option"]
     arguments = [option for option in group[name].params if option.param_type_name == "argument"]
     words = name.split()
@@ -80,14 +67,14 @@ def line(seed: int, folder: Path, there: list[str]) -> list[str]:
         if random.random() < 0.75 and argument.name in right:
             words.append(str(folder / right[argument.name]))
         elif random.random() < 0.8:
-            words.append(_one(random, (*there, *WORDS)))
+            words.append(one(random, (*there, *WORDS)))
     for _ in range(random.integers(0, 4)):
-        option = _one(random, options) if options else None
+        option = one(random, options) if options else None
         words.append("--what" if option is None or random.random() < 0.03 else option.opts[0])
         if option is not None and not option.is_flag and random.random() < 0.95:
-            words.append(_one(random, (*there, *WORDS)) if random.random() < 0.8 else f"w{seed}")
+            words.append(one(random, (*there, *WORDS)) if random.random() < 0.8 else f"w{seed}")
     if random.random() < 0.05:
-        words.insert(int(random.integers(len(words) + 1)), _one(random, WORDS))
+        words.insert(int(random.integers(len(words) + 1)), one(random, WORDS))
     defaults = {"steps": "1", "engine": "numpy", "memory": "1GiB", "workdir": str(folder / f"w{seed}")}
     for option in options:
         if option.name in defaults and option.opts[0] not in words and random.random() < 0.97:
@@ -96,49 +83,36 @@ def line(seed: int, folder: Path, there: list[str]) -> list[str]:
     return [*words, "x", "--help"] if long or "--cluster" in words or "--scheduler" in words else words
 
 
-def tried(words: list[str]) -> tuple[str, str]:
-    """Run a command line; returns its exit code, and what it wrote where that is not as it must be."""
-    out, err = io.StringIO(), io.StringIO()
-    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_CPU_SECONDS)
+def tried(seed: int, folder: Path, there: list[str]) -> tuple[str, str]:
+    """Run the command line of a seed; returns its exit code, and what it wrote where that must not be."""
+    words, out, err = line(seed, folder, there), io.StringIO(), io.StringIO()
+
+    def told(what: str) -> str:
+        return f"{' '.join(map(repr, words))}: {what}".replace(str(folder), "")
+
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with little_time(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run_command(words, debug=False)
     except (Exception, SystemExit, TooSlow) as error:
-        return type(error).__name__, repr(error)
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    told = err.getvalue()
-    last = told.splitlines()[-1:] or [""]
+        return type(error).__name__, told(repr(error))
+    said = err.getvalue()
+    last = said.splitlines()[-1:] or [""]
     wrong = code not in CODES or (code in (2, 4) and not last[0].startswith("oocdl: "))
-    wrong = wrong or any(text in told for text in ("internal error", "Traceback", "\x1b[2J"))
-    return str(code), told[-2000:] if wrong else ""
-
-
-def _too_slow(*_: object) -> None:
-    raise TooSlow
+    wrong = wrong or any(text in said for text in ("internal error", "Traceback", "\x1b[2J"))
+    return str(code), told(said[-2000:]) if wrong else ""
 
 
 def main(first: int, last: int) -> None:
-    """Try the command lines of seeds; prints as JSON how many ended how, and what was wrong."""
+    """Try the command lines of seeds."""
     warnings.simplefilter("ignore")
     app.get_group = functools.cache(app.get_group)  # the commands are made once, as by a shell
     os.environ |= {"OOCDL_PLAN_CACHE": "off", "OOCDL_MEASURE": "off"}
-    signal.signal(signal.SIGVTALRM, _too_slow)
-    ended: Counter[str] = Counter()
-    wrong: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         os.environ |= {"XDG_CACHE_HOME": f"{text}/cache", "XDG_CONFIG_HOME": f"{text}/config", "HOME": text}
         there = places(folder)
         os.chdir(folder / "empty")
-        for seed in range(first, last):
-            words = line(seed, folder, there)
-            how, why = tried(words)
-            ended[how] += 1
-            if why:
-                wrong[seed] = f"{' '.join(map(repr, words)).replace(text, '')}: {re.sub(text, '', why)}"
-                print(f"seed {seed}: {wrong[seed]}", file=sys.stderr, flush=True)
-    print(json.dumps({"ended": ended, "wrong": wrong}))
+        try_all(range(first, last), functools.partial(tried, folder=folder, there=there))
 
 
 if __name__ == "__main__":

@@ -51,14 +51,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def run(*command: object, environment: Mapping[str, str], check: bool = True) -> str:
     """Run a command with variables of its system; returns what it prints, and fails with what it says."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    env, words = {**os.environ, **environment}, list(map(str, command))
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env, check=False)
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(map(str, command))}: {done.returncode} {done.stdout} {done.stderr}")
     return done.stdout
@@ -82,6 +76,28 @@ def end(pids: Iterable[int]) -> None:
     deadline = time.monotonic() + END_SECONDS
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def ip(*words: object, check: bool = True) -> str:
+    """Call ``ip``, as root."""
+    return run("ip", *words, environment={"PATH": path_of_daemons()}, check=check)
+
+
+def add_bridge(bridge: str, network: str) -> None:
+    """A bridge; this machine is ``network``.254 on it."""
+    ip("link", "add", bridge, "type", "bridge")
+    ip("address", "add", f"{network}.254/24", "dev", bridge)
+    ip("link", "set", bridge, "up")
+
+
+def add_host(bridge: str, network: str, name: str, link: str, number: int) -> None:
+    """A network namespace that is ``network``.``number`` on a bridge, by a link."""
+    ip("netns", "add", name)
+    ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+    ip("link", "set", link, "master", bridge, "up")
+    ip("-n", name, "address", "add", f"{network}.{number}/24", "dev", "eth0")
+    for device in ("eth0", "lo"):
+        ip("-n", name, "link", "set", device, "up")
 
 
 def path_of_daemons() -> str:

@@ -12,6 +12,7 @@ import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -323,7 +324,5 @@ def dump(pids: Sequence[int | None]) -> str:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return

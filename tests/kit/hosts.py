@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.kit import daemons
+from tests.kit.daemons import add_bridge, add_host, ip, path_of_daemons
 from tests.kit.processes import DASK_SCHEDULER, DASK_WORKER, Cluster, Kept, free_port, kept
 
 BRIDGE, NETWORK = "oocdl-hbr", "10.79.0"
@@ -24,7 +25,7 @@ def missing() -> str | None:
     """Say why this machine cannot have hosts; None if it can."""
     if os.geteuid() != 0:
         return "hosts of one's own need root"
-    if shutil.which("ip", path=_path()) is None:
+    if shutil.which("ip", path=path_of_daemons()) is None:
         return "needs ip: apt-get install iproute2"
     return None
 
@@ -38,11 +39,11 @@ class Hosts:
 
     def cut(self, number: int) -> None:
         """Cut the link of a host; nobody is told."""
-        run("ip", "link", "set", f"oocdl-h{number}", "down")
+        ip("link", "set", f"oocdl-h{number}", "down")
 
     def mend(self, number: int) -> None:
         """Undo ``cut``."""
-        run("ip", "link", "set", f"oocdl-h{number}", "up")
+        ip("link", "set", f"oocdl-h{number}", "up")
 
     def part(self, apart: bool) -> None:
         """Cut all links between hosts, or undo that; each still reaches the scheduler."""
@@ -52,7 +53,7 @@ class Hosts:
     def throttle(self, number: int, rate: str) -> None:
         """Limit what a host sends, as by ``tc``: "400mbit"."""
         limit = ("tbf", "rate", rate, "burst", "512kb", "latency", "200ms")
-        run("ip", "netns", "exec", self.names[number], "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
+        ip("netns", "exec", self.names[number], "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
 
     def peak_bytes(self, number: int) -> int:
         """The most that the cgroup of a host has had, page cache included."""
@@ -79,11 +80,9 @@ def hosts(
     address = f"tcp://{NETWORK}.254:{port}"
     workers = []
     try:
-        run("ip", "link", "add", BRIDGE, "type", "bridge")
-        run("ip", "address", "add", f"{NETWORK}.254/24", "dev", BRIDGE)
-        run("ip", "link", "set", BRIDGE, "up")
+        add_bridge(BRIDGE, NETWORK)
         for number, name in enumerate(names):
-            _add_host(number, name)
+            add_host(BRIDGE, NETWORK, name, f"oocdl-h{number}", number + 1)
             local = folder / f"disk{number}"
             local.mkdir(exist_ok=True)
             if disk_mib is not None:
@@ -112,47 +111,30 @@ def hosts(
         _remove(folder, count)
 
 
-def run(*command: str) -> None:
+def run(*command: object, check: bool = True) -> None:
     """Run a command of the system."""
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PATH": _path()})
-
-
-def _path() -> str:
-    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    daemons.run(*command, environment={"PATH": path_of_daemons()}, check=check)
 
 
 def _cgroup(number: int) -> Path:
     return MEMORY / f"oocdl-host{number}"
 
 
-def _add_host(number: int, name: str) -> None:
-    link = f"oocdl-h{number}"
-    run("ip", "netns", "add", name)
-    run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-    run("ip", "link", "set", link, "master", BRIDGE, "up")
-    run("ip", "-n", name, "address", "add", f"{NETWORK}.{number + 1}/24", "dev", "eth0")
-    for device in ("eth0", "lo"):
-        run("ip", "-n", name, "link", "set", device, "up")
-
-
 def _add_disk(folder: Path, number: int, size_mib: int) -> None:
     image = folder / f"disk{number}.img"
     with image.open("wb") as file:
         file.truncate(size_mib << 20)
-    run("mkfs.ext4", "-q", "-F", str(image))
-    run("mount", "-o", "loop", str(image), str(folder / f"disk{number}"))
+    run("mkfs.ext4", "-q", "-F", image)
+    run("mount", "-o", "loop", image, folder / f"disk{number}")
 
 
 def _remove(folder: Path, count: int) -> None:
     """Remove all that hosts are, as far as it is there."""
     for number in range(count):
-        with suppress(subprocess.CalledProcessError):
-            run("umount", "-l", str(folder / f"disk{number}"))
-        for command in (("link", "delete", f"oocdl-h{number}"), ("netns", "delete", f"oocdl-host{number}")):
-            with suppress(subprocess.CalledProcessError):
-                run("ip", *command)
+        run("umount", "-l", folder / f"disk{number}", check=False)
+        ip("link", "delete", f"oocdl-h{number}", check=False)
+        ip("netns", "delete", f"oocdl-host{number}", check=False)
         with suppress(OSError):
             _cgroup(number).rmdir()
         (folder / f"disk{number}.img").unlink(missing_ok=True)
-    with suppress(subprocess.CalledProcessError):
-        run("ip", "link", "delete", BRIDGE)
+    ip("link", "delete", BRIDGE, check=False)

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from oocdl.graph.ir.graph import Graph, Node
-from tests.kit import activation_cases, attention_cases, recurrent_cases
+from tests.kit import attention_cases, recurrent_cases
 
 Tensors = Sequence[torch.Tensor]
+Oracle = Callable[[Any, Any], Any]
+"""(operands, attributes) -> result, or results."""
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -239,7 +241,30 @@ def _ctc(inputs: Tensors, attrs: Mapping[str, Any]) -> torch.Tensor:
     return F.ctc_loss(chances, labels.clamp(0), frames, counts, reduction="none", **options)
 
 
-OPS: dict[str, Callable[[Any, Any], Any]] = {
+ACTIVATIONS: Mapping[str, tuple[Sequence[Mapping[str, Any]], Oracle]] = {
+    "Relu": ([{}], lambda i, a: F.relu(i[0])),
+    "LeakyRelu": ([{"alpha": 0.1}], lambda i, a: F.leaky_relu(i[0], a["alpha"])),
+    "Elu": (
+        [{"alpha": alpha} for alpha in (0.7, -0.7, 0.0)],
+        lambda i, a: torch.where(i[0] > 0, i[0], a["alpha"] * torch.expm1(i[0].clamp(max=0))),
+    ),
+    "Gelu": ([{"approximate": way} for way in ("none", "tanh")], lambda i, a: F.gelu(i[0], **a)),
+    "QuickGelu": ([{"alpha": 1.7}], lambda i, a: i[0] * torch.sigmoid(a["alpha"] * i[0])),
+}
+"""Operator of one operand -> its instances, and its oracle."""
+ACTIVATION_GRADS: Mapping[str, tuple[Sequence[Mapping[str, Any]], Oracle]] = {
+    "ReluGrad": ([{}], lambda i, a: torch.where(i[1] > 0, i[0], torch.zeros((), dtype=i[0].dtype))),
+    "LeakyReluGrad": ([{"alpha": 0.1}], lambda i, a: torch.where(i[1] > 0, i[0], i[0] * a["alpha"])),
+    "EluGrad": ([{"alpha": 0.7}], lambda i, a: torch.where(i[1] > 0, i[0], i[0] * (i[1] + a["alpha"]))),
+    "GeluGrad": (
+        [{"approximate": way} for way in ("none", "tanh")],
+        lambda i, a: _vjp(lambda x: F.gelu(x, **a), i[1], i[0]),
+    ),
+    "SigmoidGrad": ([{}], lambda i, a: i[0] * i[1] * (1 - i[1])),
+    "TanhGrad": ([{}], lambda i, a: i[0] * (1 - i[1] ** 2)),
+}
+"""The same of gradients, which take the gradient of the result and the operand, or the result."""
+OPS: dict[str, Oracle] = {
     "Add": lambda i, a: i[0] + i[1],
     "Sub": lambda i, a: i[0] - i[1],
     "Mul": lambda i, a: i[0] * i[1],
@@ -300,7 +325,7 @@ OPS: dict[str, Callable[[Any, Any], Any]] = {
     "MaxPool": lambda i, a: _max_pool(i[0], a),
     "MaxPoolGrad": lambda i, a: _vjp(lambda x: _max_pool(x, a), i[0], i[1]),
     "Resample": _resample,
-    **activation_cases.ORACLES,
+    **{op: oracle for op, (_, oracle) in {**ACTIVATIONS, **ACTIVATION_GRADS}.items()},
     **recurrent_cases.ORACLES,
     **attention_cases.ORACLES,
     "Ctc": _ctc,

@@ -15,7 +15,6 @@ from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Instruction, Program
 from tests.kit import kernel_cases
 from tests.kit.kernel_cases import Case, noise
-from tests.kit.linear_cases import contractions, reductions, resamples
 from tests.kit.programs import operand, program
 from tests.kit.window_cases import convolutions, grouped, pools
 
@@ -23,9 +22,9 @@ _BY_HAND = [
     *kernel_cases.pointwise(),
     *kernel_cases.structure(),
     *kernel_cases.lookups(),
-    *reductions(),
-    *contractions(),
-    *resamples(),
+    *kernel_cases.reductions(),
+    *kernel_cases.contractions(),
+    *kernel_cases.resamples(),
     *convolutions(),
     *grouped(),
     *pools(),
@@ -91,30 +90,14 @@ def block() -> tuple[Program, list[Array]]:
     """Conv, LeakyRelu, residual: crops, factored slots, outputs that are cropped or given."""
     x, w, skip = noise(2, 3, 8, 6), noise(4, 3, 3, 3, seed=1), noise(2, 4, 2, 2, 6, seed=2)
     inputs = [a.astype("float32") for a in (x, w, skip)]
-    conv = Instruction(
-        "Conv",
-        (
-            operand(0, (2, 3, 5, 6), [(0, 2), (0, 3), (0, 5), (0, 6)], [(0, 0), (0, 0), (1, 0), (1, 1)]),
-            operand(1, (4, 3, 3, 3)),
-        ),
-        (3,),
-        ((2, 4, 4, 6),),
-        ((2, 4, 2, 2, 6),),
-        ("float32",),
-        {"strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1)},
-    )
-    wide = (2, 4, 2, 2, 6)
-    relu = Instruction("LeakyRelu", (operand(3, wide),), (4,), (wide,), (wide,), ("float32",), {"alpha": 0.2})
-    add = Instruction("Add", (operand(4, wide), operand(2, wide)), (5,), (wide,), (wide,), ("float32",))
-    total = Instruction(
-        "ReduceSum",
-        (operand(5, (2, 4, 4, 6)),),
-        (6,),
-        ((1, 4, 1, 1),),
-        ((4,),),
-        ("float32",),
-        {"axes": (0, 2, 3)},
-    )
+    wide, flat, kind = (2, 4, 2, 2, 6), (2, 4, 4, 6), ("float32",)
+    read = operand(0, (2, 3, 5, 6), [(0, 2), (0, 3), (0, 5), (0, 6)], [(0, 0), (0, 0), (1, 0), (1, 1)])
+    slides = {"strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1)}
+    conv = Instruction("Conv", (read, operand(1, (4, 3, 3, 3))), (3,), (flat,), (wide,), kind, slides)
+    relu = Instruction("LeakyRelu", (operand(3, wide),), (4,), (wide,), (wide,), kind, {"alpha": 0.2})
+    add = Instruction("Add", (operand(4, wide), operand(2, wide)), (5,), (wide,), (wide,), kind)
+    axes = {"axes": (0, 2, 3)}
+    total = Instruction("ReduceSum", (operand(5, flat),), (6,), ((1, 4, 1, 1),), ((4,),), kind, axes)
     made = program(inputs, [conv, relu, add, total], [], "block")
     outputs = (
         operand(5, (2, 4, 1, 2, 6), [(0, 2), (0, 4), (1, 2), (0, 2), (0, 6)]),
@@ -124,6 +107,4 @@ def block() -> tuple[Program, list[Array]]:
         operand(5, wide),
         operand(5, wide),
     )
-    return Program(
-        made.inputs, made.input_shapes, made.input_dtypes, made.instructions, outputs, "block"
-    ), inputs
+    return replace(made, outputs=outputs), inputs

@@ -51,6 +51,10 @@ def _two(function: Callable[..., Tensor], a: Point, b: Point, versions: Any = No
     return Kink(function, (a, b), versions)
 
 
+def _loss(function: Callable[..., Tensor]) -> Kink:
+    return Kink(lambda x: function(x, torch.zeros_like(x))[None], ((-1, 0, 1),), torchscript=False)
+
+
 def _rows(function: Callable[..., Tensor], *shape: int) -> Callable[[Tensor], Tensor]:
     return lambda x: function(x.reshape(1, 1, *shape)).flatten()
 
@@ -122,13 +126,9 @@ KINKS: dict[str, Kink] = {
     "max_pool1d": _at(_rows(lambda x: F.max_pool1d(x, 3, 1, 1), 4), 1, 1, 1, 0),
     "max_pool2d": _at(_rows(lambda x: F.max_pool2d(x, 2), 2, 2), 1, 1, 1, 1),
     "max_pool3d": _at(_rows(lambda x: F.max_pool3d(x, 2), 2, 2, 2), *[1] * 8),
-    "l1_loss": Kink(lambda x: F.l1_loss(x, torch.zeros_like(x))[None], ((-1, 0, 1),), torchscript=False),
-    "smooth_l1_loss": Kink(
-        lambda x: F.smooth_l1_loss(x, torch.zeros_like(x))[None], ((-1, 0, 1),), torchscript=False
-    ),
-    "huber_loss": Kink(
-        lambda x: F.huber_loss(x, torch.zeros_like(x))[None], ((-1, 0, 1),), torchscript=False
-    ),
+    "l1_loss": _loss(F.l1_loss),
+    "smooth_l1_loss": _loss(F.smooth_l1_loss),
+    "huber_loss": _loss(F.huber_loss),
     "cross_entropy": _at(lambda x: F.cross_entropy(x[None], torch.zeros(1).long())[None], -999, 0, 999),
 }
 """By the names of the table in ``docs/explanation/kinks.md``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -152,18 +153,11 @@ class ResNet(nn.Module):
         bottleneck: bool = False,
         classes: int = 10,
         stem: str = "small",
-        in_channels: int = 3,
     ) -> None:
         super().__init__()
         large = stem == "imagenet"
-        self.conv1 = nn.Conv2d(
-            in_channels,
-            width,
-            7 if large else 3,
-            stride=2 if large else 1,
-            padding=3 if large else 1,
-            bias=False,
-        )
+        kernel, stride = (7, 2) if large else (3, 1)
+        self.conv1 = nn.Conv2d(3, width, kernel, stride, kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.maxpool: nn.Module = nn.MaxPool2d(3, stride=2, padding=1) if large else nn.Identity()
         layers, inside = [], width
@@ -368,31 +362,23 @@ Family = tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]
 
 def families() -> dict[str, Family]:
     """Name -> (model, example inputs): what every importer and gradient test goes through."""
-
-    def volume(size: int = 16) -> Callable[[], tuple[Tensor, ...]]:
-        return lambda: (torch.randn(2, 1, size, size, size),)
-
-    found: dict[str, Family] = {}
-    for norm, down, up in (
-        ("instance", "maxpool", "transpose"),
-        ("batch", "stride", "nearest"),
-        ("group", "maxpool", "trilinear"),
-        ("group", "stride", "transpose"),
-        ("batch", "maxpool", "trilinear"),
-        ("instance", "stride", "nearest"),
-    ):
-
-        def make(norm: str = norm, down: str = down, up: str = up) -> nn.Module:
-            return UNet3d(norm=norm, down=down, up=up)
-
-        found[f"unet-{norm}-{down}-{up}"] = (make, volume(8))
-    found["resnet"] = (lambda: ResNet(), lambda: (torch.randn(4, 3, 16, 16),))
-    found["bottleneck"] = (
-        lambda: ResNet((1, 2), 4, bottleneck=True, stem="imagenet"),
-        lambda: (torch.randn(2, 3, 32, 32),),
+    ways = (
+        *(("instance", "maxpool", "transpose"), ("batch", "stride", "nearest")),
+        *(("group", "maxpool", "trilinear"), ("group", "stride", "transpose")),
+        *(("batch", "maxpool", "trilinear"), ("instance", "stride", "nearest")),
     )
-    found["gpt"] = (lambda: GPT(), lambda: (torch.randint(0, 50, (2, 12)),))
-    found["gpt-tanh-tied"] = (lambda: GPT(gelu="tanh", tied=True), lambda: (torch.randint(0, 50, (2, 16)),))
-    found["mlp"] = (lambda: MLP(), lambda: (torch.randn(5, 8),))
-    found["two-heads"] = (lambda: TwoHeads(), lambda: (torch.randn(2, 1, 6, 6),))
-    return found
+    found: dict[str, Family] = {
+        f"unet-{norm}-{down}-{up}": (
+            partial(UNet3d, norm=norm, down=down, up=up), lambda: (torch.randn(2, 1, 8, 8, 8),)
+        )
+        for norm, down, up in ways
+    }  # fmt: skip
+    small = partial(ResNet, (1, 2), 4, bottleneck=True, stem="imagenet")
+    return found | {
+        "resnet": (ResNet, lambda: (torch.randn(4, 3, 16, 16),)),
+        "bottleneck": (small, lambda: (torch.randn(2, 3, 32, 32),)),
+        "gpt": (GPT, lambda: (torch.randint(0, 50, (2, 12)),)),
+        "gpt-tanh-tied": (partial(GPT, gelu="tanh", tied=True), lambda: (torch.randint(0, 50, (2, 16)),)),
+        "mlp": (MLP, lambda: (torch.randn(5, 8),)),
+        "two-heads": (TwoHeads, lambda: (torch.randn(2, 1, 6, 6),)),
+    }

@@ -13,7 +13,7 @@ from oocdl.graph.ir.graph import Array, Role
 from oocdl.graph.ir.op_rule import Builder, Product, Rules
 from oocdl.ops import RULES
 from tests.kit import attention_cases, recurrent_cases
-from tests.kit.activation_cases import ACTIVATION_GRADS, ACTIVATIONS
+from tests.kit.interpret import ACTIVATION_GRADS, ACTIVATIONS
 
 AS_CONVOLUTIONS: Rules = {
     op: rule if rule.product and rule.product.data else replace(rule, product=Product(data=(0,)))
@@ -81,16 +81,8 @@ def _window(strides: Any, pads: Any, dilations: Any = None, **more: Any) -> dict
 
 
 def _resample(axis: int, size: int, mode: str, coordinates: str, **more: Any) -> dict[str, Any]:
-    return {
-        "axis": axis,
-        "size": size,
-        "mode": mode,
-        "coordinates": coordinates,
-        "scale": None,
-        "nearest_mode": "round_prefer_floor",
-        "transposed": False,
-        **more,
-    }
+    attrs = {"axis": axis, "size": size, "mode": mode, "coordinates": coordinates, "scale": None}
+    return {**attrs, "nearest_mode": "round_prefer_floor", "transposed": False, **more}
 
 
 def _pooled(axis: int, size: int, window: tuple[int, ...], **more: Any) -> dict[str, Any]:

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.reader import Imported
 from tests.kit.interpret import evaluate
+from tests.kit.runs import in_torch
 from tests.kit.torch_modules import encoder, in_evaluation, running
 
 STEPS, RATE = 3, 0.1
@@ -108,16 +110,12 @@ def losses_of_module(module: nn.Module, inputs: Sequence[Tensor]) -> list[float]
     """Mean squares of the outputs, summed, in three steps of SGD by PyTorch in float64."""
     module = copy.deepcopy(module).double()
     weights = [weight for weight in module.parameters() if weight.requires_grad]
-    optimizer, losses = torch.optim.SGD(weights, lr=RATE), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        made = module(*_doubled(inputs))
-        outputs = [made] if isinstance(made, Tensor) else made.values() if isinstance(made, dict) else made
-        loss = torch.stack([output.square().mean() for output in outputs]).sum()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+
+    def loss() -> Tensor:
+        made = tree_leaves(module(*_doubled(inputs)))
+        return torch.stack([output.square().mean() for output in made]).sum()
+
+    return in_torch(torch.optim.SGD(weights, lr=RATE), [[loss]] * STEPS)
 
 
 def losses_of_file(imported: Imported, inputs: Sequence[Tensor]) -> list[float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache, lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from oocdl.planning.recipe import PassKind, Request
 from oocdl.presets.unets import write_unet3d
 from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import nets
-from tests.kit.models import export
+from tests.kit.models import GPT, ResNet, UNet3d, export
 
 
 def drafted(model: Path, data: Path, **options: object) -> Draft:
@@ -31,13 +33,11 @@ def drafted(model: Path, data: Path, **options: object) -> Draft:
     settings = make_settings(engine="torch", memory="64GiB", **options)
     opened = inspect_onnx(model)
     binding = bind(opened, open_dataset(str(data), True), settings)
-    return draft_pass(
-        Request(
-            model=opened, binding=binding, settings=settings, batch=settings.batch_size, kind=PassKind.WHOLE
-        )
-    )
+    how = {"settings": settings, "batch": settings.batch_size, "kind": PassKind.WHOLE}
+    return draft_pass(Request(model=opened, binding=binding, **how))
 
 
+@lru_cache(16)
 def cut_for(draft: Draft, threads: int, workers: int, **parallel: object) -> CompiledPass:
     """The pass, cut for processes with room for units of a GiB; ``parallel``: the cuts that are asked for."""
     machine = Machine("torch", threads, 256 << 20, 32 << 30, workers=workers)
@@ -51,18 +51,21 @@ def exchanged(compiled: CompiledPass, workers: int, threads: int = 1) -> Exchang
     return exchange(placed, homes_of([placed]), workers)
 
 
-def unet_draft(folder: Path, size: int, samples: int = 1) -> Draft:
-    """A U-Net on volumes of which there are no bytes."""
-    group = zarr.open_group(str(folder / "data.zarr"), mode="w")
-    for name, dtype in (("image", "float32"), ("labels", "uint8")):
-        shape = (samples, size, size, size)
-        group.create_array(name, shape=shape, dtype=dtype, chunks=(1, *shape[1:]))
-    model = write_unet3d(folder / "unet.onnx")
-    return drafted(model, folder / "data.zarr", loss="dice_ce", batch_size=samples)
+@cache
+def unet_draft(size: int, samples: int = 1) -> Draft:
+    """A U-Net on volumes of which there are no bytes; its files are gone."""
+    with TemporaryDirectory() as folder:
+        data, shape = Path(folder, "data.zarr"), (samples, size, size, size)
+        group = zarr.open_group(data, mode="w")
+        for name, dtype in (("image", "float32"), ("labels", "uint8")):
+            group.create_array(name, shape=shape, dtype=dtype, chunks=(1, *shape[1:]))
+        model = write_unet3d(Path(folder, "unet.onnx"))
+        return drafted(model, data, loss="dice_ce", batch_size=samples)
 
 
-def mlp_draft(folder: Path, widths: Sequence[int], samples: int) -> Draft:
-    """Linear layers without biases, with Relus between, trained by Adam."""
+@cache
+def mlp_draft(widths: tuple[int, ...], samples: int) -> Draft:
+    """Linear layers without biases, with Relus between, trained by Adam; its files are gone."""
     nodes, x = [], "x"
     weights = {}
     for number, (inside, outside) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
@@ -71,20 +74,30 @@ def mlp_draft(folder: Path, widths: Sequence[int], samples: int) -> Draft:
         nodes.append(helper.make_node("Relu", [f"a{number}"], [f"h{number}"], f"relu{number}"))
         x = f"h{number}"
     nodes[-1] = helper.make_node("Identity", [f"a{len(widths) - 2}"], ["y"], "last")
-    model = nets.save(folder / "mlp.onnx", nodes, weights, ["batch", widths[0]], {"y": ["batch", widths[-1]]})
-    group = zarr.open_group(str(folder / "data.zarr"), mode="w")
-    group.create_array("x", shape=(samples, widths[0]), dtype="float32", chunks=(samples, widths[0]))
-    group.create_array("y", shape=(samples,), dtype="int64", chunks=(samples,))
-    return drafted(model, folder / "data.zarr", loss="cross_entropy", batch_size=samples, optimizer="adam")
+    with TemporaryDirectory() as folder:
+        data, ends = Path(folder, "data.zarr"), (["batch", widths[0]], {"y": ["batch", widths[-1]]})
+        model = nets.save(Path(folder, "mlp.onnx"), nodes, weights, *ends)
+        group = zarr.open_group(data, mode="w")
+        group.create_array("x", shape=(samples, widths[0]), dtype="float32", chunks=(samples, widths[0]))
+        group.create_array("y", shape=(samples,), dtype="int64", chunks=(samples,))
+        return drafted(model, data, loss="cross_entropy", batch_size=samples, optimizer="adam")
 
 
-def plan_of(
-    net: torch.nn.Module, x: np.ndarray, labels: np.ndarray, parallel: Mapping[str, object], folder: Path
-) -> oocdl.Plan:
-    """The plan of a network for two threads with much memory, all samples of ``x`` a batch."""
-    model = export(net, (torch.as_tensor(x),), folder / "net.onnx", dynamic=(0,))
-    group = zarr.open_group(folder / "data.zarr", mode="w")
-    group.create_array("x", data=x)
-    group.create_array("y", data=labels)
-    options = {"memory": "6GiB", "engine": "torch", "threads": 2, "loss": "cross_entropy"}
-    return oocdl.plan(model, folder / "data.zarr", batch_size=len(x), parallel=parallel, **options)
+@cache
+def plan_of(network: str) -> oocdl.Plan:
+    """The plan of a network that is cut, for two threads with much memory."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1, 1, 16, 16, 16)).astype("float32")
+    made: Any = UNet3d(base=4, depth=2), x, (x[:, 0] > 0).astype("uint8"), {"space": (4,)}
+    if network == "gpt":
+        ids = random.integers(0, 64, size=(4, 32))
+        made = GPT(64, 32, 32, 4, 1), ids, ids.astype("uint8"), {"batch": 2, "channels": 4}
+    if network == "resnet":
+        x = random.normal(size=(4, 3, 13, 11)).astype("float32")
+        made = ResNet(), x, random.integers(10, size=4), {"batch": 4}
+    net, x, labels, cuts = made
+    options = {"memory": "6GiB", "engine": "torch", "threads": 2, "loss": "cross_entropy", "parallel": cuts}
+    with TemporaryDirectory() as folder:
+        model = export(net, (torch.as_tensor(x),), Path(folder, "net.onnx"), dynamic=(0,))
+        data = nets.write_data(Path(folder, "data.zarr"), {"x": x, "y": labels})
+        return oocdl.plan(model, data, batch_size=len(x), **options)

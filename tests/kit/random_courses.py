@@ -109,12 +109,9 @@ class Course:
         for number in range(self.count):
             shape = SHAPES[number % len(SHAPES)] if self.with_sizes else SHAPES[0]
             labels = np.where(r.uniform(size=shape) < 0.2, IGNORED, r.integers(0, 3, shape))
-            found.append({"x": r.normal(size=(2, *shape)).astype("f4"), "mask": r.integers(0, 4, shape)})
-            found[-1] |= {
-                "seg": labels.astype("u1"),
-                "edge": r.normal(size=(1, *shape)),
-                "w": r.uniform(size=1),
-            }
+            x, mask = r.normal(size=(2, *shape)).astype("f4"), r.integers(0, 4, shape)
+            edge, w = r.normal(size=(1, *shape)), r.uniform(size=1)
+            found.append({"x": x, "mask": mask, "seg": labels.astype("u1"), "edge": edge, "w": w})
         group = zarr.open_group(str(path), mode="w")
         if self.with_sizes:
             for number, sample in enumerate(found):
@@ -162,11 +159,9 @@ class Course:
         """Train in place; returns the loss and the validation of each step, and averages of weights."""
         how, rows = self.options, [row for row in range(self.count) if row not in self.held]
         parts: list[list[Any]] = [[] for _ in (*self.groups, None)]
+        stay = (how["freeze"] or "-", "-" if "edge" in self.weights else "edge.*")
         names = {
-            name: p for name, p in net.named_parameters() if "edge" in self.weights or "edge" not in name
-        }
-        names = {
-            name: p for name, p in names.items() if not how["freeze"] or not fnmatchcase(name, how["freeze"])
+            name: p for name, p in net.named_parameters() if not any(fnmatchcase(name, one) for one in stay)
         }
         for name, p in names.items():
             hits = [n for n, group in enumerate(self.groups) if fnmatchcase(name, group["params"])]
@@ -175,11 +170,8 @@ class Course:
         made = self.torch_kind(
             [{**one, "params": p} for one, p in zip(settings, parts, strict=True)], **self.fields
         )
-        scheduler, history, averages = (
-            self.torch_schedule(made, how["steps"]),
-            list[Any](),
-            dict[str, Tensor](),
-        )
+        scheduler = self.torch_schedule(made, how["steps"])
+        history, averages = list[Any](), dict[str, Tensor]()
         for epoch in range(how["steps"]):
             order = permutation(0, epoch, len(rows)) if how["shuffle"] else range(len(rows))
             passes = self.batches(samples, [rows[int(at)] for at in order])

@@ -92,19 +92,9 @@ def resample(m: Maker, x: str) -> str:
     options: dict[str, Any] = {"antialias": m.flip()} if mode != "nearest" else {}
     if mode == "cubic":
         options["exclude_outside"] = m.flip()
-    coordinates = m.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
-    return m.build(
-        "Resample",
-        x,
-        axis=m.axis(x),
-        size=m.integer(1, 12),
-        mode=mode,
-        scale=None,
-        nearest_mode="round_prefer_floor",
-        transposed=False,
-        coordinates=coordinates,
-        **options,
-    )
+    options["coordinates"] = m.one("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel")
+    options |= {"axis": m.axis(x), "size": m.integer(1, 12), "mode": mode, "scale": None}
+    return m.build("Resample", x, nearest_mode="round_prefer_floor", transposed=False, **options)
 
 
 def pool_average(m: Maker, x: str) -> str | None:

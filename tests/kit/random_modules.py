@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ def spec_of(seed: int) -> Spec:
     """Return the module of a seed."""
     random = np.random.default_rng(seed)
     rank = int(random.choice([0, 1, 2, 2, 2, 3]))
-    names = [name for name, step in STEPS.items() if rank >= step.least]
+    names = [name for name in STEPS if rank or name in WITHOUT_AXES]
     steps = tuple(
         (str(random.choice(names)), int(random.integers(1000))) for _ in range(random.integers(1, 6))
     )
@@ -105,9 +104,7 @@ class Net(nn.Module):
     def __init__(self, rank: int, steps: tuple[tuple[str, int], ...]) -> None:
         super().__init__()
         self.first, self.last = conv(rank, CHANNELS, CHANNELS), conv(rank, CHANNELS, 2)
-        self.steps = nn.ModuleList(
-            STEPS[name].make(np.random.default_rng(seed), rank) for name, seed in steps
-        )
+        self.steps = nn.ModuleList(STEPS[name](np.random.default_rng(seed), rank) for name, seed in steps)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -126,14 +123,6 @@ class Step(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.what(self, x, *self.layers)
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How a step is made, and the fewest spatial axes that it needs."""
-
-    make: Callable[[Random, int], nn.Module]
-    least: int = 0
 
 
 def layer(name: str, rank: int) -> Any:
@@ -163,25 +152,15 @@ def any_conv(random: Random, rank: int) -> nn.Module:
 
 
 def transposed(random: Random, rank: int) -> nn.Module:
-    stride, groups = pick(random, 1, 2), pick(random, 1, 2)
-    made: nn.Module = layer("ConvTranspose", rank)(
-        CHANNELS,
-        CHANNELS,
-        pick(random, 2, 3),
-        stride,
-        groups=groups,
-        output_padding=pick(random, 0, stride - 1),
-    )
-    return made
+    stride, groups, extent = pick(random, 1, 2), pick(random, 1, 2), pick(random, 2, 3)
+    options = {"groups": groups, "output_padding": pick(random, 0, stride - 1)}
+    return layer("ConvTranspose", rank)(CHANNELS, CHANNELS, extent, stride, **options)  # type: ignore[no-any-return]
 
 
 def pool(random: Random, rank: int) -> nn.Module:
     extent = pick(random, 2, 3)
-    options = {
-        "stride": pick(random, 1, 2),
-        "padding": pick(random, 0, extent // 2),
-        "ceil_mode": pick(random, True, False),
-    }
+    options = {"stride": pick(random, 1, 2), "padding": pick(random, 0, extent // 2)}
+    options["ceil_mode"] = pick(random, True, False)
     if pick(random, True, False):
         found: nn.Module = layer("MaxPool", rank)(extent, **options)
         return found
@@ -245,7 +224,8 @@ def padded(random: Random, rank: int) -> nn.Module:
 
 def combined(random: Random, rank: int) -> nn.Module:
     """Two steps side by side: added, multiplied, or joined and mixed."""
-    inner = any_conv_same(rank), pick(random, activation, function, partial(conv_one))(random, rank)
+    other = pick(random, activation, function, lambda random, rank: conv(rank, CHANNELS, CHANNELS))
+    inner = conv(rank, CHANNELS, CHANNELS, 3, padding=1), other(random, rank)
     how = pick(random, "add", "gate", "join", "twice", "frozen")
     if how == "join":
         return Step(
@@ -258,14 +238,6 @@ def combined(random: Random, rank: int) -> nn.Module:
     if how == "frozen":
         inner[0].requires_grad_(False)
     return Step(lambda self, x, a, b: x + a(x) + b(x), *inner)
-
-
-def any_conv_same(rank: int) -> nn.Module:
-    return conv(rank, CHANNELS, CHANNELS, 3, padding=1) if rank else nn.Linear(CHANNELS, CHANNELS)
-
-
-def conv_one(random: Random, rank: int) -> nn.Module:
-    return conv(rank, CHANNELS, CHANNELS)
 
 
 def _attend(self: Step, x: Tensor, attention: nn.MultiheadAttention) -> Tensor:
@@ -307,7 +279,7 @@ def _assigns(self: Step, x: Tensor) -> Tensor:
 
 def stateful(random: Random, rank: int) -> nn.Module:
     """State that nothing reads, writing in place, and layers that do nothing in the modes they are in."""
-    weighted = nn.utils.parametrizations.weight_norm(any_conv_same(rank))
+    weighted = nn.utils.parametrizations.weight_norm(conv(rank, CHANNELS, CHANNELS, 3, padding=1))
     return pick(  # type: ignore[no-any-return]
         random, Step(_counts), Step(_keeps), Step(_assigns), weighted, nn.Dropout(0.0),
         Step(lambda self, x, dropout: dropout.eval()(x), nn.Dropout(0.3)),
@@ -315,17 +287,12 @@ def stateful(random: Random, rank: int) -> nn.Module:
     )  # fmt: skip
 
 
-STEPS: Mapping[str, Kind] = {
-    "conv": Kind(any_conv, 1),
-    "transposed": Kind(transposed, 1),
-    "pool": Kind(pool, 1),
-    "norm": Kind(norm),
-    "activation": Kind(activation),
-    "function": Kind(function),
-    "resized": Kind(resized, 1),
-    "padded": Kind(padded, 1),
-    "combined": Kind(combined),
-    "attention": Kind(attention, 1),
-    "recurrent": Kind(recurrent, 1),
-    "stateful": Kind(stateful),
+STEPS: Mapping[str, Callable[[Random, int], nn.Module]] = {
+    make.__name__: make
+    for make in (
+        *(any_conv, transposed, pool, norm, activation, function, resized, padded),
+        *(combined, attention, recurrent, stateful),
+    )
 }
+WITHOUT_AXES = {"norm", "activation", "function", "combined", "stateful"}
+"""Those that need no axis of space."""

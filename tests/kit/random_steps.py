@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from string import ascii_lowercase
 
-from tests.kit.activation_cases import ACTIVATIONS
+from tests.kit.interpret import ACTIVATIONS
 from tests.kit.random_graphs import Maker
 
 

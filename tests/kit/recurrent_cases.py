@@ -66,17 +66,8 @@ def forward(kind: str) -> Callable[[Tensors, Mapping[str, Any]], tuple[torch.Ten
         names = KINDS[kind].operands(bool(attrs.get("linear_before_reset")))
         given = dict(zip(names, inputs, strict=False))
         state = tuple(given[name][0] for name in ("h0", "c0") if name in given)
-        return tuple(
-            _walk(
-                kind,
-                given["x"].shape[0],
-                lambda t, _: (given["x"][t], given.get("b")),
-                given["R"],
-                state,
-                given.get("mask"),
-                attrs,
-            )
-        )
+        x, b, mask = given["x"], given.get("b"), given.get("mask")
+        return tuple(_walk(kind, len(x), lambda t, _: (x[t], b), given["R"], state, mask, attrs))
 
     return run
 
@@ -173,13 +164,9 @@ def instances() -> list[tuple[str, list[Array], dict[str, Any], tuple[int, ...]]
         loss = [
             random.normal(size=made[name].shape) for name in ("h", "last h", "last c")[: 1 + known.states]
         ]
-        known_arrays = {**dict(zip(names, operands, strict=True)), **made}
-        back = [
-            known_arrays["R"],
-            *(known_arrays[name] for name in known.back),
-            *loss,
-            *operands[len(known.operands(late)) - 1 :],
-        ]
+        arrays = {**dict(zip(names, operands, strict=True)), **made}
+        masks = operands[len(known.operands(late)) - 1 :]
+        back = [*(arrays[name] for name in ("R", *known.back)), *loss, *masks]
         found.append((f"{known.op}Grad", back, attrs, ()))
     relu = [0.5 + np.abs(array) if n == 0 else array for n, array in enumerate(found[0][1])]
     found.append(("RnnSteps", relu, _attrs("RNN", False, False, activations=("Relu",)), (0, 1)))

@@ -34,15 +34,9 @@ def workers_in(
     folder: Path, count: int = 2, threads: int = 1, memory_limit: str | None = "3GiB"
 ) -> Iterator[Client]:
     """A client of worker processes, each of which Dask ends at 95 % of its limit."""
+    place = {"dashboard_address": ":0", "local_directory": str(folder), "memory_limit": memory_limit}
     with (
-        LocalCluster(
-            n_workers=count,
-            threads_per_worker=threads,
-            processes=True,
-            memory_limit=memory_limit,
-            dashboard_address=":0",
-            local_directory=str(folder),
-        ) as cluster,
+        LocalCluster(n_workers=count, threads_per_worker=threads, processes=True, **place) as cluster,
         Client(cluster) as client,
     ):
         yield client

@@ -79,14 +79,9 @@ def missing() -> str | None:
 
 def environment() -> dict[str, str]:
     """What commands of Grid Engine, and of oocdl, need to know to use it."""
+    place = {"SGE_ROOT": str(ROOT), "SGE_CELL": "default", "OOCDL_SITE": str(SITE)}
     ports = {"SGE_QMASTER_PORT": "16444", "SGE_EXECD_PORT": "16445"}
-    return {
-        "SGE_ROOT": str(ROOT),
-        "SGE_CELL": "default",
-        **ports,
-        "OOCDL_SITE": str(SITE),
-        "PATH": path_of_daemons(),
-    }
+    return {**place, **ports, "PATH": path_of_daemons()}
 
 
 def running() -> AbstractContextManager[None]:
@@ -97,13 +92,7 @@ def running() -> AbstractContextManager[None]:
 def start() -> None:
     """Start both daemons, and wait until the queue takes jobs."""
     stop()
-    for folder in (
-        COMMON,
-        SPOOL / "qmaster" / "job_scripts",
-        SPOOL / "execd",
-        ROOT / "disk",
-        ROOT / "shared",
-    ):
+    for folder in (COMMON, SPOOL / "qmaster/job_scripts", SPOOL / "execd", ROOT / "disk", ROOT / "shared"):
         folder.mkdir(parents=True)
     for name in ("bin", "utilbin", "lib"):
         (ROOT / name).symlink_to(f"/var/lib/gridengine/{name}")
@@ -128,14 +117,8 @@ def start() -> None:
     complexes = re.sub(r"(?m)^(mem_free .*) NO ( *0 .*)$", r"\1 YES\2", run("qconf", "-sc"))
     run("qconf", "-Mc", _file(complexes))
     run("qconf", "-mattr", "exechost", "complex_values", f"mem_free={MEMORY}", host)
-    queue = {
-        "qname": QUEUE,
-        "hostlist": host,
-        "slots": str(SLOTS),
-        "load_thresholds": "NONE",
-        "tmpdir": f"{ROOT}/disk",
-    }
-    queue |= {"shell": "/bin/csh", "shell_start_mode": "posix_compliant"}
+    queue = {"qname": QUEUE, "hostlist": host, "slots": str(SLOTS), "load_thresholds": "NONE"}
+    queue |= {"tmpdir": f"{ROOT}/disk", "shell": "/bin/csh", "shell_start_mode": "posix_compliant"}
     run("qconf", "-Aq", _file(_changed(run("qconf", "-sq"), queue)))
     wait_until(lambda: f"0/0/{SLOTS}" in states() and "NA" not in states(), START_SECONDS, "the queue is up")
 

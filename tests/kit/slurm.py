@@ -22,14 +22,14 @@ from tests.kit.daemons import end, path_of_daemons
 
 ROOT = Path("/var/tmp/oocdl-slurm")
 CONF, SITE, MUNGE_SOCKET = ROOT / "slurm.conf", ROOT / "site.toml", ROOT / "munge.socket"
-BRIDGE, HOST, NODES = "oocdl-br", "10.77.0.254", ("oocdl-n1", "oocdl-n2", "oocdl-n3")
+BRIDGE, NETWORK, NODES = "oocdl-br", "10.77.0", ("oocdl-n1", "oocdl-n2", "oocdl-n3")
 CGROUPS = Path("/sys/fs/cgroup")
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "scancel", "sinfo", "munged", "ip", "nsenter", "unshare")
 START_SECONDS = 60.0
 
 CONFIGURATION = f"""
 ClusterName=oocdl
-SlurmctldHost={{host}}({HOST})
+SlurmctldHost={{host}}({NETWORK}.254)
 SlurmctldPort=16817
 SlurmUser=root
 SlurmdUser=root
@@ -60,7 +60,7 @@ MailProg=/bin/true
 DefMemPerCPU=500
 PartitionName=debug Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
 """ + "\n".join(
-    f"NodeName={name} NodeHostname={name} NodeAddr=10.77.0.{number} Port={17000 + number} CPUs=2 Boards=1 "
+    f"NodeName={name} NodeHostname={name} NodeAddr={NETWORK}.{number} Port={17000 + number} CPUs=2 Boards=1 "
     "SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=6000 State=UNKNOWN"
     for number, name in enumerate(NODES, start=1)
 )
@@ -119,7 +119,9 @@ def start() -> None:
     key = ROOT / "munge.key"
     key.touch(0o600)
     key.write_bytes(os.urandom(1024))
-    _network()
+    daemons.add_bridge(BRIDGE, NETWORK)
+    for number, name in enumerate(NODES, start=1):
+        daemons.add_host(BRIDGE, NETWORK, name, f"oocdl-v{number}", number)
     files = {"socket": MUNGE_SOCKET, "key-file": key}
     files |= {f"{what}-file": ROOT / f"munged.{what}" for what in ("pid", "log", "seed")}
     run("munged", *(f"--{name}={path}" for name, path in files.items()))
@@ -166,19 +168,6 @@ def run(*command: object, check: bool = True) -> str:
 def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:
     """Wait until something holds; fails with the states of nodes."""
     daemons.wait_until(holds, seconds, what, states)
-
-
-def _network() -> None:
-    run("ip", "link", "add", BRIDGE, "type", "bridge")
-    run("ip", "address", "add", f"{HOST}/24", "dev", BRIDGE)
-    run("ip", "link", "set", BRIDGE, "up")
-    for number, name in enumerate(NODES, start=1):
-        run("ip", "netns", "add", name)
-        run("ip", "link", "add", f"oocdl-v{number}", "type", "veth", "peer", "name", "eth0", "netns", name)
-        run("ip", "link", "set", f"oocdl-v{number}", "master", BRIDGE, "up")
-        run("ip", "-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            run("ip", "-n", name, "link", "set", device, "up")
 
 
 def _pid(name: str) -> list[int]:

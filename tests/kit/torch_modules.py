@@ -20,7 +20,8 @@ from torch import Tensor, nn
 import oocdl
 from oocdl.optim import SGD
 from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d
-from tests.kit.nets import write_data as save_arrays
+from tests.kit.nets import write_data
+from tests.kit.runs import in_torch, losses_of
 from tests.kit.settings import EXACT
 
 STEPS, SAMPLES = 3, 3
@@ -55,14 +56,7 @@ def train(case: Case, module: nn.Module, arrays: Arrays) -> list[float]:
     """Train ``module`` with PyTorch; return its losses."""
     data = {name: torch.as_tensor(array) for name, array in arrays.items()}
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = case.truth(module(*(data[name] for name in case.inputs)), data)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return in_torch(optimizer, [[lambda: case.truth(module(*map(data.get, case.inputs)), data)]] * STEPS)
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
@@ -102,14 +96,14 @@ def check(case: Case, folder: Path, seed: int = 0) -> oocdl.Run:
     torch.manual_seed(seed)
     module = away_from_start(case.make())
     arrays = case.arrays(np.random.default_rng(seed))
-    save_arrays(folder / "data.zarr", arrays)
+    write_data(folder / "data.zarr", arrays)
     twin, before = copy.deepcopy(module), copy.deepcopy(module.state_dict())
     run = fit(case, module, folder)
     assert all(
         torch.equal(old, new) for old, new in zip(before.values(), module.state_dict().values(), strict=True)
     )
     losses = train(case, twin, arrays)
-    np.testing.assert_allclose([row["loss"] for row in run.history], losses, rtol=TOLERANCE, atol=0)
+    np.testing.assert_allclose(losses_of(run), losses, rtol=TOLERANCE, atol=0)
     run.load_into(module)
     found, wanted = module.state_dict(), twin.state_dict()
     errors = {name: error(found[name], wanted[name]) for name in wanted}
@@ -282,12 +276,9 @@ class Named(nn.Module):
 
 
 def named_data(r: np.random.Generator) -> Arrays:
-    return {
-        "image": r.normal(size=(SAMPLES, 6)),
-        "age": r.normal(size=(SAMPLES, 5)),
-        "kind": r.integers(0, 3, SAMPLES),
-        "size": r.normal(size=(SAMPLES, 1)),
-    }
+    widths = {"image": 6, "age": 5, "size": 1}
+    drawn = {name: r.normal(size=(SAMPLES, width)) for name, width in widths.items()}
+    return {**drawn, "kind": r.integers(0, 3, SAMPLES)}
 
 
 def in_evaluation(module: nn.Module, *names: str) -> nn.Module:

@@ -189,36 +189,20 @@ def pools() -> list[Case]:
 
 def pool_gradients(name: str, g: dict[str, Any], x: Array, dy: Array, attrs: dict[str, Any]) -> list[Case]:
     """The gradient over all windows, and with windows around that do not exist."""
-    cases = []
-    for label, extra in (("whole", 0), ("border", 1)):
+
+    def case(label: str, extra: int) -> Case:
         # `extra` more windows on either side: their inputs are -inf, their gradient is zero.
         pads = [(b + extra * s, a + extra * s) for (b, a), s in zip(g["pads"], g["strides"], strict=True)]
+        wider = around([(extra, extra)] * len(pads))
         crop = (0, 0, *(b - 1 for b, _ in pads))
-        shape = (2, 3, *(n + 2 for n in g["spatial"]))
 
-        def reference(
-            a: Tensor,
-            b: Tensor,
-            g: Any = g,
-            pads: Any = pads,
-            crop: Any = crop,
-            shape: Any = shape,
-            extra: int = extra,
-        ) -> Tensor:
+        def reference(a: Tensor, b: Tensor) -> Tensor:
             wide = padded(a, around(pads), -INF).requires_grad_()
-            pooled = POOL[len(g["kernel"]) - 1](wide, g["kernel"], g["strides"], 0, g["dilations"])
-            given = padded(b, around([(extra, extra)] * len(g["kernel"])))
-            return box(torch.autograd.grad(pooled, wide, given)[0], crop, shape)
+            pooled = POOL[len(pads) - 1](wide, g["kernel"], g["strides"], 0, g["dilations"])
+            whole = torch.autograd.grad(pooled, wide, padded(b, wider))[0]
+            return box(whole, crop, (2, 3, *(n + 2 for n in g["spatial"])))
 
-        cases.append(
-            Case(
-                f"MaxPoolGrad-{name}-{label}",
-                "MaxPoolGrad",
-                [x, dy],
-                reference,
-                dict(attrs, crop=crop),
-                [around(pads), around([(extra, extra)] * len(g["kernel"]))],
-                -INF,
-            )
-        )
-    return cases
+        cropped, given = dict(attrs, crop=crop), [around(pads), wider]
+        return Case(f"MaxPoolGrad-{name}-{label}", "MaxPoolGrad", [x, dy], reference, cropped, given, -INF)
+
+    return [case("whole", 0), case("border", 1)]

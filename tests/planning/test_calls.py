@@ -48,19 +48,9 @@ def test_a_read_is_in_place_if_it_is_all_of_one_chunk(wanted: Read, pinned: Piec
 def unit(*reads: Read, buffer_bytes: int) -> UnitCall:
     """A call with these reads; it never runs."""
     program: Any = None
-    return UnitCall(
-        key=("layer", 0),
-        position=0,
-        unit=program,
-        arguments=(("a", 0), ("b", 0)),
-        reads=reads,
-        partial_sums=(),
-        combines=(),
-        dtypes=(),
-        uses=(),
-        buffer_bytes=buffer_bytes,
-        scratch_bytes=7,
-    )
+    facts = dict.fromkeys(("partial_sums", "combines", "dtypes", "uses"), ())
+    place = {"key": ("layer", 0), "position": 0, "unit": program, "arguments": (("a", 0), ("b", 0))}
+    return UnitCall(**place, **facts, reads=reads, buffer_bytes=buffer_bytes, scratch_bytes=7)
 
 
 def test_a_chunk_read_twice_is_pinned_and_counted_once() -> None:
@@ -75,15 +65,8 @@ def test_pins_beyond_the_buffers_do_not_make_it_negative() -> None:
 
 def test_combining_copies_all_it_reads() -> None:
     call = CombineCall(
-        key=("c", 0),
-        position=1,
-        combine="sum",
-        arguments=(("a", 0),),
-        values=("x",),
-        counts=(1,),
-        region=WHOLE.region,
-        dtypes=("float32",),
-        buffer_bytes=60,
-    )
+        key=("c", 0), position=1, combine="sum", arguments=(("a", 0),), values=("x",), counts=(1,),
+        region=WHOLE.region, dtypes=("float32",), buffer_bytes=60,
+    )  # fmt: skip
     found = acquired(call, [WHOLE])
     assert (found.pins, found.array_bytes, found.scratch_bytes) == ((), 60, 0)

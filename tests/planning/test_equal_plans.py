@@ -21,7 +21,7 @@ from oocdl.planning.machine import Machine
 from oocdl.training import plan_cache
 from tests.kit import nets
 from tests.kit.machine import Small
-from tests.kit.plan_digest import plan_digest
+from tests.kit.placed import plan_digest
 from tests.kit.settings import QUICK
 
 CONV = {"loss": "cross_entropy", "optimizer": "adam"}

@@ -10,7 +10,7 @@ import pytest
 from oocdl.config import make_settings
 from oocdl.errors import BudgetError
 from oocdl.planning.calls import UnitCall
-from oocdl.planning.compiler import CompiledPass, Draft
+from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import TASK_BYTES, Machine, check_capacity
 from tests.kit.plans import cut_for, unet_draft
@@ -19,16 +19,10 @@ ALONE = Machine("torch", 2, 256 << 20, 1 << 30)
 """Of a process alone, and of a crew of which one worker has come."""
 
 
-@pytest.fixture(scope="module")
-def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
-    """A U-Net on a volume of 64³, of which there are no bytes."""
-    return unet_draft(tmp_path_factory.mktemp("unet"), 64)
-
-
-@pytest.fixture(scope="module")
-def many(unet: Draft) -> CompiledPass:
-    """The same, cut for eight workers of 16 threads."""
-    return cut_for(unet, 16, 8)
+@pytest.fixture
+def many() -> CompiledPass:
+    """A U-Net on a volume of 64³, cut for eight workers of 16 threads."""
+    return cut_for(unet_draft(64), 16, 8)
 
 
 def units_that_count(machine: Machine, counts: tuple[int, ...]) -> int:

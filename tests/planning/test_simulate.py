@@ -6,7 +6,6 @@ import gc
 from bisect import bisect_left
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 import oocdl
@@ -14,23 +13,16 @@ from oocdl.planning.calls import UnitCall, copied, parts_of
 from oocdl.planning.cost_model import NOMINAL, Costs
 from oocdl.planning.simulation.one_process import simulate, stays
 from oocdl.planning.task_graph import TaskGraph
-from tests.kit.models import GPT, UNet3d
 from tests.kit.plans import plan_of
 
 
-@pytest.fixture(scope="module", params=["gpt", "unet"])
-def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
-    folder, random = tmp_path_factory.mktemp(request.param), np.random.default_rng(0)
-    if request.param == "gpt":
-        x = random.integers(0, 64, size=(4, 32))
-        labels, cuts = x.astype("uint8"), {"batch": 2, "channels": 4}
-        return plan_of(GPT(64, 32, 32, 4, 3), x, labels, cuts, folder)
-    x = random.normal(size=(1, 1, 16, 16, 16)).astype("float32")
-    return plan_of(UNet3d(base=4, depth=2), x, (x[:, 0] > 0).astype("uint8"), {"space": (4,)}, folder)
+@pytest.fixture(params=["gpt", "unet"])
+def plan(request: pytest.FixtureRequest) -> oocdl.Plan:
+    return plan_of(request.param)
 
 
 @pytest.mark.parametrize("keeps_old", [True, False])
-@pytest.mark.parametrize("times", [1.0, 1.1, 1.3, 2.0, 5.0])
+@pytest.mark.parametrize("times", [1.0, 1.3, 5.0])
 def test_a_step_ends_within_its_room(plan: oocdl.Plan, times: float, keeps_old: bool) -> None:
     compiled = plan.compiled
     room = int(times * compiled.plan.peak_unit_bytes)
@@ -38,6 +30,8 @@ def test_a_step_ends_within_its_room(plan: oocdl.Plan, times: float, keeps_old: 
     found = simulate(compiled.graph, room, 2, 3, Costs(rates), keeps_old)
     assert found.seconds > 0 and found.peak_tier_bytes <= room
     assert len(found.units) == sum(hasattr(call, "arguments") for call in compiled.graph.calls)
+    without = simulate(compiled.graph, room, 2, 3, Costs(rates), keeps_old, timeline=False)
+    assert found.moments and replace(found, moments=(), units=(), transfers=()) == without
 
 
 def test_less_room_never_moves_less(plan: oocdl.Plan) -> None:
@@ -71,14 +65,6 @@ def test_what_is_kept_as_it_is_may_be_read_in_each_step(plan: oocdl.Plan) -> Non
     graph = plan.compiled.graph
     assert stays(graph, 1 << 40, 3)
     assert not stays(replace(graph, replaced=dict(list(graph.replaced.items())[1:])), 1 << 40, 3)
-
-
-def test_without_a_timeline_the_rest_is_the_same(plan: oocdl.Plan) -> None:
-    room = int(2 * plan.compiled.plan.peak_unit_bytes)
-    how = plan.compiled.graph, room, 2, 3, Costs(NOMINAL)
-    full, short = (simulate(*how, timeline=timeline) for timeline in (True, False))
-    assert full.moments and full.units
-    assert replace(full, moments=(), units=(), transfers=()) == short
 
 
 def test_chunks_of_a_simulation_are_freed_without_the_collector(plan: oocdl.Plan) -> None:

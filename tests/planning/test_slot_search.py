@@ -14,19 +14,19 @@ from oocdl.planning.slot_search import COMBINED_AT_ONCE, FEW_SLOTS
 from oocdl.planning.tile_search import Limits
 from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
-from tests.kit.list_schedule import ideal_seconds
 from tests.kit.machine import THIS, Small, fit
+from tests.kit.placed import ideal_seconds
 from tests.kit.plans import cut_for, unet_draft
 from tests.kit.settings import EXACT
 
 
-@pytest.fixture(scope="module")
-def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
-    """A U-Net on a volume of 64³, of which there are no bytes."""
-    return unet_draft(tmp_path_factory.mktemp("unet"), 64)
+@pytest.fixture
+def unet() -> Draft:
+    """A U-Net on a volume of 64³."""
+    return unet_draft(64)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def many(unet: Draft) -> CompiledPass:
     """The same, cut for eight workers of 16 threads."""
     return cut_for(unet, 16, 8)

@@ -1,6 +1,7 @@
 """Exactness at the smallest budget: units as small as the planner makes them, nearly all of it spilled.
 
-What the process itself takes is left out, so that small networks, too, get no more than they need.
+What the process itself takes is left out, so that small networks, too, get no more than they need. Steps of
+thousands of units plan, or are refused by a sentence that names a budget which would do.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from oocdl.ops import RULES
 from oocdl.planning.choice import budget
 from oocdl.planning.machine import SLACK_BYTES
 from oocdl.presets.unets import write_unet3d
+from oocdl.report.plan_view import Plan
 from oocdl.testing import run_graph
 from tests.kit import nets
 from tests.kit.jobs import EVEN, NETS, OPTIMIZERS, TOLERANCE, Job, check, prepare, train, unet
-from tests.kit.machine import Small
+from tests.kit.machine import Small, plan
+from tests.kit.settings import QUICK
 
 PROCESS_BYTES = 300 << 20
 SLOW = pytest.mark.slow
@@ -35,16 +38,21 @@ def _id(case: Any) -> str:
     return case if isinstance(case, str) else f"unet-{case[0]}"
 
 
+def named_mib(error: BudgetError) -> int:
+    """The budget that would do."""
+    named = re.search(r"memory='(\d+)MiB'", str(error))
+    assert named is not None
+    return int(named[1])
+
+
 def smallest(job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     """The capacity that a refusal names."""
     monkeypatch.setattr(budget, "SEARCH_START_BYTES", 1 << 20)
     nothing = Small(capacity_bytes=1, process_bytes=PROCESS_BYTES)
     with pytest.raises(BudgetError) as refused:
         job.fit(folder / "refused", nothing, **options)
-    named = re.search(r"memory='(\d+)MiB'", str(refused.value))
-    assert named is not None
     base = nothing.job(job.model, job.data, **job.settings(**options)).machine.base_bytes
-    return (int(named[1]) << 20) - base - SLACK_BYTES
+    return (named_mib(refused.value) << 20) - base - SLACK_BYTES
 
 
 @pytest.mark.parametrize("case", CASES, ids=_id)
@@ -77,7 +85,7 @@ for memory in sys.argv[3:]:
 def test_a_budget_that_is_named_is_accepted_and_little_less_is_not(tmp_path: Path) -> None:
     """In one process and in the next, which is as large but for 0.1 MiB."""
     model = write_unet3d(tmp_path / "unet.onnx", base=16, depth=1, classes=2)
-    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(samples=1, extent=48))
+    data = nets.write_data(tmp_path / "data.zarr", nets.volumes(samples=1, extent=32))
 
     def told(*budgets: str) -> list[str]:
         command = [sys.executable, "-c", PLANS, str(model), str(data), *budgets]
@@ -102,3 +110,22 @@ def test_an_accepted_plan_runs_when_partial_results_are_many() -> None:
     found = next(iter(ran.outputs.values()))
     np.testing.assert_allclose(found, arrays["x"].T @ arrays["y"], rtol=1e-10, atol=1e-10)
     assert ran.peak_bytes <= 3 * unit
+
+
+def thousands(folder: Path, capacity_bytes: int) -> Plan:
+    """The plan of a step of thousands of units."""
+    model = nets.write_conv(folder / "conv.onnx")
+    data = nets.write_data(folder / "data.zarr", nets.volumes(samples=1, extent=32))
+    cuts = {"space": (16, 16, 8)}
+    return plan(model, data, machine=Small(capacity_bytes, PROCESS_BYTES), **QUICK, parallel=cuts)
+
+
+def test_thousands_of_units_plan(tmp_path: Path) -> None:
+    assert thousands(tmp_path, 1 << 30).kinds["main"].plan.tasks > 4096
+
+
+def test_without_room_for_the_plan_a_budget_is_named(tmp_path: Path) -> None:
+    """Memory for the units is not what is lacking."""
+    with pytest.raises(BudgetError, match=r"a plan of so many finds no room .* would do") as refused:
+        thousands(tmp_path, 32 << 20)
+    assert 100 < named_mib(refused.value) - (PROCESS_BYTES >> 20) < 1000

@@ -13,17 +13,8 @@ from oocdl.planning.task_key import TaskKey, TaskKind, dask_key, result_key, tas
 from tests.kit.nets import ODD_NAMES
 
 NAMES = (
-    "",
-    *ODD_NAMES,
-    "weights",
-    "layer weights",
-    "conv_1",
-    "conv-1",
-    "conv-abcdefab",
-    "é",
-    "7",
-    "_",
-    "data",
+    *("", *ODD_NAMES, "weights", "layer weights", "conv_1", "conv-1", "conv-abcdefab"),
+    *("é", "7", "_", "data"),
 )
 
 

@@ -52,22 +52,22 @@ def test_any_graph_runs_within_the_window(
     assert held == wanted
 
 
-def test_alone_tasks_start_in_order_whenever_that_can_be_run() -> None:
-    order = WindowOrder([[], [0], [], [1, 2]], wanted=[3])
+def one_by_one(order: WindowOrder) -> list[int]:
+    """Tasks as they start where each is over before the next."""
     started = []
     while (number := order.next()) is not None:
         started.append(number)
         order.finish(number)
-    assert started == [0, 1, 2, 3] and order.over
+    assert order.over
+    return started
+
+
+def test_alone_tasks_start_in_order_whenever_that_can_be_run() -> None:
+    assert one_by_one(WindowOrder([[], [0], [], [1, 2]], wanted=[3])) == [0, 1, 2, 3]
 
 
 def test_out_of_order_the_first_that_is_ready_goes_on() -> None:
-    order = WindowOrder([[2], [], [3], []], wanted=[0], window_tasks=1)
-    started = []
-    while (number := order.next()) is not None:
-        started.append(number)
-        order.finish(number)
-    assert started == [1, 3, 2, 0]
+    assert one_by_one(WindowOrder([[2], [], [3], []], wanted=[0], window_tasks=1)) == [1, 3, 2, 0]
 
 
 def test_a_circle_is_told() -> None:

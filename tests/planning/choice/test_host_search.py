@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,9 +62,9 @@ def moved_bytes(compiled: CompiledPass, machine: Machine) -> int:
 
 
 @pytest.fixture(scope="module")
-def volume(tmp_path_factory: pytest.TempPathFactory) -> Draft:
+def volume() -> Draft:
     """One volume of 64³, which is not worth eight hosts."""
-    return unet_draft(tmp_path_factory.mktemp("unet"), 64)
+    return unet_draft(64)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def test_workers_that_are_not_tried_would_not_be_worth_it(
     assert (every.plan.numerics(), every.plan.hosts) == (spread.plan.numerics(), spread.plan.hosts)
 
 
-def test_a_pass_of_much_work_is_spread_over_all(tmp_path: Path) -> None:
-    draft = unet_draft(tmp_path, 64, 8)
+def test_a_pass_of_much_work_is_spread_over_all() -> None:
+    draft = unet_draft(64, 8)
     assert found_for(draft, machine_of(2)).plan.hosts is None
 
 
@@ -98,10 +98,10 @@ def test_cuts_that_are_asked_for_are_spread_over_all(volume: Draft) -> None:
     assert found_for(volume, machine_of(8), space=(4, 2)).plan.hosts is None
 
 
-def test_whole_layers_are_chosen_where_cuts_would_move_more(tmp_path: Path) -> None:
+def test_whole_layers_are_chosen_where_cuts_would_move_more() -> None:
     """Weights that do not fit together, two workers: by batch all gradients and weights would cross."""
     machine = machine_of(2, room=105 << 20)
-    draft = mlp_draft(tmp_path, [1024] * 9, 16)
+    draft = mlp_draft((1024,) * 9, 16)
     before, now = cut_for_all(draft, machine), found_for(draft, machine)
     assert now.plan.hosts is None
     assert moved_bytes(before, machine) >= 60 << 20 and moved_bytes(now, machine) <= 10 << 20
@@ -109,12 +109,10 @@ def test_whole_layers_are_chosen_where_cuts_would_move_more(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("bound", (True, False))
-def test_nobody_is_left_out_where_fewer_would_spill(
-    tmp_path: Path, bound: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_is_left_out_where_fewer_would_spill(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not bound:  # then each is simulated
         monkeypatch.setattr(host_search, "held_bytes", lambda _: 0)
-    draft = mlp_draft(tmp_path, [1024] * 8, 64)
+    draft = mlp_draft((1024,) * 8, 64)
     assert found_for(draft, machine_of(4, 4)).plan.hosts == 1
     assert found_for(draft, machine_of(4, 4, 60 << 20)).plan.hosts is None
 
@@ -127,11 +125,9 @@ def test_a_stored_plan_is_for_as_many_workers_again(volume: Draft, spread: Compi
     assert set(fewer.workers.tolist()) <= {0, 1}
 
 
-@pytest.mark.parametrize("room", (105 << 20, 160 << 20, ROOM))
-def test_what_is_not_simulated_is_planned_as_if_it_were(
-    tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draft, machine = mlp_draft(tmp_path, [1024] * 9, 16), machine_of(2, room=room)
+@pytest.mark.parametrize("room", (pytest.param(105 << 20, marks=pytest.mark.slow), 160 << 20, ROOM))
+def test_what_is_not_simulated_is_planned_as_if_it_were(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, machine = mlp_draft((1024,) * 9, 16), machine_of(2, room=room)
     simulated: list[int] = []
 
     def predict(*args: object, **options: object) -> object:
@@ -151,15 +147,25 @@ def test_the_plan_of_one_process_says_nothing_of_hosts(volume: Draft) -> None:
     assert found.plan.hosts is None and "hosts" not in frozen_cuts(found.plan)
 
 
-@pytest.mark.parametrize("workers", (2, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))))
-@pytest.mark.parametrize("kind", ("volume", "batch", "wide"))
-def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: Draft, tmp_path: Path) -> None:
-    if kind == "volume":
-        draft, machine = volume, machine_of(workers)
-    elif kind == "batch":
-        draft, machine = unet_draft(tmp_path, 32, 8), machine_of(workers, 1)
-    else:
-        draft, machine = mlp_draft(tmp_path, [2048] * 3, 2048), machine_of(workers)
+ESTIMATED: dict[str, tuple[Any, int, int]] = {
+    "volume": (lambda: unet_draft(64), 2, 8),
+    "batch": (lambda: unet_draft(32, 8), 1, 2),
+    "wide": (lambda: mlp_draft((2048,) * 3, 2048), 2, 8),
+}
+"""A network, threads of a worker, and how many workers are tried in each run of the tests."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [
+        pytest.param(kind, workers, marks=[] if workers == quick else pytest.mark.slow)
+        for kind, (_, _, quick) in ESTIMATED.items()
+        for workers in (1, 2, 4, 8)
+    ],
+)
+def test_estimates_are_near_what_is_simulated(kind: str, workers: int) -> None:
+    make, threads, _ = ESTIMATED[kind]
+    draft, machine = make(), machine_of(workers, threads)
     compiled = cut_for_all(draft, machine)
     going = over(compiled, machine)
     work = work_seconds(going)
@@ -168,8 +174,8 @@ def test_estimates_are_near_what_is_simulated(kind: str, workers: int, volume: D
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Draft:
-    return mlp_draft(tmp_path_factory.mktemp("mlp"), [WIDTH] * (LAYERS + 1), SAMPLES)
+def wide() -> Draft:
+    return mlp_draft((WIDTH,) * (LAYERS + 1), SAMPLES)
 
 
 def test_layers_of_a_perceptron_take_turns(wide: Draft) -> None:
@@ -202,6 +208,6 @@ def test_a_wide_perceptron_does_not_send_its_weights(
     assert simulated_seconds(now, machine) < 0.8 * simulated_seconds(before, machine)
 
 
-def test_few_weights_are_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_weights_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_search, "weight_cuts", lambda _: pytest.fail("tried"))
-    found_for(unet_draft(tmp_path, 64), machine_of(2))
+    found_for(unet_draft(64), machine_of(2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from oocdl.planning.pass_plan import plan_pass
 from oocdl.planning.task_graph import TaskGraph, expand_pass, versioned_pieces
 from oocdl.planning.task_key import TaskKey
 from oocdl.planning.tile_search import Layering, Limits
-from tests.kit.host_costs import host_costs
-from tests.kit.placed import calls_of, strips_of, worker_of
+from tests.kit.placed import calls_of, host_costs, strips_of, worker_of
 from tests.kit.plans import cut_for, exchanged, mlp_draft, unet_draft
 from tests.kit.random_graphs import Maker
 from tests.kit.random_layers import LAYERS
@@ -36,15 +34,15 @@ def maker_of(placed: Placed, key: TaskKey) -> int:
     return int(placed.flat.maker[placed.flat.number[key]])
 
 
-@pytest.fixture(scope="module")
-def unet(tmp_path_factory: pytest.TempPathFactory) -> Draft:
-    return unet_draft(tmp_path_factory.mktemp("unet"), 32, 8)
+@pytest.fixture
+def unet() -> Draft:
+    return unet_draft(32, 8)
 
 
-@pytest.fixture(scope="module")
-def mlp(tmp_path_factory: pytest.TempPathFactory) -> Draft:
+@pytest.fixture
+def mlp() -> Draft:
     """Seven layers of 4 MiB weights, each with 8 MiB of Adam's state."""
-    return mlp_draft(tmp_path_factory.mktemp("mlp"), [1024] * 8, 64)
+    return mlp_draft((1024,) * 8, 64)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -101,9 +99,9 @@ def test_in_space_halos_travel(unet: Draft, workers: int) -> None:
     assert max(seconds) < 1.2 * sum(seconds) / workers
 
 
-def test_layers_of_large_weights_follow_each_other_over_workers(tmp_path: Path) -> None:
+def test_layers_of_large_weights_follow_each_other_over_workers() -> None:
     """Where activations are small and nothing is cut, each worker has a stage of the forward pass."""
-    compiled = mlp_draft(tmp_path, [1024] * 9, 16).cut(Limits(24 << 20))
+    compiled = mlp_draft((1024,) * 9, 16).cut(Limits(24 << 20))
     made = exchanged(compiled, 2)
     maker = worker_of(made.placed)
     units = [call for call in compiled.graph.calls if isinstance(call, UnitCall)]
@@ -114,14 +112,12 @@ def test_layers_of_large_weights_follow_each_other_over_workers(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("workers", "threads", "most"), ((2, 4, 5), (4, 4, 9), (2, 1, 20)))
-def test_backward_of_a_pipeline_is_where_its_weights_are(
-    tmp_path: Path, workers: int, threads: int, most: int
-) -> None:
+def test_backward_of_a_pipeline_is_where_its_weights_are(workers: int, threads: int, most: int) -> None:
     """Activations cross at the seams of stages, and of 32 MiB of weights those that both sides of one read.
 
     Gradients of weights stay, unless one thread has all the work while another worker is idle.
     """
-    compiled = mlp_draft(tmp_path, [1024] * 9, 16).cut(Limits(24 << 20))
+    compiled = mlp_draft((1024,) * 9, 16).cut(Limits(24 << 20))
     made = exchanged(compiled, workers, threads)
     assert sum(bundle.nbytes for bundle in made.bundles) < most << 20
     gradients = [item for bundle in made.bundles for item in bundle.items if item.value.startswith("grad/w")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from pathlib import Path
 
 import pytest
 
@@ -90,21 +89,16 @@ def stands_still(orders: list[LocalOrder], most_asked: int, window: int, seed: i
     [("mlp", 1, 1024, (64, 1)), ("mlp", 1, 1, (8, 1)), ("unet", exchange.MOST_ASKED, 1, (64,))],
 )
 def test_nobody_waits_in_a_circle(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    network: str,
-    most_asked: int,
-    groups: int,
-    windows: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch, network: str, most_asked: int, groups: int, windows: tuple[int, ...]
 ) -> None:
     """Not where many layers are one group, as of deep networks on many workers; nor by asking for less."""
     monkeypatch.setattr(exchange, "MOST_GROUPS", groups)
     if network == "mlp":
-        workers, draft = 8, mlp_draft(tmp_path, [64, 128, 64, 64], 64)
+        workers, draft = 8, mlp_draft((64, 128, 64, 64), 64)
         compiled = cut_for(draft, 1, workers, batch=2, channels=4)
     else:
         workers = 16
-        compiled = cut_for(unet_draft(tmp_path, 16, 4), 1, workers, space=(4, 4))
+        compiled = cut_for(unet_draft(16, 4), 1, workers, space=(4, 4))
     placed = place(compiled.graph, workers)
     made = exchange.exchange(placed, homes_of([placed]), workers)
     orders = [*local_orders(made, range(workers)).values()]

@@ -15,9 +15,9 @@ LONG_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
-def unet(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Exchange]:
+def unet() -> dict[int, Exchange]:
     """By number of members; the plan is for four."""
-    compiled = cut_for(unet_draft(tmp_path_factory.mktemp("unet"), 16, 8), 2, 4, space=(4,))
+    compiled = cut_for(unet_draft(16, 8), 2, 4, space=(4,))
     return {members: exchanges_of({"": compiled.graph}, members, 2)[""] for members in (2, 4, 6)}
 
 
@@ -28,9 +28,8 @@ def by_member(found: list[Segment], members: int) -> list[list[Segment]]:
 def test_a_short_pass_is_one_task_of_each_member(unet: dict[int, Exchange]) -> None:
     for members, going in unet.items():
         found = segments_of(outline_of(going, members, 1))
-        assert found == [
-            Segment(member, 0, 0, len(going.groups) - 1, ()) for member in range(members)
-        ]  # also of those who have no work
+        last = len(going.groups) - 1
+        assert found == [Segment(member, 0, 0, last, ()) for member in range(members)], "idle ones, too"
 
 
 @pytest.mark.parametrize("members", [2, 4, 6])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,8 @@ import pytest
 from oocdl.planning.compiler import CompiledPass, Draft
 from oocdl.planning.hosts.placement import place
 from oocdl.planning.machine import Machine
-from tests.kit.host_costs import HostCost, host_costs
 from tests.kit.nets import write_conv_and_dense
-from tests.kit.placed import worker_of
+from tests.kit.placed import HostCost, host_costs, worker_of
 from tests.kit.plans import cut_for, drafted, exchanged, mlp_draft, unet_draft
 
 
@@ -36,29 +36,28 @@ def heaviest(compiled: CompiledPass) -> frozenset[str]:
     return cut_of_layers(compiled)[max(compiled.plan.layers, key=lambda layer: layer.flops).layer.name]
 
 
-def draft_of(kind: str, folder: Path) -> Draft:
-    """A network that one kind of parallelism suits."""
-    if kind == "batch":
-        return unet_draft(folder, 16, 8)
-    if kind == "space":
-        return unet_draft(folder, 64, 1)
-    return mlp_draft(folder, [1024] * 8, 64)
+SUITED: dict[str, Callable[[], Draft]] = {
+    "batch": lambda: unet_draft(16, 8),
+    "space": lambda: unet_draft(64),
+    "channels": lambda: mlp_draft((1024,) * 8, 64),
+}
+"""A network for each kind of parallelism."""
 
 
 @pytest.mark.parametrize("workers", (2, 4))
-@pytest.mark.parametrize("kind", ("batch", "space", "channels"))
-def test_a_kind_is_chosen_that_suits_the_network(tmp_path: Path, kind: str, workers: int) -> None:
+@pytest.mark.parametrize("kind", SUITED)
+def test_a_kind_is_chosen_that_suits_the_network(kind: str, workers: int) -> None:
     """Many samples: batch. One volume: space. Large weights and few samples, many threads: channels."""
     threads = 8 // workers if kind == "channels" else 1
-    compiled = cut_for(draft_of(kind, tmp_path), threads, workers)
+    compiled = cut_for(SUITED[kind](), threads, workers)
     assert heaviest(compiled) == {kind}
     seconds = [cost.compute_seconds for cost in costs_on(compiled, workers, threads)]
     assert max(seconds) < 1.6 * sum(seconds) / workers
 
 
-def test_what_nothing_can_cut_becomes_a_pipeline(tmp_path: Path) -> None:
+def test_what_nothing_can_cut_becomes_a_pipeline() -> None:
     """One sample, weights that do not fit together: whole layers are on one worker or the other."""
-    draft = mlp_draft(tmp_path, [1024] * 9, 1)
+    draft = mlp_draft((1024,) * 9, 1)
     machine = Machine("torch", 1, 256 << 20, 128 << 20, workers=2)
     compiled = draft.cut(machine.limits(draft.request.settings, 32 << 20))
     kinds = cut_of_layers(compiled)
@@ -70,9 +69,9 @@ def test_what_nothing_can_cut_becomes_a_pipeline(tmp_path: Path) -> None:
     assert max(held) <= sum(held) / 2 + (12 << 20)
 
 
-def test_a_mixture_is_chosen(tmp_path: Path) -> None:
+def test_a_mixture_is_chosen() -> None:
     """Wide layers of many samples: some in batch and channels, some in one of these, updates in channels."""
-    compiled = cut_for(mlp_draft(tmp_path, [2048] * 3, 2048), 4, 4)
+    compiled = cut_for(mlp_draft((2048,) * 3, 2048), 4, 4)
     kinds = set(cut_of_layers(compiled).values())
     assert {frozenset({"batch"}), frozenset({"channels"}), frozenset({"batch", "channels"})} <= kinds
     seconds = [cost.compute_seconds for cost in costs_on(compiled, 4, 4)]
@@ -83,8 +82,9 @@ def test_a_mixture_that_is_asked_for(tmp_path: Path) -> None:
     """Convolutions and what follows in batch and channels; weights are updated in channels."""
     model, data = write_conv_and_dense(tmp_path, samples=64, size=64, width=1024)
     draft = drafted(model, data, loss="cross_entropy", batch_size=64)
-    kinds = cut_of_layers(cut_for(draft, 4, 2, batch=4, channels=4))
+    compiled = cut_for(draft, 4, 2, batch=4, channels=4)
+    kinds = cut_of_layers(compiled)
     assert kinds["conv0"] == kinds["dense0/einsum"] == {"batch", "channels"}
     assert kinds["update/d0/next"] == {"channels"}
-    costs = costs_on(cut_for(draft, 4, 2, batch=4, channels=4), 2, 4)
-    assert max(cost.held_bytes for cost in costs) < 1.2 * sum(cost.held_bytes for cost in costs) / 2
+    held = [cost.held_bytes for cost in costs_on(compiled, 2, 4)]
+    assert max(held) < 1.2 * sum(held) / 2

@@ -38,7 +38,6 @@ from oocdl.planning.simulation.one_process import simulate
 from oocdl.planning.simulation.process import SAMPLE_SECONDS
 from oocdl.planning.task_graph import TaskGraph
 from oocdl.planning.task_key import TaskKey, TaskKind, stored_key
-from tests.kit.models import ResNet, UNet3d
 from tests.kit.plans import exchanged, plan_of
 
 SHAPE = (256,)
@@ -195,14 +194,9 @@ def test_what_is_slow_is_named() -> None:
     assert over(APART, EACH, QUIET).limit == "compute"
 
 
-@pytest.fixture(scope="module", params=["resnet", "unet"])
-def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> oocdl.Plan:
-    folder, random = tmp_path_factory.mktemp(request.param), np.random.default_rng(0)
-    if request.param == "resnet":
-        x = random.normal(size=(4, 3, 13, 11)).astype("float32")
-        return plan_of(ResNet(), x, random.integers(10, size=4), {"batch": 4}, folder)
-    x = random.normal(size=(1, 1, 16, 16, 16)).astype("float32")
-    return plan_of(UNet3d(base=4, depth=2), x, (x[:, 0] > 0).astype("uint8"), {"space": (4,)}, folder)
+@pytest.fixture(params=["resnet", "unet"])
+def plan(request: pytest.FixtureRequest) -> oocdl.Plan:
+    return plan_of(request.param)
 
 
 @pytest.mark.parametrize("times", [1.2, 1000.0])

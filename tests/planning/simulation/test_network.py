@@ -16,26 +16,22 @@ from oocdl.planning.simulation.network import Clock, Cluster, Cores, Network
 CLUSTER = Cluster(hosts=3, bytes_per_second=100.0, latency_seconds=0.5, scheduler_seconds=2.0)
 
 
-def test_a_message_takes_latency_and_its_bytes() -> None:
-    assert Network(CLUSTER).transfer(1.0, 0, 1, 1000) == 1.0 + 0.5 + 10.0
-
-
-def test_messages_of_one_sender_leave_one_after_the_other() -> None:
+@pytest.mark.parametrize(
+    ("begins", "first", "second", "ended"),
+    [
+        (1.0, (0, 1), (1, 2), (1.0 + 0.5 + 10.0, 11.5)),  # latency and bytes
+        (0.0, (0, 1), (0, 2), (10.5, 20.5)),  # of one sender: the second leaves at 10
+        (0.0, (0, 2), (1, 2), (10.5, 20.5)),  # to one receiver
+        (0.0, (0, 1), (1, 0), (10.5, 10.5)),  # a host sends and receives at once
+    ],
+)
+def test_messages_queue_where_they_leave_and_where_they_arrive(
+    begins: float, first: tuple[int, int], second: tuple[int, int], ended: tuple[float, float]
+) -> None:
     network = Network(CLUSTER)
-    assert network.transfer(0.0, 0, 1, 1000) == 10.5
-    assert network.transfer(0.0, 0, 2, 1000) == 20.5  # it leaves at 10
-    assert network.sent_bytes == [2000, 0, 0] and network.received_bytes == [0, 1000, 1000]
-
-
-def test_messages_to_one_receiver_arrive_one_after_the_other() -> None:
-    network = Network(CLUSTER)
-    assert network.transfer(0.0, 0, 2, 1000) == 10.5
-    assert network.transfer(0.0, 1, 2, 1000) == 20.5
-
-
-def test_a_host_sends_and_receives_at_once() -> None:
-    network = Network(CLUSTER)
-    assert network.transfer(0.0, 0, 1, 1000) == network.transfer(0.0, 1, 0, 1000) == 10.5
+    assert tuple(network.transfer(begins, *ends, 1000) for ends in (first, second)) == ended
+    assert network.sent_bytes == [1000 * (first[0] == n) + 1000 * (second[0] == n) for n in range(3)]
+    assert network.received_bytes == [1000 * (first[1] == n) + 1000 * (second[1] == n) for n in range(3)]
 
 
 def test_the_scheduler_handles_tasks_in_turn() -> None:
