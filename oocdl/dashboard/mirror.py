@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from oocdl.dashboard.live_log import FACTS, FOLDER, LAST_PASS, NOTES, NOW, PICTURES, RESOURCES, STEPS
 from oocdl.dashboard.series import Watched
+from oocdl.storage.files import regular
 
 GROWING = ("history/steps.jsonl", *(f"{FOLDER}/{name}" for name in (STEPS, RESOURCES, NOTES)))
 """Files that are written on at their end, or anew."""
@@ -27,20 +30,40 @@ class Piece:
     data: bytes
 
 
+class _Growing:
+    """A file that is written on at its end. One that has become shorter, or is another, begins anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._at = path, -1, 0
+
+    def news(self) -> tuple[int, bytes] | None:
+        """Return where new bytes begin, and at most ``MOST_BYTES`` of them; None without any, or a file."""
+        with suppress(FileNotFoundError), open(self._path, "rb", opener=regular) as stream:
+            found = os.fstat(stream.fileno())
+            goes_on = found.st_ino == self._inode and self._at <= found.st_size
+            start = self._at if goes_on else 0
+            stream.seek(start)
+            data = stream.read(MOST_BYTES)
+            self._inode, self._at = found.st_ino, start + len(data)
+            return (start, data) if data or not goes_on else None
+        return None
+
+
 class Source:
     """The files where they are written."""
 
     def __init__(self, run: Path) -> None:
-        self._files = {name: Watched(run / name, name in GROWING) for name in (*REPLACED, *GROWING)}
+        self._replaced = {name: Watched(run / name) for name in REPLACED}
+        self._growing = {name: _Growing(run / name) for name in GROWING}
 
     def news(self) -> list[Piece]:
         """Return what is new since the last call, at most about ``MOST_BYTES``."""
-        found: list[Piece] = []
-        for name, file in self._files.items():
+        new_data = ((name, file.news()) for name, file in self._replaced.items())
+        found = [Piece(name, 0, data) for name, data in new_data if data is not None]
+        for name, growing in self._growing.items():
             if sum(len(piece.data) for piece in found) >= MOST_BYTES:
                 break
-            new = file.news(MOST_BYTES if file.grows else -1)
-            if new is not None and (new[1] or not new[0]):
+            if (new := growing.news()) is not None:
                 found.append(Piece(name, *new))
         return found
 
