@@ -87,7 +87,7 @@ def _nominal_rates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(together / "cache"))  # loops are compiled once, not by each worker
         patch.setenv("OOCDL_MEASURE", "off")
         patch.setenv("OOCDL_PLAN_CACHE", "off")  # tests change the planner, of which the cache knows nothing
-        patch.setattr(own_memory, "park", lambda folder: 0)  # other tests' threads decide that
+        patch.setattr(own_memory, "park", lambda *_: 0)  # other tests' threads decide that
         yield
 
 

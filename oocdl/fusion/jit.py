@@ -54,13 +54,18 @@ class _Linker:
         name = f"loop_{key}"
         code = KEPT.read(key)
         if code is None:
-            code = self._compile(text.replace("@loop(", f"@{name}("), name)
+            code = self.compile(text.replace("@loop(", f"@{name}("), name)
             KEPT.write(key, code)
+        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.linked(code, name))
+
+    def linked(self, code: bytes, name: str) -> int:
+        """Return the address of a function of machine code."""
         self.engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self.engine.finalize_object()
-        return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.engine.get_function_address(name))
+        address: int = self.engine.get_function_address(name)
+        return address
 
-    def _compile(self, text: str, name: str) -> bytes:
+    def compile(self, text: str, name: str) -> bytes:
         module = llvm.parse_assembly(text)
         module.verify()
         builder = llvm.create_pass_builder(self.machine, llvm.create_pipeline_tuning_options(speed_level=2))
@@ -97,3 +102,10 @@ def compiled(loop: Source) -> Code:
         if loop not in _made:
             _made[loop] = _Linker().make(loop)
         return _made[loop]
+
+
+@cache
+def address_of(text: str, name: str) -> int:
+    """Return the address of a function of an LLVM module, which is compiled once and stays."""
+    with _lock:
+        return _Linker().linked(_Linker().compile(text, name), name)

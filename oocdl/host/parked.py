@@ -20,12 +20,11 @@ import platform
 import signal
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -122,10 +121,11 @@ class _NotQuiet(Exception):
     """Somebody else may write to this process's memory."""
 
 
-def park(folder: Path) -> int:
+def park(folder: Path, address_of: Callable[[str, str], int]) -> int:
     """Park what can be in a file in ``folder``, which has to be on a local disk; returns its bytes.
 
-    0 where that is not certain to be safe, or not worth it. Objects that are there now are not collected
+    ``address_of`` compiles a module of LLVM's, and returns the address of one of its functions. The result is
+    0 where parking is not certain to be safe, or not worth it. Objects that are there now are not collected
     until ``gc.unfreeze``, as the collector writes to each.
     """
     if not _is_possible() or os.environ.get(VARIABLE) == "off":
@@ -134,7 +134,7 @@ def park(folder: Path) -> int:
     gc.freeze()
     give_back_freed_memory()
     with suppress(OSError, _NotQuiet), _nameless(folder) as file:
-        native = _native()
+        native = _native(address_of)
         stacks = list(_sleeping_stacks())
         ranges = list(_ranges(list(_mappings()), stacks))
         total = sum(end - begin for begin, end in ranges)
@@ -178,22 +178,12 @@ def _is_possible() -> bool:
     return IS_SUPPORTED and is_main and not strict and platform.machine() in WAITS
 
 
-@cache
-def _native() -> Any:
+def _native(address_of: Callable[[str, str], int]) -> Callable[[int, int, int], int]:
     """The native call, which holds the interpreter's lock."""
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
     names = ("pwrite", "fdatasync", "mmap")
     addresses = {name: ctypes.cast(getattr(_library, name), ctypes.c_void_p).value for name in names}
-    module = llvm.parse_assembly(_CODE.format(**addresses))
-    engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
-    engine.finalize_object()
     kind = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
-    found = kind(engine.get_function_address("park"))
-    found.engine = engine  # type: ignore[attr-defined]  # owns the code
-    return found
+    return kind(address_of(_CODE.format(**addresses), "park"))
 
 
 def _sleeping_stacks() -> Iterator[int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from oocdl.config import Settings
+from oocdl.fusion.jit import address_of
 from oocdl.host.heap import give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes
 from oocdl.host.parked import park, returning_bytes
@@ -49,7 +50,7 @@ def park_much(engine: str, settings: Settings) -> None:
     if anonymous_bytes() <= PARK_SHARE * settings.memory_bytes:
         return
     folder = disk_folder((settings.spill_folder(Path.cwd()), Path(gettempdir()), Path.cwd()))
-    if folder is not None and park(folder):
+    if folder is not None and park(folder, address_of):
         _first_bytes[engine] = anonymous_bytes()
 
 

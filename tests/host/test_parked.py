@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
+from oocdl.fusion.jit import address_of
 from oocdl.host.parked import VARIABLE, park, returning_bytes
 from oocdl.planning.own_memory import LOCAL_DISKS, disk_folder
 from oocdl.presets.unets import write_unet3d
@@ -24,6 +25,7 @@ BEGIN = """
 import ctypes, gc, hashlib, os, sys, threading, time
 from pathlib import Path
 import numpy as np
+from oocdl.fusion.jit import address_of
 from oocdl.host.heap import trim
 from oocdl.host.limits import anonymous_bytes
 from oocdl.host.parked import park
@@ -45,7 +47,7 @@ before = digest()
 """
 SAME = """
 had = anonymous_bytes()
-parked_bytes = park(folder)
+parked_bytes = park(folder, address_of)
 assert parked_bytes > 180 << 20, parked_bytes
 assert had - anonymous_bytes() > 0.9 * parked_bytes, (had, anonymous_bytes())
 assert not list(folder.iterdir())
@@ -68,7 +70,7 @@ assert words["word 7"] == [7, "7", "written"] and words["word 99999"] == [99999,
 
 largest = parked.MOST_BYTES
 grown = [random.bytes(50_000) for _ in range(1000)]
-again = park(folder)  # what has been written since goes there, too
+again = park(folder, address_of)  # what has been written since goes there, too
 assert 40 << 20 < again < largest, again
 assert hashlib.sha256(b"".join(grown)).digest() and words["word 7"] == [7, "7", "written"]
 """
@@ -84,7 +86,7 @@ for wait, parks in ((threading.Event().wait, True), (lambda: time.sleep(100), Fa
     threading.Thread(target=work, args=(wait,), daemon=True).start()
     begun.wait()
     time.sleep(0.2)
-    assert bool(park(folder)) == parks, wait
+    assert bool(park(folder, address_of)) == parks, wait
 assert digest() == before
 """
 
@@ -109,7 +111,7 @@ def test_nothing_is_parked_beside_a_thread_that_may_wake(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("place", "value"), [(".", "off"), ("/proc", "on"), ("nowhere", "on")])
 def test_nothing_is_parked_where_it_may_not_be(tmp_path: Path, place: str, value: str) -> None:
-    in_process(BEGIN + "assert park(folder) == 0", tmp_path / place, **{VARIABLE: value})
+    in_process(BEGIN + "assert park(folder, address_of) == 0", tmp_path / place, **{VARIABLE: value})
 
 
 def test_the_folder_is_on_a_disk(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_the_folder_is_on_a_disk(tmp_path: Path) -> None:
 
 def test_nothing_is_parked_by_another_thread_than_the_first(tmp_path: Path) -> None:
     found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(park(tmp_path)))
+    thread = threading.Thread(target=lambda: found.append(park(tmp_path, address_of)))
     thread.start()
     thread.join()
     assert found == [0] and returning_bytes() == 0
@@ -164,7 +166,7 @@ def test_a_run_has_more_room_and_makes_the_same_bits(tmp_path: Path, monkeypatch
 
     (losses, base, _), (same, less, _) = fit("off", "400MiB"), fit("on", "400MiB")
     assert same == losses and less < base - 60
-    tight_mib = less + 55
+    tight_mib = max(less + 55, 230)  # loading the engine takes as much
     with pytest.raises(AssertionError, match="would do"):
         fit("off", f"{tight_mib}MiB")
     try:
