@@ -106,14 +106,17 @@ class FurtherCallOptions(TypedDict, total=False):
     of this call, or the last if there are fewer. Results do not change."""
 
 
-class EverydayOptions(
-    settings.CommonOptions, settings.LengthOptions, settings.PassOptions, CallOptions, total=False
-):
-    """The options of ``fit`` that its signature lists."""
+class FurtherOptions(settings.SettingOptions, settings.ValidationOptions, FurtherCallOptions, total=False):
+    """The options of ``fit`` that its signature does not list."""
 
 
 class Options(
-    EverydayOptions, settings.SettingOptions, settings.ValidationOptions, FurtherCallOptions, total=False
+    settings.CommonOptions,
+    settings.LengthOptions,
+    settings.PassOptions,
+    CallOptions,
+    FurtherOptions,
+    total=False,
 ):
     """All options of ``fit`` and ``plan``, by name."""
 

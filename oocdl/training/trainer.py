@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
+from oocdl.config.options import LossLike, Size
 from oocdl.config.settings import make_settings
 from oocdl.dashboard import page_process
 from oocdl.dashboard.live_log import LiveLog
@@ -20,6 +21,8 @@ from oocdl.events import Acting, Listener, Notice
 from oocdl.host.heap import lasting
 from oocdl.host.limits import check_budget
 from oocdl.host.paths import path_of
+from oocdl.ops.optimizers import Optimizer
+from oocdl.ops.schedules import Rate
 from oocdl.planning.calibrate import known_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.planning.machine import Crew, as_one, machine_facts
@@ -33,14 +36,14 @@ from oocdl.storage.files import existing
 from oocdl.storage.run.run_store import RunStore
 from oocdl.storage.run.sealed_files import understood
 from oocdl.training import resume as resuming
-from oocdl.training.call import Call, EverydayOptions, Options, read_call
+from oocdl.training.call import Call, FurtherOptions, Options, read_call
 from oocdl.training.job import Job, job_of, planned_file, trained_file
 from oocdl.training.loop import Trainer
 from oocdl.training.metric_values import result_names
 from oocdl.training.prediction.predictions import warn_of_predictions
 from oocdl.training.preparing import Say, prepared
 from oocdl.training.run import Run
-from oocdl.training.signature import listing, public
+from oocdl.training.signature import public
 
 if TYPE_CHECKING:
     from oocdl.training.client_workers import Workers
@@ -58,8 +61,30 @@ def open(workdir: str | Path) -> Run:
 
 
 @public
-@listing(EverydayOptions)
-def fit(model: Any, dataset: Any, **options: Unpack[Options]) -> Run:
+def fit(
+    model: Any,
+    dataset: Any,
+    *,
+    loss: LossLike = "cross_entropy",
+    optimizer: str | Optimizer = "adam",
+    lr: Rate | None = None,
+    epochs: int = 1,
+    steps: int | None = None,
+    batch_size: int = 1,
+    accumulate: int = 1,
+    memory: Size | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    inputs: Mapping[str, str] | None = None,
+    targets: Mapping[str, str] | None = None,
+    workdir: str | Path | None = None,
+    resume: bool | Literal["restart"] = True,
+    client: Any = None,
+    callbacks: Sequence[Listener] = (),
+    progress: bool = True,
+    dashboard: bool | int = False,
+    **options: Unpack[FurtherOptions],
+) -> Run:
     """Train a network on a dataset within a memory budget, exactly as in-core training would.
 
     Parameters
@@ -90,7 +115,12 @@ def fit(model: Any, dataset: Any, **options: Unpack[Options]) -> Run:
     --------
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", loss="dice_ce", memory="2GiB")  # doctest: +SKIP
     """
-    call, given = read_call(**options)
+    call, given = read_call(
+        loss=loss, optimizer=optimizer, lr=lr, epochs=epochs, steps=steps, batch_size=batch_size,
+        accumulate=accumulate, memory=memory, threads=threads, seed=seed, inputs=inputs, targets=targets,
+        workdir=workdir, resume=resume, client=client, callbacks=callbacks, progress=progress,
+        dashboard=dashboard, **options,
+    )  # fmt: skip
     settings, listeners = make_settings(**given), [*call.callbacks]
     with ExitStack() as stack:
         if call.progress:
@@ -107,8 +137,7 @@ def fit(model: Any, dataset: Any, **options: Unpack[Options]) -> Run:
             client = stack.enter_context(connected(call.client))
             seconds = call.wait_seconds, call.silent_seconds
             workers = client_workers.Workers(client, *seconds, _notices(listeners))
-            given_bytes = None if given.get("memory") is None else settings.memory_bytes
-            return workers.muster(given_bytes, settings.engine)
+            return workers.muster(None if memory is None else settings.memory_bytes, settings.engine)
 
         job = job_of(path, data, settings, None if call.client is None else muster)
         folder = folder or job.model.path.with_suffix(".run")
