@@ -25,7 +25,7 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.pytorch import child, export
 from tests.kit.nets import write_data, write_mlp
 from tests.kit.settings import QUICK
-from tests.kit.torch_modules import SAMPLES, away_from_start, error, frozen, save_arrays, volume
+from tests.kit.torch_modules import SAMPLES, away_from_start, error, frozen, volume
 
 OPTIONS: dict[str, Any] = {**QUICK, "loss": "mse", "steps": 2, "batch_size": 2, "targets": {"output": "y"}}
 OPTIONS |= {"inputs": {"x": "x"}}
@@ -185,7 +185,7 @@ def test_a_refused_run_leaves_nothing(data: Path, tmp_path: Path) -> None:
 def test_volumes_without_a_channel_axis(tmp_path: Path) -> None:
     """A batch of three volumes is no volume of three channels, although Conv3d would take it for one."""
     arrays = volume(np.random.default_rng(0))
-    save_arrays(tmp_path / "data.zarr", {"x": arrays["x"][:, 0], "y": arrays["target"]})
+    write_data(tmp_path / "data.zarr", {"x": arrays["x"][:, 0], "y": arrays["target"]})
     options = {**OPTIONS, "loss": "dice_ce", "inputs": {"input": "x"}, "batch_size": SAMPLES}
     for channels in (1, 2, 3):
         net = nn.Sequential(nn.Conv3d(channels, 2, 3, padding=1))

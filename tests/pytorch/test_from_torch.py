@@ -30,7 +30,8 @@ from oocdl.pytorch import export as exporting
 from oocdl.pytorch.comparison.file_pass import inference_pass
 from oocdl.pytorch.exported import Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
-from tests.kit.torch_modules import Encoding, Head, Words, error, frozen, in_evaluation, running, save_arrays
+from tests.kit.nets import write_data
+from tests.kit.torch_modules import Encoding, Head, Words, error, frozen, in_evaluation, running
 from tests.kit.turns import some_of
 
 IMAGE = torch.zeros(2, 2, 8, 8)
@@ -445,7 +446,7 @@ def test_stochastic_depth_keeps_a_branch_of_some_samples(
     module, x = Does(kind), torch.randn(64, 3)
     branch = 4 * module.fc(x).detach()
     lost = ((x + branch).square().sum(1) - x.square().sum(1)) / (3 * 64)
-    data = save_arrays(tmp_path / "data.zarr", {"x": x.numpy(), "y": np.zeros((64, 3), "f4")})
+    data = write_data(tmp_path / "data.zarr", {"x": x.numpy(), "y": np.zeros((64, 3), "f4")})
     options = {"inputs": {"x": "x"}, "loss": "mse", "lr": 1e-12, "batch_size": 64, "shuffle": False}
     options |= {"steps": 4, "progress": False}
     found = [

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import oocdl
 from oocdl.optim import SGD
+from tests.kit.nets import write_data
 from tests.kit.settings import EXACT
-from tests.kit.torch_modules import Case, check, save_arrays, vectors
+from tests.kit.torch_modules import Case, check, vectors
 
 pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
@@ -44,7 +45,7 @@ def test_weights_behind_steps_are_decayed_as_pytorch_does(tmp_path: Path) -> Non
 def test_batches_are_counted_by_passes(accumulate: int, steps: int, passes: int, tmp_path: Path) -> None:
     """Six samples in batches of two are three passes an epoch, its last step has what is left of them."""
     arrays = {"x": np.ones((6, 6)), "target": np.ones((6, 6))}
-    data = save_arrays(tmp_path / "data.zarr", arrays)
+    data = write_data(tmp_path / "data.zarr", arrays)
     module = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6)).double()
     options = {**EXACT, "loss": "mse", "optimizer": SGD(lr=0.1), "inputs": {"input": "x"}}
     options |= {"batch_size": 2, "accumulate": accumulate, "steps": steps, "targets": {"output": "target"}}
