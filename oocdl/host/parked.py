@@ -44,6 +44,8 @@ NEAR_BYTES = 1 << 20
 """Bytes around this thread's block of control that stay, as the kernel writes there."""
 PLAIN_FLAGS = frozenset({"rd", "wr", "mr", "mw", "me", "ac", "sd", "hg", "nh"})
 """Flags of a mapping (``VmFlags`` of proc(5)) that a private mapping of a file can have in its place."""
+MOST_STATIC_BYTES = 4 << 20
+"""Bytes of the zeroed variables of a library, which stay: the interpreter's lock is one of them."""
 PIECE_BYTES = 32 << 20
 """Pages of so much are looked at together, so that what this takes is no mapping that comes and goes."""
 RINGS, SHARED = ("/dev/", "/[aio]", "anon_inode:"), ("/dev/shm/", "/dev/zero")
@@ -224,8 +226,9 @@ def _ranges(mappings: Iterable[_Mapping], stacks: list[int]) -> Iterator[tuple[i
         if one.name.startswith(RINGS) and not one.name.startswith(SHARED):
             raise _NotQuiet(f"{one.name} is mapped")
         is_mine = one.name == "[heap]" or f"/{_PREFIX}" in one.name
-        # What follows the data of a library directly is the library's, too.
-        if not is_mine and (one.name or one.begin == library_end):
+        # What is small and follows the data of a library directly is the library's, too.
+        follows = one.begin == library_end and one.end - one.begin <= MOST_STATIC_BYTES
+        if not is_mine and (one.name or follows):
             library_end = one.end
             continue
         if (

@@ -22,7 +22,7 @@ from oocdl.graph.onnx.model_file import size_text
 from oocdl.host.heap import MemoryGuard, give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, available, cores, installed_version, processor
 from oocdl.ops import RULES
-from oocdl.planning.own_memory import larger_bytes, own_bytes, park_much
+from oocdl.planning.own_memory import larger_bytes, own_bytes, park_much, parked_slack_bytes
 from oocdl.planning.pass_plan import PassPlan, PassSize
 from oocdl.planning.tile_search import Limits
 from oocdl.storage.cache.direct_io import BOUNCE_BYTES
@@ -140,7 +140,7 @@ class Machine:
     @property
     def slack_bytes(self) -> int:
         """Bytes that a process may take more by itself the next time."""
-        return CREW_SLACK_BYTES if self.workers else SLACK_BYTES
+        return CREW_SLACK_BYTES if self.workers else SLACK_BYTES + parked_slack_bytes()
 
     @property
     def shares(self) -> int:
@@ -231,7 +231,7 @@ def machine_for(
     reserved = OVERHEAD_BYTES + cached + reading + (threads + 1 + IO_THREADS) * BOUNCE_BYTES
     reserved += loaded.held_bytes + preparing_bytes
     if crew is None and loaded.device is None:
-        park_much(engine, settings)
+        park_much(engine, settings, PLAN_BYTES)
     here_bytes = own_bytes(engine, settings.memory_bytes - reserved, PLAN_BYTES)
     process_bytes = here_bytes if crew is None else crew.own_bytes
     base = process_bytes + reserved

@@ -18,12 +18,14 @@ TIGHT_BYTES = 64 << 20
 """Room for arrays below which garbage is collected before the process is measured."""
 PARK_SHARE = 1 / 8
 """Share of the budget above which memory of the process is parked."""
+PARKED_SLACK_BYTES = 8 << 20
+"""Bytes by which more or less is parked in another process that does the same. Measured: 5 MiB."""
 LOCAL_DISKS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs"})
 """File systems that may hold what is parked: a file in memory would gain nothing, and pages of a file that is
 reached over a network, or that a program serves, might not come back."""
 
 _first_bytes: dict[str, int] = {}
-"""Engine -> bytes of the process when it was measured first, or last parked."""
+"""Engine -> bytes of the process when it was measured first, or parked, whichever is less."""
 
 
 def own_bytes(engine: str, room_bytes: int, left_bytes: int) -> int:
@@ -35,9 +37,14 @@ def own_bytes(engine: str, room_bytes: int, left_bytes: int) -> int:
     if room_bytes - anonymous_bytes() < TIGHT_BYTES:
         gc.collect()
         give_back_freed_memory()
-    now = anonymous_bytes()
+    now, returned = anonymous_bytes(), returning_bytes()
     left = now - _first_bytes.setdefault(engine, now)
-    return now - min(max(left, 0), left_bytes) + returning_bytes()
+    return now - min(max(left, 0), left_bytes + returned) + returned
+
+
+def parked_slack_bytes() -> int:
+    """Return the bytes that a process may take more the next time because something was parked."""
+    return PARKED_SLACK_BYTES if returning_bytes() else 0
 
 
 def larger_bytes(nbytes: int) -> int:
@@ -45,13 +52,19 @@ def larger_bytes(nbytes: int) -> int:
     return anonymous_bytes() + nbytes
 
 
-def park_much(engine: str, settings: Settings) -> None:
-    """Park memory of the process, in a file, where it takes much of the budget and that is safe."""
-    if anonymous_bytes() <= PARK_SHARE * settings.memory_bytes:
+def park_much(engine: str, settings: Settings, left_bytes: int) -> None:
+    """Park memory of the process, in a file, where it takes much of the budget and that is safe.
+
+    Once is enough, unless the process has grown since by more than a plan leaves.
+    """
+    parked = returning_bytes()
+    usual_bytes = _first_bytes.get(engine, 0) + parked + left_bytes if parked else 0
+    if anonymous_bytes() <= max(PARK_SHARE * settings.memory_bytes, usual_bytes):
         return
     folder = disk_folder((settings.spill_folder(Path.cwd()), Path(gettempdir()), Path.cwd()))
     if folder is not None and park(folder, address_of):
-        _first_bytes[engine] = anonymous_bytes()
+        now = anonymous_bytes()
+        _first_bytes[engine] = min(_first_bytes.get(engine, now), now)
 
 
 def disk_folder(folders: Iterable[Path]) -> Path | None:
