@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69642,
+    "lines of oocdl": 69667,
     "lines of augmentation": 1514,
     "lines of callbacks": 645,
     "lines of cli": 1861,
@@ -178,12 +178,12 @@ LIMITS = {
     "lines of graph": 10412,
     "lines of host": 1_120,
     "lines of ops": 6120,
-    "lines of planning": 8323,
+    "lines of planning": 8315,
     "lines of presets": 618,
     "lines of pytorch": 3249,
     "lines of report": 2649,
     "lines of runtime": 5357,
-    "lines of storage": 6100,
+    "lines of storage": 6133,
     "lines of training": 3675,
     "lines of tuning": 1320,
     "lines of tests": 49286,

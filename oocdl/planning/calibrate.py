@@ -47,10 +47,10 @@ from oocdl.planning.probes import (
 )
 from oocdl.storage.cache.direct_io import direct_flag, read_box, write_array
 from oocdl.storage.cache.page_pool import Pool
-from oocdl.storage.checksums import block_bytes_for, block_sums, sealed, unsealed
+from oocdl.storage.checksums import sealed, unsealed
 from oocdl.storage.files import write_text
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 11
 """Version of the file and of what the probes measure: rates of another version are measured anew."""
 DISK_FILE_BYTES = 8 << 20
 """Size of each file that the disk is measured with: that of a chunk."""
@@ -315,15 +315,7 @@ def disk_rates(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
             # Over what is there: a step finds the files of the step before.
             written = median([_timed(partial(write_array, path, data, flag)) for path in paths])
             box = ((0, size),)
-            how = (
-                data.shape,
-                box,
-                data,
-                flag,
-                0,
-                block_sums([data], block_bytes_for(size)),
-            )  # verified, as in a step
-            read = median([_timed(partial(read_box, path, *how)) for path in paths])
+            read = median([_timed(partial(read_box, path, data.shape, box, data, flag)) for path in paths])
     except OSError as error:
         raise ResourceError(
             f"cannot measure the disk of {folder}: {error.strerror}; choose a folder that can be written"

@@ -1,9 +1,10 @@
 """Moves chunks between memory and disk past the page cache.
 
-A budget that is a promise leaves no memory for a page cache: for each page the kernel would have to find
-another to drop. Direct input and output moves whole pages between the disk and an array's own memory (here
-2.6 GB/s read against 1.0 to 2.1, and no copying). It wants offsets, lengths and addresses that are multiples
-of a page; what is not goes through one buffer of ``BOUNCE_BYTES`` a thread.
+A budget that is a promise leaves no memory for a page cache: the kernel would have to
+find, for each page written or read, another to drop. Direct input and output moves
+whole pages between the disk and an array's own memory instead (here 2.6 GB/s read
+against 1.0 to 2.1, and no copying). It wants offsets, lengths and addresses that are
+multiples of a page; what is not goes through one buffer of ``BOUNCE_BYTES`` a thread.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from oocdl.errors import CorruptError
+from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.array_layout import PAGE_BYTES, Array
 from oocdl.graph.ir.index import Region
 from oocdl.storage.checksums import BlockSums
 from oocdl.storage.files import as_bytes, handle_of, io_error, reporting
 
 Bytes = npt.NDArray[np.uint8]
-Runs = list[Any]  # contiguous arrays
-Many = Callable[[int, Runs, int], int]
 
 BOUNCE_BYTES = 1 << 20
-LONG_RUN_BYTES = 64 << 10  # a contiguous run of at least so many bytes is worth a system call of its own
-MOST_RUNS_PER_CALL = 1024  # buffers that one ``preadv`` or ``pwritev`` takes (POSIX's ``IOV_MAX``)
+LONG_RUN_BYTES = 64 << 10
+"""A contiguous run of at least so many bytes is worth a system call of its own."""
+MOST_RUNS_PER_CALL = 1024
+"""Buffers that one ``preadv`` or ``pwritev`` takes (POSIX's ``IOV_MAX``)."""
 MOST_BYTES_PER_CALL = 64 << 20
 _local = threading.local()
 
@@ -60,15 +61,16 @@ def can_be_outer(array: Array, axis: int) -> bool:
     return run > 0 and run % PAGE_BYTES == 0 and _aligned(as_bytes(array))
 
 
-def in_file_order(array: Array, outer: int) -> Runs:
+def in_file_order(array: Array, outer: int) -> list[Any]:
     """Return the contiguous runs of a C-contiguous array as they follow each other in its file."""
     return _runs(np.moveaxis(array, outer, 0)) if outer else [array]
 
 
 def write_array(path: Path, array: Array, flag: int, outer: int = 0) -> None:
-    """Write the bytes of a C-contiguous array, axis ``outer`` outermost, over what ``path`` may have.
+    """Write the bytes of a C-contiguous array to ``path``; a file of that size is written over.
 
-    Raises ResourceError if the disk is full, StoreError for any other failure.
+    Axis ``outer`` lies outermost in the file (see ``can_be_outer``). Raises ResourceError if the disk is
+    full, StoreError for any other failure.
     """
     view = as_bytes(array)
     whole = view.size // PAGE_BYTES * PAGE_BYTES if _aligned(view) or not flag else 0
@@ -97,8 +99,11 @@ def _write(handle: int, start: int, view: Bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _runs(array: Array) -> Runs:
-    """Return the longest contiguous runs of an array, in the order of its axes; none unless all are pages."""
+def _runs(array: Array) -> list[Any]:
+    """Split the memory of ``array``, in the order of its axes, into its longest contiguous runs.
+
+    Returns an empty list unless all of them are whole aligned pages.
+    """
     leading, run_bytes = array.ndim, array.dtype.itemsize
     while leading and (array.shape[leading - 1] == 1 or array.strides[leading - 1] == run_bytes):
         leading -= 1
@@ -113,7 +118,13 @@ def _runs(array: Array) -> Runs:
     return runs
 
 
-def _move(many: Many, one: Callable[[int, int, Bytes], None], handle: int, start: int, runs: Runs) -> None:
+def _move(
+    many: Callable[[int, list[Any], int], int],
+    one: Callable[[int, int, Bytes], None],
+    handle: int,
+    start: int,
+    runs: list[Any],
+) -> None:
     """Read or write runs that follow each other in the file from ``start`` on, by few system calls.
 
     ``many`` is ``preadv`` or ``pwritev``; ``one`` moves a single run, and raises what keeps it from that.
@@ -135,30 +146,40 @@ class _File:
 
     path: Path
     handle: int
-    sums: BlockSums
+    sums: BlockSums | None
 
     @property
     def most_bounce_bytes(self) -> int:
         """Bytes that can be read through the buffer at once: pages and blocks are read whole."""
-        return BOUNCE_BYTES - 2 * PAGE_BYTES - 2 * self.sums.block_bytes
+        return BOUNCE_BYTES - 2 * PAGE_BYTES - (2 * self.sums.block_bytes if self.sums else 0)
 
     def check(self, start: int, runs: Sequence[Array]) -> None:
         """Raise CorruptError unless these runs, whole blocks from ``start`` on, are what was written."""
-        if wrong := self.sums.wrong(start, runs):
+        wrong = None if self.sums is None else self.sums.wrong(start, runs)
+        if wrong is not None:
+            low, high = wrong
             raise CorruptError(
-                f"bytes {wrong[0]} to {wrong[1]} of the spilled chunk {self.path} are not what was written; "
-                "the run stays at its last commit; check the disk, and call fit again"
+                f"bytes {low} to {high} of the spilled chunk {self.path} are not what was written; the run "
+                "stays at its last commit; check the disk, and call fit again"
             )
 
 
 def read_box(
-    path: Path, shape: tuple[int, ...], box: Region, out: Array, flag: int, outer: int, sums: BlockSums
+    path: Path,
+    shape: tuple[int, ...],
+    box: Region,
+    out: Array,
+    flag: int,
+    outer: int = 0,
+    sums: BlockSums | None = None,
 ) -> int:
     """Read ``box`` of the C-ordered array of ``shape`` in the file ``path`` into ``out``.
 
-    ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are contiguous in
-    both are read in place; small strips are read together through one fixed buffer. With ``sums`` every block
-    that the box touches is verified. Returns the bytes read, without those of such blocks outside of the box.
+    ``outer``: the axis that is outermost in the file. ``out`` may be strided. Runs that are
+    contiguous in both are read in place; small strips are read together through one fixed buffer.
+    With ``sums`` every block that the box touches is read whole and verified, where it is read to.
+    Returns the bytes read, without those of such blocks outside of the box.
+
     Raises StoreError if the file is missing or too short, CorruptError if a block is not what was written.
     """
     if out.size == 0:
@@ -169,14 +190,19 @@ def read_box(
         out = np.moveaxis(out, outer, 0)
     strides = tuple(out.dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
     start = sum(low * step for (low, _), step in zip(box, strides, strict=True))
-    with reporting(path, "read"), handle_of(path, os.O_RDONLY | flag) as handle:
-        return _read(_File(path, handle, sums), start, strides, out)
+    try:
+        with handle_of(path, os.O_RDONLY | flag) as handle:
+            return _read(_File(path, handle, sums), start, strides, out)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; check the disk") from error
 
 
 def _read(file: _File, start: int, strides: tuple[int, ...], out: Array) -> int:
     if _is_run(out.shape, strides, out.dtype.itemsize):
-        long = out.nbytes >= LONG_RUN_BYTES and start % PAGE_BYTES == 0
-        runs = [as_bytes(out)] if out.flags.c_contiguous else _runs(out) if long else []
+        if out.flags.c_contiguous:
+            _read_runs(file, start, [as_bytes(out)])
+            return out.nbytes
+        runs = _runs(out) if out.nbytes >= LONG_RUN_BYTES and start % PAGE_BYTES == 0 else []
         if runs:
             _read_runs(file, start, runs)
             return out.nbytes
@@ -207,11 +233,14 @@ def _is_run(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> 
     return True
 
 
-def _read_runs(file: _File, start: int, runs: Runs) -> None:
+def _read_runs(file: _File, start: int, runs: list[Any]) -> None:
     """Fill runs that follow each other in the file: whole blocks in place, parts of blocks by the buffer."""
-    stop, block = start + sum(run.nbytes for run in runs), file.sums.block_bytes
-    low = min(-(-start // block) * block, stop)
-    high = stop if stop == file.sums.nbytes else max(low, stop // block * block)
+    stop = start + sum(run.nbytes for run in runs)
+    low, high = start, stop
+    if file.sums is not None:
+        block = file.sums.block_bytes
+        low = min(-(-start // block) * block, stop)
+        high = stop if stop == file.sums.nbytes else max(low, stop // block * block)
     head, rest = _split(runs, low - start)
     middle, tail = _split(rest, high - low)
     for place, part in ((start, head), (high, tail)):
@@ -228,7 +257,8 @@ def _read_runs(file: _File, start: int, runs: Runs) -> None:
     file.check(low, middle)
 
 
-def _split(runs: Runs, size: int) -> tuple[Runs, Runs]:
+def _split(runs: list[Any], size: int) -> tuple[list[Any], list[Any]]:
+    """Split runs after ``size`` bytes."""
     for number, run in enumerate(runs):
         if size < run.nbytes:
             if not size:
@@ -240,6 +270,7 @@ def _split(runs: Runs, size: int) -> tuple[Runs, Runs]:
 
 
 def _fill(handle: int, start: int, target: Bytes) -> None:
+    """Read ``target.size`` bytes of the file from ``start`` on."""
     done = 0
     if start % PAGE_BYTES == 0 and _aligned(target):
         whole = target.size // PAGE_BYTES * PAGE_BYTES
@@ -259,6 +290,8 @@ def _fill(handle: int, start: int, target: Bytes) -> None:
 
 def _through_bounce(file: _File, start: int, size: int) -> Bytes:
     """Read and verify bytes from ``start`` on; they lie in this thread's buffer until its next use."""
+    if file.sums is None:
+        return _bounced(file.handle, start, size)
     block = file.sums.block_bytes
     low = start // block * block
     found = _bounced(file.handle, low, min(-(-(start + size) // block) * block, file.sums.nbytes) - low)
