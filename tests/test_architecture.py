@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69667,
+    "lines of oocdl": 69670,
     "lines of augmentation": 1514,
     "lines of callbacks": 645,
     "lines of cli": 1861,
@@ -176,7 +176,7 @@ LIMITS = {
     "lines of engines": 6421,
     "lines of fusion": 2423,
     "lines of graph": 10412,
-    "lines of host": 1_120,
+    "lines of host": 1_123,
     "lines of ops": 6120,
     "lines of planning": 8315,
     "lines of presets": 618,

@@ -32,8 +32,8 @@ from oocdl.host.heap import IS_SUPPORTED, give_back_freed_memory
 
 VARIABLE = "OOCDL_PARK"
 """Environment variable; "off": nothing is parked."""
-RETURNING_BYTES = 24 << 20
-"""Part of what is parked that planning and steps write again. Measured: 8 to 20 MiB."""
+RETURNING_BYTES = 36 << 20
+"""Part of what is parked that planning and steps write again (8 to 20 MiB), or read all the time."""
 LEAST_BYTES, MOST_BYTES = 32 << 20, 512 << 20
 """Bytes that are worth parking, and the most that are: what is more is a user's data."""
 LEAST_RUN_BYTES, MOST_RANGES = 64 << 10, 4096
@@ -42,7 +42,7 @@ LARGEST_MAPPING_BYTES = 128 << 20
 """Larger anonymous mappings are arrays of the user's."""
 NEAR_BYTES = 1 << 20
 """Bytes around this thread's block of control that stay, as the kernel writes there."""
-PLAIN_FLAGS = frozenset({"rd", "wr", "mr", "mw", "me", "ac", "sd", "hg", "nh"})
+PLAIN_FLAGS = frozenset({"rd", "wr", "mr", "mw", "me", "ac", "sd", "hg", "nh", "rr"})
 """Flags of a mapping (``VmFlags`` of proc(5)) that a private mapping of a file can have in its place."""
 MOST_STATIC_BYTES = 4 << 20
 """Bytes of the zeroed variables of a library, which stay: the interpreter's lock is one of them."""
@@ -53,6 +53,7 @@ RINGS, SHARED = ("/dev/", "/[aio]", "anon_inode:"), ("/dev/shm/", "/dev/zero")
 WAITS = {"x86_64": ({202}, {232, 281}), "aarch64": ({98}, {22})}
 """Machine -> numbers of the system calls futex, and epoll_wait and epoll_pwait."""
 _NO_LIMIT = 0xFFFFFFFF
+_RANDOM = 1  # MADV_RANDOM: a page is read by itself, as its neighbours would push out what is in use
 _PREFIX = "oocdl-parked-"
 
 _is_parked = False
@@ -151,6 +152,8 @@ def park(folder: Path, address_of: Callable[[str, str], int]) -> int:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if not failed:
+                for begin, end in ranges:
+                    _library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _RANDOM)
                 global _is_parked
                 _is_parked = True
                 return total
