@@ -232,6 +232,45 @@ def test_many_units_stay_within_what_the_process_may_have_and_end(tmp_path: Path
     assert heap.withheld_bytes() == 3 * MIB
 
 
+def test_the_tier_shrinks_and_one_unit_always_runs(tmp_path: Path) -> None:
+    withheld = [0]
+    with Tier(4 * MIB, SpillStore(tmp_path / "spill"), withheld_bytes=lambda _: withheld[0]) as tier:
+        held = []
+        for number in range(3):
+            with tier.reserve(MIB) as unit:
+                array = unit.empty((MIB // 4,), "f4")
+                array[...] = number
+                held.append(unit.put(array, ((0, MIB // 4),), uses=(number + 5,)))
+                del array
+        assert tier.stats.resident_bytes == 3 * MIB
+        withheld[0] = 4 * MIB  # all of it
+        with tier.reserve(MIB, [held[0]]):
+            pass
+        with tier.reserve(3 * MIB):
+            pass
+        assert tier.stats.resident_bytes <= MIB
+        assert tier.mapped_bytes <= 2 * MIB
+        assert [float(chunk.copy().mean()) for chunk in held] == [0.0, 1.0, 2.0]
+        assert np.isfinite(held[2].copy()).all()
+
+
+def test_a_second_unit_waits_for_the_first(tmp_path: Path) -> None:
+    withheld = [2 * MIB]
+    done = threading.Event()
+    with Tier(4 * MIB, SpillStore(tmp_path / "spill"), withheld_bytes=lambda _: withheld[0]) as tier:
+        with tier.reserve(2 * MIB):
+
+            def second() -> None:
+                with tier.reserve(MIB):
+                    done.set()
+
+            thread = threading.Thread(target=second)
+            thread.start()
+            assert not done.wait(0.05)
+        assert done.wait(10)
+        thread.join()
+
+
 def test_one_unit_runs_however_large_the_process_is(tmp_path: Path) -> None:
     heap = Heap(2, 16 * MIB, lambda: tier, Process(1 << 40).guard(26 * MIB))
     with Tier(16 * MIB, SpillStore(tmp_path / "spill"), withheld_bytes=heap.withheld_bytes) as tier:

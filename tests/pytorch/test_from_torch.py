@@ -398,6 +398,16 @@ def test_what_looks_like_a_loss_and_is_none_is_written(case: str, tmp_path: Path
     assert vars(module).keys() == before
 
 
+def test_a_gradient_that_is_cut_and_not_used_is_none_of_ours(tmp_path: Path) -> None:
+    def logs(self: Does, x: Tensor, y: Tensor) -> Tensor:
+        self.last = y.detach() * 2
+        return y
+
+    module = Does(logs)
+    oocdl.from_torch(module, THREE, tmp_path / "net.onnx")
+    assert not hasattr(module, "last")
+
+
 def test_dropout_inside_attention_is_there(tmp_path: Path) -> None:
     """Exporters write it, without saying that it is active, which a module in training mode is."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)

@@ -168,6 +168,15 @@ def test_a_run_that_breaks_off_writes_no_results_later(
     assert len(given) == 1 and not outs[0].any()
 
 
+def test_what_a_broken_run_has_begun_goes_nowhere() -> None:
+    stream, out = Stream(torch.device("cpu")), np.zeros(5, np.float32)
+    stream.to_host(torch.ones(5), out)
+    stream.drop()
+    stream.finish()
+    assert not out.any()
+    assert len(stream.pieces) == PIECES_PER_STREAM
+
+
 # --- exactness and determinism --------------------------------------------------------------
 
 

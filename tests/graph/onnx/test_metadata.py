@@ -103,6 +103,28 @@ def test_freeze_takes_the_names_of_the_module(tmp_path: Path) -> None:
     assert set(told.frozen) == {"w", "still"}
 
 
+@pytest.mark.parametrize(
+    ("modes", "wanted"),
+    [((1, 0), ("n1",)), ((0, 0), ()), ((1, 1), ())],
+    ids=["one in evaluation", "an inference file", "all in training"],
+)
+def test_a_file_with_norms_in_both_modes(modes: tuple[int, int], wanted: Any, tmp_path: Path) -> None:
+    """A norm with training_mode=0 beside one with 1 stays in evaluation mode, as in PyTorch."""
+    nodes, weights, x = [], {}, "x"
+    for number, mode in enumerate(modes):
+        names = [f"{kind}{number}" for kind in ("scale", "bias", "mean", "var")]
+        weights |= dict(zip(names, (np.ones(3), np.zeros(3), np.full(3, 0.5), np.full(3, 2.0)), strict=True))
+        outputs = [f"y{number}", *(f"{n}.new" for n in names[2:] if mode)]
+        nodes.append(
+            helper.make_node("BatchNormalization", [x, *names], outputs, f"n{number}", training_mode=mode)
+        )
+        x = f"y{number}"
+    _, found = bound(save(tmp_path / "m.onnx", nodes, weights, ["n", 3], {x: ["n", 3]}))
+    assert set(found.graph.updates) == {
+        f"{kind}{n}" for n in (0, 1) if f"n{n}" not in wanted for kind in ("mean", "var")
+    }
+
+
 @pytest.mark.parametrize("mode", [0, 1])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_norm_that_keeps_no_statistics(mode: int, training: bool, tmp_path: Path) -> None:

@@ -136,6 +136,16 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_that_is_renamed_is_found(tmp_path: Path, kind: str) -> None:
+    path = folder(**FOLDERS[kind])(tmp_path)
+    x = opened(path)
+    path.rename(tmp_path / "elsewhere.zarr")
+    for block in blocks():
+        with pytest.raises(DatasetError, match="chunk .* is gone"):
+            x.read(block)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
 @pytest.mark.parametrize("what", NO_FILES)
 def test_what_is_no_file_is_never_the_fill_value(tmp_path: Path, kind: str, what: str) -> None:
     path = folder(**FOLDERS[kind])(tmp_path)

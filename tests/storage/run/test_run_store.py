@@ -94,6 +94,15 @@ def test_carried_arrays_are_not_written_again(path: Path) -> None:
     assert sorted(p.name for p in path.glob("weights/*/e*")) == ["e1-v2"]
 
 
+def test_two_versions_are_kept(path: Path) -> None:
+    assert sorted(p.name for p in path.glob("weights/t00000/e*")) == ["e1-v1", "e1-v2"]
+    with RunStore.open(path, writable=True) as store:
+        assert store.epoch == 2
+        commit(store, 3).finish({"step": 30})
+    assert sorted(p.name for p in path.glob("weights/t00000/e*")) == ["e1-v2", "e2-v3"]
+    assert len(list(path.glob("manifest-*.json"))) == 2
+
+
 def test_unfinished_versions_are_removed(path: Path) -> None:
     with RunStore.open(path, writable=True) as store:
         commit(store, 3).abort()
