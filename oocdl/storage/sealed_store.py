@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from zarr.abc.buffer import Buffer, BufferPrototype
-from zarr.abc.store import ByteRequest, Store
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
 from oocdl.errors import CorruptError, StoreError
 from oocdl.graph.ir.array_layout import Array
@@ -41,11 +41,18 @@ class SealedStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """Return the bytes of a key, once they are verified; parts are asked for in shards alone."""
-        if byte_range is not None:
-            raise NotImplementedError(f"{self.what} has no shards")
+        """Return the bytes of a key, or a part of them, once all of them are verified."""
         data = await asyncio.to_thread(self.read, key)
-        return None if data is None else prototype.buffer.from_bytes(data.data)
+        if data is None:
+            return None
+        match byte_range:
+            case RangeByteRequest(start, end):
+                data = data[start:end]
+            case OffsetByteRequest(offset):
+                data = data[offset:]
+            case SuffixByteRequest(suffix):
+                data = data[max(0, len(data) - suffix) :]
+        return prototype.buffer.from_bytes(data.data)
 
     def read(self, key: str) -> Array | None:
         """Return the verified bytes of a key; None if the array has no such key."""
