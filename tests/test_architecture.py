@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69670,
+    "lines of oocdl": 69654,
     "lines of augmentation": 1514,
     "lines of callbacks": 645,
     "lines of cli": 1861,
@@ -176,14 +176,14 @@ LIMITS = {
     "lines of engines": 6421,
     "lines of fusion": 2423,
     "lines of graph": 10412,
-    "lines of host": 1_123,
+    "lines of host": 1_100,
     "lines of ops": 6120,
     "lines of planning": 8315,
     "lines of presets": 618,
     "lines of pytorch": 3249,
     "lines of report": 2649,
     "lines of runtime": 5357,
-    "lines of storage": 6133,
+    "lines of storage": 6140,
     "lines of training": 3675,
     "lines of tuning": 1320,
     "lines of tests": 49385,

@@ -5,10 +5,11 @@ anonymous mappings is written to a file without a name, which is mapped in its p
 is only read stays one of the file: the system drops it where memory is short, and reads it again. A page
 that is written becomes the process's own again. Addresses stay as they are.
 
-Nobody may write between the two. One native call does both while this thread holds the interpreter's lock
-and signals wait, and only where every other thread sleeps without a time limit, so that this one would have
-to wake it. Nothing is parked where a thread does otherwise (in a notebook, say, or a worker of a cluster),
-or where a device or an asynchronous ring may write.
+Nobody may write between the two. One native call does both while this thread holds the interpreter's lock,
+and only where every other thread sleeps without a time limit, so that this one would have to wake it. A
+signal is taken by this thread; its handler writes to the stack and to static variables, which stay. Nothing
+is parked where a thread does otherwise (in a notebook, say, or a worker of a cluster), or where a device or
+an asynchronous ring may write.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ import ctypes
 import gc
 import os
 import platform
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -36,8 +36,8 @@ RETURNING_BYTES = 36 << 20
 """Part of what is parked that planning and steps write again (8 to 20 MiB), or read all the time."""
 LEAST_BYTES, MOST_BYTES = 32 << 20, 512 << 20
 """Bytes that are worth parking, and the most that are: what is more is a user's data."""
-LEAST_RUN_BYTES, MOST_RANGES = 64 << 10, 4096
-"""Shorter runs of pages stay, as each is a mapping of its own, of which Linux allows a process 65,530."""
+LEAST_RUN_BYTES, MOST_RANGES = 64 << 10, 1024
+"""Shorter runs of pages stay, as each is a mapping of its own; one call of the system writes so many runs."""
 LARGEST_MAPPING_BYTES = 128 << 20
 """Larger anonymous mappings are arrays of the user's."""
 NEAR_BYTES = 1 << 20
@@ -60,53 +60,36 @@ _is_parked = False
 _library = ctypes.CDLL(None, use_errno=True)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CODE = """
-define i64 @park(ptr %ranges, i64 %count, i32 %file) {{
+define i32 @park(ptr %ranges, i32 %count, i64 %total, i32 %file) {{
 entry:
-  br label %next_write
-next_write:
-  %i = phi i64 [0, %entry], [%i.next, %written]
-  %more = icmp ult i64 %i, %count
-  br i1 %more, label %write, label %sync
-write:
-  %w = getelementptr [3 x i64], ptr %ranges, i64 %i
-  %w.address = load ptr, ptr %w
-  %w.1 = getelementptr i64, ptr %w, i64 1
-  %w.bytes = load i64, ptr %w.1
-  %w.2 = getelementptr i64, ptr %w, i64 2
-  %w.offset = load i64, ptr %w.2
-  %done = call i64 inttoptr (i64 {pwrite} to ptr)(i32 %file, ptr %w.address, i64 %w.bytes, i64 %w.offset)
-  %all = icmp eq i64 %done, %w.bytes
-  br i1 %all, label %written, label %failed
-written:
-  %i.next = add i64 %i, 1
-  br label %next_write
+  %written = call i64 inttoptr (i64 {pwritev} to ptr)(i32 %file, ptr %ranges, i32 %count, i64 0)
+  %all = icmp eq i64 %written, %total
+  br i1 %all, label %sync, label %failed
 sync:
   %status = call i32 inttoptr (i64 {fdatasync} to ptr)(i32 %file)
   %synced = icmp eq i32 %status, 0
-  br i1 %synced, label %next_map, label %failed
-next_map:
-  %j = phi i64 [0, %sync], [%j.next, %map]
-  %left = icmp ult i64 %j, %count
-  br i1 %left, label %map, label %finished
+  br i1 %synced, label %map, label %failed
 map:
-  %m = getelementptr [3 x i64], ptr %ranges, i64 %j
-  %m.address = load ptr, ptr %m
-  %m.1 = getelementptr i64, ptr %m, i64 1
-  %m.bytes = load i64, ptr %m.1
-  %m.2 = getelementptr i64, ptr %m, i64 2
-  %m.offset = load i64, ptr %m.2
+  %i = phi i32 [0, %sync], [%next, %map]
+  %offset = phi i64 [0, %sync], [%end, %map]
+  %range = getelementptr {{ptr, i64}}, ptr %ranges, i32 %i
+  %address = load ptr, ptr %range
+  %size = getelementptr {{ptr, i64}}, ptr %range, i32 0, i32 1
+  %bytes = load i64, ptr %size
   %at = call ptr inttoptr (i64 {mmap} to ptr)(
-      ptr %m.address, i64 %m.bytes, i32 3, i32 18, i32 %file, i64 %m.offset)
-  %j.next = add i64 %j, 1
-  br label %next_map
-finished:
-  ret i64 0
+      ptr %address, i64 %bytes, i32 3, i32 18, i32 %file, i64 %offset)
+  %end = add i64 %offset, %bytes
+  %next = add i32 %i, 1
+  %more = icmp ult i32 %next, %count
+  br i1 %more, label %map, label %done
+done:
+  ret i32 0
 failed:
-  ret i64 1
+  ret i32 1
 }}
 """
-"""Writes (address, bytes, offset) of each range to the file; once all is on the disk, maps (``PROT_READ |
-PROT_WRITE``, ``MAP_PRIVATE | MAP_FIXED``) the file there. Returns 0, or 1 if nothing was mapped."""
+"""Writes ranges (``struct iovec``) to the file; once all is on the disk, maps (``PROT_READ | PROT_WRITE``,
+``MAP_PRIVATE | MAP_FIXED``) the file in their place. Returns 0, or 1 if nothing was mapped."""
 
 
 class _Mapping(NamedTuple):
@@ -143,15 +126,9 @@ def park(folder: Path, address_of: Callable[[str, str], int]) -> int:
         total = sum(end - begin for begin, end in ranges)
         if LEAST_BYTES <= total <= MOST_BYTES and len(ranges) <= MOST_RANGES:
             os.posix_fallocate(file.fileno(), 0, total)
-            sizes = [end - begin for begin, end in ranges]
-            begins, offsets = [begin for begin, _ in ranges], [0, *accumulate(sizes[:-1])]
-            told = np.ascontiguousarray(np.stack((begins, sizes, offsets), axis=1), np.int64)
-            before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-            try:
-                failed = native(told.ctypes.data, len(ranges), file.fileno())
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if not failed:
+            told = np.array([(begin, end - begin) for begin, end in ranges], np.int64)
+            # Signals are not blocked: the next thread that takes one would wake.
+            if not native(told.ctypes.data, len(ranges), total, file.fileno()):
                 for begin, end in ranges:
                     _library.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _RANDOM)
                 global _is_parked
@@ -183,11 +160,11 @@ def _is_possible() -> bool:
     return IS_SUPPORTED and is_main and not strict and platform.machine() in WAITS
 
 
-def _native(address_of: Callable[[str, str], int]) -> Callable[[int, int, int], int]:
+def _native(address_of: Callable[[str, str], int]) -> Callable[[int, int, int, int], int]:
     """The native call, which holds the interpreter's lock."""
-    names = ("pwrite", "fdatasync", "mmap")
+    names = ("pwritev", "fdatasync", "mmap")
     addresses = {name: ctypes.cast(getattr(_library, name), ctypes.c_void_p).value for name in names}
-    kind = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+    kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int)
     return kind(address_of(_CODE.format(**addresses), "park"))
 
 
