@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69654,
+    "lines of oocdl": 69666,
     "lines of augmentation": 1514,
     "lines of callbacks": 645,
     "lines of cli": 1861,
@@ -173,12 +173,12 @@ LIMITS = {
     "lines of config": 791,
     "lines of dashboard": 3594,
     "lines of data": 1439,
-    "lines of engines": 6421,
+    "lines of engines": 6432,
     "lines of fusion": 2423,
     "lines of graph": 10412,
     "lines of host": 1_100,
     "lines of ops": 6120,
-    "lines of planning": 8315,
+    "lines of planning": 8316,
     "lines of presets": 618,
     "lines of pytorch": 3249,
     "lines of report": 2649,
@@ -186,7 +186,7 @@ LIMITS = {
     "lines of storage": 6140,
     "lines of training": 3675,
     "lines of tuning": 1320,
-    "lines of tests": 49385,
+    "lines of tests": 49402,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

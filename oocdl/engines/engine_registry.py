@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,16 @@ class Entry:
     """Names of devices that can be asked for, as a regular expression."""
     device_examples: tuple[str, ...] = ()
     """Names of such engines, for the error message about an unknown one."""
-    loading_bytes: int = 0
-    """Least bytes that a process grows by as it loads the runtime."""
+    loading_bytes: Mapping[str, int] = field(default_factory=dict)
+    """File of the runtime, where it is there -> least bytes that a process grows by as it loads that."""
+
+    def least_loading_bytes(self, runtime: str) -> int:
+        """Return the least bytes that a process grows by as it loads the runtime, which is not imported."""
+        spec = find_spec(runtime)
+        if spec is None or spec.origin is None:
+            return 0
+        root = Path(spec.origin).parent
+        return sum(nbytes for file, nbytes in self.loading_bytes.items() if (root / file).exists())
 
 
 ENGINES: Mapping[str, Entry] = {
@@ -41,7 +51,8 @@ ENGINES: Mapping[str, Entry] = {
         channels_last={"float32": (4, 5), "bfloat16": (4, 5)},
         # Large pages for large tensors, as NumPy has them: half of a copy's time is page faults.
         environment={"THP_MEM_ALLOC_ENABLE": "1"},
-        loading_bytes=110 << 20,  # 122 MiB of PyTorch 2.13
+        # PyTorch 2.13: 122 MiB, and 257 where it is built with CUDA.
+        loading_bytes={"__init__.py": 110 << 20, "lib/libtorch_cuda.so": 120 << 20},
         device_module="oocdl.engines.torch.device",
         device_names=r"cpu|cuda(:(0|[1-9]\d?))?",
         device_examples=("torch:cuda", "torch:cuda:1 (and so on)"),
@@ -51,7 +62,7 @@ ENGINES: Mapping[str, Entry] = {
         install="onnxruntime: pip install onnxruntime",
         precisions=frozenset({"float32"}),
         channels_last={"float32": (5,)},
-        loading_bytes=16 << 20,
+        loading_bytes={"__init__.py": 16 << 20},
     ),
     "numpy": Entry(
         module="oocdl.engines.numpy.numpy_engine",

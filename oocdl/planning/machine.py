@@ -253,7 +253,8 @@ def _check_loading(engine: str) -> None:
     Elsewhere the process is measured with the engine loaded, so that the error names a budget that would do.
     """
     runtime = runtime_of(engine)
-    least_bytes = anonymous_bytes() + ENGINES[runtime].loading_bytes + KERNEL_BYTES + FILE_BYTES
+    loading_bytes = ENGINES[runtime].least_loading_bytes(runtime)
+    least_bytes = anonymous_bytes() + loading_bytes + KERNEL_BYTES + FILE_BYTES
     if runtime not in sys.modules and least_bytes > available().nbytes:
         raise BudgetError(
             f"with engine '{engine}' a process takes more than {least_bytes >> 20} MiB before it holds an "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from oocdl.config import make_settings
+from oocdl.engines.engine_registry import ENGINES
 from oocdl.errors import BudgetError
 from oocdl.planning.calls import UnitCall
 from oocdl.planning.compiler import CompiledPass
@@ -73,3 +75,16 @@ def test_a_plan_that_fits_a_crew_only_is_refused_alone(many: CompiledPass) -> No
     check_capacity(plan, replace(tight, workers=8, sharing=8))
     with pytest.raises(BudgetError, match="may take"):
         check_capacity(plan, tight)
+
+
+def test_what_loading_an_engine_takes_depends_on_its_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "built_with_cuda" / "lib"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    without = ENGINES["torch"].least_loading_bytes("built_with_cuda")
+    (package / "libtorch_cuda.so").touch()
+    assert ENGINES["torch"].least_loading_bytes("built_with_cuda") > without + (100 << 20) > 200 << 20
+    assert ENGINES["torch"].least_loading_bytes("not_there") == 0
