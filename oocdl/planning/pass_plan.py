@@ -183,6 +183,7 @@ def _grids_for(
     spread, limits = SlotSearch(layering, slots), replace(limits, threads=slots)
     if slots > 1 and not cuts:
         cuts = spread.cuts() if many else layering.best_cut(slots)
+    cuts = [*cuts, *(cut for cut in limits.classes if cut not in cuts)]
     search = TileSearch(layering, limits, requested, spread.cutter if many else None)
     while True:
         try:

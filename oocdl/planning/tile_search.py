@@ -61,6 +61,8 @@ class Limits:
     """Least numbers of pieces: ``{"batch": 2, "space": (3, 2, 1), "channels": 2}``."""
     cuts: Mapping[int, int] | None = None
     """Number of a cut class -> least number of pieces along it."""
+    classes: Sequence[int] = ()
+    """Further classes along which layers may be cut, whether or not that is needed."""
     most_units: int | None = None
     """Maximum number of units, as the plan of more needs too much memory; None: there is enough."""
     workers: int = 1
@@ -378,8 +380,7 @@ class TileSearch:
 
     def cut_order(self, layer: Layer) -> list[int]:
         """The classes that the layer may be cut along, the best first."""
-        place = self.layering.cut_order
-        touched = sorted(place.keys() & layer.touched, key=place.__getitem__)
+        touched = sorted(layer.touched, key=self.layering.cut_order.__getitem__)
         return self.layering.by_repeated_bytes(touched, [layer])
 
     def finer(self, cutter: LayerCutter, factor: float, order: Sequence[int]) -> LayerCutter | None:

@@ -100,9 +100,9 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, flo
     tried: Tried = []
     cut = budget.cut
 
-    def noted(draft: Draft, machine: Machine, unit_bytes: int, most_units: int | None = None) -> Any:
-        tried.append((unit_bytes, most_units))
-        return cut(draft, machine, unit_bytes, most_units)
+    def noted(draft: Draft, machine: Machine, unit_bytes: int, *how: Any) -> Any:
+        tried.append((unit_bytes, how[0] if how else None))
+        return cut(draft, machine, unit_bytes, *how)
 
     def planned(capacity_bytes: int, ratio: float) -> tuple[int, Tried]:
         monkeypatch.setattr(budget, "OTHER_UNITS_TIME_RATIO", ratio)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -131,6 +131,10 @@ def _fastest(draft: Draft, machine: Machine) -> Candidate | None:
     if trial_bytes <= room_bytes:
         most_units = 2 * tasks + FEW_MORE_UNITS if machine.permits <= FEW_SLOTS else None
         other = _candidate(draft, machine, half, most_units)
+        if other and set(found.compiled.plan.cuts) < set(other.compiled.plan.cuts):
+            # Classes that only smaller units need may suit large ones as well.
+            again = _candidate(draft, machine, large, classes=other.compiled.plan.cuts)
+            found = min((found, again or found), key=lambda candidate: candidate.simulated.seconds)
     is_tight = trial_bytes > room_bytes or (other is None and _misfit(draft, machine, half) is not None)
     if others and is_tight and trial_bytes <= 2 * room_bytes:
         # Units of a size that hardly fits are many: rather one for each thread, and none is read ahead.
@@ -149,10 +153,17 @@ def _unit_sizes(machine: Machine) -> list[int]:
 
 
 def _candidate(
-    draft: Draft, machine: Machine, unit_bytes: int, most_units: int | None = None
+    draft: Draft,
+    machine: Machine,
+    unit_bytes: int,
+    most_units: int | None = None,
+    classes: Sequence[int] = (),
 ) -> Candidate | None:
-    """The pass in units of at most ``unit_bytes``, and at most so many; None if that cannot be."""
-    compiled = cut(draft, machine, unit_bytes, most_units)
+    """The pass in units of at most ``unit_bytes``, and at most so many; None if that cannot be.
+
+    Layers may be cut along ``classes``, whether or not that is needed.
+    """
+    compiled = cut(draft, machine, unit_bytes, most_units, classes)
     if isinstance(compiled, BudgetError):
         return None
     plan = compiled.plan
@@ -165,14 +176,19 @@ def _candidate(
 
 
 def cut(
-    draft: Draft, machine: Machine, unit_bytes: int, most_units: int | None = None
+    draft: Draft,
+    machine: Machine,
+    unit_bytes: int,
+    most_units: int | None = None,
+    classes: Sequence[int] = (),
 ) -> CompiledPass | BudgetError:
     """The pass in units of at most ``unit_bytes``, and at most so many, or why there are none."""
     # Cut in vain, it would leave less room.
     if machine.capacity_bytes < TIGHT_BYTES and (error := _misfit(draft, machine, unit_bytes)):
         return error
     try:
-        compiled = draft.cut(machine.limits(draft.request.settings, unit_bytes, most_units))
+        limits = machine.limits(draft.request.settings, unit_bytes, most_units)
+        compiled = draft.cut(replace(limits, classes=classes))
         check_capacity(compiled.plan, machine)
         return compiled
     except BudgetError as error:
