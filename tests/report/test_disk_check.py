@@ -96,6 +96,7 @@ class Filler:
     def __call__(self, event: Any) -> None:
         if self.when(event) and not self.path.exists():
             with self.path.open("wb") as file:
+                os.fsync(file)  # what was deleted before counts as free from now on, not seconds later
                 os.posix_fallocate(file.fileno(), 0, files.free_bytes(self.path) - self.left)
 
     def make_room(self) -> None:
