@@ -20,8 +20,8 @@ import numpy as np
 from oocdl.engines.convolution import without_group_axes
 from oocdl.engines.engine_registry import ENGINES
 from oocdl.errors import InputError
-from oocdl.graph.ir.array_layout import DeviceArray, Order
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.array_layout import DeviceArray
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import check_known, empty_outputs
 from oocdl.graph.ir.program import Program
@@ -29,9 +29,7 @@ from oocdl.graph.ir.program_cost import ProgramScratch
 
 Arrays = Sequence[Array]
 Rooms = Mapping[int, Array]
-Empty = Callable[[Shape, str, Order], Array]
-"""Makes an array of arbitrary contents, of a shape, a dtype and an order of its axes in memory."""
-Run = Callable[[Arrays, Arrays, Rooms, Empty | None], None]
+Run = Callable[[Arrays, Arrays, Rooms], None]
 """A run of a program: ``Compiled`` with all that may be left out there, and the results in ``outs``."""
 
 
@@ -41,23 +39,17 @@ class Compiled:
     def __init__(self, program: Program, run: Run) -> None:
         self._program, self._run = program, run
 
-    def __call__(
-        self,
-        arrays: Arrays,
-        outs: Arrays | None = None,
-        rooms: Rooms | None = None,
-        empty: Empty | None = None,
-    ) -> list[Array]:
+    def __call__(self, arrays: Arrays, outs: Arrays | None = None, rooms: Rooms | None = None) -> list[Array]:
         """Run the program on arrays of ``Program.inputs``; returns arrays of ``Program.outputs``, in order.
 
         ``outs`` are arrays of the outputs' shapes and dtypes to put them into, without gaps, in
         memory as ``Program.output_orders`` has it; None: new ones. ``arrays`` may lie in any way,
         and are best as ``Program.orders`` has it. ``rooms`` are arrays, by number of an input that the
         program writes over and with the input's shape, dtype and order: it writes there instead, and the
-        input may be read-only. ``empty`` makes arrays for large values between; None: they are of the heap.
+        input may be read-only.
         """
         outs = empty_outputs(self._program) if outs is None else outs
-        self._run([np.asarray(array) for array in arrays], outs, rooms or {}, empty)
+        self._run([np.asarray(array) for array in arrays], outs, rooms or {})
         return list(outs)
 
 

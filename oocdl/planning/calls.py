@@ -56,8 +56,6 @@ class UnitCall:
     """Bytes of the arrays that are read and made."""
     scratch_bytes: int
     """Bytes that the program needs while it runs."""
-    heap_bytes: int
-    """Bytes of these that it takes of the heap where it is given memory for values between."""
 
     @property
     def values(self) -> tuple[str, ...]:

@@ -163,10 +163,7 @@ def _layering(network: Network, request: Request) -> Layering:
 def _scratch_of(engine: str, rates: Rates, program: Program) -> ProgramScratch:
     """Return the scratch that the engine tells of a program, or more where this machine takes more."""
     told = get_engine(engine).scratch_of(program, RULES)
-    ratio = scratch_ratio(program, RULES, rates)
-    return told._replace(
-        scratch_bytes=ceil(told.scratch_bytes * ratio), least_heap_bytes=ceil(told.heap_bytes * ratio)
-    )
+    return told._replace(scratch_bytes=ceil(told.scratch_bytes * scratch_ratio(program, RULES, rates)))
 
 
 def _first_stored(layering: Layering) -> frozenset[str]:

@@ -217,7 +217,6 @@ def _expand_layer(draft: _Draft, planned: LayerPlan) -> None:
                 dtypes=dtypes,
                 buffer_bytes=buffer_bytes[program],
                 scratch_bytes=scratch.scratch_bytes,
-                heap_bytes=scratch.heap_bytes,
             )
         )
         for index, (name, region) in enumerate(unit.makes):
@@ -268,7 +267,6 @@ def _cut_anew(draft: _Draft, name: str, region: Region, key: TaskKey) -> None:
             dtypes=(dtype,),
             buffer_bytes=2 * footprint(region_size(region) * itemsize(dtype)),
             scratch_bytes=0,
-            heap_bytes=0,
         )
     )
 

@@ -19,7 +19,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from oocdl.engines.checked_indices import IndexOutside, ZeroDivisor
-from oocdl.engines.engine import Compiled, Empty, Engine
+from oocdl.engines.engine import Compiled, Engine
 from oocdl.events import ProcessLook
 from oocdl.graph.ir.array_layout import footprint
 from oocdl.graph.ir.graph import Array, Shape
@@ -172,14 +172,11 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
     phases = context.board.phases
     phases[number] = Phase.READING
     begun = perf_counter()
-    # Where nothing was spilled the heap keeps what programs take: it is the faster way.
-    is_tight = device is None and context.tier.spilled_bytes > 0
-    heap_bytes = call.heap_bytes if is_tight else call.scratch_bytes
-    with context.tier.reserve(needed.array_bytes, needed.pins, needed.scratch_bytes, heap_bytes) as held:
+    with context.tier.reserve(needed.array_bytes, needed.pins, needed.scratch_bytes) as held:
         reserved = perf_counter()
         origins = Origins(held, chunks, partial(_source, context, held, plan_id, info))
         if device is None:
-            begin = _on_host(origins, program, call, held.empty if is_tight else None)
+            begin = _on_host(origins, program, call)
         else:
             begin = gather_on_device(origins, device, call, there)
         results = [
@@ -190,7 +187,7 @@ def run_unit(run_id: str, plan_id: str, number: int, info: PassInfo, *chunks: Ch
         ]
         gathered = perf_counter()
         phases[number] = Phase.COMPUTING
-        with context.heap.program(heap_bytes):
+        with context.heap.program(call.scratch_bytes):
             computing = perf_counter()
             try:
                 devices = begin(results)
@@ -296,7 +293,7 @@ def _lent(origins: Origins, read: Read) -> Array | None:
     return origins.held.lend(piece) if piece.region == read.region else None
 
 
-def _on_host(origins: Origins, program: Compiled, call: UnitCall, empty: Empty | None) -> Begin:
+def _on_host(origins: Origins, program: Compiled, call: UnitCall) -> Begin:
     """Gather a unit's inputs; the function that is returned runs its program on them."""
     arrays, rooms = [], {}
     for index, read in enumerate(call.reads):
@@ -306,7 +303,7 @@ def _on_host(origins: Origins, program: Compiled, call: UnitCall, empty: Empty |
         arrays.append(_gathered(origins, read) if lent is None else lent)
 
     def begin(results: Sequence[Array]) -> Devices:
-        program(arrays, results, rooms, empty)
+        program(arrays, results, rooms)
         return [None] * len(results)
 
     return begin

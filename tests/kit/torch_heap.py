@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from torch.profiler import ProfilerActivity, profile
 
-from oocdl.engines.engine import Empty, get_engine
-from oocdl.graph.ir.array_layout import Order, ordered
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.engines.engine import get_engine
+from oocdl.graph.ir.array_layout import ordered
+from oocdl.graph.ir.graph import Array
 from oocdl.graph.ir.program import Program
 
 
@@ -22,22 +22,12 @@ def arrays_of(program: Program, low: float = 0.0) -> list[Array]:
     return arrays
 
 
-def given(shape: Shape, dtype: str, order: Order) -> Array:
-    """An array for a value between, which PyTorch's profiler does not count."""
-    return ordered(np.empty, shape, dtype, order)
-
-
-def peak_bytes(
-    program: Program,
-    engine: str = "torch",
-    arrays: Sequence[Array] | None = None,
-    empty: Empty | None = None,
-) -> int:
+def peak_bytes(program: Program, engine: str = "torch", arrays: Sequence[Array] | None = None) -> int:
     """The most that PyTorch has allocated at once while the program runs for the second time."""
     run, arrays = get_engine(engine).compile(program), arrays_of(program) if arrays is None else arrays
     outs = run(arrays)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run(arrays, outs, empty=empty)
+        run(arrays, outs)
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

@@ -50,7 +50,7 @@ def unit(*reads: Read, buffer_bytes: int) -> UnitCall:
     program: Any = None
     facts = dict.fromkeys(("partial_sums", "combines", "dtypes", "uses"), ())
     place = {"key": ("layer", 0), "position": 0, "unit": program, "arguments": (("a", 0), ("b", 0))}
-    return UnitCall(**place, **facts, reads=reads, buffer_bytes=buffer_bytes, scratch_bytes=7, heap_bytes=7)
+    return UnitCall(**place, **facts, reads=reads, buffer_bytes=buffer_bytes, scratch_bytes=7)
 
 
 def test_a_chunk_read_twice_is_pinned_and_counted_once() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -73,7 +73,7 @@ class NumpyEngine(Engine):
             raise UnsupportedError("engine 'numpy' takes no bfloat16 arrays; use engine='torch'")
         ends = endings(program)
 
-        def run(arrays: Sequence[Array], outs: Sequence[Array], *_: object) -> None:
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
             # Infinities and what is not a number are values like others here.
             with np.errstate(all="ignore"):
                 _run(program, ends, arrays, outs)

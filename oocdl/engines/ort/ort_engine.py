@@ -144,7 +144,7 @@ class OnnxRuntimeEngine(Engine):
         stages = _stages(program, self.small_elements)
         direct = _direct(program, stages)
 
-        def run(arrays: Sequence[Array], outs: Sequence[Array], *_: object) -> None:
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
             slots: Arrays = dict(zip(program.inputs, arrays, strict=True))
             places = {slot: outs[number] for slot, number in direct.items()}
 

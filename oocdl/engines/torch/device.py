@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -214,7 +214,7 @@ class TorchDeviceEngine(Engine):
     def _make(self, program: Program) -> Run:
         self._launches[program.key] = launch = _launch(program)
 
-        def run(arrays: Sequence[Array], outs: Sequence[Array], *_: object) -> None:
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
             with self._stream() as stream:
                 for tensor, out in zip(launch([*map(stream.to_device, arrays)]), outs, strict=True):
                     stream.to_host(tensor, out)

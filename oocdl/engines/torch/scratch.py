@@ -18,8 +18,6 @@ from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_record import Result, Slots, nbytes
 from oocdl.fusion.chain import crop
-from oocdl.graph.ir.array_layout import Order
-from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
@@ -27,8 +25,6 @@ from oocdl.graph.ir.program_cost import HEAP_QUARTERS
 from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Stage = tuple[ChainStep | Instruction, Collection[int]]
-LEAST_GIVEN_BYTES = 1 << 20
-"""Values between are of the heap where they are smaller: a given array takes 0.1 ms to make."""
 
 
 class _Heap(Slots):
@@ -116,7 +112,7 @@ def scratch_bytes(program: Program, stages: Iterable[Stage], direct: Collection[
     """Upper bound of the heap that a run of ``program`` takes.
 
     ``stages``: each chain or instruction in order, and the slots that nothing reads after it.
-    ``direct``: slots that are made in memory that is given: that of results, or of ``between``.
+    ``direct``: slots that are made where the program's results belong.
     """
     heap = _Heap(program)
     heap.direct = direct
@@ -151,24 +147,6 @@ def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[i
         for slot, old in step.reuse.items() if isinstance(step, ChainStep) else ():
             if slot in found and old in able and kind(slot) == kind(old):
                 found[old] = found[slot]
-    return found
-
-
-def between(
-    program: Program, steps: Sequence[ChainStep | Instruction], direct: Collection[int]
-) -> list[dict[int, tuple[Shape, str, Order]]]:
-    """For each step, large slots between that it can make in memory that is given: shape, dtype and order.
-
-    None that a chain writes over an operand, which takes no memory.
-    """
-    dtypes, shapes, orders = slot_dtypes(program), slot_shapes(program), dict(program.orders)
-    found = []
-    for step in steps:
-        able = set(_able(step, orders)) & shapes.keys() - direct
-        if isinstance(step, ChainStep):
-            able -= step.reuse.keys()
-        kinds = {slot: (shapes[slot], dtypes[slot], orders.get(slot, ())) for slot in sorted(able)}
-        found.append({slot: kind for slot, kind in kinds.items() if nbytes(*kind[:2]) >= LEAST_GIVEN_BYTES})
     return found
 
 

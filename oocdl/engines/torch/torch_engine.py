@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from oocdl.engines.convolution import without_group_axes
-from oocdl.engines.engine import Empty, Engine, Run
+from oocdl.engines.engine import Engine, Run
 from oocdl.engines.torch.conv.dispatch import pad
 from oocdl.engines.torch.layout import channels_last
-from oocdl.engines.torch.scratch import between, overwritten, placed, scratch_bytes
+from oocdl.engines.torch.scratch import overwritten, placed, scratch_bytes
 from oocdl.engines.torch.split_concat import in_parts
 from oocdl.engines.torch.torch_chain import ChainStep, Spare
 from oocdl.engines.torch.torch_kernels import KERNELS
@@ -205,12 +205,9 @@ class TorchEngine(Engine):
             program = in_parts(without_group_axes(program))
             stages = _stages(program, self.small_elements)
             parts = [stage.part for stage in stages]
-            ends, direct = [(stage.part, stage.dying) for stage in stages], placed(program, parts)
-            given = {slot for step in between(program, parts, direct.keys()) for slot in step}
-            nbytes, heap_bytes = (
-                scratch_bytes(program, ends, lying, rules) for lying in (direct.keys(), direct.keys() | given)
-            )
-            known[key] = ProgramScratch(nbytes, overwritten(program, parts), heap_bytes)
+            ends = ((stage.part, stage.dying) for stage in stages)
+            nbytes = scratch_bytes(program, ends, placed(program, parts), rules)
+            known[key] = ProgramScratch(nbytes, overwritten(program, parts))
         return known[key]
 
     def _make(self, program: Program) -> Run:
@@ -220,13 +217,10 @@ class TorchEngine(Engine):
         direct, own = placed(program, parts), overwritten(program, parts)
         orders = dict(program.orders)
         steps = [part if isinstance(part, ChainStep) else Step(part, orders) for part in parts]
-        given = between(program, parts, direct.keys())
         made = {slot for stage in stages for slot in stage.dying}
         rest = [number for number, item in enumerate(program.outputs) if item.slot not in made]
 
-        def run(
-            arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array], empty: Empty | None
-        ) -> None:
+        def run(arrays: Sequence[Array], outs: Sequence[Array], rooms: Mapping[int, Array]) -> None:
             for number in own - rooms.keys():
                 if not arrays[number].flags.writeable:
                     raise ValueError(f"input {number} is written over, but may only be read")
@@ -243,11 +237,8 @@ class TorchEngine(Engine):
                             found = crop(slots[item.slot], item.crop).reshape(item.shape)
                             shared(outs[number]).copy_(found)
 
-                for step, stage, kinds in zip(steps, stages, given, strict=True):
-                    if empty is None or not kinds:
-                        step.run(slots, places)
-                    else:
-                        step.run(slots, places | {slot: shared(empty(*kinds[slot])) for slot in kinds})
+                for step, stage in zip(steps, stages, strict=True):
+                    step.run(slots, places)
                     put(stage.done)
                     for slot in stage.dying:
                         slots.pop(slot, None)

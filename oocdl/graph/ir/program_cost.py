@@ -21,14 +21,6 @@ class ProgramScratch(NamedTuple):
     scratch_bytes: int
     overwrites: frozenset[int] = frozenset()
     """Numbers of the inputs that the run writes over: each must be an array that nobody else reads."""
-    least_heap_bytes: int | None = None
-    """Bytes that the run takes of the heap where it is given memory for values between; None: all of them."""
-
-    @property
-    def heap_bytes(self) -> int:
-        """Bytes that the run takes of the heap where it is given memory for values between."""
-        least = self.least_heap_bytes
-        return self.scratch_bytes if least is None else min(least, self.scratch_bytes)
 
 
 ScratchOf = Callable[[Program], ProgramScratch]

@@ -26,8 +26,8 @@ from oocdl.storage.cache.spill_store import SpillStore
 class Reservation:
     """Memory that one unit holds while it runs: chunks pinned in RAM, and bytes for new arrays."""
 
-    def __init__(self, tier: Tier, claim: Claim[Slot], pins: Sequence[Chunk], heap_bytes: int) -> None:
-        self._tier, self._claim, self._heap_bytes = tier, claim, heap_bytes
+    def __init__(self, tier: Tier, claim: Claim[Slot], pins: Sequence[Chunk]) -> None:
+        self._tier, self._claim = tier, claim
         self._pins = pins  # holding the handles keeps the chunks alive
         self._lent: list[Chunk] = []
 
@@ -76,8 +76,7 @@ class Reservation:
         with tier.lock:
             for chunk in self._lent:
                 tier.ledger.let_go(chunk.slot)
-            tier.scratch_bytes -= self._heap_bytes
-            self._heap_bytes = 0
+            tier.scratch_bytes -= self._claim.scratch_bytes
             tier.pool.capacity_bytes = tier._paged_bytes()
             tier.ledger.release(self._claim)
             tier.changed.notify_all()
@@ -112,7 +111,7 @@ class Tier(Mover, Home):
         super().__init__(capacity_bytes, Pool(capacity_bytes + kept_bytes, before_mapping), spill)
         self.capacity_bytes = capacity_bytes  # bytes that chunks and reservations may take together
         self._kept_bytes, self._withheld_bytes, self._check_alone = kept_bytes, withheld_bytes, check_alone
-        self.scratch_bytes = 0  # bytes that units have reserved for what programs take of the heap
+        self.scratch_bytes = 0  # bytes that units have reserved for scratch of their programs, beside arrays
 
     # What can be asked without the lock of the tier; pages that are kept for the next arrays count as well.
 
@@ -147,17 +146,10 @@ class Tier(Mover, Home):
 
     # --- what executors call -------------------------------------------------------------
 
-    def reserve(
-        self,
-        nbytes: int,
-        pins: Sequence[Chunk] = (),
-        scratch_bytes: int = 0,
-        heap_bytes: int | None = None,
-    ) -> Reservation:
+    def reserve(self, nbytes: int, pins: Sequence[Chunk] = (), scratch_bytes: int = 0) -> Reservation:
         """Wait until ``nbytes`` are free and every chunk of ``pins`` is in RAM, to stay there.
 
-        ``scratch_bytes`` more are kept free for what the unit's program takes from the heap, or but
-        ``heap_bytes`` of it if that is given, and the rest as arrays of ``Reservation.empty``. Callers are
+        ``scratch_bytes`` more are kept free for what the unit's program takes from the heap. Callers are
         served first come first served; none may hold a reservation. Raises BudgetError if the request is
         larger than the tier, StoreError or ResourceError if the spill has failed, ResourceError if the
         process has too much even for this unit alone.
@@ -172,11 +164,10 @@ class Tier(Mover, Home):
         claim = Claim([pin.slot for pin in unique], nbytes, scratch_bytes)
         with self.lock:
             loads = self._acquire(claim)
-            heap_bytes = scratch_bytes if heap_bytes is None else heap_bytes
-            self.scratch_bytes += heap_bytes
+            self.scratch_bytes += scratch_bytes
             self.pool.shrink(self._paged_bytes())
             alone = self.ledger.lendable_bytes < 0
-        reservation = Reservation(self, claim, unique, heap_bytes)
+        reservation = Reservation(self, claim, unique)
         try:
             if alone:
                 self._check_alone()

@@ -104,7 +104,7 @@ def test_whole_layers_are_chosen_where_cuts_would_move_more() -> None:
     draft = mlp_draft((1024,) * 9, 16)
     before, now = cut_for_all(draft, machine), found_for(draft, machine)
     assert now.plan.hosts is None
-    assert moved_bytes(now, machine) < moved_bytes(before, machine) / 3
+    assert moved_bytes(before, machine) >= 38 << 20 and moved_bytes(now, machine) <= 11 << 20
     assert simulated_seconds(now, machine) < simulated_seconds(before, machine)
 
 

@@ -87,7 +87,6 @@ def step(calls: Sequence[tuple[TaskKey, Sequence[TaskKey]]], updates: Mapping[Ta
             uses=(tuple(readers.get(key, ())),),
             buffer_bytes=(len(arguments) + 1) * 4096,
             scratch_bytes=0,
-            heap_bytes=0,
         )
         for position, (key, arguments) in enumerate(calls)
     ]

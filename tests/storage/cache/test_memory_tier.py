@@ -70,18 +70,6 @@ def test_pages_are_kept_beyond_the_capacity_where_there_is_room(tmp_path: Path, 
     chunks.use(None)
 
 
-def test_scratch_that_is_not_of_the_heap_lies_in_pages_that_are_kept(tmp_path: Path) -> None:
-    with Tier(8 << 20, SpillStore(tmp_path)) as tier:
-        with tier.reserve(8 << 20) as unit:
-            unit.empty((1 << 20,), np.float64)
-        with tier.reserve(0, scratch_bytes=8 << 20, heap_bytes=2 << 20) as unit:
-            assert tier.mapped_bytes == 6 << 20 and tier.stats.reserved_bytes == 8 << 20
-            unit.empty((3 << 18,), np.float64)
-            assert tier.mapped_bytes == 6 << 20 and tier.promised_bytes == 8 << 20
-        assert tier.scratch_bytes == 0
-    chunks.use(None)
-
-
 def test_put_and_array_are_zero_copy_and_read_only(tier: Tier) -> None:
     array = np.arange(100.0)
     with tier.reserve(1000) as unit:
