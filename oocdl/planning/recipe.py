@@ -279,7 +279,7 @@ def _differentiate(network: Network, request: Request) -> Network:
     frozen = set(network.imported.frozen)
     weights = [value.name for value in network.graph.of_role(Role.WEIGHT) if value.name not in frozen]
     if not weights:
-        raise InputError("nothing to train: the model has no float initializer that is not frozen")
+        raise InputError("nothing to train: each float initializer is frozen; Constant nodes are not trained")
     build = Builder(RULES, network.graph)
     build.role = Role.GRADIENT
     whole = request.kind is PassKind.WHOLE

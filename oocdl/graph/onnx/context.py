@@ -43,6 +43,8 @@ class Context:
     """Whether ``freeze`` names this initializer."""
     evaluated: frozenset[str]
     """First outputs of the BatchNorms that use their running statistics in training, too."""
+    is_of_pytorch: bool
+    """Whether PyTorch is where the file comes from."""
     facts: Mapping[str, Fact]
     traced: Mapping[str, Shape]
     """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""

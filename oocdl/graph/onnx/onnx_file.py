@@ -22,6 +22,9 @@ from oocdl.graph.onnx.metadata import ExactNumbers, Fact, Metadata
 from oocdl.graph.onnx.model_file import Body, OnnxNode, Port, shown
 from oocdl.graph.onnx.tensors import WeightSource
 
+LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
+"""Operators whose second input is a weight, and whose third, if there is one, a bias."""
+
 
 class Reader(NamedTuple):
     """A node that reads an initializer, as which input, and by which name: another one behind an Identity."""
@@ -70,6 +73,11 @@ class OnnxFile:
         """The initializers that are results of the model, or of a body of it, as they are."""
         results = {port.name for port in self.outputs} | results_of_bodies(self.nodes)
         return {self.owner[name] for name in results if name in self.owner}
+
+    @cached_property
+    def of_layers(self) -> Set[str]:
+        """The names of what convolutions and products make."""
+        return {name for node in every_node(self.nodes) if node.op in LAYERS for name in node.outputs}
 
     def fact(self, initializer: str) -> Fact | None:
         """What the metadata says of an initializer."""

@@ -27,7 +27,7 @@ from oocdl.graph.onnx.metadata import ExactNumbers, read_metadata
 from oocdl.graph.onnx.model_file import Port, load, nodes_of, port_of, shown, size_text, words
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
-from oocdl.graph.onnx.roles import evaluated, has_one_bias, role_of
+from oocdl.graph.onnx.roles import OF_PYTORCH, evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.signs import Remark
 from oocdl.graph.onnx.tensors import WeightSource, source
 from oocdl.graph.onnx.trained import Trained, record_of
@@ -164,6 +164,7 @@ class _Reader:
             opset=model.opset,
             frozen=lambda name: model.pattern_of(name, freeze) is not None,
             evaluated=evaluated(model),
+            is_of_pytorch=model.metadata is not None or model.producer in OF_PYTORCH,
             facts=model.metadata.facts if model.metadata is not None else {},
             traced=traced or {},
             batch=batch,

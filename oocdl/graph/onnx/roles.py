@@ -16,12 +16,17 @@ import numpy as np
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.model_file import OnnxNode
-from oocdl.graph.onnx.onnx_file import OnnxFile, Reader
+from oocdl.graph.onnx.onnx_file import LAYERS, OnnxFile, Reader
 from oocdl.graph.onnx.tensors import WeightSource
 
-_GENERATED = re.compile(r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+)$")
+_GENERATED = re.compile(
+    r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+|helper\.\w+\.\d+|auto\.cast\.\d+)$"
+)
+"""Names that exporters of PyTorch, Paddle (``helper.slice.12``) and others give to what has none."""
 TENSORFLOW = "tf2onnx"
 """The producer of files of TensorFlow and Keras."""
+OF_PYTORCH = ("pytorch", "oocdl")
+"""The producers of files of PyTorch, and of those that oocdl makes as PyTorch would."""
 _NUMBER_OF_TENSORFLOW = re.compile(r"(.*/)?(x|y|Const(_\d+)?)(:0|__\d+)?$")
 _GENERATED_BY_TENSORFLOW = re.compile(r".*__\d+$")
 _RECURRENT = ("LSTM", "GRU", "RNN")
@@ -50,23 +55,39 @@ def role_of(model: OnnxFile, item: WeightSource) -> Role:
     norms = all(node.op == "BatchNormalization" and place in (3, 4) for node, place, _ in uses)
     if uses and norms and item.name not in model.handed_out:
         return Role.STATE
-    settings = all(index in _SETTINGS.get(node.op, ()) for node, index, _ in uses)
+    generated = _GENERATED.match(item.name) is not None
+    named = kind is None and producer == "pytorch" and prod(item.shape) > 1 and not generated
+    learned = kind == "PARAMETER" or named
+    settings = all(
+        index in _SETTINGS.get(node.op, ()) and not (learned and node.op in ("Pow", "Clip"))
+        for node, index, _ in uses
+    )
     if (uses and settings) or kind not in (None, "PARAMETER"):
         return Role.CONSTANT
-    generated = _GENERATED.match(item.name) is not None
     if any(node.op == "PRelu" and index == 1 for node, index, _ in uses):
         return Role.WEIGHT  # a single number, too
     if producer == TENSORFLOW and _is_number_of_tensorflow(item, uses):
         return Role.CONSTANT
     if kind is None and not item.shape and (generated or producer != "pytorch"):
         return Role.CONSTANT  # a number written in the model's code
-    if kind is None and generated and item.nbytes <= MOST_CONSTANT_BYTES:
+    small = kind is None and item.nbytes <= MOST_CONSTANT_BYTES
+    state = uses and all(node.op in _RECURRENT and index in (5, 6) for node, index, _ in uses)
+    if small and state and (generated or producer != "pytorch") and not item.raw().any():
+        return Role.CONSTANT  # where a sequence begins
+    if small and generated:
         data = item.raw()
         norm = all(node.op in ("InstanceNormalization", "GroupNormalization") for node, *_ in uses)
-        state = all(node.op in _RECURRENT and index in (5, 6) for node, index, _ in uses) and not data.any()
-        if data.size == 1 or not np.isfinite(data).all() or (norm and np.isin(data, (0, 1)).all()) or state:
-            return Role.CONSTANT  # a number, a mask, ones and zeros of a norm without weights, a zero state
+        number = data.size == 1 and not _is_bias(model, uses)
+        if number or not np.isfinite(data).all() or (norm and np.isin(data, (0, 1)).all()):
+            return Role.CONSTANT  # a number, a mask, ones and zeros of a norm without weights
     return Role.WEIGHT
+
+
+def _is_bias(model: OnnxFile, uses: Sequence[Reader]) -> bool:
+    """Whether a tensor is the bias of layers: their own, or, PyTorch's aside, added to what they make."""
+    own = [node.op in LAYERS and index == 2 for node, index, _ in uses]
+    added = [node.op == "Add" and not model.of_layers.isdisjoint(node.inputs) for node, *_ in uses]
+    return all(own) or (all(added) and model.producer != "pytorch")
 
 
 def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[Reader]) -> bool:
@@ -74,7 +95,7 @@ def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[Reader]) -> bool
     # Operands in the code are called ``.../y``, variables ``.../ReadVariableOp``; what is computed, numbered.
     if _NUMBER_OF_TENSORFLOW.match(item.name):
         return True
-    product = any(node.op in ("Conv", "ConvTranspose", "MatMul", "Gemm") and index for node, index, _ in uses)
+    product = any(node.op in LAYERS and index for node, index, _ in uses)
     return not product and prod(item.shape) == 1 and _GENERATED_BY_TENSORFLOW.match(item.name) is not None
 
 

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.model_file import OnnxNode, shown
-from oocdl.graph.onnx.onnx_file import TracedFile
+from oocdl.graph.onnx.onnx_file import LAYERS, TracedFile
 from oocdl.graph.onnx.roles import TENSORFLOW, batch_norm_modes
 
 EXPORT = "export with oocdl.from_torch(module, example, path), which keeps the network as it is"
@@ -35,7 +35,6 @@ _GENERATED = re.compile(r"(onnx::|/).*|\d+$|val_\d+$")
 _FOLDED = re.compile(r".*(/batchnorm/(mul|sub)|merged_input)(:0|__\d+)?$|.*_(weights|bias)_fused_bn.*")
 _OF_NORM = re.compile(r".*/(moments|batchnorm)/.*")
 """Names of tf2onnx: of weights with a norm in them, and within a norm."""
-_LAYERS = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 _MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity")
 
 
@@ -144,6 +143,15 @@ def _lost_slopes(file: TracedFile) -> list[str]:
     return lost
 
 
+def _constant_weights(file: TracedFile) -> list[str]:
+    """Weights of layers that are numbers of Constant nodes, of the graph or of a function that it calls."""
+    if file.model.producer == "pytorch":
+        return []  # whose parameters are initializers
+    made = {node.outputs[0] for node in file.model.nodes if node.op == "Constant"}
+    weighs = [node for node in file.model.nodes if node.op in (*LAYERS, "LSTM", "GRU", "RNN")]
+    return list(dict.fromkeys(name for node in weighs for name in node.inputs[1:3] if name in made))
+
+
 def _has_lost_bias(file: TracedFile, node: OnnxNode) -> bool:
     """Whether a layer has no bias; a convolution before a norm has none in most networks."""
     if "RemoveOptionalBias" not in node.rule or len(node.inputs) > 2:
@@ -206,7 +214,7 @@ def _is_biased(file: TracedFile, name: str) -> bool:
 
 
 def _lost_by_tensorflow(file: TracedFile, node: OnnxNode) -> bool:
-    if file.model.producer != TENSORFLOW or node.op not in _LAYERS or len(node.inputs) != 2:
+    if file.model.producer != TENSORFLOW or node.op not in LAYERS or len(node.inputs) != 2:
         return False
     weight = node.inputs[1]
     return weight in file.trained and not _FOLDED.match(weight) and not _is_biased(file, node.outputs[0])
@@ -255,6 +263,12 @@ SIGNS = (
         _tensors(lambda file, name: _is_computed(file, name) and _is_copy(file, name)),
         "trained tensor{s} {was} tied to another weight",
         "the exporter has made a copy, which is trained on its own",
+    ),
+    Sign(
+        _constant_weights,
+        "weight{s} {is} in {a}Constant node{s}",
+        "what is no initializer is not trained",
+        "have the file's writer make initializers of them",
     ),
     Sign(_lost_slopes, "weight{s} {is} not trained", "the exporter has made constants of them"),
     Sign(

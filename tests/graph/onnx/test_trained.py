@@ -15,6 +15,7 @@ import onnx
 import pytest
 import torch
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from oocdl.errors import ModelError, UnsupportedError
@@ -26,7 +27,7 @@ from oocdl.ops.registry import RULES
 from oocdl.presets.unets import write_unet3d
 from oocdl.report.plan_parts import UNSAID, trained_text
 from tests.kit.nets import save
-from tests.kit.onnx_kit import F
+from tests.kit.onnx_kit import F, run
 from tests.kit.plain_files import MODULES, WAYS, export_as, far, losses_of_file, losses_of_module
 from tests.kit.torch_modules import CASES, FrozenBatchNorm2d, away_from_start
 from tests.kit.turns import some_of
@@ -37,6 +38,7 @@ MERGED, FOLDED, COMPUTED = (
     "computed by the exporter",
 )
 EVALUATED, BUFFERS = "in evaluation mode in the file", "may be (a buffer|buffers) of the module"
+KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 ANNOUNCED: dict[str, dict[str, str]] = {
     # module -> way -> a word of the remark, where the file trains another network, or may
     "odd-buffer": {"torchscript": BUFFERS},
@@ -328,3 +330,100 @@ def test_names_are_shown_as_text(tmp_path: Path) -> None:
     text = trained_text(added(tmp_path / "m.onnx", f"m.{name}", "pytorch").trained)
     assert "m.pe\\x1b[31m\\nall is well" in text and "\x1b" not in text
     assert "all is well" not in [line.strip() for line in text.splitlines()]
+
+
+def role(path: Path, node: onnx.NodeProto, name: str, value: object, producer: str = "") -> Part:
+    """What a tensor is that a node reads beside x, behind a product."""
+    nodes = [helper.make_node("MatMul", ["x", "m"], ["h"], "product"), node]
+    weights = {"m": np.eye(3, dtype=F), name: np.asarray(value, F)}
+    model = onnx.load(save(path, nodes, weights, ["b", 3], {node.output[0]: ["b", 3]}))
+    model.producer_name = producer
+    onnx.save(model, path)
+    (found,) = [
+        one for one in inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.tensors if one.name == name
+    ]
+    return found.part
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "producer", "part"),
+    [
+        ("Pow", "p", [1.0, 2, 3], "pytorch", Part.TRAINED),
+        ("Pow", "p", 2.0, "", Part.CONSTANT),
+        ("Pow", "val_3", [1.0, 2, 3], "pytorch", Part.CONSTANT),
+        ("Add", "3", [0.5], "", Part.TRAINED),
+        ("Add", "/fc/b", [0.5], "", Part.TRAINED),
+        ("Add", "/fc/b", [0.5], "pytorch", Part.CONSTANT),
+        ("Mul", "auto.cast.4", [0.5], "", Part.CONSTANT),
+    ],
+)
+def test_exponents_and_numbers(
+    op: str, name: str, value: object, producer: str, part: Part, tmp_path: Path
+) -> None:
+    assert role(tmp_path / "m.onnx", helper.make_node(op, ["h", name], ["y"]), name, value, producer) is part
+
+
+@pytest.mark.parametrize(("kind", "part"), [("PARAMETER", Part.TRAINED), ("CONSTANT_TENSOR", Part.CONSTANT)])
+def test_an_exponent_is_what_the_exporter_says(kind: str, part: Part, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    role(path, helper.make_node("Pow", ["h", "p"], ["y"]), "p", 2.0, "pytorch")
+    model = onnx.load(path)
+    model.graph.value_info.append(helper.make_tensor_value_info("p", onnx.TensorProto.FLOAT, []))
+    model.graph.value_info[0].metadata_props.add(key=KIND, value=kind)
+    onnx.save(model, path)
+    tensors = inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.tensors
+    assert [one.part for one in tensors if one.name == "p"] == [part]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "producer", "part"),
+    [
+        ("h0", 0.0, "", Part.CONSTANT),
+        ("h0", 0.5, "", Part.TRAINED),
+        ("h0", 0.0, "pytorch", Part.TRAINED),
+        ("onnx::GRU_12", 0.0, "pytorch", Part.CONSTANT),
+    ],
+)
+def test_zeros_with_which_sequences_begin(
+    name: str, value: float, producer: str, part: Part, tmp_path: Path
+) -> None:
+    """A state that PyTorch's files have by its name is a parameter; others write zeros for none."""
+    weights = {"w": np.ones((1, 2, 3), F), "r": np.ones((1, 2, 2), F), name: np.full((1, 4, 2), value, F)}
+    node = helper.make_node("RNN", ["x", "w", "r", "", "", name], ["y"], "n", hidden_size=2)
+    model = onnx.load(save(tmp_path / "m.onnx", [node], weights, [5, 4, 3], {"y": [5, 1, 4, 2]}))
+    model.producer_name = producer
+    onnx.save(model, tmp_path / "m.onnx")
+    record = inspect_onnx(tmp_path / "m.onnx").bind(RULES).trained
+    assert [one.part for one in record.tensors if one.name == name] == [part]
+
+
+def test_weights_in_constant_nodes_are_told(tmp_path: Path) -> None:
+    constant = helper.make_node("Constant", [], ["w"], value=onnx.numpy_helper.from_array(np.eye(3, dtype=F)))
+    nodes = [
+        constant,
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Add", ["h", "b"], ["y"]),
+    ]
+    path = save(tmp_path / "m.onnx", nodes, {"b": np.ones(3, F)}, ["n", 3], {"y": ["n", 3]})
+    (remark,) = inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.remarks
+    assert remark.text.startswith("1 weight is in a Constant node ('w')")
+
+
+@pytest.mark.parametrize("producer", ["", "pytorch"])
+def test_running_variances_are_those_of_the_framework(producer: str, tmp_path: Path) -> None:
+    """ONNX defines them by the biased variance of a batch, PyTorch by the unbiased one."""
+    node = helper.make_node(
+        "BatchNormalization", ["x", "s", "b", "m", "v"], ["y", "m1", "v1"], training_mode=1
+    )
+    weights = {"s": np.ones(2, F), "b": np.zeros(2, F), "m": np.zeros(2, F), "v": np.ones(2, F)}
+    model = onnx.load(save(tmp_path / "m.onnx", [node], weights, [4, 2], {"y": [4, 2]}))
+    model.producer_name = producer
+    onnx.save(model, tmp_path / "m.onnx")
+    x = np.random.default_rng(0).standard_normal((4, 2)).astype(F)
+    graph = inspect_onnx(tmp_path / "m.onnx").bind(RULES, training=True)
+    found = run(graph, torch.tensor(x))[graph.graph.updates["v"]].numpy()
+    norm = nn.BatchNorm1d(2)
+    norm(torch.tensor(x))
+    model.graph.output.append(helper.make_tensor_value_info("v1", onnx.TensorProto.FLOAT, [2]))
+    _, wanted = ReferenceEvaluator(model.SerializeToString()).run(None, {"x": x})
+    assert found == pytest.approx(norm.running_var.numpy() if producer else wanted, rel=1e-6)

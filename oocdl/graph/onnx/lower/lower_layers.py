@@ -180,18 +180,22 @@ def _batch_norm(ctx: Context) -> Sequence[Operand]:
 
 
 def _update(ctx: Context, stats: Sequence[str], batch: Sequence[str], shape: Shape) -> None:
-    """Update the running statistics by those of the batch, with the unbiased variance, as PyTorch does."""
+    """Update the running statistics by those of the batch.
+
+    PyTorch takes the unbiased variance; ONNX's definition, Keras, Flax and Paddle the biased one.
+    """
     count, keep = prod(shape) // shape[1], float(ctx.attr("momentum", 0.9))
     if count < 2:
         raise ModelError(f"one value per channel in {list(shape)}: no batch statistics; use a larger batch")
-    for name, value, unbiased in zip(stats, batch, (1.0, count / (count - 1)), strict=True):
+    factors = 1.0, count / (count - 1) if ctx.is_of_pytorch else 1.0
+    for name, value, factor in zip(stats, batch, factors, strict=True):
         if ctx.build.values[name].role != Role.STATE:
             ctx.refuse("running statistics that are no initializers")
         if ctx.build.shape(name) != (shape[1],):
             raise ModelError(f"running statistics {list(ctx.build.shape(name))} for {shape[1]} channels")
         now = ctx.build.updates.get(name, name)
         fresh = ctx.reshape(value, (shape[1],))
-        fresh = ctx.make("Mul", fresh, ctx.number(unbiased * (1 - keep), fresh))
+        fresh = ctx.make("Mul", fresh, ctx.number(factor * (1 - keep), fresh))
         ctx.build.updates[name] = ctx.make("Add", ctx.make("Mul", now, ctx.number(keep, now)), fresh)
 
 
