@@ -233,6 +233,10 @@ STEP = "own/step"
 """The SCALAR of a user's own optimizer that counts updates from 1."""
 
 
+PRIME = "'"
+"""Ends the name of a SCALAR where it would be that of a tensor of the file."""
+
+
 AVERAGE = "ema"
 """Kind of the state that is the moving average of a weight."""
 

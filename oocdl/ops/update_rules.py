@@ -77,8 +77,14 @@ def add_sums(build: Builder, gradients: Mapping[str, str]) -> dict[str, str]:
 
 
 def _scalar(like: Lifted, name: str) -> Lifted:
-    """Return the SCALAR value ``name``, which is declared on first use, in the dtype of ``like``."""
-    if name not in like.build.values:
+    """Return the SCALAR value ``name``, which is declared on first use, in the dtype of ``like``.
+
+    Where the file has a tensor of that name, the value's ends in ``optimizers.PRIME``.
+    """
+    values = like.build.values
+    while name in values and values[name].role is not Role.SCALAR:
+        name += optim.PRIME
+    if name not in values:
         like.build.value(name, (), like.dtype, Role.SCALAR)
     return like.to(name).cast(like.dtype)
 
@@ -88,8 +94,9 @@ def _state(w: Lifted, kind: str) -> Lifted:
 
 
 def _named(first: Lifted, name: str, op: str, *others: Lifted) -> Lifted:
+    """Add a node of this name, or of one with a number where the file has a tensor of it."""
     inputs = [value.name for value in (first, *others)]
-    return first.to(first.build.node(op, inputs, names=[name], label=name)[0])
+    return first.to(first.build.node(op, inputs, label=name)[0])
 
 
 def _put(old: Lifted, op: str, *inputs: Lifted) -> Lifted:

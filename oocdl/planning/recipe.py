@@ -246,7 +246,7 @@ def _add_loss(network: Network, request: Request) -> Network:
 def _read(build: Builder, request: Request, array: str, name: str, dtype: str) -> str:
     """Declare a value that a loss reads from an array of the dataset."""
     shape = (request.batch, *request.binding.arrays[array].shape[1:])
-    return build.value(name, shape, dtype, Role.TARGET)
+    return build.value(build.unique(name), shape, dtype, Role.TARGET)
 
 
 def logits_of(network: Network, output: str, spec: Loss, settings: Settings) -> str:

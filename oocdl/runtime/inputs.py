@@ -24,6 +24,7 @@ from oocdl.graph.ir.index import Region, as_slices, moved, region_shape, within
 from oocdl.graph.transforms.factorize import Factored, Factors
 from oocdl.ops.gather import Rows
 from oocdl.ops.loss_functions import Labels
+from oocdl.ops.optimizers import PRIME
 from oocdl.planning.machine import BATCH_CACHE_BYTES, READ_BLOCK_BYTES
 from oocdl.planning.passes import VALIDATION, PassInfo, role_of
 from oocdl.runtime.checked_values import check_finite, check_ids, check_labels, check_whole
@@ -204,7 +205,7 @@ class Sources:
         """Put a region of value ``name``, in its stored shape, into ``out``."""
         value = self.factored.graph.values[name]
         if value.role is Role.SCALAR:
-            out[...] = info.scalars[name]
+            out[...] = info.scalars[name.rstrip(PRIME)]
         elif value.role is Role.SUM:
             out[...] = 0
         elif value.role is Role.CONSTANT:

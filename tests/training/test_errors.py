@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -347,6 +348,50 @@ def test_names_with_line_breaks_stay_in_one_line(tmp_path: Path) -> None:
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
     refused(InputError, "freeze pattern", lambda: oocdl.fit(model, data, freeze="a\nb", **QUICK))
     assert oocdl.fit(model, data, **QUICK).weights["w\n1"].shape == (3, 6)
+
+
+def fit_named(folder: Path, names: dict[str, str], **options: Any) -> np.ndarray:
+    """Train y = tanh(x u) v, whose tensors and node "t" have other names; returns the weights."""
+    name = {name: names.get(name, name) for name in "xuvt"}
+    nodes = [
+        helper.make_node("MatMul", [name["x"], name["u"]], ["h"], "first"),
+        helper.make_node("Tanh", ["h"], ["a"], name["t"]),
+        helper.make_node("MatMul", ["a", name["v"]], ["y"], "last"),
+    ]
+    weights = {name["u"]: np.eye(6, 9), name["v"]: np.eye(9, 3)}
+    path = nets.save(folder / "named.onnx", nodes, weights, ["batch", 6], {"y": ["batch", 3]})
+    model = onnx.load(path)
+    model.graph.input[0].name = name["x"]
+    onnx.save(model, path)
+    data, changes = (
+        nets.write_data(folder / "data.zarr", nets.vectors()),
+        {"steps": 2, "workdir": folder / "r"},
+    )
+    given = {"inputs": {name["x"]: "x"}, "targets": {"y": "y"}, "resume": "restart"}
+    found = oocdl.fit(path, data, **{**QUICK, **changes, **given, **options}).weights
+    return np.concatenate([np.ravel(found[name[weight]]) for weight in "uv"])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"u": "lr"}, {"x": "lr"}, {"t": "lr"}, {"x": "target/y"}, {"u": "adam/bias1", "v": "adam/bias2"},
+     {"v": "accumulate/share"}, {"v": "u/next"}, {"v": "u/accumulated/next"}, {"v": "norm"}, {"v": "grad/u"}],
+)  # fmt: skip
+def test_a_file_may_have_names_that_training_has_too(names: dict[str, str], tmp_path: Path) -> None:
+    options = {"optimizer": Adam(lr=0.1, clip_norm=0.01), "accumulate": 2}
+    plain, named = (fit_named(tmp_path, one, **options) for one in ({}, names))
+    np.testing.assert_array_equal(plain, named)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("u/exp_avg", {}), ("u/ema", {"ema": 0.9}), ("u/accumulated", {"accumulate": 2}),
+     ("u/bfloat16", {"precision": "bfloat16", "engine": "torch"})],
+)  # fmt: skip
+def test_a_name_of_what_a_run_keeps_is_refused(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    call = partial(fit_named, tmp_path, {"v": name}, optimizer=Adam(lr=0.1), **options)
+    refused(ModelError, f"tensor '{name}', .*rename it", call)
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("loss", [Dice(ignore_index=9), DiceCE(cross_entropy=CrossEntropy(ignore_index=9))])

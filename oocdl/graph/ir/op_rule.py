@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from oocdl.errors import ModelError
+from oocdl.errors import ModelError, printable
 from oocdl.graph.ir.graph import Array, Graph, Node, Role, Shape, Value, is_float
 from oocdl.graph.ir.index import AxisRule, Region
 from oocdl.graph.ir.speed import Speed
@@ -120,6 +120,12 @@ class OpRule:
 Rules = Mapping[str, OpRule]
 
 
+def taken(name: str) -> ModelError:
+    """Return the error of a file that has a tensor of the name of a value that is added to its graph."""
+    why = "but a value that is added to the graph has that name; rename it in the file"
+    return ModelError(f"the file has a tensor '{printable(name)}', {why}")
+
+
 class Builder:
     """Grows a graph node by node, inferring shapes and dtypes.
 
@@ -158,7 +164,7 @@ class Builder:
     def value(self, name: str, shape: Shape, dtype: str, role: Role) -> str:
         """Declare a value that no node makes; returns its name."""
         if name in self.values:
-            raise ModelError(f"value '{name}' is defined twice")
+            raise taken(name)
         self.values[name] = Value(name, tuple(shape), dtype, role)
         return name
 

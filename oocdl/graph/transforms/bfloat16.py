@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import prod
 
 from oocdl.graph.ir.graph import Graph, Node, Role, Value, needed
-from oocdl.graph.ir.op_rule import Product, Rules
+from oocdl.graph.ir.op_rule import Product, Rules, taken
 
 STORED = "bfloat16"
 LEAST_BYTES = 1 << 16
@@ -143,6 +143,9 @@ class _Rewriting:
         # Of a weight or an input, too: what is computed from it is neither.
         role = Role.GRADIENT if value.role is Role.GRADIENT else Role.ACTIVATION
         [output] = node.outputs
+        for made in (output, f"{name}/rounded"):
+            if made in self.graph.values:
+                raise taken(made)
         self.values[output] = Value(output, value.shape, STORED, role)
         self.made_in_bfloat16.add(name)
         self.nodes.append(node)
