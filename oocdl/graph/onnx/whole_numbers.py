@@ -18,6 +18,7 @@ from oocdl.graph.onnx.checks import schema_of
 from oocdl.graph.onnx.context import Context, Entry
 
 WIDE = np.dtype(np.int64)
+_MOST = np.iinfo(WIDE).max
 _UNSIGNED = np.dtype(np.uint64)
 _LEAVING = frozenset({"Abs", "Add", "Div", "Einsum", "GatherGrad", "Mul", "Neg", "Pow", "ReduceSum", "Sub"})
 """Operators of a graph whose results may be outside of the type of their operands."""
@@ -112,8 +113,7 @@ def _each(slots: Sequence[Any]) -> Iterable[Any]:
 
 def _check_unsigned(ctx: Context, entry: Entry, kind: np.dtype[Any], nodes: Sequence[Node]) -> None:
     """Refuse what is wrong for numbers of uint64 of which the sign of int64 is a digit."""
-    small = isinstance(entry, np.ndarray) and int(entry.max(initial=0)) <= np.iinfo(WIDE).max
-    if kind != _UNSIGNED or small:
+    if kind != _UNSIGNED or (isinstance(entry, np.ndarray) and int(entry.max(initial=0)) <= _MOST):
         return
     casts = ctx.node.op in ("Cast", "CastLike")  # digits that are cut off are right, by Mod too
     for node in nodes:

@@ -221,6 +221,19 @@ def test_numbers_and_masks_are_no_weights(tmp_path: Path) -> None:
     assert [record.name for record in imported.trained.of(Part.CONSTANT)] == ["scale", "val_3"]
 
 
+@pytest.mark.parametrize("shape", [()])
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_no_weights(
+    number: float, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    node = helper.make_node("Where", ["which", "x", "other"], ["y"])
+    known = {"which": np.array([True, False, True]), "other": np.full(shape, number, F)}
+    imported = inspect_onnx(numeric_model(tmp_path / "m.onnx", [node], **known)).bind(RULES)
+    found = run(imported, torch.ones(2, 3))[imported.outputs[0][1]]
+    np.testing.assert_array_equal(found, [[1, number, 1]] * 2)
+    assert not imported.weights
+
+
 def test_half_precision_is_read_as_the_precision(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
