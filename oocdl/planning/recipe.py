@@ -254,12 +254,11 @@ def logits_of(network: Network, output: str, spec: Loss, settings: Settings) -> 
     end = network.imported.final_activation.get(output)
     if end is None or takes_as_it_is(spec, end):
         return network.outputs[output]
-    if settings.logits != "auto":
-        raise InputError(
-            f"output '{output}' ends in {end}, but the loss takes logits; pass logits='auto' to train "
-            "on what comes before it, or export the model without it"
-        )
-    logits = network.imported.logits[output]
+    logits = network.imported.logits.get(output)
+    if settings.logits != "auto" or logits is None:
+        why = f"output '{output}' ends in {end}, but the loss takes logits"
+        way_out = "" if logits is None else "pass logits='auto' to train on what comes before it, or "
+        raise InputError(f"{why}; {way_out}export the model without it")
     check_dropped(spec, end, output, network.graph.values[logits].shape)
     return logits
 

@@ -11,6 +11,7 @@ from onnx import inliner
 from onnx.checker import ValidationError
 
 from oocdl.errors import ModelError
+from oocdl.graph.ir.graph import normalize_axis
 from oocdl.graph.onnx.bounds import MOST_CALLS, MOST_INLINED_BYTES, MOST_NODES
 from oocdl.graph.onnx.model_file import Body, OnnxNode, label, shown
 
@@ -104,6 +105,15 @@ def graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 FINAL = ("Softmax", "LogSoftmax", "Sigmoid")
+MOVES = ("Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze")
+"""Operators whose results are the numbers of their first input at other places."""
+
+
+def softmax_axes(node: OnnxNode, opset: int, rank: int) -> range:
+    """Return the axes that a Softmax or LogSoftmax takes as one: before opset 13 all from its own on."""
+    old = opset < 13 and not node.attrs.get("moved")
+    axis = normalize_axis(node.attrs.get("axis", 1 if old else -1), rank)
+    return range(axis, rank if old else axis + 1)
 
 
 def activations_last(nodes: Sequence[OnnxNode], outputs: Set[str], opset: int) -> tuple[OnnxNode, ...]:
@@ -121,10 +131,12 @@ def activations_last(nodes: Sequence[OnnxNode], outputs: Set[str], opset: int) -
         attrs = dict(first.attrs)
         if first.op != "Sigmoid":
             perm = [int(axis) for axis in last.attrs["perm"]]
-            # Before opset 13 it is over all axes from one on; a wrong perm is refused where it is lowered.
-            if opset < 13 or not perm or sorted(perm) != list(range(len(perm))):
+            if not perm or sorted(perm) != list(range(len(perm))):
+                continue  # it is refused where it is lowered
+            axis, *others = softmax_axes(first, opset, len(perm))
+            if others:
                 continue
-            attrs["axis"] = perm.index(first.attrs.get("axis", -1) % len(perm))
+            attrs |= {"axis": perm.index(axis), "moved": True}
         moved = replace(last, inputs=first.inputs, outputs=first.outputs)
         new[first] = ()
         new[last] = moved, replace(first, inputs=first.outputs, outputs=last.outputs, attrs=attrs)

@@ -17,7 +17,14 @@ from oocdl.errors import ModelError, UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role, Shape, needed
 from oocdl.graph.ir.op_rule import Builder, Rules
 from oocdl.graph.onnx.baked import note_resized
-from oocdl.graph.onnx.bodies import FINAL, activations_last, every_node, results_of_bodies, without_functions
+from oocdl.graph.onnx.bodies import (
+    FINAL,
+    MOVES,
+    activations_last,
+    every_node,
+    results_of_bodies,
+    without_functions,
+)
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
 from oocdl.graph.onnx.context import Context, all_of
@@ -56,7 +63,7 @@ class Imported:
     final_activation: Mapping[str, str]
     """Output -> the Softmax, LogSoftmax or Sigmoid it ends in."""
     logits: Mapping[str, str]
-    """Output -> the value before that."""
+    """Output -> the value before that, where nothing moves numbers after it."""
     trained: Trained
     """Part of each tensor and the reason for it, with remarks that the user should see."""
     rebatched: bool = False
@@ -251,22 +258,23 @@ class _Reader:
             frozen=tuple(name for name in self.frozen if name in values),
             names={name: value for name, value in self.values().items() if value in values},
             final_activation={name: op for name, (op, _) in ends.items()},
-            logits={name: value for name, (_, value) in ends.items()},
+            logits={name: value for name, (_, value) in ends.items() if value},
             trained=record_of(file, self.freeze),
             rebatched=ctx.rebatched,
             modules={one.name.strip("/"): path for one in self.model.nodes if (path := module_path(one))},
         )
 
     def _ends(self) -> dict[str, tuple[str, str]]:
-        """Return output -> the activation it ends in, and output -> the value before that."""
+        """Return output -> the activation it ends in, and the value before; "" if numbers are moved after."""
         makers = {name: node for node in self.model.nodes for name in node.outputs}
         found = {}
         for port in self.model.outputs:
-            node = makers.get(port.name)
-            while node is not None and node.op in ("Identity", "Cast"):
+            node, moved = makers.get(port.name), False
+            while node is not None and node.op in ("Identity", "Cast", *MOVES):
+                moved |= node.op in MOVES
                 node = makers.get(node.inputs[0])
             if node is not None and node.op in FINAL:
                 value = self.ctx.env[node.inputs[0]]
                 if isinstance(value, str):
-                    found[port.name] = (node.op, value)
+                    found[port.name] = (node.op, "" if moved else value)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from oocdl.errors import ModelError
+import oocdl
+from oocdl.errors import InputError, ModelError
 from oocdl.graph.ir.graph import Role
 from oocdl.graph.onnx.lower.structure import rebound
 from oocdl.graph.onnx.model_file import load
@@ -20,8 +22,10 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.graph.onnx.trained import Part
 from oocdl.graph.onnx.writer import export_onnx
 from oocdl.ops.registry import RULES
+from tests.kit.lowered import model_of
 from tests.kit.models import GPT, MLP, ResNet, TwoHeads, UNet3d, exact, export, families
 from tests.kit.onnx_kit import F, bound, conv_model, error, perturbed, run
+from tests.kit.settings import EXACT
 from tests.kit.turns import some_of
 
 BOTH = ("torchscript", "dynamo")
@@ -151,6 +155,81 @@ def test_final_activation(final: str, op: str | None, tmp_path: Path) -> None:
     imported = inspect_onnx(path).bind(RULES)
     assert imported.final_activation.get("y") == op
     assert imported.logits.get("y") == (None if op is None else "layers.1/Gemm/add")
+
+
+MAPS, KINDS = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 4
+
+
+def loss_of(path: Path, labels: torch.Tensor, **how: Any) -> float:
+    """The first loss on ``MAPS``; cross entropy, unless ``how`` names another."""
+    how = {
+        **EXACT,
+        "loss": "cross_entropy",
+        "steps": 1,
+        "batch_size": 2,
+        "optimizer": "sgd",
+        "lr": 0.0,
+        **how,
+    }
+    data = {"x": MAPS.numpy(), "t": labels.numpy()}
+    run = oocdl.fit(path, data, targets={"y": "t"}, workdir=path.with_suffix(".run"), **how)
+    return float(run.history[0]["loss"])
+
+
+class Head(torch.nn.Module):
+    """A convolution to 4 classes, and what makes its output of that."""
+
+    def __init__(self, end: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.end = torch.nn.Conv2d(3, 4, 1), end
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.conv(x))
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13])
+@pytest.mark.parametrize("final", ["softmax", "log_softmax"])
+def test_a_softmax_over_channels(final: str, opset: int, tmp_path: Path) -> None:
+    """Before opset 13 PyTorch writes it between two Transposes."""
+    head, labels = Head(lambda x: getattr(x, final)(1)), KINDS.reshape(2, 5, 6)
+    path = export(head, (MAPS,), tmp_path / "model.onnx", opset=opset)
+    with pytest.raises(InputError, match="ends in (Log)?Softmax, .*logits='auto'"):
+        loss_of(path, labels)
+    imported = inspect_onnx(path).bind(RULES, precision="float64")
+    assert error(run(imported, MAPS)[imported.outputs[0][1]], exact(head, MAPS)[0]) < 1e-13
+    wanted = torch.nn.functional.cross_entropy(head.conv(MAPS.double()), labels).item()
+    assert loss_of(path, labels, logits="auto") == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda x: x.softmax(1).flatten(2),
+        lambda x: x.sigmoid().unsqueeze(1).squeeze(1),
+        lambda x: x.softmax(1).flatten(2).transpose(1, 2).reshape(2, 4, 30),
+    ],
+    ids=["reshaped", "squeezed", "turned"],
+)
+def test_an_activation_before_what_moves_its_numbers_is_refused(end: Any, opset: int, tmp_path: Path) -> None:
+    path = export(Head(end), (MAPS,), tmp_path / "model.onnx", opset=opset)
+    for logits in ("strict", "auto"):
+        with pytest.raises(
+            InputError, match=r"ends in S\w+, but the loss takes logits; export the model without"
+        ):
+            loss_of(path, KINDS.reshape(2, 30), logits=logits)
+
+
+def test_an_old_softmax_over_several_axes_before_a_transpose_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Softmax", ["c"], ["s"], axis=1),
+        helper.make_node("Transpose", ["s"], ["y"], perm=[0, 1, 3, 2]),
+    ]
+    model = model_of(nodes, {"x": MAPS.numpy()}, ["y"], {"w": np.ones((4, 3, 1, 1))}, opset=11)
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(InputError, match="ends in Softmax, but the loss takes logits; export"):
+        loss_of(tmp_path / "model.onnx", KINDS.reshape(2, 6, 5), logits="auto")
 
 
 @pytest.mark.parametrize("exporter", BOTH)

@@ -10,6 +10,7 @@ import numpy as np
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import is_float, normalize_axis
+from oocdl.graph.onnx.bodies import softmax_axes
 from oocdl.graph.onnx.bounds import numbered
 from oocdl.graph.onnx.context import Context, Operand, lowers
 from oocdl.graph.onnx.lower.structure import expanded, slice_axis
@@ -137,12 +138,12 @@ def _arg(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
 @lowers("Softmax", "LogSoftmax")
 def _softmax(ctx: Context) -> Sequence[Operand]:
     """Lower Softmax and LogSoftmax; before opset 13 all axes from ``axis`` on were one."""
-    x, shape, axis = ctx.value(0), ctx.shape(0), ctx.axis(-1 if ctx.opset >= 13 else 1)
-    flat = ctx.opset < 13 and axis != len(shape) - 1
-    if flat:
+    x, shape = ctx.value(0), ctx.shape(0)
+    axis, *others = softmax_axes(ctx.node, ctx.opset, len(shape))
+    if others:
         x, axis = ctx.reshape(x, (prod(shape[:axis]), prod(shape[axis:]))), 1
     y = ctx.make(ctx.node.op, x, axis=axis)
-    return [ctx.reshape(y, shape) if flat else y]
+    return [ctx.reshape(y, shape) if others else y]
 
 
 @lowers("CumSum", op="Add", neutral=0)
