@@ -76,7 +76,8 @@ def read_series(folder: Path) -> Volume:
     affine[:3] = np.stack([along * column_step, down * row_step, step, places[0]], axis=1)
     affine[:2] *= -1
     factors = {_factors(head) for _, head in heads}
-    stored = np.dtype(f"{'i' if first.PixelRepresentation else 'u'}{first.BitsAllocated // 8}")
+    kinds = {"i" if head.PixelRepresentation else "u" for _, head in heads}
+    stored = np.result_type(*(np.dtype(f"{kind}{first.BitsAllocated // 8}") for kind in kinds))
     slope, intercept = next(iter(factors)) if len(factors) == 1 else (1.0, 0.0)
     return Volume(
         path=folder, shape=(len(heads), int(first.Rows), int(first.Columns)),

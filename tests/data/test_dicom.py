@@ -97,6 +97,25 @@ def test_factors_that_are_empty_are_those_of_slices_without_them(tmp_path: Path)
     assert image.dtype == np.int16 and np.array_equal(np.asarray(image[0]), voxels())
 
 
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({"PixelRepresentation": lambda row: int(row > 0)}, np.int32),
+        ({"PixelRepresentation": lambda row: int(row < 3), "RescaleSlope": lambda row: 1 + row}, np.float32),
+        ({"BitsStored": lambda row: 16 - row % 2, "HighBit": lambda row: 15 - row % 2}, np.int16),
+    ],
+)
+def test_slices_of_several_types_are_of_one_that_holds_them(
+    changes: Any, dtype: type, tmp_path: Path
+) -> None:
+    values = voxels()
+    values[[0, 3]] = abs(values[[0, 3]])
+    write_series(tmp_path / "scan", values, **changes)
+    image: Any = convert(tmp_path / "scan", tmp_path / "a.zarr")["scan/image"]
+    slopes = np.arange(1, 5).reshape(-1, 1, 1) if "RescaleSlope" in changes else 1
+    assert image.dtype == dtype and np.array_equal(np.asarray(image[0]), values * slopes)
+
+
 def cut_off(paths: list[Path]) -> None:
     paths[2].write_bytes(paths[2].read_bytes()[:-40])
 
