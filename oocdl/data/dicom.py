@@ -17,6 +17,8 @@ from oocdl.storage.dataset.data_array import one_line
 PREAMBLE_BYTES, MARK = 128, b"DICM"
 ALIKE = ("SeriesInstanceUID", "Rows", "Columns", "ImageOrientationPatient", "PixelSpacing", "BitsAllocated")
 """Attributes that all slices of a volume share."""
+ROUNDED, ROUNDED_BY = ("ImageOrientationPatient", "PixelSpacing"), 1e-4
+"""Those of them that are rounded in some slices, and by how much they differ at most."""
 NEEDED = (*ALIKE, "PixelRepresentation", "ImagePositionPatient")
 TAGS = (*NEEDED, "NumberOfFrames", "SamplesPerPixel", "RescaleSlope", "RescaleIntercept", "SliceThickness")
 ROUNDING = 1e-2  # share of the distance of slices by which one may lie elsewhere: headers are rounded
@@ -63,7 +65,7 @@ def read_series(folder: Path) -> Volume:
     first_path, first = heads[0]
     for path, head in heads:
         for name in ALIKE:
-            if head[name].value != first[name].value:
+            if not _alike(name, head[name].value, first[name].value):
                 cure = "; give each series a folder" if name == ALIKE[0] else ""
                 raise DatasetError(f"{path} has another {name} than {first_path.name}{cure}")
     along, down = np.reshape(np.array(first.ImageOrientationPatient, np.float64), (2, 3))
@@ -100,6 +102,12 @@ def _head(path: Path) -> Any:
     if int(head.get("NumberOfFrames") or 1) > 1 or int(head.get("SamplesPerPixel") or 1) > 1:
         raise DatasetError(f"{path} has several frames or colours; only one grey slice a file is read")
     return head
+
+
+def _alike(name: str, one: Any, other: Any) -> bool:
+    if name not in ROUNDED or np.shape(one) != np.shape(other):
+        return bool(one == other)
+    return np.allclose(np.array(one, float), np.array(other, float), rtol=0, atol=ROUNDED_BY)
 
 
 def _factors(head: Any) -> tuple[float, float]:

@@ -116,6 +116,18 @@ def test_slices_of_several_types_are_of_one_that_holds_them(
     assert image.dtype == dtype and np.array_equal(np.asarray(image[0]), values * slopes)
 
 
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("ImageOrientationPatient", [*ALONG, *DOWN]), ("PixelSpacing", [0.5, 0.75])]
+)
+def test_slices_that_differ_by_rounding_are_of_one_volume(
+    name: str, numbers: list[float], tmp_path: Path
+) -> None:
+    changes = {name: lambda row: [number - row * 1e-7 for number in numbers]}
+    write_series(tmp_path / "scan", voxels(), **changes)
+    image: Any = convert(tmp_path / "scan", tmp_path / "a.zarr")["scan/image"]
+    assert np.array_equal(np.asarray(image[0]), voxels())
+
+
 def cut_off(paths: list[Path]) -> None:
     paths[2].write_bytes(paths[2].read_bytes()[:-40])
 
@@ -136,6 +148,8 @@ def without(name: str) -> Callable[[list[Path]], None]:
         ({"ImagePositionPatient": [*ORIGIN]}, None, "not evenly spaced"),
         ({"SeriesInstanceUID": lambda row: f"1.2.{row}"}, None, "another SeriesInstanceUID .*a folder"),
         ({"PixelSpacing": lambda row: [0.5, 0.75 + row]}, None, "another PixelSpacing than IM"),
+        ({"PixelSpacing": lambda row: [0.5, 0.75][: 2 - row // 3]}, None, "another PixelSpacing than IM"),
+        ({"ImageOrientationPatient": lambda row: [1, row / 1e3, 0, 0, 1, 0]}, None, "another ImageOrient"),
         ({"BitsAllocated": 1}, None, "pixels of 1 bits"),
         ({"NumberOfFrames": 2}, None, "several frames or colours"),
         ({"SamplesPerPixel": 3}, None, "several frames or colours"),
