@@ -164,6 +164,30 @@ def test_images_of_an_affine_lie_in_its_x_and_y(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"spacing": [2.0, 0.5]},
+        {"spacing": [[2.0, 0.5]] * 3},
+        {"affine": np.diag([0.5, 2.0, 9.0, 1.0]).tolist()},
+    ],
+)
+def test_stacked_images_have_the_spacing_of_their_group(facts: dict[str, Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    labels = random.integers(0, 2, (3, 12, 16)).astype(np.int16)
+    x = random.normal(size=(3, 1, 12, 16)).astype(np.float32)
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": labels})
+    zarr.open_group(str(data)).attrs.put(facts)
+    module = torch.nn.Conv2d(1, 2, 1, bias=False).double()
+    run = oocdl.fit(module, data, loss="cross_entropy", workdir=tmp_path / "run", **OPTIONS)
+    with torch.no_grad():
+        predicted = module(torch.as_tensor(x).double()).argmax(1).numpy()
+    pairs = zip(predicted, labels, strict=True)
+    values = np.array([expected(*pair, (2.0, 0.5), 1) for pair in pairs]).mean(0)
+    found = run.evaluate(data, metrics=["hd95", "asd"])
+    assert [found["hd95"], found["asd"]] == pytest.approx(values, rel=1e-12)
+
+
 def test_masks_that_are_scaled(tmp_path: Path) -> None:
     """A voxel is of the class where its number, as the loss reads it, is above a half."""
     random = np.random.default_rng(6)

@@ -85,7 +85,7 @@ def spacings_of(inference: Inference) -> list[list[float]]:
     graph, outputs = inference.first.plan.factored.graph, inference.first.outputs.values()
     axes = len(graph.values[next(iter(outputs))].shape) - 2
     told = list(inference.samples.items())
-    if not told and axes == 3:
+    if not told and axes <= 3:
         told = list(sample_facts(inference.dataset, inference.binding.samples))
     found: list[list[float]] = []
     for name, facts in told:
