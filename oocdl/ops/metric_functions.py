@@ -135,14 +135,15 @@ class Accuracy(Metric):
 class ByClass(_Scored):
     """A ratio of counts over all samples; the metric is its mean over classes, as torchmetrics' ``"macro"``.
 
-    Classes that occur neither in labels nor in predictions are left out.
+    Classes that occur neither in labels nor in predictions are left out where classes exclude each other.
     """
 
-    needs = ("both", "predicted", "labelled", "counted")
+    needs = ("both", "predicted", "labelled", "counted", "exclusive")
 
     def numbers(self, sums: Sums) -> dict[str, float]:
-        counts = [sums[name].sum(axis=0) for name in self.needs]
-        scores = np.where(counts[1] + counts[2] > 0, self.scores(counts, 0.0), np.nan)
+        counts = [sums[name].sum(axis=0) for name in self.needs[:4]]
+        is_absent = sums["exclusive"].all() & (counts[1] + counts[2] == 0)
+        scores = np.where(is_absent, np.nan, self.scores(counts, 0.0))
         return {self.name: _mean(scores), **_each(self.name, list(scores), 0)}
 
 

@@ -246,6 +246,27 @@ def test_counts_are_those_of_torchmetrics() -> None:
 
 
 @pytest.mark.parametrize(
+    ("channels", "expected"),
+    [
+        (slice(0, 4), (0.0909091, 0.125, 0.0714286, 0.8166667)),
+        (slice(0, 1), (0.3636364, 0.5, 0.2857143, 0.6)),
+        (slice(3, 4), (0.0, 0.0, 0.0, 1.0)),
+    ],
+)
+def test_channels_that_exclude_nothing_count_where_they_are_absent(
+    channels: slice, expected: tuple[float, ...]
+) -> None:
+    """The numbers are those of torchmetrics 1.9.0 with ``task="multilabel"``, and of one channel "binary"."""
+    random, often = np.random.default_rng(13), np.array([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0]])[..., None]
+    predicted, labelled = (random.random((2, 4, 6)) < one for one in often)
+    each = ("both", predicted & labelled), ("predicted", predicted), ("labelled", labelled)
+    counted = {name: there[:, channels].sum(2).astype(float) for name, there in each}
+    given = {**counted, "counted": np.full((2, 1), 6.0), "exclusive": np.zeros((2, 1))}
+    for name, value in zip(("f1", "precision", "sensitivity", "specificity"), expected, strict=True):
+        assert METRICS[name].numbers(given)[name] == pytest.approx(value, abs=1e-7), name
+
+
+@pytest.mark.parametrize(
     ("metrics", "loss", "said"),
     [
         ("dise", "dice", r"no metric 'dise' \(did you mean 'dice'\?\)"),
