@@ -15,6 +15,9 @@ from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.ops.losses.number_losses import SAMPLE_WEIGHTS
 from oocdl.storage.dataset.dataset import DataArray, Dataset, apart
 
+IMAGE = "image"
+"""The array of images in what ``oocdl.data`` writes, and in OME-Zarr."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -52,6 +55,13 @@ class Binding:
     def used(self) -> frozenset[str]:
         """Names of the arrays that are inputs or targets."""
         return frozenset({*self.inputs.values(), *(name for target in self.targets for name in target.read)})
+
+    def notes(self) -> list[str]:
+        """Say in a line which arrays are which inputs and targets, as far as their names do not."""
+        pairs = [(array, f"input '{port}'") for port, array in self.inputs.items() if port != array]
+        heads = [one for one in self.targets if one.output != one.array]
+        pairs += [(one.array, f"the target of '{one.output}'") for one in heads]
+        return ["dataset: " + ", ".join(f"'{array}' is {what}" for array, what in pairs)] if pairs else []
 
     def renamed(self, name_of: Callable[[str], str], arrays: Mapping[str, DataArray]) -> Binding:
         """Return the same binding to arrays of other names."""
@@ -105,14 +115,13 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
     arrays = dict(dataset.arrays)
     _check_names(model, settings, arrays, with_targets)
     inputs: dict[str, str] = {}
+    heads = heads_of(model, settings.loss) if with_targets else {}
     for port in model.inputs:
-        inputs[port.name] = choose(
-            "input", port.name, settings.inputs, arrays, set(inputs.values()), len(model.inputs) == 1
-        )
+        taken = {*inputs.values(), *heads}
+        inputs[port.name] = choose("input", port.name, settings, arrays, taken, len(model.inputs) == 1)
     targets: list[Target] = []
     if with_targets:
         used = set(inputs.values())
-        heads = heads_of(model, settings.loss)
         further = {output: further_arrays(spec, arrays) for output, (spec, _) in heads.items()}
         for output, more in further.items():
             for name, array in more.items():
@@ -130,7 +139,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
             else:
                 of_others = {name for name in heads if deep and name != output}
                 only = deep or len(heads) == 1
-                array = choose("output", output, settings.targets, arrays, used | of_others, only)
+                array = choose("output", output, settings, arrays, used | of_others, only)
             used.add(array)
             targets.append(Target(output, array, spec, weight, further[output], resized))
     wanted = [*inputs.values(), *(name for target in targets for name in target.read)]
@@ -179,13 +188,14 @@ def _check_names(
 def choose(
     kind: str,
     name: str,
-    mapping: Mapping[str, str] | None,
+    settings: Settings,
     arrays: Mapping[str, DataArray],
     used: set[str],
     only: bool,
 ) -> str:
     """Return the array for an input or output: by mapping, by name, or (``only``) the one that is left."""
     found = ", ".join(sorted(arrays))
+    option, mapping = ("inputs", settings.inputs) if kind == "input" else ("targets", settings.targets)
     if mapping and name in mapping:
         if mapping[name] not in arrays:
             raise DatasetError(f"{kind} '{name}' is to use array '{mapping[name]}', the dataset has: {found}")
@@ -194,14 +204,31 @@ def choose(
         return name
     left = [array for array in arrays if array not in used]
     if kind == "input" and only:
-        left = [a for a in left if arrays[a].dtype.kind == "f"] or left
+        left = _no_targets(left, arrays, settings)
     if only and len(left) == 1:
         return left[0]
-    option = "inputs" if kind == "input" else "targets"
     raise DatasetError(
         f"{kind} '{name}' of the model has no array of that name; found: {found}; "
         f"pass {option}={{'{name}': ...}}"
     )
+
+
+def _no_targets(left: Collection[str], arrays: Mapping[str, DataArray], settings: Settings) -> list[str]:
+    """Leave out what cannot be the one input: all beside "image", what a loss reads further, certain labels.
+
+    Whole numbers are certain labels beside one array of floats, if losses are of classes and have no others.
+    """
+    heads = settings.loss if isinstance(settings.loss, Mapping) else {"": (settings.loss, 1.0)}
+    asked = {*(settings.targets or {}).values(), *heads}
+    if IMAGE in left and IMAGE not in asked:
+        return [IMAGE]
+    specs = [spec.loss if isinstance(spec, DeepSupervision) else spec for spec, _ in heads.values()]
+    further = {array for spec in specs for array in further_arrays(spec, arrays).values()}
+    left = [array for array in left if array not in further]
+    floats = [array for array in left if arrays[array].dtype.kind == "f"]
+    others = set(left) - set(floats)
+    labels = all(map(reads_labels, specs)) and (len(others) == 1 or others <= asked)
+    return floats if len(floats) == 1 and labels else left
 
 
 def heads_of(

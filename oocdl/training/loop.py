@@ -95,7 +95,7 @@ class Trainer:
         self.total = max(done, self.course.total_steps)
         trace = StepTrace(self.call.trace, done, self.total, self.plan.layer_names)
         try:
-            notes = tuple(self.job.dataset.notes())
+            notes = (*self.job.binding.notes(), *self.job.dataset.notes())
             self.emit(events.RunStarted(self.plan, str(self.store.path), self.total, done, notes))
             lr = rate(self.job.settings.optimizer.lr, done)
             lowered = any(row["step"] == done and "scheduled_lr" in row for row in self.store.history())

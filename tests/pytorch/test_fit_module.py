@@ -94,6 +94,17 @@ def test_the_file_is_in_the_run_and_goes_with_it(data: Path, tmp_path: Path) -> 
     assert inspect_onnx(moved.export(tmp_path / "trained.onnx")).metadata is not None
 
 
+@pytest.mark.parametrize(
+    ("kinds", "loss"),
+    [({"image": "u1", "mask": "f4"}, "mse"), ({"image": "i2", "label": "f4"}, "mse"),
+     ({"image": "i2", "label": "u1"}, "dice_ce")],
+)  # fmt: skip
+def test_images_of_whole_numbers_are_the_input(kinds: dict[str, str], loss: str) -> None:
+    arrays = {name: np.zeros((4, 1, 8, 8), kind) for name, kind in kinds.items()}
+    plan = oocdl.plan(nn.Conv2d(1, 1, 3, padding=1), arrays, **{**QUICK, "loss": loss})
+    assert plan.compiled.feeds["input"] == "image"
+
+
 def test_the_dataset_is_opened_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, real = [], zarr.open_group
 

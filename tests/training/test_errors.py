@@ -16,7 +16,7 @@ from onnx import helper
 
 import oocdl
 from oocdl.cli import app
-from oocdl.config import parse_bytes
+from oocdl.config import make_settings, parse_bytes
 from oocdl.engines.engine import get_engine
 from oocdl.errors import (
     BudgetError,
@@ -30,9 +30,12 @@ from oocdl.errors import (
     UnsupportedError,
 )
 from oocdl.events import Event, StepDone
+from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.losses import CrossEntropy, Dice, DiceCE
 from oocdl.optim import SGD, Adam
+from oocdl.planning.binding import bind
 from oocdl.presets.unets import write_unet3d
+from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import machine, nets, programs, settings
 from tests.kit.machine import Small
 
@@ -106,6 +109,39 @@ def test_datasets(fit: Callable[..., oocdl.Run], arrays: Arrays, message: str) -
     with pytest.raises(InputError, match=message) as caught:
         fit(arrays)
     assert "\n" not in str(caught.value)
+
+
+WEIGHTED = {"loss": CrossEntropy(sample_weights="age")}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "found"),
+    [
+        ({"image": "u1", "mask": "f4"}, {"loss": "mse"}, "image -> mask"),
+        ({"image": "i2", "label": "f4"}, {"loss": "mse"}, "image -> label"),
+        ({"image": "i2", "label": "u1"}, {}, "image -> label"),
+        ({"scan": "f4", "seg": "u1"}, {}, "scan -> seg"),
+        ({"noise": "f4", "y": "f4"}, {"loss": "mse"}, "noise -> y"),
+        ({"scan": "f4", "age": "f4", "seg": "u1"}, WEIGHTED, "scan -> seg"),
+        ({"scan": "i2", "age": "f4", "seg": "u1"}, WEIGHTED, "inputs="),
+        ({"scan": "i2", "age": "f4", "seg": "u1"}, {"targets": {"y": "seg"}}, "inputs="),
+        ({"scan": "f4", "seg": "u1"}, {"loss": "bce"}, "inputs="),
+        ({"a": "u1", "b": "f4"}, {"loss": "mse"}, "inputs="),
+        ({"a": "f4", "label": "f4"}, {"loss": "mse"}, "inputs="),
+        ({"noise": "f4", "image": "f4"}, {"loss": "mse", "targets": {"y": "image"}}, "inputs="),
+        ({"image": "f4", "mask": "f4", "id": "i8"}, {"loss": "mse"}, "targets="),
+    ],
+)
+def test_no_array_is_taken_for_what_another_may_be(
+    tmp_path: Path, kinds: dict[str, str], options: dict[str, Any], found: str
+) -> None:
+    model = inspect_onnx(nets.write_mlp(tmp_path / "net.onnx"))
+    data = open_dataset({name: np.zeros((4, 6), kind) for name, kind in kinds.items()})
+    if "=" in found:
+        refused(DatasetError, f"pass {found}", lambda: bind(model, data, make_settings(**options)))
+    else:
+        binding = bind(model, data, make_settings(**options))
+        assert f"{binding.inputs['x']} -> {binding.targets[0].array}" == found
 
 
 @pytest.mark.parametrize(

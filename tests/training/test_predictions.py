@@ -228,6 +228,16 @@ def test_a_finished_prediction_is_durable_metadata_of_its_arrays_too(
     assert {path for path in out.rglob("*") if path != out / "zarr.json"} <= synced
 
 
+def test_predictions_read_the_array_that_training_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, arrays = nets.write_mlp(tmp_path / "mlp.onnx"), nets.vectors()
+    arrays["scan"] = arrays.pop("x")
+    made = oocdl.fit(model, arrays, **{**QUICK, "steps": 1, "progress": True})
+    assert "dataset: 'scan' is input 'x'\n" in capsys.readouterr().err
+    made.predict({**arrays, "age": arrays["scan"][:, 0]}, tmp_path / "out.zarr")
+
+
 def test_earlier_predictions_are_replaced_and_nothing_else(run: oocdl.Run, tmp_path: Path) -> None:
     data = tmp_path / "data.zarr"
     for _ in range(2):

@@ -254,7 +254,9 @@ def _network(store: RunStore, dataset: Dataset, changes: Mapping[str, Any], with
     """Tie the network of a run to a dataset, with other settings than it was trained with."""
     facts, model = store.meta["identity"], model_of(store)
     same_operators(store.path, facts, digests(model.nodes))
-    settings = replace(settings_of(store), scale=None, **changes)
+    stored = settings_of(store)
+    known = {port: name for port, name in facts["inputs"].items() if name in dataset.arrays}
+    settings = replace(stored, **{"scale": None, "inputs": known | dict(stored.inputs or {}), **changes})
     binding = bind(model, dataset, settings, with_targets=with_targets)
     used, whole, least = dataset.only(binding.used), range(binding.samples), facts.get("multiple", ())
     alike = _outputs_like_inputs(model, facts)
