@@ -2,7 +2,8 @@
 
 A file of ``oocdl.from_torch`` says it in its metadata. Others do not: exporters write the numbers of a
 model's code (the 0.5 of a GELU, a causal mask) as initializers too. Those are never trained: float scalars
-and settings, what the exporter marks as a buffer, and what has a generated name and cannot be a weight.
+and settings, what the exporter marks as a buffer, what has a generated name and cannot be a weight, and
+tensors without a finite number.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ def role_of(model: OnnxFile, item: WeightSource) -> Role:
     state = uses and all(node.op in _RECURRENT and index in (5, 6) for node, index, _ in uses)
     if small and state and (generated or producer != "pytorch") and not item.raw().any():
         return Role.CONSTANT  # where a sequence begins
+    if small and _is_nowhere_finite(item):
+        return Role.CONSTANT
     if small and generated:
         data = item.raw()
         norm = all(node.op in ("InstanceNormalization", "GroupNormalization") for node, *_ in uses)
@@ -87,7 +90,13 @@ def _is_bias(model: OnnxFile, uses: Sequence[Reader]) -> bool:
     """Whether a tensor is the bias of layers: their own, or, PyTorch's aside, added to what they make."""
     own = [node.op in LAYERS and index == 2 for node, index, _ in uses]
     added = [node.op == "Add" and not model.of_layers.isdisjoint(node.inputs) for node, *_ in uses]
-    return all(own) or (all(added) and model.producer != "pytorch")
+    return bool(uses) and (all(own) or (all(added) and model.producer != "pytorch"))
+
+
+def _is_nowhere_finite(item: WeightSource) -> bool:
+    """Whether a tensor has NaN and infinities alone, as exporters write the second choice of a Where."""
+    first = ((0, 1),) * len(item.shape)  # of a weight nothing else is read
+    return all(item.shape) and not any(np.isfinite(item.raw(part)).any() for part in (first, None))
 
 
 def _is_number_of_tensorflow(item: WeightSource, uses: Sequence[Reader]) -> bool:

@@ -300,7 +300,7 @@ def test_numbers_and_masks_are_no_weights(tmp_path: Path) -> None:
     assert [record.name for record in imported.trained.of(Part.CONSTANT)] == ["scale", "val_3"]
 
 
-@pytest.mark.parametrize("shape", [()])
+@pytest.mark.parametrize("shape", [(), (2, 1)])
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_no_weights(
     number: float, shape: tuple[int, ...], tmp_path: Path
