@@ -25,7 +25,8 @@ def check(model: onnx.ModelProto, own: Collection[str] = ()) -> int:
     if opset < 0:
         raise ModelError("the model does not say which opset it needs")
     if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise UnsupportedError(f"opset {opset} is not known; supported are {MIN_OPSET} to {MAX_OPSET}")
+        cure = "; onnx.version_converter.convert_version(model, 17) makes it newer" * (opset < MIN_OPSET)
+        raise UnsupportedError(f"opset {opset} is not known; supported are {MIN_OPSET} to {MAX_OPSET}{cure}")
     graph = model.graph
     if graph.sparse_initializer:
         name = shown(graph.sparse_initializer[0].values.name)

@@ -123,7 +123,7 @@ BAD: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {
 UNSUPPORTED: dict[str, tuple[onnx.ModelProto, *tuple[str, ...]]] = {
     "string": (change_weight(lambda t: setattr(t, "data_type", 8)), "'w'", "strings"),
     "opset": (conv_model(opset=9999), "opset 9999 is not known"),
-    "old": (conv_model(opset=3), "opset 3 is not known"),
+    "old": (conv_model(opset=8), "opset 8 is not known", "onnx.version_converter.convert_version(model, 17)"),
     "unknown": (
         of(("PyOp", "x", "a"), ("Relu", "a", "b"), ("Multinomial", "b", "y"), domain="ai.onnx.contrib"),
         *("2 nodes are not supported: 'a' (ai.onnx.contrib::PyOp); 'y' (", "; docs/reference/operators.md")),
