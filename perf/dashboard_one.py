@@ -67,9 +67,9 @@ def main() -> None:
         if switch.mode != "alone":
             write(self, event)
 
-    def looked(self: Trainer, *arguments: Any) -> None:
+    def looked(self: Trainer, *arguments: Any, **where: Any) -> None:
         if switch.mode != "alone":
-            look(self, *arguments)
+            look(self, *arguments, **where)
 
     LiveLog.__call__, Trainer._look = written, looked  # type: ignore[method-assign]
     oocdl.fit(model, dataset, dashboard=True, progress=False, callbacks=[switch.listen], **words)

@@ -136,7 +136,7 @@ def test_dashboard_tells_what_a_page_costs_the_run_and_the_browser(tmp_path: Pat
     assert all(seconds > 0 for seconds in found["drawn elsewhere"]["seconds"].values())
     printed, (found,) = bench(tmp_path, "dashboard", "--only", "large")
     assert found["large"]["tabs"]["Overview"]["updates"] > 0
-    assert found["large"]["tabs"]["Learning"]["heap"] > 0 and "| Overview " in printed
+    assert found["large"]["tabs"]["Learning"]["process"] > 0 and "| Overview " in printed
 
 
 @pytest.mark.slow
