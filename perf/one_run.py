@@ -35,6 +35,7 @@ def facts(plan: oocdl.Plan) -> dict[str, Any]:
     """What a plan predicts."""
     return {
         "peak": plan.peak_bytes,
+        "needed": plan.peak_bytes - plan.kept_bytes,
         "step_seconds": plan.seconds,
         "tasks": plan.tasks,
         "calls": len(plan.compiled.graph.calls),
