@@ -22,7 +22,7 @@ from oocdl.graph.onnx.model_file import size_text
 from oocdl.host.heap import MemoryGuard, give_back_freed_memory
 from oocdl.host.limits import anonymous_bytes, available, cores, installed_version, processor
 from oocdl.ops import RULES
-from oocdl.planning.own_memory import larger_bytes, own_bytes, park_much, parked_slack_bytes
+from oocdl.planning.own_memory import larger_bytes, loaded_bytes, own_bytes, park_much, parked_slack_bytes
 from oocdl.planning.pass_plan import PassPlan, PassSize
 from oocdl.planning.tile_search import Limits
 from oocdl.storage.cache.direct_io import BOUNCE_BYTES
@@ -236,7 +236,8 @@ def machine_for(
     process_bytes = here_bytes if crew is None else crew.own_bytes
     base = process_bytes + reserved
     # A budget without any capacity is refused by the planner, which can tell which budget would do.
-    capacity = max(settings.memory_bytes - base, 1)
+    may_begin = settings.memory_bytes >= loading_budget(engine)
+    capacity = max(settings.memory_bytes - base, 1) if may_begin else 1
     why = _why_reading(dataset, reading)
     if crew is None:
         return Machine(engine, threads, base, capacity, reserved, batch_cache_bytes=cached, why_reading=why)
@@ -245,6 +246,11 @@ def machine_for(
         engine, threads, base, capacity, reserved, crew.processes, crew.there, batch_cache_bytes=cached,
         driver_bytes=max(available().nbytes - here_bytes, 0), process_bytes=there, why_reading=why,
     )  # fmt: skip
+
+
+def loading_budget(engine: str) -> int:
+    """Return the bytes in which a process with that engine can begin, before it parks what it hardly uses."""
+    return loaded_bytes(engine) + KERNEL_BYTES + FILE_BYTES
 
 
 def _check_loading(engine: str) -> None:

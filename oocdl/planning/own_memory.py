@@ -26,6 +26,8 @@ reached over a network, or that a program serves, might not come back."""
 
 _first_bytes: dict[str, int] = {}
 """Engine -> bytes of the process when it was measured first, or parked, whichever is less."""
+_loaded_bytes: dict[str, int] = {}
+"""Engine -> bytes that the process had when it was parked, which another one takes first, too."""
 
 
 def own_bytes(engine: str, room_bytes: int, left_bytes: int) -> int:
@@ -47,6 +49,11 @@ def parked_slack_bytes() -> int:
     return PARKED_SLACK_BYTES if returning_bytes() else 0
 
 
+def loaded_bytes(engine: str) -> int:
+    """Return the bytes that a process with that engine takes before something is parked; 0: nothing is."""
+    return _loaded_bytes.get(engine, 0)
+
+
 def larger_bytes(nbytes: int) -> int:
     """Return the size of a process that is so much larger than this one."""
     return anonymous_bytes() + nbytes
@@ -62,8 +69,9 @@ def park_much(engine: str, settings: Settings, left_bytes: int) -> None:
     if anonymous_bytes() <= max(PARK_SHARE * settings.memory_bytes, usual_bytes):
         return
     folder = disk_folder((settings.spill_folder(Path.cwd()), Path(gettempdir()), Path.cwd()))
-    if folder is not None and park(folder, address_of):
+    if folder is not None and (parked := park(folder, address_of)):
         now = anonymous_bytes()
+        _loaded_bytes.setdefault(engine, now + parked)
         _first_bytes[engine] = min(_first_bytes.get(engine, now), now)
 
 

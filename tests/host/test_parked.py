@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -171,6 +172,10 @@ def test_a_run_has_more_room_and_makes_the_same_bits(tmp_path: Path, monkeypatch
     tight_mib = max(less + 55, loading + 130)  # the process has to load the engine first
     with pytest.raises(AssertionError, match="would do"):
         fit("off", f"{tight_mib}MiB")
+    with pytest.raises(AssertionError) as refused:
+        fit("on", "1MiB")
+    named = re.search(r"memory='(\d+)MiB' would do", str(refused.value))
+    assert named is not None and int(named[1]) >= loading + 80, "a process begins with all loaded"
     try:
         with cage(tight_mib << 20) as group:
             losses, _, peak = fit("on", f"{tight_mib}MiB", group)
