@@ -16,9 +16,10 @@ import numpy as np
 import onnx
 import pytest
 import zarr
+from onnx import helper
 
 import oocdl
-from oocdl.errors import DatasetError, InputError, StoreError
+from oocdl.errors import DatasetError, InputError, ModelError, StoreError
 from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.prediction import predictions
@@ -181,6 +182,32 @@ def test_outputs_have_safe_names_and_tell_the_true_one(tmp_path: Path, name: str
     ((key, array),) = group.arrays()
     assert key == array_name(name) and array.attrs["name"] == name and array.shape == (SAMPLES, 3)
     assert run.export(tmp_path / "trained.onnx").is_file()
+
+
+def squeezed(folder: Path, nodes: list[onnx.NodeProto], width: int) -> tuple[oocdl.Run, Path]:
+    """Train ``x w``, of which nodes make y, on a batch of all samples; returns the run and its data."""
+    weights = {"w": np.arange(6.0 * width).reshape(6, width)}
+    product = helper.make_node("MatMul", ["x", "w"], ["h"])
+    model = nets.save(folder / "net.onnx", [product, *nodes], weights, ["b", 6], {"y": ["b", width][:width]})
+    x = nets.vectors()["x"]
+    data = nets.write_data(folder / "data.zarr", {"x": x, "y": (x @ weights["w"]).squeeze().astype("f4")})
+    options = {**QUICK, "batch_size": SAMPLES, "steps": 1, "loss": "mse", "lr": 0.0}
+    return oocdl.fit(model, data, workdir=folder / "run", **options), data
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_batch_may_be_squeezed_away_with_a_sample_alone(width: int, batch: int, tmp_path: Path) -> None:
+    run, data = squeezed(tmp_path, [helper.make_node("Squeeze", ["h"], ["y"])], width)
+    found = run.predict(data, tmp_path / "out.zarr", batch_size=batch)["y"]
+    np.testing.assert_allclose(found[...], zarr.open_group(data)["y"][...], rtol=1e-5, atol=1e-5)
+    assert run.evaluate(data, batch_size=batch)["loss"] < 1e-6
+
+
+def test_an_output_without_an_axis_of_samples_is_refused(tmp_path: Path) -> None:
+    run, data = squeezed(tmp_path, [helper.make_node("Transpose", ["h"], ["y"])], SAMPLES)
+    with pytest.raises(ModelError, match=r"'y' has the shape \[10, 2\] for 2 samples.*batch_size=1"):
+        run.predict(data, tmp_path / "out.zarr", batch_size=2)
 
 
 AS_NOBODY = """

@@ -17,7 +17,7 @@ import zarr
 from oocdl.config.options import Size
 from oocdl.data.label_volumes import sample_facts, write_labels
 from oocdl.data.nifti import library_for
-from oocdl.errors import InputError
+from oocdl.errors import InputError, ModelError, printable
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, region_shape, within
 from oocdl.host.paths import path_of
@@ -153,7 +153,10 @@ def _run(
         compiled = inference.compiled[plan_id]
         wanted = {name: its for name, its in compiled.outputs.items() if name in names}
         for output, box, part in weight_io.boxes_of(compiled, wanted, value, region, array):
-            shape = compiled.plan.factored.graph.values[compiled.outputs[output]].shape
+            own = compiled.plan.factored.graph.values[compiled.outputs[output]].shape
+            shape = _by_sample(output, own, len(info.indices))
+            box = (*((0, 1),) * (len(shape) - len(own)), *box)
+            part = part.reshape(region_shape(box))
             with lock, reporting(target):
                 if output in labels:
                     shape = (shape[0], *shape[2:])
@@ -161,6 +164,18 @@ def _run(
                 _put(made, output, shape, info.indices, box, part)
 
     return made, inference.run(deliver, made)
+
+
+def _by_sample(output: str, shape: Shape, batch: int) -> Shape:
+    """Return the shape of an output whose first axis is that of samples; ModelError if it has none."""
+    if shape[:1] == (batch,):
+        return shape
+    if batch == 1:
+        return 1, *shape  # a Squeeze without axes takes that of one sample away
+    raise ModelError(
+        f"output '{printable(output)}' has the shape {list(shape)} for {batch} samples, whose axis has to be "
+        "the first; pass batch_size=1"
+    )
 
 
 def _put(
@@ -194,12 +209,13 @@ def _outputs_of(inference: Inference) -> Iterator[Output]:
         for output, name in compiled.outputs.items():
             value = compiled.plan.factored.graph.values[name]
             regions = [region for region, _ in compiled.graph.pieces[compiled.plan.factored.stored(name)]]
-            chunks = weight_io.chunks_of(compiled, name, regions)[1:]
+            _, *sample = _by_sample(output, value.shape, inference.kinds[plan_id].batch)
+            chunks = weight_io.chunks_of(compiled, name, regions)[len(value.shape) - len(sample) :]
             if not inference.sized.labels:
-                yield Output(output, (inference.binding.samples, *value.shape[1:]), value.dtype, (1, *chunks))
+                yield Output(output, (inference.binding.samples, *sample), value.dtype, (1, *chunks))
             for row, its in enumerate(inference.sized.labels):
                 if its == label:
-                    own, shape = inference.extents(row), value.shape[1:]
+                    own, shape = inference.extents(row), tuple(sample)
                     if shape[-len(own) :] == padded[-len(own) :]:  # it has the extents of its input
                         shape = (*shape[: -len(own)], *own)
                     sizes = tuple(max(min(pair), 1) for pair in zip(chunks, shape, strict=True))
