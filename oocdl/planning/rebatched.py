@@ -36,11 +36,12 @@ def check_rebatched(model: OnnxModel, imported: Imported) -> None:
     """Raise UnsupportedError if a file whose constants were read as the batch is no longer itself."""
     if imported.rebatched:
         values = imported.graph.values
-        _check(model, tuple((name, values[name].shape) for name in imported.inputs))
+        shapes = tuple((name, values[name].shape) for name in imported.inputs)
+        _check(model, shapes, tuple(name for name, _ in imported.outputs))
 
 
 @lru_cache(maxsize=8)
-def _check(model: OnnxModel, shapes: Shapes) -> None:
+def _check(model: OnnxModel, shapes: Shapes, outputs: tuple[str, ...]) -> None:
     """Compare predictions for two batches of the file's size at once with those for each alone."""
     size = next(port.dims[0] for port in model.inputs if isinstance(port.dims[0], int))
     one, two = (
@@ -49,6 +50,7 @@ def _check(model: OnnxModel, shapes: Shapes) -> None:
             {name: (n * size, *shape[1:]) for name, shape in shapes},
             precision="float64",
             training=False,
+            outputs=outputs,
         )
         for n in (1, 2)
     )

@@ -48,7 +48,7 @@ from oocdl.ops.metric_sums import HeadSums, add_metric_sums, suits
 from oocdl.ops.param_groups import assigned
 from oocdl.ops.sequences.written_out import with_attention
 from oocdl.ops.update_rules import add_sums, add_updates, shared_loss
-from oocdl.planning.binding import Binding
+from oocdl.planning.binding import Binding, heads_of
 from oocdl.planning.rebatched import check_rebatched
 
 
@@ -148,12 +148,9 @@ def import_model(request: Request) -> Network:
     dims = settings.dims or {}
     shapes = {port.name: binding.input_shape(port, request.batch, dims) for port in request.model.inputs}
     imported = request.model.bind(
-        RULES,
-        shapes,
-        precision=settings.dtype,
-        training=request.kind is not PassKind.FORWARD,
-        freeze=settings.freeze,
-    )
+        RULES, shapes, precision=settings.dtype, training=request.kind is not PassKind.FORWARD,
+        freeze=settings.freeze, outputs=heads_of(request.model, settings.loss),
+    )  # fmt: skip
     check_rebatched(request.model, imported)
     if request.settings.strict and request.kind is not PassKind.FORWARD:
         imported.trained.refuse()

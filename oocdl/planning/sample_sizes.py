@@ -19,7 +19,7 @@ from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.ops import RULES
 from oocdl.ops.loss_functions import labels_of
-from oocdl.planning.binding import Binding
+from oocdl.planning.binding import Binding, heads_of
 from oocdl.storage.dataset.data_array import DataArray
 from oocdl.storage.dataset.dataset import Dataset, View, apart
 from oocdl.storage.dataset.sample_stack import members_of
@@ -270,7 +270,8 @@ def _why_not(
     """Say why the network does not take samples of a size, or makes outputs of another; None if it does."""
     try:
         shapes = {port.name: binding.input_shape(port, 1, settings.dims or {}) for port in model.inputs}
-        found = model.bind(RULES, shapes, precision=settings.dtype, freeze=settings.freeze)
+        needed = heads_of(model, settings.loss)
+        found = model.bind(RULES, shapes, precision=settings.dtype, freeze=settings.freeze, outputs=needed)
     except (ModelError, InputError) as error:
         return error
     for output, name in found.outputs:

@@ -24,6 +24,7 @@ from oocdl.errors import (
     IndexRangeError,
     InputError,
     ModelError,
+    ModelWarning,
     OocdlError,
     ResourceError,
     StoreError,
@@ -82,6 +83,24 @@ def test_unsupported_operators_are_listed_at_once(tmp_path: Path) -> None:
     text = refused(UnsupportedError, "not supported", lambda: oocdl.fit(model, data, loss="mse", **QUICK))
     for name in ("Det", "Multinomial", "NonZero", "first", "second", "third"):
         assert name in text
+
+
+@pytest.mark.parametrize("batch", [2, "batch"])
+def test_what_only_other_outputs_need_is_not_refused(batch: Any, tmp_path: Path) -> None:
+    model = onnx.load(nets.write_two_heads(tmp_path / "two.onnx"))
+    model.graph.node.append(helper.make_node("Hardmax", ["kind"], ["label"], "label"))
+    model.graph.output.append(helper.make_tensor_value_info("label", onnx.TensorProto.FLOAT, None))
+    model.graph.input[0].type.tensor_type.shape.dim[0].CopyFrom(
+        helper.make_tensor_value_info("x", 1, [batch]).type.tensor_type.shape.dim[0]
+    )
+    onnx.save(model, tmp_path / "three.onnx")
+    data = nets.write_data(tmp_path / "data.zarr", {"x": X, "kind": Y, "size": X[:, :1]})
+    options: dict[str, Any] = {"batch_size": 5, "workdir": tmp_path / "run", **QUICK}
+    with pytest.warns(ModelWarning, match="'label' is neither trained nor predicted.*Hardmax"):
+        run = oocdl.fit(tmp_path / "three.onnx", data, loss={"kind": ("cross_entropy", 1.0)}, **options)
+    assert set(run.predict(data, tmp_path / "out.zarr")) == {"kind"} and run.evaluate(data)["loss"] > 0
+    options |= {"loss": {"label": ("mse", 1.0)}, "targets": {"label": "size"}, "resume": "restart"}
+    refused(UnsupportedError, "Hardmax", lambda: oocdl.fit(tmp_path / "three.onnx", data, **options))
 
 
 X, Y = nets.vectors()["x"], nets.vectors()["y"]

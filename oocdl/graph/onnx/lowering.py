@@ -53,7 +53,7 @@ def lower_nodes(
     refused: list[Refusal] = []
     broken: set[str] = set()
     for node in nodes:
-        if not broken.isdisjoint(_reads(node)):
+        if not broken.isdisjoint(reads(node)):
             broken.update(name for name in node.outputs if name)
             refused += _unknown(node, known)
             continue
@@ -79,7 +79,7 @@ def lower_nodes(
     return refused
 
 
-def _reads(node: OnnxNode) -> set[str]:
+def reads(node: OnnxNode) -> set[str]:
     """Return the names that a node reads, and those that its bodies do."""
     return {name for item in every_node([node]) for name in item.inputs if name} | results_of_bodies([node])
 

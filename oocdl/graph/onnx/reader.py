@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,9 +29,9 @@ from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
 from oocdl.graph.onnx.checks import check
 from oocdl.graph.onnx.context import Context, all_of
 from oocdl.graph.onnx.input_sizes import EXPORT_OPEN, other_sizes, sizes_of
-from oocdl.graph.onnx.lowering import lower_nodes, lowerings, supported
+from oocdl.graph.onnx.lowering import lower_nodes, lowerings, reads, supported
 from oocdl.graph.onnx.metadata import ExactNumbers, read_metadata
-from oocdl.graph.onnx.model_file import Port, load, nodes_of, port_of, shown, size_text, words
+from oocdl.graph.onnx.model_file import OnnxNode, Port, load, nodes_of, port_of, shown, size_text, words
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
 from oocdl.graph.onnx.own_operators import OWN
 from oocdl.graph.onnx.roles import OF_PYTORCH, evaluated, has_one_bias, role_of
@@ -116,13 +116,44 @@ class OnnxModel(OnnxFile):
         precision: str = "float32",
         training: bool = True,
         freeze: Sequence[str] = (),
+        outputs: Collection[str] = (),
     ) -> Imported:
         """Make the graph of this model for inputs of the given shapes.
 
         ``freeze`` holds glob patterns of initializers. A BatchNorm whose running
         statistics it names uses them, and so does one that the file has in evaluation mode beside others in
-        training mode; all others normalize by the batch.
+        training mode; all others normalize by the batch. If the model is refused, it is made of nothing but
+        what ``outputs`` need, where some are given.
         """
+        try:
+            return self._bind(rules, shapes, precision, training, freeze)
+        except UnsupportedError as error:
+            left_out = [shown(port.name) for port in self.outputs if port.name not in outputs]
+            if not outputs or not left_out:
+                raise
+            found = self._only(outputs)._bind(rules, shapes, precision, training, freeze)
+            text = f"output {', '.join(left_out)} is neither trained nor predicted: {error}"
+            remarks = *found.trained.remarks, Remark(text, "take it out of the file")
+            return replace(found, trained=replace(found.trained, remarks=remarks))
+
+    def _only(self, outputs: Collection[str]) -> OnnxModel:
+        """Return the model without other outputs, and without the nodes that only those need."""
+        live, nodes = set(outputs), list[OnnxNode]()
+        for node in reversed(self.nodes):
+            if not live.isdisjoint(node.outputs):
+                live |= reads(node)
+                nodes.append(node)
+        ports = tuple(port for port in self.outputs if port.name in outputs)
+        return replace(self, outputs=ports, nodes=tuple(nodes[::-1]))
+
+    def _bind(
+        self,
+        rules: Rules,
+        shapes: Mapping[str, Shape] | None,
+        precision: str,
+        training: bool,
+        freeze: Sequence[str],
+    ) -> Imported:
         bound, traced = sizes_of(self.inputs, shapes or {})
         if self.metadata is not None:
             self.metadata.sizes.check(self.inputs, bound, training)
