@@ -42,7 +42,7 @@ from oocdl.storage.dataset.dataset import open_given
 
 def array_reader(name: str, data: Array) -> DataArray:
     """Read a NumPy array as an array of a dataset."""
-    (array,) = open_given({name: data}, None)
+    ((array,), _) = open_given({name: data}, [name])
     return array
 
 

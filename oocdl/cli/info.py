@@ -59,8 +59,10 @@ def info_of(
         return data, [Text(str(search).rstrip())]
     if path.suffix.lower() == ".onnx":
         return _model(inspect_onnx(path), dims or {}, weights)
-    arrays = open_dataset(what).arrays
-    return {"kind": "dataset", "arrays": array_data(arrays)}, [array_table(what, arrays)]
+    found = open_dataset(what)
+    left_out = [Text(f"left out: {name} {why}") for name, why in found.left_out.items()]
+    data = {"kind": "dataset", "arrays": array_data(found.arrays)}
+    return data, [array_table(what, found.arrays), *left_out]
 
 
 def machine_info(engine: str, again: bool = False) -> Info:

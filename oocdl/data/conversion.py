@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
@@ -220,6 +221,8 @@ def copy_arrays(
     opened = _opened(source, beside)
     if any(members_of(array) for array in opened.arrays.values()):
         raise DatasetError(f"{source} has a group a sample, or is OME-Zarr: fit and predict read it as it is")
+    for name, why in opened.left_out.items():
+        warnings.warn(f"{source}: {name} {why}; it is not copied", stacklevel=5)
     told = attributes_of(opened.spec)
     mark = told.get(MARK)
     bar.total = sum(prod(array.shape) * array.itemsize for array in opened.arrays.values())

@@ -118,7 +118,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
     heads = heads_of(model, settings.loss) if with_targets else {}
     for port in model.inputs:
         taken = {*inputs.values(), *heads}
-        inputs[port.name] = choose("input", port.name, settings, arrays, taken, len(model.inputs) == 1)
+        inputs[port.name] = choose("input", port.name, settings, dataset, taken, len(model.inputs) == 1)
     targets: list[Target] = []
     if with_targets:
         used = set(inputs.values())
@@ -126,10 +126,8 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
         for output, more in further.items():
             for name, array in more.items():
                 if array not in arrays:
-                    found = ", ".join(sorted(arrays))
-                    raise DatasetError(
-                        f"{name} of the loss of '{output}' is to be array '{array}', the dataset has: {found}"
-                    )
+                    what = f"{name} of the loss of '{output}' is to be array '{array}'"
+                    raise DatasetError(f"{what}, the dataset has: {dataset.found}")
                 used.add(array)
         deep = isinstance(settings.loss, DeepSupervision)
         for output, (spec, weight) in heads.items():
@@ -139,7 +137,7 @@ def bind(model: OnnxModel, dataset: Dataset, settings: Settings, with_targets: b
             else:
                 of_others = {name for name in heads if deep and name != output}
                 only = deep or len(heads) == 1
-                array = choose("output", output, settings, arrays, used | of_others, only)
+                array = choose("output", output, settings, dataset, used | of_others, only)
             used.add(array)
             targets.append(Target(output, array, spec, weight, further[output], resized))
     wanted = [*inputs.values(), *(name for target in targets for name in target.read)]
@@ -189,12 +187,12 @@ def choose(
     kind: str,
     name: str,
     settings: Settings,
-    arrays: Mapping[str, DataArray],
+    dataset: Dataset,
     used: set[str],
     only: bool,
 ) -> str:
     """Return the array for an input or output: by mapping, by name, or (``only``) the one that is left."""
-    found = ", ".join(sorted(arrays))
+    arrays, found = dataset.arrays, dataset.found
     option, mapping = ("inputs", settings.inputs) if kind == "input" else ("targets", settings.targets)
     if mapping and name in mapping:
         if mapping[name] not in arrays:

@@ -38,7 +38,7 @@ def example_of(module: nn.Module, dataset: Dataset, settings: Settings) -> dict[
     names, chosen = _arguments(module, settings.inputs or {}), dict[str, DataArray]()
     for name in names:
         used = {array.name for array in chosen.values()}
-        array = choose("input", name, settings, dataset.arrays, used, len(names) == 1)
+        array = choose("input", name, settings, dataset, used, len(names) == 1)
         chosen[name] = dataset.arrays[array]
     search = partial(_inputs_that_fit, module, chosen, settings.batch_size)
     forms = in_child(f"a call of {type(module).__name__}", search)

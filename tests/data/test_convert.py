@@ -217,6 +217,12 @@ def test_attributes_of_hdf5_that_are_no_plain_data_are_left_out(tmp_path: Path) 
     assert attributes == {"samples": ["a", "b"], "bytes": ["c"], "count": 2, "latin": ["\ufffd"]}
 
 
+def test_arrays_that_are_no_numbers_are_named_and_not_copied(tmp_path: Path) -> None:
+    path = stacked(tmp_path, "npz", {"image": np.zeros((2, 3), "f4"), "name": np.array(["a", "b"])})
+    with pytest.warns(UserWarning, match="image.npz: name has dtype <U1; .*; it is not copied"):
+        assert set(convert(path, tmp_path / "out.zarr").array_keys()) == {"image"}
+
+
 @pytest.mark.parametrize(
     ("told", "classes", "dtype"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -171,13 +171,36 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+class NoNumbersError(DatasetError):
+    """An array can be no input and no target, of whatever model: it is left out unless it is asked for."""
+
+    def __init__(self, label: str, why: str) -> None:
+        super().__init__(f"{label} {why}")
+        self.why = why
+
+
+def open_each(
+    names: Iterable[str], open_one: Callable[[str], DataArray], asked: bool
+) -> tuple[list[DataArray], dict[str, str]]:
+    """Open arrays by name; of those that nobody has ``asked`` for, name -> why it is left out."""
+    found, left_out = list[DataArray](), dict[str, str]()
+    for name in names:
+        try:
+            found.append(open_one(name))
+        except NoNumbersError as error:
+            if asked:
+                raise
+            left_out[name] = error.why
+    return found, left_out
+
+
 def check_type(label: str, dtype: Any, rank: int) -> None:
-    """Raise DatasetError for a dtype that is no number (objects can run code when read), or rank 0."""
+    """Raise NoNumbersError for a dtype that is no number (objects can run code when read), or rank 0."""
     kind = getattr(dtype, "kind", "?")
     if kind not in NUMBER_KINDS or dtype.fields is not None or dtype.shape:
-        raise DatasetError(f"{label} has dtype {dtype}; only bool, integers and floats are read")
+        raise NoNumbersError(label, f"has dtype {dtype}; only bool, integers and floats are read")
     if rank == 0:
-        raise DatasetError(f"{label} is a single number; arrays have the sample axis first")
+        raise NoNumbersError(label, "is a single number; arrays have the sample axis first")
 
 
 def check_chunks(label: str, shape: Shape, chunks: Shape, stored: Shape) -> None:

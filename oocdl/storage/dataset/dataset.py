@@ -8,7 +8,7 @@ read in place, by blocks with checksums; a budget counts them as what the proces
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -25,7 +25,7 @@ from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset import hdf5_source, zarr_source
 from oocdl.storage.dataset.chunk_store import WHOLE, ChunkKeys, Chunks, Mark, Reading
 from oocdl.storage.dataset.data_array import DataArray as DataArray
-from oocdl.storage.dataset.data_array import Shape, check_chunks, check_type
+from oocdl.storage.dataset.data_array import Shape, check_chunks, check_type, open_each
 from oocdl.storage.dataset.decoding import Decoder
 from oocdl.storage.dataset.sample_stack import viewed
 from oocdl.storage.dataset.zarr_source import LastChunk, ZarrSource
@@ -35,6 +35,7 @@ from oocdl.storage.zarr_json import chunk_region, grid
 HDF5_ENDINGS = (".h5", ".hdf5", ".he5", ".hdf")
 CONVERTED_ENDINGS = (".nii", ".nii.gz", ".npy", ".npz", ".csv", ".json")  # by ``convert``
 BLOCK_BYTES = 1 << 20
+MOST_TOLD = 5  # arrays that are left out whose reasons are told
 SMALL_BYTES = 64 << 10  # samples of fewer bytes share a block
 WHERE = "the arrays given"
 
@@ -74,6 +75,13 @@ class Dataset:
     arrays: Mapping[str, DataArray]  # arrays by name; for those of nested groups, by path
     where: str
     spec: DatasetSpec  # what ``open_dataset`` takes in another process
+    left_out: Mapping[str, str] = field(default_factory=dict)  # name of what is no array of numbers -> why
+
+    @property
+    def found(self) -> str:
+        """What is there, for messages."""
+        others = "; ".join(f"{name!r} {why}" for name, why in list(self.left_out.items())[:MOST_TOLD])
+        return ", ".join(sorted(self.arrays)) + (f" (left out: {others})" if others else "")
 
     def only(self, names: Collection[str]) -> Dataset:
         """Return the dataset with these arrays alone, whose chunks are listed (and may be refused) now."""
@@ -132,7 +140,8 @@ def open_dataset(
     With ``names`` only those arrays are checked and opened, and their chunks listed; without, chunks of an
     array are listed when it is first used. Chunks that are not stored are their fill value, as Zarr and HDF5
     say; ``allow_missing_chunks=False`` refuses them. Raises DatasetError, in one line, if there is no dataset
-    or an array has no sample axis, a dtype that is no number, a refused codec, or chunks that are refused.
+    or an array has a refused codec or chunks. One without sample axis, or whose dtype is no number, is left
+    out, and refused where ``names`` has it.
 
     >>> import numpy as np
     >>> store = zarr.storage.MemoryStore()
@@ -163,16 +172,17 @@ def open_dataset(
         )
     place = _existing(source) if isinstance(source, str | Path) else source
     if isinstance(place, GivenArrays):
-        where, opened = WHERE, open_given(place, names)
+        where, (opened, left_out) = WHERE, open_given(place, names)
     elif _is_hdf5(place):
-        where, opened = str(source), hdf5_source.open_arrays(str(place), names)
+        where, (opened, left_out) = str(source), hdf5_source.open_arrays(str(place), names)
     else:
         where = f"{source}/{group}" if group else str(source)
-        opened = zarr_source.open_arrays(place, group, where, names, allow_missing_chunks)
+        opened, left_out = zarr_source.open_arrays(place, group, where, names, allow_missing_chunks)
     if not opened:
-        raise DatasetError(f"{where} has no arrays; a dataset is a group with at least one")
+        others = "".join(f"; {name!r} {why}" for name, why in left_out.items())
+        raise DatasetError(f"{where} has no arrays of numbers; a dataset has at least one{others}")
     arrays = {array.name: replace(array, allow_missing_chunks=allow_missing_chunks) for array in opened}
-    made = Dataset(arrays, where, DatasetSpec(place, group, tuple(arrays), allow_missing_chunks))
+    made = Dataset(arrays, where, DatasetSpec(place, group, tuple(arrays), allow_missing_chunks), left_out)
     return made if names is None else made.only(names)
 
 
@@ -246,8 +256,13 @@ class GivenBlocks(Chunks):
         return mark, as_bytes(block).data, mark
 
 
-def open_given(given: Mapping[Any, Any], names: Collection[str] | None) -> list[DataArray]:
-    """Open arrays by name (those of ``names``, or all). Raises DatasetError for what is no such array."""
+def open_given(
+    given: Mapping[Any, Any], names: Collection[str] | None
+) -> tuple[list[DataArray], dict[str, str]]:
+    """Open arrays by name (those of ``names``, or all); also name -> why it is left out.
+
+    Raises DatasetError for what is no such array.
+    """
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, np.ndarray):
             kind = type(value).__name__
@@ -263,7 +278,8 @@ def open_given(given: Mapping[Any, Any], names: Collection[str] | None) -> list[
     if lost:
         raise DatasetError(f"{WHERE} have no array {lost[0]!r}; they are {sorted(given)}")
     last = LastChunk()
-    return [_given(name, given[name], last) for name in (sorted(given) if names is None else names)]
+    known = sorted(given) if names is None else names
+    return open_each(known, lambda name: _given(name, given[name], last), names is not None)
 
 
 def _given(name: str, data: Array, last: LastChunk) -> DataArray:

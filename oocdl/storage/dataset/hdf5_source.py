@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from posixpath import dirname, join
 from typing import Any
 
 import h5py  # type: ignore[import-untyped]
@@ -22,13 +23,23 @@ import numpy as np
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset.chunk_store import ChunkList, file_mark, listed, number_of, parts_of
-from oocdl.storage.dataset.data_array import DataArray, Shape, Source, check_chunks, check_type, one_line
+from oocdl.storage.dataset.data_array import (
+    DataArray,
+    NoNumbersError,
+    Shape,
+    Source,
+    check_chunks,
+    check_type,
+    one_line,
+    open_each,
+)
 from oocdl.storage.dataset.decoding import DecodedSizeError, inflate
 from oocdl.storage.zarr_json import grid, touched
 
 DEFLATE, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000  # filters by their registered numbers
 FILTERS = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", LZF: "lzf"}
 CHECKSUM_BYTES = 4
+MOST_LINKS = 16  # that lead to an array one after the other; the library follows as many
 
 
 @dataclass(frozen=True)
@@ -142,34 +153,57 @@ def _decoded(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def open_arrays(path: str, names: Collection[str] | None) -> list[DataArray]:
-    """Open and check the datasets of a file (those of ``names``, or all). Raises DatasetError."""
+def open_arrays(path: str, names: Collection[str] | None) -> tuple[list[DataArray], dict[str, str]]:
+    """Open and check the datasets of a file (those of ``names``, or all); also name -> why it is left out.
+
+    Raises DatasetError.
+    """
     mark = file_mark(path)
     try:
         opened = h5py.File(path, "r")
     except OSError as error:
         raise DatasetError(f"{path} is not a readable HDF5 file ({one_line(error)})") from error
-    found: dict[str, h5py.Dataset] = {}
-
-    def visit(name: str, item: object) -> None:
-        if isinstance(item, h5py.Dataset):
-            found[name] = item
-
-    opened.visititems(visit)  # follows no links, so nothing outside the file
+    found, links = _datasets(opened)
     if names is not None:
         lost = sorted(set(names) - set(found))
+        if lost and lost[0] in links:
+            raise NoNumbersError(f"array {lost[0]!r} of {path}", links[lost[0]])
         if lost:
             raise DatasetError(f"{path} has no dataset {lost[0]!r}; it has {sorted(found)}")
         found = {name: found[name] for name in names}
     file = Hdf5File(path, mark, threading.Lock())
-    return [_opened(name, data, file) for name, data in sorted(found.items())]
+    asked = names is not None
+    arrays, left_out = open_each(sorted(found), lambda name: _opened(name, found[name], file), asked)
+    return arrays, links | left_out
+
+
+def _datasets(opened: h5py.File) -> tuple[dict[str, h5py.Dataset], dict[str, str]]:
+    """Return the datasets of a file by all names, and name -> what is wrong with it, of links to none.
+
+    The library follows no link, so nothing is opened outside the file.
+    """
+    found, links = dict[str, h5py.Dataset](), dict[str, str]()
+
+    def visit(name: str, link: object) -> None:
+        if not isinstance(link, h5py.HardLink):
+            links[name] = join("/", dirname(name), link.path)[1:] if isinstance(link, h5py.SoftLink) else ""
+        elif isinstance(item := opened[name], h5py.Dataset):
+            found[name] = item
+
+    opened.visititems_links(visit)
+    for name, place in links.items():
+        for _ in range(MOST_LINKS):
+            place = links.get(place, place)
+        if place in found:
+            found[name] = found[place]
+    return found, {name: "is a link to no array of the file; copy it in" for name in links.keys() - found}
 
 
 def _opened(name: str, data: h5py.Dataset, file: Hdf5File) -> DataArray:
     """Check a dataset of a file by its metadata, before a chunk is read."""
     label = f"array {name!r} of {file.path}"
     if data.shape is None:
-        raise DatasetError(f"{label} is empty; arrays have the sample axis first")
+        raise NoNumbersError(label, "is empty; arrays have the sample axis first")
     check_type(label, data.dtype, data.ndim)
     if data.external or data.is_virtual:
         raise DatasetError(f"{label} has its data in other files, which is refused; copy it in")

@@ -34,7 +34,15 @@ from oocdl.storage.dataset.chunk_store import (
     list_chunks,
     parts_of,
 )
-from oocdl.storage.dataset.data_array import DataArray, Shape, Source, check_chunks, check_type, one_line
+from oocdl.storage.dataset.data_array import (
+    DataArray,
+    Shape,
+    Source,
+    check_chunks,
+    check_type,
+    one_line,
+    open_each,
+)
 from oocdl.storage.dataset.decoding import Decoder, decoder_v2, decoder_v3, most_bytes
 from oocdl.storage.dataset.ome_zarr import Sample, ome_folders, ome_samples
 from oocdl.storage.dataset.sample_stack import named_samples, stacked
@@ -193,8 +201,11 @@ class ZarrSource(Source):
 
 def open_arrays(
     source: str | Store, group: str, where: str, names: Names, allow_missing: bool
-) -> list[DataArray]:
-    """Open and check the arrays of a group (those of ``names``, or all). Raises DatasetError."""
+) -> tuple[list[DataArray], dict[str, str]]:
+    """Open and check the arrays of a group (those of ``names``, or all); also name -> why it is left out.
+
+    Raises DatasetError.
+    """
     try:
         if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
             source = ZipStore(source)
@@ -228,7 +239,8 @@ def open_arrays(
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
     last = LastChunk()
-    return [_opened(name, where, array, last, allow_missing) for name, array in arrays.items()]
+    how = last, allow_missing
+    return open_each(arrays, lambda name: _opened(name, where, arrays[name], *how), names is not None)
 
 
 def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
@@ -242,19 +254,24 @@ def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
     return found
 
 
-def _stacks(samples: Mapping[str, Sample], where: str, names: Names, allow_missing: bool) -> list[DataArray]:
+def _stacks(
+    samples: Mapping[str, Sample], where: str, names: Names, allow_missing: bool
+) -> tuple[list[DataArray], dict[str, str]]:
     """Open the arrays of all samples, and see those of one name as one. Raises DatasetError."""
-    last, found = LastChunk(), []
+    last = LastChunk()
     attributes = {title: sample.attributes for title, sample in samples.items()}
-    for name in sorted(next(iter(samples.values())).arrays) if names is None else names:
+
+    def open_one(name: str) -> DataArray:
         members = []
         for title, (_, arrays, at) in samples.items():
             if name not in arrays:
                 raise DatasetError(f"sample {title!r} of {where} has no array {name!r}, as others have")
             given = arrays[name], last, allow_missing, at.get(name, ())
             members.append(_opened(f"{title}/{name}", where, *given))
-        found.append(stacked(name, where, members, attributes))
-    return found
+        return stacked(name, where, members, attributes)
+
+    known = sorted(next(iter(samples.values())).arrays) if names is None else names
+    return open_each(known, open_one, names is not None)
 
 
 def _opened(

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -162,7 +163,6 @@ lost_hdf5 = hdf5(half)
         (changed(compressor={"id": "pickle", "protocol": 5}), "codec 'pickle'|pickle"),
         (changed(filters=[{"id": "json2"}]), "json2"),
         (changed(filters=[{"id": "msgpack2"}]), "msgpack2"),
-        (changed(dtype="|O", filters=[{"id": "vlen-utf8"}]), "only bool, integers and floats"),
         (changed(3, "numcodecs.pickle"), "pickle"),
         (changed(3, "foo"), "foo"),
         (hdf5(lambda file: file.__setitem__("x", ["a", "b"])), "only bool, integers and floats"),
@@ -173,6 +173,49 @@ def test_bad_datasets_are_refused(tmp_path: Path, make: Callable[[Path], Path], 
     with pytest.raises(DatasetError, match=message) as caught:
         open_dataset(make(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+TEXTS, VERSION = np.array(["a", "b"]), np.array(3)
+
+
+def given_zarr(path: Path) -> Path:
+    group = zarr.open_group(make_zarr(path / "t.zarr", 2), mode="a")
+    group.create_array("name", data=TEXTS)
+    group.create_array("version", data=VERSION)
+    return path / "t.zarr"
+
+
+def given_hdf5(path: Path) -> Path:
+    with h5py.File(make_hdf5(path / "t.h5"), "a") as file:
+        file["name"], file["version"], file["none"] = ["a", "b"], 3, h5py.Empty("f4")
+    return path / "t.h5"
+
+
+@pytest.mark.parametrize(
+    "make", [given_zarr, given_hdf5, lambda path: {"x": X, "labels/y": Y, "name": TEXTS, "version": VERSION}]
+)
+def test_what_is_no_array_of_numbers_is_left_out_unless_it_is_asked_for(
+    tmp_path: Path, make: Callable[[Path], Any]
+) -> None:
+    source = make(tmp_path)
+    found = open_dataset(source)
+    assert set(found.arrays) == {"x", "labels/y"}
+    assert re.match(r"labels/y, x \(left out: 'name' has dtype .*; 'version' is a single num", found.found)
+    with pytest.raises(DatasetError, match="array 'name' of .* has dtype .*; only bool, integers and floats"):
+        open_dataset(source, names=["x", "name"])
+
+
+def test_links_are_followed_within_a_file(tmp_path: Path) -> None:
+    with h5py.File(make_hdf5(tmp_path / "a.h5"), "a") as file:
+        file["again"], file["soft"], file["labels/near"] = file["x"], h5py.SoftLink("/x"), h5py.SoftLink("y")
+        file["chain"], file["away"] = h5py.SoftLink("/soft"), h5py.ExternalLink("b.h5", "/x")
+        file["lost"], file["around"] = h5py.SoftLink("/around"), h5py.SoftLink("/lost")
+    data = open_dataset(tmp_path / "a.h5")
+    assert set(data.arrays) == {"x", "again", "soft", "chain", "labels/y", "labels/near"}
+    assert set(data.left_out) == {"away", "lost", "around"}
+    assert np.array_equal(data.arrays["chain"].read(((0, 5), (0, 4), (0, 6))), X)
+    with pytest.raises(DatasetError, match="array 'away' of .* is a link to no array of the file"):
+        open_dataset(tmp_path / "a.h5", names=["away"])
 
 
 def test_a_hostile_pickle_is_never_run(tmp_path: Path) -> None:
