@@ -126,6 +126,14 @@ def reporting(path: Path, verb: str = "write", need: int = 0) -> Iterator[None]:
         raise io_error(error, path, need, verb) from error
 
 
+def make_writable(folder: Path) -> None:
+    """Make a folder unless it is there. Raises StoreError if that, or writing to it, is not possible."""
+    with reporting(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 @contextmanager
 def handle_of(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
     """Hold a file or a folder open as a handle of the system."""

@@ -34,6 +34,7 @@ from oocdl.pytorch.exported import Asked
 from oocdl.report.plan_view import Plan
 from oocdl.storage.dataset.dataset import Dataset, DatasetSpec, open_dataset
 from oocdl.storage.dataset.sample_stack import members_of
+from oocdl.storage.files import make_writable
 from oocdl.storage.run.pointer import EXPORT_FOLDERS, MODULE_FILES
 from oocdl.storage.run.sealed_files import read_sealed
 from oocdl.training import plan_cache
@@ -172,7 +173,7 @@ def trained_file(
         return
     folder = (call.workdir or Path(f"{type(model).__name__}.run")).absolute()
     made = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_writable(folder)
     new = folder / MODULE_FILES.replace("*", token_hex(4))
     try:
         if call.resume is False and _file_of(folder) is not None:

@@ -79,6 +79,18 @@ def test_a_process_that_is_killed_while_it_exports_is_in_nobodys_way(
     assert run.finished and not list(Path("killed.run").glob(".*")) and oocdl.verify("killed.run").sound
 
 
+@pytest.mark.parametrize("workdir", ["afile", "afile/below", "denied"])
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(
+    data: Path, monkeypatch: pytest.MonkeyPatch, workdir: str
+) -> None:
+    Path("afile").touch()
+    Path("denied").mkdir()
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, *how: Path(path).name != "denied" and may(path, *how))
+    with pytest.raises(StoreError, match=rf"^cannot write \S*/{workdir}: \w[\w ]+; check the disk$"):
+        oocdl.fit(Net(), data, **OPTIONS, workdir=workdir)
+
+
 def test_the_file_is_in_the_run_and_goes_with_it(data: Path, tmp_path: Path) -> None:
     module = Net()
     plan = oocdl.plan(module, data, **OPTIONS)
