@@ -109,7 +109,7 @@ class CSV(CommittedRows):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
-        self.path = path_of("path", path)
+        self.path = path_of("path", path).absolute()
         self._columns: list[str] = []
 
     def begin(self, event: RunStarted) -> int:

@@ -39,7 +39,7 @@ class TensorBoard(CommittedRows):
 
     def __init__(self, folder: str | Path | None = None) -> None:
         super().__init__()
-        self.given = None if folder is None else path_of("folder", folder)
+        self.given = None if folder is None else path_of("folder", folder).absolute()
         self._file = Path()
 
     def begin(self, event: RunStarted) -> int:

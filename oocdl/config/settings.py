@@ -78,7 +78,7 @@ class Settings:
 
     def spill_folder(self, default: Path) -> Path:
         """Return the folder of the spill: ``spill``, else ``$OOCDL_SPILL``, else ``default``."""
-        return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default)
+        return Path(self.spill or os.environ.get(SPILL_VARIABLE) or default).absolute()
 
     def stored(self) -> dict[str, Any]:
         given = replace(self, validation="arrays in memory") if isinstance(self.validation, Mapping) else self

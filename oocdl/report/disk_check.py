@@ -32,7 +32,7 @@ def check_start(plan: Plan, run: Path, spills: bool = True, kept: int = 0) -> No
 
     Raises ResourceError; StoreError if the spill would be in memory.
     """
-    spill = plan.settings.spill_folder(run / "spill").absolute()
+    spill = plan.settings.spill_folder(run / "spill")
     remove_dead(run / "spill")
     stored = total = plan.store_bytes + kept * plan.version_bytes
     needs = [Need("weights and state", run.absolute(), max(0, stored - _versions_bytes(run)))]

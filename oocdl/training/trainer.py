@@ -140,7 +140,7 @@ def fit(
             return workers.muster(None if memory is None else settings.memory_bytes, settings.engine)
 
         job = job_of(path, data, settings, None if call.client is None else muster)
-        folder = folder or job.model.path.with_suffix(".run")
+        folder = (folder or job.model.path.with_suffix(".run")).absolute()
         listeners.append(stack.enter_context(LiveLog(folder)))
         return train(job, replace(call, workdir=folder, callbacks=listeners), workers)
 
@@ -261,7 +261,7 @@ def _measured_before(plan: Plan, run: Path, say: Say) -> bool:
         say(f"{predicted}; this budget has no room to measure: oocdl info --machine does it")
         return False
     say(f"{predicted}; measuring this machine first, once, half a minute (OOCDL_MEASURE=off does without)")
-    folder = existing(plan.settings.spill_folder(run / "spill").absolute())
+    folder = existing(plan.settings.spill_folder(run / "spill"))
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     command, env = [sys.executable, "-c", CODE, engine], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": MOST_MEASURING_SECONDS}

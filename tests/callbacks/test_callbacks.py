@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -172,6 +173,23 @@ def test_a_run_that_starts_anew_does_so_everywhere(tmp_path: Path, uri: str) -> 
     assert from_csv(tmp_path / "losses.csv") == expected and len(expected) == 2
     assert from_tensorboard(tmp_path / "logs") == pytest.approx(expected)
     assert from_mlflow(uri, run.path) == [("FINISHED", first), ("FINISHED", expected)]
+
+
+def test_places_stay_where_they_are_if_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def go(event: Event) -> None:
+        if isinstance(event, StepDone):
+            os.chdir(tmp_path / "elsewhere")
+
+    run = fit(tmp_path, CSV("losses.csv"), TensorBoard("logs"), go, workdir="run", spill="spill")
+    assert run.path == tmp_path / "run"
+    assert from_csv(tmp_path / "losses.csv") == history(run)
+    assert from_tensorboard(tmp_path / "logs") == pytest.approx(history(run))
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def row(step: int, loss: float) -> StepDone:
