@@ -17,7 +17,7 @@ import zarr
 
 import oocdl
 from oocdl.data.label_volumes import write_labels
-from oocdl.errors import DatasetError, InputError, InUseError
+from oocdl.errors import DatasetError, InputError, InUseError, StoreError
 from oocdl.graph.ir.index import as_slices
 from oocdl.presets.unets import write_unet3d
 from oocdl.storage.run.lock import RunLock
@@ -78,6 +78,15 @@ def test_labels_and_volumes_are_the_argmax_of_logits(
         image: Any = nib.load(tmp_path / f"n/{name}.nii.gz")
         assert (np.asarray(image.dataobj) == wanted[row].T).all() and image.get_data_dtype() == np.uint8
         assert np.allclose(image.affine, AFFINE @ np.diag([1, 1 - 2 * row, 1, 1]), 0, 1e-6)
+
+
+def test_a_folder_for_volumes_that_cannot_be_made_is_named_before_the_run(
+    run: oocdl.Run, tmp_path: Path
+) -> None:
+    (tmp_path / "n").touch()
+    with pytest.raises(StoreError, match=r"^cannot write \S*/n: File exists; check the disk$"):
+        run.predict(run.path.parent / "data.zarr", tmp_path / "out.zarr", argmax=True, nifti=tmp_path / "n")
+    assert not (tmp_path / "out.zarr").exists()
 
 
 def test_a_dataset_that_says_no_names_is_numbered(run: oocdl.Run, tmp_path: Path) -> None:

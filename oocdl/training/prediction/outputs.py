@@ -23,7 +23,7 @@ from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, 
 from oocdl.host.paths import path_of
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime import weight_io
-from oocdl.storage.files import reporting
+from oocdl.storage.files import make_writable, reporting
 from oocdl.storage.run.lock import locked
 from oocdl.storage.run.run_store import RunStore
 from oocdl.training.metric_values import Measured
@@ -121,6 +121,8 @@ def predict(
     if argmax:
         outputs = [labels_of(one) for one in logits]
     facts = () if volumes is None else _facts_of_volumes(inference, outputs)
+    if volumes is not None:
+        make_writable(volumes)  # before the network runs
     with locked(target):
         made, _ = _run(inference, target, outputs, logits if argmax else ())
         group = made.finish()
@@ -289,7 +291,6 @@ def _facts_of_volumes(inference: Inference, outputs: Sequence[Output]) -> Facts:
 
 
 def _write_volumes(folder: Path, facts: Facts, made: Predictions, output: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     others = {path.name for path in folder.glob("*.nii.gz")} - {f"{name}.nii.gz" for name, _ in facts}
     if others:
         text = f"{folder} has labels of other samples, too: {', '.join(sorted(others)[:5])}"
