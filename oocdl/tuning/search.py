@@ -2,16 +2,17 @@
 
 # Annotations are evaluated where they stand, as they hold the records: no "from __future__" here.
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
-from oocdl.config.option_checks import anything, whole
+from oocdl.config.option_checks import anything, shown, validation, whole
 from oocdl.config.options import OPTIONS, CommonOptions, Option, PassOptions, SettingOptions, options_of
 from oocdl.config.settings import checked
-from oocdl.errors import StoreError
+from oocdl.errors import InputError, StoreError
 from oocdl.events import SearchListener
 from oocdl.host.optional import needed
 from oocdl.host.paths import path_of
@@ -22,6 +23,14 @@ from oocdl.training.run import Run
 from oocdl.training.signature import listing, public
 from oocdl.tuning.asked import SEARCH_FILE, asked_of
 from oocdl.tuning.trial import Metric
+
+
+def _no_share(name: str, value: Any) -> Any:
+    """Check what trials are compared by: a dataset, which is checked where it is opened."""
+    number = re.fullmatch(r"[\d.,]*\d", value) if isinstance(value, str) else None
+    if number or isinstance(validation(name, value), float | tuple):
+        raise InputError(f"{name} takes a dataset in a search, no share and no samples, got {shown(value)}")
+    return value
 
 
 class OwnOptions(TypedDict, total=False):
@@ -50,7 +59,7 @@ class OwnOptions(TypedDict, total=False):
     """"loss", with several heads "loss/<output>", or a function of the ``Run`` that returns a number."""
     mode: Annotated[Literal["min", "max"], Option("min", "neither")]
     """Whether "min" or "max" is best."""
-    validation: Annotated[Any, Option(None, "neither", check=anything)]
+    validation: Annotated[Any, Option(None, "neither", check=_no_share)]
     """Dataset whose loss counts (``Run.evaluate``); default: that of training. A function as ``metric`` takes
     none."""
     last_steps: Annotated[int, Option(10, "neither")]

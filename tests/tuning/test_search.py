@@ -309,6 +309,7 @@ def test_a_damaged_file_is_named(job: tuple[Path, Path], whole: oocdl.Search, tm
         ({"metric": 3}, "metric takes 'loss' or a function"),
         ({"metric": nothing, "validation": "v.zarr"}, "evaluate it, and leave validation= out"),
         ({"metric": "dice"}, "no metric 'dice'; there is loss"),
+        *(({"validation": given}, "validation takes a dataset in a search") for given in (0.4, "0.4", [1])),
         ({"batch_size": 2}, "'batch_size' is given twice"),
         ({"trace": "x"}, "search takes no 'trace'"),
         ({"client": 3}, "client takes a distributed.Client"),
