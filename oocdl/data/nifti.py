@@ -111,7 +111,9 @@ def read_header(path: Path) -> Volume:
 
 def _why_not(shape: tuple[int, ...], dtype: np.dtype[Any], affine: Affine) -> str:
     if len(shape) != 3:
-        return f"has {len(shape)} axes, {list(shape)}; one file holds one volume of three: split it"
+        less = "give it a third axis of 1, or save images as one array [samples, y, x], an .npy file"
+        way_out = less if len(shape) < 3 else "split it"
+        return f"has {len(shape)} axes, {list(shape)}; one file holds one volume of three: {way_out}"
     if min(shape) < 1:
         return f"is empty: {list(shape)}"
     if dtype.kind not in "iuf":
