@@ -17,7 +17,7 @@ import zarr
 from numcodecs import Blosc
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from oocdl.errors import StoreError
+from oocdl.errors import DatasetError, StoreError
 from oocdl.graph.ir.index import within
 from oocdl.host.signal_mask import unstoppable
 from oocdl.storage.dataset.sample_stack import KIND, MARK
@@ -98,7 +98,12 @@ def group_attributes(path: Path) -> dict[str, Any]:
 def new_array(
     group: zarr.Group, name: str, shape: Sequence[int], dtype: np.dtype[Any], chunks: Sequence[int]
 ) -> zarr.Array[Any]:
-    """Make an array whose chunks are compressed by zstd and have checksums; every chunk is stored."""
+    """Make an array whose chunks are compressed by zstd and have checksums; every chunk is stored.
+
+    Raises DatasetError for floats that Zarr has no type for.
+    """
+    if dtype.kind == "f" and dtype.itemsize > 8:
+        raise DatasetError(f"array '{name}' is of {dtype}, which Zarr does not have; make it float64 before")
     coders = [BloscCodec(cname="zstd", clevel=LEVEL, shuffle="shuffle"), Crc32cCodec()]
     return group.create_array(
         name, shape=tuple(shape), dtype=dtype.newbyteorder("="), chunks=tuple(chunks), compressors=coders,

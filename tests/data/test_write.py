@@ -88,6 +88,7 @@ def failing() -> Any:
     [
         (lambda: [], DatasetError, "no items"),
         (lambda: [{"a": 1, "path": "x.nii"}], DatasetError, "'path' of item 0 is of type str"),
+        (lambda: [np.zeros(2, np.longdouble)], DatasetError, "array 'image' is of float128, .*float64"),
         (lambda: [1.0, float("nan")], DatasetError, "'image' of item 1 has NaN"),
         (lambda: [(1, 2), (1, 2.5)], DatasetError, "item 1 has arrays image int64, label float64, those bef"),
         (lambda: [(1, 2), (1,)], DatasetError, "1 has arrays image int64, those before image int64, label"),
