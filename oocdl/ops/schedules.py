@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import cos, isfinite, nan, pi
+from math import cos, inf, isfinite, nan, pi
 from typing import Any
 
 from oocdl.errors import InputError
@@ -64,7 +64,7 @@ class Step(_Schedule):
     factor: float = 0.1
 
     def __call__(self, step: int) -> float:
-        return float(self.lr * self.factor ** (step // self.every))
+        return _powered(step, self.lr, self.factor, step // self.every)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class MultiStep(_Schedule):
         super().__post_init__()
 
     def __call__(self, step: int) -> float:
-        return float(self.lr * self.factor ** sum(step >= one for one in self.milestones))
+        return _powered(step, self.lr, self.factor, sum(step >= one for one in self.milestones))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Exponential(_Schedule):
     factor: float
 
     def __call__(self, step: int) -> float:
-        return float(self.lr * self.factor**step)
+        return _powered(step, self.lr, self.factor, step)
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Polynomial(_Schedule):
     power: float = 0.9
 
     def __call__(self, step: int) -> float:
-        return float(self.lr * (1 - min(step / _said(self.steps), 1.0)) ** self.power)
+        return _powered(step, self.lr, 1 - min(step / _said(self.steps), 1.0), self.power)
 
 
 @dataclass(frozen=True)
@@ -274,6 +274,15 @@ def _said(steps: int | None) -> int:
 def _blend(first: float, second: float, angle: float) -> float:
     """Return a cosine from ``first`` at an angle of 0 to ``second`` at pi."""
     return second + (first - second) * (1 + cos(angle)) / 2
+
+
+def _powered(step: int, lr: float, base: float, power: float) -> float:
+    """Return ``lr * base ** power``, the rate of a step. Raises InputError if that is no finite number."""
+    try:
+        found = lr * base**power
+    except ArithmeticError:  # beyond floats, or zero to a negative power
+        found = inf
+    return _finite(f"the learning rate of step {step + 1}", found)
 
 
 def rate(lr: Rate, step: int) -> float:

@@ -217,3 +217,12 @@ BAD: Any = None
 def test_wrong_settings_are_refused(make: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step"),
+    [(Exponential(0.1, 10), 400), (Step(0.1, 1, 10.0), 400), (Polynomial(0.1, 9, -1.0), 9)],
+)
+def test_a_rate_beyond_all_numbers_is_refused(schedule: Any, step: int) -> None:
+    with pytest.raises(InputError, match=f"the learning rate of step {step + 1} must be a finite number"):
+        schedule(step)
