@@ -20,7 +20,7 @@ from oocdl.storage.files import read_text
 
 T = TypeVar("T")
 SPLITS = {"train": ("imagesTr", "labelsTr"), "test": ("imagesTs", "labelsTs")}  # of nnU-Net's raw format
-NAME = r"[A-Za-z0-9][A-Za-z0-9_. +-]{0,199}"  # names of samples, which are names of files and folders
+NAME = r"[^\W_][\w. +-]{0,199}"  # names of samples, which are names of files and folders
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +66,14 @@ def find_cases(source: Path, split: str = "train") -> Cases:
         raise InputError(f"{source} has no dataset.json, so no split '{split}'; leave it out")
     if source.is_dir():
         there = sorted(path for path in source.iterdir() if not path.name.startswith("."))
-        files = [path for path in there if path.name.endswith(ENDINGS)]
-        kinds = (*ENDINGS, ".hdr", ".img")
-        odd = [path for path in there if path not in files and path.name.lower().endswith(kinds)]
+        files = [path for path in there if path.name.lower().endswith(ENDINGS)]
+        odd = [path for path in there if path.name.lower().endswith((".hdr", ".img"))]
         refuse([f"{path} is not read: give it as .nii or .nii.gz" for path in odd])
         files = files or series_in(source)
         if not files:
             raise DatasetError(f"{source} has no dataset.json, NIfTI file (.nii or .nii.gz) or DICOM series")
         return Cases(_named([Case("", (path,)) for path in files], source))
-    if source.name.endswith(ENDINGS):
+    if source.name.lower().endswith(ENDINGS):
         return Cases(_named([Case("", (source,))], source))
     return Cases(_table(source))
 
@@ -184,7 +183,7 @@ def _row(path: Path, number: int, row: Mapping[Any, Any]) -> Case[Path]:
 
 def _named(cases: Sequence[Case[Path]], source: Path) -> tuple[Case[Path], ...]:
     """Give every case a folder's name of its own. Raises DatasetError where names or files do not fit."""
-    stems = [case.images[0].name.removesuffix(".gz").removesuffix(".nii") for case in cases]
+    stems = [re.sub(r"(?i)(\.nii)?(\.gz)?$", "", case.images[0].name) for case in cases]
     counts, made = Counter(stems), list[Case[Path]]()
     for case, stem in zip(cases, stems, strict=True):
         own = stem if counts[stem] == 1 else f"{case.images[0].parent.name}_{stem}"
@@ -196,7 +195,7 @@ def _named(cases: Sequence[Case[Path]], source: Path) -> tuple[Case[Path], ...]:
         if often[case.name] > 1:
             reason = "is not the only one of that name; give others in a column name of a table"
         elif not re.fullmatch(NAME, case.name) or case.name in ("zarr.json", "LOCK"):
-            reason = "cannot be the name of a folder; give another in a column name of a table"
+            reason = "cannot be the name of a folder; rename its file, or give a column name of a table"
         elif len(case.images) < most or (labelled and case.label is None):
             reason = "has fewer files than others; each needs the same"
         if reason:

@@ -80,7 +80,7 @@ def library_for(what: str) -> Any:
 
 def read_header(path: Path) -> Volume:
     """Read the header of a NIfTI file of three axes. Raises DatasetError, in one line, for any other."""
-    if not path.name.endswith(ENDINGS):
+    if not path.name.lower().endswith(ENDINGS):
         raise DatasetError(f"{path} is no NIfTI file (.nii or .nii.gz); and no folder of a DICOM series")
     if not path.is_file():
         raise DatasetError(f"{path} is missing")
@@ -104,7 +104,7 @@ def read_header(path: Path) -> Volume:
         affine=affine, qform=qform, codes=codes, offset=int(data.offset),
     )  # fmt: skip
     nbytes, wanted = path.stat().st_size, found.offset + found.nbytes
-    if path.name.endswith(".nii") and nbytes < wanted:
+    if path.name.lower().endswith(".nii") and nbytes < wanted:
         raise DatasetError(f"{path} is cut off: {nbytes:,} bytes of {wanted:,}")
     return found
 
@@ -141,7 +141,7 @@ def read_planes(volume: Volume) -> Iterator[Array]:
     """
     depth, *plane = volume.shape
     rows = max(1, PIECE_BYTES // (prod(plane) * volume.stored.itemsize))
-    opener: Any = igzip.IGzipFile if volume.path.name.endswith(".gz") else io.FileIO
+    opener: Any = igzip.IGzipFile if volume.path.name.lower().endswith(".gz") else io.FileIO
     try:
         with opener(volume.path) as stream:
             for start in range(0, volume.offset, PIECE_BYTES):

@@ -79,6 +79,22 @@ def test_imagests_have_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert (read(group, "t/image")[0] == volume().T).all() and "label" not in group["t"]  # type: ignore[operator]
 
 
+def test_names_of_samples_have_letters_of_any_language(tmp_path: Path) -> None:
+    group = convert(nnunet(tmp_path / "D", {"Zoë_1": (4, 5, 6), "é": (7, 6, 5)}), tmp_path / "out.zarr")
+    assert sorted(group.group_keys()) == ["Zoë_1", "é"]
+    (image, _) = open_dataset(tmp_path / "out.zarr").arrays.values()
+    assert (image.read(((1, 2), (0, 1), (0, 5), (0, 6), (0, 7)))[0, 0] == volume(seed=10).T).all()
+
+
+@pytest.mark.parametrize("name", ["X.NII", "x.NII.GZ", "x.nii.GZ"])
+def test_endings_of_nifti_may_be_in_upper_case(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "in" / name.lower(), volume()).rename(tmp_path / "in" / name)
+    (tmp_path / "t.csv").write_text(f"image\nin/{name}\n")
+    for number, source in enumerate(("in", f"in/{name}", "t.csv")):
+        group = convert(tmp_path / source, tmp_path / f"{number}.zarr")
+        assert (read(group, f"{name[0]}/image")[0] == volume().T).all()
+
+
 @pytest.mark.parametrize("kind", ["csv", "json", "monai", "folder", "file"])
 def test_tables_folders_and_files(tmp_path: Path, kind: str) -> None:
     for number in range(3):
