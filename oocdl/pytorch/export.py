@@ -142,7 +142,9 @@ def _call_of(signature: Signature, made: Study, twin: nn.Module) -> Call:
     """Return how an exporter is to call the module: at small sizes, where these are open."""
     args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype_of(twin), 0))
     axes = {name: tuple(axis for title, axis in made.free.names if title == name) for name in signature.names}
-    return Call(args=tuple(args), kwargs=kwargs, inputs=signature.names, outputs=made.outputs, axes=axes)
+    names = {"inputs": signature.names, "outputs": made.outputs}
+    lines = [line for name, line in made.free.rounded.items() if name in made.free.names.values()]
+    return Call(args=tuple(args), kwargs=kwargs, **names, axes=axes, rounded="".join(lines[:1]))
 
 
 def _dims(made: Study) -> Dims:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.overrides import TorchFunctionMode
 
+from oocdl.errors import UnsupportedError
+
 EXTERNAL_FROM_BYTES = 2**30
 """Bytes of weights from which on they go to a file of their own: a protobuf message has at most 2 GiB."""
 _DYNAMO_OPSET, _TORCHSCRIPT_OPSET = 18, 17
@@ -37,6 +39,8 @@ class Call:
     outputs: tuple[str, ...]
     axes: Mapping[str, tuple[int, ...]]
     """Input -> the axes that the file leaves open, and no exporter may fix."""
+    rounded: str = ""
+    """The line of code that rounds a fraction of an open size up or down, if one does."""
 
 
 def with_dynamo(module: nn.Module, call: Call, path: Path) -> None:
@@ -59,6 +63,8 @@ def with_dynamo(module: nn.Module, call: Call, path: Path) -> None:
 
 def with_torchscript(module: nn.Module, call: Call, path: Path) -> None:
     """Export by torch.jit.trace, with the modes that the parts of the module are in."""
+    if call.rounded:  # by math.ceil or math.floor, of which it writes the number
+        raise UnsupportedError(f"it fixes a size that is rounded ({call.rounded})")
     _export(
         module,
         call,

@@ -149,6 +149,31 @@ def test_a_module_at_other_sizes(
             assert error(found, module(x)) <= EXACT_TO, size
 
 
+ROUNDED: Mapping[str, tuple[Callable[[int], int], str]] = {
+    "ceil": (lambda columns: math.ceil(columns / 128), ""),
+    "floor": (lambda columns: math.floor(columns / 2), ""),
+    "floor of a whole number": (lambda columns: math.floor(columns // 128), ""),
+    "floor of a product": (lambda columns: math.floor(columns * 0.29), "test_open_axes.py"),
+}
+"""What code makes of a size, the same at all sizes that are compared or rounded in float32; what fixes it."""
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_size_that_is_rounded_is_no_constant(name: str, tmp_path: Path) -> None:
+    times, fixed = ROUNDED[name]
+    module = Sized(lambda x: x * times(x.shape[3])).double()
+    made = oocdl.from_torch(module, torch.zeros(1, 1, 8, 8, dtype=torch.float64), tmp_path / "net.onnx")
+    for columns in (8, 130, 1000):
+        x = torch.randn(2, 1, 8, columns, dtype=torch.float64)
+        try:
+            found = predicted(inspect_onnx(made), x, module)
+        except ModelError as why:
+            assert columns != 8 and fixed in str(why) != ""
+            continue
+        with torch.no_grad():
+            assert error(found, module(x)) <= EXACT_TO, columns
+
+
 @pytest.mark.parametrize(("name", "way"), some_of(NETWORKS, WAYS))
 def test_a_plain_file_at_other_sizes(name: str, way: str, tmp_path: Path) -> None:
     """Exported at one size, with no axis named: what looks like a size is refused, and the rest is said."""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from traceback import FrameSummary
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -28,13 +30,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from oocdl.graph.onnx.input_sizes import Condition, is_readable
-from oocdl.pytorch.module_calls import OneStep, Places, Signature, Tensors, without_contents
+from oocdl.pytorch.module_calls import OneStep, Places, Signature, Tensors, is_of_user, without_contents
 
 BATCH = "batch"
 _TORCH = Path(torch.__file__).parent
 _KERNELS = ("contiguous", "strides_like", "conv", "elementwise_output_strides", "memory_format")
 """Parts of the names of PyTorch's functions whose conditions choose a kernel or an order in memory."""
-_FOLLOWING = ("<", *(str(_TORCH / name) for name in ("__init__.py", "fx/", "_subclasses/", "_ops.py")))
+_FOLLOWING = (
+    "<",
+    __file__,
+    *(str(_TORCH / name) for name in ("__init__.py", "fx/", "_subclasses/", "_ops.py")),
+)
 """Beginnings of the files that follow symbols through whatever is called."""
 _AGAIN_SECONDS = 1.0
 Axis = tuple[str, int]
@@ -54,6 +60,8 @@ class Freedom:
     """(input, axis) -> the line of code that needs its size, for axes that were tried and are not free."""
     conditions: tuple[Condition, ...]
     """Conditions on the sizes under which the module takes the path that it took."""
+    rounded: Mapping[str, str] = field(default_factory=dict)
+    """Name of a size -> the line of code that rounds a fraction of it up or down."""
 
 
 def freedom(
@@ -67,7 +75,7 @@ def freedom(
 
     Raises TimeoutError after ``seconds`` of this process's time, and whatever the call raises.
     """
-    env = _Env(duck_shape=False)
+    env = _Env()
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env)
     mode.cache_enabled = False  # one call seldom finds what it has kept: half of the time goes into keeping
     double = without_contents(module, mode)
@@ -82,7 +90,7 @@ def freedom(
                 symbols[size.node.expr] = (name, axis)
     args, kwargs = signature.split(fakes)
     calls = _Calls(Places(double), env)
-    with _limited(seconds), mode, enable_python_dispatcher(), calls, OneStep():
+    with _limited(seconds), mode, enable_python_dispatcher(), calls, OneStep(), env.noting_what_is_rounded():
         double(*args, **kwargs)
     calls.note()
     return _read(env, symbols, calls.found)
@@ -111,14 +119,44 @@ def _limited(seconds: float) -> Iterator[None]:
 class _Env(ShapeEnv):
     """Tells by itself where a condition arises: PyTorch imports its compilers for that, in half a second."""
 
+    def __init__(self) -> None:
+        super().__init__(duck_shape=False)
+        self.rounded: dict[sympy.Symbol, str] = {}
+        """A size -> the user's line that rounds a fraction of it."""
+
     def _get_stack_summary(self, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:
-        frame = sys._getframe(1) if framework_loc is None else None
-        while frame is not None and frame.f_code.co_filename.startswith(_FOLLOWING):
-            frame = frame.f_back
-        if frame is not None:
-            code = frame.f_code
-            framework_loc = FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
-        return SLoc(framework_loc, None), ""
+        return SLoc(_calling() if framework_loc is None else framework_loc, None), ""
+
+    @contextmanager
+    def noting_what_is_rounded(self) -> Iterator[None]:
+        """Note what ``math.ceil`` and ``math.floor`` are given: a tracer writes the number."""
+        with ExitStack() as stack:
+            for kind, name in product((torch.SymInt, torch.SymFloat), ("__ceil__", "__floor__")):
+                stack.enter_context(patch.object(kind, name, self._noting(getattr(kind, name))))
+            yield
+
+    def _noting(self, rounded: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(fraction: Any) -> Any:
+            at, expr = _calling(), fraction.node.expr
+            if at is not None and is_of_user(at.filename):
+                for symbol in expr.free_symbols:
+                    if expr.has(sympy.Float):
+                        self.evaluate_expr(symbol)  # fixed: in files, floats scale sizes in float32
+                    self.rounded.setdefault(symbol, f"{Path(at.filename).name}:{at.lineno}")
+            return rounded(fraction)
+
+        return noted
+
+
+def _calling() -> FrameSummary | None:
+    """Return the place of the code that computes with a symbol."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_FOLLOWING):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    code = frame.f_code
+    return FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
 
 
 class _Calls(TorchFunctionMode):
@@ -145,7 +183,7 @@ class _Calls(TorchFunctionMode):
             self.found.append(known)
 
 
-def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
+def _read(env: _Env, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
     names, fixed = dict[Axis, str](), dict[Axis, str]()
     titles, fixing = dict[sympy.Symbol, sympy.Symbol](), dict[sympy.Symbol, str]()
     for guard, place in zip(env.guards, places, strict=True):
@@ -175,6 +213,7 @@ def _read(env: ShapeEnv, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[
         names={axis: name for axis, name in names.items() if name not in lost},
         fixed={**fixed, **{axis: lost[name] for axis, name in names.items() if name in lost}},
         conditions=tuple(Condition(text, conditions[text]) for text in kept),
+        rounded={str(titles[symbol]): at for symbol, at in env.rounded.items() if symbol in titles},
     )
 
 

@@ -110,7 +110,8 @@ def _only_the_batch(free: Freedom, example: Shapes, reason: str) -> Freedom:
         text = re.sub(r"\w+", lambda word: str(sizes.get(word[0], word[0])), item.text)
         if BATCH in text:
             about.append(replace(item, text=text))
-    return Freedom(names=names, fixed={**free.fixed, **lost}, conditions=tuple(about))
+    fixed = {**free.fixed, **lost}
+    return Freedom(names=names, fixed=fixed, conditions=tuple(about), rounded=free.rounded)
 
 
 class _Works:
