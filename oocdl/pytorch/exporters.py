@@ -152,9 +152,23 @@ def _bce_with_logits(
     return each.mean() if reduction == "mean" else each.sum() if reduction == "sum" else each
 
 
+def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    """Compute a roll, whose shift may depend on sizes: exporters write its number, and refuse one of 0."""
+    shifts, dims = (x if isinstance(x, tuple | list) else (x,) for x in (shifts, dims))
+    if not dims:
+        return _roll(input.flatten(), shifts, 0).reshape(input.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        if not isinstance(shift, int) or dim in (0, -input.dim()):  # of a batch of one, no part is left
+            start = -shift % input.shape[dim]
+            input = torch.cat([input, input], dim).narrow(dim, start, input.shape[dim])
+        elif shift:
+            input = _PLAIN_ROLL(input, shift, dim)
+    return input
+
+
 _FLAT = 20
 """Threshold of Softplus from which on it changes nothing but the last digits."""
-_PLAIN_SOFTPLUS = nn.functional.softplus
+_PLAIN_SOFTPLUS, _PLAIN_ROLL = nn.functional.softplus, torch.roll
 _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.softplus: _softplus,
     nn.functional.logsigmoid: _logsigmoid,
@@ -165,6 +179,8 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     torch.expm1: _expm1,
     Tensor.expm1: _expm1,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
+    torch.roll: _roll,
+    Tensor.roll: _roll,
 }
 """A function of PyTorch that exporters get wrong -> the same in other words."""
 
