@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 69704,
+    "lines of oocdl": 69726,
     "lines of augmentation": 1514,
     "lines of callbacks": 645,
     "lines of cli": 1861,
@@ -175,10 +175,10 @@ LIMITS = {
     "lines of data": 1439,
     "lines of engines": 6432,
     "lines of fusion": 2423,
-    "lines of graph": 10433,
+    "lines of graph": 10443,
     "lines of host": 1_100,
-    "lines of ops": 6120,
-    "lines of planning": 8334,
+    "lines of ops": 6132,
+    "lines of planning": 8333,
     "lines of presets": 618,
     "lines of pytorch": 3249,
     "lines of report": 2649,
@@ -186,7 +186,7 @@ LIMITS = {
     "lines of storage": 6140,
     "lines of training": 3675,
     "lines of tuning": 1320,
-    "lines of tests": 49504,
+    "lines of tests": 49532,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -128,6 +128,18 @@ def check_dropped(spec: Loss, final: str, output: str, logits: Shape) -> None:
         raise InputError(f"{why}: predictions would not be what is trained; {way_out}")
 
 
+def check_axes(build: Builder, output: str, head: Head, axes: Collection[int]) -> None:
+    """Raise InputError where an output ends in a softmax over other ``axes`` than the classes of its loss."""
+    logits, spec = build.shape(head.logits), head.spec
+    axis = len(logits) - 1 if isinstance(spec, CTC) else class_axis(logits, build.shape(head.target))
+    if not axes or axis is None or not are_exclusive(spec, logits):
+        return
+    if any(logits[other] > 1 for other in {*axes} ^ {axis}):
+        why = f"over axes {sorted(axes)}, but the classes of its loss are axis {axis}"
+        cure = "predictions would not be what is trained; export the model without it"
+        raise InputError(f"output '{output}' ends in a softmax {why}: {cure}")
+
+
 @dataclass(frozen=True)
 class Labels:
     """The whole numbers that may stand in the labels of a loss: 0 to ``classes - 1``."""

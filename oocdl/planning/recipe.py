@@ -36,6 +36,7 @@ from oocdl.ops.loss_functions import (
     Labels,
     Loss,
     add_losses,
+    check_axes,
     check_dropped,
     labels_of_head,
     reads_labels,
@@ -214,7 +215,8 @@ def _add_loss(network: Network, request: Request) -> Network:
             dtype = request.settings.dtype if what == SAMPLE_WEIGHTS else "int64"
             further[what] = _read(build, request, array, f"target/{target.output}/{what}", dtype)
             feeds[further[what]] = array
-        heads[target.output] = Head(target.spec, logits, name, target.weight, further)
+        head = heads[target.output] = Head(target.spec, logits, name, target.weight, further)
+        check_axes(build, target.output, head, network.imported.softmax_axes.get(target.output, ()))
     loss, output_losses = add_losses(build, heads)
     metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
     # Smaller outputs on one target with a larger one, whose target is made smaller, are aids of training.
@@ -225,9 +227,7 @@ def _add_loss(network: Network, request: Request) -> Network:
         for output, head in scored.items()
         if any(isinstance(one, Surface) and suits(one, output, head.spec) for one in metrics)
     }
-    found = {
-        value: labels for head in heads.values() for value, labels in labels_of_head(build, head).items()
-    }
+    found = {value: its for head in heads.values() for value, its in labels_of_head(build, head).items()}
     return replace(
         network,
         graph=build.graph(),

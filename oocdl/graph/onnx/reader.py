@@ -23,6 +23,7 @@ from oocdl.graph.onnx.bodies import (
     activations_last,
     every_node,
     results_of_bodies,
+    softmax_axes,
     without_functions,
 )
 from oocdl.graph.onnx.bounds import MOST_CONSTANT_BYTES
@@ -64,6 +65,8 @@ class Imported:
     """Output -> the Softmax, LogSoftmax or Sigmoid it ends in."""
     logits: Mapping[str, str]
     """Output -> the value before that, where nothing moves numbers after it."""
+    softmax_axes: Mapping[str, Sequence[int]]
+    """Output -> the axes of that value that its Softmax or LogSoftmax takes as one; none if it is no such."""
     trained: Trained
     """Part of each tensor and the reason for it, with remarks that the user should see."""
     rebatched: bool = False
@@ -288,15 +291,19 @@ class _Reader:
             weights={name: item for name, item in self.weights.items() if name in values},
             frozen=tuple(name for name in self.frozen if name in values),
             names={name: value for name, value in self.values().items() if value in values},
-            final_activation={name: op for name, (op, _) in ends.items()},
-            logits={name: value for name, (_, value) in ends.items() if value},
+            final_activation={name: op for name, (op, _, _) in ends.items()},
+            logits={name: value for name, (_, value, _) in ends.items() if value},
+            softmax_axes={name: axes for name, (_, _, axes) in ends.items()},
             trained=record_of(file, self.freeze),
             rebatched=ctx.rebatched,
             modules={one.name.strip("/"): path for one in self.model.nodes if (path := module_path(one))},
         )
 
-    def _ends(self) -> dict[str, tuple[str, str]]:
-        """Return output -> the activation it ends in, and the value before; "" if numbers are moved after."""
+    def _ends(self) -> dict[str, tuple[str, str, Sequence[int]]]:
+        """Return output -> its final activation, the value before, and the axes that it takes as one.
+
+        Of an activation whose numbers are moved by what comes after, these are "" and none.
+        """
         makers = {name: node for node in self.model.nodes for name in node.outputs}
         found = {}
         for port in self.model.outputs:
@@ -307,5 +314,7 @@ class _Reader:
             if node is not None and node.op in FINAL:
                 value = self.ctx.env[node.inputs[0]]
                 if isinstance(value, str):
-                    found[port.name] = (node.op, "" if moved else value)
+                    alone, rank = moved or node.op == "Sigmoid", len(self.ctx.build.shape(value))
+                    axes: Sequence[int] = () if alone else softmax_axes(node, self.model.opset, rank)
+                    found[port.name] = (node.op, "" if moved else value, axes)
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,33 @@ def test_an_old_softmax_over_several_axes_before_a_transpose_is_refused(tmp_path
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(InputError, match="ends in Softmax, but the loss takes logits; export"):
         loss_of(tmp_path / "model.onnx", KINDS.reshape(2, 6, 5), logits="auto")
+
+
+@pytest.mark.parametrize(
+    ("opset", "axis", "shape", "labels", "how", "said"),
+    [
+        (17, -1, (4, 5, 6), (5, 6), {}, r"over axes \[3\], but the classes of its loss are axis 1"),
+        (11, 1, (4, 5, 6), (5, 6), {"loss": "dice"}, r"over axes \[1, 2, 3\], but .* axis 1"),
+        (17, 1, (30, 4), (30,), {}, r"over axes \[1\], but .* axis 2"),
+        (17, 1, (30, 4), (3,), {"loss": "ctc", "logits": "strict"}, r"over axes \[1\], but .* axis 2"),
+        (17, 2, (30, 4), (3,), {"loss": "ctc", "logits": "strict"}, ""),
+        (11, 1, (120, 1, 1), (1, 1), {}, ""),
+        (17, 2, (30, 4), (30,), {}, ""),
+    ],
+)
+def test_a_softmax_over_other_axes_than_the_classes_is_refused(
+    opset: int, axis: int, shape: Any, labels: Any, how: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Reshape", ["c", "shape"], ["r"]),
+        helper.make_node("LogSoftmax", ["r"], ["y"], axis=axis),
+    ]
+    known = {"w": np.ones((4, 3, 1, 1)), "shape": np.array((2, *shape))}
+    onnx.save(model_of(nodes, {"x": MAPS.numpy()}, ["y"], known, opset=opset), tmp_path / "model.onnx")
+    how = {"logits": "auto", **how}
+    with pytest.raises(InputError, match=said) if said else nullcontext():
+        loss_of(tmp_path / "model.onnx", torch.ones((2, *labels), dtype=torch.int64), **how)
 
 
 @pytest.mark.parametrize("exporter", BOTH)

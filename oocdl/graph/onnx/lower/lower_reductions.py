@@ -141,7 +141,8 @@ def _softmax(ctx: Context) -> Sequence[Operand]:
     x, shape = ctx.value(0), ctx.shape(0)
     axis, *others = softmax_axes(ctx.node, ctx.opset, len(shape))
     if others:
-        x, axis = ctx.reshape(x, (prod(shape[:axis]), prod(shape[axis:]))), 1
+        # Not ``ctx.reshape``, which may read past ``x``: losses take that where it is the logits.
+        x, axis = ctx.make("Reshape", x, shape=(prod(shape[:axis]), prod(shape[axis:]))), 1
     y = ctx.make(ctx.node.op, x, axis=axis)
     return [ctx.reshape(y, shape) if others else y]
 
