@@ -1,8 +1,8 @@
 """``Report``: what was measured beside what the plan had predicted, layer by layer.
 
 The run's ``report.json`` tells of the last session in one process, and of whole steps. Passes over smaller
-batches are left out, and so is the first pass of each kind, in which programs are compiled, as soon as
-there are others.
+batches or samples are left out, and so is the first pass of each kind, in which programs are compiled, as
+soon as there are others.
 """
 
 from __future__ import annotations
@@ -182,8 +182,8 @@ def read_report(folder: Path) -> Report:
     path = folder / REPORT_FILE
     if not path.is_file():
         raise StoreError(
-            f"no report is in {folder}: one is written after a whole step in this process, not by a Dask "
-            "client's workers; train a step without client="
+            f"no report is in {folder}: one is written once a full batch of samples of the largest size was "
+            "trained on in this process, not by a Dask client's workers; train on, without client="
         )
     try:
         stored: Mapping[str, Any] = unsealed("report", path.read_text())

@@ -171,7 +171,7 @@ class Run:
 
         ``print(run.report())`` shows tables. With ``page``, such as "report.html", all pictures of the
         dashboard and these tables are written there as one HTML file, which needs no network. Raises
-        StoreError where no whole step was measured, or if the page cannot be written.
+        StoreError before a full batch of the largest samples was measured, or if the page cannot be written.
         """
         found = read_report(self.path)
         if page is not None:

@@ -137,6 +137,16 @@ def test_a_step_of_several_passes(job: tuple[Path, Path], tmp_path: Path) -> Non
     assert sum(layer.read_bytes for layer in report.layers) == pytest.approx(run.plan.read_bytes)
 
 
+def test_a_report_waits_for_a_full_batch_of_the_largest_size(tmp_path: Path) -> None:
+    data = nets.write_samples(tmp_path / "data.zarr", ((8, 8, 8), (12, 8, 8)))
+    how = {**settings.QUICK, "loss": "dice_ce", "workdir": tmp_path / "run", "shuffle": False}
+    model = write_unet3d(tmp_path / "unet.onnx", base=4, depth=2, classes=2)
+    run = oocdl.fit(model, data, steps=1, **how)
+    with pytest.raises(StoreError, match="once a full batch of samples of the largest size was trained on"):
+        run.report()
+    assert oocdl.fit(model, data, steps=2, **how).report().steps == 1
+
+
 def test_a_new_run_does_not_show_the_report_of_the_old_one(job: tuple[Path, Path], tmp_path: Path) -> None:
     options = {**QUICK, "workdir": tmp_path / "run", "steps": 1}
     oocdl.fit(*job, **options)
