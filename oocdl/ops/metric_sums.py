@@ -16,7 +16,7 @@ from oocdl.ops.expression import Lifted, apply, equal, lift, where
 from oocdl.ops.loss_functions import ClassLoss, Head, Loss, labels_of
 from oocdl.ops.losses.class_losses import CrossEntropy, along_classes, class_axis, classes_of, labels_on_axis
 from oocdl.ops.losses.number_losses import BCE
-from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric
+from oocdl.ops.metric_functions import CLASS_SUMS, DISTANCES, EXCLUSIVE_SUMS, METRICS, Metric, TopK
 from oocdl.ops.own_loss import OwnMetric, truth_of
 
 
@@ -74,6 +74,8 @@ def _head_sums(build: Builder, metrics: Iterable[Metric], head: Head, dtype: str
     for one in metrics:
         if isinstance(one, OwnMetric):
             sums |= _own_sums(x, one, head, dtype)
+        elif isinstance(one, TopK):
+            _check_ranks(one, sums["ranked"])
     return HeadSums(
         {name: value.name for name, value in sums.items() if isinstance(value, Lifted)},
         {name: value for name, value in sums.items() if isinstance(value, float)},
@@ -88,6 +90,13 @@ def _check_places(build: Builder, head: Head, name: str) -> None:
     if len(logits) < 3 or not (several or (logits[1] == 1 and not isinstance(head.spec, CrossEntropy))):
         its = f"{type(head.spec).__name__} of outputs of shape {list(logits)}"
         raise InputError(f"'{name}' takes a loss with one class at each place in space, not {its}")
+
+
+def _check_ranks(metric: TopK, ranked: Any) -> None:
+    """Raise InputError if every label is among so many."""
+    if metric.k >= ranked.shape[1]:
+        its = f"'topk' of k={metric.k} is 1 for any predictions of {ranked.shape[1]} classes"
+        raise InputError(f"{its}; pass oocdl.metrics.TopK of a smaller k, or leave it out")
 
 
 def _class_sum(x: Lifted, head: Head, name: str) -> Lifted | float:

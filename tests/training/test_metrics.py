@@ -274,6 +274,7 @@ def test_channels_that_exclude_nothing_count_where_they_are_absent(
         (["dice", "mae"], "dice", "'mae' does not go with the loss Dice: only a loss without classes has"),
         ("dice", "mse", "'dice' does not go with the loss MSE: only a loss of classes has dice, iou"),
         (3, "dice", "takes metrics by name"),
+        (["dice", TopK(k=3)], "dice", "'topk' of k=3 is 1 .* 3 classes; .* a smaller k"),
         (["dice", "confusion"], "dice", r"'confusion' is no metric of validations; pass it to Run\.evaluate"),
     ],
 )
