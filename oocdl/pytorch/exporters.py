@@ -152,6 +152,11 @@ def _bce_with_logits(
     return each.mean() if reduction == "mean" else each.sum() if reduction == "sum" else each
 
 
+def _floor_divide(input: Any, other: Any) -> Tensor:
+    """Divide and round down, which is not what exporters write for negative whole numbers."""
+    return torch.div(input, other, rounding_mode="floor")
+
+
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Compute a roll, whose shift may depend on sizes: exporters write its number, and refuse one of 0."""
     shifts, dims = (x if isinstance(x, tuple | list) else (x,) for x in (shifts, dims))
@@ -179,6 +184,11 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     torch.expm1: _expm1,
     Tensor.expm1: _expm1,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
+    torch.floor_divide: _floor_divide,
+    Tensor.floor_divide: _floor_divide,
+    Tensor.__floordiv__: _floor_divide,
+    Tensor.__rfloordiv__: lambda input, other: _floor_divide(other, input),
+    Tensor.__rshift__: lambda input, other: _floor_divide(input, 2**other),
     torch.roll: _roll,
     Tensor.roll: _roll,
 }

@@ -85,7 +85,7 @@ def study(
         raise UnsupportedError(
             f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {works.reason}"
         )
-    wider = replace(data, wide=not findings.rows and not all(x.is_floating_point() for x in inputs.values()))
+    wider = replace(data, wide=not all(x.is_floating_point() for x in inputs.values()))
     if wider.wide and _Works(module, signature, wider)(sizes.second, seed=1) is not None:
         data = wider  # else it looks something up all the same
     return Study(found=findings, example=example, free=free, sizes=sizes, data=data, outputs=names)
