@@ -780,6 +780,24 @@ LOST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 
+LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a norm": lambda y: F.rms_norm(y, (3,)),
+    "the next number": lambda y: y / (y.abs() + torch.finfo(y.dtype).eps),
+    "the least number": lambda y: y / torch.finfo().tiny * torch.finfo(y.dtype).tiny,
+}
+
+
+@pytest.mark.parametrize(("precision", "most"), [("float32", 1e-5), ("float64", 1e-9)])
+def test_limits_of_numbers_are_those_of_the_own_type(precision: str, most: float, tmp_path: Path) -> None:
+    dtype = getattr(torch, precision)
+    module = Does(lambda self, x, y: tuple(calc(y * 1e-6) for calc in LIMITS.values())).to(dtype)
+    file = oocdl.from_torch(module, THREE.to(dtype), tmp_path / "net.onnx")
+    x = torch.tensor([[-0.5, 0.0, 0.5], [0.1, 0.2, 0.3]], dtype=dtype)
+    with torch.no_grad():
+        for name, y, wanted in zip(LIMITS, results_of(file, x, precision), module(x), strict=True):
+            assert error(y, wanted) <= most, name
+
+
 def test_what_exporters_write_without_its_digits(tmp_path: Path) -> None:
     module = Does(lambda self, x, y: tuple(calc(x + at + 0 * y) for calc, at in LOST.values()))
     file = oocdl.from_torch(module, torch.zeros(2, 3), tmp_path / "net.onnx")

@@ -21,8 +21,8 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.pytorch.child import first_line
 from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
-from oocdl.pytorch.comparison.modes import Jitter, Pinned, Wide, errors
-from oocdl.pytorch.module_calls import Places, Signature, Tensors, tensors_in
+from oocdl.pytorch.comparison.modes import Jitter, Pinned, Wide, errors, limits_of
+from oocdl.pytorch.module_calls import Places, Signature, Tensors, dtype_of, tensors_in
 from oocdl.pytorch.module_tensors import array_of, named_tensors, tensors_by_name
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.sizes import Data, Shapes, Sizes
@@ -53,6 +53,7 @@ class Twin:
     ) -> None:
         self.module = copy.deepcopy(module).cpu().to(dtype)
         self.signature, self.dtype, self.facts = signature, dtype, metadata.facts
+        self.own_dtype = dtype_of(module)
         self.precision = str(dtype).removeprefix("torch.")
         self.runs: bool | None = None
         """Whether the module runs in this dtype; None before its first call."""
@@ -91,7 +92,7 @@ class Twin:
         self.module.zero_grad(set_to_none=True)
         trains = any(given is not None for given in cotangents.values())
         with torch.set_grad_enabled(trains):
-            with mode or nullcontext(), draws, Wide(self.dtype):
+            with mode or nullcontext(), draws, Wide(self.dtype), limits_of(self.own_dtype, self.dtype):
                 self.runs = bool(self.runs)
                 returned = self.module(*args, **kwargs)
             self.runs = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -173,6 +175,24 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
+_LIMITS, _RMS_NORM = torch.finfo, torch.rms_norm
+
+
+@contextlib.contextmanager
+def limits_of(own: torch.dtype, used: torch.dtype) -> Iterator[None]:
+    """Give code that asks for the limits of the used type those of the module's own, which its file holds."""
+
+    def limits(dtype: torch.dtype | None = None) -> torch.finfo:
+        return _LIMITS(own if dtype == used else dtype or torch.get_default_dtype())
+
+    def rms_norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+        least = _LIMITS(own if own == torch.float64 else torch.float32).eps
+        return _RMS_NORM(x, shape, weight, least if eps is None else eps)
+
+    with patch("torch.finfo", limits), patch("torch.rms_norm", rms_norm):
+        yield
+
+
 class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves every new result by about its rounding: PyTorch against itself, in another order of sums."""
 
@@ -187,6 +207,6 @@ class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for x in tensors_in(out):
             if x.is_floating_point() and x.numel():
                 bits = torch.rand(x.shape, generator=self.random, dtype=x.dtype).mul_(2).sub_(1)
-                moved = x + bits.mul_(torch.finfo(x.dtype).eps) * x
+                moved = x + bits.mul_(_LIMITS(x.dtype).eps) * x
                 x.copy_(moved.where(moved.isfinite(), x))
         return out
