@@ -147,8 +147,9 @@ def test_fit_prints_plain_lines_and_the_result(folder: Path, capsys: pytest.Capt
     assert re.fullmatch(rf"{re.escape(str(work))}: 4 steps, loss \d\.\d+\n", out)
     lines = err.splitlines()
     assert lines[0] == f"4 steps in {work}"
-    assert lines[1].startswith("trained: 28 tensors, 1,260 parameters (float initializer × 28)")
-    assert lines[2].startswith("step 1/4, epoch 1, loss ") and " of 4096 MiB" in lines[2]
+    assert lines[1] == "dataset: 'labels' is the target of 'logits'"
+    assert lines[2].startswith("trained: 28 tensors, 1,260 parameters (float initializer × 28)")
+    assert lines[3].startswith("step 1/4, epoch 1, loss ") and " of 4096 MiB" in lines[3]
     assert lines[-2].startswith("step 4/4, epoch 2, loss ")
     assert lines[-1].startswith("finished 4 steps in ")
     assert "\x1b" not in err

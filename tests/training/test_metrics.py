@@ -155,7 +155,8 @@ def test_one_channel_is_one_class(tmp_path: Path) -> None:
     arrays = {"x": x, "y": y}
     data = nets.write_data(tmp_path / "data.zarr", arrays)
     module = torch.nn.Conv2d(2, 1, 1).double()
-    found, _ = validated(tmp_path, module, data, loss="bce", metrics=("dice", "accuracy"))
+    given = {"loss": "bce", "inputs": {"input": "x"}}
+    found, _ = validated(tmp_path, module, data, **given, metrics=("dice", "accuracy"))
     with torch.no_grad():
         predicted = module(torch.as_tensor(arrays["x"]).double()).numpy()[:, 0] > 0
     both = (predicted & (arrays["y"] == 1)).sum((1, 2))
@@ -170,7 +171,8 @@ def test_a_number_a_sample_is_one_class(tmp_path: Path) -> None:
     data = nets.write_data(tmp_path / "data.zarr", arrays)
     torch.manual_seed(2)
     module = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0)).double()
-    found, _ = validated(tmp_path, module, data, loss="bce", metrics=("f1", "accuracy"))
+    given = {"loss": "bce", "inputs": {"input": "x"}}
+    found, _ = validated(tmp_path, module, data, **given, metrics=("f1", "accuracy"))
     with torch.no_grad():
         predicted = module(torch.as_tensor(arrays["x"]).double()).numpy() > 0
     both, there = (predicted & (arrays["y"] > 0)).sum(), predicted.sum() + arrays["y"].sum()
@@ -282,8 +284,9 @@ def test_what_cannot_be_is_refused(
     volumes: tuple[Path, Arrays], tmp_path: Path, metrics: Any, loss: str, said: str
 ) -> None:
     channels = 1 if loss == "mse" else CLASSES
+    module, given = torch.nn.Conv3d(2, channels, 1).double(), {"loss": loss, "inputs": {"input": "x"}}
     with pytest.raises(InputError, match=said):
-        validated(tmp_path, torch.nn.Conv3d(2, channels, 1).double(), volumes[0], metrics=metrics, loss=loss)
+        validated(tmp_path, module, volumes[0], metrics=metrics, **given)
 
 
 def test_classes_of_vectors_and_of_words(tmp_path: Path) -> None:

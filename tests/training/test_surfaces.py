@@ -195,7 +195,7 @@ def test_masks_that_are_scaled(tmp_path: Path) -> None:
     x = random.normal(size=(2, 1, 9, 8)).astype(np.float32)
     data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": masks})
     module = torch.nn.Conv2d(1, 1, 1).double()
-    given = {**OPTIONS, "loss": "bce", "scale": {"y": 1 / 255}}
+    given = {**OPTIONS, "loss": "bce", "scale": {"y": 1 / 255}, "inputs": {"input": "x"}}
     found = oocdl.fit(module, data, workdir=tmp_path / "run", **given).evaluate(data, metrics=["asd"])
     with torch.no_grad():
         predicted = (module(torch.as_tensor(x).double()).numpy()[:, 0] > 0).astype(int)
@@ -234,7 +234,8 @@ def test_what_cannot_be_is_refused(run: Trained, tmp_path: Path, monkeypatch: py
 def test_places_of_several_classes_are_refused(tmp_path: Path) -> None:
     x = np.random.default_rng(1).normal(size=(2, 2, 6, 6)).astype(np.float32)
     data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": (x > 0).astype(np.uint8)})
-    run = oocdl.fit(torch.nn.Conv2d(2, 2, 1).double(), data, loss="bce", workdir=tmp_path / "run", **OPTIONS)
+    given = {**OPTIONS, "loss": "bce", "inputs": {"input": "x"}}
+    run = oocdl.fit(torch.nn.Conv2d(2, 2, 1).double(), data, workdir=tmp_path / "run", **given)
     for name in ("asd", "topk", "confusion"):
         with pytest.raises(InputError, match=f"'{name}' takes a loss with one class .* BCE of"):
             run.evaluate(data, metrics=name)

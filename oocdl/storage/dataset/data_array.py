@@ -179,10 +179,11 @@ class NoNumbersError(DatasetError):
         self.why = why
 
 
-def open_each(
-    names: Iterable[str], open_one: Callable[[str], DataArray], asked: bool
-) -> tuple[list[DataArray], dict[str, str]]:
-    """Open arrays by name; of those that nobody has ``asked`` for, name -> why it is left out."""
+Opened = tuple[list[DataArray], dict[str, str]]  # arrays; and name -> why it is left out, of others
+
+
+def open_each(names: Iterable[str], open_one: Callable[[str], DataArray], asked: bool) -> Opened:
+    """Open arrays by name; those that are not of numbers are left out, unless they are ``asked`` for."""
     found, left_out = list[DataArray](), dict[str, str]()
     for name in names:
         try:

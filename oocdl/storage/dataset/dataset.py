@@ -25,7 +25,7 @@ from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.dataset import hdf5_source, zarr_source
 from oocdl.storage.dataset.chunk_store import WHOLE, ChunkKeys, Chunks, Mark, Reading
 from oocdl.storage.dataset.data_array import DataArray as DataArray
-from oocdl.storage.dataset.data_array import Shape, check_chunks, check_type, open_each
+from oocdl.storage.dataset.data_array import Opened, Shape, check_chunks, check_type, open_each
 from oocdl.storage.dataset.decoding import Decoder
 from oocdl.storage.dataset.sample_stack import viewed
 from oocdl.storage.dataset.zarr_source import LastChunk, ZarrSource
@@ -256,13 +256,8 @@ class GivenBlocks(Chunks):
         return mark, as_bytes(block).data, mark
 
 
-def open_given(
-    given: Mapping[Any, Any], names: Collection[str] | None
-) -> tuple[list[DataArray], dict[str, str]]:
-    """Open arrays by name (those of ``names``, or all); also name -> why it is left out.
-
-    Raises DatasetError for what is no such array.
-    """
+def open_given(given: Mapping[Any, Any], names: Collection[str] | None) -> Opened:
+    """Open arrays by name (those of ``names``, or all). Raises DatasetError for what is no such array."""
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, np.ndarray):
             kind = type(value).__name__

@@ -26,6 +26,7 @@ from oocdl.storage.dataset.chunk_store import ChunkList, file_mark, listed, numb
 from oocdl.storage.dataset.data_array import (
     DataArray,
     NoNumbersError,
+    Opened,
     Shape,
     Source,
     check_chunks,
@@ -153,11 +154,8 @@ def _decoded(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def open_arrays(path: str, names: Collection[str] | None) -> tuple[list[DataArray], dict[str, str]]:
-    """Open and check the datasets of a file (those of ``names``, or all); also name -> why it is left out.
-
-    Raises DatasetError.
-    """
+def open_arrays(path: str, names: Collection[str] | None) -> Opened:
+    """Open and check the datasets of a file (those of ``names``, or all). Raises DatasetError."""
     mark = file_mark(path)
     try:
         opened = h5py.File(path, "r")
@@ -171,8 +169,7 @@ def open_arrays(path: str, names: Collection[str] | None) -> tuple[list[DataArra
         if lost:
             raise DatasetError(f"{path} has no dataset {lost[0]!r}; it has {sorted(found)}")
         found = {name: found[name] for name in names}
-    file = Hdf5File(path, mark, threading.Lock())
-    asked = names is not None
+    file, asked = Hdf5File(path, mark, threading.Lock()), names is not None
     arrays, left_out = open_each(sorted(found), lambda name: _opened(name, found[name], file), asked)
     return arrays, links | left_out
 

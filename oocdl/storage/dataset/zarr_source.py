@@ -36,6 +36,7 @@ from oocdl.storage.dataset.chunk_store import (
 )
 from oocdl.storage.dataset.data_array import (
     DataArray,
+    Opened,
     Shape,
     Source,
     check_chunks,
@@ -199,13 +200,8 @@ class ZarrSource(Source):
         )
 
 
-def open_arrays(
-    source: str | Store, group: str, where: str, names: Names, allow_missing: bool
-) -> tuple[list[DataArray], dict[str, str]]:
-    """Open and check the arrays of a group (those of ``names``, or all); also name -> why it is left out.
-
-    Raises DatasetError.
-    """
+def open_arrays(source: str | Store, group: str, where: str, names: Names, allow_missing: bool) -> Opened:
+    """Open and check the arrays of a group (those of ``names``, or all). Raises DatasetError."""
     try:
         if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
             source = ZipStore(source)
@@ -238,8 +234,7 @@ def open_arrays(
     lost = sorted(set(names or ()) - set(arrays))
     if lost:
         raise DatasetError(f"{where} has no array {lost[0]!r}; at its top are {sorted(opened.keys())}")
-    last = LastChunk()
-    how = last, allow_missing
+    how = LastChunk(), allow_missing
     return open_each(arrays, lambda name: _opened(name, where, arrays[name], *how), names is not None)
 
 
@@ -254,9 +249,7 @@ def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
     return found
 
 
-def _stacks(
-    samples: Mapping[str, Sample], where: str, names: Names, allow_missing: bool
-) -> tuple[list[DataArray], dict[str, str]]:
+def _stacks(samples: Mapping[str, Sample], where: str, names: Names, allow_missing: bool) -> Opened:
     """Open the arrays of all samples, and see those of one name as one. Raises DatasetError."""
     last = LastChunk()
     attributes = {title: sample.attributes for title, sample in samples.items()}
