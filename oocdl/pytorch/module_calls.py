@@ -13,7 +13,12 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+)
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -114,14 +119,21 @@ class OneStep(TorchFunctionMode):
 
 
 def shapes_of_call(module: nn.Module, inputs: Tensors) -> list[Shape]:
-    """Return the shapes of what ``module`` returns for ``inputs`` without contents; raises what it raises."""
+    """Return the shapes of what ``module`` returns for ``inputs``; raises what it raises.
+
+    Without contents, but where a shape depends on them, as where a constant mask chooses.
+    """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    double = without_contents(module, mode)
-    args, kwargs = signature_of(double, tuple(inputs)).split(
-        {name: mode.from_tensor(x) for name, x in inputs.items()}
-    )
-    with mode, OneStep():
-        return [tuple(x.shape) for x in tensors_in(double(*args, **kwargs))]
+    signature = signature_of(module, tuple(inputs))
+    try:
+        double = without_contents(module, mode)
+        args, kwargs = signature.split({name: mode.from_tensor(x) for name, x in inputs.items()})
+        with mode, OneStep():
+            return [tuple(x.shape) for x in tensors_in(double(*args, **kwargs))]
+    except (DynamicOutputShapeException, DataDependentOutputException):
+        args, kwargs = signature.split(inputs)
+        with torch.no_grad():
+            return [tuple(x.shape) for x in tensors_in(copy.deepcopy(module)(*args, **kwargs))]
 
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")

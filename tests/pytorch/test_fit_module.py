@@ -243,6 +243,25 @@ def test_a_module_that_does_not_fit_is_left_as_it_is(data: Path) -> None:
     assert half.fc.weight.dtype == torch.float64
 
 
+class Chosen(Net):
+    """The columns that a constant mask chooses."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, self.shift > 0]
+
+
+def test_a_constant_mask_chooses_columns(data: Path, tmp_path: Path) -> None:
+    """Tensors without contents cannot say how many."""
+    module = Chosen()
+    module.shift[0] = -1
+    group = zarr.open_group(data)
+    group["two"] = np.asarray(group["y"])[:, :2]
+    made = oocdl.fit(module, data, **{**OPTIONS, "targets": {"output": "two"}}).predict(
+        data, tmp_path / "out.zarr"
+    )
+    assert np.asarray(made["output"]).shape == (4, 2)
+
+
 def test_weights_by_every_name(data: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
