@@ -262,6 +262,22 @@ def test_a_constant_mask_chooses_columns(data: Path, tmp_path: Path) -> None:
     assert np.asarray(made["output"]).shape == (4, 2)
 
 
+class Passing(Net):
+    """Its inputs beside what it computes."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> Any:
+        return super().forward(x), x, ids
+
+
+def test_outputs_that_are_inputs_are_predicted(data: Path, tmp_path: Path) -> None:
+    zarr.open_group(data)["ids"] = np.arange(8).reshape(4, 2)
+    ends = {"loss": {"output_0": "mse"}, "targets": {"output_0": "y"}, "inputs": {"x": "x", "ids": "ids"}}
+    run = oocdl.fit(Passing(), data, **{**OPTIONS, **ends})
+    made = run.predict(data, tmp_path / "out.zarr")
+    for name, wanted in (("output_1", "x"), ("output_2", "ids")):
+        assert np.array_equal(np.asarray(made[name]), np.asarray(zarr.open_group(data)[wanted]))
+
+
 def test_weights_by_every_name(data: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

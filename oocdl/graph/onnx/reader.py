@@ -277,7 +277,10 @@ class _Reader:
             made = ctx.env[port.name]
             if isinstance(made, list):
                 raise ModelError(f"output {shown(port.name)} is a sequence; outputs have to be tensors")
-            outputs.append((port.name, str(made) if isinstance(made, str) else ctx.store(made)))
+            value = str(made) if isinstance(made, str) else ctx.store(made)
+            if value not in build.makers:  # an input, say: units deliver what nodes make
+                value = build("Cast", value, to=build.dtype(value))
+            outputs.append((port.name, value))
         build.outputs = list(dict.fromkeys(value for _, value in outputs))
         inputs = tuple(port.name for port in self.model.inputs)
         graph = needed(build.graph(), (*inputs, *build.updates))

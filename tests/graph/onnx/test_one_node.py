@@ -186,7 +186,8 @@ def test_pads_of_zero_vanish(tmp_path: Path) -> None:
         node = helper.make_node("Pad", ["x", "p", "c"], ["y"], mode=mode)
         known = {"p": np.zeros(4, int), "c": np.array(3.0)}
         model = lowered.model_of([node], {"x": PADDED[0, 0]}, ["y"], known, opset=21)
-        assert bound(model, tmp_path).graph.nodes == ()
+        (copied,) = bound(model, tmp_path).graph.nodes
+        assert (copied.op, copied.inputs) == ("Cast", ("x",))  # an output is never an input itself
 
 
 LINE, PLANE = RANDOM.normal(size=(2, 2, 8)), RANDOM.normal(size=(2, 2, 7, 6))
