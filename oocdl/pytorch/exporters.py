@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -121,6 +122,11 @@ def _logaddexp(input: Tensor, other: Tensor) -> Tensor:
     return torch.maximum(input, other) + _PLAIN_SOFTPLUS(-(input - other).abs())
 
 
+def _logaddexp2(input: Tensor, other: Tensor) -> Tensor:
+    """Compute the logarithm to base 2 of a sum of powers of 2 that may overflow."""
+    return _logaddexp(input * math.log(2), other * math.log(2)) / math.log(2)
+
+
 def _log1p(input: Tensor) -> Tensor:
     """Compute the logarithm of 1 + x; what the sum loses of a small x is in its quotient, too."""
     total = 1 + input
@@ -134,6 +140,16 @@ def _expm1(input: Tensor) -> Tensor:
     return torch.tanh(input / 2) * (torch.exp(input) + 1)
 
 
+def _bce(input: Tensor, target: Tensor, weight: Tensor | None = None, *how: Any, **named: Any) -> Tensor:
+    """Compute binary cross entropy, in which the logarithm of 0 is -100."""
+
+    def log(x: Tensor) -> Tensor:
+        logs = torch.log(torch.where(x > 0, x, torch.ones_like(x))).clamp(min=-100)
+        return torch.where(x > 0, logs, torch.full_like(x, -100))
+
+    return _reduced(-target * log(input) - (1 - target) * log(1 - input), weight, *how, **named)
+
+
 def _bce_with_logits(
     input: Tensor,
     target: Tensor,
@@ -144,10 +160,20 @@ def _bce_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Tensor:
     """Compute binary cross entropy of logits, also of those whose Sigmoid is rounded to 0 or 1."""
-    if size_average is not None or reduce is not None:  # as it was called before ``reduction``
-        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
     positive = 1 if pos_weight is None else 1 + (pos_weight - 1) * target
     each = (1 - target) * input + positive * _PLAIN_SOFTPLUS(-input)
+    return _reduced(each, weight, size_average, reduce, reduction)
+
+
+def _reduced(
+    each: Tensor,
+    weight: Tensor | None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    if size_average is not None or reduce is not None:  # as it was called before ``reduction``
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
     each = each if weight is None else each * weight
     return each.mean() if reduction == "mean" else each.sum() if reduction == "sum" else each
 
@@ -179,10 +205,13 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.logsigmoid: _logsigmoid,
     torch.logaddexp: _logaddexp,
     Tensor.logaddexp: _logaddexp,
+    torch.logaddexp2: _logaddexp2,
+    Tensor.logaddexp2: _logaddexp2,
     torch.log1p: _log1p,
     Tensor.log1p: _log1p,
     torch.expm1: _expm1,
     Tensor.expm1: _expm1,
+    nn.functional.binary_cross_entropy: _bce,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
     torch.floor_divide: _floor_divide,
     Tensor.floor_divide: _floor_divide,

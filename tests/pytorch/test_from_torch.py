@@ -775,6 +775,15 @@ LOST: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "logsigmoid of a small number": (F.logsigmoid, -120.0),
     "logaddexp of large numbers": (lambda x: torch.logaddexp(x, x / 2), 300.0),
     "logaddexp, called by a tensor": (lambda x: x.logaddexp(x / 2), 300.0),
+    "logaddexp2 of large numbers": (lambda x: torch.logaddexp2(x, x / 2), 300.0),
+    "cross entropy of nothing": (
+        lambda x: F.binary_cross_entropy(x.sigmoid(), torch.full_like(x, 0.3), reduction="none"),
+        -110.0,
+    ),
+    "cross entropy of certainty": (
+        lambda x: F.binary_cross_entropy(x.sigmoid(), torch.full_like(x, 0.3), torch.tensor(0.5)),
+        110.0,
+    ),
     "log1p of a small number": (lambda x: torch.log1p(1e-6 * x), 2.0),
     "expm1 of a small number": (lambda x: (1e-6 * x).expm1(), 2.0),
 }
