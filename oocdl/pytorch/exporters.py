@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
@@ -183,6 +184,13 @@ def _floor_divide(input: Any, other: Any) -> Tensor:
     return torch.div(input, other, rounding_mode="floor")
 
 
+def _linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **how: Any) -> Tensor:
+    """Compute numbers at equal distances: exporters write the distance in float32."""
+    if isinstance(start, Tensor) or isinstance(end, Tensor):
+        return _PLAIN_LINSPACE(start, end, steps, dtype=dtype, **how)
+    return torch.tensor(np.linspace(start, end, int(steps)), dtype=dtype or torch.get_default_dtype(), **how)
+
+
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Compute a roll, whose shift may depend on sizes: exporters write its number, and refuse one of 0."""
     shifts, dims = (x if isinstance(x, tuple | list) else (x,) for x in (shifts, dims))
@@ -199,7 +207,7 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 
 _FLAT = 20
 """Threshold of Softplus from which on it changes nothing but the last digits."""
-_PLAIN_SOFTPLUS, _PLAIN_ROLL = nn.functional.softplus, torch.roll
+_PLAIN_SOFTPLUS, _PLAIN_ROLL, _PLAIN_LINSPACE = nn.functional.softplus, torch.roll, torch.linspace
 _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.softplus: _softplus,
     nn.functional.logsigmoid: _logsigmoid,
@@ -218,6 +226,7 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     Tensor.__floordiv__: _floor_divide,
     Tensor.__rfloordiv__: lambda input, other: _floor_divide(other, input),
     Tensor.__rshift__: lambda input, other: _floor_divide(input, 2**other),
+    torch.linspace: _linspace,
     torch.roll: _roll,
     Tensor.roll: _roll,
 }

@@ -114,8 +114,8 @@ UNSEEN = (
 )
 """Networks of which a file written at one size may hold nothing that tells them from others."""
 
-EXACT_TO = 1e-7
-"""Of float64: the TorchScript exporter writes the steps of ``linspace`` as float32."""
+EXACT_TO = 1e-12
+"""Of float64."""
 
 
 def predicted(model: OnnxModel, x: Tensor, weights: nn.Module) -> Tensor:
