@@ -77,6 +77,7 @@ def write_network(name: str, folder: Path) -> Path:
     for value in model.graph.value_info:
         shape = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, "float32"), value.name))
+    model.producer_name = "pytorch"
     del model.graph.value_info[:]
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
