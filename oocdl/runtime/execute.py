@@ -123,6 +123,7 @@ def open_tier(machine: Machine, room_bytes: int, spill: Path, kept_bytes: int = 
         withheld_bytes=heap.withheld_bytes,
         check_alone=heap.check_alone,
         kept_bytes=kept_bytes,
+        programs=machine.threads,
     )
     use(tier)
     return heap, tier

@@ -118,12 +118,12 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, flo
 def test_of_units_of_two_sizes_the_faster_are_taken(
     tasks: Callable[[int, float], tuple[int, Tried]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    large, small = (tasks(6 << 20, ratio)[0] for ratio in (0.0, 9.0))
+    large, small = (tasks(7 << 19, ratio)[0] for ratio in (0.0, 9.0))
     most = 2 * large + budget.FEW_MORE_UNITS
-    _, ((whole, _), half, *_) = tasks(6 << 20, 9.0)
+    _, ((whole, _), half, *_) = tasks(7 << 19, 9.0)
     assert half == (whole // 2, most) and large < small <= most
     monkeypatch.setattr(budget, "FEW_MORE_UNITS", small - 2 * large - 1)
-    assert tasks(6 << 20, 9.0)[0] == large, "of more units none is tried"
+    assert tasks(7 << 19, 9.0)[0] == large, "of more units none is tried"
 
 
 def test_where_smaller_units_do_not_fit_larger_ones_are_tried(

@@ -267,7 +267,7 @@ class Process:
         cores: Cores | None = None,
     ) -> None:
         self.clock, self.cores = clock, cores
-        self.books: Ledger[Chunk] = Ledger(tier_bytes, self.write)
+        self.books: Ledger[Chunk] = Ledger(tier_bytes, self.write, slots)
         self.slots, self.workers, self.costs, self.rates = slots, workers, costs, costs.rates
         self.timeline = timeline
         self.begun = self.free_at = self.compute_seconds = self.disk_seconds = 0.0

@@ -19,9 +19,9 @@ IO_THREADS = 2  # threads that write to the spill; a chunk is read by the thread
 class Mover:
     """Runs the I/O threads of a tier; holds its ledger and lock, their queues, the error that stops all."""
 
-    def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore) -> None:
+    def __init__(self, capacity_bytes: int, pool: Pool, spill: SpillStore, programs: int) -> None:
         self._writers = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tier-io")
-        self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._write_soon)
+        self.ledger: Ledger[Slot] = Ledger(capacity_bytes, self._write_soon, programs)
         self.pool, self.spill = pool, spill
         # Entered itself, never by way of ``changed``: a signal in the entry of a Condition leaves it locked.
         self.lock = threading.Lock()

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest
 from itertools import count
 from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -19,6 +19,7 @@ from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES
 
 SOON_POSITIONS = 12  # a chunk that is read within so many plan positions is worth bringing back whole
 MOST_SKIPPED_CHUNKS = 16  # ``promote`` looks at no more chunks than these that could give way but may not
+ANY_PROGRAMS = 1 << 30  # more programs at once than there are claims
 SMALL_CHUNK_BYTES, SMALL_TIER_SHARE = 64 << 10, 1 / 2048
 """Chunks below both this size and this share of a tier leave last: one takes 1 to 3 ms to write and 0.3 ms to
 read. They were two thirds of the chunks that a step of an nnU-Net wrote, and 0.2 % of the bytes."""
@@ -70,15 +71,18 @@ class Ledger(Generic[E]):
     """Counts the bytes of a tier and decides. Every call is made under the lock of the tier.
 
     ``write`` is called with each chunk that has to be written before it can leave; when that is done,
-    ``written`` has to be called. Invariant: ``resident_bytes + reserved_bytes <= capacity_bytes``. First
+    ``written`` has to be called. Invariant: ``resident_bytes + reserved_bytes <= capacity_bytes``, and the
+    scratch of the ``programs`` largest claims is reserved, as no more programs run at once. First
     leaves the chunk whose next use is furthest away (Belady's rule: the plan is known); of equals one that
     the spill has, which costs no writing; of these the one that was offered first. Small chunks leave last.
     """
 
-    def __init__(self, capacity_bytes: int, write: Callable[[E], None]) -> None:
-        self.capacity_bytes, self._write = capacity_bytes, write
+    def __init__(self, capacity_bytes: int, write: Callable[[E], None], programs: int = ANY_PROGRAMS) -> None:
+        self.capacity_bytes, self._write, self._programs = capacity_bytes, write, programs
         self.line: deque[Claim[E]] = deque()  # claims that wait, first come first served
         self.resident_bytes = self.reserved_bytes = self.peak_bytes = 0
+        self._scratches: list[int] = []  # of the claims that were let in
+        self.scratch_bytes = 0  # part of the reserved bytes: scratch of programs that may run at once
         self.small_bytes = 0  # resident bytes of arrays that have no pages of their own
         self.leaving_bytes = 0  # bytes of chunks being written so that they can leave
         self.read_bytes = self.written_bytes = 0
@@ -177,13 +181,14 @@ class Ledger(Generic[E]):
             for entry in claim.pins:
                 entry.pins += 1
         absent = [entry for entry in claim.pins if not self.is_resident(entry)]
-        nbytes = claim.left_bytes + claim.scratch_bytes
         need = self.need_bytes(claim)
         self.make_room(need)
         may_come = self.reserved_bytes or self.leaving_bytes
         if need > (self.lendable_bytes if may_come else self.free_bytes):
             return None
-        self._count(reserved=nbytes)
+        if claim.scratch_bytes:
+            self._scratches.append(claim.scratch_bytes)
+        self._count(reserved=claim.left_bytes + self._count_scratch())
         for entry in absent:
             entry.busy = True
             self.enter(entry)
@@ -193,7 +198,17 @@ class Ledger(Generic[E]):
     def need_bytes(self, claim: Claim[E]) -> int:
         """Return the bytes that have to be free for a claim: its own, and the pins that are not in RAM."""
         absent = sum(entry.footprint_bytes for entry in claim.pins if not self.is_resident(entry))
-        return claim.left_bytes + claim.scratch_bytes + absent
+        scratch = self._scratch_of([*self._scratches, claim.scratch_bytes]) - self.scratch_bytes
+        return claim.left_bytes + scratch + absent
+
+    def _scratch_of(self, each: Iterable[int]) -> int:
+        """Return the bytes that programs of so much scratch each can take, as far as they run at once."""
+        return sum(nlargest(self._programs, each))
+
+    def _count_scratch(self) -> int:
+        """Count the scratch of the claims anew; returns the bytes by which it has grown."""
+        before, self.scratch_bytes = self.scratch_bytes, self._scratch_of(self._scratches)
+        return self.scratch_bytes - before
 
     def withdraw(self, claim: Claim[E]) -> None:
         """Take a claim that gives up out of the line."""
@@ -210,7 +225,9 @@ class Ledger(Generic[E]):
     def release(self, claim: Claim[E]) -> None:
         """Give back the pins and bytes of a claim. May be called twice."""
         self._unpin(claim)
-        self._count(reserved=-claim.left_bytes - claim.scratch_bytes)
+        if claim.scratch_bytes:
+            self._scratches.remove(claim.scratch_bytes)
+        self._count(reserved=self._count_scratch() - claim.left_bytes)
         claim.left_bytes = claim.scratch_bytes = 0
 
     def _unpin(self, claim: Claim[E]) -> None:

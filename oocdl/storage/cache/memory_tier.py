@@ -18,7 +18,7 @@ from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, Array, DeviceArray, O
 from oocdl.graph.ir.index import Region, as_slices
 from oocdl.storage.cache.chunk import Chunk, Home, Slot, Uses, outermost
 from oocdl.storage.cache.io_threads import Mover
-from oocdl.storage.cache.ledger import Claim, TierStats
+from oocdl.storage.cache.ledger import ANY_PROGRAMS, Claim, TierStats
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore
 
@@ -76,9 +76,8 @@ class Reservation:
         with tier.lock:
             for chunk in self._lent:
                 tier.ledger.let_go(chunk.slot)
-            tier.scratch_bytes -= self._claim.scratch_bytes
-            tier.pool.capacity_bytes = tier._paged_bytes()
             tier.ledger.release(self._claim)
+            tier.pool.capacity_bytes = tier._paged_bytes()
             tier.changed.notify_all()
         self._pins, self._lent = (), []
 
@@ -96,7 +95,7 @@ class Tier(Mover, Home):
     called with the bytes that a unit asks for, says how much of the capacity has to stay unused because the
     process has more than was predicted. ``check_alone`` is called where that leaves a unit no room, so that
     it runs alone; it raises an error if even that is too much. Pages that arrays have left may take
-    ``kept_bytes`` beyond the capacity. All methods may be called by any thread.
+    ``kept_bytes`` beyond the capacity. At most ``programs`` run at once. Any thread may call all methods.
     """
 
     def __init__(
@@ -107,11 +106,11 @@ class Tier(Mover, Home):
         withheld_bytes: Callable[[int], int] = lambda need_bytes: 0,
         check_alone: Callable[[], None] = lambda: None,
         kept_bytes: int = 0,
+        programs: int = ANY_PROGRAMS,
     ) -> None:
-        super().__init__(capacity_bytes, Pool(capacity_bytes + kept_bytes, before_mapping), spill)
+        super().__init__(capacity_bytes, Pool(capacity_bytes + kept_bytes, before_mapping), spill, programs)
         self.capacity_bytes = capacity_bytes  # bytes that chunks and reservations may take together
         self._kept_bytes, self._withheld_bytes, self._check_alone = kept_bytes, withheld_bytes, check_alone
-        self.scratch_bytes = 0  # bytes that units have reserved for scratch of their programs, beside arrays
 
     # What can be asked without the lock of the tier; pages that are kept for the next arrays count as well.
 
@@ -123,6 +122,11 @@ class Tier(Mover, Home):
     def mapped_bytes(self) -> int:
         """Bytes that are mapped for chunks and for arrays of ``Reservation.empty``."""
         return self.pool.mapped_bytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that are reserved for scratch of programs, beside arrays."""
+        return self.ledger.scratch_bytes
 
     @property
     def spilled_bytes(self) -> int:
@@ -164,7 +168,6 @@ class Tier(Mover, Home):
         claim = Claim([pin.slot for pin in unique], nbytes, scratch_bytes)
         with self.lock:
             loads = self._acquire(claim)
-            self.scratch_bytes += scratch_bytes
             self.pool.shrink(self._paged_bytes())
             alone = self.ledger.lendable_bytes < 0
         reservation = Reservation(self, claim, unique)

@@ -39,9 +39,9 @@ class Chunk:
 class Books(Ledger[Chunk]):
     """Books with the chunks that they had written, in order."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, **options: int) -> None:
         self.writes: list[Chunk] = []
-        super().__init__(capacity_bytes, self.writes.append)
+        super().__init__(capacity_bytes, self.writes.append, **options)
 
     def holding(self, *chunks: Chunk) -> Books:
         """Have chunks in RAM."""
@@ -58,9 +58,11 @@ class Books(Ledger[Chunk]):
             if chunk.dropped:
                 self.drop(chunk)
 
-    def ask(self, nbytes: int, *pins: Chunk) -> tuple[Claim[Chunk], list[Chunk] | None]:
+    def ask(
+        self, nbytes: int, *pins: Chunk, scratch_bytes: int = 0
+    ) -> tuple[Claim[Chunk], list[Chunk] | None]:
         """A claim that stands in line, admitted if it is its turn and there is room."""
-        claim = Claim(pins, nbytes)
+        claim = Claim(pins, nbytes, scratch_bytes)
         self.line.append(claim)
         return claim, self.admit(claim) if self.line[0] is claim else None
 
@@ -223,6 +225,23 @@ def test_small_chunks_leave_last_and_only_where_nothing_else_will() -> None:
     assert books.writes == [small], "a unit that takes everything gets it"
 
 
+def test_scratch_is_kept_free_for_programs_that_run_at_once() -> None:
+    books = Books(100, programs=2)
+    (small, _), (large, _) = books.ask(20, scratch_bytes=10), books.ask(20, scratch_bytes=25)
+    assert (books.reserved_bytes, books.scratch_bytes) == (75, 35)
+    waiting, loads = books.ask(20, scratch_bytes=16)
+    assert loads is None, "with the largest two of 10, 25 and 16 it would be 101"
+    books.release(small)
+    assert books.admit(waiting) == [] and books.scratch_bytes == 41
+    reading, loads = books.ask(19, scratch_bytes=16)
+    assert loads == [] and books.scratch_bytes == 41, "what waits for a program takes none yet"
+    books.release(large)
+    assert (books.reserved_bytes, books.scratch_bytes) == (71, 32)
+    books.release(waiting)
+    books.release(reading)
+    assert (books.reserved_bytes, books.scratch_bytes) == (0, 0)
+
+
 # --- bringing chunks back --------------------------------------------------------------------
 
 
@@ -286,7 +305,9 @@ class Life:
     """Units, threads and reads of a tier as they may come, one at a time."""
 
     def __init__(self, seed: int, capacity_bytes: int) -> None:
-        self.rng, self.books = random.Random(seed), Books(capacity_bytes)
+        self.rng = random.Random(seed)
+        self.programs = self.rng.choice([1, 2, 100])
+        self.books = Books(capacity_bytes, programs=self.programs)
         self.books._least_bytes = self.rng.choice([0, capacity_bytes / 8])
         self.chunks: list[Chunk] = []
         self.holding: list[Claim[Chunk]] = []
@@ -366,7 +387,9 @@ class Life:
         books = self.books
         here = [chunk for chunk in {*self.chunks, *books.writes, *self.loading} if books.is_resident(chunk)]
         assert books.resident_bytes == sum(chunk.footprint_bytes for chunk in here)
-        assert books.reserved_bytes == sum(claim.left_bytes + claim.scratch_bytes for claim in self.holding)
+        scratch = sorted((claim.scratch_bytes for claim in self.holding), reverse=True)
+        assert books.scratch_bytes == sum(scratch[: self.programs])
+        assert books.reserved_bytes == sum(claim.left_bytes for claim in self.holding) + books.scratch_bytes
         assert books.resident_bytes + books.reserved_bytes <= books.capacity_bytes
         assert books.leaving_bytes == sum(chunk.footprint_bytes for chunk in books.writes)
         assert all(books.is_resident(pin) for claim in self.holding for pin in claim.pins)
