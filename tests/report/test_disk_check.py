@@ -51,7 +51,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def tight(job: Job) -> dict[str, Any]:
     """Options under which most of a step is spilled."""
     plan = machine.plan(*job, **OPTIONS, memory="4GiB")
-    return {**OPTIONS, "memory": plan.machine.base_bytes + 2 * plan.compiled.plan.peak_unit_bytes}
+    return {**OPTIONS, "memory": plan.machine.base_bytes + 3 * plan.compiled.plan.peak_unit_bytes // 2}
 
 
 WHOLE: dict[int, dict[str, bytes]] = {}

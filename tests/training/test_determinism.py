@@ -107,9 +107,10 @@ def test_spilling_does_not_change_a_bit(engine: str, bench: Bench, monkeypatch: 
     # Nothing is counted of the process, and units are the same however fast smaller ones would be.
     monkeypatch.setattr("oocdl.planning.machine.TASK_BYTES", 1)
     monkeypatch.setattr("oocdl.planning.choice.budget.OTHER_UNITS_TIME_RATIO", 0.0)
-    bits, run = bench.train(engine, Small(capacity_bytes=3 * unit, process_bytes=300 << 20))
+    monkeypatch.setattr("oocdl.planning.machine.Machine.unit_bytes", unit)
+    bits, run = bench.train(engine, Small(capacity_bytes=2 * unit, process_bytes=300 << 20))
     assert differing(reference, bits) == []
     rows = run.history
     assert any(row["written_bytes"] > 0 for row in rows), "nothing was spilled"
-    assert run.plan.machine.capacity_bytes == 3 * unit
-    assert rows[-1]["peak_bytes"] - run.plan.machine.base_bytes <= 3 * unit
+    assert run.plan.machine.capacity_bytes == 2 * unit
+    assert rows[-1]["peak_bytes"] - run.plan.machine.base_bytes <= 2 * unit

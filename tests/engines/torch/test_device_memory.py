@@ -133,7 +133,7 @@ def test_memory_of_the_host_may_be_tight_too(device: Callable[[int], OnHost], tm
     device(2 << 20)
     options: dict[str, Any] = {"engine": "torch:cpu", "precision": "float32", "threads": 1, "steps": 2, **CUT}
     # The guard looks at nothing here: the processor plays the device, in the memory of the host.
-    small = {mib: Small(mib << 20, process_bytes=1 << 20) for mib in (500, 6)}
+    small = {mib: Small(mib << 20, process_bytes=1 << 20) for mib in (500, 2)}
     runs = [job.fit(tmp_path / str(mib), one, memory="4GiB", **options) for mib, one in small.items()]
     assert runs[0].history[-1]["written_bytes"] == 0 < runs[1].history[-1]["written_bytes"]
     losses = [[row["loss"] for row in run.history] for run in runs]
