@@ -142,8 +142,8 @@ class CommonOptions(TypedDict, total=False):
     """Memory budget of the process, such as "2GiB"; default: a safe share of what it may use. With a client,
     the budget of each worker process, by default what the workers may use; this process is not counted."""
     inputs: Annotated[Mapping[str, str] | None, Option(None, "plan", predicts=True)]
-    """Mapping from model input to dataset array, where their names differ; default of an only input: array
-    "image", else the only array, or the only one of floats beside one of class labels."""
+    """Mapping from model input to dataset array, where their names differ. A single input takes "image" by
+    default, else the only array, else the only array of floats beside one of class labels."""
     targets: Annotated[Mapping[str, str] | None, Option(None, "plan", predicts=True)]
     """Mapping from model output to the dataset array that holds its target; default: the remaining array."""
 

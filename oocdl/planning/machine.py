@@ -236,7 +236,7 @@ def machine_for(
     process_bytes = here_bytes if crew is None else crew.own_bytes
     base = process_bytes + reserved
     # A budget without any capacity is refused by the planner, which can tell which budget would do.
-    may_begin = settings.memory_bytes >= loading_budget(engine)
+    may_begin = crew is not None or settings.memory_bytes >= loading_budget(engine)
     capacity = max(settings.memory_bytes - base, 1) if may_begin else 1
     why = _why_reading(dataset, reading)
     if crew is None:

@@ -14,7 +14,8 @@ from oocdl.errors import BudgetError
 from oocdl.planning.calls import UnitCall
 from oocdl.planning.compiler import CompiledPass
 from oocdl.planning.hosts.placement import place
-from oocdl.planning.machine import TASK_BYTES, Machine, check_capacity
+from oocdl.planning.machine import TASK_BYTES, Crew, Machine, check_capacity, machine_for
+from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit.plans import cut_for, unet_draft
 
 ALONE = Machine("torch", 2, 256 << 20, 1 << 30)
@@ -75,6 +76,16 @@ def test_a_plan_that_fits_a_crew_only_is_refused_alone(many: CompiledPass) -> No
     check_capacity(plan, replace(tight, workers=8, sharing=8))
     with pytest.raises(BudgetError, match="may take"):
         check_capacity(plan, tight)
+
+
+@pytest.mark.parametrize("crew", [None, Crew(threads=2, processes=2, there=2, own_bytes=100 << 20)])
+def test_what_this_process_takes_to_begin_is_none_of_a_workers_budget(
+    crew: Crew | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = open_dataset({"image": np.zeros((2, 1, 8, 8), "float32")})
+    monkeypatch.setattr("oocdl.planning.machine.loaded_bytes", lambda engine: 1 << 40)
+    found = machine_for(make_settings(engine="onnxruntime", memory="4GiB"), dataset, crew=crew)
+    assert (found.capacity_bytes > 1 << 30) == (crew is not None)
 
 
 def test_what_loading_an_engine_takes_depends_on_its_build(

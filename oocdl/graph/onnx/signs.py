@@ -267,8 +267,8 @@ SIGNS = (
     Sign(
         _constant_weights,
         "weight{s} {is} in {a}Constant node{s}",
-        "what is no initializer is not trained",
-        "have the file's writer make initializers of them",
+        "only initializers are trained",
+        "write them as initializers",
     ),
     Sign(_lost_slopes, "weight{s} {is} not trained", "the exporter has made constants of them"),
     Sign(

@@ -231,7 +231,8 @@ def smallest_budget(draft: Draft, machine: Machine) -> int:
         while not fits(high):
             high += max(CLOSE_BYTES, high // 16)
     # What the process takes by itself differs a little each time.
-    return max(machine.base_bytes + high, loading_budget(machine.engine)) + machine.slack_bytes
+    least = 0 if machine.workers else loading_budget(machine.engine)
+    return max(machine.base_bytes + high, least) + machine.slack_bytes
 
 
 def _misfit(draft: Draft, machine: Machine, unit_bytes: int) -> BudgetError | None:
