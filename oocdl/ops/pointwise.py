@@ -199,7 +199,9 @@ POINTWISE: tuple[Row, ...] = (
     _arithmetic("Abs", 1, _abs, 29),
     _function("Erf", lambda a, g, x, y: (g * (exp(-(x * x)) * (2 / math.sqrt(math.pi))),), 6.9, flops=10),
     _arithmetic("Reciprocal", 1, lambda a, g, x, y: (-(g * (y * y)),), 28),
-    _arithmetic("Identity", 1, lambda a, g, x, y: (g,), 650, flops=0, moves_only=True),
+    _arithmetic(
+        "Identity", 1, lambda a, g, x, y: (None if a.get("detached") else g,), 650, flops=0, moves_only=True,
+    ),
     _arithmetic(
         "Cast", 1, lambda a, g, x, y: (apply("Cast", g, to=x.dtype) if is_float(x.dtype) else None,), 42,
         result="to", probes=_casts,

@@ -12,6 +12,7 @@ from torch import nn
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Array
 from oocdl.graph.onnx.metadata import Counter, Fact, Metadata, write_metadata
+from oocdl.graph.onnx.own_operators import DETACH
 from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.graph.onnx.writer import write_model
 from oocdl.pytorch.module_tensors import Key, array_of, floats, key_of, named_tensors
@@ -57,6 +58,7 @@ def annotate(
     def edit(proto: onnx.ModelProto) -> None:
         _rename(proto, names)
         _set_dims(proto, dims)
+        _define_detach(proto)
         write_metadata(proto, metadata)
 
     write_model(draft, target, contents, edit=edit, dropped=repeated)
@@ -112,6 +114,15 @@ def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
         node.input[:] = [names.get(name, name) for name in node.input]
     for info in proto.graph.output:
         info.name = names.get(info.name, info.name)
+
+
+def _define_detach(proto: onnx.ModelProto) -> None:
+    """Define the operator that cuts gradients, where there is one, as a function for other readers."""
+    domain, name = DETACH.split("::")
+    if any(node.domain == domain for node in proto.graph.node):
+        standard = [item for item in proto.opset_import if not item.domain]
+        body = [onnx.helper.make_node("Identity", ["x"], ["y"])]
+        proto.functions.append(onnx.helper.make_function(domain, name, ["x"], ["y"], body, standard))
 
 
 def _set_dims(proto: onnx.ModelProto, dims: Dims) -> None:

@@ -62,6 +62,9 @@ def export(
                 return study(module, signature, inputs, tried, wanted, outputs)
 
         findings = in_child(f"a call of {title}", look)
+        if findings.found.cut and not asked.verify:
+            way_out = "leave out verify=False (to freeze parameters, use requires_grad_(False))"
+            raise UnsupportedError(f"the gradient is cut by {findings.found.cut}: {way_out}")
         metadata = _first_that_works(module, signature, findings, target, asked)
     return Exported(target, metadata.exporter, metadata.notes)
 
@@ -144,7 +147,8 @@ def _call_of(signature: Signature, made: Study, twin: nn.Module) -> Call:
     axes = {name: tuple(axis for title, axis in made.free.names if title == name) for name in signature.names}
     names = {"inputs": signature.names, "outputs": made.outputs}
     lines = [line for name, line in made.free.rounded.items() if name in made.free.names.values()]
-    return Call(args=tuple(args), kwargs=kwargs, **names, axes=axes, rounded="".join(lines[:1]))
+    rounded, cut = "".join(lines[:1]), made.found.cut
+    return Call(args=tuple(args), kwargs=kwargs, **names, axes=axes, rounded=rounded, cut=cut)
 
 
 def _dims(made: Study) -> Dims:

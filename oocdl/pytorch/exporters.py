@@ -22,8 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from oocdl.errors import UnsupportedError
+from oocdl.graph.onnx.own_operators import DETACH
 
 EXTERNAL_FROM_BYTES = 2**30
 """Bytes of weights from which on they go to a file of their own: a protobuf message has at most 2 GiB."""
@@ -43,10 +45,14 @@ class Call:
     """Input -> the axes that the file leaves open, and no exporter may fix."""
     rounded: str = ""
     """The line of code that rounds a fraction of an open size up or down, if one does."""
+    cut: str = ""
+    """How and where a gradient is cut, if one is."""
 
 
 def with_dynamo(module: nn.Module, call: Call, path: Path) -> None:
     """Export by torch.export."""
+    if call.cut:
+        raise UnsupportedError(f"it does not see that the gradient is cut by {call.cut}")
     dynamic = torch.export.Dim.DYNAMIC
     shapes = {name: dict.fromkeys(call.axes.get(name, ()), dynamic) for name in call.inputs}
     size = sum(x.nbytes for x in (*module.parameters(), *module.buffers()))
@@ -96,13 +102,30 @@ EXPORTERS: Mapping[str, Callable[[nn.Module, Call, Path], None]] = {
 """All exporters, in the order in which they are tried: the first is ten times as fast."""
 
 
+@torch.library.custom_op("oocdl::detach", mutates_args=())
+def _cut(x: Tensor) -> Tensor:
+    """Mark in a traced graph that a tensor has no gradient."""
+    return x.detach().clone()
+
+
+torch.onnx.register_custom_op_symbolic(  # type: ignore[attr-defined]
+    "oocdl::detach", lambda g, x: g.op(DETACH, x), _TORCHSCRIPT_OPSET
+)
+
+
 class _InOtherWords(TorchFunctionMode):
-    """Calls ``_WORDS`` for what these write out, and reads ``.data`` as ``detach()``."""
+    """Calls ``_WORDS`` for what these write out, reads ``.data`` as ``detach()``, and marks cut gradients."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__" and getattr(func, "__self__", None) is Tensor.data:
-            return args[0].detach()
-        return _WORDS.get(func, func)(*args, **(kwargs or {}))
+            func = Tensor.detach
+        made = _WORDS.get(func, func)(*args, **(kwargs or {}))
+        cuts = func in (Tensor.detach, torch.detach) or not torch.is_grad_enabled()
+        is_traced = torch._C._get_tracing_state() is not None
+        given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        if not (cuts and is_traced and any(x.requires_grad for x in given)):
+            return made
+        return tree_map(lambda x: _cut(x) if isinstance(x, Tensor) and x.is_floating_point() else x, made)
 
 
 def _softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
@@ -191,6 +214,17 @@ def _linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = N
     return torch.tensor(np.linspace(start, end, int(steps)), dtype=dtype or torch.get_default_dtype(), **how)
 
 
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Compute it with lengths of at least ``eps``, whose gradients are those of the lengths themselves."""
+
+    def unit(x: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+        return x / (length + (length.clamp(min=eps) - length).detach())
+
+    x1, x2 = torch.broadcast_tensors(x1, x2)  # type: ignore[no-untyped-call]
+    return (unit(x1) * unit(x2)).sum(dim)
+
+
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Compute a roll, whose shift may depend on sizes: exporters write its number, and refuse one of 0."""
     shifts, dims = (x if isinstance(x, tuple | list) else (x,) for x in (shifts, dims))
@@ -221,6 +255,7 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     Tensor.expm1: _expm1,
     nn.functional.binary_cross_entropy: _bce,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
+    nn.functional.cosine_similarity: cosine_similarity,
     torch.floor_divide: _floor_divide,
     Tensor.floor_divide: _floor_divide,
     Tensor.__floordiv__: _floor_divide,
@@ -238,7 +273,8 @@ def rewritten() -> Iterator[None]:
     """Have a module call in other words what exporters get wrong."""
     # They write attention without PyTorch's zeros for queries that see no key, lose sight of ``.data`` and of
     # Softplus's threshold, and write the others as formulas that lose digits or overflow.
-    with patch("torch.nn.functional.scaled_dot_product_attention", _attention), _InOtherWords():
+    attention = patch("torch.nn.functional.scaled_dot_product_attention", _attention)
+    with torch.enable_grad(), attention, _InOtherWords():
         yield
 
 

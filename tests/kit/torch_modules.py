@@ -216,6 +216,36 @@ class Head(nn.Module):
         return result
 
 
+class Frozen(Head):
+    """A backbone that gets no gradient, and whose norm is updated all the same."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.BatchNorm2d(4))
+        self.top = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            found = super().forward(x)
+        made: Tensor = self.top(found)
+        return made
+
+
+class Codes(nn.Module):
+    """The nearest of some codes, whose gradient goes to what it stands for, as in a VQ-VAE."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.codes = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.encoder(x)
+        nearest = self.codes[(z[:, None] - self.codes).square().sum(-1).argmin(1)]
+        beside = (nearest - z.detach()).square().mean(1, keepdim=True)
+        made: Tensor = self.decoder(z + (nearest - z).detach()) + beside
+        return made
+
+
 class Standardised(nn.Module):
     """Weight standardisation by a BatchNorm over the weight, as timm has it."""
 
@@ -347,6 +377,8 @@ CASES: dict[str, Case] = {
     "GroupNorm": Case(lambda: Head(nn.GroupNorm(2, 4)), images()),
     "InstanceNorm": Case(lambda: Head(nn.InstanceNorm2d(4)), images()),
     "frozen parts": Case(lambda: frozen(Head(nn.BatchNorm2d(4)), "conv", "norm"), images()),
+    "a frozen part under no_grad": Case(lambda: running(Frozen()), images()),
+    "codes with straight-through gradients": Case(Codes, vectors()),
     "weight standardisation": Case(Standardised, images()),
     "padding_idx": Case(lambda: Words(padding_idx=0), tokens(), **WORDS),
     "a tied head": Case(lambda: Words(padding_idx=None, tied=True), tokens(), **WORDS),

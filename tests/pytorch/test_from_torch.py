@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -282,12 +283,6 @@ def in_half_of_the_modes() -> nn.Module:
 THREE = torch.ones(2, 3)
 IDS = torch.tensor([[1, 0, 2]])
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
-    "detach": (
-        lambda: Does(lambda s, x, y: y + y.detach()), THREE, r"cut by detach.* in 'Does' \(test_from_torch"),
-    "data": (lambda: Does(lambda s, x, y: F.linear(y, s.fc.weight.data)), THREE, "cut by detach"),
-    "no_grad": (lambda: Does(without_gradient), THREE, "cut by torch.no_grad.*in 'fc'"),
-    "straight through": (
-        lambda: Does(lambda s, x, y: (y.round() - y).detach() + y), THREE, "cut by detach"),
     "autograd.Function": (lambda: Does(lambda s, x, y: Twice.apply(y)), THREE, "autograd.Function.*Twice"),
     "a hook on a tensor": (lambda: Does(hooked), THREE, "hook on the gradient of a tensor"),
     "a hook on a parameter": (lambda: hooked_module("p"), THREE, "hook on the gradient of '0.weight'"),
@@ -406,6 +401,34 @@ def test_a_gradient_that_is_cut_and_not_used_is_none_of_ours(tmp_path: Path) -> 
     module = Does(logs)
     oocdl.from_torch(module, THREE, tmp_path / "net.onnx")
     assert not hasattr(module, "last")
+
+
+CUTS: dict[str, Callable[[Does, Tensor, Tensor], Tensor]] = {
+    "detach": lambda s, x, y: y + torch.detach(y),
+    "data": lambda s, x, y: F.linear(y, s.fc.weight.data),
+    "no_grad": without_gradient,
+    "straight through": lambda s, x, y: (y.round() - y).detach() + y,
+}
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_a_gradient_that_is_cut_is_cut_in_the_file(case: str, tmp_path: Path) -> None:
+    module, path = Does(CUTS[case]), tmp_path / "net.onnx"
+    with torch.no_grad():  # that of the caller cuts nothing
+        assert oocdl.from_torch(module, THREE, path).exporter == "TorchScript"
+        wanted = module(THREE)
+    [found] = onnxruntime.InferenceSession(path).run(None, {"x": THREE.numpy()})
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    with pytest.raises(UnsupportedError, match=r"cut by .* in '\w+' \(.*: leave out verify=False"):
+        oocdl.from_torch(module, THREE, path, verify=False)
+
+
+def test_an_exporter_that_does_not_see_cuts_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "EXPORTERS", {"dynamo": EXPORTERS["dynamo"]})
+    with pytest.raises(UnsupportedError, match="dynamo: it does not see that the gradient is cut by detach"):
+        oocdl.from_torch(Does(CUTS["detach"]), THREE, tmp_path / "net.onnx")
 
 
 def test_dropout_inside_attention_is_there(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ class OwnOperator:
     digest: str
 
 
+DETACH = "oocdl::Detach"
+"""The operator of ``from_torch`` that passes on what it reads, and no gradient; a function elsewhere."""
 OWN: dict[str, OwnOperator] = {}
 """All operators that were registered, by name, with the domain (``audio::Snake``) where it is not ONNX's."""
 

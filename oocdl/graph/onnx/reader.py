@@ -34,7 +34,7 @@ from oocdl.graph.onnx.lowering import lower_nodes, lowerings, reads, supported
 from oocdl.graph.onnx.metadata import ExactNumbers, read_metadata
 from oocdl.graph.onnx.model_file import OnnxNode, Port, load, nodes_of, port_of, shown, size_text, words
 from oocdl.graph.onnx.onnx_file import OnnxFile, TracedFile, module_path
-from oocdl.graph.onnx.own_operators import OWN
+from oocdl.graph.onnx.own_operators import DETACH, OWN
 from oocdl.graph.onnx.roles import OF_PYTORCH, evaluated, has_one_bias, role_of
 from oocdl.graph.onnx.signs import Remark
 from oocdl.graph.onnx.tensors import WeightSource, source
@@ -79,7 +79,7 @@ def inspect_onnx(path: str | Path) -> OnnxModel:
     """Parse and check an ONNX file; no weight is read."""
     path = Path(path).absolute()
     model, spans = load(path)
-    model = without_functions(model, OWN)
+    model = without_functions(model, {*OWN, DETACH})
     opset = check(model, OWN)
     initializers = {
         tensor.name: source(tensor, path, spans.get(index))

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from oocdl.pytorch.exporters import cosine_similarity
 from oocdl.pytorch.module_calls import OneStep, Places, is_of_user, tensors_in
 from oocdl.pytorch.module_tensors import named_tensors, norm_buffers
 from oocdl.pytorch.study.state import cell_of
@@ -64,6 +65,8 @@ class Findings:
     """Python's floats that operators take."""
     tensors: set[float] = field(default_factory=set)
     """Numbers of tensors that hold one, and do not depend on data."""
+    cut: str = ""
+    """How and where a gradient is cut that reaches an output; empty: nowhere."""
     refused: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     """Each operator with its numbers, and with what made its operands: equal for equal calls."""
@@ -86,6 +89,8 @@ class NoOperators(TorchFunctionMode):
             watch.refuse("the contents of a tensor are replaced by .data,")
         if func in _ARRAYS and any(cell_of(x) in watch.data for x in args if isinstance(x, Tensor)):
             watch.refuse(f"numbers that depend on data leave PyTorch ({func.__name__})")
+        if func is nn.functional.cosine_similarity:  # which clamps in place under no_grad
+            func = cosine_similarity
         out = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "").endswith("alpha_dropout") and watch.found.draws > before:
             # Its mean is not what it is in evaluation mode, so predictions could not leave it out.
@@ -345,9 +350,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         findings = self.found
         results = tensors_in(findings.outputs)
         for x in results:
-            if where := self.cut.get((cell_of(x), x.requires_grad)):
-                way_out = "(to freeze parameters, use requires_grad_(False))"
-                findings.refused.append(f"the gradient is cut by {where} {way_out}")
+            findings.cut = findings.cut or self.cut.get((cell_of(x), x.requires_grad), "")
         for title, training in findings.norms.items():
             if training and title in self.beside:
                 findings.refused.append(f"'{title}' is changed by its norm, and read {self.beside[title]}")

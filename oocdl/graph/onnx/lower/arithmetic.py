@@ -24,6 +24,7 @@ from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.onnx.bounds import check_shape
 from oocdl.graph.onnx.constant_folding import numpy_type
 from oocdl.graph.onnx.context import LOWERINGS, Context, Entry, Lower, Operand, lowers
+from oocdl.graph.onnx.own_operators import DETACH
 from oocdl.graph.onnx.whole_numbers import cast, kind_of
 
 
@@ -159,6 +160,12 @@ LOWERINGS.update({op: _by_formula(found, found.__kwdefaults__ or {}) for op, fou
 @lowers("Identity")
 def _pass(ctx: Context) -> Sequence[Entry]:
     return [ctx.entry(0)]
+
+
+@lowers(DETACH)
+def _detach(ctx: Context) -> Sequence[Operand]:
+    found = ctx.operand(0)
+    return [ctx.make("Identity", found, detached=True) if isinstance(found, str) else found]
 
 
 @lowers("Cast", "CastLike")
