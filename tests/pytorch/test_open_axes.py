@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -148,6 +149,25 @@ def test_a_module_at_other_sizes(
             continue
         with torch.no_grad():
             assert error(found, module(x)) <= EXACT_TO, size
+
+
+@pytest.mark.parametrize("batch", [2, 20])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
+def test_what_pytorch_asks_to_choose_a_kernel_is_no_condition(
+    kind: Callable[..., nn.Module], batch: int, tmp_path: Path
+) -> None:
+    # Of numbers in float32 it asks whether a convolution has 16 samples.
+    module = kind(2, 3, 3)
+    rank = module.weight.dim() - 2  # type: ignore[operator, union-attr]
+    made = oocdl.from_torch(
+        module, torch.zeros(batch, 2, *[8] * rank), tmp_path / "net.onnx", dynamic="space"
+    )
+    model = inspect_onnx(made)
+    assert model.metadata is not None and model.metadata.sizes.conditions == ()
+    for other in (2, 15, 16, 33):
+        x = torch.randn(other, 2, *[9] * rank, dtype=torch.float64)
+        with torch.no_grad():
+            assert error(predicted(model, x, module), copy.deepcopy(module).double()(x)) <= EXACT_TO
 
 
 ROUNDED: Mapping[str, tuple[Callable[[int], int], str]] = {

@@ -42,6 +42,8 @@ _FOLLOWING = (
     *(str(_TORCH / name) for name in ("__init__.py", "fx/", "_subclasses/", "_ops.py")),
 )
 """Beginnings of the files that follow symbols through whatever is called."""
+_CHOOSES = (str(_TORCH / "_subclasses/fake_impls.py"), "conv")
+"""File and name of the function among these that asks which kernel a convolution would take."""
 _AGAIN_SECONDS = 1.0
 Axis = tuple[str, int]
 
@@ -151,12 +153,12 @@ class _Env(ShapeEnv):
 def _calling() -> FrameSummary | None:
     """Return the place of the code that computes with a symbol."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_FOLLOWING):
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_FOLLOWING) or (code.co_filename, code.co_name) == _CHOOSES:
+            return FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
         frame = frame.f_back
-    if frame is None:
-        return None
-    code = frame.f_code
-    return FrameSummary(code.co_filename, frame.f_lineno, code.co_name, lookup_line=False)
+    return None
 
 
 class _Calls(TorchFunctionMode):

@@ -82,8 +82,10 @@ def study(
         free = _only_the_batch(free, example, "no other size was found that the module takes")
         sizes = works.sizes(example, free)
     if sizes is None:
+        needed = "; ".join(f"{one.text} ({one.place})" for one in free.conditions)
+        why = works.reason or f"it needs {needed}"
         raise UnsupportedError(
-            f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {works.reason}"
+            f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {why}"
         )
     wider = replace(data, wide=not all(x.is_floating_point() for x in inputs.values()))
     if wider.wide and _Works(module, signature, wider)(sizes.second, seed=1) is not None:
