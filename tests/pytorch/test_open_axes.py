@@ -170,6 +170,17 @@ def test_what_pytorch_asks_to_choose_a_kernel_is_no_condition(
             assert error(predicted(model, x, module), copy.deepcopy(module).double()(x)) <= EXACT_TO
 
 
+def test_an_adaptive_pool_has_the_windows_of_the_example(tmp_path: Path) -> None:
+    # As in VGG on small images: where it has many weights, all sizes that are compared have other windows.
+    levels = [nn.Conv2d(3, 4, 1), *(nn.MaxPool2d(2) for _ in range(3))]
+    module = nn.Sequential(*levels, nn.AdaptiveAvgPool2d(7), nn.Flatten(), nn.Linear(196, 9000)).double()
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    model = inspect_onnx(oocdl.from_torch(module, x, tmp_path / "net.onnx"))
+    assert error(predicted(model, x, module), module(x).detach()) <= EXACT_TO
+    with pytest.raises(ModelError, match="is not true"):
+        predicted(model, torch.zeros(2, 3, 64, 64, dtype=torch.float64), module)
+
+
 ROUNDED: Mapping[str, tuple[Callable[[int], int], str]] = {
     "ceil": (lambda columns: math.ceil(columns / 128), ""),
     "floor": (lambda columns: math.floor(columns / 2), ""),

@@ -170,6 +170,8 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.note()
+        if getattr(func, "__name__", "").startswith("adaptive_"):
+            _fix_pooled(*args, **(kwargs or {}))
         try:
             return func(*args, **(kwargs or {}))
         finally:
@@ -183,6 +185,14 @@ class _Calls(TorchFunctionMode):
             at = guard.sloc.framework_loc
             known = f"{Path(at.filename).name}:{at.lineno}" if isinstance(at, FrameSummary) else ""
             self.found.append(known)
+
+
+def _fix_pooled(input: torch.Tensor, output_size: Any, *_: Any, **__: Any) -> None:
+    """Fix the sizes that an adaptive pooling makes several cells of: exporters write the windows of one."""
+    wanted = output_size if isinstance(output_size, Sequence) else [output_size] * (input.dim() - 2)
+    for size, cells in zip(input.shape[-len(wanted) :], wanted, strict=True):
+        if cells is not None and cells != 1:
+            int(size)
 
 
 def _read(env: _Env, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
