@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70203,
+    "lines of oocdl": 70211,
     "lines of augmentation": 1514,
     "lines of callbacks": 645,
     "lines of cli": 1863,
@@ -182,11 +182,11 @@ LIMITS = {
     "lines of presets": 618,
     "lines of pytorch": 3394,
     "lines of report": 2649,
-    "lines of runtime": 5359,
+    "lines of runtime": 5367,
     "lines of storage": 6244,
     "lines of training": 3695,
     "lines of tuning": 1329,
-    "lines of tests": 50143,
+    "lines of tests": 50151,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

@@ -17,14 +17,13 @@ from typing import Any
 
 from distributed import Nanny, Worker
 from distributed.core import Status
+from distributed.worker_state_machine import WorkerState
 
 from oocdl.host.limits import anonymous_bytes_of
 from oocdl.runtime.cluster.dask_records import LOG_LENGTH, OF_WORKER
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.scheduler_side import resize, usual_length
 
-ACTIVE = ("waiting", "ready", "executing")
-"""States of tasks for which a worker has room."""
 MONITOR = "memory_monitor"
 
 
@@ -43,6 +42,29 @@ def is_of_run(key: object, run_id: str) -> bool:
     return isinstance(key, tuple) and len(key) > 1 and str(key[1]).startswith(run_id)
 
 
+class Threads(int):
+    """The threads of a worker: tasks of others get as many as before, and those of a run begin beside them.
+
+    Dask begins what is ready while ``len(state.executing) < state.nthreads``, which this answers.
+    """
+
+    state: WorkerState
+    run_id: str
+
+    def __new__(cls, state: WorkerState, run_id: str) -> Threads:
+        made = super().__new__(cls, state.nthreads)
+        made.state, made.run_id = state, run_id
+        return made
+
+    def __gt__(self, _: int) -> bool:
+        ready = self.state.ready
+        others = sum(not is_of_run(one.key, self.run_id) for one in self.state.executing)
+        return others < int(self) or (len(ready) > 0 and is_of_run(ready.peek().key, self.run_id))
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
+
+
 @dataclass(frozen=True)
 class Limits:
     """Settings that a worker had before a run lifted its limits."""
@@ -52,8 +74,9 @@ class Limits:
 
 
 def lift_limits(worker: Worker, run_id: str) -> Limits:
-    """Have a worker leave memory alone, and not log what fails in a run."""
+    """Have a worker leave memory alone, begin tasks of a run at once, and not log what fails in it."""
     before = Limits(worker.state.nthreads, partial(_is_logged, run_id))
+    worker.state.nthreads = Threads(worker.state, run_id)
     logging.getLogger("distributed.worker").addFilter(before.is_logged)
     if MONITOR in worker.periodic_callbacks:
         worker.periodic_callbacks[MONITOR].stop()

@@ -21,14 +21,7 @@ from oocdl.host.main_heap import MainHeapThreads
 from oocdl.planning.passes import PassInfo
 from oocdl.planning.task_key import TaskKey
 from oocdl.runtime import dask_private
-from oocdl.runtime.cluster.dask_limits import (
-    ACTIVE,
-    Limits,
-    is_of_run,
-    lift_limits,
-    log_again,
-    restore_limits,
-)
+from oocdl.runtime.cluster.dask_limits import Limits, lift_limits, log_again, restore_limits
 from oocdl.runtime.cluster.local_pass import Superseded
 from oocdl.runtime.cluster.member import IN_ANOTHER_RUN, Member, PassEnd, become_member, member_of, members
 from oocdl.runtime.cluster.member_setup import Setup
@@ -51,19 +44,11 @@ class MemberPlugin(WorkerPlugin):
         self.member = member
         self.limits: Limits | None = None
         self.name = f"oocdl-{member.setup.run_id}"
-        self.tasks: set[object] = set()
-        """Tasks of the run that are here: a worker has a thread more for each, so others keep theirs."""
 
     def setup(self, worker: Worker) -> None:
         worker.handlers[HANDLER] = answer
         worker.metrics[METRIC] = self.report
-        self.limits, self.state = lift_limits(worker, self.member.setup.run_id), worker.state
-
-    def transition(self, key: object, start: str, finish: str, **_: object) -> None:
-        """Count the tasks of the run, before Dask decides which task may run."""
-        if self.limits is not None and is_of_run(key, self.member.setup.run_id):
-            (self.tasks.add if finish in ACTIVE else self.tasks.discard)(key)
-            self.state.nthreads = self.limits.threads + len(self.tasks)
+        self.limits = lift_limits(worker, self.member.setup.run_id)
 
     def report(self, worker: Worker) -> list[Any]:
         """Return what this member does, which a heartbeat tells the scheduler."""

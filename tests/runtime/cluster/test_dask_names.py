@@ -35,7 +35,8 @@ UNDOCUMENTED = {
     ),
     "worker": (
         "data", "handlers", "memory_manager.memory_limit", "metrics", "plugin_add", "plugin_remove", "rpc",
-        "set_resources", "state.nthreads", "state.tasks", "state.total_resources", *OF_WORKER,
+        "set_resources", "state.executing", "state.nthreads", "state.ready.peek", "state.tasks",
+        "state.total_resources", *OF_WORKER,
     ),
     "cluster": ("plan",),
 }  # fmt: skip

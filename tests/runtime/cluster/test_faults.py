@@ -117,7 +117,14 @@ def test_tasks_of_others_get_the_threads_that_they_had(
     run = go(callbacks=[at_step(1, lambda: others.extend(client.map(beside, range(60), pure=False)))])
     assert nets.files_of(run) == expected
     assert {future.status for future in others} != {"finished"}, "the run has waited for them"
-    assert max(client.gather(others)) <= 2  # one may begin in the thread that a segment has just left
+    assert max(client.gather(others)) == 1
+
+
+def test_a_run_waits_for_no_task_of_others(client: Client, go: Go, expected: dict[str, bytes]) -> None:
+    others = client.map(time.sleep, [20.0] * 6, pure=False)
+    assert nets.files_of(go(steps=6)) == expected
+    assert {future.status for future in others} == {"pending"}
+    client.cancel(others)
 
 
 def test_a_killed_worker_is_told_and_made_up_for(client: Client, go: Go, expected: dict[str, bytes]) -> None:
