@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70211,
+    "lines of oocdl": 70217,
     "lines of augmentation": 1514,
     "lines of callbacks": 645,
     "lines of cli": 1863,
@@ -178,7 +178,7 @@ LIMITS = {
     "lines of graph": 10546,
     "lines of host": 1_100,
     "lines of ops": 6162,
-    "lines of planning": 8374,
+    "lines of planning": 8380,
     "lines of presets": 618,
     "lines of pytorch": 3394,
     "lines of report": 2649,
@@ -186,7 +186,7 @@ LIMITS = {
     "lines of storage": 6244,
     "lines of training": 3695,
     "lines of tuning": 1329,
-    "lines of tests": 50151,
+    "lines of tests": 50166,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

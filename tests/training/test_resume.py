@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,20 @@ def test_a_damaged_byte_of_the_spill_stops_a_run_at_its_last_commit(
         refused(CorruptError, said, lambda: volume("run", steps=3, **cut))
     assert written
     assert nets.files_of(volume("run", steps=3, **cut)) == nets.files_of(whole)
+
+
+@pytest.mark.parametrize("memory", ["100MiB", "220MiB"])
+def test_a_budget_too_small_for_the_plan_of_a_run_names_one_that_would_do(
+    tmp_path: Path, memory: str
+) -> None:
+    job = nets.write_conv(tmp_path / "conv.onnx", channels=8), tmp_path / "data.zarr"
+    nets.write_data(job[1], nets.volumes(2, 32))
+    options = {**QUICK, "machine": Small(process_bytes=200 << 20), "workdir": tmp_path / "run"}
+    machine.fit(*job, **options, steps=1)
+    with pytest.raises(BudgetError, match="by the plan that is repeated") as caught:
+        machine.fit(*job, **{**options, "memory": memory}, steps=2)
+    (named,) = re.findall(r"memory='(\d+MiB)' would do", str(caught.value))
+    assert machine.fit(*job, **{**options, "memory": named}, steps=2).steps == 2
 
 
 def test_replan(fit: Fit) -> None:

@@ -16,7 +16,7 @@ from oocdl.planning.binding import Binding
 from oocdl.planning.choice.budget import cut, fastest_cut, smallest_budget
 from oocdl.planning.choice.host_search import fastest_over_hosts, on_hosts
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen, continue_step, draft_pass
-from oocdl.planning.machine import Machine, check_capacity, check_device
+from oocdl.planning.machine import Machine, check_capacity, check_device, loading_budget
 from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, Kind, role_of
 from oocdl.planning.recipe import PassKind, Request
 
@@ -130,12 +130,14 @@ def compile_within(
     if compiled is None:
         worst = cut(draft, machine, machine.capacity_bytes)
         assert isinstance(worst, BudgetError)
-        needed = smallest_budget(draft, machine)
-        process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
-        what = worst if machine.capacity_bytes > 1 else "nothing is left"
-        named = f"memory='{-(-needed >> 20)}MiB' would do"
-        raise BudgetError(f"{what} beside {process}{machine.why_reading}; {named}")
+        raise BudgetError(_refusal(worst, machine, smallest_budget(draft, machine)))
     return compiled
+
+
+def _refusal(what: BudgetError, machine: Machine, needed_bytes: int) -> str:
+    process = f"the process itself ({-(-machine.base_bytes >> 20)} MiB with engine '{machine.engine}')"
+    left = str(what) if machine.capacity_bytes > 1 else "nothing is left"
+    return f"{left} beside {process}{machine.why_reading}; memory='{-(-needed_bytes >> 20)}MiB' would do"
 
 
 def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
@@ -144,6 +146,10 @@ def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
     try:
         check_capacity(compiled.plan, machine)
     except BudgetError as error:
-        raise BudgetError(f"{error} by the run's plan; give more memory, or pass replan=True") from None
+        plan, least = compiled.plan, 0 if machine.workers else loading_budget(machine.engine)
+        needed = plan.peak_unit_bytes + machine.growth_bytes(plan.counts, plan.hosts) + machine.base_bytes
+        text = _refusal(error, machine, max(needed, least) + machine.slack_bytes)
+        text += " by the plan that is repeated; a new one (replan=True, no plan=) may need less"
+        raise BudgetError(text) from None
     check_device(compiled.plan, machine)
     return compiled
