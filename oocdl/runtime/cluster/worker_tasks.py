@@ -76,31 +76,31 @@ async def set_up(packed: bytes, shares: bytes, dask_worker: Worker) -> bool | Oo
     """Make this worker a member; return whether it sees the run directory, or why it cannot be one.
 
     ``packed`` is the pickled ``Setup``; ``shares`` is its own part, as ``Member.open`` takes it. If set-up
-    fails, the worker has nothing of the run. Raises Superseded if it was told to leave the run before, or
-    another run or a trial of a search took it meanwhile: then workers are asked anew who can take part.
+    fails, the worker has nothing of the run. The answer is Superseded if it was told to leave the run before,
+    or another run or a trial of a search took it meanwhile: then workers are asked anew who can take part.
+    Errors are values: of what is raised Dask logs all arguments, and those without a pickled traceback fail.
     """
     setup: Setup = loads(packed)  # type: ignore[no-untyped-call]
     for other in list(members.values()):
         if other.setup.owner != setup.owner:
-            raise ResourceError(f"worker {dask_worker.address} {IN_ANOTHER_RUN}")
+            return ResourceError(f"worker {dask_worker.address} {IN_ANOTHER_RUN}")
         await dask_worker.plugin_remove(f"oocdl-{other.setup.run_id}")
     if _closing:  # two runs at once would take twice the memory
         await asyncio.wait(set(_closing))
     if setup.run_id in _left:
-        raise Superseded("the run has ended before this worker took part")
+        return Superseded("the run has ended before this worker took part")
     folder = setup.settings.spill_folder(Path(dask_worker.local_directory) / "spill")
     number, pool = setup.addresses.index(dask_worker.address), MainHeapThreads(setup.threads + 1)
     member = Member(setup, number, folder, pool)
     if not become_member(member):
         pool.shutdown(wait=False)
-        raise Superseded("another run, or a trial of a search, was faster to take this worker")
+        return Superseded("another run, or a trial of a search, was faster to take this worker")
     plugin = MemberPlugin(member)
     try:
         await dask_worker.plugin_add(plugin, plugin.name, catch_errors=False)
         await _in_pool(member, lambda: member.open(shares))
     except OocdlError as error:
         await dask_worker.plugin_remove(plugin.name)
-        # As a value: Dask fails at errors whose traceback cannot be pickled, and tells nothing of them.
         return type(error)(f"worker {dask_worker.address}: {error}")
     except BaseException:
         await dask_worker.plugin_remove(plugin.name)
