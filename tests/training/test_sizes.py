@@ -352,6 +352,20 @@ def test_transforms_take_each_size(net: Path, data: Data, tmp_path: Path) -> Non
     np.testing.assert_allclose(flipped.history[0]["loss"], loss, rtol=1e-6)
 
 
+def test_labels_stay_whole_numbers_beside_padding(net: Path, data: Data, tmp_path: Path) -> None:
+    turn = oocdl.transforms.RandAffine(prob=1.0, rotate_range=0.5)
+    runs = []
+    for dtype in ("uint64", "int16"):  # NumPy has floats for what holds both uint64 and -100
+        group = zarr.open_group(str(tmp_path / f"{dtype}.zarr"), mode="w")
+        for row, (x, y) in enumerate(data[1][:2]):
+            group.create_array(f"{row}/x", data=x)
+            group.create_array(f"{row}/y", data=y.astype(dtype))
+        group.attrs["oocdl"] = {"samples": ["0", "1"]}
+        options = {**EXACT, "augment": [turn], "workdir": tmp_path / dtype}
+        runs.append(oocdl.fit(net, tmp_path / f"{dtype}.zarr", **options))
+    assert losses_of(runs[0]) == losses_of(runs[1])
+
+
 def test_of_many_sizes_the_odd_one_counts(net: Path, tmp_path: Path) -> None:
     shapes = [(16, 16, 16), (18, 18, 18), (20, 16, 16), (16, 19, 16), (22, 16, 16), (24, 24, 24)]
     write(tmp_path / "data.zarr", shapes)

@@ -131,6 +131,8 @@ def viewed(array: DataArray, space: Shape, pad: int) -> DataArray:
     """See the samples of an array with these extents of their last axes, and ``pad`` around them."""
     shape = (*array.shape[1 : len(array.shape) - len(space)], *space)
     dtype = np.result_type(array.dtype, np.min_scalar_type(pad)) if pad else array.dtype
+    if dtype.kind == "f" != array.dtype.kind:  # of uint64 and a negative number; labels stay whole
+        dtype = np.dtype(np.int64)
     is_stack = isinstance(array.source, StackedSource)
     source: Any = array.source if is_stack else StackedSource([array], {}, (), dtype)
     made: StackedSource = replace(source, shape=shape, dtype=dtype, pad=pad)
