@@ -17,7 +17,6 @@ import numpy as np
 import zarr
 from isal import isal_zlib
 from zarr.abc.store import Store
-from zarr.storage import ZipStore
 
 from oocdl.errors import DatasetError
 from oocdl.graph.ir.array_layout import Array
@@ -120,9 +119,7 @@ def attributes_of(spec: DatasetSpec) -> dict[str, Any]:
         return {}
     if _is_hdf5(source):
         return hdf5_source.attributes_of(str(source))
-    if isinstance(source, str) and source.lower().endswith(".zip"):
-        source = ZipStore(source)
-    return dict(zarr.open_group(source, path=spec.group, mode="r").attrs)
+    return dict(zarr_source.group_of(zarr_source.store_of(source), spec.group).attrs)
 
 
 def apart(name: str) -> str:

@@ -200,17 +200,28 @@ class ZarrSource(Source):
         )
 
 
+def store_of(source: str | Store) -> str | Store:
+    """Return the store of a path, if it is local: a folder or a zip file."""
+    if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
+        return ZipStore(source)
+    place = source.root if type(source) is LocalStore else source
+    is_path = isinstance(place, Path) or (isinstance(place, str) and "://" not in place)
+    return RegularStore(place, read_only=True) if is_path else source  # type: ignore[arg-type]
+
+
+def group_of(store: str | Store, group: str = "") -> zarr.Group:
+    """Open a group. What is near is asked itself: a copy of all metadata (consolidated) may be outdated."""
+    copied = False if isinstance(store, LocalStore | ZipStore) else None
+    return zarr.open_group(store, path=group, mode="r", use_consolidated=copied)
+
+
 def open_arrays(source: str | Store, group: str, where: str, names: Names, allow_missing: bool) -> Opened:
     """Open and check the arrays of a group (those of ``names``, or all). Raises DatasetError."""
     try:
-        if isinstance(source, str) and source.lower().endswith(".zip") and os.path.isfile(source):
-            source = ZipStore(source)
-        place = source.root if type(source) is LocalStore else source
-        if isinstance(place, Path) or (isinstance(place, str) and "://" not in place):
-            source = RegularStore(place, read_only=True)
+        source = store_of(source)
         if images := ome_folders(getattr(source, "root", None)):
             return _stacks(_samples_of(images), where, names, allow_missing)
-        opened = zarr.open_group(source, path=group, mode="r")
+        opened = group_of(source, group)
         # With names, an unreadable array beside them does no harm.
         unfinished = UNFINISHED in opened.attrs
         found = dict(opened.members(max_depth=None)) if names is None and not unfinished else {}
@@ -242,7 +253,7 @@ def _samples_of(images: Sequence[Path]) -> dict[str, Sample]:
     """Return the samples of several images. Raises DatasetError for one that is none, or two of one name."""
     found: dict[str, Sample] = {}
     for image in images:
-        samples = ome_samples(zarr.open_group(RegularStore(image, read_only=True), mode="r"), str(image))
+        samples = ome_samples(group_of(RegularStore(image, read_only=True)), str(image))
         if not samples or samples.keys() & found.keys():
             raise DatasetError(f"{image} is no image of OME-Zarr, or has the name of another one")
         found |= samples

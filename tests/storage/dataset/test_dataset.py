@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -236,6 +237,24 @@ def test_chunks_that_are_not_stored_are_their_fill_value(tmp_path: Path) -> None
     lost = open_dataset(lost_hdf5(tmp_path))
     assert lost.notes() == ["x: 2 of 4 chunks are not stored and read as their fill value 0.0"]
     assert lost.arrays["x"].read(((1, 3), (0, 1))).tolist() == [[1], [0]]
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("packed", [False, True])
+def test_samples_that_consolidated_metadata_do_not_know_are_read(
+    tmp_path: Path, zarr_format: int, packed: bool
+) -> None:
+    path = make_zarr(tmp_path / "a.zarr", zarr_format)
+    zarr.consolidate_metadata(path)
+    group = zarr.open_group(path, mode="r+", use_consolidated=False)
+    array = group["x"]
+    assert isinstance(array, zarr.Array)
+    array.append(X[:2] + 1)
+    group.create_array("z", data=Y)
+    data = open_dataset(shutil.make_archive(str(path), "zip", path) if packed else path)
+    assert data.arrays.keys() == {"x", "labels/y", "z"}
+    np.testing.assert_array_equal(data.arrays["x"].read(((5, 7), (0, 4), (0, 6))), X[:2] + 1)
 
 
 @pytest.mark.parametrize("make", [lost_chunks, lost_hdf5])
