@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.formula import digest_of
@@ -173,6 +174,8 @@ def labels_of_head(build: Builder, head: Head) -> dict[str, Labels]:
     """Return what may stand in each value of the dataset that a loss reads; none for any numbers."""
     logits, target = build.shape(head.logits), build.shape(head.target)
     found = {head.target: labels_of(head.spec, logits, target)}
+    if are_exclusive(head.spec, logits) is False and not reads_labels(head.spec):
+        found[head.target] = Labels(2, what="target")  # chances: of 255, the loss falls without end
     for name, value in head.further.items():
         if isinstance(head.spec, CTC):
             most = target[-1] if name == "target_lengths" else logits[1 if head.spec.batch_first else 0]
@@ -200,10 +203,22 @@ def add_loss(
     return ADDED_BY[type(spec)](lift(build, logits), spec, target, further or {}).name
 
 
-def add_losses(build: Builder, heads: Mapping[str, Head]) -> tuple[str, dict[str, str]]:
-    """Append several losses; returns their weighted sum, and each (unweighted) by name."""
+def add_losses(
+    build: Builder, heads: Mapping[str, Head], arrays: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, dict[str, str]]:
+    """Append several losses; returns their weighted sum, and each (unweighted) by name.
+
+    Errors call outputs by their names, and targets by those of the ``arrays`` that they are read from.
+    """
     if not heads:
         raise InputError("there is no loss: name one, or a mapping output -> (loss, weight)")
-    parts = {n: add_loss(build, h.spec, h.logits, h.target, h.further) for n, h in heads.items()}
+    parts = dict[str, str]()
+    for name, head in heads.items():
+        try:
+            parts[name] = add_loss(build, head.spec, head.logits, head.target, head.further)
+        except InputError as error:
+            text = f"{error}".replace(f"output '{head.logits}'", f"output '{name}'")
+            error.args = (text.replace(f"'{head.target}'", f"'{arrays.get(head.target, head.target)}'"),)
+            raise
     total = sum_of(lift(build, parts[name]) * head.weight for name, head in heads.items())
     return total.name, parts

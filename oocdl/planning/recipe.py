@@ -217,7 +217,7 @@ def _add_loss(network: Network, request: Request) -> Network:
             feeds[further[what]] = array
         head = heads[target.output] = Head(target.spec, logits, name, target.weight, further)
         check_axes(build, target.output, head, network.imported.softmax_axes.get(target.output, ()))
-    loss, output_losses = add_losses(build, heads)
+    loss, output_losses = add_losses(build, heads, feeds)
     metrics = request.settings.metrics if request.kind is PassKind.FORWARD else ()
     # Smaller outputs on one target with a larger one, whose target is made smaller, are aids of training.
     scored = {output: head for output, head in heads.items() if head.target in feeds}

@@ -34,7 +34,8 @@ def check_labels(label: str, labels: Labels, values: Array, region: Region) -> N
         return
     if labels.padded or labels.what != "label":
         padding = ", and padding is negative" if labels.padded else ""
-        way_out = f"{labels.what}s are 0 to {labels.classes - 1} here{padding}; mend the array"
+        factor = ", or give its factor in scale=" if labels.what == "target" else ""
+        way_out = f"{labels.what}s are 0 to {labels.classes - 1} here{padding}; mend the array{factor}"
     else:
         ignored = "" if labels.ignore_index is None else f", and {labels.ignore_index} is ignored"
         way_out = (

@@ -62,13 +62,13 @@ class Feed:
             with np.errstate(over="ignore"):
                 np.multiply(found, factor, out=used, dtype=used.dtype, casting="unsafe")
         whole = found if self.scale is None else used
-        if isinstance(self.labels, Labels):
-            check_labels(self.label, self.labels, whole, region)
-        elif isinstance(self.labels, Rows):
+        if isinstance(self.labels, Rows):
             check_ids(self.label, self.labels, whole, region)
         elif used.dtype.kind == "f" and (found.dtype.kind == "f" or self.scale is not None):
             same = self.scale is None and found.dtype.itemsize <= used.dtype.itemsize
             check_finite(self.label, found if same else used, region)
+        if isinstance(self.labels, Labels):
+            check_labels(self.label, self.labels, whole, region)
         if self.scale is None:
             check_whole(self.label, found, used, region)
 

@@ -196,6 +196,8 @@ def test_masks_that_are_scaled(tmp_path: Path) -> None:
     data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": masks})
     module = torch.nn.Conv2d(1, 1, 1).double()
     given = {**OPTIONS, "loss": "bce", "scale": {"y": 1 / 255}, "inputs": {"input": "x"}}
+    with pytest.raises(DatasetError, match=r"'y' .* target 100 in .*; targets are 0 to 1 here; .* scale="):
+        oocdl.fit(module, data, workdir=tmp_path / "other", **{**given, "scale": None})
     found = oocdl.fit(module, data, workdir=tmp_path / "run", **given).evaluate(data, metrics=["asd"])
     with torch.no_grad():
         predicted = (module(torch.as_tensor(x).double()).numpy()[:, 0] > 0).astype(int)

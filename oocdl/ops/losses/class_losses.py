@@ -89,7 +89,10 @@ def labels_on_axis(x: Lifted, target: str) -> tuple[Lifted, int]:
     axis = class_axis(shape, labels.shape)
     if axis is None:
         why = f"labels '{target}' have shape {list(labels.shape)}, but output '{x.name}' has {list(shape)}"
-        raise InputError(f"{why}: labels need this shape without the class axis{cure(labels.shape, shape)}")
+        way_out = (
+            "; of one-hot labels, take the argmax" if labels.shape == shape else cure(labels.shape, shape)
+        )
+        raise InputError(f"{why}: labels need this shape without the class axis{way_out}")
     if is_float(labels.dtype) or labels.dtype == "bool":
         raise InputError(f"labels '{target}' are {labels.dtype}, not whole numbers")
     kept = (*shape[:axis], 1, *shape[axis + 1 :])
