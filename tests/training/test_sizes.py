@@ -455,6 +455,21 @@ def test_outputs_without_channels_are_cropped_along_their_own_axes(tmp_path: Pat
         run.predict(tmp_path / "data.zarr", tmp_path / "third.zarr")
 
 
+def test_as_many_classes_as_a_padded_signal_is_long_are_all_predicted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv1d(1, 8, 2, stride=2), torch.nn.AdaptiveAvgPool1d(1))
+    module.append(torch.nn.Flatten()).double()
+    group, random = zarr.open_group(str(tmp_path / "data.zarr"), mode="w"), np.random.default_rng(0)
+    for row, length in enumerate((7, 8)):
+        group.create_array(f"{row}/x", data=random.normal(size=(1, length)))
+        group.create_array(f"{row}/y", data=np.array([row], "u1"))
+    group.attrs["oocdl"] = {"samples": ["0", "1"]}
+    given = {**EXACT, "inputs": {"input": "x"}, "pad_to_multiple_of": 8, "workdir": tmp_path / "run"}
+    run = oocdl.fit(module, tmp_path / "data.zarr", **given)
+    made = run.predict(tmp_path / "data.zarr", tmp_path / "out.zarr")
+    assert [made[f"{row}/output"].shape for row in "01"] == [(8,), (8,)]  # type: ignore[union-attr]
+
+
 def test_deep_supervision_takes_smaller_outputs(tmp_path: Path) -> None:
     class Deep(Strided):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]

@@ -152,6 +152,11 @@ class Inference:
         axes = max(len(port.dims) for port in self.model.inputs) - 2
         return own_sized(self.image, row).shape[-axes:] if axes > 0 else ()
 
+    def outputs_unlike_inputs(self) -> set[str]:
+        """Return the outputs whose targets in training had other extents than inputs, such as a class."""
+        identity = self.store.meta["identity"]
+        return set(identity["loss"]) - _outputs_like_inputs(self.model, identity, resized=True)
+
     def facts(self) -> dict[str, Any]:
         plans = {name: compiled.plan.numerics() for name, compiled in self.compiled.items()}
         first, *others = (one.facts() for one in self.networks)
@@ -281,11 +286,12 @@ def _preparation(model: OnnxModel, found: Sized, settings: Settings, store: RunS
     return with_numbers_of(made, store, arrays)
 
 
-def _outputs_like_inputs(model: OnnxModel, identity: Mapping[str, Any]) -> set[str]:
-    """Return the outputs whose targets have the extents of inputs: of one target's, the first."""
+def _outputs_like_inputs(model: OnnxModel, identity: Mapping[str, Any], resized: bool = False) -> set[str]:
+    """Return the outputs whose targets have the extents of inputs: of one target's, the first, or all."""
     arrays, axes = identity["dataset"], max(len(port.dims) for port in model.inputs) - 2
-    shapes = [arrays[name]["shape"] for name in identity["inputs"].values()]
-    heads = [port.name for port in model.outputs if port.name in identity["loss"]]
-    first = {identity["loss"][output]["target"]: output for output in reversed(heads)}
-    spaces = [shape[-axes:] for shape in shapes if axes > 0]
-    return {output for target, output in first.items() if arrays[target]["shape"][-axes:] in spaces}
+    spaces = [arrays[name]["shape"][1:][-axes:] for name in identity["inputs"].values() if axes > 0]
+    named = {port.name: identity["loss"].get(port.name, {}).get("target") for port in model.outputs}
+    heads = {output: array for output, array in named.items() if array is not None}
+    first = {array: output for output, array in reversed(heads.items())}
+    alike = {output for output, array in heads.items() if arrays[array]["shape"][1:][-axes:] in spaces}
+    return alike if resized else alike & set(first.values())

@@ -205,6 +205,7 @@ def _without_smaller(inference: Inference, outputs: Sequence[Output]) -> list[Ou
 def _outputs_of(inference: Inference) -> Iterator[Output]:
     """Yield the arrays to write: one for all samples, or one for each where they differ in size."""
     full = {kind.label: name for name, kind in inference.kinds.items() if not kind.is_rest}
+    others = inference.outputs_unlike_inputs()
     for label, plan_id in full.items():
         compiled, binding = inference.compiled[plan_id], inference.sized.bindings[label]
         padded = binding.arrays[next(iter(binding.inputs.values()))].shape
@@ -218,7 +219,7 @@ def _outputs_of(inference: Inference) -> Iterator[Output]:
             for row, its in enumerate(inference.sized.labels):
                 if its == label:
                     own, shape = inference.extents(row), tuple(sample)
-                    if shape[-len(own) :] == padded[-len(own) :]:  # it has the extents of its input
+                    if output not in others and shape[-len(own) :] == padded[-len(own) :]:
                         shape = (*shape[: -len(own)], *own)
                     sizes = tuple(max(min(pair), 1) for pair in zip(chunks, shape, strict=True))
                     yield Output(output, shape, value.dtype, sizes, row)
