@@ -98,6 +98,9 @@ def _items(dataset: Any, names: Sequence[str] | None) -> Iterator[Mapping[str, A
 
 def _named(item: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
+        odd = [name for name in item if {"", ".", ".."} & set(str(name).split("/"))]
+        if odd:
+            raise InputError(f"items have '{odd[0]}', which cannot be the name of an array; rename it")
         lost = [name for name in names or () if name not in item]
         if lost:
             raise InputError(f"items have no '{lost[0]}', only {', '.join(map(str, item))}")
@@ -146,6 +149,8 @@ class _Writer:
             self._take_apart(self.stacked)
         made = self.group.create_group(_sample(self.done)) if self.stacked is None else self.group
         for name, array in arrays.items():
+            if self.stacked is None:
+                array = np.atleast_1d(array)  # a number, such as a class
             chunks = sample_chunks(array.shape, array.itemsize)
             if self.stacked is None:
                 single = new_array(made, name, array.shape, array.dtype, chunks)
@@ -163,10 +168,13 @@ class _Writer:
         for number in range(self.done):
             made = self.group.create_group(_sample(number))
             for name, array in stacked.items():
-                new_array(made, name, array.shape[1:], array.dtype, array.chunks[1:])
-                chunks = self.root / name / "c" / str(number)
+                new_array(made, name, array.shape[1:] or (1,), array.dtype, array.chunks[1:] or (1,))
+                chunks, to = self.root / name / "c" / str(number), self.root / _sample(number) / name / "c"
+                if array.ndim == 1:
+                    to.mkdir()
+                    to /= "0"
                 if chunks.exists():  # else the array is empty
-                    chunks.rename(self.root / _sample(number) / name / "c")
+                    chunks.rename(to)
         for name in stacked:
             remove(self.root / name)
         self.stacked = None

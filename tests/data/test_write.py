@@ -69,6 +69,8 @@ def test_samples_of_several_shapes_are_a_group_each(tmp_path: Path, odd: int) ->
         sample = group[name]
         assert isinstance(sample, zarr.Group)
         assert np.array_equal(sample["x"][...], item["x"]) and sample["n"][...] == item["n"]  # type: ignore[index]
+    numbers = open_dataset(group).arrays["n"]  # such as the class of each sample
+    assert numbers.shape == (7, 1) and numbers.read(((0, 7), (0, 1))).ravel().tolist() == [*range(7)]
 
 
 def test_names_choose_and_name_members(tmp_path: Path) -> None:
@@ -93,6 +95,7 @@ def failing() -> Any:
         (lambda: [(1, 2), (1, 2.5)], DatasetError, "item 1 has arrays image int64, label float64, those bef"),
         (lambda: [(1, 2), (1,)], DatasetError, "1 has arrays image int64, those before image int64, label"),
         (lambda: [(1, 2, 3)], OocdlError, "items have 3 members; pass as many names="),
+        (lambda: [{"../a": 1}], InputError, "'../a', which cannot be the name of an array"),
         (lambda: [([[1, 2], [3]], 0)], DatasetError, "'image' of item 0 is no array"),
         (failing, RuntimeError, "on fire"),
     ],
