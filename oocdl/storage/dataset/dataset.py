@@ -165,7 +165,7 @@ def open_dataset(
         raise DatasetError(
             "a dataset is a path, a Zarr store or group, or NumPy arrays by name, not of type "
             f"{type(source).__name__}; give arrays names: {{'image': images, 'label': labels}}, with the "
-            "sample axis first"
+            "sample axis first; oocdl.data.write(loader, 'data.zarr') writes datasets of PyTorch"
         )
     place = _existing(source) if isinstance(source, str | Path) else source
     if isinstance(place, GivenArrays):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +76,14 @@ def test_an_array_that_is_changed_meanwhile_is_never_used(monkeypatch: pytest.Mo
     [
         ({"x": [1, 2]}, "maps names to NumPy arrays, and 'x' is of type list; pass numpy.asarray"),
         ({3: np.zeros(2)}, "and 3 is of type ndarray"),
+        (iter([]), "not of type list_iterator; .* oocdl.data.write"),
         ({}, "has no arrays|have no arrays"),
         ({"x": np.array(["a"])}, "dtype <U1"),
         ({"x": np.array([{}])}, "dtype object"),
         ({"x": np.zeros(())}, "single number"),
     ],
 )
-def test_what_is_no_such_array_is_refused(given: Mapping[Any, Any], message: str) -> None:
+def test_what_is_no_such_array_is_refused(given: Any, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
         open_dataset(given)
 
