@@ -232,7 +232,7 @@ def _settings(run: Run) -> list[tuple[str, Any]]:
         ("model", run.model_name),
         ("inputs", ", ".join(f"{name} from {array}" for name, array in facts["inputs"].items())),
         *((f"loss of {output}", text) for output, text in heads.items()),
-        ("optimizer", value_text(facts["optimizer"], DEFAULTS)),
+        ("optimizer", value_text(settings.stored()["optimizer"], DEFAULTS)),
         ("batch size", batch),
         ("memory", size_text(settings.memory_bytes)),
         ("engine, precision", f"{settings.engine}, {facts['precision']}"),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -219,17 +220,11 @@ BY_NAME = ("inputs", "targets", "dims", "scale", "normalize", "validation")
 """Settings that may be mappings of the user's names, of which "type" may be one, to plain data."""
 
 
-@dataclass(frozen=True)
-class Noted:
+def _noted(known: Mapping[int, float], step: int) -> float:
     """A learning rate that was a function of the user's own, of which a run has some values."""
-
-    values: Sequence[float]
-
-    def __call__(self, step: int) -> float:
-        known: dict[int, float] = dict(zip(SAMPLED_STEPS, self.values, strict=False))
-        if step not in known:
-            raise InputError(f"the learning rate was a function of yours, which was not noted at step {step}")
-        return known[step]
+    if step not in known:
+        raise InputError(f"the learning rate was a function of yours, which was not noted at step {step}")
+    return known[step]
 
 
 def noted_settings(store: RunStore, settings: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
@@ -262,7 +257,7 @@ def _value(data: Any) -> Any:
     if "type" not in data:
         return {name: _value(held) for name, held in data.items()}
     if "values" in data:
-        return Noted(tuple(data["values"]))
+        return partial(_noted, dict(zip(SAMPLED_STEPS, data["values"], strict=False)))
     values = {name: _value(held) for name, held in data.items() if name != "type"}
     if data["type"] != Own.__name__:
         return KINDS[data["type"]](**values)

@@ -79,6 +79,7 @@ def test_settings_are_those_of_the_last_steps(fit: Callable[..., oocdl.Run], tmp
     opened = oocdl.open(trained.path)
     assert opened.settings == begun.settings == trained.plan.settings
     assert (opened.settings.engine, opened.plan.machine.engine) == ("numpy", "numpy")
+    assert "SGD(lr=Then(first=0.1, steps=2, after=0.01))" in text_of(*info_of(str(opened.path))[1])
     inference = Inference([RunStore.open(opened.path)], tmp_path / "data.zarr", None, 1, None, None)
     assert (inference.machine.engine, inference.settings.memory_bytes) == ("numpy", 3 << 30)
     assert fit(**{**first, "replan": True, "lr": Then(0.1, 2, 0.01), "steps": 5}).settings.threads == 1
@@ -106,7 +107,7 @@ def test_an_array_an_input_or_an_output_may_be_called_type(tmp_path: Path, calle
 
 def test_a_rate_of_the_users_own_is_known_where_it_was_noted(fit: Callable[..., oocdl.Run]) -> None:
     lr: Any = oocdl.open(fit(optimizer=Adam(lr=lambda step: 0.1 / (step + 1)), steps=2).path).settings
-    assert lr.optimizer.lr(1) == 0.05
+    assert lr.optimizer.lr(1) == 0.05 and lr.stored()["optimizer"]["lr"]["type"] == "function of the step"
     with pytest.raises(InputError, match="the learning rate was a function of yours.*not noted at step 9"):
         lr.optimizer.lr(9)
 
