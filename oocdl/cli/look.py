@@ -36,7 +36,7 @@ from oocdl.training.trainer import open as open_run
 
 CONVERT, PREDICT = records_for(convert_files), records_for(predict_runs)
 EVALUATE = records_for(Run.evaluate)
-EXPORT = {"which": records_for(Run.export)["which"]}
+EXPORT = {"which": EVALUATE["which"]}
 
 app = typer.Typer()
 

@@ -20,6 +20,7 @@ import onnx
 import pytest
 import zarr
 from onnx import helper
+from typer.main import get_group
 from typer.testing import CliRunner
 
 import oocdl
@@ -120,6 +121,12 @@ def test_help_names_every_verb() -> None:
     shown = CliRunner().invoke(app.app, ["--help"]).output
     for verb in ("fit", "search", "plan", "predict", "evaluate", "export", "info", "cluster", "demo"):
         assert re.search(rf"^\W*{verb}\b", shown, re.MULTILINE), verb
+
+
+def test_every_option_says_what_it_is() -> None:
+    commands = get_group(verbs.app).commands.items()
+    found = {(name, one.name): one.help for name, command in commands for one in command.params[1:]}
+    assert not [place for place, told in found.items() if len(told or "") < 8]
 
 
 def test_help_loads_no_library(tmp_path: Path) -> None:
