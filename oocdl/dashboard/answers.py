@@ -101,7 +101,7 @@ def learning(view: View) -> Answer:
 
 
 def remaining(view: View, now_seconds: float | None = None) -> Answer:
-    """Tell when the run will be done, by the mean of its last steps, and of all validations."""
+    """Tell when the run will be done, by the mean of its last steps, and of what is between steps."""
     facts, done, total = view.facts, view.done, view.total
     at = time.time() if now_seconds is None else now_seconds
     if view.ended == "finished":
@@ -111,7 +111,8 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
     seconds = view.steps["seconds"][-RECENT_STEPS:]
     mean = float(np.nanmean(seconds)) if seconds.size else (facts.predicted_seconds if facts else 0.0)
     validating = float(np.nansum(view.steps[f"{VALIDATION_PREFIX}seconds"])) / max(done, 1)
-    left = (total - done) * (mean + validating)
+    apart = validating if view.seconds_apart is None else view.seconds_apart
+    left = (total - done) * (mean + apart)
     end = time.strftime("%a %H:%M", time.localtime(at + left))
     source = "predicted" if not seconds.size else "measured"
     told = [*([view.now.at_seconds] if view.now else []), *(note["at"] for note in view.notes[-1:])]
@@ -119,7 +120,7 @@ def remaining(view: View, now_seconds: float | None = None) -> Answer:
     if silent > max(SILENT_SECONDS, 5 * mean):
         news = f"nothing was told for {clock_time(silent)}"
         return Answer("silent", f"{news}; {done} of {total} steps are done", "bad")
-    rates = f"{mean:.2f} s a step" + (f", {validating:.2f} s of validation" if validating else "")
+    rates = f"{mean:.2f} s a step" + (f", {apart:.2f} s for validations and commits" if apart else "")
     return Answer(f"in {clock_time(left)}", f"{end}; step {done} of {total}, {rates} ({source})")
 
 

@@ -239,6 +239,20 @@ class View:
         return next((note for note in reversed(self.notes) if note["kind"] == "commit"), None)
 
     @property
+    def seconds_apart(self) -> float | None:
+        """Mean seconds between two steps of this call, for validations, commits and listeners.
+
+        It is measured from commit to commit; None before the second.
+        """
+        commits = [note for note in self.notes if note["kind"] == "commit" and note["at"] >= self._since]
+        first, last = (commits[0], commits[-1]) if commits else ({"step": 0}, {"step": 0})
+        if last["step"] <= first["step"]:
+            return None
+        steps = self.steps["step"]
+        inside = self.steps["seconds"][(steps > first["step"]) & (steps <= last["step"])]
+        return max(float(last["at"] - first["at"] - np.nansum(inside)), 0.0) / (last["step"] - first["step"])
+
+    @property
     def ended(self) -> str:
         """ "finished" or "stopped" if the last thing that the run told is that; else empty."""
         kinds = [note["kind"] for note in self.notes if note["kind"] in ("started", "finished", "stopped")]

@@ -48,8 +48,10 @@ class Progress:
         self.tasks: dict[str, int] = {}
         """Tasks of each kind of pass, where its plan is known."""
         self.bar: Bar | None = None
-        self.began, self.validation_seconds = 0, 0.0
-        """Steps that were done before this call, and seconds of its validations."""
+        self.began, self.first_at, self.computed = 0, 0.0, 0.0
+        """Steps that were done before this call, when its first began, and the seconds of all that it did."""
+        self.apart = 0.0
+        """Mean seconds between two steps: for validations, commits and listeners."""
         self.validated: list[tuple[int, str]] = []
         """The results of the last validation, as parts of the line."""
 
@@ -91,7 +93,7 @@ class Progress:
     def _start(self, event: events.RunStarted) -> None:
         self.close()
         self.steps, self.done, self.last_row = event.steps, event.done, None
-        self.began, self.validation_seconds, self.validated = event.done, 0.0, []
+        self.began, self.computed, self.apart, self.validated = event.done, 0.0, 0.0, []
         if event.plan is not None:
             self.budget_bytes = event.plan.settings.memory_bytes
         self.recent.clear()
@@ -120,13 +122,17 @@ class Progress:
 
     def _step(self, event: events.StepDone) -> None:
         row, self.last_row = event.row, event
-        self.validation_seconds += row.get(f"{events.VALIDATION_PREFIX}seconds", 0.0)
+        apart = row.get(f"{events.VALIDATION_PREFIX}seconds", 0.0)
         if names := metric_names([row]):
             self.validated = [(1 + bool(at), f"{name} {row[name]:.4f}") for at, name in enumerate(names)]
         self.done = row["step"]
         moved_bytes = row.get("read_bytes", 0) + row.get("written_bytes", 0)
         self.recent.append((row["seconds"], moved_bytes))
         self.stepped_at = self.clock()
+        self.first_at = self.first_at if self.computed else self.stepped_at - row["seconds"] - apart
+        self.computed += row["seconds"]
+        apart = self.stepped_at - self.first_at - self.computed
+        self.apart = max(apart, 0.0) / max(self.done - self.began, 1)
         if self.bar is not None:
             self._move(self.done, self._text(event))
         elif self.clock() - self.written_at >= LEAST_LINE_SECONDS or self.done == self.steps:
@@ -161,8 +167,7 @@ class Progress:
         row = event.row
         seconds = sum(step for step, _ in self.recent)
         mean = seconds / len(self.recent)
-        validating = self.validation_seconds / max(self.done - self.began, 1)
-        left = (self.steps - self.done - share) * (mean + validating)
+        left = (self.steps - self.done - share) * (mean + self.apart)
         parts = [  # with a rank: those of the highest go first where a terminal is narrow
             (0, f"step {self.done}/{self.steps}"),
             *([(1, f"{share:.0%} of the next")] if share else []),

@@ -82,7 +82,11 @@ def test_time_left_is_that_of_validations_too(tmp_path: Path) -> None:
         validation = {} if n % 10 else {"val_loss": 1.0, "val_seconds": 60.0}
         view.steps.add([{"step": n, "loss": 1.0, "seconds": 2.0, **validation}])
     answer = answers.remaining(view, 1001.0)
-    assert answer.short == "in 8:00" and "2.00 s a step, 6.00 s of validation (measured)" in answer.long
+    told = "2.00 s a step, {} s for validations and commits (measured)"
+    assert answer.short == "in 8:00" and told.format("6.00") in answer.long
+    view.notes += [{"kind": "commit", "at": 521.0 + 12 * n, "step": n, "text": ""} for n in (10, 40)]
+    answer = answers.remaining(view, 1001.0)
+    assert answer.short == "in 12:00" and told.format("10.00") in answer.long
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ def test_the_last_line(events: list[Event], line: str) -> None:
     assert line in Shown().takes(*events, seconds=2.0).text.splitlines()[-1]
 
 
-def test_what_is_left_has_validations_in_it() -> None:
-    """Two of ten steps took 4 s each, and a validation of 8 s followed the second."""
+def test_what_is_left_has_validations_and_commits_in_it() -> None:
+    """Two of ten steps took 4 s each; a commit of 3 s followed the first, a validation of 8 s the second."""
     second = step(2, 4.0)
     validated = StepDone({**second.row, "val_loss": 0.3, "val_dice": 0.8, "val_seconds": 8.0})
-    shown = Shown().takes(started(), step(1, 4.0), validated, seconds=9.0)
-    assert "loss 0.5000, val_loss 0.3000, val_dice 0.8000, 4.0 s/step, 1:04 left" in shown.text
+    shown = Shown().takes(started(), step(1, 4.0), validated, seconds=15.0)
+    assert "loss 0.5000, val_loss 0.3000, val_dice 0.8000, 4.0 s/step, 1:16 left" in shown.text
 
 
 def test_a_terminal_gets_one_live_line_from_the_first_moment_on() -> None:
