@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -92,10 +93,16 @@ async def _serve(
     server = BaseServer(IOLoop.current(), application, http)
     server.start()
     tell(f"http://{LOOPBACK}:{port}/")
+    ended = asyncio.Event()
+    if parent is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     try:
-        while parent is None or os.getppid() == parent:
-            await asyncio.sleep(UPDATE_SECONDS)
+        while not ended.is_set() and (parent is None or os.getppid() == parent):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), UPDATE_SECONDS)
             await shown.refresh()
+        if server.get_sessions():  # whoever looks is left with the end of the run
+            await asyncio.sleep(2 * UPDATE_SECONDS)
     finally:
         server.stop(wait=False)  # its event loop ends now
 

@@ -133,6 +133,8 @@ def test_beside_fit(job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.
         seen.open(address)
         sees_it_go_on(seen)
         is_sound(seen)
+        run.enough.set()
+        seen.awaits(lambda: "\ndone\n" in seen.page.locator(".answers").inner_text())
     with pytest.raises(urllib.error.URLError):  # it has ended with the run
         urllib.request.urlopen(address, timeout=10)
 
