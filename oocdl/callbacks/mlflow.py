@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from oocdl.callbacks.committed_rows import CommittedRows, Row
-from oocdl.errors import ResourceError
+from oocdl.errors import CorruptError, ResourceError
 from oocdl.events import RunFinished, RunStarted, RunStopped
 from oocdl.host.optional import needed
 from oocdl.storage.files import reporting, write_text
@@ -27,10 +27,10 @@ class MLflow(CommittedRows):
     """Logs numbers of each committed step, and the settings as parameters.
 
     ``experiment`` is made if it is not there; ``tracking_uri`` is MLflow's own by default
-    (``MLFLOW_TRACKING_URI``). A run that goes on logs to the same MLflow run, one that starts anew to
-    another. While a server cannot be reached the run goes on, with a warning; rows are sent with a later
-    commit, or when the run is taken up again. Raises InputError if MLflow is not installed, ResourceError
-    if it cannot be reached when the run starts.
+    (``MLFLOW_TRACKING_URI``). A run that goes on logs to the same MLflow run; one that starts anew, or goes
+    on in a copy of its directory, to another. While a server cannot be reached the run goes on, with a
+    warning; rows are sent with a later commit, or when the run is taken up again. Raises InputError if MLflow
+    is not installed, ResourceError if it cannot be reached when the run starts.
 
     >>> run = oocdl.fit("unet.onnx", "brain.zarr", callbacks=[MLflow("brains")])  # doctest: +SKIP
     """
@@ -52,18 +52,23 @@ class MLflow(CommittedRows):
         place = {"experiment": self.experiment, "tracking_uri": self.tracking_uri}
         try:
             self._client = self._library.MlflowClient(tracking_uri=self.tracking_uri)
-            known = json.loads(note.read_text()) if event.done and note.is_file() else {}
-            if {name: known.get(name) for name in place} == place:
+            known = _noted(note) if event.done and note.is_file() else {}
+            if {name: known.get(name) for name in place} == place and not _is_copy(note, known):
                 self._run_id = known["run_id"]
+                self._write_note(note, place)
                 self._client.update_run(self._run_id, status="RUNNING")
                 found = self._client.get_metric_history(self._run_id, "loss")
                 return max((metric.step for metric in found), default=0)
             self._run_id = self._made(event)
         except self._library.exceptions.MlflowException as error:
             raise ResourceError(f"MLflow cannot be used: {error}; fit without it, or mend that") from error
-        with reporting(note):
-            write_text(note, json.dumps({**place, "run_id": self._run_id}))
+        self._write_note(note, place)
         return 0
+
+    def _write_note(self, note: Path, place: Mapping[str, Any]) -> None:
+        facts = {**place, "run_id": self._run_id, "workdir": str(note.parent)}
+        with reporting(note):
+            write_text(note, json.dumps(facts))
 
     def _made(self, event: RunStarted) -> str:
         """Make an MLflow run, and the experiment if there is none."""
@@ -106,3 +111,17 @@ class MLflow(CommittedRows):
             self._client.set_terminated(self._run_id, status)
         except self._library.exceptions.MlflowException as error:
             warnings.warn(f"MLflow was not told that the run is {status}: {error}", UserWarning, stacklevel=2)
+
+
+def _noted(note: Path) -> dict[str, Any]:
+    try:
+        with reporting(note, "read"):
+            return dict(json.loads(note.read_text()))
+    except ValueError as error:
+        raise CorruptError(f"{note} is damaged; without it, the run begins another MLflow run") from error
+
+
+def _is_copy(note: Path, known: Mapping[str, Any]) -> bool:
+    """Whether a run's directory is a copy of one that is still where it was: that one has the MLflow run."""
+    first = Path(known.get("workdir", note.parent)) / note.name
+    return first.is_file() and not first.samefile(note) and _noted(first) == known

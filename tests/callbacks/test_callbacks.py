@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import os
+import shutil
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,8 +19,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 import oocdl
 from oocdl.callbacks import CSV, MLflow, TensorBoard
 from oocdl.callbacks.committed_rows import Row
-from oocdl.errors import InputError, ResourceError
+from oocdl.errors import CorruptError, InputError, ResourceError
 from oocdl.events import Committed, Event, RunFinished, RunStarted, StepDone, WorkersChanged
+from oocdl.optim import Then
 from oocdl.presets.unets import write_unet3d
 from oocdl.report import history_view
 from tests.kit import nets
@@ -123,7 +125,8 @@ def from_mlflow(uri: str, workdir: Path) -> list[tuple[str, Curve]]:
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     found = []
     for run in client.search_runs(ids, order_by=["attributes.start_time ASC"]):
-        assert run.data.tags["oocdl.workdir"] == str(workdir)
+        if run.data.tags["oocdl.workdir"] != str(workdir):
+            continue
         metrics = client.get_metric_history(run.info.run_id, "loss")
         assert len({metric.step for metric in metrics}) == len(metrics)
         found.append((run.info.status, {metric.step: metric.value for metric in metrics}))
@@ -154,6 +157,23 @@ def test_a_killed_run_goes_on_in_the_same_places(tmp_path: Path, uri: str) -> No
     assert from_tensorboard(tmp_path / "logs", "lr") == pytest.approx(dict.fromkeys(expected, 0.1))
     assert from_mlflow(uri, run.path) == [("FINISHED", expected)]
     assert len(list((tmp_path / "logs").glob("events*"))) == 2
+
+
+def test_a_copy_of_a_run_has_an_mlflow_run_of_its_own(tmp_path: Path, uri: str) -> None:
+    def go_on(steps: int, name: str, **options: Any) -> Curve:
+        return history(fit(tmp_path, MLflow("brains", uri), steps=steps, workdir=tmp_path / name, **options))
+
+    begun = fit(tmp_path, MLflow("brains", uri), steps=2, workdir=tmp_path / "a").path
+    shutil.copytree(begun, tmp_path / "b")
+    copied = go_on(6, "b", lr=Then(0.1, 2, 0.01))
+    begun.rename(tmp_path / "c")
+    moved = go_on(4, "c")
+    assert moved[4] != copied[4]
+    assert from_mlflow(uri, tmp_path / "a") == [("FINISHED", moved)]
+    assert from_mlflow(uri, tmp_path / "b") == [("FINISHED", copied)]
+    (tmp_path / "c" / "mlflow.json").write_text("")
+    with pytest.raises(CorruptError, match="mlflow.json is damaged; without it"):
+        go_on(6, "c")
 
 
 def test_one_that_is_new_to_a_run_has_all_of_it(tmp_path: Path, uri: str) -> None:
