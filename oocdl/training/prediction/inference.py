@@ -18,7 +18,7 @@ from zarr.storage import LocalStore, ZipStore
 from oocdl.augmentation.preparation import Preparation
 from oocdl.config import Settings, make_settings
 from oocdl.config.options import Metrics, Size
-from oocdl.errors import DatasetError, InputError, StoreError
+from oocdl.errors import BudgetError, DatasetError, InputError, StoreError
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region
 from oocdl.graph.onnx.own_operators import digests
@@ -26,7 +26,7 @@ from oocdl.graph.onnx.reader import OnnxModel, inspect_onnx
 from oocdl.host.heap import lasting, use_one_heap
 from oocdl.host.limits import check_budget
 from oocdl.planning.binding import Binding, bind
-from oocdl.planning.choice.pass_kinds import draft_alike
+from oocdl.planning.choice.pass_kinds import compile_within, draft_alike
 from oocdl.planning.compiler import CompiledPass, draft_pass
 from oocdl.planning.machine import Machine, check_device, machine_for
 from oocdl.planning.passes import Course, Kind
@@ -131,7 +131,10 @@ class Inference:
         for plan_id, kind in self.kinds.items():
             request, known = self._request(kind), list(self.compiled.values())
             draft = draft_alike(request, known[0]) if known else draft_pass(request)
-            self.compiled[plan_id] = draft.cut(limits)
+            try:
+                self.compiled[plan_id] = draft.cut(limits)
+            except BudgetError:  # in other units, or in none, which names a budget that would do
+                self.compiled[plan_id] = compile_within(draft, self.machine)
             check_device(self.compiled[plan_id].plan, self.machine)
         self.first = next(iter(self.compiled.values()))
         for one in networks:
