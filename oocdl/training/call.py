@@ -34,6 +34,9 @@ def listeners(name: str, value: Any) -> Sequence[Any]:
     """Check a series of callables."""
     if not isinstance(value, Iterable) or not all(map(callable, items := list(value))):
         raise InputError(f"{name} takes a list of callables, each called with an event, got {shown(value)}")
+    for item in items:
+        if isinstance(item, type):
+            raise InputError(f"{name} takes objects, and {item.__name__} is a class: {item.__name__}(..)")
     return items
 
 
