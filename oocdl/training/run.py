@@ -39,6 +39,9 @@ from oocdl.training.resume import ALL, given_plan, numerics_of, settings_of, spe
 from oocdl.training.signature import public
 from oocdl.training.versions import Weights, Which, kept_steps, version_of
 
+OF_OTHERS = frozenset({".pt", ".pth", ".ckpt", ".bin", ".h5", ".keras", ".npz", ".pb", ".tflite"})
+"""Endings of formats of networks and weights that ``export`` does not write."""
+
 
 @dataclass(eq=False)
 class Run:
@@ -183,10 +186,14 @@ class Run:
         """Write the model with its trained weights as an ONNX file; returns its path.
 
         A path that ends in ".safetensors" gets the weights alone. ``which`` is as in ``predict``. Raises
-        StoreError if no step is committed, if the model's file has changed since the run began, or if
-        ``path`` cannot be written.
+        InputError for the ending of another format, StoreError if no step is committed, if the model's file
+        has changed since the run began, or if ``path`` cannot be written.
         """
-        target, model, store = path_of("path", path), model_of(self._store), version_of(self._store, which)
+        target = path_of("path", path)
+        if target.suffix.lower() in OF_OTHERS:
+            way = "'.onnx' or '.safetensors'; load_into puts the weights into a PyTorch module"
+            raise InputError(f"export writes no {target.suffix} file: end the path in {way}")
+        model, store = model_of(self._store), version_of(self._store, which)
         _, specs = self._committed(store)
 
         def blocks(name: str) -> Iterator[Array] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 import oocdl
-from oocdl.errors import OocdlError
+from oocdl.callbacks import MLflow
+from oocdl.errors import BudgetError, OocdlError
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import Adam
 from tests.kit import nets
@@ -45,6 +47,7 @@ CALLS: list[tuple[dict[str, Any], str]] = [
     *(({"trace": bad}, "trace|cannot be") for bad in (3, "a\0b", [])),
     ({"callbacks": None}, "callbacks takes a list of callables.* got None"),
     ({"callbacks": [3]}, r"callbacks takes a list of callables.* got \[3\]"),
+    ({"callbacks": [MLflow]}, r"callbacks takes objects, and MLflow is a class: MLflow\(\.\.\)"),
 ]
 
 
@@ -112,6 +115,20 @@ def test_a_chunk_of_no_elements(files: tuple[Path, Path], run: oocdl.Run, tmp_pa
 def test_targets(run: oocdl.Run, files: tuple[Path, Path], target: Any) -> None:
     refused("path|out|/", lambda: run.export(target))
     refused("path|out|/", lambda: run.predict(files[1], target))
+
+
+def test_a_file_of_pytorch_is_not_what_export_writes(run: oocdl.Run, tmp_path: Path) -> None:
+    refused(r"no \.PTH file.*'\.onnx' or.*load_into", lambda: run.export(tmp_path / "net.PTH"))
+
+
+def test_a_budget_too_small_for_predictions_names_another(
+    run: oocdl.Run, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    told = r"nothing is left beside the process itself.*; memory='(\d+MiB)' would do"
+    with pytest.raises(BudgetError, match=told) as found:
+        run.predict(files[1], tmp_path / "out", memory="1MiB")
+    named = re.search(told, str(found.value))
+    assert named is not None and run.predict(files[1], tmp_path / "out", memory=named[1])["y"].shape[0]
 
 
 @pytest.mark.parametrize("workdir", [3, None, "a\0b", LONG, __file__], ids=_short)
