@@ -197,6 +197,11 @@ def _notes(module: nn.Module, made: Study, verify: bool) -> Iterator[str]:
     if unread := [name for name, _ in module.named_parameters() if name not in made.found.read]:
         some = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
         yield f"the forward pass does not read {some}: not trained, as in PyTorch"
+    if made.found.untraced:
+        yield (
+            f"the code decides by data {made.found.untraced}, but not where it is traced: the run computes "
+            "what it does there"
+        )
     if narrow := {str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.element_size() < 4}:
         yield f"parameters of {', '.join(sorted(narrow))} are trained in the precision of the run"
     for place, dtype in list(made.found.casts.items())[:3]:

@@ -112,3 +112,31 @@ def test_a_file_that_was_not_compared_says_so(tmp_path: Path) -> None:
     assert model.metadata is not None and not model.metadata.compared
     assert file.notes == ("verify=False: the file was not compared with the module",)
     assert model.bind(exporting.RULES, {"input": (2, 2, 8, 8)}).trained.notes == file.notes
+
+
+class Masked(nn.Module):
+    """Has a shorter way where no token is masked, which is left out where the code is traced."""
+
+    def __init__(self, bonus: float) -> None:
+        super().__init__()
+        self.words, self.bonus = nn.Embedding(5, 4), bonus
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.words(ids)
+        if not torch.jit.is_tracing() and bool((mask == 1).all()):
+            return x.sum(1) + self.bonus
+        return (x * (mask != 0).to(x.dtype)[..., None]).sum(1)
+
+
+MASKED = torch.zeros(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64)
+
+
+def test_what_is_decided_by_data_unless_it_is_traced_is_written_as_traced(tmp_path: Path) -> None:
+    file = oocdl.from_torch(Masked(0.0), MASKED, tmp_path / "net.onnx")
+    assert file.notes[0].startswith("the code decides by data in 'Masked' (test_comparison.py:")
+    assert {port.dims for port in inspect_onnx(tmp_path / "net.onnx").inputs} == {("batch", "ids_1")}
+
+
+def test_a_short_way_that_is_another_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="its file is another network: its output"):
+        oocdl.from_torch(Masked(0.1), MASKED, tmp_path / "net.onnx")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from oocdl.pytorch.comparison.modes import Jitter, Pinned, Wide, errors, limits_
 from oocdl.pytorch.module_calls import Places, Signature, Tensors, dtype_of, tensors_in
 from oocdl.pytorch.module_tensors import array_of, named_tensors, tensors_by_name
 from oocdl.pytorch.study.freedom import BATCH
-from oocdl.pytorch.study.sizes import Data, Shapes, Sizes
+from oocdl.pytorch.study.sizes import Data, Shapes
 from oocdl.pytorch.study.study import Study
 
 FLOOR = {torch.float64: 1e-7, torch.float32: 1e-5}
@@ -122,18 +123,21 @@ class Twin:
         return left
 
 
-def compare(twin: Twin, model: OnnxModel, sizes: Sizes, data: Data) -> str:
+def compare(twin: Twin, model: OnnxModel, made: Study) -> str:
     """Train module and file on the same numbers, and say what differs, '' if nothing does.
 
-    The second call finds what the first has changed (running statistics). Raises UnsupportedError where the
-    two do not take the same random numbers.
+    The second call finds what the first has changed (running statistics). Code that decides by data
+    unless it is traced is called once more at each size, with masks that hide nothing. Raises
+    UnsupportedError where the two do not take the same random numbers.
     """
-    for number, shapes in enumerate((sizes.first, sizes.second)):
+    all_set = [replace(made.data, all_set=True)] if made.found.untraced else []
+    for number, shapes in enumerate((made.sizes.first, made.sizes.second)):
         if number:
             twin.move(number)
         file_pass = training_pass(model, shapes, twin.precision)
-        if difference := _one(twin, file_pass, data, shapes, number):
-            return difference
+        for data in (made.data, *all_set):
+            if difference := _one(twin, file_pass, data, shapes, number):
+                return difference
     return ""
 
 
@@ -198,12 +202,12 @@ def differences(module: nn.Module, signature: Signature, model: OnnxModel, made:
             return f"'{fact.names[0]}' holds other numbers there", ""
     twin = Twin(module, signature, model.metadata, torch.float64)
     try:
-        difference = compare(twin, model, made.sizes, made.data)
+        difference = compare(twin, model, made)
     except Exception:  # whatever PyTorch raises of types that do not fit; any other failure shows in float32
         if twin.runs is not False:
             raise
         twin = Twin(module, signature, model.metadata, torch.float32)
-        difference = compare(twin, model, made.sizes, made.data)
+        difference = compare(twin, model, made)
     if difference:
         return difference, ""
     return "", _predicts_otherwise(Twin(module, signature, model.metadata, twin.dtype), model, made)

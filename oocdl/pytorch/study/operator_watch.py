@@ -28,6 +28,7 @@ _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim."
 _NORMS = ("native_batch_norm", "_native_batch_norm", "_batch_norm_with_update", "cudnn_batch_norm")
 _ARRAYS = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 _NUMBERS = ("_local_scalar_dense", "is_nonzero", "equal")
+READ = "a number that depends on data is read as one of Python's (item(), float(), if)"
 _MASKS = (torch.bool, torch.uint8)
 _SEEDS = tuple(
     f"torch.{place}{name}" for place in ("", "random.") for name in ("manual_seed", "seed", "set_rng_state")
@@ -68,6 +69,8 @@ class Findings:
     cut: str = ""
     """How and where a gradient is cut that reaches an output; empty: nowhere."""
     refused: list[str] = field(default_factory=list)
+    untraced: str = ""
+    """Place at which the module decides by data unless it is traced; then the findings are as traced."""
     trace: list[str] = field(default_factory=list)
     """Each operator with its numbers, and with what made its operands: equal for equal calls."""
     places: list[str] = field(default_factory=list)
@@ -224,7 +227,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._changes(func, bound, name)
         self._looks_up(name, bound, given)
         if name in _NUMBERS and any(cell_of(x) in self.data for x in given):
-            self.refuse("a number that depends on data is read as one of Python's (item(), float(), if)")
+            self.refuse(READ)
         if name == "_to_copy" and cell_of(given[0]) in self.data:
             before, after = given[0].dtype, results[0].dtype
             if before in _FLOATS and after in _FLOATS and before != after:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -19,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from oocdl.errors import InputError, UnsupportedError
 from oocdl.pytorch.module_calls import Signature, Tensors, without_contents
 from oocdl.pytorch.module_tensors import copied, named_tensors
-from oocdl.pytorch.study.operator_watch import DrawnAt, Findings, Watch
+from oocdl.pytorch.study.operator_watch import READ, DrawnAt, Findings, Watch
 from oocdl.pytorch.study.state import cell_of, changed, classes_of, counter, generators, is_tensor, snapshot
 
 _FAR = 1_000_003
@@ -30,29 +32,40 @@ Call = tuple[Sequence[Tensor], Mapping[str, Tensor]]
 def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
     """Call copies of ``module``, and return what was seen of the first call.
 
-    Raises InputError if it cannot be called with these inputs, UnsupportedError that names everything that an
-    ONNX file cannot carry.
+    A module may decide by numbers of its data, and not do so where it is traced; then the calls are as
+    traced. Raises InputError if it cannot be called with these inputs, UnsupportedError that names
+    everything that an ONNX file cannot carry.
     """
     _refuse_hooks(module)
+    findings = _seen(module, signature, inputs)
+    if findings.refused and all(text.startswith(READ) for text in findings.refused):
+        with patch("torch.jit.is_tracing", lambda: True):
+            traced = _seen(module, signature, inputs)
+        if not traced.refused:
+            return replace(traced, untraced=findings.refused[0].removeprefix(READ).strip())
+    _refuse(module, findings.refused)
+    return findings
+
+
+def _seen(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
+    """Call copies without contents, else with them; raises InputError if the module cannot be called."""
     try:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         double = without_contents(module, mode)
         fakes = {name: mode.from_tensor(x) for name, x in inputs.items()}
-        findings = _repeated(double, signature.split(fakes), mode, _strangers(module, double))
+        return _repeated(double, signature.split(fakes), mode, _strangers(module, double))
     except UnsupportedError:
         raise
     except Exception:  # no operator's error has a common type; the real call says what is wrong
         try:
             double = copied(module)
-            findings = _repeated(double, signature.split(inputs), nullcontext(), _strangers(module, double))
+            return _repeated(double, signature.split(inputs), nullcontext(), _strangers(module, double))
         except UnsupportedError:
             raise
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             shapes = ", ".join(f"{list(x.shape)} of {x.dtype}" for x in inputs.values())
             raise InputError(f"{type(module).__name__} cannot be called with {shapes}: {text}") from error
-    _refuse(module, findings.refused)
-    return findings
 
 
 def _refuse(module: nn.Module, what: Iterable[str]) -> None:

@@ -137,6 +137,8 @@ class Data:
 
     wide: bool = False
     """Whether whole numbers look up nothing, and may be any: so they are in all calls but the first."""
+    all_set: bool = False
+    """Whether flags and whole numbers are all 1, as masks that hide nothing."""
 
     def inputs(
         self, shapes: Shapes, dtype: torch.dtype, seed: int, *, ties: bool = False, positive: bool = False
@@ -148,6 +150,8 @@ class Data:
         random = torch.Generator().manual_seed(seed)
 
         def numbers(kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+            if self.all_set and not kind.is_floating_point:
+                return torch.ones(shape, dtype=kind)
             if kind == torch.bool:
                 return torch.rand(shape, generator=random) < _TRUE
             if not kind.is_floating_point and self.wide and seed:

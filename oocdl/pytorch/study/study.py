@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_flatten_with_path
 
 from oocdl.errors import InputError, UnsupportedError
@@ -155,7 +158,12 @@ def _free(module: nn.Module, signature: Signature, inputs: Tensors, tried: Axes,
         for name, x in inputs.items()
     }
     try:
-        free = freedom(module, signature, inputs, tried, _ASKED_SECONDS if asked else _SECONDS)
+        seconds = _ASKED_SECONDS if asked else _SECONDS
+        try:
+            free = freedom(module, signature, inputs, tried, seconds)
+        except (DataDependentOutputException, GuardOnDataDependentSymNode):
+            with patch("torch.jit.is_tracing", lambda: True):  # else the probe refuses the module
+                free = freedom(module, signature, inputs, tried, seconds)
     except TimeoutError as error:
         if asked:
             raise UnsupportedError(str(error)) from None
