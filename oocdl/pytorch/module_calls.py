@@ -101,12 +101,22 @@ def without_contents(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 class OneStep(TorchFunctionMode):
-    """Has recurrent layers run one step of a sequence, and repeat its result."""
+    """Has recurrent layers run one step of a sequence, and repeat it; no layer is dropped at a rate of 0."""
 
-    # Without contents PyTorch unrolls them: that takes milliseconds a step, and fixes the length of a
-    # sequence.
+    # Without contents PyTorch unrolls recurrent layers: that takes milliseconds a step, and fixes the length
+    # of a sequence. Code that drops layers asks whether a number drawn from [0, 1) is below the rate.
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.rand:
+            self.drawn.append(func(*args, **(kwargs or {})))
+            return self.drawn[-1]
+        below = func is Tensor.lt and isinstance(args[1], int | float) and args[1] <= 0
+        if below and args[0].dim() == 0 and any(args[0] is x for x in self.drawn):
+            return torch.tensor(False)
         # Of a packed sequence the fourth argument holds weights; of a plain one it is ``has_biases``.
         if getattr(func, "__name__", "") not in _RECURRENT or not isinstance(args[3], bool):
             return func(*args, **(kwargs or {}))

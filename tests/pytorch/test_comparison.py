@@ -140,3 +140,39 @@ def test_what_is_decided_by_data_unless_it_is_traced_is_written_as_traced(tmp_pa
 def test_a_short_way_that_is_another_network_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="its file is another network: its output"):
         oocdl.from_torch(Masked(0.1), MASKED, tmp_path / "net.onnx")
+
+
+class Dropping(nn.Module):
+    """Drops a layer at random, as encoders of transformers do."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(4, 4), rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_dropped = self.training and torch.rand([]) < self.rate
+        return x if is_dropped else x + self.layer(x)
+
+
+def test_layers_that_are_dropped_at_a_rate_of_0_are_written(tmp_path: Path) -> None:
+    oocdl.from_torch(Dropping(0.0), torch.zeros(2, 4), tmp_path / "net.onnx")
+    assert inspect_onnx(tmp_path / "net.onnx").inputs[0].dims == ("batch", 4)
+    with pytest.raises(UnsupportedError, match="a number that depends on data is read"):
+        oocdl.from_torch(Dropping(0.1), torch.zeros(2, 4), tmp_path / "net.onnx")
+
+
+class Placed(nn.Module):
+    """Looks up the place of a token by a sum over the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 8), nn.Embedding(14, 8)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.words(ids) + self.places(mask.cumsum(1))
+        return x
+
+
+def test_whole_numbers_are_flags_where_sums_of_them_look_up_rows(tmp_path: Path) -> None:
+    oocdl.from_torch(Placed(), MASKED, tmp_path / "net.onnx")
+    assert inspect_onnx(tmp_path / "net.onnx").inputs[0].dims == ("batch", "ids_1")

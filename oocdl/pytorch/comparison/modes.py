@@ -102,6 +102,9 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _draw(self, name: str, shape: Sequence[int], chance: float | Tensor | None = None) -> Tensor:
         """Return what the file draws next, if its shape is this; with ``chance``, ones and zeros."""
+        if not shape and name == "rand" and (not self.left or self.left[0].shape):
+            # Code that drops layers draws one at a rate of 0, too; no file does. If used, results differ.
+            return torch.rand((), generator=self.generator, dtype=torch.float64)
         draw = self.left.pop(0) if self.left else None
         if draw is None or draw.shape != tuple(shape):
             there = "nothing more" if draw is None else f"{draw.kind} of shape {list(draw.shape)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import prod
 
@@ -139,6 +139,10 @@ class Data:
     """Whether whole numbers look up nothing, and may be any: so they are in all calls but the first."""
     all_set: bool = False
     """Whether flags and whole numbers are all 1, as masks that hide nothing."""
+
+    def of_flags(self) -> Data:
+        """Return such numbers, of which whole ones are 0 or 1, as masks of integers are."""
+        return replace(self, rows=2, special=(), wide=False)
 
     def inputs(
         self, shapes: Shapes, dtype: torch.dtype, seed: int, *, ties: bool = False, positive: bool = False

@@ -81,6 +81,9 @@ def study(
     example = {name: tuple(x.shape) for name, x in wide.items()}
     works = _Works(module, signature, data)
     sizes = works.sizes(example, free)
+    if sizes is None and (flags := data.of_flags()) != data:  # rows may be looked up by sums of a mask
+        sizes = _Works(module, signature, flags).sizes(example, free)
+        data = data if sizes is None else flags
     if sizes is None and not asked:
         free = _only_the_batch(free, example, "no other size was found that the module takes")
         sizes = works.sizes(example, free)
