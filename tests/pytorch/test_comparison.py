@@ -176,3 +176,20 @@ class Placed(nn.Module):
 def test_whole_numbers_are_flags_where_sums_of_them_look_up_rows(tmp_path: Path) -> None:
     oocdl.from_torch(Placed(), MASKED, tmp_path / "net.onnx")
     assert inspect_onnx(tmp_path / "net.onnx").inputs[0].dims == ("batch", "ids_1")
+
+
+class Hidden(nn.Module):
+    """Adds the least number to the scores of masked keys, which for some samples are all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.parts = nn.Embedding(20, 8), nn.Linear(8, 48)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.unflatten(-1, (2, 8)).transpose(1, 2) for x in self.parts(self.words(ids)).chunk(3, -1))
+        bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask != 1, torch.finfo(q.dtype).min)
+        return nn.functional.scaled_dot_product_attention(q, k, v, bias[:, None, None])
+
+
+def test_attention_that_sees_no_key_is_compared_by_its_formula(tmp_path: Path) -> None:
+    oocdl.from_torch(Hidden(), MASKED, tmp_path / "net.onnx")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.metadata import Metadata
@@ -92,7 +93,8 @@ class Twin:
         args, kwargs = self.signature.split({name: x.clone() for name, x in inputs.items()})
         self.module.zero_grad(set_to_none=True)
         trains = any(given is not None for given in cotangents.values())
-        with torch.set_grad_enabled(trains):
+        # Faster kernels of attention lose gradients of queries that have the least number added to all keys.
+        with torch.set_grad_enabled(trains), sdpa_kernel(SDPBackend.MATH):
             with mode or nullcontext(), draws, Wide(self.dtype), limits_of(self.own_dtype, self.dtype):
                 self.runs = bool(self.runs)
                 returned = self.module(*args, **kwargs)
