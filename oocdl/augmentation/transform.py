@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
 from numbers import Real
 from typing import Any, ClassVar
 
 from oocdl.augmentation.draws import Array, Draws, Shape
 from oocdl.errors import InputError
-from oocdl.graph.ir.index import Region, region_shape
+from oocdl.graph.ir.index import Region, contiguous_blocks, region_shape
 
 PIECE_VOXELS = 1 << 16  # computed at once, where that takes memory beside input and output
 
@@ -114,13 +114,4 @@ def halves(region: Region) -> tuple[Region, Region]:
 
 def parts(region: Region, most: int = PIECE_VOXELS) -> Iterator[Region]:
     """Cut a region into parts of so many elements at most, the first axes first."""
-    extents = region_shape(region)
-    if prod(extents) <= most:
-        yield region
-        return
-    axis = next(axis for axis, extent in enumerate(extents) if extent > 1)
-    step = max(most // prod(extents[axis + 1 :]), 1)
-    low, high = region[axis]
-    for start in range(low, high, step):
-        span = (start, min(start + step, high))
-        yield from parts((*region[:axis], span, *region[axis + 1 :]), most)
+    return contiguous_blocks(region, 1, most)
