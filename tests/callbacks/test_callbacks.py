@@ -25,13 +25,9 @@ from oocdl.optim import Then
 from oocdl.presets.unets import write_unet3d
 from oocdl.report import history_view
 from tests.kit import nets
-from tests.kit.runs import broken_after
+from tests.kit.runs import Killed, broken_after
 
 Curve = dict[int, float]
-
-
-class Killed(BaseException):
-    """A kill: nothing more is said."""
 
 
 def fit(folder: Path, *callbacks: Callable[[Event], None], **options: Any) -> oocdl.Run:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 from oocdl.engines.engine_registry import ENGINES
 from oocdl.fusion.jit import address_of
@@ -21,6 +20,7 @@ from oocdl.host.parked import VARIABLE, park, returning_bytes
 from oocdl.planning.own_memory import LOCAL_DISKS, disk_folder
 from oocdl.presets.unets import write_unet3d
 from oocdl.storage.files import filesystem
+from tests.kit.nets import write_data
 from tests.kit.processes import ROOT
 
 BEGIN = """
@@ -158,12 +158,12 @@ def test_a_run_has_more_room_and_makes_the_same_bits(tmp_path: Path, monkeypatch
 
     random, model = np.random.default_rng(0), tmp_path / "unet.onnx"
     write_unet3d(model, base=4, depth=1, size=(16, 16, 16))
-    group = zarr.open_group(tmp_path / "brain.zarr", mode="w")
-    group.create_array("image", data=random.normal(size=(4, 1, 16, 16, 16)).astype("float32"))
-    group.create_array("label", data=random.integers(0, 4, (4, 16, 16, 16)).astype("uint8"))
+    image = random.normal(size=(4, 1, 16, 16, 16)).astype("float32")
+    label = random.integers(0, 4, (4, 16, 16, 16)).astype("uint8")
+    data = write_data(tmp_path / "brain.zarr", {"image": image, "label": label})
 
     def fit(value: str, memory: str, group: Path | None = None) -> Any:
-        given = model, tmp_path / "brain.zarr", tmp_path / f"{value}{memory}.run", memory
+        given = model, data, tmp_path / f"{value}{memory}.run", memory
         return json.loads(in_process(FIT, *given, group=group, **{VARIABLE: value}))
 
     (losses, base, _), (same, less, _) = fit("off", "700MiB"), fit("on", "700MiB")

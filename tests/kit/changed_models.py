@@ -16,7 +16,6 @@ from onnx import AttributeProto, TensorProto, defs, numpy_helper, parser
 INTS = (0, 1, -1, 2, 3, 7, -7, 64, 1 << 16, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63))
 FLOATS = (0.0, -1.0, 0.5, 1e30, float("nan"), float("inf"))
 TEXTS = ("", "x", "NOTSET", "SAME_UPPER", "linear", "a\nb\x1b[2J", "ä" * 300, "../../etc/passwd")
-KEYS = ("location", "offset", "length", "oocdl", "pkg.torch.onnx.name_scopes")
 KERAS = Path(__file__).parents[1] / "graph" / "onnx" / "keras"
 CODE = {
     "conv": """

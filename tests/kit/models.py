@@ -114,6 +114,12 @@ class UNet3d(nn.Module):
         return None
 
 
+def small_unet() -> UNet3d:
+    """In float64, in training mode, with the same weights each time."""
+    torch.manual_seed(0)
+    return UNet3d(base=2, depth=1, norm="instance", down="maxpool", up="transpose").double().train()
+
+
 class _Block(nn.Module):
     """A residual block: two 3x3 convolutions, or 1x1, 3x3, 1x1 with four times the channels."""
 

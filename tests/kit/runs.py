@@ -10,6 +10,10 @@ from oocdl.events import Event, StepDone
 from tests.kit.nets import files_of
 
 
+class Killed(BaseException):
+    """Stands for the end of the process: nothing is cleared up, and nothing more is said."""
+
+
 def losses_of(run: oocdl.Run) -> list[float]:
     return [row["loss"] for row in run.history]
 

@@ -12,6 +12,7 @@ from onnx import helper
 import oocdl
 from oocdl.errors import UnsupportedError
 from tests.kit import nets
+from tests.kit.runs import losses_of
 from tests.kit.settings import EXACT
 
 
@@ -44,8 +45,7 @@ def data(tmp_path: Path) -> Path:
 
 def losses(model: Path, data: Path, **options: Any) -> list[float]:
     options = {**EXACT, "loss": "mse", "steps": 3, "batch_size": 3, **options}
-    run = oocdl.fit(model, data, workdir=model.with_suffix(".run"), **options)
-    return [row["loss"] for row in run.history]
+    return losses_of(oocdl.fit(model, data, workdir=model.with_suffix(".run"), **options))
 
 
 def test_what_a_file_does_with_each_sample_it_does_with_more(tmp_path: Path, data: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 
 import oocdl
 from oocdl.dashboard.view import View
 from oocdl.graph.onnx.model_file import OnnxNode
 from oocdl.graph.onnx.onnx_file import module_path
+from tests.kit.nets import write_data
 from tests.kit.settings import QUICK
 
 torch = pytest.importorskip("torch")
@@ -38,11 +38,9 @@ def network() -> Any:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data") / "d.zarr"
-    random, group = np.random.default_rng(0), zarr.open_group(str(folder), mode="w")
-    group.create_array("x", data=random.random((4, 1, 64, 64), np.float32))
-    group.create_array("y", data=(random.random((4, 64, 64)) > 0.5).astype(np.uint8))
-    return folder
+    random = np.random.default_rng(0)
+    x, y = random.random((4, 1, 64, 64), np.float32), (random.random((4, 64, 64)) > 0.5).astype(np.uint8)
+    return write_data(tmp_path_factory.mktemp("data") / "d.zarr", {"x": x, "y": y})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from oocdl.planning.machine import BATCH_CACHE_BYTES
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime.inputs import Feed, Kept, Sources, own_regions, uniform
 from oocdl.storage.dataset.dataset import DataArray, open_dataset
-from tests.kit.nets import write_mlp
+from tests.kit.nets import write_data, write_mlp
+from tests.kit.runs import losses_of
 
 
 def test_random_numbers_do_not_depend_on_the_region() -> None:
@@ -92,15 +93,13 @@ def test_samples_of_one_chunk_are_read_at_once_and_stay_in_their_order(
 
     monkeypatch.setattr(DataArray, "read", noted)
     for count in (1, 4):
-        group = zarr.open_group(tmp_path / f"{count}.zarr", mode="w")
-        group.create_array("x", data=x, chunks=(count, 3))
-        group.create_array("y", data=y, chunks=(count,))
+        data = write_data(tmp_path / f"{count}.zarr", {"x": x, "y": y}, chunks=count)
         regions.clear()
         run = oocdl.fit(
-            model, tmp_path / f"{count}.zarr", workdir=tmp_path / f"{count}.run", inputs={"x": "x"},
+            model, data, workdir=tmp_path / f"{count}.run", inputs={"x": "x"},
             loss="cross_entropy", steps=2, batch_size=12, seed=3, progress=False,
         )  # fmt: skip
-        losses.append([row["loss"] for row in run.history])
+        losses.append(losses_of(run))
     assert losses[0] == losses[1]
     assert regions.count(("x", ((4, 8), (0, 3)))) == 2
 

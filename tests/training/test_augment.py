@@ -25,7 +25,7 @@ from oocdl.graph.ir.index import Region, as_slices, whole
 from oocdl.planning.passes import Course
 from oocdl.pytorch.exported import Exported
 from oocdl.runtime import scheduler
-from tests.kit import runs
+from tests.kit import nets, runs
 from tests.kit.runs import losses_of
 from tests.kit.settings import EXACT
 
@@ -225,10 +225,7 @@ def test_what_does_not_go_together_is_refused_before_the_run(
     refused("augment takes transforms of oocdl.transforms or 'nnunet', got flip", augment=["flip"])
     refused("normalize must be 'zscore' or .*, got zscores", normalize="zscores")
     refused("normalize names 'x'; images that are inputs are: input", normalize={"x": "zscore"})
-    coarse = tmp_path / "coarse.zarr"
-    group = zarr.open_group(coarse, mode="w")
-    group.create_array("input", data=arrays["input"])
-    group.create_array("y", data=arrays["y"][:, ::2])
+    coarse = nets.write_data(tmp_path / "coarse.zarr", {**arrays, "y": arrays["y"][:, ::2]})
     flip = transforms.RandFlip(0.5)
     refused("cannot move those of the target 'y', whose samples have the shape", coarse, augment=flip)
     refused("no target has a label for each voxel", coarse, normalize="ct")
@@ -242,11 +239,9 @@ def test_a_number_that_is_not_finite_is_found_in_statistics(
 ) -> None:
     x = arrays["input"].astype("float32")
     x[3, 1, 2, 2, 2] = np.nan
-    group = zarr.open_group(tmp_path / "bad.zarr", mode="w")
-    group.create_array("input", data=x)
-    group.create_array("y", data=arrays["y"])
+    bad = nets.write_data(tmp_path / "bad.zarr", {**arrays, "input": x})
     with pytest.raises(DatasetError, match=r"has the number nan in sample 3 at \[1, 2, 2, 2\]"):
-        fit(file, tmp_path / "bad.zarr", tmp_path / "run", normalize="zscore")
+        fit(file, bad, tmp_path / "run", normalize="zscore")
 
 
 def test_whole_numbers_are_moved_and_else_left_alone(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import zarr
 from torch.nn import functional
 
 import oocdl
@@ -16,6 +15,8 @@ from oocdl.engines.engine import get_engine
 from oocdl.errors import InputError
 from oocdl.ops import RULES
 from tests.kit.models import UNet3d, export
+from tests.kit.nets import write_data
+from tests.kit.runs import in_torch, losses_of
 
 if not get_engine("torch").has_bfloat16:
     pytest.skip("no bfloat16 arithmetic on this processor", allow_module_level=True)
@@ -38,11 +39,8 @@ def arrays() -> dict[str, np.ndarray[Any, Any]]:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory, arrays: dict[str, np.ndarray[Any, Any]]) -> Job:
     folder = tmp_path_factory.mktemp("bfloat16")
-    group = zarr.open_group(folder / "data.zarr", mode="w")
-    for name, array in arrays.items():
-        group.create_array(name, data=array, chunks=(1, *array.shape[1:]))
     model = export(network(), (torch.as_tensor(arrays["x"][:1]),), folder / "net.onnx", dynamic=(0,))
-    return model, folder / "data.zarr"
+    return model, write_data(folder / "data.zarr", arrays)
 
 
 def fit(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
@@ -57,29 +55,22 @@ def fit(job: Job, workdir: Path, **options: Any) -> oocdl.Run:
     return oocdl.fit(*job, workdir=workdir, **{**settings, **options})
 
 
-def losses(run: oocdl.Run) -> list[float]:
-    return [row["loss"] for row in run.history]
-
-
 def by_pytorch(arrays: dict[str, np.ndarray[Any, Any]], low: bool) -> list[float]:
     """Losses of eager PyTorch on the same batches, in float32 or under autocast."""
-    model, found = network().train(), []
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    model = network().train()
     x, y = torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["y"]).long()
-    for _ in range(STEPS):
-        optimizer.zero_grad()
+
+    def loss() -> torch.Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
-            loss = functional.cross_entropy(model(x).float(), y)
-        loss.backward()
-        optimizer.step()
-        found.append(loss.item())
-    return found
+            return functional.cross_entropy(model(x).float(), y)
+
+    return in_torch(torch.optim.Adam(model.parameters(), lr=RATE), STEPS * [[loss]])
 
 
 def test_losses_follow_pytorchs_autocast(
     job: Job, tmp_path: Path, arrays: dict[str, np.ndarray[Any, Any]]
 ) -> None:
-    ours = losses(fit(job, tmp_path / "run"))
+    ours = losses_of(fit(job, tmp_path / "run"))
     autocast, wide = by_pytorch(arrays, True), by_pytorch(arrays, False)
     assert ours != wide and ours[-1] < 0.9 * ours[0]
     np.testing.assert_allclose(ours, autocast, rtol=2e-2)
@@ -109,7 +100,7 @@ def test_products_take_16_bits_and_sums_are_of_32(job: Job) -> None:
 def test_cuts_change_little_and_schedules_nothing(job: Job, tmp_path: Path) -> None:
     cut: dict[str, Any] = {"parallel": {"space": (3, 2, 1)}}
     whole, first = fit(job, tmp_path / "a"), fit(job, tmp_path / "b", **cut)
-    np.testing.assert_allclose(losses(whole), losses(first), rtol=2e-2)
+    np.testing.assert_allclose(losses_of(whole), losses_of(first), rtol=2e-2)
     fit(job, tmp_path / "c", steps=2, **cut)
     again = fit(job, tmp_path / "c", **cut)
     for name, array in first.weights.items():

@@ -34,7 +34,7 @@ from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training import preparing
 from oocdl.transforms import RandFlip, RandRotate90, RandSpatialCrop
 from tests.kit import nets, runs, settings
-from tests.kit.models import UNet3d
+from tests.kit.models import UNet3d, small_unet
 from tests.kit.runs import losses_of
 
 Array = NDArray[Any]
@@ -48,15 +48,10 @@ CROP = RandSpatialCrop(ROI, foreground=0.5)
 pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
 
 
-def unet() -> UNet3d:
-    torch.manual_seed(0)
-    return UNet3d(base=2, depth=1, norm="instance", down="maxpool", up="transpose").double().train()
-
-
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     path = tmp_path_factory.mktemp("net") / "unet.onnx"
-    return oocdl.from_torch(unet(), torch.zeros(1, 1, 8, 8, 8).double(), path)
+    return oocdl.from_torch(small_unet(), torch.zeros(1, 1, 8, 8, 8).double(), path)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +104,7 @@ def batch(samples: Samples, number: int, rows: Sequence[int]) -> tuple[Tensor, T
 
 
 def in_torch(samples: Samples, course: Course) -> tuple[UNet3d, list[float]]:
-    twin = unet()
+    twin = small_unet()
 
     def loss(number: int, rows: Sequence[int]) -> Tensor:
         x, y = batch(samples, number, rows)
@@ -314,7 +309,7 @@ def test_what_does_not_go_together_is_refused_before_the_run(
     numbers = {"x": np.zeros((2, 1, 8, 8, 8), "f4"), "y": np.zeros((2, 3, 8, 8, 8), "f4")}
     refused("no target has a label for each voxel; .*leave foreground= out", CROP, where=numbers, loss="mse")
     fixed = oocdl.from_torch(
-        unet(), torch.zeros(1, 1, *ROI).double(), tmp_path / "fixed.onnx", dynamic="batch"
+        small_unet(), torch.zeros(1, 1, *ROI).double(), tmp_path / "fixed.onnx", dynamic="batch"
     )
     arrays = {"x": np.zeros((3, 1, 8, 8, 8), "f4"), "y": np.zeros((3, 8, 8, 8), "u1")}
     refused("given 8 along axis 3, where the network is for 6", CROP, net=fixed, where=arrays, validation=[1])

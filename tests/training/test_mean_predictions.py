@@ -23,6 +23,7 @@ from oocdl.runtime.session import Session
 from tests.kit import nets
 from tests.kit.commands import run as call
 from tests.kit.models import UNet3d
+from tests.kit.runs import Killed
 from tests.kit.settings import EXACT, QUICK
 
 pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
@@ -136,10 +137,6 @@ def test_of_deep_supervision_the_first_output_is_predicted(tmp_path: Path) -> No
     for how, names in (({}, ["logits", "logits_1"]), ({"mirror": (1,)}, ["logits"])):
         found = run.predict({"image": data["image"]}, tmp_path / "out.zarr", **how)
         assert sorted(found.array_keys()) == names
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
 
 
 def test_a_killed_mean_goes_on_with_the_same_question_alone(

@@ -25,6 +25,7 @@ from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.prediction import predictions
 from oocdl.training.prediction.predictions import PROGRESS, array_name
 from tests.kit import nets
+from tests.kit.runs import Killed
 from tests.kit.settings import QUICK
 
 SAMPLES = 10
@@ -44,10 +45,6 @@ def run(trained: oocdl.Run, tmp_path: Path) -> oocdl.Run:
     """A copy of the run, with its data beside it."""
     shutil.copytree(trained.path.parent / "data.zarr", tmp_path / "data.zarr")
     return oocdl.open(shutil.copytree(trained.path, tmp_path / "run"))
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: nothing is cleared up."""
 
 
 def killed_after(passes: int, patch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:

@@ -29,7 +29,7 @@ from oocdl.planning.sample_sizes import sized
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.dataset.sampling import permutation
 from tests.kit import nets, settings
-from tests.kit.models import UNet3d
+from tests.kit.models import small_unet
 from tests.kit.runs import broken_after, in_torch, losses_of, same
 
 SHAPES = [(9, 8, 10), (16, 12, 8), (7, 5, 6), (16, 12, 8), (8, 6, 5)]
@@ -68,15 +68,10 @@ def order(rows: Sequence[int], samples: Samples, epoch: int, batch: int, shuffle
     return found + [mine for mine in waiting.values() if mine]
 
 
-def unet() -> UNet3d:
-    torch.manual_seed(0)
-    return UNet3d(base=2, depth=1, norm="instance", down="maxpool", up="transpose").double().train()
-
-
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("net") / "unet.onnx"
-    return oocdl.from_torch(unet(), torch.zeros(1, 1, 8, 8, 8).double(), path)
+    return oocdl.from_torch(small_unet(), torch.zeros(1, 1, 8, 8, 8).double(), path)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +97,7 @@ def test_a_run_is_pytorchs_loop(net: Path, data: Data, tmp_path: Path, how: dict
     run = oocdl.fit(net, path, workdir=tmp_path / "run", **{**EXACT, **how})
     batches = [order(rows, samples, epoch, batch, how.get("shuffle", False)) for epoch in range(epochs)]
     assert [len(found) for found in batches] == [run.plan.course.passes_per_epoch] * epochs
-    twin, k = unet(), how.get("accumulate", 1)
+    twin, k = small_unet(), how.get("accumulate", 1)
 
     def loss(chosen: Sequence[int]) -> Tensor:
         x, y = (torch.stack(list(f)) for f in zip(*(padded(samples, r) for r in chosen), strict=True))
@@ -124,7 +119,7 @@ def trained(net: Path, data: Data, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def outputs_of(run: oocdl.Run, samples: Samples) -> list[np.ndarray]:
     """What PyTorch predicts, of the sample's own voxels."""
-    net, found = unet().eval(), []
+    net, found = small_unet().eval(), []
     run.load_into(net)
     for row, (x, _) in enumerate(samples):
         image, _ = padded(samples, row)
@@ -196,7 +191,7 @@ def test_validations_take_each_size(net: Path, data: Data, tmp_path: Path, valid
     options = {**EXACT, "loss": "dice_ce", "metrics": ["dice", "accuracy"], "batch_size": 2}
     run = oocdl.fit(net, path, workdir=tmp_path / "run", validation=validation, **options)
     rows = rows or list(run.plan.course.validated)
-    twin, total = unet().eval(), 0.0
+    twin, total = small_unet().eval(), 0.0
     run.load_into(twin)
     hits = counted = 0
     for batch in order(rows, samples, 0, 2, False):
@@ -324,7 +319,7 @@ def test_samples_are_normalised_without_what_is_around_them(net: Path, data: Dat
     path, samples = data
     run = oocdl.fit(net, path, workdir=tmp_path / "run", normalize="zscore", validation=path, **EXACT)
     made = zscored(samples)
-    twin = unet()
+    twin = small_unet()
 
     def loss(row: int) -> Tensor:
         x, y = padded(made, row)
@@ -348,7 +343,7 @@ def test_transforms_take_each_size(net: Path, data: Data, tmp_path: Path) -> Non
     flipped = oocdl.fit(net, data[0], workdir=tmp_path / "flip", **{**options, "augment": flips, "steps": 1})
     rows = [int(at) for at in permutation(0, 0, len(SHAPES))]
     x, y = (one.flip(*range(-3, 0)) for one in padded(zscored(data[1]), rows[0]))
-    loss = F.cross_entropy(unet()(x[None]), y[None]).item()
+    loss = F.cross_entropy(small_unet()(x[None]), y[None]).item()
     np.testing.assert_allclose(flipped.history[0]["loss"], loss, rtol=1e-6)
 
 
@@ -513,7 +508,7 @@ def test_evaluations_of_a_run_on_crops_are_padded_as_asked(net: Path, data: Data
     """Its own steps pad nothing."""
     how = {"augment": oocdl.transforms.RandSpatialCrop(4), "pad_to_multiple_of": 8, "steps": 1, **EXACT}
     run = oocdl.fit(net, data[0], workdir=tmp_path / "run", **how)
-    twin, found = unet().eval(), []
+    twin, found = small_unet().eval(), []
     run.load_into(twin)
     for x, y in (padded(data[1], row, 8) for row in range(len(SHAPES))):
         found.append(F.cross_entropy(twin(x[None]), y[None]).item())

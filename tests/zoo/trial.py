@@ -25,6 +25,7 @@ from oocdl.errors import OocdlError
 from oocdl.optim import SGD
 from tests.kit.nets import write_data
 from tests.kit.plain_files import export_as
+from tests.kit.runs import in_torch, losses_of
 from tests.zoo.networks import BATCH, NETWORKS, Picked, calm
 
 STEPS, RATE = 3, 0.0002
@@ -53,14 +54,7 @@ def reference(module: nn.Module, inputs: Sequence[Tensor], target: Tensor) -> li
     module = copy.deepcopy(module).to(target.dtype)
     given = [x.to(target.dtype) if x.is_floating_point() else x for x in inputs]
     weights = [weight for weight in module.parameters() if weight.requires_grad]
-    optimizer, losses = torch.optim.SGD(weights, lr=RATE), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = F.mse_loss(module(*given), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return in_torch(torch.optim.SGD(weights, lr=RATE), STEPS * [[lambda: F.mse_loss(module(*given), target)]])
 
 
 def off_by_step(found: Sequence[float], wanted: Sequence[float]) -> list[float]:
@@ -98,7 +92,7 @@ def fit(model: Any, folder: Path, names: dict[str, str], run: str, **options: An
     made = oocdl.fit(
         model, folder / "data.zarr", workdir=folder / run, inputs=names, progress=False, **OPTIONS, **options
     )
-    return [row["loss"] for row in made.history]
+    return losses_of(made)
 
 
 def attempt(

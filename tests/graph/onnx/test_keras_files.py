@@ -20,6 +20,7 @@ from oocdl.graph.onnx.trained import Part
 from oocdl.ops.registry import RULES
 from oocdl.optim import SGD
 from tests.kit.nets import save, write_data
+from tests.kit.runs import losses_of
 from tests.kit.settings import EXACT
 
 FOLDER = Path(__file__).parent / "keras"
@@ -89,7 +90,7 @@ def train(tmp_path: Path) -> Train:
 def test_losses_are_those_of_keras(name: str, cut: str, train: Train) -> None:
     run = train(name, cut)
     wanted = arrays_of(name)["losses"]
-    np.testing.assert_allclose([row["loss"] for row in run.history], wanted, rtol=EQUAL[name])
+    np.testing.assert_allclose(losses_of(run), wanted, rtol=EQUAL[name])
 
 
 @pytest.mark.parametrize("name", sorted({*EQUAL, *SAID}))
@@ -103,7 +104,7 @@ def test_what_is_said_of_a_file(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SAID if FOLDED in SAID[name]])
 def test_a_folded_norm_computes_the_same_and_trains_another_network(name: str, train: Train) -> None:
     wanted = arrays_of(name)["losses"]
-    first, *others = (row["loss"] for row in train(name, "whole").history)
+    first, *others = losses_of(train(name, "whole"))
     assert first == pytest.approx(wanted[0], rel=1e-6)
     assert np.abs(np.asarray(others) / wanted[1:] - 1).max() > 1e-4, "there was nothing to say"
 

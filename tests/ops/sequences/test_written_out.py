@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import zarr
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
@@ -26,7 +25,9 @@ from oocdl.ops import RULES
 from oocdl.ops.sequences.written_out import with_attention
 from tests.kit import lowered
 from tests.kit.interpret import evaluate
+from tests.kit.nets import write_data
 from tests.kit.plain_files import export_as
+from tests.kit.runs import losses_of
 from tests.kit.settings import EXACT
 
 RANDOM = np.random.default_rng(0)
@@ -290,13 +291,12 @@ def test_dropped_weights_do_not_depend_on_cuts_or_engines(tmp_path: Path) -> Non
     net = Attentions(False)
     net.heads.dropout = 0.4
     path = export_as(net, [torch.randn(2, 6, 8)], tmp_path / "net.onnx", "torchscript")
-    group = zarr.open_group(str(tmp_path / "data.zarr"), mode="w")
-    for name, shape in (("x0", (4, 6, 8)), ("target", (4, 2, 6, 4))):
-        group.create_array(name, data=RANDOM.normal(size=shape), chunks=(1, *shape[1:]))
+    arrays = {"x0": RANDOM.normal(size=(4, 6, 8)), "target": RANDOM.normal(size=(4, 2, 6, 4))}
+    data = write_data(tmp_path / "data.zarr", arrays)
 
     def losses(name: str, **options: Any) -> list[float]:
         options = {**EXACT, "loss": "mse", "batch_size": 2, "steps": 2, "workdir": tmp_path / name, **options}
-        return [row["loss"] for row in oocdl.fit(path, tmp_path / "data.zarr", **options).history]
+        return losses_of(oocdl.fit(path, data, **options))
 
     whole = losses("whole")
     for name, more in (("cut", {"parallel": {"batch": 2}}), ("oracle", {"engine": "numpy"})):
