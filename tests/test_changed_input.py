@@ -6,19 +6,15 @@ With ``test_random_damage`` these are 500 attempts; the first lines of the kits 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.kit.commands import python
 
 
 @pytest.mark.parametrize(("kit", "first", "last"), [("changed_files", 0, 300), ("command_lines", 0, 125)])
 def test_what_is_odd_is_refused_in_one_line(kit: str, first: int, last: int) -> None:
-    command = [sys.executable, "-m", f"tests.kit.{kit}", str(first), str(last)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = python("-m", f"tests.kit.{kit}", first, last, seconds=1200)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert not found["wrong"], done.stderr[-4000:]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +18,9 @@ from oocdl.errors import ResourceError
 from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
 from tests.kit.code import ROOT
-from tests.kit.commands import script
+from tests.kit.commands import python, script
 
 CHROMIUM = pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="needs Debian's chromium")
-
-
-def run(*words: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of the repository in ``folder``, with environment variables."""
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env={**os.environ, "PYTHONPATH": paths, **environment},
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
 
 
 def example(folder: Path, name: str, *words: str) -> str:
@@ -42,7 +30,7 @@ def example(folder: Path, name: str, *words: str) -> str:
 
 def rows_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
     """The rows that a script writes at toy size."""
-    done = run(str(ROOT / f"perf/{name}.py"), "--toy", "--json", "rows.json", *words, folder=folder)
+    done = python(ROOT / f"perf/{name}.py", "--toy", "--json", "rows.json", *words, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
     return rows
@@ -99,7 +87,7 @@ def test_grouped_and_attention_print_a_row_for_each_case(tmp_path: Path) -> None
 def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
     """What a bench prints at toy size, and the rows that it writes."""
     script = str(ROOT / f"perf/{name}.py")
-    done = run(script, "--toy", "--workdir", ".", "--json", "rows.json", *words, folder=folder)
+    done = python(script, "--toy", "--workdir", ".", "--json", "rows.json", *words, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, json.loads((folder / "rows.json").read_text())["rows"]
 
@@ -181,7 +169,7 @@ def test_simulated_steps_stand_beside_measured_ones(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) -> None:
-    done = run(str(ROOT / "perf/promise.py"), "--toy", "--json", "rows.json", folder=tmp_path)
+    done = python(ROOT / "perf/promise.py", "--toy", "--json", "rows.json", folder=tmp_path)
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert done.stdout.count("| unet96 ") == len(rows) == 2, done.stdout + done.stderr
     assert done.returncode == int("BROKEN: " in done.stdout), done.stdout + done.stderr
@@ -196,7 +184,7 @@ def test_promise_measures_from_the_smallest_budget_to_in_core(tmp_path: Path) ->
 @pytest.mark.slow
 def test_promise_shows_what_is_refused(tmp_path: Path) -> None:
     script = str(ROOT / "perf/promise.py")
-    done = run(script, "--toy", "--budgets", "1MiB", "--workdir", ".", folder=tmp_path)
+    done = python(script, "--toy", "--budgets", "1MiB", "--workdir", ".", folder=tmp_path)
     assert done.returncode == 1
     assert "BROKEN: refused: " in done.stdout and "beside the process itself" in done.stdout
 
@@ -222,7 +210,7 @@ def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
     data = nets.write_data(tmp_path / "data.zarr", nets.volumes(1, 16))
     options: dict[str, Any] = {"memory": "4GiB", "engine": "onnxruntime", "threads": 2, "progress": False}
     made = oocdl.fit(model, data, steps=1, trace=tmp_path / "step.json", **options)
-    done = run(str(ROOT / "perf/read_trace.py"), "step.json", "--plot", "step.png", folder=tmp_path)
+    done = python(ROOT / "perf/read_trace.py", "step.json", "--plot", "step.png", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     threads, layers = (table.splitlines()[2:] for table in done.stdout.split("\n\n"))
     assert {row.split()[1] for row in threads} <= {"oocdl_0", "oocdl_1", "oocdl_2"} and threads
@@ -246,7 +234,7 @@ def test_every_example_is_run_here() -> None:
 
 def test_first_steps(tmp_path: Path) -> None:
     words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
-    done = run("-W", "ignore", str(ROOT / "examples/first_steps.py"), *words, folder=tmp_path)
+    done = python("-W", "ignore", ROOT / "examples/first_steps.py", *words, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     told = example(tmp_path, "first_steps", *words)  # finds the run finished
     assert told.split("loss ")[-1] == done.stdout.split("loss ")[-1]

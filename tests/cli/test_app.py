@@ -40,7 +40,7 @@ from oocdl.report.plan_view import Plan
 from oocdl.training.signature import records_of
 from oocdl.transforms import RandFlip
 from tests.kit import nets
-from tests.kit.commands import run
+from tests.kit.commands import python, run
 
 SIZE = 16
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--lr", "0.01")
@@ -109,14 +109,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int
     return code, err.strip()
 
 
-def in_process(code: str, *arguments: object, where: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    env = {**os.environ, "PYTHONPATH": str(Path(oocdl.__file__).parents[1])}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=250, cwd=where, env=env, check=False
-    )
-
-
 def test_help_names_every_verb() -> None:
     shown = CliRunner().invoke(app.app, ["--help"]).output
     for verb in ("fit", "search", "plan", "predict", "evaluate", "export", "info", "cluster", "demo"):
@@ -134,7 +126,7 @@ def test_help_loads_no_library(tmp_path: Path) -> None:
 from oocdl.cli.app import run_command
 run_command(["--help"], False)
 print({"dask", "onnx", "zarr", "oocdl.planning", "oocdl.engines"} & sys.modules.keys())"""
-    assert in_process(code, where=tmp_path).stdout.splitlines()[-1] == "set()"
+    assert python("-c", code, folder=tmp_path).stdout.splitlines()[-1] == "set()"
 
 
 def test_nothing_at_all_is_a_request_for_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,12 +533,12 @@ def test_every_option_of_fit_reaches_its_setting(
 def test_the_demo_needs_no_framework(tmp_path: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; from oocdl.cli.app import main; main()"
     demo = ("demo", "--folder", tmp_path / "demo", "--size", 16, "--steps", 3, "--memory", "1GiB")
-    done = in_process(code, *demo, where=tmp_path)
+    done = python("-c", code, *demo, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "engine onnxruntime" in done.stdout
     assert "step 3/3" in done.stdout and "Dice of unseen volumes  background " in done.stdout
     assert (tmp_path / "demo" / "demo.png").read_bytes().startswith(b"\x89PNG")
-    again = in_process(code, *demo, where=tmp_path)
+    again = python("-c", code, *demo, folder=tmp_path)
     assert again.returncode == 0, again.stderr
 
 

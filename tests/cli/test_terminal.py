@@ -29,7 +29,7 @@ from oocdl.planning.calibrate import store_rates
 from oocdl.planning.cost_model import NOMINAL
 from oocdl.presets.unets import write_unet3d
 from oocdl.training.prediction.predictions import Predictions
-from tests.kit.commands import run
+from tests.kit.commands import python, run
 
 TINY = ("--loss", "dice_ce", "--memory", "4GiB", "--threads", "1", "--engine", "onnxruntime")
 
@@ -222,10 +222,7 @@ def test_a_history_is_written_elsewhere_too(
 
 
 def test_a_report_complains_of_nothing(folder: Path, tmp_path: Path) -> None:
-    words = ["report", folder / "net.run", "--out", tmp_path / "page.html"]
-    done = subprocess.run(
-        [sys.executable, "-m", "oocdl", *map(str, words)], capture_output=True, text=True, check=True
-    )
+    done = python("-m", "oocdl", "report", folder / "net.run", "--out", tmp_path / "page.html")
     assert done.stderr == f"the page is in {tmp_path / 'page.html'}\n"
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from oocdl.errors import BudgetError, DatasetError, InUseError, StoreError
 from oocdl.host.limits import anonymous_bytes, most_taken_bytes
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.run.lock import RunLock
-from tests.kit.commands import run
+from tests.kit.commands import python, run
 from tests.kit.nifti import AFFINE, CLASSES, labels, nnunet, save, volume
 
 SHAPES = {"b_01": (7, 6, 5), "a": (4, 9, 8)}
@@ -314,7 +313,7 @@ def test_what_a_kill_left_is_replaced_and_what_others_made_is_not(tmp_path: Path
         "import os, sys\nfrom oocdl.data import conversion, convert\n"
         "conversion.write_planes = lambda *_: os.kill(os.getpid(), 9)\nconvert(*sys.argv[1:])"
     )
-    died = subprocess.run([sys.executable, "-c", code, str(source), str(out)])
+    died = python("-c", code, source, out)
     assert died.returncode == -signal.SIGKILL and not out.exists()
     assert (tmp_path / "out.zarr.partial").is_dir()
     lock = RunLock(tmp_path / "out.zarr.partial/LOCK")  # of a process that lives
@@ -354,7 +353,7 @@ def test_a_signal_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
         "conversion.write_region = lambda *given: (real(*given), os.kill(os.getpid(), 15))\n"
         "app.main(['convert', 'x.nii', 'out.zarr'])"
     )
-    died = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    died = python("-c", code, folder=tmp_path)
     assert (died.returncode, died.stderr) == (143, "oocdl: stopped by SIGTERM; nothing was changed\n")
     assert os.listdir(tmp_path) == ["x.nii"]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.kit.commands import python
 
 STORES_SEVEN = """
 import ctypes, sys, llvmlite.binding as llvm
@@ -24,8 +23,6 @@ print(number.value)
 
 
 def test_a_machine_compiles_a_loop_once(tmp_path: Path) -> None:
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     for how in ("compiled", "kept"):
-        command = [sys.executable, "-c", STORES_SEVEN, how]
-        told = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        told = python("-c", STORES_SEVEN, how, XDG_CACHE_HOME=str(tmp_path))
         assert told.stdout == "7\n", told.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from oocdl.errors import BudgetError, InputError
 from oocdl.host import heap, limits
 from oocdl.host.limits import Limit, available, check_budget, default_budget_bytes
 from tests.kit import nets
+from tests.kit.commands import python
 
 ROOT = Path(__file__).parents[2]
 HUGE = "9223372036854771712"
@@ -116,10 +116,7 @@ def test_an_rlimit_counts_what_is_mapped_not_in_memory(monkeypatch: pytest.Monke
 def run(code: str, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own, which enters the cgroup ``folder`` first."""
     entering = f"import os; open('{folder}/cgroup.procs', 'w').write(str(os.getpid()))\n"
-    return subprocess.run(
-        [sys.executable, "-c", (entering if folder else "") + code, *words], capture_output=True,
-        text=True, timeout=120, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    return python("-c", (entering if folder else "") + code, *words, seconds=120)
 
 
 def test_a_real_rlimit(tmp_path: Path) -> None:

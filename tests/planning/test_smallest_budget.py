@@ -7,8 +7,6 @@ thousands of units plan, or are refused by a sentence that names a budget which 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from oocdl.presets.unets import write_unet3d
 from oocdl.report.plan_view import Plan
 from oocdl.testing import run_graph
 from tests.kit import nets
+from tests.kit.commands import python
 from tests.kit.jobs import EVEN, NETS, OPTIMIZERS, TOLERANCE, Job, check, prepare, train, unet
 from tests.kit.machine import Small, plan
 from tests.kit.settings import QUICK
@@ -88,8 +87,9 @@ def test_a_budget_that_is_named_is_accepted_and_little_less_is_not(tmp_path: Pat
     data = nets.write_data(tmp_path / "data.zarr", nets.volumes(samples=1, extent=32))
 
     def told(*budgets: str) -> list[str]:
-        command = [sys.executable, "-c", PLANS, str(model), str(data), *budgets]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        done = python("-c", PLANS, model, data, *budgets)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
     nothing, named, little, again, accepted = told("16MiB", "-12", "+0")
     assert "nothing is left beside the process" in nothing and "beside the process" in little

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-import subprocess
-import sys
 import threading
 import warnings
 import weakref
@@ -31,6 +29,7 @@ from oocdl.pytorch import export as exporting
 from oocdl.pytorch.comparison.file_pass import inference_pass
 from oocdl.pytorch.exported import Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
+from tests.kit.commands import python
 from tests.kit.nets import write_data
 from tests.kit.torch_modules import Encoding, Head, Words, error, frozen, in_evaluation, running
 from tests.kit.turns import some_of
@@ -698,7 +697,7 @@ except oocdl.errors.InputError as error:
 
 
 def test_without_pytorch() -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
+    done = python("-c", WITHOUT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "this needs PyTorch: pip install 'oocdl[torch]'"
 

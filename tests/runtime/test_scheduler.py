@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -18,6 +16,7 @@ from dask._task_spec import DataNode, Task, TaskRef
 from oocdl.host import main_heap
 from oocdl.host.main_heap import MainHeapThreads
 from oocdl.runtime.scheduler import Running, get
+from tests.kit.commands import python
 
 
 def test_results_by_key_and_by_nested_lists() -> None:
@@ -177,8 +176,8 @@ with ThreadPoolExecutor(4) as before:
 
 def test_threads_allocate_from_the_main_heap_whatever_threads_were_there_before() -> None:
     """Other heaps lose their pages whenever they are empty: a MobileNetV2's step took 1.85 s, not 1.6."""
-    found = subprocess.run([sys.executable, "-c", HEAPS], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == 4 * ["False"] + 6 * ["True"]
+    found = python("-c", HEAPS)
+    assert found.stdout.split() == 4 * ["False"] + 6 * ["True"], found.stderr
 
 
 def test_all_threads_work_where_none_gets_the_main_heap(monkeypatch: pytest.MonkeyPatch) -> None:

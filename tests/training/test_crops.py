@@ -5,9 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import os
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +31,7 @@ from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training import preparing
 from oocdl.transforms import RandFlip, RandRotate90, RandSpatialCrop
 from tests.kit import nets, runs, settings
+from tests.kit.commands import python
 from tests.kit.models import UNet3d, small_unet
 from tests.kit.runs import losses_of
 
@@ -270,9 +268,7 @@ def test_a_sample_four_times_the_budget_is_never_whole_in_memory(net: Exported, 
     assert x.nbytes > 4 * memory
     crop, more = "RandSpatialCrop((32, 32, 32), foreground=1.0)", ("--threads", 1, "--engine", "onnxruntime")
     words = ("fit", net.path, "data.zarr", "--augment", crop, "--steps", 2, "--workdir", "run", *more)
-    command = map(str, (sys.executable, "-m", "oocdl", *words, "--memory", memory))
-    paths = {**os.environ, "PYTHONPATH": str(Path(oocdl.__file__).parents[1])}
-    done = subprocess.run([*command], capture_output=True, text=True, cwd=tmp_path, env=paths)
+    done = python("-m", "oocdl", *words, "--memory", memory, folder=tmp_path, seconds=600)
     assert done.returncode == 0, done.stderr
     assert 0 < oocdl.open(tmp_path / "run").peak_bytes <= memory
 

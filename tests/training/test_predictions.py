@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +23,7 @@ from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.prediction import predictions
 from oocdl.training.prediction.predictions import PROGRESS, array_name
 from tests.kit import nets
+from tests.kit.commands import python
 from tests.kit.runs import Killed
 from tests.kit.settings import QUICK
 
@@ -228,11 +227,7 @@ def test_another_user_predicts_from_a_run_that_only_its_owner_can_write(tmp_path
         run = oocdl.fit(model, data, **{**QUICK, "batch_size": 5, "steps": 1})
         shutil.rmtree(run.path / "spill", ignore_errors=True)
         before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": mine}
-        ended = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, str(run.path), str(data), mine],
-            capture_output=True, text=True, cwd="/", env=env, timeout=120, check=False,
-        )  # fmt: skip
+        ended = python("-c", AS_NOBODY, run.path, data, mine, folder=Path("/"), seconds=120, TMPDIR=mine)
         assert ended.returncode == 0, ended.stderr
         assert f"cannot be written; spilling to {mine}/oocdl-spill-65534" in ended.stderr
         assert float(ended.stdout) == run.evaluate(data, spill=tmp_path)["loss"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from oocdl.storage.run.commit import Commit, Writer
 from oocdl.training import signals
 from oocdl.training.signals import Signals
 from tests.kit import nets
+from tests.kit.commands import python
 from tests.kit.settings import QUICK
 
 Fit = Callable[..., oocdl.Run]
@@ -245,11 +244,7 @@ def test_every_command_ends_with_the_signal_s_code(
     }[verb]
     if verb != "fit":
         fit(steps=1)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, "-c", STOPS_ITSELF, str(int(number)), verb, *arguments],
-        capture_output=True, text=True, cwd=tmp_path, env=env, timeout=120, check=False,
-    )  # fmt: skip
+    ended = python("-c", STOPS_ITSELF, int(number), verb, *arguments, folder=tmp_path, seconds=120)
     assert ended.returncode == 128 + number, ended.stderr
     told = {
         "fit": "0 steps are committed in new; the same command goes on",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from oocdl.tuning.asked import DEFAULT_TRIALS, Asked, asked_of
 from oocdl.tuning.search import OWN_OPTIONS
 from oocdl.tuning.search_study import SearchStudy
 from oocdl.tuning.trial import Result
+from tests.kit.commands import python
 
 LISTS = {"optimizer": ["sgd", "adam"], "batch_size": [1, 2, 4], "accumulate": IntUniform(1, 2)}
 MIXED = {**LISTS, "lr": LogUniform(1e-4, 1.0)}
@@ -114,6 +113,6 @@ def test_optuna_is_imported_by_a_search_alone_and_named_where_it_is_missing(tmp_
         "except oocdl.errors.InputError as error:\n"
         "    print(error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    told = python("-c", program, folder=tmp_path)
     assert told.stdout == "search needs optuna, which is not installed; pip install 'oocdl[search]'\n", told
     assert not list(tmp_path.iterdir())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +18,7 @@ from oocdl.runtime.cluster import connecting, crew
 from oocdl.runtime.cluster.scheduler_side import METRIC, Stay, set_complete
 from oocdl.runtime.lost import MOST_LOSSES, WorkersLost
 from tests.kit import nets, processes, searches
+from tests.kit.commands import python
 from tests.kit.faults import OPTIONS
 
 NOBODY = "tcp://127.0.0.1:1"
@@ -79,9 +78,7 @@ def test_an_address_that_wants_keys() -> None:
         "try:\n    with connecting.connected('tls://127.0.0.1:1'): pass\n"
         "except Exception as error:\n    print(type(error).__name__, error)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True
-    )
+    done = python("-c", code, seconds=50)
     assert done.stdout.startswith("ResourceError no scheduler answers at tls://127.0.0.1:1: TLS")
     assert done.stderr == ""
 
