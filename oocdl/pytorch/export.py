@@ -124,7 +124,7 @@ def _written(
     keys = keys_of(twin)
     draft = ready.with_name("draft.onnx")
     with exporting(), rewritten():
-        EXPORTERS[exporter](twin, _call_of(signature, made, twin), draft)
+        EXPORTERS[exporter](twin, _call_of(signature, made, twin, exporter), draft)
     about, dims = _about(module, made, exporter, verify), _dims(made)
     keys = {**keys_of(twin), **keys}  # an exporter may have run it, and so changed its statistics
     metadata = annotate(draft, ready, module, keys, made.found, about, dims)
@@ -141,9 +141,16 @@ def _written(
     return annotate(draft, ready, module, keys, made.found, about, dims)
 
 
-def _call_of(signature: Signature, made: Study, twin: nn.Module) -> Call:
-    """Return how an exporter is to call the module: at small sizes, where these are open."""
-    args, kwargs = signature.split(made.data.inputs(made.sizes.first, dtype_of(twin), 0))
+def _call_of(signature: Signature, made: Study, twin: nn.Module, exporter: str) -> Call:
+    """Return how an exporter is to call the module: at small sizes, where these are open and it runs it.
+
+    The newer one chooses by the sizes of its call how to write some operators, and so is given those of the
+    example; it computes nothing.
+    """
+    inputs = made.data.inputs(made.sizes.first, dtype_of(twin), 0)
+    if exporter == "dynamo":
+        inputs = {name: torch.zeros(made.example[name], dtype=x.dtype) for name, x in inputs.items()}
+    args, kwargs = signature.split(inputs)
     axes = {name: tuple(axis for title, axis in made.free.names if title == name) for name in signature.names}
     names = {"inputs": signature.names, "outputs": made.outputs}
     lines = [line for name, line in made.free.rounded.items() if name in made.free.names.values()]

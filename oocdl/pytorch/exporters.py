@@ -11,7 +11,7 @@ import io
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,25 @@ def _linspace(start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = N
     return torch.tensor(np.linspace(start, end, int(steps)), dtype=dtype or torch.get_default_dtype(), **how)
 
 
+def _adaptive_average(rank: int, plain: Callable[..., Tensor]) -> Callable[[Tensor, Any], Tensor]:
+    """Return an adaptive average pooling over so many axes, for any size: exporters write windows of one."""
+
+    def pooled(input: Tensor, output_size: Any) -> Tensor:
+        wanted = output_size if isinstance(output_size, Sequence) else [output_size] * rank
+        if all(cells == 1 for cells in wanted):
+            return plain(input, output_size)
+        for axis, cells in enumerate(wanted, input.dim() - rank):
+            if cells is not None:
+                size, place = input.shape[axis], torch.arange(cells)[:, None]
+                begin, end = place * size // cells, (place * size + size + cells - 1) // cells
+                element = torch.arange(size)
+                inside = ((element >= begin) & (element < end)).to(input.dtype)
+                input = (input.transpose(axis, -1) @ (inside / (end - begin)).T).transpose(axis, -1)
+        return input
+
+    return pooled
+
+
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Compute it with lengths of at least ``eps``, whose gradients are those of the lengths themselves."""
 
@@ -256,6 +275,9 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.binary_cross_entropy: _bce,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
     nn.functional.cosine_similarity: cosine_similarity,
+    torch.adaptive_avg_pool1d: _adaptive_average(1, torch.adaptive_avg_pool1d),
+    nn.functional.adaptive_avg_pool2d: _adaptive_average(2, nn.functional.adaptive_avg_pool2d),
+    nn.functional.adaptive_avg_pool3d: _adaptive_average(3, nn.functional.adaptive_avg_pool3d),
     torch.floor_divide: _floor_divide,
     Tensor.floor_divide: _floor_divide,
     Tensor.__floordiv__: _floor_divide,

@@ -170,7 +170,7 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.note()
-        if getattr(func, "__name__", "").startswith("adaptive_"):
+        if getattr(func, "__name__", "").startswith("adaptive_max"):
             _fix_pooled(*args, **(kwargs or {}))
         try:
             return func(*args, **(kwargs or {}))
@@ -188,7 +188,7 @@ class _Calls(TorchFunctionMode):
 
 
 def _fix_pooled(input: torch.Tensor, output_size: Any, *_: Any, **__: Any) -> None:
-    """Fix the sizes that an adaptive pooling makes several cells of: exporters write the windows of one."""
+    """Fix the sizes that adaptive maxima make several cells of: exporters write the windows of one."""
     wanted = output_size if isinstance(output_size, Sequence) else [output_size] * (input.dim() - 2)
     for size, cells in zip(input.shape[-len(wanted) :], wanted, strict=True):
         if cells is not None and cells != 1:
