@@ -55,6 +55,8 @@ ANNOUNCED: dict[str, dict[str, str]] = {
     "a module in evaluation mode": {"torchscript": EVALUATED, "dynamo": FOLDED, "plain": EVALUATED},
     "a BatchNorm without weights": {"dynamo": FOLDED},
     "frozen parts": {"dynamo": FOLDED},
+    "a frozen part under no_grad": {"dynamo": FOLDED},
+    "codes with straight-through gradients": {"torchscript": BUFFERS},
     "weight standardisation": {"dynamo": COMPUTED},
     "a tied head": {"dynamo": "was tied to another weight"},
     "a tied head with padding_idx": {"dynamo": "was tied to another weight"},
@@ -77,6 +79,8 @@ FREEZES: dict[str, tuple[str, ...] | None] = {
     # what no file holds: the user says it by ``freeze``; None: nothing of ours does the same
     "detach": ("a.*",),
     "frozen parts": ("conv.*", "norm.weight", "norm.bias"),
+    "a frozen part under no_grad": ("conv*", "norm.weight", "norm.bias", "fc.*"),
+    "codes with straight-through gradients": None,
     "padding_idx": None,
     "a tied head with padding_idx": None,
 }
