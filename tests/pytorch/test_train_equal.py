@@ -8,15 +8,33 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
+import oocdl
 from oocdl.losses import CrossEntropy
+from tests.kit.nets import write_data
+from tests.kit.runs import losses_of
+from tests.kit.settings import EXACT
 from tests.kit.torch_modules import CASES, Arrays, Case, check
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_trains_as_pytorch_does(name: str, tmp_path: Path) -> None:
     check(CASES[name], tmp_path)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_groups_of_channels_in_volumes_may_be_normalised(groups: int, tmp_path: Path) -> None:
+    # In float32, eight channels and more lie last in memory, where a norm of groups sees them in two axes.
+    convolutions = nn.Conv3d(1, 8, 3, padding=1), nn.Conv3d(8, 1, 3, padding=1)
+    module = nn.Sequential(convolutions[0], nn.GroupNorm(groups, 8), nn.ReLU(), convolutions[1])
+    x = torch.randn(2, 1, 8, 9, 10)
+    write_data(tmp_path / "data.zarr", {"x": x.numpy(), "target": x.numpy()})
+    run = oocdl.fit(
+        module, tmp_path / "data.zarr", workdir=tmp_path / "net.run", inputs={"input": "x"},
+        **{**EXACT, "loss": "mse", "batch_size": 2, "precision": "float32"},
+    )  # fmt: skip
+    np.testing.assert_allclose(losses_of(run), mse_loss(module(x), x).item(), rtol=1e-6)
 
 
 class Translate(nn.Module):

@@ -8,21 +8,21 @@ program, so it is an upper bound; a test measures it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from oocdl.engines.torch.layout import channels_last
 from oocdl.engines.torch.torch_chain import ChainStep
 from oocdl.engines.torch.torch_kernels import KERNELS
 from oocdl.engines.torch.torch_record import Result, Slots, nbytes
 from oocdl.fusion.chain import crop
+from oocdl.graph.ir.array_layout import Order
+from oocdl.graph.ir.graph import Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import pads_of, slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
 from oocdl.graph.ir.program_cost import HEAP_QUARTERS
-from oocdl.graph.transforms.channels_last import SPATIAL_RANKS
 
 Stage = tuple[ChainStep | Instruction, Collection[int]]
 
@@ -56,23 +56,31 @@ class _Heap(Slots):
         self.peak = max(self.peak, alive + nbytes)
 
 
+def _lying(shape: Shape, dtype: str, order: Order) -> Tensor:
+    """A tensor without memory that lies as a slot does whose axes are in ``order`` in memory."""
+    order = order or tuple(range(len(shape)))
+    made = torch.empty([shape[axis] for axis in order], dtype=getattr(torch, dtype), device="meta")
+    return made.permute([order.index(axis) for axis in range(len(shape))])
+
+
+def _seen(heap: _Heap, slot: int) -> Tensor:
+    """How a slot lies, as a tensor without memory."""
+    lying = (heap.shape_of[slot], heap.dtype_of[slot], heap.order_of.get(slot, ()))
+    return heap.views[slot] if slot in heap.views else _lying(*lying)
+
+
 def _view(heap: _Heap, item: Instruction) -> Tensor:
     """The view that an instruction makes, as a tensor without memory: PyTorch tells how it lies."""
     operand = item.operands[0]
-    source = heap.views.get(operand.slot)
-    if source is None:
-        dtype = getattr(torch, heap.dtype_of[operand.slot])
-        source = torch.empty(heap.shape_of[operand.slot], dtype=dtype, device="meta")
-        if operand.slot in heap.channels_last and source.dim() in SPATIAL_RANKS:
-            source = channels_last(source)
+    source = _seen(heap, operand.slot)
     (made,) = KERNELS[item.op].run([crop(source, operand.crop).reshape(operand.shape)], item)
     return made.reshape(item.shapes[0])
 
 
 def _loop_bytes(heap: _Heap, step: ChainStep) -> int:
     """Bytes that a loop takes beside its results: its sums in memory, and copies of operands."""
-    outside = [key for key in step.columns if isinstance(key, tuple) and key[0] in heap.views]
-    copied = [key for key in outside if step.copies(key, heap.views[key[0]])]
+    outside = [key for key in step.columns if isinstance(key, tuple)]
+    copied = [key for key in outside if step.copies(key, _seen(heap, key[0]))]
     return step.loop.scratch_bytes + sum(nbytes(shape, heap.dtype_of[slot]) for slot, _, shape in copied)
 
 
@@ -132,13 +140,12 @@ def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[i
     An output that is not cropped lies where it belongs. So does a value before it that a chain
     writes it over. Such a value takes nothing of the heap, faults in no page, and is not copied in the end.
     """
-    channels_last_slots = frozenset(slot for slot, _ in program.orders)
-    able = {slot for step in steps for slot in _able(step, channels_last_slots)}
+    dtypes, shapes, orders = slot_dtypes(program), slot_shapes(program), dict(program.orders)
+    able = {slot for step in steps for slot in _able(step, orders)}
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):
         if item.slot in able and item.crop is None:
             found.setdefault(item.slot, number)
-    dtypes, shapes, orders = slot_dtypes(program), slot_shapes(program), dict(program.orders)
 
     def kind(slot: int) -> object:
         return dtypes[slot], shapes[slot], orders.get(slot)
@@ -150,16 +157,27 @@ def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[i
     return found
 
 
-def _able(step: ChainStep | Instruction, channels_last_slots: Collection[int]) -> Collection[int]:
+def _able(step: ChainStep | Instruction, orders: Mapping[int, Order]) -> Collection[int]:
     """Slots that a chain or an instruction can make in the memory of an output."""
     if isinstance(step, ChainStep):
-        return step.full
+        made = ((item, n) for item in step.chain.members for n in range(len(item.outputs)))
+        return {item.outputs[n] for item, n in made if _writes(step, item, n, orders)}
     lands, number = KERNELS[step.op].lands, KERNELS[step.op].placed
     if number:
         return step.outputs[:number]
-    if lands is None or not {step.operands[0].slot, step.outputs[0]} <= set(channels_last_slots):
+    if lands is None or not {step.operands[0].slot, step.outputs[0]} <= orders.keys():
         return ()
     return step.outputs[:1] if lands(step) else ()
+
+
+def _writes(step: ChainStep, item: Instruction, number: int, orders: Mapping[int, Order]) -> bool:
+    """Whether a chain's loop can write a result as the program's output lies.
+
+    A norm of groups sees channels in two axes, and a loop over them may be unable to write them last.
+    """
+    slot = item.outputs[number]
+    place = _lying(item.shapes[number], item.dtypes[number], orders.get(slot, ()))
+    return slot in step.full and step.writes(place, item.kernel_shapes[number])
 
 
 def overwritten(program: Program, steps: Sequence[ChainStep | Instruction]) -> frozenset[int]:
