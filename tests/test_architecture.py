@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_466,
+    "lines of oocdl": 70_472,
     "lines of augmentation": 1505,
     "lines of callbacks": 664,
     "lines of cli": 1863,
@@ -173,8 +173,8 @@ LIMITS = {
     "lines of config": 792,
     "lines of dashboard": 3618,
     "lines of data": 1465,
-    "lines of engines": 6454,
-    "lines of fusion": 2423,
+    "lines of engines": 6456,
+    "lines of fusion": 2427,
     "lines of graph": 10_555,
     "lines of host": 1100,
     "lines of ops": 6182,

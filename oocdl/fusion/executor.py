@@ -63,6 +63,10 @@ class AnyChainStep(ABC, Generic[A]):
                     last, made = self.chain.channels_last, results[slot]
                     slots[slot] = (self._library.moveaxis(made, -1, 1) if last else made).reshape(shape)
 
+    def writes(self, place: A, shape: Shape) -> bool:
+        """Whether the loop can make a result of ``shape`` in an array that lies like ``place``."""
+        return self.loop.place(self._view(self._seen(place, shape))) is not None
+
     def _place(self, column: int, array: A, box: Crop | None, shape: Shape, copies: list[A]) -> Placed:
         """Tell how a column's operand lies; ``array`` is its slot's, ``copies`` keeps what had to be copied.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from oocdl.fusion.chain import Chain, Key, Kind, crop
 from oocdl.fusion.executor import AnyChainStep
 from oocdl.fusion.loop_nest import View
-from oocdl.graph.ir.graph import Array, Shape
+from oocdl.graph.ir.graph import Array
 
 Spare = Callable[[int], Sequence[int]]
 
@@ -53,10 +53,6 @@ class ChainStep(AnyChainStep[Tensor]):
         # What has gaps or turned axes, and none in another shape, was copied to be seen in it.
         anew = not self.chain.channels_last and seen.is_contiguous() and not part.is_contiguous()
         return anew or self.loop.place(self._view(seen)) is None
-
-    def writes(self, place: Tensor, shape: Shape) -> bool:
-        """Whether the loop can make a result of ``shape`` in an array that lies like ``place``."""
-        return self.loop.place(self._view(self._seen(place, shape))) is not None
 
     def _whole(
         self, slot: int, kind: Kind, slots: Mapping[int, Tensor], places: Mapping[int, Tensor]
