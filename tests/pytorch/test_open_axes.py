@@ -152,6 +152,35 @@ def test_a_module_at_other_sizes(
             assert error(found, module(x)) <= EXACT_TO, size
 
 
+def _to_even(x: Tensor) -> Tensor:
+    high, wide = x.shape[2] % 2 == 1, x.shape[3] % 2 == 1
+    return F.pad(x, (0, int(wide), 0, int(high)))
+
+
+def _by_the_shorter_side(x: Tensor) -> Tensor:
+    return x.roll(3, 2) if min(x.shape[2:]) > 7 else x
+
+
+@pytest.mark.parametrize(
+    ("middle", "size", "other", "refused"),
+    [(_to_even, (9, 12), (21, 18), (20, 18)), (_by_the_shorter_side, (9, 12), (18, 20), (20, 18))],
+)
+def test_axes_may_need_sizes_of_different_kinds(
+    middle: Callable[[Tensor], Tensor],
+    size: tuple[int, int],
+    other: tuple[int, int],
+    refused: tuple[int, int],
+    tmp_path: Path,
+) -> None:
+    module = Sized(middle).double()
+    made = oocdl.from_torch(module, torch.zeros(1, 1, *size, dtype=torch.float64), tmp_path / "net.onnx")
+    model, x = inspect_onnx(made), torch.randn(2, 1, *other, dtype=torch.float64)
+    with torch.no_grad():
+        assert error(predicted(model, x, module), module(x)) <= EXACT_TO
+    with pytest.raises(ModelError, match=r"test_open_axes\.py"):
+        predicted(model, torch.zeros(2, 1, *refused, dtype=torch.float64), module)
+
+
 @pytest.mark.parametrize("batch", [2, 20])
 @pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d])
 def test_what_pytorch_asks_to_choose_a_kernel_is_no_condition(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 
 import torch
@@ -74,7 +75,7 @@ def choose(
             places += prod(sizes.get(names.get((name, axis), ""), n) for axis, n in enumerate(alone))
         return places * max(parameters, _LEAST_PARAMETERS) <= _MOST_PRODUCTS
 
-    for small, large in _pairs(titles, given):
+    for small, large in _pairs(titles, given, conditions):
         first = takes(small, 2)
         many = takes(small, _FAR_BATCH) if first and BATCH in given and is_cheap(small, _FAR_BATCH) else None
         first = many or first
@@ -103,19 +104,43 @@ def _far(titles: Sequence[str], own: Mapping[str, int], near: Mapping[str, int])
 
 
 def _pairs(
-    titles: Sequence[str], own: Mapping[str, int]
-) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
-    """Yield extents for both calls: in each, neighbouring axes differ."""
+    titles: Sequence[str], own: Mapping[str, int], conditions: Sequence[Condition]
+) -> Iterator[tuple[dict[str, int], dict[str, int]]]:
+    """Yield extents for both calls, of those that the conditions on single axes allow."""
     if not titles:
         yield {}, {}
         return
     known = sorted({*_EXTENTS, *(own[name] for name in titles)})
-    pairs = sorted(combinations(known, 2), key=lambda pair: (pair[0] < _LEAST, pair[0] * pair[1]))
-    for low, high in pairs:
-        yield (
-            {name: (low, high)[place % 2] for place, name in enumerate(titles)},
-            {name: (high, low)[place % 2] for place, name in enumerate(titles)},
-        )
+    names = [{*re.findall(r"\w+", item.text)} & own.keys() for item in conditions]
+    alone = {
+        name: [item for item, used in zip(conditions, names, strict=True) if used == {name}]
+        for name in titles
+    }
+    fit = {name: [n for n in known if all(item.holds({name: n}) for item in alone[name])] for name in titles}
+    tried = []
+    for calls in (*_swapped(len(titles), known), *_in_order([own[name] for name in titles], known)):
+        made = [
+            [next((n for n in fit[name] if n >= size), 0) for name, size in zip(titles, call, strict=True)]
+            for call in calls
+        ]
+        if all(0 < one != two > 0 for one, two in zip(*made, strict=True)) and made not in tried:
+            tried.append(made)
+            yield dict(zip(titles, made[0], strict=True)), dict(zip(titles, made[1], strict=True))
+
+
+def _swapped(axes: int, known: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield extents for both calls: in each, neighbouring axes differ."""
+    for pair in sorted(combinations(known, 2), key=lambda pair: (pair[0] < _LEAST, pair[0] * pair[1])):
+        yield [pair[place % 2] for place in range(axes)], [pair[1 - place % 2] for place in range(axes)]
+
+
+def _in_order(own: Sequence[int], known: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield extents whose order is that of the example in both calls, for code that compares axes."""
+    for sign, step in product((1, -1), (1, 2, 3)):
+        ranks = sorted(range(len(own)), key=lambda place: (own[place], sign * place))
+        for start in range(len(known) - step * len(own)):
+            places = [start + step * ranks.index(place) for place in range(len(own))]
+            yield [known[at] for at in places], [known[at + step] for at in places]
 
 
 _MOST_ROWS = 64
