@@ -16,7 +16,8 @@ import torch
 
 from oocdl.pytorch import export as exporting
 from oocdl.pytorch.exporters import EXPORTERS
-from tests.kit.beside import Verdict, beside
+from tests.kit import beside, random_modules
+from tests.kit.beside import Verdict
 from tests.kit.random_modules import Spec, shrunk, spec_of
 
 FEW = (2, 4, 6, 7, 10, 12, 13, 21, 23, 28, 29, 30, 37, 39, 40, 41, 52, 66, 74, 76, 78, 79)
@@ -26,6 +27,8 @@ TOGETHER = 11
 """Modules a test."""
 IDLE_AT_MOST = 0.3
 """Of all modules: a search that is refused, or of which rounding decides, finds nothing."""
+IN_FLOAT32 = (0, 4, 12, 43, 70)
+"""Seeds of modules with many channels, whose volumes lie with these last in memory, as none in float64 do."""
 BY_DYNAMO = 300
 COURTESY_SECONDS = 10
 """Of a processor, for a file of any size; with more, dynamo has tens of seconds for some modules."""
@@ -46,7 +49,7 @@ def verdict_of(spec: Spec, folder: Path) -> Verdict:
         patch.setattr(exporting, "EXPORTERS", {name: EXPORTERS[name]})
         patch.setattr(exporting, "COURTESY_SECONDS", COURTESY_SECONDS)
         try:
-            return beside(spec.module(), x, Path(tempfile.mkdtemp(dir=folder)), spec.course(), [other])
+            return beside.beside(spec.module(), x, Path(tempfile.mkdtemp(dir=folder)), spec.course(), [other])
         except Exception as error:
             return Verdict("different", f"{type(error).__name__}: {error}")
 
@@ -63,3 +66,17 @@ def test_modules_train_as_in_pytorch(first: int, tmp_path: Path) -> None:
         )
     idle = [one for one in found.values() if one.word in ("refused", "none")]
     assert len(idle) <= max(1, IDLE_AT_MOST * len(found)), idle
+
+
+@pytest.mark.parametrize("seed", IN_FLOAT32)
+def test_modules_of_many_channels_train_in_float32(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrays are large enough for loops."""
+    monkeypatch.setattr(random_modules, "CHANNELS", 8)
+    monkeypatch.setattr(random_modules, "SIZES", {0: (), 1: (300,), 2: (16, 18), 3: (6, 7, 9)})
+    monkeypatch.setattr(random_modules, "ELSEWHERE", {0: (), 1: (46,), 2: (16, 13), 3: (8, 7, 10)})
+    monkeypatch.setattr(beside, "EXACT", {**beside.EXACT, "precision": "float32"})
+    monkeypatch.setattr(beside, "TOLERANCE", 2e-5)
+    monkeypatch.setattr(beside, "NOISE", 3e8)  # roundings of float32 among those of float64
+    assert verdict_of(spec_of(seed), tmp_path) == Verdict("equal")
