@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_526,
+    "lines of oocdl": 70_527,
     "lines of augmentation": 1505,
     "lines of callbacks": 664,
     "lines of cli": 1863,
@@ -173,7 +173,7 @@ LIMITS = {
     "lines of config": 792,
     "lines of dashboard": 3618,
     "lines of data": 1465,
-    "lines of engines": 6456,
+    "lines of engines": 6457,
     "lines of fusion": 2427,
     "lines of graph": 10_555,
     "lines of host": 1100,
@@ -186,7 +186,7 @@ LIMITS = {
     "lines of storage": 6254,
     "lines of training": 3710,
     "lines of tuning": 1329,
-    "lines of tests": 50_382,
+    "lines of tests": 50_399,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,

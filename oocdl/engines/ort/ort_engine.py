@@ -103,13 +103,14 @@ def _stages(program: Program, small: int) -> list[Stage]:
 
 def _direct(program: Program, stages: Sequence[Stage]) -> dict[int, int]:
     """Slot -> number of the output that it is, uncropped: steps make it where it belongs."""
-    dtypes, orders = slot_dtypes(program), dict(program.orders)
-    whole, shapes = {slot for step, _ in stages for slot in step.full}, slot_shapes(program)
+    dtypes, orders, shapes = slot_dtypes(program), dict(program.orders), slot_shapes(program)
+    whole = {slot for step, _ in stages for slot in step.full if slot in shapes}  # others are made once more
     for chain in (step for step, _ in stages if isinstance(step, _ChainStep)):
         for member in chain.chain.members:
             for slot, shape in zip(member.outputs, member.kernel_shapes, strict=True):
-                place = ordered(np.empty, shapes[slot], dtypes[slot], orders.get(slot, ()))
-                whole -= set() if chain.writes(place, shape) else {slot}
+                if slot in whole:
+                    place = ordered(np.empty, shapes[slot], dtypes[slot], orders.get(slot, ()))
+                    whole -= set() if chain.writes(place, shape) else {slot}
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):
         if item.slot in whole and item.crop is None and item.shape == shapes[item.slot]:
