@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from oocdl.fusion.chain import Chain, Crop, Kind, crop, from_channels_last, members_of
@@ -63,9 +63,20 @@ class AnyChainStep(ABC, Generic[A]):
                     last, made = self.chain.channels_last, results[slot]
                     slots[slot] = (self._library.moveaxis(made, -1, 1) if last else made).reshape(shape)
 
-    def writes(self, place: A, shape: Shape) -> bool:
-        """Whether the loop can make a result of ``shape`` in an array that lies like ``place``."""
-        return self.loop.place(self._view(self._seen(place, shape))) is not None
+    def able(self, lying: Callable[[int, Shape, str], A]) -> set[int]:
+        """Return the slots that the loop can write where they belong.
+
+        ``lying`` returns an array that lies as the output of this slot, shape and dtype does. A norm of
+        groups sees channels in two axes, and a loop over them may be unable to write them last.
+        """
+        found = set[int]()
+        for item in self.chain.members:
+            kinds = zip(item.outputs, item.shapes, item.dtypes, item.kernel_shapes, strict=True)
+            for slot, shape, dtype, seen in kinds:
+                if slot in self.full:
+                    place = self.loop.place(self._view(self._seen(lying(slot, shape, dtype), seen)))
+                    found |= set() if place is None else {slot}
+        return found
 
     def _place(self, column: int, array: A, box: Crop | None, shape: Shape, copies: list[A]) -> Placed:
         """Tell how a column's operand lies; ``array`` is its slot's, ``copies`` keeps what had to be copied.

@@ -138,6 +138,11 @@ class Machine:
         return max(share if self.device_unit_bytes is None else min(share, self.device_unit_bytes), 1)
 
     @property
+    def least_bytes(self) -> int:
+        """Bytes in which its process can begin; workers have begun."""
+        return 0 if self.workers else loading_budget(self.engine)
+
+    @property
     def slack_bytes(self) -> int:
         """Bytes that a process may take more by itself the next time."""
         return CREW_SLACK_BYTES if self.workers else SLACK_BYTES + parked_slack_bytes()

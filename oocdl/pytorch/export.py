@@ -149,7 +149,7 @@ def _call_of(signature: Signature, made: Study, twin: nn.Module, exporter: str) 
     """
     inputs = made.data.inputs(made.sizes.first, dtype_of(twin), 0)
     if exporter == "dynamo":
-        inputs = {name: torch.zeros(made.example[name], dtype=x.dtype) for name, x in inputs.items()}
+        inputs = {name: torch.empty(made.example[name], dtype=x.dtype) for name, x in inputs.items()}
     args, kwargs = signature.split(inputs)
     axes = {name: tuple(axis for title, axis in made.free.names if title == name) for name in signature.names}
     names = {"inputs": signature.names, "outputs": made.outputs}

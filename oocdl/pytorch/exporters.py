@@ -120,10 +120,11 @@ class _InOtherWords(TorchFunctionMode):
         if getattr(func, "__name__", "") == "__get__" and getattr(func, "__self__", None) is Tensor.data:
             func = Tensor.detach
         made = _WORDS.get(func, func)(*args, **(kwargs or {}))
-        cuts = func in (Tensor.detach, torch.detach) or not torch.is_grad_enabled()
+        if torch.is_grad_enabled() and func not in (Tensor.detach, torch.detach):
+            return made
         is_traced = torch._C._get_tracing_state() is not None
         given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
-        if not (cuts and is_traced and any(x.requires_grad for x in given)):
+        if not is_traced or not any(x.requires_grad for x in given):
             return made
         return tree_map(lambda x: _cut(x) if isinstance(x, Tensor) and x.is_floating_point() else x, made)
 

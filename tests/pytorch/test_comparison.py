@@ -142,6 +142,19 @@ def test_a_short_way_that_is_another_network_is_refused(tmp_path: Path) -> None:
         oocdl.from_torch(Masked(0.1), MASKED, tmp_path / "net.onnx")
 
 
+class Clamped(nn.Module):
+    """Tames large numbers, but not where the code is traced."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        is_large = not torch.jit.is_tracing() and bool(x.abs().max() > 100)
+        return x.clamp(-100, 100) if is_large else x * 2
+
+
+def test_what_numbers_decide_unless_it_is_traced_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="a number that depends on data is read"):
+        oocdl.from_torch(Clamped(), torch.zeros(2, 4), tmp_path / "net.onnx")
+
+
 class Dropping(nn.Module):
     """Drops a layer at random, as encoders of transformers do."""
 

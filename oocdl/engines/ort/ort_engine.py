@@ -21,7 +21,7 @@ from oocdl.fusion.executor import AnyChainStep
 from oocdl.fusion.loop_nest import View
 from oocdl.fusion.recompute import recomputed
 from oocdl.graph.ir.array_layout import ordered
-from oocdl.graph.ir.graph import Array
+from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.op_rule import Rules
 from oocdl.graph.ir.operands import slot_dtypes, slot_shapes
 from oocdl.graph.ir.program import Instruction, Program
@@ -103,14 +103,13 @@ def _stages(program: Program, small: int) -> list[Stage]:
 
 def _direct(program: Program, stages: Sequence[Stage]) -> dict[int, int]:
     """Slot -> number of the output that it is, uncropped: steps make it where it belongs."""
-    dtypes, orders, shapes = slot_dtypes(program), dict(program.orders), slot_shapes(program)
-    whole = {slot for step, _ in stages for slot in step.full if slot in shapes}  # others are made once more
-    for chain in (step for step, _ in stages if isinstance(step, _ChainStep)):
-        for member in chain.chain.members:
-            for slot, shape in zip(member.outputs, member.kernel_shapes, strict=True):
-                if slot in whole:
-                    place = ordered(np.empty, shapes[slot], dtypes[slot], orders.get(slot, ()))
-                    whole -= set() if chain.writes(place, shape) else {slot}
+    orders, shapes = dict(program.orders), slot_shapes(program)
+
+    def lying(slot: int, shape: Shape, dtype: str) -> Array:
+        return ordered(np.empty, shape, dtype, orders.get(slot, ()))
+
+    each = (step.able(lying) if isinstance(step, _ChainStep) else step.full for step, _ in stages)
+    whole = {slot for able in each for slot in able}
     found: dict[int, int] = {}
     for number, item in enumerate(program.outputs):
         if item.slot in whole and item.crop is None and item.shape == shapes[item.slot]:

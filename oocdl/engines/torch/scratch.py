@@ -160,24 +160,13 @@ def placed(program: Program, steps: Sequence[ChainStep | Instruction]) -> dict[i
 def _able(step: ChainStep | Instruction, orders: Mapping[int, Order]) -> Collection[int]:
     """Slots that a chain or an instruction can make in the memory of an output."""
     if isinstance(step, ChainStep):
-        made = ((item, n) for item in step.chain.members for n in range(len(item.outputs)))
-        return {item.outputs[n] for item, n in made if _writes(step, item, n, orders)}
+        return step.able(lambda slot, shape, dtype: _lying(shape, dtype, orders.get(slot, ())))
     lands, number = KERNELS[step.op].lands, KERNELS[step.op].placed
     if number:
         return step.outputs[:number]
     if lands is None or not {step.operands[0].slot, step.outputs[0]} <= orders.keys():
         return ()
     return step.outputs[:1] if lands(step) else ()
-
-
-def _writes(step: ChainStep, item: Instruction, number: int, orders: Mapping[int, Order]) -> bool:
-    """Whether a chain's loop can write a result as the program's output lies.
-
-    A norm of groups sees channels in two axes, and a loop over them may be unable to write them last.
-    """
-    slot = item.outputs[number]
-    place = _lying(item.shapes[number], item.dtypes[number], orders.get(slot, ()))
-    return slot in step.full and step.writes(place, item.kernel_shapes[number])
 
 
 def overwritten(program: Program, steps: Sequence[ChainStep | Instruction]) -> frozenset[int]:

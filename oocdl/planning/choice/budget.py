@@ -20,7 +20,6 @@ from oocdl.planning.machine import (
     check_size,
     device_shortage,
     discards_old_weights,
-    loading_budget,
 )
 from oocdl.planning.own_memory import TIGHT_BYTES
 from oocdl.planning.simulation.one_process import simulate, stays
@@ -231,8 +230,7 @@ def smallest_budget(draft: Draft, machine: Machine) -> int:
         while not fits(high):
             high += max(CLOSE_BYTES, high // 16)
     # What the process takes by itself differs a little each time.
-    least = 0 if machine.workers else loading_budget(machine.engine)
-    return max(machine.base_bytes + high, least) + machine.slack_bytes
+    return max(machine.base_bytes + high, machine.least_bytes) + machine.slack_bytes
 
 
 def _misfit(draft: Draft, machine: Machine, unit_bytes: int) -> BudgetError | None:

@@ -16,7 +16,7 @@ from oocdl.planning.binding import Binding
 from oocdl.planning.choice.budget import cut, fastest_cut, smallest_budget
 from oocdl.planning.choice.host_search import fastest_over_hosts, on_hosts
 from oocdl.planning.compiler import CompiledPass, Draft, Frozen, continue_step, draft_pass
-from oocdl.planning.machine import Machine, check_capacity, check_device, loading_budget
+from oocdl.planning.machine import Machine, check_capacity, check_device
 from oocdl.planning.passes import FIRST, MAIN, NEXT, VALIDATION, Course, Kind, role_of
 from oocdl.planning.recipe import PassKind, Request
 
@@ -146,9 +146,9 @@ def _repeated(draft: Draft, machine: Machine, frozen: Frozen) -> CompiledPass:
     try:
         check_capacity(compiled.plan, machine)
     except BudgetError as error:
-        plan, least = compiled.plan, 0 if machine.workers else loading_budget(machine.engine)
+        plan = compiled.plan
         needed = plan.peak_unit_bytes + machine.growth_bytes(plan.counts, plan.hosts) + machine.base_bytes
-        text = _refusal(error, machine, max(needed, least) + machine.slack_bytes)
+        text = _refusal(error, machine, max(needed, machine.least_bytes) + machine.slack_bytes)
         text += " by the plan that is repeated; a new one (replan=True, no plan=) may need less"
         raise BudgetError(text) from None
     check_device(compiled.plan, machine)

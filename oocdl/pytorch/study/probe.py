@@ -32,13 +32,14 @@ Call = tuple[Sequence[Tensor], Mapping[str, Tensor]]
 def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
     """Call copies of ``module``, and return what was seen of the first call.
 
-    A module may decide by numbers of its data, and not do so where it is traced; then the calls are as
-    traced. Raises InputError if it cannot be called with these inputs, UnsupportedError that names
+    A module with masks or ids may decide by its data, and not do so where it is traced; then the calls are
+    as traced. Raises InputError if it cannot be called with these inputs, UnsupportedError that names
     everything that an ONNX file cannot carry.
     """
     _refuse_hooks(module)
     findings = _seen(module, signature, inputs)
-    if findings.refused and all(text.startswith(READ) for text in findings.refused):
+    has_masks = not all(x.is_floating_point() for x in inputs.values())  # which are compared all set, too
+    if has_masks and findings.refused and all(text.startswith(READ) for text in findings.refused):
         with patch("torch.jit.is_tracing", lambda: True):
             traced = _seen(module, signature, inputs)
         if not traced.refused:
