@@ -234,6 +234,15 @@ def _adaptive_average(rank: int, plain: Callable[..., Tensor]) -> Callable[[Tens
     return pooled
 
 
+def _interpolate(
+    input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest", *how: Any, **named: Any
+) -> Tensor:
+    """Interpolate; by area this is an adaptive average, which PyTorch calls out of sight."""
+    if mode == "area" and size is not None:
+        return _WORDS[_AVERAGES[input.dim() - 3]](input, size)
+    return _PLAIN_INTERPOLATE(input, size, scale_factor, mode, *how, **named)
+
+
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Compute it with lengths of at least ``eps``, whose gradients are those of the lengths themselves."""
 
@@ -262,6 +271,12 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 _FLAT = 20
 """Threshold of Softplus from which on it changes nothing but the last digits."""
 _PLAIN_SOFTPLUS, _PLAIN_ROLL, _PLAIN_LINSPACE = nn.functional.softplus, torch.roll, torch.linspace
+_PLAIN_INTERPOLATE: Callable[..., Tensor] = nn.functional.interpolate
+_AVERAGES: tuple[Callable[[Tensor, Any], Tensor], ...] = (
+    torch.adaptive_avg_pool1d,
+    nn.functional.adaptive_avg_pool2d,
+    nn.functional.adaptive_avg_pool3d,
+)
 _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.softplus: _softplus,
     nn.functional.logsigmoid: _logsigmoid,
@@ -276,9 +291,8 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.binary_cross_entropy: _bce,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
     nn.functional.cosine_similarity: cosine_similarity,
-    torch.adaptive_avg_pool1d: _adaptive_average(1, torch.adaptive_avg_pool1d),
-    nn.functional.adaptive_avg_pool2d: _adaptive_average(2, nn.functional.adaptive_avg_pool2d),
-    nn.functional.adaptive_avg_pool3d: _adaptive_average(3, nn.functional.adaptive_avg_pool3d),
+    nn.functional.interpolate: _interpolate,
+    **{pool: _adaptive_average(rank, pool) for rank, pool in enumerate(_AVERAGES, 1)},
     torch.floor_divide: _floor_divide,
     Tensor.floor_divide: _floor_divide,
     Tensor.__floordiv__: _floor_divide,

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -200,11 +199,16 @@ def test_what_pytorch_asks_to_choose_a_kernel_is_no_condition(
             assert error(predicted(model, x, module), copy.deepcopy(module).double()(x)) <= EXACT_TO
 
 
-@pytest.mark.parametrize(("rank", "cells"), [(1, 7), (2, (7, 1)), (2, (None, 3)), (3, (2, 3, 7))])
-def test_adaptive_averages_are_right_at_any_size(rank: int, cells: Any, tmp_path: Path) -> None:
+AVERAGES = (
+    *((1, nn.AdaptiveAvgPool1d(7)), (2, nn.AdaptiveAvgPool2d((7, 1))), (2, nn.AdaptiveAvgPool2d((None, 3)))),
+    *((3, nn.AdaptiveAvgPool3d((2, 3, 7))), (2, nn.Upsample((7, 3), mode="area"))),
+)
+
+
+@pytest.mark.parametrize(("rank", "pool"), AVERAGES)
+def test_adaptive_averages_are_right_at_any_size(rank: int, pool: nn.Module, tmp_path: Path) -> None:
     # As in VGG on small images: windows of other sizes than those compared may be of another kind.
     conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1](3, 4, 1)
-    pool = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[rank - 1](cells)
     module = nn.Sequential(conv, pool).double()
     example = torch.zeros(2, 3, *[16] * rank, dtype=torch.float64)
     model = inspect_onnx(oocdl.from_torch(module, example, tmp_path / "net.onnx", dynamic="space"))
