@@ -160,9 +160,19 @@ def _by_the_shorter_side(x: Tensor) -> Tensor:
     return x.roll(3, 2) if min(x.shape[2:]) > 7 else x
 
 
+def _in_blocks(x: Tensor) -> Tensor:
+    if x.shape[2] % 64 or x.shape[2] < 128:
+        raise ValueError("two blocks of 64 at least")
+    return x
+
+
 @pytest.mark.parametrize(
     ("middle", "size", "other", "refused"),
-    [(_to_even, (9, 12), (21, 18), (20, 18)), (_by_the_shorter_side, (9, 12), (18, 20), (20, 18))],
+    [
+        (_to_even, (9, 12), (21, 18), (20, 18)),
+        (_by_the_shorter_side, (9, 12), (18, 20), (20, 18)),
+        (_in_blocks, (128, 12), (256, 10), (64, 12)),
+    ],
 )
 def test_axes_may_need_sizes_of_different_kinds(
     middle: Callable[[Tensor], Tensor],
@@ -178,6 +188,13 @@ def test_axes_may_need_sizes_of_different_kinds(
         assert error(predicted(model, x, module), module(x)) <= EXACT_TO
     with pytest.raises(ModelError, match=r"test_open_axes\.py"):
         predicted(model, torch.zeros(2, 1, *refused, dtype=torch.float64), module)
+
+
+def test_a_size_without_another_one_is_refused_with_what_it_has_to_be(tmp_path: Path) -> None:
+    module = Sized(lambda x: x if x.shape[2] % 500 == 0 else x[:, 0])
+    model = inspect_onnx(oocdl.from_torch(module, torch.zeros(2, 1, 500, 4), tmp_path / "net.onnx"))
+    with pytest.raises(ModelError, match=r"no other size .*x_2 % 500.* \(test_open_axes\.py:"):
+        predicted(model, torch.zeros(2, 1, 250, 4), module)
 
 
 @pytest.mark.parametrize("batch", [2, 20])

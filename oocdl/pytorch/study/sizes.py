@@ -14,7 +14,7 @@ from torch import Tensor
 from oocdl.graph.onnx.input_sizes import Condition
 from oocdl.pytorch.study.freedom import BATCH, Axis
 
-_EXTENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+_EXTENTS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 192)
 _LEAST = 8
 """Smaller extents are tried last: windows would see little else than padding."""
 _FAR = ((33, 20), (40, 24), (48, 32), (80, 48), (96, 64))

@@ -85,14 +85,12 @@ def study(
         sizes = _Works(module, signature, flags).sizes(example, free)
         data = data if sizes is None else flags
     if sizes is None and not asked:
-        free = _only_the_batch(free, example, "no other size was found that the module takes")
+        why = f"no other size was found that the module takes: {works.why(free)}"
+        free = _only_the_batch(free, example, why)
         sizes = works.sizes(example, free)
     if sizes is None:
-        needed = "; ".join(f"{one.text} ({one.place})" for one in free.conditions)
-        why = works.reason or f"it needs {needed}"
-        raise UnsupportedError(
-            f"{type(module).__name__} cannot be called at two sizes of each axis that is open: {why}"
-        )
+        refused = f"{type(module).__name__} cannot be called at two sizes of each axis that is open"
+        raise UnsupportedError(f"{refused}: {works.why(free)}")
     wider = replace(data, wide=not all(x.is_floating_point() for x in inputs.values()))
     if wider.wide and _Works(module, signature, wider)(sizes.second, seed=1) is not None:
         data = wider  # else it looks something up all the same
@@ -141,6 +139,11 @@ class _Works:
             self.reason = first_line(error)
             return None
         return [tuple(x.shape) for x in tensors_in(returned)]
+
+    def why(self, free: Freedom) -> str:
+        """Say why sizes were not found: how the last call failed, and what the module needs."""
+        needed = "; ".join(f"{one.text} ({one.place})" for one in free.conditions)
+        return "; ".join(filter(None, [self.reason, f"it needs {needed}" if needed else ""]))
 
     def sizes(self, example: Shapes, free: Freedom) -> Sizes | None:
         return choose(example, free.names, free.conditions, self, self.parameters)
