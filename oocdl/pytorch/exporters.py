@@ -239,7 +239,8 @@ def _interpolate(
 ) -> Tensor:
     """Interpolate; by area this is an adaptive average, which PyTorch calls out of sight."""
     if mode == "area" and size is not None:
-        return _WORDS[_AVERAGES[input.dim() - 3]](input, size)
+        rank = input.dim() - 2
+        return _adaptive_average(rank, _AVERAGES[rank - 1])(input, size)
     return _PLAIN_INTERPOLATE(input, size, scale_factor, mode, *how, **named)
 
 
