@@ -255,6 +255,13 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return (unit(x1) * unit(x2)).sum(dim)
 
 
+def _pairwise_distance(
+    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
+    """Compute distances with ``eps`` in each difference, which an exporter adds to ``p``."""
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     """Compute a roll, whose shift may depend on sizes: exporters write its number, and refuse one of 0."""
     shifts, dims = (x if isinstance(x, tuple | list) else (x,) for x in (shifts, dims))
@@ -292,6 +299,7 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.binary_cross_entropy: _bce,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
     nn.functional.cosine_similarity: cosine_similarity,
+    nn.functional.pairwise_distance: _pairwise_distance,
     nn.functional.interpolate: _interpolate,
     **{pool: _adaptive_average(rank, pool) for rank, pool in enumerate(_AVERAGES, 1)},
     torch.floor_divide: _floor_divide,

@@ -407,6 +407,7 @@ CUTS: dict[str, Callable[[Does, Tensor, Tensor], Tensor]] = {
     "data": lambda s, x, y: F.linear(y, s.fc.weight.data),
     "no_grad": without_gradient,
     "straight through": lambda s, x, y: (y.round() - y).detach() + y,
+    "distance": lambda s, x, y: F.pairwise_distance(y, y.detach() + 1e-3 * x),
 }
 
 
