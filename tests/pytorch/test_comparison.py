@@ -206,3 +206,30 @@ class Hidden(nn.Module):
 
 def test_attention_that_sees_no_key_is_compared_by_its_formula(tmp_path: Path) -> None:
     oocdl.from_torch(Hidden(), MASKED, tmp_path / "net.onnx")
+
+
+class Neighbours(nn.Module):
+    """The largest difference of features to those of the nearest points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        square = x.square().sum(-1)
+        far = square[:, :, None] + square[:, None] - 2 * x @ x.transpose(1, 2)
+        near = far.topk(3, largest=False).indices[..., None].expand(-1, -1, -1, x.shape[2])
+        there = x[:, None].expand(-1, x.shape[1], -1, -1).gather(2, near)
+        made: torch.Tensor = self.edges(torch.cat([there - x[:, :, None], there], -1)).amax(2)
+        return made
+
+
+def test_which_of_equally_near_points_are_taken_is_no_difference(tmp_path: Path) -> None:
+    oocdl.from_torch(Neighbours(), torch.zeros(2, 20, 3), tmp_path / "net.onnx")
+
+
+def test_a_file_that_takes_other_points_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    farthest = changed(attribute("TopK", "largest", 1))
+    monkeypatch.setattr(exporting, "EXPORTERS", {"one": farthest})
+    with pytest.raises(UnsupportedError, match="one: its file is another network"):
+        oocdl.from_torch(Neighbours(), torch.zeros(2, 20, 3), tmp_path / "net.onnx")

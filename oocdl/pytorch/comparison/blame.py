@@ -35,10 +35,14 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.places = places
         self.operations: list[Operation] = []
+        self.names = set[str]()
+        """Of all functions that were run."""
         self._makers: dict[int, int] = {}
         self._alive: list[Any] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", str(func))
+        self.names.add(name)
         given = tensors_in((args, kwargs))
         read = tuple(self._makers[id(x)] for x in given if id(x) in self._makers)
         out = func(*args, **(kwargs or {}))
@@ -47,7 +51,6 @@ class Recorder(TorchFunctionMode):
         ]
         if not results:
             return out
-        name = getattr(func, "__name__", str(func))
         operation = Operation(name, self.places.here(), read, [mark(x) for x in results], [])
         for x in results:
             self._makers[id(x)] = len(self.operations)
