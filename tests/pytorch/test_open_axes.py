@@ -216,6 +216,20 @@ def test_what_pytorch_asks_to_choose_a_kernel_is_no_condition(
             assert error(predicted(model, x, module), copy.deepcopy(module).double()(x)) <= EXACT_TO
 
 
+def _kernel_of_each_sample(x: Tensor) -> Tensor:
+    groups = 3 * x.shape[0]
+    kernels = x.mean((2, 3)).view(groups, 1, 1, 1)
+    return F.conv2d(x.flatten(0, 1)[None], kernels, groups=groups).view(x.shape)
+
+
+def test_groups_of_a_convolution_that_are_samples_fix_the_batch(tmp_path: Path) -> None:
+    # As StyleGAN has them.
+    module, x = Sized(_kernel_of_each_sample).double(), torch.randn(2, 1, *OTHER, dtype=torch.float64)
+    model = inspect_onnx(oocdl.from_torch(module, torch.zeros_like(x), tmp_path / "net.onnx"))
+    assert model.inputs[0].dims[0] == 2
+    assert error(predicted(model, x, module), module(x).detach()) <= EXACT_TO
+
+
 AVERAGES = (
     *((1, nn.AdaptiveAvgPool1d(7)), (2, nn.AdaptiveAvgPool2d((7, 1))), (2, nn.AdaptiveAvgPool2d((None, 3)))),
     *((3, nn.AdaptiveAvgPool3d((2, 3, 7))), (2, nn.Upsample((7, 3), mode="area"))),

@@ -170,8 +170,12 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.note()
-        if getattr(func, "__name__", "").startswith("adaptive_max"):
+        name = getattr(func, "__name__", "")
+        if name.startswith("adaptive_max"):
             _fix_pooled(*args, **(kwargs or {}))
+        for given in (*args, *(kwargs or {}).values()) if name.startswith("conv") else ():
+            if isinstance(given, torch.SymInt):  # as many groups as samples, of which files have the number
+                int(given)
         try:
             return func(*args, **(kwargs or {}))
         finally:
