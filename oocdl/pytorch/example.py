@@ -49,7 +49,7 @@ def _inputs_that_fit(module: nn.Module, chosen: Mapping[str, DataArray], batch: 
     """Return the first forms with which the module can be called; raises InputError if there are none."""
     # Its code runs here, so it belongs in a copy of the user's process: caches and hooks would keep tensors.
     dtype, names = dtype_of(module), tuple(chosen)
-    counts = (max(2, batch), max(2, batch) + 1)
+    counts = (max(2, batch), 2 * max(2, batch))  # as groups of samples need, too
     reason = ""
     with exporting():
         for forms in product(*(_forms(array, dtype) for array in chosen.values())):

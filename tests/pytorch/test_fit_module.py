@@ -220,6 +220,18 @@ def test_volumes_without_a_channel_axis(tmp_path: Path) -> None:
             oocdl.plan(net, tmp_path / "data.zarr", **options)
 
 
+class Pairs(Net):
+    """Divides by what pairs of samples differ in, as discriminators do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y / y.view(2, -1, 3).std(0).repeat(2, 1)
+
+
+def test_a_batch_may_have_to_be_made_of_groups(data: Path) -> None:
+    assert "layers" in str(oocdl.plan(Pairs(), data, **OPTIONS))
+
+
 def test_a_module_that_does_not_fit_is_left_as_it_is(data: Path) -> None:
     run = oocdl.fit(Net(), data, workdir="run", **OPTIONS)
     wider, other = Net(width=2), nn.Sequential(nn.Linear(6, 3))
