@@ -165,7 +165,10 @@ class Places:
             file = frame.f_code.co_filename
             if not line and is_of_user(file):
                 line = f"{Path(file).name}:{frame.f_lineno}"
-            part = part or self._names.get(id(frame.f_locals.get("self")), "")
+            owner = self._names.get(id(frame.f_locals.get("self")), "")
+            if owner == self.title and frame.f_code.co_name == "_call_impl":
+                break  # what calls the module is no code of its own
+            part = part or owner
             frame = frame.f_back  # type: ignore[assignment]
         return f"in '{part or self.title}'" + (f" ({line})" if line else "")
 

@@ -423,6 +423,12 @@ def test_a_gradient_that_is_cut_is_cut_in_the_file(case: str, tmp_path: Path) ->
         oocdl.from_torch(module, THREE, path, verify=False)
 
 
+def test_a_place_is_in_the_code_of_the_module(tmp_path: Path) -> None:
+    discriminator = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))
+    with pytest.raises(UnsupportedError, match=r"is changed by the forward pass in '[\w.]+'(;|$)"):
+        oocdl.from_torch(discriminator, THREE, tmp_path / "net.onnx")
+
+
 def test_an_exporter_that_does_not_see_cuts_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
