@@ -259,7 +259,8 @@ def _pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
     """Compute distances with ``eps`` in each difference, which an exporter adds to ``p``."""
-    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+    distance: Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+    return distance
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
