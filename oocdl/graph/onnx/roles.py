@@ -21,9 +21,9 @@ from oocdl.graph.onnx.onnx_file import LAYERS, OnnxFile, Reader
 from oocdl.graph.onnx.tensors import WeightSource
 
 _GENERATED = re.compile(
-    r"(val_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+|helper\.\w+\.\d+|auto\.cast\.\d+)$"
+    r"(val_\d+|_v_\d+|scalar_tensor.*|_?to_copy.*|onnx::.*|/.*|\d+|helper\.\w+\.\d+|auto\.cast\.\d+)$"
 )
-"""Names that exporters of PyTorch, Paddle (``helper.slice.12``) and others give to what has none."""
+"""Names that exporters of PyTorch, Paddle (``helper.slice.12``), onnxsim and others give to what has none."""
 TENSORFLOW = "tf2onnx"
 """The producer of files of TensorFlow and Keras."""
 OF_PYTORCH = ("pytorch", "oocdl")

@@ -31,7 +31,9 @@ _PARAMETER = re.compile(
     re.IGNORECASE,
 )
 """Last parts of names: of what is a buffer more often than not, and of what always is a parameter."""
-_GENERATED = re.compile(r"(onnx::|/).*|\d+$|val_\d+$")
+_FUSED = re.compile(r"_v_\d+$|\w+Fusion_.*")
+"""Names that onnxsim and ONNX Runtime's optimizer give to what they compute of weights."""
+_GENERATED = re.compile(rf"(onnx::|/).*|\d+$|val_\d+$|{_FUSED.pattern}")
 _FOLDED = re.compile(r".*(/batchnorm/(mul|sub)|merged_input)(:0|__\d+)?$|.*_(weights|bias)_fused_bn.*")
 _OF_NORM = re.compile(r".*/(moments|batchnorm)/.*")
 """Names of tf2onnx: of weights with a norm in them, and within a norm."""
@@ -95,18 +97,23 @@ def _is_merged(file: TracedFile, name: str) -> bool:
 
 
 def _has_folded(file: TracedFile, node: OnnxNode) -> bool:
-    """Whether a BatchNormalization was folded into a convolution."""
-    named = file.is_torchscript and node.op.startswith("Conv") and node.inputs[1].startswith("onnx::Conv")
-    return "FuseBatchNorm" in node.rule or named
+    """Whether a BatchNormalization was folded into a layer."""
+    if node.op not in LAYERS:
+        return False
+    weight, biases = node.inputs[1], node.inputs[2:]
+    named = file.is_torchscript and node.op.startswith("Conv") and weight.startswith("onnx::Conv")
+    by_onnxscript = weight.endswith("weight") and f"{weight}_bias" in biases
+    return "FuseBatchNorm" in node.rule or "BnFusion_" in weight or named or by_onnxscript
 
 
 def _folded(file: TracedFile) -> list[str]:
+    folded = [node.name for node in file.model.nodes if _has_folded(file, node)]
     convolutions = [node for node in file.model.nodes if node.op in ("Conv", "ConvTranspose")]
-    folded = [node.name for node in convolutions if _has_folded(file, node)]
     biased = [node.name for node in convolutions if len(node.inputs) > 2]
+    # An older exporter does not say what it did, and onnxsim drops what others say, but for names of nodes.
+    biased = [name for name in biased if file.is_dynamo or re.fullmatch(r"node_Conv\w*_\d+", name)]
     has_norm = any(node.op.endswith("Normalization") for node in file.model.nodes)
-    # An older exporter does not say what it did.
-    silent = file.is_dynamo and not file.model.kinds and not has_norm and len(biased) > 1
+    silent = not file.model.kinds and not has_norm and len(biased) > 1
     return folded or (biased if silent else [])
 
 
@@ -122,7 +129,7 @@ def _is_computed(file: TracedFile, name: str) -> bool:
     model, readers = file.model, file.model.readers.get(name, ())
     if any(_has_folded(file, reader.node) and reader.place for reader in readers):
         return False
-    if file.is_torchscript:
+    if file.is_torchscript or _FUSED.match(name):
         return _GENERATED.match(name) is not None
     if model.producer != "pytorch" or not model.kinds or name in model.kinds:
         return False
@@ -145,9 +152,9 @@ def _lost_slopes(file: TracedFile) -> list[str]:
 
 def _constant_weights(file: TracedFile) -> list[str]:
     """Weights of layers that are numbers of Constant nodes, of the graph or of a function that it calls."""
-    if file.model.producer == "pytorch":
-        return []  # whose parameters are initializers
     made = {node.outputs[0] for node in file.model.nodes if node.op == "Constant"}
+    if file.model.producer == "pytorch":  # whose parameters are initializers, until onnxsim folds numbers in
+        made = set(filter(_FUSED.match, made))
     weighs = [node for node in file.model.nodes if node.op in (*LAYERS, "LSTM", "GRU", "RNN")]
     return list(dict.fromkeys(name for node in weighs for name in node.inputs[1:3] if name in made))
 
@@ -251,7 +258,7 @@ SIGNS = (
     ),
     Sign(
         _folded,
-        "convolution{s} {has} a BatchNormalization folded in",
+        "layer{s} {has} a BatchNormalization folded in",
         "the norm is gone from the file, and is not trained",
     ),
     Sign(

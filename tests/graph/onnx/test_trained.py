@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import pytest
 import torch
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
 from torch import Tensor, nn
 
 from oocdl.errors import ModelError, UnsupportedError
@@ -29,7 +30,7 @@ from oocdl.report.plan_parts import UNSAID, trained_text
 from tests.kit.nets import save
 from tests.kit.onnx_kit import F, run
 from tests.kit.plain_files import MODULES, WAYS, export_as, far, losses_of_file, losses_of_module
-from tests.kit.torch_modules import CASES, FrozenBatchNorm2d, away_from_start
+from tests.kit.torch_modules import CASES, FrozenBatchNorm2d, away_from_start, running
 from tests.kit.turns import some_of
 
 MERGED, FOLDED, COMPUTED = (
@@ -329,6 +330,58 @@ def test_names_of_buffers(names: str, of_torch: bool, of_others: bool, tmp_path:
     assert UNSAID not in trained_text(preset.bind(RULES, {"image": (1, 1, 4, 4, 4)}).trained)
 
 
+def folded_by(tool: str, net: nn.Module, x: Tensor, path: Path) -> Sequence[str]:
+    """What is said of a file of a module in evaluation mode that a tool has folded norms into layers of."""
+    export_as(net.eval(), [x], path, "dynamo" if tool == "dynamo" else "torchscript")
+    if tool == "onnxruntime":
+        options = SessionOptions()
+        options.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(path)
+        InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    return [remark.text for remark in inspect_onnx(path).bind(RULES).trained.remarks]
+
+
+@pytest.mark.parametrize("tool", ["dynamo", "onnxruntime"])
+def test_a_norm_that_a_tool_folds_is_told(tool: str, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 4, bias=False), running(nn.BatchNorm1d(4)))
+    (said,) = folded_by(tool, net, torch.randn(2, 8), tmp_path / "linear.onnx")
+    assert said.startswith(f"1 layer has a {FOLDED}")
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), running(nn.BatchNorm2d(4)))
+    (said,) = folded_by(tool, net, torch.randn(2, 1, 5, 5), tmp_path / "convolution.onnx")
+    assert said.startswith(f"1 layer has a {FOLDED}")
+
+
+@pytest.mark.parametrize(
+    ("names", "label", "wanted"),
+    [
+        ("_v_1 _v_2 _v_3 _v_4", "/conv", "4 trained tensors were computed by the exporter"),
+        ("0.weight 0.weight_bias 3.weight 3.weight_bias", "n", "2 layers have a BatchNormalization folded"),
+        ("0.weight 0.bias 3.weight 3.bias", "node_Conv_1", "2 layers have a BatchNormalization folded"),
+        ("0.weight 0.bias 3.weight 3.bias", "node_conv2d", ""),
+    ],
+)
+def test_names_tell_what_onnxsim_has_kept_no_other_trace_of(
+    names: str, label: str, wanted: str, tmp_path: Path
+) -> None:
+    first, second = names.split()[:2], names.split()[2:]
+    nodes = [
+        helper.make_node("Conv", ["x", *first], ["a"], f"{label}1"),
+        helper.make_node("Mul", ["a", "_v_9"], ["h"], "scale"),
+        helper.make_node("Conv", ["h", *second], ["y"], f"{label}2"),
+    ]
+    shapes = [(3, 3, 1), (3,)] * 2
+    weights = {name: np.ones(shape, F) for name, shape in zip(names.split(), shapes, strict=True)}
+    path = save(tmp_path / "m.onnx", nodes, weights | {"_v_9": F(0.5)}, ["n", 3, 4], {"y": ["n", 3, 4]})
+    model = onnx.load(path)
+    model.producer_name = "pytorch"
+    onnx.save(model, path)
+    trained = inspect_onnx(path).bind(RULES, {"x": (2, 3, 4)}).trained
+    assert [record.name for record in trained.of(Part.CONSTANT)] == ["_v_9"]
+    assert len(trained.remarks) == bool(wanted) and all(
+        remark.text.startswith(wanted) for remark in trained.remarks
+    )
+
+
 def test_names_are_shown_as_text(tmp_path: Path) -> None:
     name = "pe\x1b[31m\nall is well"
     text = trained_text(added(tmp_path / "m.onnx", f"m.{name}", "pytorch").trained)
@@ -401,16 +454,25 @@ def test_zeros_with_which_sequences_begin(
     assert [one.part for one in record.tensors if one.name == name] == [part]
 
 
-def test_weights_in_constant_nodes_are_told(tmp_path: Path) -> None:
-    constant = helper.make_node("Constant", [], ["w"], value=onnx.numpy_helper.from_array(np.eye(3, dtype=F)))
+@pytest.mark.parametrize(
+    ("name", "producer", "told"), [("w", "", True), ("_v_4", "pytorch", True), ("w", "pytorch", False)]
+)
+def test_weights_in_constant_nodes_are_told(name: str, producer: str, told: bool, tmp_path: Path) -> None:
+    """PyTorch writes parameters as initializers; onnxsim makes Constant nodes of some."""
+    value = onnx.numpy_helper.from_array(np.eye(3, dtype=F))
     nodes = [
-        constant,
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Add", ["h", "b"], ["y"]),
+        helper.make_node("Constant", [], [name], value=value),
+        helper.make_node("MatMul", ["x", name], ["h"]),
+        helper.make_node("Add", ["h", "b.bias"], ["y"]),
     ]
-    path = save(tmp_path / "m.onnx", nodes, {"b": np.ones(3, F)}, ["n", 3], {"y": ["n", 3]})
-    (remark,) = inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.remarks
-    assert remark.text.startswith("1 weight is in a Constant node ('w')")
+    path = save(tmp_path / "m.onnx", nodes, {"b.bias": np.ones(3, F)}, ["n", 3], {"y": ["n", 3]})
+    model = onnx.load(path)
+    model.producer_name = producer
+    onnx.save(model, path)
+    remarks = inspect_onnx(path).bind(RULES, {"x": (2, 3)}).trained.remarks
+    assert [remark.text.partition(":")[0] for remark in remarks] == [
+        f"1 weight is in a Constant node ('{name}')"
+    ] * told
 
 
 @pytest.mark.parametrize("producer", ["", "pytorch"])
