@@ -51,11 +51,12 @@ def _slots(function: Compose) -> list[inspect.Parameter]:
     return [p for p in inspect.signature(function).parameters.values() if p.kind in _SLOTS]
 
 
-_QUANTIZED = re.compile(r"\w*[Qq]uantizeLinear|QLinear\w+|(Conv|MatMul)Integer")
+_QUANTIZED = re.compile(r"(com\.microsoft::)?(\w*[Qq]uantizeLinear|QLinear\w+|QGemm|(Conv|MatMul)Integer)")
 _WHY_QUANTIZED = (
     "of a quantized network: rounded weights have no gradient to be trained by; "
     "train the network as it was before, and quantize what run.export writes"
 )
+_WHY_FUSED = "of ONNX Runtime, whose optimizer fuses nodes: give the file that it was made of"
 
 
 def not_known(op: str) -> str:
@@ -63,7 +64,8 @@ def not_known(op: str) -> str:
     if _QUANTIZED.fullmatch(op):
         return f"{op} {_WHY_QUANTIZED}"
     near = [name for name in OWN if name.rpartition("::")[2] == op.rpartition("::")[2] and name != op]
-    return f"{op}, not {near[0]}, which is registered" if near else op
+    fused = f"{op} {_WHY_FUSED}" if op.startswith("com.microsoft") else op
+    return f"{op}, not {near[0]}, which is registered" if near else fused
 
 
 def counted(nodes: Iterable[OnnxNode]) -> Mapping[str, int]:

@@ -190,6 +190,19 @@ def test_a_quantized_network_is_refused_with_the_way_out(op: str, count: int, tm
         bound(parser.parse_model(text), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("op", "why"),
+    [
+        ("FusedConv", "whose optimizer fuses nodes: give the file that it was made of"),
+        ("QGemm", "of a quantized network: .* quantize what run.export"),
+    ],
+)
+def test_what_only_onnx_runtime_has_is_refused_with_the_way_out(op: str, why: str, tmp_path: Path) -> None:
+    text = f"{HEAD} g (float[2,3] x) => (float[2,3] y) {{ y = com.microsoft.{op}(x) }}"
+    with pytest.raises(UnsupportedError, match=rf"com.microsoft::{op} .*{why}"):
+        bound(parser.parse_model(text), tmp_path)
+
+
 def test_a_weight_that_only_a_body_reads_is_trained(tmp_path: Path) -> None:
     model = parser.parse_model(
         HEAD
