@@ -304,7 +304,8 @@ def size_text(count: int) -> str:
 def port_of(info: onnx.ValueInfoProto, output: bool = False) -> Port:
     """Return an input or an output as the file declares it."""
     if info.type.WhichOneof("value") not in (None, "tensor_type"):
-        raise UnsupportedError(f"{shown(info.name)} is no tensor; inputs and outputs have to be")
+        cure = "onnx.utils.extract_model writes a file of the others"
+        raise UnsupportedError(f"{shown(info.name)} is no tensor; inputs and outputs have to be: {cure}")
     tensor = info.type.tensor_type
     dims: tuple[int | str, ...] = tuple(
         dim.dim_value if dim.dim_value > 0 else dim.dim_param or f"{info.name}.{index}"

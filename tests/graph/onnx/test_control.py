@@ -203,6 +203,13 @@ def test_what_only_onnx_runtime_has_is_refused_with_the_way_out(op: str, why: st
         bound(parser.parse_model(text), tmp_path)
 
 
+def test_an_output_that_is_no_tensor_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    nodes = "y = Relu(x) s = SequenceConstruct(x, x)"
+    text = f"{HEAD} g (float[2,3] x) => (float[2,3] y, seq(float[2,3]) s) {{ {nodes} }}"
+    with pytest.raises(UnsupportedError, match=r"'s' is no tensor; .*extract_model writes a file"):
+        bound(parser.parse_model(text), tmp_path)
+
+
 def test_a_weight_that_only_a_body_reads_is_trained(tmp_path: Path) -> None:
     model = parser.parse_model(
         HEAD
