@@ -59,12 +59,13 @@ class Output:
 
 
 def array_name(output: str) -> str:
-    """Return the name of the array of an output: a name from a model's file is never a path.
+    """Return the name of the array of an output, or of the group of a sample: it is never a path.
 
-    >>> array_name("logits"), array_name("/head/../out")
-    ('logits', '_head_.._out-1d00528f')
+    >>> array_name("logits"), array_name("case 1"), array_name("/head/../out")
+    ('logits', 'case 1', '_head_.._out-1d00528f')
     """
-    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", output) and output not in ("zarr.json", PROGRESS):
+    plain = re.fullmatch(r"\w[\w. +-]{0,99}", output) and len(output.encode()) <= 200
+    if plain and output not in ("zarr.json", PROGRESS):
         return output
     digest = hashlib.sha256(output.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{re.sub('[^A-Za-z0-9_.-]', '_', output)[:60].lstrip('.') or 'output'}-{digest}"
