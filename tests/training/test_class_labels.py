@@ -150,6 +150,9 @@ def test_what_has_no_classes_is_refused_before_anything_is_written(run: oocdl.Ru
     both = oocdl.fit(tmp_path / "twin.onnx", data, workdir=tmp_path / "both", steps=1, **QUICK, **heads)
     with pytest.raises(InputError, match=r"nifti= takes one output .* 'logits' .*'twin'"):
         both.predict(data, argmax=True, nifti=tmp_path / "n")
+    deep = {"targets": {"logits": "logits"}, "loss": "deep_supervision"}  # the last output has the weight 0
+    run = oocdl.fit(tmp_path / "twin.onnx", data, workdir=tmp_path / "deep", steps=1, **QUICK, **deep)
+    assert [*run.predict(data, argmax=True, nifti=tmp_path / "deep.nii").array_keys()] == ["logits"]
     flat = oocdl.fit(*nets.write_job(tmp_path), workdir=tmp_path / "run", steps=1, **QUICK)
     with pytest.raises(InputError, match=r"nifti= takes one output of three spatial axes; .* 'y' \[10\]"):
         flat.predict(nets.vectors(), argmax=True, nifti=tmp_path / "n")

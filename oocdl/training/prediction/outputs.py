@@ -7,7 +7,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from oocdl.errors import InputError, ModelError, printable
 from oocdl.graph.ir.graph import Array, Shape
 from oocdl.graph.ir.index import Region, as_slices, intersect, is_empty, moved, region_shape, within
 from oocdl.host.paths import path_of
+from oocdl.ops.losses.deep_supervision import DeepSupervision
 from oocdl.planning.passes import PassInfo
 from oocdl.runtime import weight_io
 from oocdl.storage.files import make_writable, reporting
@@ -117,7 +117,7 @@ def predict(
     )  # fmt: skip
     outputs = logits = list(_outputs_of(inference))
     if volumes is not None:
-        outputs = logits = _without_smaller(inference, outputs)
+        outputs = logits = _of_volumes(inference, outputs)
     if argmax:
         outputs = [labels_of(one) for one in logits]
     facts = () if volumes is None else _facts_of_volumes(inference, outputs)
@@ -193,13 +193,10 @@ def _put(
             array[as_slices(place)] = values[position][within(part, region[1:])].reshape(region_shape(place))
 
 
-def _without_smaller(inference: Inference, outputs: Sequence[Output]) -> list[Output]:
-    """Leave out outputs that were trained on the target of a larger one: those of deep supervision."""
-    heads = inference.store.meta["identity"]["loss"]
-    targets = {one.name: heads.get(one.name, {}).get("target", one.name) for one in outputs}
-    sizes = [(targets[one.name], one.row, prod(one.sample_shape[1:])) for one in outputs]
-    largest = {(name, row): size for name, row, size in sorted(sizes, key=lambda its: its[2])}
-    return [one for one, its in zip(outputs, sizes, strict=True) if its[2] == largest[its[:2]]]
+def _of_volumes(inference: Inference, outputs: Sequence[Output]) -> list[Output]:
+    """Leave out all but the first output of deep supervision: others are aids of training."""
+    deep = isinstance(inference.settings.loss, DeepSupervision)
+    return [one for one in outputs if not deep or one.name == inference.model.outputs[0].name]
 
 
 def _outputs_of(inference: Inference) -> Iterator[Output]:
