@@ -233,3 +233,22 @@ def test_a_file_that_takes_other_points_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(exporting, "EXPORTERS", {"one": farthest})
     with pytest.raises(UnsupportedError, match="one: its file is another network"):
         oocdl.from_torch(Neighbours(), torch.zeros(2, 20, 3), tmp_path / "net.onnx")
+
+
+class Heads(nn.Module):
+    """Two outputs in training mode, and the first one, times a factor, in evaluation mode."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.heads = factor, nn.ModuleList(nn.Linear(4, 3) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | list[torch.Tensor]:
+        outputs = [head(x) for head in self.heads]
+        return outputs if self.training else self.factor * outputs[0]
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_outputs_of_training_alone_are_no_difference(tmp_path: Path, factor: float) -> None:
+    made = oocdl.from_torch(Heads(factor), torch.zeros(2, 4), tmp_path / "heads.onnx")
+    assert any("its output output_0 is off" in note for note in made.notes) == (factor != 1)
+    assert not any("tensors" in note for note in made.notes)

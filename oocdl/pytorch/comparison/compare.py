@@ -90,7 +90,8 @@ class Twin:
     ) -> dict[str, Tensor]:
         """Call the module, and go backward if it trains; returns results by the titles of ``Pass.results``.
 
-        ``cotangents``: by output the gradient that it is given. ``mode`` is on in both directions.
+        ``cotangents``: by output the gradient that it is given. ``mode`` is on in both directions. A module
+        that predicts may return the first outputs alone, without those of deep supervision.
         """
         args, kwargs = self.signature.split({name: x.clone() for name, x in inputs.items()})
         self.module.zero_grad(set_to_none=True)
@@ -102,18 +103,18 @@ class Twin:
                 returned = self.module(*args, **kwargs)
             self.runs = True
             outputs = tensors_in(returned)
-            if len(outputs) != len(cotangents):
+            if len(outputs) > len(cotangents) or (trains and len(outputs) < len(cotangents)):
                 counts = f"{len(outputs)} tensors, its file {len(cotangents)}"
                 raise UnsupportedError(f"the module returns {counts}")
             pairs = [
                 (y, given)
-                for y, given in zip(outputs, cotangents.values(), strict=True)
+                for y, given in zip(outputs, cotangents.values(), strict=False)
                 if y.requires_grad and given is not None and given.shape == y.shape
             ]
             with mode or nullcontext():
                 if pairs:
                     torch.autograd.backward([y for y, _ in pairs], [given for _, given in pairs])
-        results = {f"output {name}": y.detach() for name, y in zip(cotangents, outputs, strict=True)}
+        results = {f"output {name}": y.detach() for name, y in zip(cotangents, outputs, strict=False)}
         return results | self._left() if trains else results
 
     def _left(self) -> dict[str, Tensor]:
@@ -161,7 +162,8 @@ def _one(twin: Twin, made: Pass, data: Data, shapes: Shapes, seed: int, ties: bo
         twin.put(start)
     draws.check_all_drawn()
     given = inputs | {name: x for name, x in cotangents.items() if x is not None}
-    off = errors(made.run(start, given, draws.random), wanted)
+    found = made.run(start, given, draws.random)
+    off = errors(found if made.cotangents else {title: found[title] for title in wanted}, wanted)
     allowed = dict.fromkeys(off, FLOOR[twin.dtype])
     if any(error > allowed[title] for title, error in off.items()):
         after = twin.held()
