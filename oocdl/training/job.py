@@ -181,7 +181,10 @@ def trained_file(
         data = from_dataset(model, dataset, settings, new, call.asked)
         old = _file_of(folder) if call.resume is True else None
         if old is not None:
-            check_same(old, new, f"the run in {folder}", ANEW)
+            way_out = (
+                ANEW if model.training else f"call its train(), if the run began in training mode, or {ANEW}"
+            )
+            check_same(old, new, f"the run in {folder}", way_out)
         yield old or new, folder, data
     finally:
         used = _file_of(folder)

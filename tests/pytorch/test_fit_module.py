@@ -158,7 +158,8 @@ CHANGES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "another width": (lambda: Net(width=2), "'fc.weight' is [3, 6] of float32, now [2, 6]"),
     "a frozen layer": (
         lambda: frozen(Net(), "fc"), "'fc.weight' is a parameter, now a parameter that is frozen"),
-    "a norm in evaluation mode": (lambda: Net().eval(), "'norm.running_mean' is a statistic, now a buffer"),
+    "a norm in evaluation mode": (
+        lambda: Net().eval(), "'norm.running_mean' is a statistic, now a buffer; call its train(), if"),
     "another buffer": (lambda: Net(shift=0.7), "the buffer 'shift' holds other numbers"),
     "another class": (lambda: nn.Sequential(nn.Linear(6, 3)), "it is a Net, now a Sequential"),
 }  # fmt: skip
