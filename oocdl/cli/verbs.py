@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 import typer
@@ -136,12 +137,12 @@ def _train_preset(
     with ending(lambda: str(outcome)), workers(given) as client:
         trained = nnunet(folder, client=client, callbacks=[outcome], **options)
     steps, (first, *others) = ",".join(map(str, trained.spacing)), trained.runs.values()
-    further = "".join(f" --with {run.path}" for run in others)
+    further = "".join(f" --with {quote(str(run.path))}" for run in others)
     say(str(trained).rstrip())
     say(
         f"results: {trained.path}; predict other cases, by the mean of all folds and mirror images:\n"
-        f"  oocdl convert {folder} test.zarr --split test --spacing {steps}\n"
-        f"  oocdl predict {first.path} test.zarr{further} --mirror --argmax --nifti labels"
+        f"  oocdl convert {quote(str(folder))} test.zarr --split test --spacing {steps}\n"
+        f"  oocdl predict {quote(str(first.path))} test.zarr{further} --mirror --argmax --nifti labels"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,12 @@ def test_the_spacing_is_that_of_nnunet() -> None:
 
 
 def test_a_folder_becomes_labels_and_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = nifti.nnunet(tmp_path / "Dataset001", SHAPES)
+    folder = nifti.nnunet(tmp_path / "Dataset001 Heart", SHAPES)
     words = ("fit", "--preset", "nnunet", folder, "--folds", 2, *QUICK, "--hours", "1e-6")
     with pytest.warns(UserWarning, match="of width 4, is predicted to take .* hours, more than hours=1e-06"):
         code, out, err = run(capsys, *words)
     assert code == 0, err
-    root = tmp_path / "Dataset001.nnunet"
+    root = tmp_path / "Dataset001 Heart.nnunet"
     splits = json.loads((root / "splits_final.json").read_text())
     assert [split["val"] for split in splits] == [[f"case_{row}"] for row in (0, 4, 3, 1, 2)]
     fold, trained = root / "fold_2", oocdl.open(root / "fold_2")
@@ -72,7 +73,9 @@ def test_a_folder_becomes_labels_and_scores(tmp_path: Path, capsys: pytest.Captu
         assert found["Dice"] == pytest.approx(2 * both / either) and found["TP"] == both
         assert found["TP"] + found["FP"] + found["FN"] + found["TN"] == a.size
     assert f"{told['mean']['1']['Dice']:.4f}" in out and "core" in out
-    command = out.split("oocdl ")[-1].replace("test.zarr", str(root / "data.zarr")).split()
+    converting, command = (shlex.split(line) for line in out.split("  oocdl ")[1:])
+    assert converting[:3] == ["convert", str(folder), "test.zarr"]
+    command[command.index("test.zarr")] = str(root / "data.zarr")
     code, _, err = run(capsys, *command[:-1], tmp_path / "mirrored")
     assert code == 0 and "--mirror" in command, err
     assert len(list((tmp_path / "mirrored").glob("*.nii.gz"))) == 5
