@@ -11,8 +11,12 @@ from oocdl.config import Settings
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Shape
 from oocdl.graph.onnx.metadata import Metadata
+from oocdl.host.limits import installed_version
 from oocdl.pytorch.exported import Asked, Exported
 from oocdl.storage.dataset.dataset import Dataset, open_dataset
+
+OLDEST = (2, 9)
+"""The first PyTorch whose modules can be written; ``pyproject.toml`` asks for it, too."""
 
 
 def from_torch(
@@ -77,6 +81,7 @@ def from_torch(
 
 def from_dataset(module: Any, dataset: Any, settings: Settings, path: Path, asked: Asked) -> Dataset:
     """Write a module with an example made of a dataset, and return that, open; raises as ``from_torch``."""
+    _check_installed()
     from oocdl.pytorch import example, export
 
     data = open_dataset(dataset, settings.allow_missing_chunks)
@@ -95,3 +100,7 @@ def load(module: Any, metadata: Metadata, shapes: Mapping[str, Shape], blocks: A
 def _check_installed() -> None:
     if importlib.util.find_spec("torch") is None:
         raise InputError("this needs PyTorch: pip install 'oocdl[torch]'")
+    version = installed_version("torch")
+    if version[0].isdigit() and tuple(map(int, version.split(".")[:2])) < OLDEST:
+        least = ".".join(map(str, OLDEST))
+        raise InputError(f"this needs PyTorch {least} or newer, not {version}: pip install 'torch>={least}'")

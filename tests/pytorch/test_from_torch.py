@@ -27,10 +27,12 @@ from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.ops import RULES
 from oocdl.pytorch import export as exporting
 from oocdl.pytorch.comparison.file_pass import inference_pass
+from oocdl.pytorch.door import OLDEST
 from oocdl.pytorch.exported import Exported
 from oocdl.pytorch.exporters import EXPORTERS, Call
 from tests.kit.commands import python
 from tests.kit.nets import write_data
+from tests.kit.processes import ROOT
 from tests.kit.torch_modules import Encoding, Head, Words, error, frozen, in_evaluation, running
 from tests.kit.turns import some_of
 
@@ -707,6 +709,20 @@ def test_without_pytorch() -> None:
     done = python("-c", WITHOUT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "this needs PyTorch: pip install 'oocdl[torch]'"
+
+
+def test_a_pytorch_that_is_too_old_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What oocdl asks of PyTorch's internals is not in releases before, which pip may have left in place."""
+    asked = [line for line in (ROOT / "pyproject.toml").read_text().splitlines() if "torch>=" in line]
+    assert asked and all(f'torch>={".".join(map(str, OLDEST))}"' in line for line in asked)
+    monkeypatch.setattr("oocdl.pytorch.door.installed_version", lambda package: "2.8.1+cpu")
+    refusal = r"this needs PyTorch 2\.9 or newer, not 2\.8\.1\+cpu: pip install 'torch>=2\.9'$"
+    arrays = {"image": np.zeros((2, 3), "float32"), "label": np.zeros((2, 2), "float32")}
+    data = write_data(tmp_path / "data.zarr", arrays)
+    with pytest.raises(InputError, match=refusal):
+        oocdl.fit(nn.Linear(3, 2), data, workdir=tmp_path / "run", loss="mse", memory="1GiB")
+    with pytest.raises(InputError, match=refusal):
+        oocdl.from_torch(nn.Linear(3, 2), torch.zeros(2, 3), tmp_path / "net.onnx")
 
 
 def test_both_exporters_write_the_same_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
