@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_590,
+    "lines of oocdl": 70_599,
     "lines of augmentation": 1505,
     "lines of callbacks": 664,
     "lines of cli": 1864,
@@ -180,13 +180,13 @@ LIMITS = {
     "lines of ops": 6182,
     "lines of planning": 8383,
     "lines of presets": 618,
-    "lines of pytorch": 3624,
+    "lines of pytorch": 3633,
     "lines of report": 2654,
     "lines of runtime": 5368,
     "lines of storage": 6254,
     "lines of training": 3711,
     "lines of tuning": 1329,
-    "lines of tests": 50_601,
+    "lines of tests": 50_617,
     "parameters of fit": 21,
     "parameters of plan": 3,
     "parameters of search": 21,
