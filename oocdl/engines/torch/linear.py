@@ -44,6 +44,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
     # Of one element for many oneDNN has only a reference kernel, a hundred times slower.
     a, b = (x.contiguous() if 0 in x.stride() else x for x in (a, b))
+    if a.stride(0) == b.stride(1) == 1 and a.shape[0] > b.shape[1]:
+        return matmul(b.t(), a.t()).t()  # oneDNN copies a transposed first operand: let it be the smaller one
     product: Tensor = linear_pointwise(a, b.t(), None, "none", [], "")
     return product
 
