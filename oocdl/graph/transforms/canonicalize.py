@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from oocdl.errors import ModelError
 from oocdl.graph.ir.graph import Graph, Node, Role, Shape, needed, renamed
@@ -97,6 +98,9 @@ class _Merger:
             before = self.producer.get(node.inputs[0])
             if before is not None and before.op == "Reshape":
                 node = replace(node, inputs=before.inputs)
+        elif node.op == "Concat":
+            parts = (self.parts_of(name, node.attrs["axis"]) for name in node.inputs)
+            node = replace(node, inputs=tuple(chain.from_iterable(parts)))
         elif node.op != "Identity":
             node = self.without_expands(node)
         same = self.same_as(node)
@@ -123,6 +127,13 @@ class _Merger:
                 if self.is_one(other) and self.shape(name) == shape:
                     return name
         return None
+
+    def parts_of(self, name: str, axis: int) -> tuple[str, ...]:
+        """Return what a Concat along ``axis`` is made of, so that one of Concats copies each part once."""
+        before = self.producer.get(name)
+        if before is not None and before.op == "Concat" and before.attrs["axis"] == axis:
+            return before.inputs
+        return (name,)
 
     def is_one(self, name: str) -> bool:
         """Whether a value is the constant number 1, as the gradient of the loss is."""

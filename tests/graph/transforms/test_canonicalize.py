@@ -90,6 +90,20 @@ def test_identities_and_reshapes_are_dropped() -> None:
     assert graph.outputs[2] == "x"
 
 
+def test_concats_of_concats_copy_each_part_once() -> None:
+    """As in dense blocks, whose layers would otherwise copy the first part dozens of times."""
+    build, x = start()
+    block, parts = x, [x]
+    for op in ("Exp", "Neg", "Tanh"):
+        parts.append(build(op, block))
+        block = build("Concat", block, parts[-1], axis=0)
+    across = build("Concat", block, block, axis=1)
+    graph, ops = finish(build, across)
+    assert ops == ["Exp", "Concat", "Neg", "Concat", "Tanh", "Concat", "Concat"]
+    counts = [len(node.inputs) for node in graph.nodes if node.op == "Concat"]
+    assert counts == [2, 3, 4, 2], "along another axis a Concat stays"
+
+
 def test_an_output_that_equals_another_value_lends_it_its_name() -> None:
     build, x = start()
     y = build("Exp", x)
