@@ -208,6 +208,22 @@ def test_attention_that_sees_no_key_is_compared_by_its_formula(tmp_path: Path) -
     oocdl.from_torch(Hidden(), MASKED, tmp_path / "net.onnx")
 
 
+class Gram(nn.Module):
+    """Products of features after a norm, whose gradient of one sample has an order that PyTorch misreads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(x).flatten(2).transpose(1, 2)
+        return y @ y.transpose(1, 2)
+
+
+def test_gradients_of_norms_that_pytorch_gets_wrong_are_no_difference(tmp_path: Path) -> None:
+    oocdl.from_torch(Gram(), torch.zeros(2, 4, 3, 3), tmp_path / "net.onnx")
+
+
 class Neighbours(nn.Module):
     """The largest difference of features to those of the nearest points."""
 

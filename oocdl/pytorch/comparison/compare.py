@@ -23,7 +23,7 @@ from oocdl.graph.onnx.reader import OnnxModel
 from oocdl.pytorch.child import first_line
 from oocdl.pytorch.comparison.blame import Known, Recorder, first_difference
 from oocdl.pytorch.comparison.file_pass import Pass, inference_pass, training_pass
-from oocdl.pytorch.comparison.modes import Jitter, Pinned, Wide, errors, limits_of
+from oocdl.pytorch.comparison.modes import Jitter, Pinned, RightNorms, Wide, errors, limits_of
 from oocdl.pytorch.module_calls import Places, Signature, Tensors, dtype_of, tensors_in
 from oocdl.pytorch.module_tensors import array_of, named_tensors, tensors_by_name
 from oocdl.pytorch.study.freedom import BATCH
@@ -111,7 +111,7 @@ class Twin:
                 for y, given in zip(outputs, cotangents.values(), strict=False)
                 if y.requires_grad and given is not None and given.shape == y.shape
             ]
-            with mode or nullcontext():
+            with mode or nullcontext(), RightNorms():  # type: ignore[no-untyped-call]
                 if pairs:
                     torch.autograd.backward([y for y, _ in pairs], [given for _, given in pairs])
         results = {f"output {name}": y.detach() for name, y in zip(cotangents, outputs, strict=False)}

@@ -196,6 +196,15 @@ def limits_of(own: torch.dtype, used: torch.dtype) -> Iterator[None]:
         yield
 
 
+class RightNorms(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps gradients of norms right: of one sample, PyTorch's kernel misreads some orders in memory."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            args = (*(x.contiguous() for x in args[:2]), *args[2:])
+        return func(*args, **(kwargs or {}))
+
+
 class Jitter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves every new result by about its rounding: PyTorch against itself, in another order of sums."""
 
