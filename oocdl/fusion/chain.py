@@ -56,8 +56,10 @@ def makes_of(group: Group) -> frozenset[int]:
 
 
 def crop(array: Any, box: Crop | None) -> Any:
-    """View the box of an array; all of it where there is none."""
-    return array if box is None else array[tuple(slice(start, stop) for start, stop in box)]
+    """View the box of an array, a number being one of one axis; all of it where there is none."""
+    if box is None:
+        return array
+    return (array if array.ndim else array.reshape(1))[tuple(slice(start, stop) for start, stop in box)]
 
 
 # Channels last -------------------------------------------------------------------------------

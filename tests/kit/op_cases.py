@@ -262,6 +262,7 @@ MOVE = [
     Case("Reverse", ((4, 1, 3),), {"axis": 1}),
     Case("Pad", ((2, 5),), {"axis": 1, "before": 2, "after": 1}),
     Case("Pad", ((2, 1),), {"axis": 1, "before": 0, "after": 3}),
+    Case("Pad", ((1, 1),), {"axis": 1, "before": 3, "after": 1}),  # of a number, which has no axis to crop
     Case("Gather", ((6, 3), ("ids", (2, 5), 6)), {}),
     Case("Gather", ((6, 3, 2), ("ids", (4,), 6)), {}),
     Case("Gather", ((2, 6, 3), ("ids", (2, 5), 6)), {"batch": 1}),

@@ -14,7 +14,6 @@ from functools import cached_property, lru_cache
 from itertools import pairwise, product, zip_longest
 from math import prod
 
-from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Attrs
 from oocdl.graph.ir.index import Plain, Range, Region, Whole, hull, is_empty, pieces, region_shape, within
 from oocdl.graph.ir.op_rule import Rules
@@ -284,11 +283,8 @@ class LayerCutter:
         """Return an operand as the kernel gets it; ``held`` is the region that there is of its value."""
         part, pads = needed.part, needed.pads
         if needed.nothing:
-            if not part:
-                raise UnsupportedError(
-                    f"node '{cell.node.name}' pads a single number; give it an axis larger than one"
-                )
             # Any empty axis makes an array without elements, which then becomes all padding.
+            part, held = part or ((0, 1),), held or ((0, 1),)
             part = tuple(r if r[0] < r[1] else (h[0], h[0]) for r, h in zip(part, held, strict=True))
             part = ((part[0][0], part[0][0]), *part[1:])
         if pads is not None and self.rules[cell.node.op].joins:

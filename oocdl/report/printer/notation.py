@@ -111,7 +111,7 @@ def operand_text(operand: Operand, held: Shape, fill: float) -> str:
     """
     text = f"%{operand.slot}"
     if operand.crop is not None:
-        text += region_text(operand.crop, held)
+        text += region_text(operand.crop, held or (1,))
         held = region_shape(operand.crop)
     if operand.shape != held:
         text += f".reshape({','.join(map(str, operand.shape))})"

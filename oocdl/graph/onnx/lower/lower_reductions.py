@@ -90,14 +90,8 @@ def _extreme(ctx: Context, extreme: Extreme) -> Sequence[Operand]:
 
 @lowers("ReduceProd")
 def _reduce_product(ctx: Context) -> Sequence[Operand]:
-    x, axes = ctx.value(0), _axes(ctx, filled=True)
-    shape = ctx.build.shape(x)
-    if len(axes) == len(shape) and prod(shape) > 1:
-        # The gradient of halves of a pair pads a single number, which has no axis to do so: of two alike.
-        twins = ctx.make("Expand", x, shape=(2, *shape))
-        both = products(ctx, twins, [axis + 1 for axis in axes])
-        return [_squeezed(ctx, ctx.reshape(maxima(ctx, both, (0,)), (1,) * len(shape)), axes)]
-    return [_squeezed(ctx, products(ctx, x, axes), axes)]
+    axes = _axes(ctx, filled=True)
+    return [_squeezed(ctx, products(ctx, ctx.value(0), axes), axes)]
 
 
 @lowers(
