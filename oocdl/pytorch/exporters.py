@@ -255,6 +255,16 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return (unit(x1) * unit(x2)).sum(dim)
 
 
+def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Compute cumulative products, which no exporter knows: each step doubles their number of factors."""
+    made = input.to(dtype or (input.dtype if input.is_floating_point() else torch.int64))
+    size, distance = int(input.shape[dim]), 1
+    while distance < size:
+        longer = made.narrow(dim, distance, size - distance) * made.narrow(dim, 0, size - distance)
+        made, distance = torch.cat([made.narrow(dim, 0, distance), longer], dim), 2 * distance
+    return made
+
+
 def _pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:
@@ -300,6 +310,8 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     nn.functional.binary_cross_entropy: _bce,
     nn.functional.binary_cross_entropy_with_logits: _bce_with_logits,
     nn.functional.cosine_similarity: cosine_similarity,
+    torch.cumprod: _cumprod,
+    Tensor.cumprod: _cumprod,
     nn.functional.pairwise_distance: _pairwise_distance,
     nn.functional.interpolate: _interpolate,
     **{pool: _adaptive_average(rank, pool) for rank, pool in enumerate(_AVERAGES, 1)},

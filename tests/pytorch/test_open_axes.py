@@ -88,6 +88,7 @@ NETWORKS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "rolled as a row": lambda x: x.roll(2),
     "padded to sixteens by ceil": lambda x: F.pad(x, (0, math.ceil(x.shape[3] / 16) * 16 - x.shape[3])),
     "times the batch by ceil": lambda x: x * math.ceil(x.shape[0] / 4),
+    "products of columns": lambda x: x.cumprod(3) + torch.cumprod(x, dim=1),
     "the last row": lambda x: x + x[:, :, x.shape[2] - 1 :],
 }
 """By what the middle does; it keeps three channels."""
@@ -105,6 +106,7 @@ FIXED = {
     "twice where it is large": "x_2 <= 12",
     "a loop over columns": "test_open_axes.py",
     "a grid of places": "test_open_axes.py",
+    "products of columns": "cumprod",
     "padded to sixteens by ceil": "its file is another network",
 }
 """Networks that are not free of size, and what the refusal names."""

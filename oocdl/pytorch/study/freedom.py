@@ -173,6 +173,8 @@ class _Calls(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name.startswith("adaptive_max"):
             _fix_pooled(*args, **(kwargs or {}))
+        if name == "cumprod":
+            _fix_scanned(*args, **(kwargs or {}))
         for given in (*args, *(kwargs or {}).values()) if name.startswith("conv") else ():
             if isinstance(given, torch.SymInt):  # as many groups as samples, of which files have the number
                 int(given)
@@ -197,6 +199,11 @@ def _fix_pooled(input: torch.Tensor, output_size: Any, *_: Any, **__: Any) -> No
     for size, cells in zip(input.shape[-len(wanted) :], wanted, strict=True):
         if cells is not None and cells != 1:
             int(size)
+
+
+def _fix_scanned(input: torch.Tensor, dim: int, **_: Any) -> None:
+    """Fix the size along which products are cumulative: files have the steps that make them."""
+    int(input.shape[dim])
 
 
 def _read(env: _Env, symbols: Mapping[sympy.Symbol, Axis], places: Sequence[str]) -> Freedom:
