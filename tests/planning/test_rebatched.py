@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import oocdl
-from oocdl.errors import UnsupportedError
+from oocdl.errors import ModelWarning, UnsupportedError
 from tests.kit import nets
 from tests.kit.runs import losses_of
 from tests.kit.settings import EXACT
@@ -58,3 +58,28 @@ def test_what_a_file_does_with_its_batch_is_refused(tmp_path: Path, data: Path) 
     with pytest.raises(UnsupportedError, match="was exported for a batch of 2, and does something else"):
         losses(model, data)
     assert len(losses(model, data, batch_size=2)) == 3
+
+
+def pooled(path: Path, batch: int, dims: list[str | int]) -> Path:
+    """Four classes of the mean of each of two channels over space, by shapes that hold the batch."""
+    nodes = [
+        helper.make_node("Constant", [], ["row"], "row", value_ints=[batch, 2, -1]),
+        helper.make_node("Reshape", ["x", "row"], ["r"], "rows"),
+        helper.make_node("ReduceMean", ["r"], ["m"], "mean", axes=[2]),
+        helper.make_node("Constant", [], ["flat"], "flat", value_ints=[batch, 2]),
+        helper.make_node("Reshape", ["m", "flat"], ["f"], "flatten"),
+        helper.make_node("MatMul", ["f", "w"], ["y"], "dense"),
+    ]
+    w = np.random.default_rng(0).normal(size=(2, 4))
+    return nets.save(path, nodes, {"w": w}, dims, {"y": [dims[0], 4]})
+
+
+def test_batch_and_sizes_may_be_others_at_once(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    x, y = random.normal(size=(6, 2, 5, 4)).astype("f4"), random.normal(size=(6, 4)).astype("f4")
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": y})
+    fixed = pooled(tmp_path / "fixed.onnx", 1, [1, 2, 3, 2])
+    free = pooled(tmp_path / "free.onnx", 0, ["n", 2, "h", "w"])
+    with pytest.warns(ModelWarning, match=r"fixes input 'x' to \[1, 2, 3, 2\]"):
+        found = losses(fixed, data)
+    assert found == losses(free, data)

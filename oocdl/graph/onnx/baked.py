@@ -29,8 +29,8 @@ def check_baked(ctx: Context) -> None:
         return
     before = ctx.traced.get(ctx.node.inputs[0], ()) if ctx.has(0) else ()
     pairs = enumerate(zip(before, ctx.shape(0), strict=True)) if before else ()
-    # A batch that alone is another one is read as such.
-    changed = tuple(axis for axis, (old, new) in pairs if old != new and not (axis == 0 and ctx.batch))
+    every = tuple(axis for axis, (old, new) in pairs if old != new)
+    changed = tuple(axis for axis in every if axis or not ctx.batch)  # another batch is read as such
     for axis, why in check(ctx, before, changed) if changed or ctx.node.op in _ARITHMETIC else ():
         if axis is not None and axis not in changed:
             continue
@@ -39,6 +39,8 @@ def check_baked(ctx: Context) -> None:
             f"node {shown(ctx.node.name)} ({ctx.node.op}): {why} may stand for {old} in the file, which is "
             "given other sizes here; export it with these axes open, or give it the sizes that it has"
         )
+    if not ctx.alone and every != changed:  # then a size may be taken for the batch: to be compared
+        ctx.rebatched = ctx.rebatched or any(axis == 0 for axis, _ in check(ctx, before, every))
 
 
 Found = Iterator[tuple[int | None, str]]

@@ -49,10 +49,12 @@ class Context:
     traced: Mapping[str, Shape]
     """Shapes under the sizes that are fixed in the file, where these were re-bound; else empty."""
     batch: tuple[int, int] | None
-    """Traced and new extent of the leading axis, where nothing else was re-bound.
+    """Traced and new extent of the leading axis of all inputs, where that was re-bound.
 
     Numbers of the file are then read as the batch, and what comes of it is compared with the file as it is
     (``planning/rebatched``)."""
+    alone: bool
+    """Whether no other size was re-bound."""
     read: frozenset[str]
     """ONNX names that some node reads, and the model's outputs."""
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]

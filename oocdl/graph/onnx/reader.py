@@ -162,16 +162,19 @@ class OnnxModel(OnnxFile):
             self.metadata.sizes.check(self.inputs, bound, training)
         before: Mapping[str, Shape] = {}
         batch: tuple[int, int] | None = None
+        alone = True
         if traced != bound:
             reader = _Reader(self, rules, precision, False, freeze).run(traced)
             before = {name: reader.ctx.build.shape(value) for name, value in reader.values().items()}
             heads = {(traced[name][:1], bound[name][:1]) for name in bound}
-            if len(heads) == 1 and all(bound[name][1:] == traced[name][1:] for name in bound):
+            if len(heads) == 1:
                 [[[old], [new]]] = heads
-                batch = (old, new)
+                batch = (old, new) if old != new else None
+            alone = all(bound[name][1:] == traced[name][1:] for name in bound)
         elsewhere = other_sizes(self.inputs, bound)
         try:
-            imported = _Reader(self, rules, precision, training, freeze, before, batch).run(bound).imported()
+            reader = _Reader(self, rules, precision, training, freeze, before, batch, alone)
+            imported = reader.run(bound).imported()
         except ModelError as error:
             if not elsewhere:
                 raise
@@ -192,6 +195,7 @@ class _Reader:
         freeze: Sequence[str],
         traced: Mapping[str, Shape] | None = None,
         batch: tuple[int, int] | None = None,
+        alone: bool = True,
     ) -> None:
         if precision not in ("float32", "float64"):
             raise ModelError(f"precision '{precision}' is not float32 or float64")
@@ -209,6 +213,7 @@ class _Reader:
             facts=model.metadata.facts if model.metadata is not None else {},
             traced=traced or {},
             batch=batch,
+            alone=alone,
             exact=model.exact,
             read=frozenset(read | {port.name for port in model.outputs} | results_of_bodies(model.nodes)),
             lower=lambda nodes: lower_nodes(self.ctx, self._lowerings, nodes),

@@ -160,6 +160,10 @@ def _reshape(ctx: Context) -> Sequence[Operand]:
     zero = bool(ctx.attr("allowzero", 0))
     if before is None or ctx.batch is None or ctx.is_sized(1):
         found: Shape | None = reshaped(shape, target, zero)
+    elif not ctx.alone:
+        if (target[0], shape[0]) == ctx.batch:
+            target[0], ctx.rebatched = shape[0], True
+        found = reshaped(shape, target, zero)
     else:
         free, ctx.rebatched = target.index(-1) if -1 in target else None, True
         found = rebound(before, reshaped(before, target, zero), shape, ctx.batch, free)
