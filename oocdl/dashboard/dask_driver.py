@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from oocdl.dashboard import dask_plugin
@@ -80,7 +81,7 @@ class Showing:
                 f"dashboard: {link}{dask_plugin.PAGE} until the run ends"
                 if begun.is_shown
                 else "Dask shows no dashboard, so there is no page in it; "
-                f"`oocdl dashboard {self._run}` shows the run"
+                f"`oocdl dashboard {quote(str(self._run))}` shows the run"
             )
         self._is_begun = self._has_page = begun.is_shown
         if begun.is_shown and not begun.sees_run:
@@ -133,7 +134,8 @@ class Sender:
 
 
 def _failed(run: Path, error: Exception) -> str:
-    return f"no page in Dask's dashboard ({_in_words(error)}); `oocdl dashboard {run}` shows the run"
+    command = f"`oocdl dashboard {quote(str(run))}`"
+    return f"no page in Dask's dashboard ({_in_words(error)}); {command} shows the run"
 
 
 def _in_words(error: Exception) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
+from shlex import quote
 from typing import IO
 from urllib.parse import urlsplit
 
@@ -39,18 +40,19 @@ def shown(run: Path, tell: Callable[[str], None], port: int = 0) -> Iterator[Non
             stdout=subprocess.PIPE, stderr=complaints, stdin=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
+        command = f"`oocdl dashboard {quote(str(run))}`"
         try:
             ready, _, _ = select([process.stdout], [], [], START_SECONDS)
             address = process.stdout.readline().decode().strip() if ready else ""
             if address:
                 mib = anonymous_bytes_of(process.pid) >> 20
                 tell(
-                    f"dashboard: {address} until the run ends, `oocdl dashboard {run}` shows it again; "
+                    f"dashboard: {address} until the run ends, {command} shows it again; "
                     f"{from_elsewhere(address)}; its process takes {mib} MiB, and more for each open page, "
                     "beside the memory budget"
                 )
             else:
-                tell(f"no dashboard: {_last_line(complaints)}; `oocdl dashboard {run}` may show more")
+                tell(f"no dashboard: {_last_line(complaints)}; {command} may show more")
             yield
         finally:
             process.stdout.close()

@@ -125,11 +125,11 @@ def is_sound(seen: Seen) -> None:
 
 def test_beside_fit(job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(callbacks: Any) -> oocdl.Run:
-        return oocdl.fit(*job, workdir=tmp_path / "run", dashboard=True, callbacks=callbacks, **QUICK)
+        return oocdl.fit(*job, workdir=tmp_path / "my run", dashboard=True, callbacks=callbacks, **QUICK)
 
     with going(fit, monkeypatch) as run, browser() as seen:
         address = run.address()
-        assert "MiB" in run.notices[0] and "oocdl dashboard" in run.notices[0]
+        assert "MiB" in run.notices[0] and f"`oocdl dashboard '{tmp_path}/my run'`" in run.notices[0]
         seen.open(address)
         sees_it_go_on(seen)
         is_sound(seen)
