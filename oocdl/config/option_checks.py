@@ -274,6 +274,9 @@ def _loss(value: Any) -> Loss:
     if not isinstance(value, Loss):
         word = f"'{shown(value)}'" if isinstance(value, str) else f"like {shown(value)}"
         others = f"choose one of: {', '.join(LOSSES)}, an ONNX file, or an object of oocdl.losses"
+        if callable(value):
+            made = "oocdl.from_torch(loss, (prediction, target), 'loss.onnx')"
+            others += f"; a PyTorch module is written as such a file by {made}"
         raise InputError(f"there is no loss {word}{nearest(value, LOSSES)}; {others}")
     value = replace(value, loss=_loss(value.loss)) if isinstance(value, DeepSupervision) else value
     found: Loss = with_fields(value)
