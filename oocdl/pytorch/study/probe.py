@@ -71,6 +71,12 @@ def _seen(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
 
 def _refuse(module: nn.Module, what: Iterable[str]) -> None:
     if listed := "; ".join(dict.fromkeys(what)):
+        buffers = {name: name.rpartition(".")[0] for name, _ in module.named_buffers()}
+        owners = (owner for name, owner in buffers.items() if f"'{name}' is changed by the" in listed)
+        if (owner := next(owners, None)) is not None and module.get_submodule(owner).training:
+            # As spectral_norm, InstanceNorm's statistics and codebooks with moving averages do.
+            part = f"part '{owner}'" if owner else "module"
+            listed += f"; call eval() of the {part} to train with what it holds now"
         raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
 
 
