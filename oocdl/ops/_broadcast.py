@@ -109,11 +109,15 @@ def reduce_to(build: Builder, grad: str, shape: Shape) -> str:
 
 
 def cure(target: Shape, output: Shape) -> str:
-    """Say what to do where a network makes other sizes in space than its target has; else nothing.
+    """Say what to do where a network makes a stack, or other sizes in space than its target has.
 
     >>> cure((2, 33, 32), (2, 4, 32, 32))
     '; the network makes 32 of 33: crop or pad samples to sizes that it halves evenly: multiples of 16'
+    >>> cure((2, 32, 32), (2, 3, 4, 32, 32))
+    '; return outputs y that are stacked for deep supervision one by one: torch.unbind(y, 1)'
     """
+    if output[3:] and target in ((*output[:1], *output[3:]), (*output[:1], 1, *output[3:])):
+        return "; return outputs y that are stacked for deep supervision one by one: torch.unbind(y, 1)"
     space = max(len(output) - 2, 0)
     pairs = [(t, o) for t, o in zip(target[-space:], output[2:], strict=False) if t != o]
     if not pairs or not all(t > 1 and o > 1 and t / 2 < o < 2 * t for t, o in pairs):
