@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from oocdl.errors import InputError
 from oocdl.graph.ir.graph import Shape
+from oocdl.pytorch.module_tensors import norm_buffers
 
 Tensors = Mapping[str, Tensor]
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -92,12 +93,19 @@ def inputs_of(module: nn.Module, given: Any) -> tuple[Signature, dict[str, Tenso
 
 
 def without_contents(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Return a copy of a module whose tensors have no contents."""
+    """Return a copy of a module whose tensors have no contents, but for numbers that stay."""
     held = [value for part in module.modules() for value in vars(part).values()]
     # A generator of random numbers cannot be copied in that mode.
     memo: dict[int, Any] = {id(one): one.clone_state() for one in held if isinstance(one, Generator)}
     with FakeCopyMode(mode):
-        return copy.deepcopy(module, memo)
+        double = copy.deepcopy(module, memo)
+    statistics = norm_buffers(module)
+    both = [[*one.named_buffers(), *one.named_parameters()] for one in (module, double)]
+    for (name, x), (_, fake) in zip(*both, strict=True):
+        if x.numel() == 1 and not x.requires_grad and name not in statistics:
+            fake.constant = x.clone()  # until it is written to
+            mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+    return double
 
 
 class OneStep(TorchFunctionMode):

@@ -281,6 +281,12 @@ CASES: Mapping[str, Case] = {
     "a random number that is read": does(
         lambda self, x, y: y.roll(int(torch.randint(0, 2, ())), 1), "read as one of Python's"
     ),
+    "numbers of buffers that stay": does(
+        lambda self, x, y: F.pad(y * self.tenth.item(), (int(self.seen), 0)) if self.seen.view(1) > 0 else x
+    ),
+    "a count that is read": does(
+        lambda self, x, y: self.norm(y) if self.norm.num_batches_tracked < 2 else y, "read as one of Python's"
+    ),
     "numbers around others": does(lambda self, x, y: torch.normal(y, 0.1 * x.abs()), "of aten.normal"),
     "AvgPool(divisor_override)": image(lambda: nn.AvgPool2d(2, divisor_override=3)),
     "AvgPool(count_include_pad)": image(

@@ -90,7 +90,7 @@ class NoOperators(TorchFunctionMode):
             watch.refuse("a hook on the gradient of a tensor,")
         if getattr(func, "__self__", None) is Tensor.data and func.__name__ == "__set__":
             watch.refuse("the contents of a tensor are replaced by .data,")
-        if func in _ARRAYS and any(cell_of(x) in watch.data for x in args if isinstance(x, Tensor)):
+        if func in _ARRAYS and any(cell_of(x) in watch.varying for x in args if isinstance(x, Tensor)):
             watch.refuse(f"numbers that depend on data leave PyTorch ({func.__name__})")
         if func is nn.functional.cosine_similarity:  # which clamps in place under no_grad
             func = cosine_similarity
@@ -134,7 +134,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors whose numbers depend on inputs, parameters, buffers or random numbers."""
         self.from_inputs = {*map(cell_of, self.inputs)}
         self.varying = self.from_inputs | {cell_of(p) for p in module.parameters() if p.requires_grad}
-        """Tensors of ``data`` but for those that only buffers and frozen parameters determine."""
+        statistics = norm_buffers(module)
+        self.varying |= {cell for cell, title in self.state.items() if title in statistics}
+        """Tensors of ``data`` but for those that only frozen parameters and buffers that stay determine."""
         self.made: dict[int, str] = {}
         """Tensors of this call -> what made them; of earlier calls, with a note."""
         self.literals: set[int] = set()
@@ -170,7 +172,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.old |= self.fresh if self.repeated else set()
         self.fresh.clear()
         for cell, text in self.made.items():
-            if cell in self.data:
+            if cell in self.varying:
                 self.old.add(cell)
             if not text.startswith("kept "):
                 self.made[cell] = f"kept {text}"
@@ -226,8 +228,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func._schema.is_mutable:
                 self._changes(func, bound, name)
         self._looks_up(name, bound, given)
-        if name in _NUMBERS and any(cell_of(x) in self.data for x in given):
+        if name in _NUMBERS and any(cell_of(x) in self.varying for x in given):
             self.refuse(READ)
+        elif name in _NUMBERS and type(out) is float and math.isfinite(out):
+            self.found.tensors.add(out)
         if name == "_to_copy" and cell_of(given[0]) in self.data:
             before, after = given[0].dtype, results[0].dtype
             if before in _FLOATS and after in _FLOATS and before != after:
