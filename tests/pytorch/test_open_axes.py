@@ -218,6 +218,17 @@ def test_what_pytorch_asks_to_choose_a_kernel_is_no_condition(
             assert error(predicted(model, x, module), copy.deepcopy(module).double()(x)) <= EXACT_TO
 
 
+def test_the_batch_is_open_where_other_sizes_cannot_be_followed(tmp_path: Path) -> None:
+    module = Sized(
+        lambda x: x * {SIZE[0]: 2.0}.get(int(x.shape[2]), 3.0) if hash(x.shape[2:]) else x
+    ).double()
+    model = inspect_onnx(oocdl.from_torch(module, torch.randn(2, 1, *SIZE).double(), tmp_path / "net.onnx"))
+    x = torch.randn(5, 1, *SIZE, dtype=torch.float64)
+    assert error(predicted(model, x, module), module(x).detach()) <= EXACT_TO
+    with pytest.raises(ModelError, match="its sizes cannot be followed: TypeError: unhashable"):
+        predicted(model, torch.zeros(2, 1, *OTHER, dtype=torch.float64), module)
+
+
 def _kernel_of_each_sample(x: Tensor) -> Tensor:
     groups = 3 * x.shape[0]
     kernels = x.mean((2, 3)).view(groups, 1, 1, 1)

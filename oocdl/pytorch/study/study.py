@@ -170,18 +170,18 @@ def _free(module: nn.Module, signature: Signature, inputs: Tensors, tried: Axes,
         except (DataDependentOutputException, GuardOnDataDependentSymNode):
             with patch("torch.jit.is_tracing", lambda: True):  # else the probe refuses the module
                 free = freedom(module, signature, inputs, tried, seconds)
-    except TimeoutError as error:
-        if asked:
-            raise UnsupportedError(str(error)) from None
-        batch = {name: [axis for axis in axes if axis == 0] for name, axes in tried.items()}
-        late = f"{error}; dynamic= asks for it"
-        free = _free(module, signature, inputs, batch, False)
-        fixed = {(name, axis): late for name, axes in tried.items() for axis in axes if axis}
-        return replace(free, fixed={**fixed, **free.fixed})
     except Exception as error:  # whatever a module raises of sizes that are symbols
-        reason = f"its sizes cannot be followed: {first_line(error)}"
-        fixed = {(name, axis): reason for name, axes in tried.items() for axis in axes}
-        free = Freedom(names={}, fixed=fixed, conditions=())
+        late = isinstance(error, TimeoutError)
+        if late and asked:
+            raise UnsupportedError(str(error)) from None
+        reason = f"{error}; dynamic= asks for it"
+        reason = reason if late else f"its sizes cannot be followed: {first_line(error)}"
+        batch = {name: [axis for axis in axes if axis == 0] for name, axes in tried.items()}
+        free = Freedom(names={}, fixed={}, conditions=())
+        if not asked and batch != tried:
+            free = _free(module, signature, inputs, batch, False)
+        lost = {(name, axis) for name, axes in tried.items() for axis in axes} - free.names.keys()
+        free = replace(free, fixed={**dict.fromkeys(lost, reason), **free.fixed})
     if any(axis == 0 for _, axis in free.fixed):  # samples are the first axis of every input
         free = replace(free, names={axis: name for axis, name in free.names.items() if name != BATCH})
     if asked and free.fixed:
