@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import oocdl
+from oocdl.errors import UnsupportedError
 from oocdl.pytorch import export as exporting
 from oocdl.pytorch.exporters import EXPORTERS
 from tests.kit.beside import Course, beside
@@ -320,3 +322,9 @@ def test_equal_or_refused(name: str, exporter: str, tmp_path: Path, monkeypatch:
         assert "\n" not in verdict.why
     else:
         assert verdict.word == "equal" or f"{exporter}: " in verdict.why, verdict
+
+
+def test_a_refusal_with_many_places_lists_five(tmp_path: Path) -> None:
+    layers = nn.Sequential(*(Calls(lambda x: x if x.sum() > 0 else -x) for _ in range(7)))
+    with pytest.raises(UnsupportedError, match=r"in '4' .*; and 2 more$"):
+        oocdl.from_torch(layers, torch.zeros(2, 4), tmp_path / "net.onnx")

@@ -26,6 +26,7 @@ from oocdl.pytorch.study.state import cell_of, changed, classes_of, counter, gen
 
 _FAR = 1_000_003
 """Number that is added to a counter to see whether anything depends on it."""
+_LISTED = 5
 Call = tuple[Sequence[Tensor], Mapping[str, Tensor]]
 
 
@@ -34,7 +35,7 @@ def probe(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
 
     A module with masks or ids may decide by its data, and not do so where it is traced; then the calls are
     as traced. Raises InputError if it cannot be called with these inputs, UnsupportedError that names
-    everything that an ONNX file cannot carry.
+    what an ONNX file cannot carry.
     """
     _refuse_hooks(module)
     findings = _seen(module, signature, inputs)
@@ -70,14 +71,21 @@ def _seen(module: nn.Module, signature: Signature, inputs: Tensors) -> Findings:
 
 
 def _refuse(module: nn.Module, what: Iterable[str]) -> None:
-    if listed := "; ".join(dict.fromkeys(what)):
-        buffers = {name: name.rpartition(".")[0] for name, _ in module.named_buffers()}
-        owners = (owner for name, owner in buffers.items() if f"'{name}' is changed by the" in listed)
-        if (owner := next(owners, None)) is not None and module.get_submodule(owner).training:
-            # As spectral_norm, InstanceNorm's statistics and codebooks with moving averages do.
-            part = f"part '{owner}'" if owner else "module"
-            listed += f"; call eval() of the {part} to train with what it holds now"
+    found = [*dict.fromkeys(what)]
+    if listed := "; ".join(found[:_LISTED]):
+        listed += f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        listed += _way_out(module, listed)
         raise UnsupportedError(f"an ONNX file cannot carry all that {type(module).__name__} does: {listed}")
+
+
+def _way_out(module: nn.Module, listed: str) -> str:
+    """Say which part to put in evaluation mode: spectral_norm, statistics and codebooks change buffers."""
+    for name, _ in module.named_buffers():
+        owner = name.rpartition(".")[0]
+        if f"'{name}' is changed by the" in listed and module.get_submodule(owner).training:
+            part = f"part '{owner}'" if owner else "module"
+            return f"; call eval() of the {part} to train with what it holds now"
+    return ""
 
 
 def _strangers(module: nn.Module, double: nn.Module) -> dict[int, str]:
