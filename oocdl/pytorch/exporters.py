@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.onnx.own_operators import DETACH
+from oocdl.pytorch.drawing import exponential_, uniform_
 
 EXTERNAL_FROM_BYTES = 2**30
 """Bytes of weights from which on they go to a file of their own: a protobuf message has at most 2 GiB."""
@@ -287,6 +288,14 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     return input
 
 
+def _gumbel(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 0, dim: int = -1) -> Tensor:
+    """Compute what ``gumbel_softmax`` does, inside of which a mode does not look."""
+    with _InOtherWords():
+        soft = ((logits - torch.empty_like(logits).exponential_().log()) / tau).softmax(dim)
+        largest = torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0)
+        return largest - soft.detach() + soft if hard else soft
+
+
 _FLAT = 20
 """Threshold of Softplus from which on it changes nothing but the last digits."""
 _PLAIN_SOFTPLUS, _PLAIN_ROLL, _PLAIN_LINSPACE = nn.functional.softplus, torch.roll, torch.linspace
@@ -321,6 +330,9 @@ _WORDS: Mapping[Any, Callable[..., Any]] = {
     Tensor.__rfloordiv__: lambda input, other: _floor_divide(other, input),
     Tensor.__rshift__: lambda input, other: _floor_divide(input, 2**other),
     torch.linspace: _linspace,
+    nn.functional.gumbel_softmax: _gumbel,
+    Tensor.uniform_: uniform_,
+    Tensor.exponential_: exponential_,
     torch.roll: _roll,
     Tensor.roll: _roll,
 }

@@ -519,6 +519,25 @@ def test_random_numbers_that_no_file_can_leave_out_of_predictions(tmp_path: Path
     oocdl.from_torch(Head(nn.Dropout2d(0.5)), IMAGE, tmp_path / "net.onnx")
 
 
+def drawn(self: Does, x: Tensor, y: Tensor) -> Tensor:
+    y = F.gumbel_softmax(y, tau=0.5, hard=True, dim=1) * 10
+    return y + torch.empty_like(y).uniform_(2, to=3) + torch.empty_like(y).exponential_(lambd=1e3)
+
+
+def test_numbers_that_are_drawn_in_place(tmp_path: Path) -> None:
+    module, x = Does(drawn), np.zeros((4000, 3), "f4")
+    data = write_data(tmp_path / "data.zarr", {"x": x, "y": x})
+    options = {"inputs": {"x": "x"}, "loss": "mse", "batch_size": 4000, "steps": 1, "progress": False}
+    run = oocdl.fit(module, data, workdir=tmp_path / "run", **options)
+    with pytest.warns(ModelWarning, match="draws random numbers in predictions"):
+        made = np.asarray(run.predict(data, tmp_path / "out.zarr", batch_size=4000)["output"])
+    chosen = made > 10
+    assert (chosen.sum(1) == 1).all() and chosen.any(0).all()
+    rest = made - 10 * chosen
+    assert rest.min() >= 2 and rest.mean() == pytest.approx(2.501, abs=0.02) and rest.std() < 0.3
+    assert run.history[0]["loss"] == pytest.approx(np.square(made).mean(), rel=0.02)
+
+
 def noisy(self: Does, x: Tensor, y: Tensor) -> Tensor:
     return y + torch.randn_like(y)
 

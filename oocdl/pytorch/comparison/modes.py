@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role
+from oocdl.pytorch.drawing import exponential
 from oocdl.pytorch.module_calls import tensors_in
 
 
@@ -45,7 +46,10 @@ def draws_of(graph: Graph) -> tuple[Draw, ...]:
     return tuple(draws)
 
 
-_UNIFORM, _NORMAL = ("rand", "rand_like", "uniform_"), ("randn", "randn_like", "normal", "normal_")
+_UNIFORM, _NORMAL = (
+    ("rand", "rand_like", "uniform_", "exponential_"),
+    ("randn", "randn_like", "normal", "normal_"),
+)
 _DRAWING = ("bernoulli", "bernoulli_", *_UNIFORM, *_NORMAL)
 """PyTorch's operators whose random numbers a file can take the place of."""
 
@@ -90,6 +94,8 @@ class Pinned(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             low, high = bound.get("from", 0.0), bound.get("to", 1.0)
             drawn = self._draw(name, shape) * (high - low) + low
+            if name == "exponential_":
+                drawn = exponential(drawn, bound.get("lambd", 1.0))
         drawn = drawn.to(wanted)
         return x.copy_(drawn) if isinstance(x, Tensor) and name.endswith("_") else drawn
 
