@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_727,
+    "lines of oocdl": 70_734,
     "lines of augmentation": 1505,
     "lines of callbacks": 664,
     "lines of cli": 1864,
@@ -180,7 +180,7 @@ LIMITS = {
     "lines of ops": 6186,
     "lines of planning": 8383,
     "lines of presets": 618,
-    "lines of pytorch": 3732,
+    "lines of pytorch": 3739,
     "lines of report": 2654,
     "lines of runtime": 5368,
     "lines of storage": 6254,

@@ -23,9 +23,10 @@ from oocdl.pytorch.annotate import Dims, annotate, keys_of
 from oocdl.pytorch.child import first_line, in_child
 from oocdl.pytorch.comparison.compare import differences
 from oocdl.pytorch.exported import Asked, Exported
-from oocdl.pytorch.exporters import EXPORTERS, Call, exporting, rewritten
+from oocdl.pytorch.exporters import EXPORTERS, Call, exporting
 from oocdl.pytorch.module_calls import Signature, dtype_of, inputs_of
 from oocdl.pytorch.module_tensors import refuse_kinds, twin_of
+from oocdl.pytorch.other_words import rewritten
 from oocdl.pytorch.study.freedom import BATCH
 from oocdl.pytorch.study.state import same_generators
 from oocdl.pytorch.study.study import Axes, Study, narrowed, study

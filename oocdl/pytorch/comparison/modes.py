@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from oocdl.errors import UnsupportedError
 from oocdl.graph.ir.graph import Graph, Role
-from oocdl.pytorch.drawing import exponential
 from oocdl.pytorch.module_calls import tensors_in
+from oocdl.pytorch.other_words import exponential
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from oocdl.pytorch.exporters import cosine_similarity
 from oocdl.pytorch.module_calls import OneStep, Places, is_of_user, tensors_in
 from oocdl.pytorch.module_tensors import named_tensors, norm_buffers
+from oocdl.pytorch.other_words import cosine_similarity
 from oocdl.pytorch.study.state import cell_of
 
 _NO_VALUES = ("_like", "new_", "empty", "zeros", "ones", "full", "sym_", "prim.")
