@@ -23,12 +23,15 @@ def channels_last(x: Tensor) -> Tensor:
     """``x[n, c, *space]`` with the channels of a place side by side, copied if they are not."""
     if not has_channels_last(x):
         x = x.contiguous(memory_format=_FORMATS[x.dim()])
+    shape = x.shape
+    if 1 not in shape:
+        return x
     strides, next_one = list(x.stride()), 1
     for axis in (1, *range(x.dim() - 1, 1, -1), 0):
-        if x.shape[axis] == 1:
+        if shape[axis] == 1:
             strides[axis] = next_one
-        next_one = strides[axis] * x.shape[axis]
-    return x.as_strided(x.shape, strides)
+        next_one = strides[axis] * shape[axis]
+    return x.as_strided(shape, strides)
 
 
 def dense(x: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ def _preparation(instruction: Instruction, index: int, is_channels_last: bool) -
     pads = None if KERNELS[instruction.op].takes_unpadded else pads_of(operand)
 
     def prepare(tensor: Tensor) -> Tensor:
-        tensor = crop(tensor, operand.crop)
+        if operand.crop is not None:
+            tensor = crop(tensor, operand.crop)
         if tensor.shape != operand.shape:
             tensor = tensor.reshape(operand.shape)
         if is_channels_last:
@@ -99,7 +100,11 @@ class Step:
             if result.shape != item.kernel_shapes[index] or result.dtype != self.dtypes[index]:
                 wanted = f"{item.dtypes[index]} {item.kernel_shapes[index]}"
                 raise ValueError(f"{item.op} gave {result.dtype} {tuple(result.shape)}, wanted {wanted}")
-            slots[item.outputs[index]] = self.arrange[index](result).reshape(item.shapes[index])
+            arrange = self.arrange[index]
+            if arrange is not None:
+                result = arrange(result)
+            seen = item.shapes[index]
+            slots[item.outputs[index]] = result if result.shape == seen else result.reshape(seen)
 
 
 def _by_processor(kernel: KernelRun, args: list[Tensor], item: Instruction) -> list[Tensor]:
@@ -120,12 +125,14 @@ def _operands_channels_last(instruction: Instruction, channels_last_slots: Colle
     return found
 
 
-def _arrangement(instruction: Instruction, index: int, channels_last_slots: Collection[int]) -> Prepare:
-    """The function that orders a kernel's result in memory as its slot wants it."""
+def _arrangement(
+    instruction: Instruction, index: int, channels_last_slots: Collection[int]
+) -> Prepare | None:
+    """The function that orders a kernel's result in memory as its slot wants it; None if it lies so."""
     has_space = len(instruction.kernel_shapes[index]) in SPATIAL_RANKS
     if has_space and instruction.outputs[index] in channels_last_slots:
         return channels_last
-    return Tensor.contiguous if KERNELS[instruction.op].planes else lambda result: result
+    return Tensor.contiguous if KERNELS[instruction.op].planes else None
 
 
 @dataclass(frozen=True, eq=False)

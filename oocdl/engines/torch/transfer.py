@@ -7,6 +7,7 @@ small pieces of it, however large the arrays. While one piece travels the other 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,16 +41,16 @@ def pieces(whole: Any, most_bytes: int) -> Iterator[Any]:
         yield from pieces(part, most_bytes)
 
 
-class _Writable:
-    """An array as NumPy sees it, said to be writable.
+def _warn_once() -> None:
+    """Let PyTorch warn, as it does once, of a read-only array: no kernel writes to an input."""
+    array = np.zeros(1)
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(array)
 
-    PyTorch has no read-only tensors and warns of read-only arrays. No kernel writes
-    to an input, so the warning would be noise; switching it off is not thread-safe.
-    """
 
-    def __init__(self, array: Array) -> None:
-        self.array, known = array, array.__array_interface__
-        self.__array_interface__ = {**known, "data": (known["data"][0], False)}
+_warn_once()
 
 
 def to_torch(array: Array) -> Tensor:
@@ -57,14 +58,11 @@ def to_torch(array: Array) -> Tensor:
     array = aligned(array)
     if any(stride < 0 for stride in array.strides):
         array = np.array(array, order="C")
-    if not array.flags.writeable:
-        bits = np.dtype(f"i{array.itemsize}") if array.dtype == _BFLOAT16 else array.dtype
-        array = np.asarray(_Writable(array.view(bits))).view(array.dtype)
     return shared(array)
 
 
 def shared(array: Array) -> Tensor:
-    """A tensor of the same memory, never a copy; the array must be writable."""
+    """A tensor of the same memory, never a copy."""
     if array.dtype == _BFLOAT16:  # a name that a library has taught NumPy, and PyTorch does not know
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

@@ -60,7 +60,7 @@ class _Segment:
         self.address: int = np.frombuffer(self.mapping, np.uint8).__array_interface__["data"][0]
         self.size = size
         self.holes = [_Hole(0, size, warm=False)]  # by address; two that touch are not of one kind
-        self.longest = size  # bytes of the longest run of holes: nothing larger finds a place
+        self._runs: list[list[_Hole]] | None = None  # made when they are asked for, until holes change
 
     def _advise(self, advice: str, start: int, stop: int) -> None:
         """Give ``madvise`` for the whole large pages between ``start`` and ``stop``."""
@@ -69,16 +69,17 @@ class _Segment:
         if last > first and hasattr(mmap, advice):
             self.mapping.madvise(getattr(mmap, advice), first, last - first)
 
-    def runs(self) -> Iterator[list[_Hole]]:
-        """Yield the holes in groups that touch each other."""
-        run: list[_Hole] = []
-        for hole in self.holes:
-            if run and run[-1].stop != hole.start:
-                yield run
-                run = []
-            run.append(hole)
-        if run:
-            yield run
+    def runs(self) -> list[list[_Hole]]:
+        """Return the holes in groups that touch each other."""
+        if self._runs is None:
+            self._runs, end = [], -1
+            for hole in self.holes:
+                if hole.start == end:
+                    self._runs[-1].append(hole)
+                else:
+                    self._runs.append([hole])
+                end = hole.stop
+        return self._runs
 
     def take(self, start: int, size: int) -> None:
         """Put an array at ``start``; pages that it takes anew may be large ones, which cost fewer faults."""
@@ -100,8 +101,7 @@ class _Segment:
             if joined and (joined[-1].stop, joined[-1].warm) == (part.start, part.warm):
                 part = _Hole(joined.pop().start, part.stop, part.warm)
             joined.append(part)
-        self.holes[first:last] = joined
-        self.longest = max((run[-1].stop - run[0].start for run in self.runs()), default=0)
+        self.holes[first:last], self._runs = joined, None
 
     def cool(self, hole: _Hole, size: int) -> None:
         """Give the pages of the last ``size`` bytes of a hole back to the system."""
@@ -221,8 +221,7 @@ class Pool:
 
     def _best(self, size: int) -> tuple[_Place, _Segment] | None:
         """Return where an array fits best, of equal places in the oldest segment; None if it fits nowhere."""
-        roomy = (segment for segment in self._segments if segment.longest >= size)
-        found = ((place, segment) for segment in roomy for place in _places(segment, size))
+        found = ((place, segment) for segment in self._segments for place in _places(segment, size))
         return min(found, key=itemgetter(0), default=None)
 
     def _drain(self) -> None:
