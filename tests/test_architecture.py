@@ -165,7 +165,7 @@ LARGEST_SHARE = 0.25
 """Of all lines, what one package may have."""
 
 LIMITS = {
-    "lines of oocdl": 70_734,
+    "lines of oocdl": 70_741,
     "lines of augmentation": 1505,
     "lines of callbacks": 664,
     "lines of cli": 1864,
@@ -173,7 +173,7 @@ LIMITS = {
     "lines of config": 795,
     "lines of dashboard": 3622,
     "lines of data": 1465,
-    "lines of engines": 6447,
+    "lines of engines": 6455,
     "lines of fusion": 2440,
     "lines of graph": 10_579,
     "lines of host": 1100,
@@ -183,7 +183,7 @@ LIMITS = {
     "lines of pytorch": 3739,
     "lines of report": 2654,
     "lines of runtime": 5368,
-    "lines of storage": 6254,
+    "lines of storage": 6253,
     "lines of training": 3711,
     "lines of tuning": 1329,
     "lines of tests": 50_716,
