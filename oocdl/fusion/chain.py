@@ -56,7 +56,7 @@ def makes_of(group: Group) -> frozenset[int]:
 
 
 def crop(array: Any, box: Crop | None) -> Any:
-    """View the box of an array, a number being one of one axis; all of it where there is none."""
+    """View the box of an array, or all of it without a box; the box of a single number has one axis."""
     if box is None:
         return array
     return (array if array.ndim else array.reshape(1))[tuple(slice(start, stop) for start, stop in box)]

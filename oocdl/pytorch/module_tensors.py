@@ -132,7 +132,7 @@ def twin_of(module: nn.Module) -> nn.Module:
 
 
 def norm_buffers(module: nn.Module, *titles: str) -> frozenset[str]:
-    """Return the names of some buffers of all norms that have running statistics; of all without titles."""
+    """Return the names of all buffers of norms that have running statistics, or of those in ``titles``."""
     titles = titles or ("running_mean", "running_var", "num_batches_tracked")
     return frozenset(
         f"{name}.{title}".lstrip(".")

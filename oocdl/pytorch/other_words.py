@@ -164,7 +164,7 @@ def _interpolate(
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Compute it with lengths of at least ``eps``, whose gradients are those of the lengths themselves."""
+    """Compute cosines by lengths of at least ``eps``, whose gradients are those of the lengths themselves."""
 
     def unit(x: Tensor) -> Tensor:
         length: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
@@ -207,18 +207,18 @@ def _roll(input: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
 
 
 def uniform_(self: Tensor, *given: float, **named: Any) -> Tensor:
-    """Draw between two numbers, of which one is named as a word of Python is."""
+    """Draw uniform numbers; PyTorch calls their ends ``from``, a keyword of Python, and ``to``."""
     ends = {"from": 0.0, "to": 1.0, **dict(zip(("from", "to"), given, strict=False)), **named}
     return self.copy_(torch.rand_like(self) * (ends["to"] - ends["from"]) + ends["from"])
 
 
 def exponential_(self: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
-    """Draw exponential numbers."""
+    """Draw exponentially distributed numbers."""
     return self.copy_(exponential(torch.rand_like(self), lambd))
 
 
 def exponential(uniform: Tensor, lambd: float) -> Tensor:
-    """Make exponential numbers of uniform ones, which may be 0."""
+    """Turn uniform numbers, which may be 0, into exponentially distributed ones."""
     return -torch.log(uniform.clamp(min=_TINY)) / lambd
 
 

@@ -50,8 +50,7 @@ def _preparation(instruction: Instruction, index: int, is_channels_last: bool) -
     pads = None if KERNELS[instruction.op].takes_unpadded else pads_of(operand)
 
     def prepare(tensor: Tensor) -> Tensor:
-        if operand.crop is not None:
-            tensor = crop(tensor, operand.crop)
+        tensor = crop(tensor, operand.crop)
         if tensor.shape != operand.shape:
             tensor = tensor.reshape(operand.shape)
         if is_channels_last:

@@ -42,7 +42,7 @@ def pieces(whole: Any, most_bytes: int) -> Iterator[Any]:
 
 
 def _warn_once() -> None:
-    """Let PyTorch warn, as it does once, of a read-only array: no kernel writes to an input."""
+    """Have PyTorch give its one warning of read-only arrays now, unheard: no kernel writes to an input."""
     array = np.zeros(1)
     array.flags.writeable = False
     with warnings.catch_warnings():

@@ -54,7 +54,7 @@ class Context:
     Numbers of the file are then read as the batch, and what comes of it is compared with the file as it is
     (``planning/rebatched``)."""
     alone: bool
-    """Whether no other size was re-bound."""
+    """Whether no size was re-bound but that of the batch."""
     read: frozenset[str]
     """ONNX names that some node reads, and the model's outputs."""
     lower: Callable[[Sequence[OnnxNode]], Sequence[Refusal]]

@@ -98,7 +98,7 @@ class _Merger:
             before = self.producer.get(node.inputs[0])
             if before is not None and before.op == "Reshape":
                 node = replace(node, inputs=before.inputs)
-        elif node.op == "Concat":
+        elif node.op == "Concat":  # of Concats: each part is copied once, not once for each of them
             parts = (self.parts_of(name, node.attrs["axis"]) for name in node.inputs)
             node = replace(node, inputs=tuple(chain.from_iterable(parts)))
         elif node.op != "Identity":
@@ -129,7 +129,7 @@ class _Merger:
         return None
 
     def parts_of(self, name: str, axis: int) -> tuple[str, ...]:
-        """Return what a Concat along ``axis`` is made of, so that one of Concats copies each part once."""
+        """Return the operands of the Concat along ``axis`` that makes ``name``; else ``name`` alone."""
         before = self.producer.get(name)
         if before is not None and before.op == "Concat" and before.attrs["axis"] == axis:
             return before.inputs

@@ -36,7 +36,7 @@ class Recorder(TorchFunctionMode):
         self.places = places
         self.operations: list[Operation] = []
         self.names = set[str]()
-        """Of all functions that were run."""
+        """Names of all functions that have run."""
         self._makers: dict[int, int] = {}
         self._alive: list[Any] = []
 

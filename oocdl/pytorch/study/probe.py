@@ -27,6 +27,7 @@ from oocdl.pytorch.study.state import cell_of, changed, classes_of, counter, gen
 _FAR = 1_000_003
 """Number that is added to a counter to see whether anything depends on it."""
 _LISTED = 5
+"""Places that a refusal names; others are counted."""
 Call = tuple[Sequence[Tensor], Mapping[str, Tensor]]
 
 

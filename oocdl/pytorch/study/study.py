@@ -174,8 +174,8 @@ def _free(module: nn.Module, signature: Signature, inputs: Tensors, tried: Axes,
         late = isinstance(error, TimeoutError)
         if late and asked:
             raise UnsupportedError(str(error)) from None
-        reason = f"{error}; dynamic= asks for it"
-        reason = reason if late else f"its sizes cannot be followed: {first_line(error)}"
+        followed = f"its sizes cannot be followed: {first_line(error)}"
+        reason = f"{error}; dynamic= asks for it" if late else followed
         batch = {name: [axis for axis in axes if axis == 0] for name, axes in tried.items()}
         free = Freedom(names={}, fixed={}, conditions=())
         if not asked and batch != tried:
