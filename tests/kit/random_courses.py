@@ -18,16 +18,21 @@ from torch.optim import lr_scheduler
 
 from oocdl import losses, optim, transforms
 from oocdl.storage.dataset.sampling import permutation
+from tests.kit import by_hand
 
 IGNORED = 255
 SHAPES = [(6, 8), (7, 5), (6, 8), (4, 4), (8, 5)]
-OPTIMIZERS: list[tuple[Any, Any, dict[str, Any]]] = [
-    (optim.SGD, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    (optim.SGD, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
-    (optim.Adam, torch.optim.Adam, {"eps": 1e-4, "weight_decay": 0.1}),
-    (optim.AdamW, torch.optim.AdamW, {"eps": 1e-4, "weight_decay": 0.1, "betas": (0.5, 0.8)}),
-    (optim.RMSprop, torch.optim.RMSprop, {"eps": 1e-3, "centered": True, "momentum": 0.7}),
+DECAY = {"weight_decay": 0.1}
+OPTIMIZERS: list[tuple[Any, Any, dict[str, Any], dict[str, Any]]] = [
+    (optim.SGD, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5}),
+    (optim.SGD, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3, **DECAY}, {"dampening": 0.5}),
+    (optim.Adam, torch.optim.Adam, {"eps": 1e-4, **DECAY}, {"weight_decay": 0.3}),
+    (optim.AdamW, torch.optim.AdamW, {"eps": 1e-4, "betas": (0.5, 0.8), **DECAY}, {"betas": (0.7, 0.8)}),
+    (optim.RMSprop, torch.optim.RMSprop, {"eps": 1e-3, "momentum": 0.7}, {"centered": True, "alpha": 0.9}),
+    (optim.Lion, by_hand.Lion, DECAY, {"betas": (0.7, 0.8)}),
+    (optim.LAMB, by_hand.LAMB, {"eps": 1e-3, **DECAY}, {"always_adapt": True, "betas": (0.7, 0.8)}),
 ]
+"""Ours and PyTorch's, what both are given, and what a group changes of it."""
 SCHEDULES: list[tuple[Any, Any]] = [
     (lambda lr: lr, lambda made, steps: lr_scheduler.ConstantLR(made, 1.0)),
     (partial(optim.Step, every=2, factor=0.5), lambda made, steps: lr_scheduler.StepLR(made, 2, 0.5)),
@@ -35,6 +40,7 @@ SCHEDULES: list[tuple[Any, Any]] = [
     (optim.Polynomial, lambda made, steps: lr_scheduler.PolynomialLR(made, steps, 0.9)),
 ]
 RATE = 0.01
+CUTS: tuple[Any, ...] = ("auto", {"batch": 2}, {"space": 2}, {"channels": 2})
 
 
 class Net(nn.Module):
@@ -53,6 +59,11 @@ class Net(nn.Module):
         return self.seg(h), self.edge(h)
 
 
+def matches(name: str, patterns: str | list[str]) -> bool:
+    """Whether a weight is of a group."""
+    return any(fnmatchcase(name, one) for one in ([patterns] if isinstance(patterns, str) else patterns))
+
+
 @dataclass
 class Course:
     """What a seed draws: options of ``fit``, and all that the loop in PyTorch has to know of them."""
@@ -66,7 +77,7 @@ class Course:
         r = random.Random(self.seed)
         one, flip = r.choice, lambda: r.random() < 0.5
         self.count, self.with_sizes = r.randint(4, 7), flip()
-        self.kind, self.torch_kind, self.fields = one(OPTIMIZERS)
+        self.kind, self.torch_kind, self.fields, changed = OPTIMIZERS[self.seed % len(OPTIMIZERS)]
         self.schedule, self.torch_schedule = one(SCHEDULES)
         self.clip = one([{}, {"clip_norm": 0.3}, {"clip_value": 0.02}])
         self.cross_entropy = losses.CrossEntropy(
@@ -76,7 +87,11 @@ class Course:
         if not self.with_sizes:
             self.weights |= one([{}, {"edge": 0.3}, {"edge": 0.0}])
         self.groups: list[Any] = one(
-            [[], [{"params": "seg.*", "lr": RATE / 3}], [{"params": "norm.*", "lr": 0}]]
+            [
+                [],
+                [{"params": "seg.*", "lr": RATE / 3, **changed}, {"params": "*bias", "weight_decay": 0.0}],
+                [{"params": ["norm.weight", "norm.b*"], "lr": 0}],
+            ]
         )
         self.held, self.flips, steps = one([(), (1,), (0, 3)]), flip(), r.randint(3, 7)
         self.breaks = one([0, r.randint(1, steps - 1)])
@@ -91,7 +106,7 @@ class Course:
             "ema": one([None, 0.7]),
             "freeze": one([(), "table.*", "first.*"]),
             "scale": one([None, {"x": 0.25}]),
-            "parallel": one(["auto", {"batch": 2}, {"space": 2}, {"channels": 2}]),
+            "parallel": CUTS[(self.seed + self.seed // 7 * 2) % len(CUTS)],
             "param_groups": self.groups or None,
         }
         if self.held:
@@ -101,7 +116,8 @@ class Course:
 
     def of(self, output: str) -> Any:
         """Return the loss of an output."""
-        return self.cross_entropy if output == "seg" else losses.Huber(0.3)
+        weights = self.cross_entropy.sample_weights
+        return self.cross_entropy if output == "seg" else losses.Huber(0.3, sample_weights=weights)
 
     def write(self, path: Path) -> list[dict[str, Any]]:
         """Write the samples, in groups if they differ in size; returns them."""
@@ -141,7 +157,11 @@ class Course:
         below = len(counted) if factors is None else factors[counted].sum()
         each = each * w.double()[:, :, None] if ce.sample_weights else each
         total = self.weights["seg"] * each.sum() / below
-        return total + self.weights["edge"] * F.huber_loss(numbers, edge[0], delta=0.3) if edge else total
+        if edge:
+            far = F.huber_loss(numbers, edge[0], delta=0.3, reduction="none")
+            far = far * w.double()[:, :, None, None] if ce.sample_weights else far
+            total = total + self.weights["edge"] * far.mean()
+        return total
 
     def batches(self, samples: list[dict[str, Any]], rows: list[int]) -> list[list[dict[str, Any]]]:
         """Divide rows into batches of one size, as they fill; the rest comes at the end."""
@@ -164,9 +184,9 @@ class Course:
             name: p for name, p in net.named_parameters() if not any(fnmatchcase(name, one) for one in stay)
         }
         for name, p in names.items():
-            hits = [n for n, group in enumerate(self.groups) if fnmatchcase(name, group["params"])]
+            hits = [n for n, group in enumerate(self.groups) if matches(name, group["params"])]
             parts[hits[0] if hits else -1].append(p)
-        settings = [*({**one} for one in self.groups), {"lr": RATE}]
+        settings = [{"lr": RATE, **one} for one in (*self.groups, {})]
         made = self.torch_kind(
             [{**one, "params": p} for one, p in zip(settings, parts, strict=True)], **self.fields
         )

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import pytest
+
 import oocdl
+from oocdl.errors import OocdlError
 from oocdl.events import Event, StepDone
+from oocdl.runtime.session import Session
 from tests.kit.nets import files_of
 
 
@@ -22,6 +27,22 @@ def same(run: oocdl.Run, other: oocdl.Run) -> None:
     """Equal bits of weights and state, and equal losses."""
     assert files_of(run) == files_of(other)
     assert losses_of(run) == losses_of(other)
+
+
+def trained_as(run: oocdl.Run, module: Any, rtol: float = 1e-9, atol: float = 1e-11) -> None:
+    """Weights and running statistics are those of a module; its count of batches is in no file."""
+    for name, tensor in module.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            np.testing.assert_allclose(run.weights[name][...], tensor.numpy(), rtol, atol, err_msg=name)
+
+
+def refused(kind: type[OocdlError], match: str, call: Callable[[], object]) -> str:
+    """It raises just this kind of error (any, if it is ``OocdlError``) in one line, which is returned."""
+    with pytest.raises(kind, match=match) as caught:
+        call()
+    assert type(caught.value) is kind or kind is OocdlError
+    assert "\n" not in str(caught.value) and caught.value.exit_code in (2, 3, 4)
+    return str(caught.value)
 
 
 def after(step: int, act: Callable[[], object]) -> Callable[[Event], None]:
@@ -41,6 +62,24 @@ def broken_after(step: int, error: type[BaseException] = RuntimeError) -> Callab
         raise error
 
     return after(step, stop)
+
+
+def passes_of(patch: pytest.MonkeyPatch, killed_after: int | None = None) -> list[tuple[int, ...]]:
+    """Rows of the passes that are run from now on; the process ends in the one after so many.
+
+    Its outputs are written then, and nothing tells so yet.
+    """
+    seen, real = list[tuple[int, ...]](), Session.run_pass
+
+    def run_pass(self: Session, plan_id: str, info: Any) -> dict[str, float]:
+        found = real(self, plan_id, info)
+        if len(seen) == killed_after:
+            raise Killed
+        seen.append(info.indices)
+        return found
+
+    patch.setattr(Session, "run_pass", run_pass)
+    return seen
 
 
 def in_torch(optimizer: Any, steps: Iterable[Sequence[Callable[[], Any]]]) -> list[float]:

@@ -16,7 +16,7 @@ from oocdl.errors import DatasetError
 from oocdl.losses import CTC
 from oocdl.optim import SGD
 from tests.kit.nets import write_data
-from tests.kit.runs import in_torch, losses_of
+from tests.kit.runs import in_torch, losses_of, trained_as
 from tests.kit.settings import EXACT
 
 pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
@@ -86,9 +86,7 @@ def test_trains_as_pytorch_does(loss: Any, names: dict[str, str], tmp_path: Path
     run = fit(module, tmp_path, loss=loss)
     twin = copy.deepcopy(module)
     np.testing.assert_allclose(losses_of(run), trained(twin, arrays()), rtol=1e-9)
-    run.load_into(module)
-    for name, wanted in twin.state_dict().items():
-        torch.testing.assert_close(module.state_dict()[name], wanted, rtol=1e-9, atol=1e-12)
+    trained_as(run, twin, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import oocdl
 from oocdl.errors import DatasetError, InputError
-from oocdl.losses import MSE, CrossEntropy, DeepSupervision
+from oocdl.losses import CrossEntropy, DeepSupervision
 from oocdl.optim import SGD
 from tests.kit.nets import vectors, write_data
-from tests.kit.runs import in_torch, losses_of
+from tests.kit.runs import in_torch, losses_of, trained_as
 from tests.kit.settings import EXACT
 
 pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
@@ -45,10 +45,14 @@ class Levels(nn.Module):
         return found
 
 
-def volumes(height: int, width: int) -> dict[str, np.ndarray]:
+def levels(folder: Path, height: int = 8, width: int = 8) -> tuple[Levels, dict[str, np.ndarray]]:
+    """The network, and data for it, which are also in the folder."""
     random = np.random.default_rng(0)
     x = random.normal(size=(3, 1, height, width))
-    return {"x": x, "seg": random.integers(3, size=(3, height, width)).astype(np.uint8)}
+    arrays = {"x": x, "seg": random.integers(3, size=(3, height, width)).astype(np.uint8)}
+    write_data(folder / "data.zarr", arrays)
+    torch.manual_seed(0)
+    return Levels().double(), arrays
 
 
 def dice_ce(x: Tensor, y: Tensor) -> Tensor:
@@ -88,9 +92,7 @@ def fit(module: Any, folder: Path, **options: Any) -> oocdl.Run:
 
 @pytest.mark.parametrize(("size", "cut"), [((12, 8), "whole"), *(((11, 7), cut) for cut in CUTS)])
 def test_is_exact_whole_and_cut(size: tuple[int, int], cut: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    module, arrays = Levels().double(), volumes(*size)
-    write_data(tmp_path / "data.zarr", arrays)
+    module, arrays = levels(tmp_path, *size)
     twin = copy.deepcopy(module)
     run = fit(module, tmp_path, loss="deep_supervision", parallel=CUTS[cut])
     rows = train(twin, arrays, (2 / 3, 1 / 3, 0))
@@ -98,19 +100,15 @@ def test_is_exact_whole_and_cut(size: tuple[int, int], cut: str, tmp_path: Path)
     assert len(outputs) == 3
     found = [[row[name] for name in outputs] for row in run.history]
     np.testing.assert_allclose(found, rows, rtol=1e-9)
-    for name, p in twin.named_parameters():
-        np.testing.assert_allclose(run.weights[name][...], p.detach().numpy(), rtol=1e-9, atol=1e-12)
+    trained_as(run, twin, atol=1e-12)
     # What only the smallest output needs stays: PyTorch gives it no gradient, and does not decay it.
     np.testing.assert_array_equal(run.weights["heads.2.weight"][...], module.heads[2].weight.detach().numpy())
 
 
 def test_weights_modes_and_losses_are_taken(tmp_path: Path) -> None:
-    arrays = volumes(8, 8)
-    write_data(tmp_path / "data.zarr", arrays)
     weights = {"two": (1, 0.5, 0.5), "same": (1, 1, 1), "given": (0.5, 0.0, 2.0)}
     for name, wanted in weights.items():
-        torch.manual_seed(0)
-        module = Levels().double()
+        module, arrays = levels(tmp_path)
         given = {"weights": wanted} if name == "given" else {"weight_mode": name}
         run = fit(module, tmp_path, loss=DeepSupervision("dice_ce", **given), workdir=tmp_path / name)
         rows = train(module, arrays, wanted)
@@ -122,9 +120,7 @@ def test_weights_modes_and_losses_are_taken(tmp_path: Path) -> None:
 
 def test_labels_of_their_own_size_are_used_where_they_are(tmp_path: Path) -> None:
     """Labels of the second output stand in the dataset, and are others than those made smaller."""
-    arrays = volumes(8, 8)
-    torch.manual_seed(0)
-    module = Levels().double()
+    module, arrays = levels(tmp_path)
     half = np.random.default_rng(1).integers(3, size=(3, 4, 4)).astype(np.uint8)
     twin = copy.deepcopy(module)
     x, y = torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["seg"]).long()
@@ -147,10 +143,7 @@ def test_labels_of_their_own_size_are_used_where_they_are(tmp_path: Path) -> Non
 @pytest.mark.parametrize("cut", ["whole", "space"])
 def test_smaller_outputs_have_losses_and_no_metrics(cut: str, tmp_path: Path) -> None:
     """Metrics are those of the first output, by plain names; an output of its size has its own."""
-    arrays = volumes(12, 8)
-    write_data(tmp_path / "data.zarr", arrays)
-    torch.manual_seed(0)
-    module = Levels().double()
+    module, arrays = levels(tmp_path, 12)
     given = {"steps": 1, "validation": tmp_path / "data.zarr", "parallel": CUTS[cut]}
     loss = DeepSupervision(weight_mode="same")
     best = oocdl.callbacks.ModelCheckpoint("val_dice/1")
@@ -186,61 +179,30 @@ class Twins(nn.Module):
 
 
 def test_outputs_of_one_size_have_metrics_each(tmp_path: Path) -> None:
-    write_data(tmp_path / "data.zarr", volumes(8, 8))
+    levels(tmp_path)
     given = {"loss": DeepSupervision(weight_mode="same"), "validation": [0], "batch_size": 2, "steps": 1}
     run = fit(Twins().double(), tmp_path, metrics="dice", **given)
     assert {"val_output_0/dice", "val_output_1/dice/2"} < run.history[-1].keys()
 
 
 @pytest.mark.parametrize(
-    ("loss", "error", "words"),
+    ("loss", "words"),
     [
-        (DeepSupervision(weights=(1.0, 0.5)), InputError, "has 2 weights for 3 outputs; give one each"),
-        ({"output_0": DeepSupervision()}, InputError, "a loss of all outputs together"),
-        (DeepSupervision("dise"), InputError, "no loss 'dise'.*did you mean 'dice'"),
+        (DeepSupervision(weights=(1.0, 0.5)), "has 2 weights for 3 outputs; give one each"),
+        ({"output_0": DeepSupervision()}, "a loss of all outputs together"),
+        (DeepSupervision("dise"), "no loss 'dise'.*did you mean 'dice'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_run(
-    loss: Any, error: type[Exception], words: str, tmp_path: Path
-) -> None:
-    write_data(tmp_path / "data.zarr", volumes(8, 8))
-    with pytest.raises(error, match=words):
-        fit(Levels().double(), tmp_path, loss=loss)
-
-
-CE, ERRORS = CrossEntropy(sample_weights="w"), MSE(sample_weights="w")
-
-
-@pytest.mark.parametrize(("spec", "size", "passes"), [(CE, 4, 1), (ERRORS, 2, 2), (CE, 1, 4)])
-def test_weights_of_samples_are_read_from_the_dataset(
-    spec: Any, size: int, passes: int, tmp_path: Path
-) -> None:
-    """The update is the same however the four samples are divided into batches."""
-    random = np.random.default_rng(0)
-    x, w = random.normal(size=(4, 6)), np.array([0.5, 2.0, 0.0, 3.0])
-    y = random.integers(3, size=4) if isinstance(spec, CrossEntropy) else random.normal(size=(4, 3))
-    write_data(tmp_path / "data.zarr", {"x": x, "y": y, "w": w})
-    torch.manual_seed(0)
-    module = nn.Linear(6, 3).double()
-    how = {"loss": spec, "optimizer": SGD(lr=0.1), "batch_size": size, "accumulate": passes, "steps": 2}
-    run = fit(module, tmp_path, inputs={"input": "x"}, **how)
-
-    def loss() -> Tensor:
-        out, weights, target = module(torch.as_tensor(x)), torch.as_tensor(w), torch.as_tensor(y)
-        if spec is CE:
-            return (F.cross_entropy(out, target, reduction="none") * weights).mean()
-        return ((out - target) ** 2 * weights[:, None]).mean()
-
-    losses = in_torch(torch.optim.SGD(module.parameters(), lr=0.1), 2 * [[loss]])
-    assert losses_of(run) == pytest.approx(losses, rel=1e-10)
-    for name, p in module.named_parameters():
-        np.testing.assert_allclose(run.weights[name][...], p.detach().numpy(), rtol=1e-10, atol=1e-14)
-    assert oocdl.open(run.path).evaluate(tmp_path / "data.zarr")["loss"] > 0
+def test_what_cannot_be_is_refused_before_the_run(loss: Any, words: str, tmp_path: Path) -> None:
+    module, _ = levels(tmp_path)
+    with pytest.raises(InputError, match=words):
+        fit(module, tmp_path, loss=loss)
 
 
 def test_scaled_weights_of_samples_are_scaled_in_evaluations_too(tmp_path: Path) -> None:
     arrays = {**vectors(6), "w": np.arange(1, 7).astype("f4")}
-    how = {"loss": CE, "scale": {"w": 0.25}, "steps": 1, "inputs": {"input": "x"}, "validation": arrays}
+    loss = CrossEntropy(sample_weights="w")
+    how = {"loss": loss, "scale": {"w": 0.25}, "steps": 1, "inputs": {"input": "x"}, "validation": arrays}
     run = oocdl.fit(nn.Linear(6, 3).double(), arrays, workdir=tmp_path / "run", **{**EXACT, **how})
     assert run.evaluate(arrays)["loss"] == pytest.approx(run.history[-1]["val_loss"], rel=1e-12)
 

@@ -23,7 +23,7 @@ from oocdl.runtime.session import Session
 from tests.kit import nets
 from tests.kit.commands import run as call
 from tests.kit.models import UNet3d
-from tests.kit.runs import Killed
+from tests.kit.runs import Killed, passes_of
 from tests.kit.settings import EXACT, QUICK
 
 pytestmark = pytest.mark.usefixtures("planned_once", "exported_once")
@@ -142,24 +142,16 @@ def test_of_deep_supervision_the_first_output_is_predicted(tmp_path: Path) -> No
 def test_a_killed_mean_goes_on_with_the_same_question_alone(
     networks: list[Network], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, out, first = Session.run_pass, tmp_path / "out.zarr", networks[0][0].path
+    out, first = tmp_path / "out.zarr", networks[0][0].path
     paths, data = [run.path for run, _, _ in networks], {"x": volumes(7, 1.5)["x"]}
-    seen, alive = list[tuple[int, ...]](), [False]
-
-    def run_pass(self: Session, plan_id: str, info: Any) -> Any:
-        if not alive[0] and info.indices == (1,):
-            raise Killed
-        seen.append(info.indices)
-        return real(self, plan_id, info)
-
-    monkeypatch.setattr(Session, "run_pass", run_pass)
     others: list[tuple[Any, Any]] = [([first, first], (0,)), (paths, (1,))]
     for runs, mirror in [(paths, (0,)), *others]:
-        alive[0] = False
-        with pytest.raises(Killed):
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            passes_of(patch, 1)
             oocdl.predict(paths, data, out, mirror=(0,))
-        alive[0] = bool(seen.clear() or True)
-        oocdl.predict(runs, data, out, mirror=mirror)
+        with monkeypatch.context() as patch:
+            seen = passes_of(patch)
+            oocdl.predict(runs, data, out, mirror=mirror)
         assert seen == ([(1,)] if (runs, mirror) == (paths, (0,)) else [(0,), (1,)])
 
 

@@ -18,13 +18,12 @@ from onnx import helper
 
 import oocdl
 from oocdl.errors import DatasetError, InputError, ModelError, StoreError
-from oocdl.runtime.session import Session
 from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.training.prediction import predictions
 from oocdl.training.prediction.predictions import PROGRESS, array_name
 from tests.kit import nets
 from tests.kit.commands import python
-from tests.kit.runs import Killed
+from tests.kit.runs import Killed, passes_of
 from tests.kit.settings import QUICK
 
 SAMPLES = 10
@@ -46,22 +45,6 @@ def run(trained: oocdl.Run, tmp_path: Path) -> oocdl.Run:
     return oocdl.open(shutil.copytree(trained.path, tmp_path / "run"))
 
 
-def killed_after(passes: int, patch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Make ``predict`` die in the pass after so many; returns the rows of the passes that are run."""
-    seen: list[tuple[int, ...]] = []
-    real = Session.run_pass
-
-    def run_pass(self: Session, plan_id: str, info: Any) -> dict[str, float]:
-        found = real(self, plan_id, info)  # the outputs are written, and nothing tells so yet
-        if len(seen) == passes:
-            raise Killed
-        seen.append(info.indices)
-        return found
-
-    patch.setattr(Session, "run_pass", run_pass)
-    return seen
-
-
 def test_evaluate_names_losses_as_the_history_does(run: oocdl.Run, tmp_path: Path) -> None:
     """A network of one head has one loss."""
     assert list(run.evaluate(tmp_path / "data.zarr")) == ["loss"]
@@ -72,7 +55,7 @@ def begun(run: oocdl.Run, patch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """The data of a prediction, and what is there of it: the process has died after six samples."""
     data, out = run.path.parent / "data.zarr", run.path.parent / "out.zarr"
     with patch.context() as inner, pytest.raises(Killed):
-        killed_after(3, inner)
+        passes_of(inner, 3)
         run.predict(data, out, batch_size=2)
     return data, out
 
@@ -89,7 +72,7 @@ def test_it_goes_on_where_it_was_killed(
         with pytest.raises(DatasetError, match="is a prediction that was not finished; call predict again"):
             open_dataset(out, names=names)
     with monkeypatch.context() as patch:
-        seen = killed_after(99, patch)
+        seen = passes_of(patch)
         found = run.predict(data, out, batch_size=2)
         assert seen == [(6, 7), (8, 9)]
     assert np.array_equal(found["y"][...], whole)  # type: ignore[index]
@@ -115,7 +98,7 @@ def test_only_what_is_there_as_it_was_written_is_left_out(
     data, out = begun(run, monkeypatch)
     SPOILS[what](out)
     with monkeypatch.context() as patch:
-        seen = killed_after(99, patch)
+        seen = passes_of(patch)
         found = run.predict(data, out, batch_size=2)
         assert seen == [(2, 3), (6, 7), (8, 9)]
     whole = run.predict(data, tmp_path / "whole.zarr", batch_size=2)["y"][...]  # type: ignore[index]
@@ -138,7 +121,7 @@ def test_another_question_starts_anew(
     elif other == "metadata":
         (out / "y/zarr.json").write_text("{}")
     with monkeypatch.context() as patch:
-        seen = killed_after(99, patch)
+        seen = passes_of(patch)
         run.predict(data, out, batch_size=batch, which=which)
         assert len(seen) == SAMPLES // batch
 

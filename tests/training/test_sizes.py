@@ -30,7 +30,7 @@ from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.dataset.sampling import permutation
 from tests.kit import nets, settings
 from tests.kit.models import small_unet
-from tests.kit.runs import broken_after, in_torch, losses_of, same
+from tests.kit.runs import Killed, broken_after, in_torch, losses_of, passes_of, same
 
 SHAPES = [(9, 8, 10), (16, 12, 8), (7, 5, 6), (16, 12, 8), (8, 6, 5)]
 """Padded to multiples of 2 these are three sizes, of which two are there twice."""
@@ -54,20 +54,6 @@ def padded(samples: Samples, row: int, step: int = 2) -> tuple[Tensor, Tensor]:
     return image, torch.from_numpy(np.pad(y.astype("int64"), pads, constant_values=-100))
 
 
-def order(rows: Sequence[int], samples: Samples, epoch: int, batch: int, shuffle: bool) -> list[list[int]]:
-    """Batches of one padded size, as they fill; the rest at the end."""
-    places = permutation(0, epoch, len(rows)) if shuffle else range(len(rows))
-    waiting: dict[Any, list[int]] = {}
-    found = []
-    for row in (rows[int(place)] for place in places):
-        mine = waiting.setdefault(tuple(padded(samples, row)[1].shape), [])
-        mine.append(row)
-        if len(mine) == batch:
-            found.append(list(mine))
-            mine.clear()
-    return found + [mine for mine in waiting.values() if mine]
-
-
 @pytest.fixture(scope="module")
 def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("net") / "unet.onnx"
@@ -78,37 +64,6 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     path = tmp_path_factory.mktemp("data") / "data.zarr"
     return path, write(path, SHAPES)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        {},
-        {"shuffle": True, "batch_size": 2, "epochs": 2},
-        {"batch_size": 2, "accumulate": 3, "epochs": 2},
-        {"parallel": {"space": 2}},
-    ],
-    ids=str,
-)
-def test_a_run_is_pytorchs_loop(net: Path, data: Data, tmp_path: Path, how: dict[str, Any]) -> None:
-    path, samples = data
-    batch, epochs = how.get("batch_size", 1), how.get("epochs", 1)
-    rows = range(len(samples))
-    run = oocdl.fit(net, path, workdir=tmp_path / "run", **{**EXACT, **how})
-    batches = [order(rows, samples, epoch, batch, how.get("shuffle", False)) for epoch in range(epochs)]
-    assert [len(found) for found in batches] == [run.plan.course.passes_per_epoch] * epochs
-    twin, k = small_unet(), how.get("accumulate", 1)
-
-    def loss(chosen: Sequence[int]) -> Tensor:
-        x, y = (torch.stack(list(f)) for f in zip(*(padded(samples, r) for r in chosen), strict=True))
-        return F.cross_entropy(twin(x), y)
-
-    passes = [[functools.partial(loss, chosen) for chosen in epoch] for epoch in batches]
-    steps = [epoch[at : at + k] for epoch in passes for at in range(0, len(epoch), k)]
-    losses = in_torch(torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9), steps)
-    np.testing.assert_allclose(losses_of(run), losses, rtol=1e-10)
-    for name, tensor in twin.state_dict().items():
-        np.testing.assert_allclose(run.weights[name], tensor, rtol=1e-9, atol=1e-11)
 
 
 @pytest.fixture(scope="module")
@@ -149,33 +104,16 @@ def test_predictions_have_each_samples_own_size(
 def test_a_prediction_that_was_killed_goes_on(
     data: Data, trained: oocdl.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oocdl.training.prediction.predictions import Predictions
-
     whole = trained.predict(data[0], tmp_path / "whole.zarr")
-    note, count = Predictions.note, 0
-
-    def killed(self: Predictions, rows: Sequence[int]) -> None:
-        nonlocal count
-        note(self, rows)
-        count += 1
-        if count == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Predictions, "note", killed)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        passes_of(patch, 3)
         trained.predict(data[0], tmp_path / "out.zarr")
     with pytest.raises(DatasetError, match="not finished"):
         trained.evaluate(tmp_path / "out.zarr")
-    noted: list[Sequence[int]] = []
-
-    def listed(self: Predictions, rows: Sequence[int]) -> None:
-        noted.append(rows)
-        note(self, rows)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Predictions, "note", listed)
+        seen = passes_of(patch)
         group = trained.predict(data[0], tmp_path / "out.zarr")
-    assert len(noted) == len(SHAPES) - 3
+    assert len(seen) == len(SHAPES) - 3
     for name, array in whole.members(max_depth=None):
         if isinstance(array, zarr.Array):
             np.testing.assert_array_equal(group[name], array)
@@ -194,7 +132,10 @@ def test_validations_take_each_size(net: Path, data: Data, tmp_path: Path, valid
     twin, total = small_unet().eval(), 0.0
     run.load_into(twin)
     hits = counted = 0
-    for batch in order(rows, samples, 0, 2, False):
+    sizes: dict[Any, list[int]] = {}
+    for row in rows:
+        sizes.setdefault(padded(samples, row)[1].shape, []).append(row)
+    for batch in (alike[at : at + 2] for alike in sizes.values() for at in range(0, len(alike), 2)):
         x, y = (torch.stack(list(f)) for f in zip(*(padded(samples, row) for row in batch), strict=True))
         with torch.no_grad():
             logits = twin(x)
@@ -213,16 +154,6 @@ def test_validations_take_each_size(net: Path, data: Data, tmp_path: Path, valid
         found = run.evaluate(validation, batch_size=2, metrics=["dice", "accuracy"])
         np.testing.assert_allclose(found["loss"], row["val_loss"], rtol=1e-12)
         np.testing.assert_allclose(found["dice"], row["val_dice"], rtol=1e-12)
-
-
-def test_a_run_goes_on_in_the_middle_of_an_epoch(net: Path, data: Data, tmp_path: Path) -> None:
-    options: dict[str, Any] = {**EXACT, "shuffle": True, "batch_size": 2, "epochs": 2, "validation": 0.3}
-    whole = oocdl.fit(net, data[0], workdir=tmp_path / "whole", **options)
-    for at in (1, 3):
-        workdir = tmp_path / f"run{at}"
-        with pytest.raises(RuntimeError):
-            oocdl.fit(net, data[0], workdir=workdir, callbacks=[broken_after(at)], **options)
-        same(oocdl.fit(net, data[0], workdir=workdir, **options), whole)
 
 
 def test_another_dataset_is_refused_on_resume(net: Path, data: Data, tmp_path: Path) -> None:
@@ -521,15 +452,3 @@ def test_only_samples_that_are_trained_on_have_to_be_transformed(net: Path, tmp_
     oocdl.plan(net, tmp_path / "data.zarr", augment=turns, validation=[2], **EXACT)
     with pytest.raises(InputError, match="equal extents"):
         oocdl.plan(net, tmp_path / "data.zarr", augment=turns, **EXACT)
-
-
-def test_weights_of_samples_have_one_number_each(net: Path, tmp_path: Path) -> None:
-    nets.write_samples(tmp_path / "data.zarr", [(8, 8, 8), (6, 6, 6)])
-    group = zarr.open_group(tmp_path / "data.zarr", mode="r+")
-    for name, weight in (("case_000", 2.0), ("case_001", 3.0)):
-        group.create_array(f"{name}/w", data=np.array([weight], "f4"))
-    how = {**EXACT, "steps": 1, "targets": {"output": "y"}}
-    plain = oocdl.fit(net, tmp_path / "data.zarr", workdir=tmp_path / "a", **how)
-    loss = oocdl.losses.CrossEntropy(sample_weights="w")
-    run = oocdl.fit(net, tmp_path / "data.zarr", workdir=tmp_path / "b", steps=1, loss=loss, **EXACT)
-    np.testing.assert_allclose(run.history[0]["loss"], 2 * plain.history[0]["loss"], rtol=1e-12)
