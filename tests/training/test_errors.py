@@ -33,25 +33,33 @@ from oocdl.errors import (
 from oocdl.events import Event, StepDone
 from oocdl.graph.onnx.reader import inspect_onnx
 from oocdl.losses import CrossEntropy, Dice, DiceCE
-from oocdl.optim import SGD, Adam
 from oocdl.planning.binding import bind
 from oocdl.presets.unets import write_unet3d
 from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import machine, nets, programs, settings
 from tests.kit.machine import Small
+from tests.kit.runs import refused
 
 QUICK = {**settings.QUICK, "steps": 1}
 Arrays = dict[str, np.ndarray]
 
 
-def refused(kind: type[OocdlError], match: str, call: Callable[[], Any]) -> str:
-    """It raises just this kind, in one line; returns the line."""
-    with pytest.raises(OocdlError, match=match) as caught:
-        call()
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    assert kind.exit_code in (2, 3, 4)
-    return str(caught.value)
+def refused_at_sample_7(
+    folder: Path, kind: type[OocdlError], said: str, model: Path, arrays: Arrays, **options: Any
+) -> tuple[oocdl.Run, Path]:
+    """It is refused where batches of two come to sample 7; returns the run as it is then, and the data."""
+    data = nets.write_data(folder / "data.zarr", arrays)
+    how = {**QUICK, "shuffle": False, "batch_size": 2, "steps": 5, "commit_seconds": 0, **options}
+    refused(kind, said, lambda: oocdl.fit(model, data, **how))
+    run = oocdl.open(model.with_suffix(".run"))
+    assert run.steps == 3
+    return run, data
+
+
+def refused_as_a_command(model: Path, data: Path, loss: str) -> None:
+    words = ["fit", str(model), str(data), "--loss", loss, "--engine", "onnxruntime", "--no-progress"]
+    code = app.run_command([*words, "--workdir", str(data.with_name("cli.run"))], debug=False)
+    assert code == DatasetError.exit_code == 2
 
 
 @pytest.fixture
@@ -109,10 +117,7 @@ X, Y = nets.vectors()["x"], nets.vectors()["y"]
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        (
-            {"x": X[:, :5], "y": Y},
-            r"5 and 6 \(the file fixes input 'x' to \['batch', 6\], .* given \[1, 5\]\)",
-        ),
+        ({"x": X[:, :5], "y": Y}, r"5 and 6 \(the file fixes input 'x' to \['batch', 6\], .* given \[1, 5\]"),
         ({"x": X[:, :, None, None], "y": Y}, r"input 'x' has 2 axes \['batch', 6\], array 'x' has 4"),
         ({"x": X, "y": np.stack([Y, Y], 1)}, r"labels 'y' have shape .* but output 'y' has"),
         ({"x": X, "y": np.eye(3, dtype="u1")[Y]}, "the class axis; of one-hot labels, take the argmax"),
@@ -121,10 +126,7 @@ X, Y = nets.vectors()["x"], nets.vectors()["y"]
         ({"x": X}, r"output 'y' of the model has no array of that name; found: x; pass targets=\{'y': ...\}"),
         ({"a": X, "b": X, "y": Y}, "input 'x' of the model has no array of that name; found: a, b, y; pas"),
         ({"x": X, "y": Y.astype("f4")}, "array 'y' is float32; the loss of 'y' wants whole-number labels"),
-        (
-            {"x": X, "y": Y.astype("M8[s]")},
-            r"found: x \(left out: 'y' has dtype .*; only bool",
-        ),
+        ({"x": X, "y": Y.astype("M8[s]")}, r"found: x \(left out: 'y' has dtype .*; only bool"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
@@ -167,66 +169,6 @@ def test_no_array_is_taken_for_what_another_may_be(
         assert f"{binding.inputs['x']} -> {binding.targets[0].array}" == found
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batchsize": 1}, "fit takes no 'batchsize': it is called 'batch_size' here"),
-        ({"learning": 1}, "fit takes no 'learning'"),
-        ({"optimizer": "adm"}, r"there is no optimizer 'adm' \(did you mean 'adam'\?\)"),
-        ({"optimizer": SGD}, "optimizer .*SGD.* is neither a name"),
-        ({"optimizer": Adam(), "lr": 0.1}, "lr goes with an optimizer given by name"),
-        ({"loss": "crossentropy"}, r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\)"),
-        ({"loss": len}, r"no loss like <built-in function len>; choose .* file by oocdl.from_torch\("),
-        ({"loss": {}}, "loss is empty"),
-        ({"loss": {"z": "mse"}}, "loss names the output 'z'; the model has: y"),
-        ({"loss": {"y": ("mse", float("nan"))}}, r"weight of loss\['y'\] must be a finite number, got nan"),
-        ({"lr": float("nan")}, "lr must be a finite number, got nan"),
-        ({"lr": -1}, "lr must not be negative"),
-        ({"lr": lambda step: None}, "the learning rate of step 1 must be a finite number, got None"),
-        (
-            {"lr": oocdl.optim.WarmUp(lambda step: float("nan"), 3)},
-            "the learning rate of step 1 must be a finite number, got nan",
-        ),
-        ({"lr": "fast"}, "lr must be a finite number, got fast"),
-        ({"optimizer": SGD(lr=float("inf"))}, "lr of SGD must be a finite number, got inf"),
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 11}, r"batch_size must be 1...10 \(the number of samples\), got 11"),
-        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
-        ({"epochs": -1}, "epochs must be at least 1, got -1"),
-        ({"steps": "3"}, "steps must be a whole number, got 3"),
-        ({"steps": True}, "steps must be a whole number, got True"),
-        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
-        ({"shuffle": "no"}, "shuffle must be True or False, got no"),
-        ({"threads": 0}, "threads must be at least 1, got 0"),
-        ({"memory": "much"}, "'much' is not a size; write for example '2GiB'"),
-        ({"memory": -5}, "a size must be at least one byte, got -5"),
-        ({"memory": "1.2.3G"}, "'1.2.3G' is not a size"),
-        ({"commit_seconds": float("nan")}, "commit_seconds must be a number of seconds, got nan"),
-        ({"precision": "float16"}, "precision must be 'float32' or 'bfloat16' or 'float64', got float16"),
-        ({"logits": True}, "logits must be 'strict' or 'auto', got True"),
-        ({"engine": "jax"}, "there is no engine 'jax'; choose one of: auto, torch, onnxruntime"),
-        ({"inputs": {"image": "x"}}, "inputs names 'image', the model has: 'x'"),
-        ({"inputs": {"x": "image"}}, "input 'x' is to use array 'image', the dataset has: x, y"),
-        ({"targets": {"label": "y"}}, "targets names 'label', the model has: 'y'"),
-        ({"scale": {"image": 2}}, "scale names 'image', the dataset has: 'x', 'y'"),
-        ({"scale": {"x": float("inf")}}, r"scale\['x'\] must be a finite number, got inf"),
-        ({"scale": 2}, "scale takes a mapping by name, got 2"),
-        ({"scale": {"y": 0.5}}, r"scale\['y'\] is 0.5, .* whole numbers"),
-        ({"freeze": 3}, "freeze takes names, got 3"),
-        ({"keep": ["h", "gradient/w1"]}, "keep names 'gradient/w1', which is no activation"),
-        ({"parallel": "data"}, "parallel takes 'auto' or a mapping"),
-        ({"parallel": {"batches": 2}}, r"parallel does not know 'batches' \(did you mean 'batch'\?\)"),
-        ({"parallel": {"space": (2, 0)}}, r"parallel\['space'\] must be at least 1, got 0"),
-        ({"dims": {"batch": 1.5}}, r"dims\['batch'\] must be a whole number"),
-    ],
-    ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
-)
-def test_options(fit: Callable[..., oocdl.Run], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        fit(**options)
-    assert "\n" not in str(caught.value)
-
-
 def test_sizes() -> None:
     wanted: dict[Any, int] = {"2GiB": 2 << 30, "1.5 MB": 1500000, "3k": 3000, "7": 7, ".5Ki": 512}
     for text, size in {**wanted, 2.5e3: 2500, np.int64(9): 9}.items():
@@ -247,14 +189,10 @@ def test_a_label_out_of_range(tmp_path: Path, label: int, loss: str) -> None:
     labels = Y.copy()
     labels[7] = label
     model = nets.write_mlp(tmp_path / "mlp.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", {"x": X, "y": labels})
-    options = {**QUICK, "shuffle": False, "batch_size": 2, "loss": loss, "steps": 5, "commit_seconds": 0}
     said = rf"array 'y' of .*data\.zarr has label {label} in sample 7; classes are 0 to 2.* ignore"
-    refused(DatasetError, said, lambda: oocdl.fit(model, data, **options))
-    assert oocdl.open(model.with_suffix(".run")).steps == 3
-    words = ["fit", str(model), str(data), "--loss", loss, "--engine", "onnxruntime", "--no-progress"]
-    code = app.run_command([*words, "--workdir", str(tmp_path / "cli.run")], debug=False)
-    assert code == DatasetError.exit_code
+    arrays = {"x": X, "y": labels}
+    _, data = refused_at_sample_7(tmp_path, DatasetError, said, model, arrays, loss=loss)
+    refused_as_a_command(model, data, loss)
 
 
 @pytest.mark.parametrize("id", [5, -6])
@@ -263,16 +201,11 @@ def test_an_id_outside_its_table(tmp_path: Path, id: int) -> None:
     ids[3, 0] = -5  # counts from the end, as ONNX says
     ids[7, 2] = id
     model = nets.write_lookup(tmp_path / "m.onnx")
-    data = nets.write_data(tmp_path / "data.zarr", {"x": ids, "y": np.zeros((12, 4, 3), "f4")})
-    options = {**QUICK, "shuffle": False, "batch_size": 2, "loss": "mse", "steps": 5, "commit_seconds": 0}
     message = rf"array 'x' of .* has id {id} in sample 7 at \[2\]; table 'w5' has rows 0 to 4, or -5 to -1"
-    refused(DatasetError, message, lambda: oocdl.fit(model, data, **options))
-    run = oocdl.open(model.with_suffix(".run"))
-    assert run.steps == 3
+    arrays = {"x": ids, "y": np.zeros((12, 4, 3), "f4")}
+    run, data = refused_at_sample_7(tmp_path, DatasetError, message, model, arrays, loss="mse")
     refused(DatasetError, message, lambda: run.predict(data, tmp_path / "out.zarr", memory="2GiB"))
-    words = ["fit", str(model), str(data), "--loss", "mse", "--engine", "onnxruntime", "--no-progress"]
-    code = app.run_command([*words, "--workdir", str(tmp_path / "cli.run")], debug=False)
-    assert code == DatasetError.exit_code == 2
+    refused_as_a_command(model, data, "mse")
 
 
 LOOKUPS = {
@@ -307,16 +240,12 @@ def test_an_index_that_is_computed_outside_of_its_table(tmp_path: Path, kind: st
     x = np.arange(12 * 4).reshape(12, 4) % 4 + 0.5
     x[3, 0] = -5.5  # counts from the end, as ONNX says
     x[7, 0] = 7.5
-    data = nets.write_data(tmp_path / "data.zarr", {"x": x.astype("f4"), "y": np.zeros((12, 4), "f4")})
-    options = {**QUICK, "shuffle": False, "batch_size": 2, "loss": "mse", "steps": 5, "commit_seconds": 0}
     message = (
         r"node 'odd.*' is given index 7 for an axis of 5 \(dataset rows \[(6, )?7\]\); indices that a "
         "network computes have to be -5 to 4: clip them"
     )
-    options |= {"engine": engine, "lr": 0.0}
-    refused(IndexRangeError, message, lambda: oocdl.fit(model, data, **options))
-    run = oocdl.open(model.with_suffix(".run"))
-    assert run.steps == 3
+    given = tmp_path, IndexRangeError, message, model, {"x": x.astype("f4"), "y": np.zeros((12, 4), "f4")}
+    run, data = refused_at_sample_7(*given, loss="mse", engine=engine, lr=0.0)
     refused(IndexRangeError, message, lambda: run.predict(data, tmp_path / "out.zarr", memory="2GiB"))
 
 
@@ -398,59 +327,6 @@ def test_what_is_compiled_goes_with_the_last_run_of_its_engine(tmp_path: Path) -
 
     oocdl.fit(*job, **QUICK | {"engine": "onnxruntime"}, callbacks=[within])
     assert found[0] is found[1] is not found[-1]
-
-
-def test_names_with_line_breaks_stay_in_one_line(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Gemm", ["x", "w\n1"], ["y"], "layer\n1", transB=1)]
-    weights = {"w\n1": np.zeros((3, 6))}
-    model = nets.save(tmp_path / "odd.onnx", nodes, weights, ["batch", 6], {"y": ["batch", 3]})
-    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
-    refused(InputError, "freeze pattern", lambda: oocdl.fit(model, data, freeze="a\nb", **QUICK))
-    assert oocdl.fit(model, data, **QUICK).weights["w\n1"].shape == (3, 6)
-
-
-def fit_named(folder: Path, names: dict[str, str], **options: Any) -> np.ndarray:
-    """Train y = tanh(x u) v, whose tensors and node "t" have other names; returns the weights."""
-    name = {name: names.get(name, name) for name in "xuvt"}
-    nodes = [
-        helper.make_node("MatMul", [name["x"], name["u"]], ["h"], "first"),
-        helper.make_node("Tanh", ["h"], ["a"], name["t"]),
-        helper.make_node("MatMul", ["a", name["v"]], ["y"], "last"),
-    ]
-    weights = {name["u"]: np.eye(6, 9), name["v"]: np.eye(9, 3)}
-    path = nets.save(folder / "named.onnx", nodes, weights, ["batch", 6], {"y": ["batch", 3]})
-    model = onnx.load(path)
-    model.graph.input[0].name = name["x"]
-    onnx.save(model, path)
-    data, changes = (
-        nets.write_data(folder / "data.zarr", nets.vectors()),
-        {"steps": 2, "workdir": folder / "r"},
-    )
-    given = {"inputs": {name["x"]: "x"}, "targets": {"y": "y"}, "resume": "restart"}
-    found = oocdl.fit(path, data, **{**QUICK, **changes, **given, **options}).weights
-    return np.concatenate([np.ravel(found[name[weight]]) for weight in "uv"])
-
-
-@pytest.mark.parametrize(
-    "names",
-    [{"u": "lr"}, {"x": "lr"}, {"t": "lr"}, {"x": "target/y"}, {"u": "adam/bias1", "v": "adam/bias2"},
-     {"v": "accumulate/share"}, {"v": "u/next"}, {"v": "u/accumulated/next"}, {"v": "norm"}, {"v": "grad/u"}],
-)  # fmt: skip
-def test_a_file_may_have_names_that_training_has_too(names: dict[str, str], tmp_path: Path) -> None:
-    options = {"optimizer": Adam(lr=0.1, clip_norm=0.01), "accumulate": 2}
-    plain, named = (fit_named(tmp_path, one, **options) for one in ({}, names))
-    np.testing.assert_array_equal(plain, named)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("u/exp_avg", {}), ("u/ema", {"ema": 0.9}), ("u/accumulated", {"accumulate": 2}),
-     ("u/bfloat16", {"precision": "bfloat16", "engine": "torch"})],
-)  # fmt: skip
-def test_a_name_of_what_a_run_keeps_is_refused(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    call = partial(fit_named, tmp_path, {"v": name}, optimizer=Adam(lr=0.1), **options)
-    refused(ModelError, f"tensor '{name}', .*rename it", call)
-    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("loss", [Dice(ignore_index=9), DiceCE(cross_entropy=CrossEntropy(ignore_index=9))])

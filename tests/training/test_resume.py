@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import oocdl
-from oocdl.errors import BudgetError, CorruptError, InputError, OocdlError, StoreError
+from oocdl.errors import BudgetError, CorruptError, InputError, InUseError, StoreError
 from oocdl.events import RunFinished, RunStarted, StepDone
 from oocdl.losses import CrossEntropy, DiceCE
 from oocdl.optim import SGD, Adam, Cosine, Then
@@ -22,7 +22,7 @@ from oocdl.storage.run.run_store import RunStore
 from tests.kit import machine, nets
 from tests.kit.machine import Small
 from tests.kit.run_dirs import rewrite_meta
-from tests.kit.runs import same
+from tests.kit.runs import refused, same
 from tests.kit.settings import QUICK
 
 Fit = Callable[..., oocdl.Run]
@@ -37,13 +37,6 @@ def fit(tmp_path: Path) -> Fit:
         return oocdl.fit(*job, workdir=tmp_path / workdir, **{**QUICK, "batch_size": 2, **options})
 
     return call
-
-
-def refused(kind: type[OocdlError], match: str, call: Callable[[], Any]) -> None:
-    """It raises, in one line."""
-    with pytest.raises(kind, match=match) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +104,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"loss": DiceCE()}, r"loss\.y\.loss was CrossEntropy, is DiceCE"),
     ({"loss": CrossEntropy(class_weights=(1, 2, 3))}, r"class_weights was nothing, is \[1.0, 2.0, 3.0\]"),
     ({"loss": {"y": ("cross_entropy", 2)}}, r"loss\.y\.weight was 1\.0, is 2\.0"),
+    ({"accumulate": 2}, "accumulate was 1, is 2"),
     ({"freeze": "w1"}, r"freeze was \[\], is \['w1'\]"),
     ({"scale": {"x": 2}}, r"scale was nothing, is \{'x': 2\.0\}"),
     ({"precision": "float64", "engine": "torch"}, "precision was float32, is float64"),
@@ -233,7 +227,8 @@ def test_a_corrupt_plan(fit: Fit, damage: str) -> None:
         path.unlink()
     else:
         path.write_text(text.replace('"main"', '"Main"') if damage == "digit" else damage)
-    refused(StoreError, r"plan\.json is (damaged|lost).*replan=True", lambda: fit(steps=2))
+    kind = StoreError if damage == "lost" else CorruptError
+    refused(kind, r"plan\.json is (damaged|lost).*replan=True", lambda: fit(steps=2))
     assert fit(steps=2, replan=True).steps == 2
     assert fit(steps=3).steps == 3
 
@@ -301,8 +296,8 @@ def test_restart_spares_what_is_no_run(fit: Fit, tmp_path: Path) -> None:
 def test_a_run_in_use(fit: Fit, tmp_path: Path) -> None:
     run = fit(steps=1)
     with RunStore.open(run.path, writable=True):
-        refused(StoreError, "is in use by pid", lambda: fit(steps=2))
-        refused(StoreError, "is in use by pid", lambda: fit(steps=2, resume="restart"))
+        refused(InUseError, "is in use by pid", lambda: fit(steps=2))
+        refused(InUseError, "is in use by pid", lambda: fit(steps=2, resume="restart"))
         assert oocdl.open(run.path).steps == 1  # reading is free
     assert fit(steps=2).steps == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import onnx
 import onnxruntime
 import pytest
 import zarr
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import oocdl
-from oocdl.errors import InputError, NonFiniteError
+from oocdl.errors import InputError, ModelError, NonFiniteError
 from oocdl.events import Committed, RunFinished, RunStarted, StepDone, StepRunning
 from oocdl.losses import CrossEntropy
 from oocdl.optim import SGD, Adam
 from oocdl.presets.unets import write_unet3d
 from tests.kit import nets
-from tests.kit.runs import broken_after, losses_of, same
+from tests.kit.runs import losses_of, refused, same
 from tests.kit.settings import EXACT, QUICK
 
 Trained = tuple[oocdl.Run, Path, dict[str, Any]]
@@ -209,15 +210,6 @@ def test_events_in_order(mlp: Path, data: Path) -> None:
     assert seen[-1].steps == 4 and seen[-1].seconds > 0
 
 
-def test_a_callback_that_stops_loses_nothing(mlp: Path, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        oocdl.fit(mlp, data, steps=6, callbacks=[broken_after(3, KeyboardInterrupt)], **QUICK)
-    assert oocdl.open(mlp.with_suffix(".run")).steps == 3
-    run = oocdl.fit(mlp, data, steps=6, **QUICK)
-    whole = oocdl.fit(mlp, data, workdir=tmp_path / "whole", steps=6, **QUICK)
-    assert nets.files_of(run) == nets.files_of(whole)
-
-
 def test_weights_that_became_nan_are_never_committed(mlp: Path, data: Path) -> None:
     """The loss of the step is finite; its update is not."""
     with pytest.raises(NonFiniteError, match="array '..' has become NaN or infinite"):
@@ -311,3 +303,53 @@ def test_a_node_may_be_called_as_a_layer_of_updates(tmp_path: Path) -> None:
     assert {"conv1", "update/div"} < {layer.layer.name for layer in plain.plan.layers}
     assert names.count("update/div") == 1 and "update/div'" in names
     assert nets.files_of(plain) == nets.files_of(odd)
+
+
+def test_names_with_line_breaks_stay_in_one_line(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w\n1"], ["y"], "layer\n1", transB=1)]
+    weights = {"w\n1": np.zeros((3, 6))}
+    model = nets.save(tmp_path / "odd.onnx", nodes, weights, ["batch", 6], {"y": ["batch", 3]})
+    data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
+    refused(InputError, "freeze pattern", lambda: oocdl.fit(model, data, freeze="a\nb", **QUICK))
+    assert oocdl.fit(model, data, steps=1, **QUICK).weights["w\n1"].shape == (3, 6)
+
+
+def fit_named(folder: Path, names: dict[str, str], **options: Any) -> np.ndarray:
+    """Train y = tanh(x u) v, whose tensors and node "t" have other names; returns the weights."""
+    name = {name: names.get(name, name) for name in "xuvt"}
+    nodes = [
+        helper.make_node("MatMul", [name["x"], name["u"]], ["h"], "first"),
+        helper.make_node("Tanh", ["h"], ["a"], name["t"]),
+        helper.make_node("MatMul", ["a", name["v"]], ["y"], "last"),
+    ]
+    weights = {name["u"]: np.eye(6, 9), name["v"]: np.eye(9, 3)}
+    path = nets.save(folder / "named.onnx", nodes, weights, ["batch", 6], {"y": ["batch", 3]})
+    model = onnx.load(path)
+    model.graph.input[0].name = name["x"]
+    onnx.save(model, path)
+    data = nets.write_data(folder / "data.zarr", nets.vectors())
+    given = {"inputs": {name["x"]: "x"}, "targets": {"y": "y"}, "resume": "restart", "workdir": folder / "r"}
+    found = oocdl.fit(path, data, **{**QUICK, **given, "steps": 2, **options}).weights
+    return np.concatenate([np.ravel(found[name[weight]]) for weight in "uv"])
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"u": "lr"}, {"x": "lr"}, {"t": "lr"}, {"x": "target/y"}, {"u": "adam/bias1", "v": "adam/bias2"},
+     {"v": "accumulate/share"}, {"v": "u/next"}, {"v": "u/accumulated/next"}, {"v": "norm"}, {"v": "grad/u"}],
+)  # fmt: skip
+def test_a_file_may_have_names_that_training_has_too(names: dict[str, str], tmp_path: Path) -> None:
+    options = {"optimizer": Adam(lr=0.1, clip_norm=0.01), "accumulate": 2}
+    plain, named = (fit_named(tmp_path, one, **options) for one in ({}, names))
+    np.testing.assert_array_equal(plain, named)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("u/exp_avg", {}), ("u/ema", {"ema": 0.9}), ("u/accumulated", {"accumulate": 2}),
+     ("u/bfloat16", {"precision": "bfloat16", "engine": "torch"})],
+)  # fmt: skip
+def test_a_name_of_what_a_run_keeps_is_refused(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    call = partial(fit_named, tmp_path, {"v": name}, optimizer=Adam(lr=0.1), **options)
+    refused(ModelError, f"tensor '{name}', .*rename it", call)
+    assert not (tmp_path / "r").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,59 @@ import torch
 
 import oocdl
 from oocdl.callbacks import MLflow
-from oocdl.errors import BudgetError, OocdlError
+from oocdl.errors import BudgetError, InputError, OocdlError
 from oocdl.losses import CrossEntropy, DiceCE
-from oocdl.optim import Adam
-from tests.kit import nets
+from oocdl.optim import SGD, Adam, WarmUp
+from tests.kit import nets, runs
 from tests.kit.settings import QUICK
 
 DIGITS, LONG = "9" * 400, "x" * 5000
 
 OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"optimizer": "adm"}, r"there is no optimizer 'adm' \(did you mean 'adam'\?\)"),
+    ({"optimizer": SGD}, "optimizer .*SGD.* is neither a name"),
+    ({"optimizer": Adam(), "lr": 0.1}, "lr goes with an optimizer given by name"),
+    ({"loss": "crossentropy"}, r"there is no loss 'crossentropy' \(did you mean 'cross_entropy'\?\)"),
+    ({"loss": len}, r"no loss like <built-in function len>; choose .* file by oocdl.from_torch\("),
+    ({"loss": {}}, "loss is empty"),
+    ({"loss": {"z": "mse"}}, "loss names the output 'z'; the model has: y"),
+    ({"loss": {"y": ("mse", float("nan"))}}, r"weight of loss\['y'\] must be a finite number, got nan"),
+    ({"lr": float("nan")}, "lr must be a finite number, got nan"),
+    ({"lr": -1}, "lr must not be negative"),
+    ({"lr": lambda step: None}, "the learning rate of step 1 must be a finite number, got None"),
+    ({"lr": WarmUp(lambda step: float("nan"), 3)}, "rate of step 1 must be a finite number, got nan"),
+    ({"lr": "fast"}, "lr must be a finite number, got fast"),
+    ({"optimizer": SGD(lr=float("inf"))}, "lr of SGD must be a finite number, got inf"),
+    ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ({"batch_size": 11}, r"batch_size must be 1...10 \(the number of samples\), got 11"),
+    ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+    ({"epochs": -1}, "epochs must be at least 1, got -1"),
+    ({"steps": "3"}, "steps must be a whole number, got 3"),
+    ({"steps": True}, "steps must be a whole number, got True"),
+    ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
+    ({"shuffle": "no"}, "shuffle must be True or False, got no"),
+    ({"threads": 0}, "threads must be at least 1, got 0"),
+    ({"memory": "much"}, "'much' is not a size; write for example '2GiB'"),
+    ({"memory": -5}, "a size must be at least one byte, got -5"),
+    ({"memory": "1.2.3G"}, "'1.2.3G' is not a size"),
+    ({"commit_seconds": float("nan")}, "commit_seconds must be a number of seconds, got nan"),
+    ({"precision": "float16"}, "precision must be 'float32' or 'bfloat16' or 'float64', got float16"),
+    ({"logits": True}, "logits must be 'strict' or 'auto', got True"),
+    ({"engine": "jax"}, "there is no engine 'jax'; choose one of: auto, torch, onnxruntime"),
+    ({"inputs": {"image": "x"}}, "inputs names 'image', the model has: 'x'"),
+    ({"inputs": {"x": "image"}}, "input 'x' is to use array 'image', the dataset has: x, y"),
+    ({"targets": {"label": "y"}}, "targets names 'label', the model has: 'y'"),
+    ({"scale": {"image": 2}}, "scale names 'image', the dataset has: 'x', 'y'"),
+    ({"scale": {"x": float("inf")}}, r"scale\['x'\] must be a finite number, got inf"),
+    ({"scale": 2}, "scale takes a mapping by name, got 2"),
+    ({"scale": {"y": 0.5}}, r"scale\['y'\] is 0.5, .* whole numbers"),
+    ({"freeze": 3}, "freeze takes names, got 3"),
+    ({"keep": ["h", "gradient/w1"]}, "keep names 'gradient/w1', which is no activation"),
+    ({"parallel": "data"}, "parallel takes 'auto' or a mapping"),
+    ({"parallel": {"batches": 2}}, r"parallel does not know 'batches' \(did you mean 'batch'\?\)"),
+    ({"parallel": {"space": (2, 0)}}, r"parallel\['space'\] must be at least 1, got 0"),
+    ({"dims": {"batch": 1.5}}, r"dims\['batch'\] must be a whole number"),
+    ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
     ({"memory": DIGITS}, "a size of 999.* is more than any machine has"),
     ({"memory": 10**400}, "a size must be a finite number"),
     ({"disk": DIGITS + "GiB"}, "more than any machine has"),
@@ -61,10 +105,7 @@ def run(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> o
     return oocdl.fit(*files, steps=1, workdir=tmp_path_factory.mktemp("run") / "run", **QUICK)
 
 
-def refused(message: str, call: Callable[[], object]) -> None:
-    with pytest.raises(OocdlError, match=message) as caught:
-        call()
-    assert "\n" not in str(caught.value)
+refused = partial(runs.refused, OocdlError)
 
 
 def _short(value: object) -> str:
@@ -74,7 +115,10 @@ def _short(value: object) -> str:
 @pytest.mark.parametrize(("given", "message"), OPTIONS, ids=_short)
 def test_options(files: tuple[Path, Path], given: dict[str, Any], message: str) -> None:
     for verb in (oocdl.fit, oocdl.plan):
-        refused(message, lambda verb=verb: verb(*files, **{**QUICK, **given}))
+        with pytest.raises(InputError, match=message) as caught:
+            verb(*files, **{**QUICK, **given})
+        assert "\n" not in str(caught.value)
+    assert not files[0].with_suffix(".run").exists()
 
 
 def test_fields_of_a_loss_may_be_tensors(files: tuple[Path, Path], tmp_path: Path) -> None:
