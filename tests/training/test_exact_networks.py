@@ -21,36 +21,23 @@ from torch import nn
 import oocdl
 from oocdl.engines.engine_registry import ENGINES
 from oocdl.graph.transforms import channels_last
-from tests.kit.jobs import (
-    EVEN,
-    NETS,
-    OPTIMIZERS,
-    SAMPLES,
-    TOLERANCE,
-    Job,
-    Net,
-    Unet,
-    check,
-    errors_of,
-    losses_of,
-    prepare,
-    train,
-    unet,
-)
+from tests.kit import jobs as kit
+from tests.kit.jobs import EVEN, NETS, OPTIMIZERS, SAMPLES, Job, Net, Unet, prepare, train, unet
 from tests.kit.models import GPT, MLP, Grouped, UNet3d
+from tests.kit.runs import losses_of
 
 
 def _slowly(*cases: tuple[Any, ...]) -> list[Any]:
     return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-CUTS: dict[str, dict[str, Any] | None] = {
-    "whole": None,
-    "batch": {"batch": 2},
-    "slabs": {"space": (3,)},
-    "bricks": {"space": (2, 2, 1)},
-    "channels": {"channels": 2},
-    "mixed": {"batch": 2, "space": (2, 1, 2), "channels": 2},
+CUTS: dict[str, dict[str, Any]] = {
+    "whole": {"threads": 1},
+    "batch": {"parallel": {"batch": 2}},
+    "slabs": {"parallel": {"space": (3,)}},
+    "bricks": {"parallel": {"space": (2, 2, 1)}},
+    "channels": {"parallel": {"channels": 2}},
+    "mixed": {"parallel": {"batch": 2, "space": (2, 1, 2), "channels": 2}},
 }
 
 
@@ -83,9 +70,8 @@ def exact(job: Job, optimizer: str, cut: str, workdir: Path, engine: str = "torc
     """Train with PyTorch and with oocdl, and compare."""
     if (job.net, optimizer) not in TRUTH:
         TRUTH[job.net, optimizer] = train(job, optimizer)
-    options = {"threads": 1} if CUTS[cut] is None else {"parallel": CUTS[cut]}
-    run = job.fit(workdir, optimizer=OPTIMIZERS[optimizer][0], engine=engine, **options)
-    check(run, *TRUTH[job.net, optimizer], TOLERANCE[optimizer])
+    run = job.fit(workdir, optimizer=OPTIMIZERS[optimizer][0], engine=engine, **CUTS[cut])
+    kit.check(run, *TRUTH[job.net, optimizer], kit.TOLERANCE[optimizer])
     check_traffic(run)
     return run
 
@@ -177,23 +163,22 @@ def test_unet_is_exact_with_its_channels_last(net: Unet, cut: str, jobs: Any, tm
     assert any(order for program in with_orders for order in program.output_orders)
 
 
-def _volumes(random: np.random.Generator) -> dict[str, np.ndarray]:
-    x = random.normal(size=(SAMPLES, 3, 6, 9, 7)).astype("float32")
-    return {"x": x, "y": random.integers(10, size=SAMPLES)}
+def _grouped(rank: int, folder: Path) -> Job:
+    """Groups of channels of lines, images or volumes."""
 
+    def arrays(random: np.random.Generator) -> dict[str, np.ndarray]:
+        x = random.normal(size=(SAMPLES, 3, *((17,) if rank == 1 else (6, 9, 7)))).astype("float32")
+        return {"x": x, "y": random.integers(10, size=SAMPLES)}
 
-def _lines(random: np.random.Generator) -> dict[str, np.ndarray]:
-    x = random.normal(size=(SAMPLES, 3, 17)).astype("float32")
-    return {"x": x, "y": random.integers(10, size=SAMPLES)}
+    net = NETS["grouped"] if rank == 2 else replace(NETS["grouped"], arrays=arrays)
+    return prepare(replace(net, make=lambda: Grouped(rank)), folder)
 
 
 @pytest.mark.parametrize(
     ("rank", "cut"), [(1, "slabs"), *_slowly((3, "slabs"), *((rank, "mixed") for rank in (1, 3)))]
 )
 def test_groups_of_lines_and_volumes_are_exact(rank: int, cut: str, tmp_path: Path) -> None:
-    arrays = _volumes if rank == 3 else _lines
-    job = prepare(replace(NETS["grouped"], make=lambda: Grouped(rank), arrays=arrays), tmp_path / "net")
-    exact(job, "sgd", cut, tmp_path / "run")
+    exact(_grouped(rank, tmp_path / "net"), "sgd", cut, tmp_path / "run")
 
 
 @pytest.mark.usefixtures("_last")
@@ -202,31 +187,10 @@ def test_groups_of_lines_and_volumes_are_exact(rank: int, cut: str, tmp_path: Pa
     [(2, "whole"), (3, "batch"), *_slowly((3, "whole"), *product((2, 3), ("channels", "mixed")))],
 )
 def test_groups_are_exact_with_their_channels_last(rank: int, cut: str, tmp_path: Path) -> None:
-    net = NETS["grouped"] if rank == 2 else replace(NETS["grouped"], arrays=_volumes)
-    job = prepare(replace(net, make=lambda: Grouped(rank)), tmp_path / "net")
-    run = exact(job, "sgd", cut, tmp_path / "run")
+    run = exact(_grouped(rank, tmp_path / "net"), "sgd", cut, tmp_path / "run")
     programs = [unit.program for layer in run.plan.layers for unit in layer.units]
     grouped = [p for p in programs if any(item.attrs.get("grouped") for item in p.instructions)]
     assert grouped and all(program.orders for program in grouped)
-
-
-def test_running_statistics_are_pytorchs(jobs: Any, tmp_path: Path) -> None:
-    """With the unbiased variance, and they are what prediction uses."""
-    job = jobs("resnet")
-    _, weights = train(job, "sgd")
-    run = job.fit(tmp_path / "run", optimizer=OPTIMIZERS["sgd"][0], parallel=CUTS["bricks"])
-    found = run.weights
-    names = [name for name in weights if name.endswith(("running_mean", "running_var"))]
-    assert set(names) <= set(found) and len(names) == 12
-    for name in names:
-        np.testing.assert_allclose(found[name][...], weights[name], rtol=1e-11, atol=1e-13)
-        assert np.abs(weights[name] - (name.endswith("var"))).max() > 1e-3  # they have moved
-    module = copy.deepcopy(job.module)
-    module.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
-    with torch.no_grad():
-        wanted = module.eval()(torch.as_tensor(job.arrays["x"]).double())
-    made = run.predict(job.data, tmp_path / "out.zarr")
-    np.testing.assert_allclose(made["y"][...], wanted.numpy(), rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -241,13 +205,11 @@ def test_float32_is_as_good_as_pytorchs(name: str, engine: str, cut: str, jobs: 
     """At most three times PyTorch's own error of float32 against float64 (with a floor of 1e-5)."""
     job = jobs(EVEN[0] if name == "unet" else name)
     losses, weights = train(job, "sgd")
-    own = errors_of(train(job, "sgd", torch.float32)[1], weights)
-    options = {"threads": 1} if CUTS[cut] is None else {"parallel": CUTS[cut]}
-    run = job.fit(
-        tmp_path / "run", optimizer=OPTIMIZERS["sgd"][0], engine=engine, precision="float32", **options
-    )
+    own = kit.errors_of(train(job, "sgd", torch.float32)[1], weights)
+    how = {"optimizer": OPTIMIZERS["sgd"][0], "engine": engine, "precision": "float32", **CUTS[cut]}
+    run = job.fit(tmp_path / "run", **how)
     np.testing.assert_allclose(losses_of(run), losses, rtol=1e-4)
-    found = errors_of(dict(run.weights), weights)
+    found = kit.errors_of(dict(run.weights), weights)
     worst = max(found, key=lambda name: found[name] / max(own[name], 1e-5 / 3))
     assert found[worst] <= max(3 * own[worst], 1e-5), (worst, found[worst], own[worst])
     check_traffic(run)
@@ -264,15 +226,11 @@ def test_dropout_does_not_depend_on_cuts(name: str, jobs: Any, tmp_path: Path) -
     job = prepare(replace(net, make=make), tmp_path / "net")
     whole = losses_of(job.fit(tmp_path / "whole", threads=1))
     for cut in ("batch", "slabs", "channels", "mixed"):
-        np.testing.assert_allclose(losses_of(job.fit(tmp_path / cut, parallel=CUTS[cut])), whole, rtol=1e-11)
+        np.testing.assert_allclose(losses_of(job.fit(tmp_path / cut, **CUTS[cut])), whole, rtol=1e-11)
     assert losses_of(job.fit(tmp_path / "seed", threads=1, seed=1)) != whole
-    without = train(replace(job, module=_silent(job.module)), "adam")[0]
-    assert abs(without[0] - whole[0]) > 1e-6, "nothing was dropped"
-
-
-def _silent(module: nn.Module) -> nn.Module:
-    module = copy.deepcopy(module)
-    for part in module.modules():
+    silent = copy.deepcopy(job.module)
+    for part in silent.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
-    return module
+    without = train(replace(job, module=silent), "adam")[0]
+    assert abs(without[0] - whole[0]) > 1e-6, "nothing was dropped"

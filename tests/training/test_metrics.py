@@ -43,18 +43,20 @@ def validated(tmp_path: Path, module: Any, data: Path, **options: Any) -> tuple[
     return {name[4:]: value for name, value in row.items() if name.startswith("val_")}, run
 
 
+def outputs_of(module: torch.nn.Module, x: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        found: np.ndarray = module(torch.as_tensor(x, dtype=next(module.parameters()).dtype)).numpy()
+    return found
+
+
 def counts(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
     """For each sample and class: both, predicted, labelled, and all that count."""
     there = labels != -100
-    predicted = logits.argmax(1)
-    rows = []
-    for p, y, t in zip(predicted, labels, there, strict=True):
-        rows.append(
-            [
-                [((p == c) & (y == c) & t).sum(), ((p == c) & t).sum(), (y == c).sum(), t.sum()]
-                for c in range(CLASSES)
-            ]
-        )
+    predicted, each = logits.argmax(1), range(CLASSES)
+    rows = [
+        [[((p == c) & (y == c) & t).sum(), ((p == c) & t).sum(), (y == c).sum(), t.sum()] for c in each]
+        for p, y, t in zip(predicted, labels, there, strict=True)
+    ]
     return tuple(np.moveaxis(np.array(rows, float), 2, 0))
 
 
@@ -64,8 +66,7 @@ def test_counts_of_classes(volumes: tuple[Path, Arrays], tmp_path: Path, cuts: d
     torch.manual_seed(1)
     module = torch.nn.Conv3d(2, CLASSES, 1).double()
     found, run = validated(tmp_path, module, data, metrics=OF_CLASSES, **cuts)
-    with torch.no_grad():
-        logits = module(torch.as_tensor(arrays["x"]).double()).numpy()
+    logits = outputs_of(module, arrays["x"])
     both, predicted, labelled, counted = counts(logits, arrays["y"])
     scores = np.where(labelled > 0, 2 * both / (predicted + labelled), np.nan)
     assert np.isnan(scores).any()
@@ -107,9 +108,8 @@ def test_sums_of_errors(tmp_path: Path, cuts: dict[str, Any]) -> None:
     }
     data = nets.write_data(tmp_path / "data.zarr", {k: v.astype(np.float32) for k, v in arrays.items()})
     module = torch.nn.Conv3d(2, 1, 1).double()
-    with torch.no_grad():
-        x = module(torch.as_tensor(arrays["x"].astype(np.float32)).double()).numpy()
-    e, y = x - arrays["y"].astype(np.float32), arrays["y"].astype(np.float32).astype(float)
+    true = arrays["y"].astype(np.float32)
+    e, y = outputs_of(module, arrays["x"].astype(np.float32)) - true, true.astype(float)
     metrics = ("mae", "rmse", "r2", PSNR(max_val=4.0))
     found, _ = validated(tmp_path, module, data, loss="mse", metrics=metrics, inputs={"input": "x"}, **cuts)
     squares = (e**2).reshape(SAMPLES, -1).mean(1)
@@ -142,42 +142,28 @@ def test_float32_on_every_engine(volumes: tuple[Path, Arrays], tmp_path: Path, e
     torch.manual_seed(1)
     module = torch.nn.Conv3d(2, CLASSES, 1)
     found, _ = validated(tmp_path, module, data, metrics="dice", precision="float32", engine=engine)
-    with torch.no_grad():
-        logits = module(torch.as_tensor(arrays["x"])).numpy()
-    both, predicted, labelled, _ = counts(logits, arrays["y"])
+    both, predicted, labelled, _ = counts(outputs_of(module, arrays["x"]), arrays["y"])
     scores = np.where(labelled > 0, 2 * both / (predicted + labelled), np.nan)
     assert math.isclose(found["dice"], float(np.nanmean(np.nanmean(scores, 1))), rel_tol=1e-12)
 
 
-def test_one_channel_is_one_class(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(6, 6), ()], ids=["places", "a number a sample"])
+def test_one_channel_is_one_class(tmp_path: Path, shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(7)
-    x, y = random.normal(size=(4, 2, 6, 6)).astype("f4"), random.integers(0, 2, (4, 6, 6)).astype("u1")
-    arrays = {"x": x, "y": y}
-    data = nets.write_data(tmp_path / "data.zarr", arrays)
-    module = torch.nn.Conv2d(2, 1, 1).double()
-    given = {"loss": "bce", "inputs": {"input": "x"}}
-    found, _ = validated(tmp_path, module, data, **given, metrics=("dice", "accuracy"))
-    with torch.no_grad():
-        predicted = module(torch.as_tensor(arrays["x"]).double()).numpy()[:, 0] > 0
-    both = (predicted & (arrays["y"] == 1)).sum((1, 2))
-    scores = 2 * both / (predicted.sum((1, 2)) + arrays["y"].sum((1, 2)))
-    assert math.isclose(found["dice"], float(scores.mean()), rel_tol=1e-12)
-    assert math.isclose(found["accuracy"], float((predicted == arrays["y"]).mean()), rel_tol=1e-12)
-
-
-def test_a_number_a_sample_is_one_class(tmp_path: Path) -> None:
-    arrays = nets.vectors(8)
-    arrays["y"] = (arrays["y"] == 0).astype(np.uint8)
-    data = nets.write_data(tmp_path / "data.zarr", arrays)
+    x = random.normal(size=(8, 2, *shape)).astype("f4")
+    y = random.integers(0, 2, (8, *shape)).astype("u1")
+    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": y})
     torch.manual_seed(2)
-    module = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0)).double()
-    given = {"loss": "bce", "inputs": {"input": "x"}}
-    found, _ = validated(tmp_path, module, data, **given, metrics=("f1", "accuracy"))
-    with torch.no_grad():
-        predicted = module(torch.as_tensor(arrays["x"]).double()).numpy() > 0
-    both, there = (predicted & (arrays["y"] > 0)).sum(), predicted.sum() + arrays["y"].sum()
-    assert math.isclose(found["f1"], 2 * both / there, rel_tol=1e-12) and both
-    assert math.isclose(found["accuracy"], (predicted == arrays["y"]).mean(), rel_tol=1e-12)
+    flat = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Flatten(0))
+    module = torch.nn.Conv2d(2, 1, 1) if shape else flat
+    overlap = "dice" if shape else "f1"
+    given = {"loss": "bce", "inputs": {"input": "x"}, "metrics": (overlap, "accuracy")}
+    found, _ = validated(tmp_path, module.double(), data, **given)
+    predicted = outputs_of(module, x).reshape(y.shape) > 0
+    axes = (1, 2) if shape else None
+    both, there = (predicted & (y == 1)).sum(axes), predicted.sum(axes) + y.sum(axes, dtype=int)
+    assert math.isclose(found[overlap], float((2 * both / there).mean()), rel_tol=1e-12) and both.any()
+    assert math.isclose(found["accuracy"], float((predicted == y).mean()), rel_tol=1e-12)
 
 
 def test_a_sample_all_of_whose_labels_are_ignored_has_no_number() -> None:

@@ -133,19 +133,27 @@ def test_distances_are_those_of_monai(run: Trained) -> None:
             assert math.isclose(mine[f"{name}/{number}"], float(value), rel_tol=1e-6), (name, number)
 
 
+def evaluated(
+    folder: Path, x: Array, y: Array, channels: int = 1, batch: int = 1, **given: Any
+) -> tuple[dict[str, Any], Array]:
+    """Distances of images and labels that are stacked, and the labels that a small network predicts."""
+    data = nets.write_data(folder / "data.zarr", {"x": x, "y": y})
+    zarr.open_group(str(data)).attrs.put(given.pop("facts", {}))
+    torch.manual_seed(3)
+    module = torch.nn.Conv2d(x.shape[1], channels, 1, bias=False).double()
+    with torch.no_grad():
+        logits = module(torch.as_tensor(x).double()).numpy()
+    run = oocdl.fit(module, data, workdir=folder / "run", **OPTIONS, **given)
+    predicted = logits.argmax(1) if channels > 1 else (logits[:, 0] > 0).astype(int)
+    return run.evaluate(data, metrics=["hd95", "asd"], batch_size=batch), predicted
+
+
 def test_one_channel_of_images_and_labels_that_are_ignored(tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     labels = (random.uniform(size=(3, 12, 9)) > 0.6).astype(np.int16)
     labels[1, :4] = -1
     x = random.normal(size=(3, 2, 12, 9)).astype(np.float32)
-    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": labels})
-    torch.manual_seed(3)
-    module = torch.nn.Conv2d(2, 1, 1).double()
-    with torch.no_grad():
-        predicted = (module(torch.as_tensor(x).double()).numpy()[:, 0] > 0).astype(int)
-    loss = oocdl.losses.Dice(ignore_index=-1)
-    run = oocdl.fit(module, data, loss=loss, workdir=tmp_path / "run", **OPTIONS)
-    found = run.evaluate(data, metrics=["hd95", "asd"], batch_size=2)
+    found, predicted = evaluated(tmp_path, x, labels, batch=2, loss=oocdl.losses.Dice(ignore_index=-1))
     pairs = zip(np.where(labels < 0, 0, predicted), labels, strict=True)
     values = np.array([expected(p, y, (1.0, 1.0), 1) for p, y in pairs])
     assert math.isclose(found["hd95"], values[:, 0].mean(), rel_tol=1e-12)
@@ -176,15 +184,9 @@ def test_stacked_images_have_the_spacing_of_their_group(facts: dict[str, Any], t
     random = np.random.default_rng(7)
     labels = random.integers(0, 2, (3, 12, 16)).astype(np.int16)
     x = random.normal(size=(3, 1, 12, 16)).astype(np.float32)
-    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": labels})
-    zarr.open_group(str(data)).attrs.put(facts)
-    module = torch.nn.Conv2d(1, 2, 1, bias=False).double()
-    run = oocdl.fit(module, data, loss="cross_entropy", workdir=tmp_path / "run", **OPTIONS)
-    with torch.no_grad():
-        predicted = module(torch.as_tensor(x).double()).argmax(1).numpy()
+    found, predicted = evaluated(tmp_path, x, labels, 2, loss="cross_entropy", facts=facts)
     pairs = zip(predicted, labels, strict=True)
     values = np.array([expected(*pair, (2.0, 0.5), 1) for pair in pairs]).mean(0)
-    found = run.evaluate(data, metrics=["hd95", "asd"])
     assert [found["hd95"], found["asd"]] == pytest.approx(values, rel=1e-12)
 
 
@@ -193,14 +195,10 @@ def test_masks_that_are_scaled(tmp_path: Path) -> None:
     random = np.random.default_rng(6)
     masks = random.choice([0, 100, 255], (2, 1, 9, 8)).astype(np.uint8)
     x = random.normal(size=(2, 1, 9, 8)).astype(np.float32)
-    data = nets.write_data(tmp_path / "data.zarr", {"x": x, "y": masks})
-    module = torch.nn.Conv2d(1, 1, 1).double()
-    given = {**OPTIONS, "loss": "bce", "scale": {"y": 1 / 255}, "inputs": {"input": "x"}}
+    given = {"loss": "bce", "inputs": {"input": "x"}}
     with pytest.raises(DatasetError, match=r"'y' .* target 100 in .*; targets are 0 to 1 here; .* scale="):
-        oocdl.fit(module, data, workdir=tmp_path / "other", **{**given, "scale": None})
-    found = oocdl.fit(module, data, workdir=tmp_path / "run", **given).evaluate(data, metrics=["asd"])
-    with torch.no_grad():
-        predicted = (module(torch.as_tensor(x).double()).numpy()[:, 0] > 0).astype(int)
+        evaluated(tmp_path, x, masks, **given)
+    found, predicted = evaluated(tmp_path, x, masks, scale={"y": 1 / 255}, resume="restart", **given)
     pairs = zip(predicted, (masks[:, 0] == 255).astype(int), strict=True)
     assert math.isclose(found["asd"], np.mean([expected(p, y, (1.0, 1.0), 1)[1] for p, y in pairs]))
 
