@@ -85,47 +85,34 @@ def test_tables_take_series_with_labels_of_nifti(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(image[0]), voxels() * 2.0 - 1024)
 
 
-def test_slices_may_have_factors_of_their_own(tmp_path: Path) -> None:
-    write_series(tmp_path / "pet", voxels(), RescaleSlope=lambda row: 1 + row)
-    image: Any = convert(tmp_path / "pet", tmp_path / "a.zarr")["pet/image"]
-    assert np.array_equal(np.asarray(image[0]), voxels() * np.arange(1, 5).reshape(-1, 1, 1))
+def nearly(*numbers: float) -> Callable[[int], list[float]]:
+    """Numbers that differ from slice to slice by rounding."""
+    return lambda row: [number - row * 1e-7 for number in numbers]
 
 
-def test_factors_that_are_empty_are_those_of_slices_without_them(tmp_path: Path) -> None:
-    write_series(tmp_path / "scan", voxels(), RescaleSlope=None, RescaleIntercept=None)
-    image: Any = convert(tmp_path / "scan", tmp_path / "a.zarr")["scan/image"]
-    assert image.dtype == np.int16 and np.array_equal(np.asarray(image[0]), voxels())
+SLOPES = np.arange(1, 5).reshape(-1, 1, 1)
 
 
 @pytest.mark.parametrize(
-    ("changes", "dtype"),
+    ("changes", "dtype", "slopes"),
     [
-        ({"PixelRepresentation": lambda row: int(row > 0)}, np.int32),
-        ({"PixelRepresentation": lambda row: int(row < 3), "RescaleSlope": lambda row: 1 + row}, np.float32),
-        ({"BitsStored": lambda row: 16 - row % 2, "HighBit": lambda row: 15 - row % 2}, np.int16),
+        ({"RescaleSlope": lambda row: 1 + row}, np.float32, SLOPES),
+        ({"RescaleSlope": None, "RescaleIntercept": None}, np.int16, 1),  # empty is as absent
+        ({"PixelRepresentation": lambda row: int(row > 0)}, np.int32, 1),
+        ({"PixelRepresentation": lambda n: int(n < 3), "RescaleSlope": lambda n: 1 + n}, np.float32, SLOPES),
+        ({"BitsStored": lambda row: 16 - row % 2, "HighBit": lambda row: 15 - row % 2}, np.int16, 1),
+        ({"ImageOrientationPatient": nearly(*ALONG, *DOWN)}, np.int16, 1),
+        ({"PixelSpacing": nearly(0.5, 0.75)}, np.int16, 1),
     ],
+    ids=str,
 )
-def test_slices_of_several_types_are_of_one_that_holds_them(
-    changes: Any, dtype: type, tmp_path: Path
-) -> None:
+def test_slices_of_a_volume_may_differ_in(changes: Any, dtype: type, slopes: Any, tmp_path: Path) -> None:
+    """Their voxels are of one type that holds those of all."""
     values = voxels()
     values[[0, 3]] = abs(values[[0, 3]])
     write_series(tmp_path / "scan", values, **changes)
     image: Any = convert(tmp_path / "scan", tmp_path / "a.zarr")["scan/image"]
-    slopes = np.arange(1, 5).reshape(-1, 1, 1) if "RescaleSlope" in changes else 1
     assert image.dtype == dtype and np.array_equal(np.asarray(image[0]), values * slopes)
-
-
-@pytest.mark.parametrize(
-    ("name", "numbers"), [("ImageOrientationPatient", [*ALONG, *DOWN]), ("PixelSpacing", [0.5, 0.75])]
-)
-def test_slices_that_differ_by_rounding_are_of_one_volume(
-    name: str, numbers: list[float], tmp_path: Path
-) -> None:
-    changes = {name: lambda row: [number - row * 1e-7 for number in numbers]}
-    write_series(tmp_path / "scan", voxels(), **changes)
-    image: Any = convert(tmp_path / "scan", tmp_path / "a.zarr")["scan/image"]
-    assert np.array_equal(np.asarray(image[0]), voxels())
 
 
 def cut_off(paths: list[Path]) -> None:
