@@ -112,42 +112,34 @@ def test_a_killed_run_keeps_the_same_versions(job: Job, tmp_path: Path) -> None:
     assert more.steps == 21 and more.checkpoints == whole.checkpoints and oocdl.verify(more.path).sound
 
 
-def test_the_best_weights_are_restored(job: Job, tmp_path: Path) -> None:
-    run = fit(job, tmp_path / "run", EarlyStopping(patience=2), epochs=30)
+@pytest.mark.parametrize(("patience", "epochs"), [(2, 30), (30, 6)])
+def test_the_best_weights_are_restored(job: Job, tmp_path: Path, patience: int, epochs: int) -> None:
+    """As Keras does, whether or not patience ran out."""
+
+    def stopped(name: str, *callbacks: Any, **how: Any) -> oocdl.Run:
+        return fit(job, tmp_path / name, EarlyStopping(patience=patience, **how), *callbacks, epochs=epochs)
+
+    heard: list[Any] = []
+    run = stopped("run", heard.append)
     found = validations(run, "val_loss")
     best = min(found, key=lambda step: found[step])
-    assert run.checkpoints == (best,) and best < run.steps == run.total_steps
+    assert run.checkpoints == (best,) and best < run.steps == run.total_steps and run.finished
+    assert any(f"weights of step {best}" in getattr(event, "text", "") for event in heard)
     short = fit(job, tmp_path / "short", steps=best)
     assert weights_of(run) == weights_of(short)
     assert run.evaluate(job[1]) == run.evaluate(job[1], which="best") == short.evaluate(job[1])
-    assert run.evaluate(job[1], which="last") != run.evaluate(job[1])
+    last = run.evaluate(job[1], which="last")
     outs = [r.predict(job[1], tmp_path / r.path.name / "out.zarr")["y"] for r in (run, short)]
     np.testing.assert_array_equal(*map(np.asarray, outs))
-    again = fit(job, tmp_path / "run", EarlyStopping(patience=2), epochs=30)  # nothing is left to do
-    assert weights_of(again) == weights_of(short)
+    assert oocdl.verify(run.path).sound and weights_of(stopped("run")) == weights_of(short)  # nothing is left
+    with pytest.raises(RuntimeError):
+        stopped("killed", broken_after(run.steps))
+    killed = stopped("killed")
+    assert nets.files_of(killed) == nets.files_of(run) and weights_of(killed) == weights_of(run)
+    assert stopped("left", restore_best_weights=False).evaluate(job[1]) == last != run.evaluate(job[1])
     more = fit(job, tmp_path / "run", epochs=30)  # trains on from the last step
     straight = fit(job, tmp_path / "straight", epochs=30)
     assert nets.files_of(more) == nets.files_of(straight) and weights_of(more) == weights_of(straight)
-
-
-def test_the_best_weights_are_restored_after_the_last_step(job: Job, tmp_path: Path) -> None:
-    """As Keras does, whether or not patience ran out."""
-    heard: list[Any] = []
-    run = fit(job, tmp_path / "run", EarlyStopping(patience=30), heard.append)
-    found = validations(run, "val_loss")
-    best = min(found, key=lambda step: found[step])
-    assert run.checkpoints == (best,) and best < run.steps == run.total_steps == 18 and run.finished
-    assert any(f"weights of step {best}" in getattr(event, "text", "") for event in heard)
-    assert run.evaluate(job[1]) == run.evaluate(job[1], which="best") != run.evaluate(job[1], which="last")
-    assert oocdl.verify(run.path).sound
-    again = fit(job, tmp_path / "run", EarlyStopping(patience=30))  # nothing is left to do
-    assert again.evaluate(job[1]) == run.evaluate(job[1], which="best")
-    with pytest.raises(RuntimeError):
-        fit(job, tmp_path / "killed", EarlyStopping(patience=30), broken_after(18))
-    killed = fit(job, tmp_path / "killed", EarlyStopping(patience=30))
-    assert nets.files_of(killed) == nets.files_of(run) and weights_of(killed) == weights_of(run)
-    left = fit(job, tmp_path / "left", EarlyStopping(patience=30, restore_best_weights=False))
-    assert left.evaluate(job[1]) == run.evaluate(job[1], which="last")
 
 
 def reduced(values: list[float], factor: float, patience: int, delta: float, cooldown: int) -> list[float]:

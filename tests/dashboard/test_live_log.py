@@ -213,29 +213,6 @@ def test_processes_that_have_ended_do_not_count_as_what_is_there_now(
     assert machine_panel._chosen(view, machine_panel.LARGEST) is view.resources["alive"]
 
 
-def test_a_finished_run_that_is_called_again_stays_as_it_is(tmp_path: Path) -> None:
-    """Its files of the page are those of its last step; only if a validation is due, they begin anew."""
-    job = nets.write_job(tmp_path)
-    quick: dict[str, Any] = {**QUICK, "engine": "numpy", "steps": 3, "workdir": tmp_path / "run"}
-    path = oocdl.fit(*job, **quick).path
-    view = View(path)
-    view.refresh()
-    files = {name: (path / "live" / name).read_bytes() for name in (FACTS, NOW, LAST_PASS, RESOURCES)}
-    answered = [answers.bottleneck(view), answers.worst_layer(view)]
-    assert "too early" not in {answer.short for answer in answered}
-    oocdl.fit(*job, **quick | {"memory": "3GiB"})
-    for seen in (view, View(path)):
-        seen.refresh()
-        assert [answers.bottleneck(seen), answers.worst_layer(seen)] == answered and seen.present
-        assert seen.ended == "finished"
-    assert {name: (path / "live" / name).read_bytes() for name in files} == files
-    with LiveLog(path) as log:
-        log(RunStarted(None, str(path), 3, 3))
-        log(look(time.time()))
-    view.refresh()
-    assert view.ended == "" and [*view.present] == ["here"] and not (path / "live" / LAST_PASS).exists()
-
-
 def stop(event: Event) -> None:
     if isinstance(event, RunStarted):
         raise oocdl.Stop("enough")
@@ -246,25 +223,35 @@ def interrupt(event: Event) -> None:
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("ends", [stop, interrupt])
+@pytest.mark.parametrize("ends", [None, stop, interrupt])
 def test_a_run_that_is_called_again_for_no_step_shows_its_last_one(
-    tmp_path: Path, ends: Callable[[Event], None]
+    tmp_path: Path, ends: Callable[[Event], None] | None
 ) -> None:
+    """Of a finished run all stays as it is; only if a validation is due, the files begin anew."""
     job = nets.write_job(tmp_path)
     quick: dict[str, Any] = {**QUICK, "engine": "numpy", "steps": 3, "workdir": tmp_path / "run"}
     path = oocdl.fit(*job, **quick).path
     view = View(path)
     view.refresh()
-    files = {name: (path / "live" / name).read_bytes() for name in (FACTS, NOW, LAST_PASS)}
+    names = (FACTS, NOW, LAST_PASS) if ends else (FACTS, NOW, LAST_PASS, RESOURCES)
+    files = {name: (path / "live" / name).read_bytes() for name in names}
     answered = [answers.bottleneck(view), answers.worst_layer(view)]
     assert "too early" not in {answer.short for answer in answered}
+    quick |= {"memory": "3GiB"}
     with suppress(KeyboardInterrupt):
-        oocdl.fit(*job, **quick | {"memory": "3GiB", "steps": 9}, callbacks=[ends])
+        oocdl.fit(*job, **quick | ({"steps": 9, "callbacks": [ends]} if ends else {}))
     for seen in (view, View(path)):
         seen.refresh()
         assert [answers.bottleneck(seen), answers.worst_layer(seen)] == answered
+        assert ends or (seen.present and seen.ended == "finished")
     assert {name: (path / "live" / name).read_bytes() for name in files} == files
-    oocdl.fit(*job, **quick | {"memory": "3GiB", "steps": 4})
+    if ends is None:
+        with LiveLog(path) as log:
+            log(RunStarted(None, str(path), 3, 3))
+            log(look(time.time()))
+        view.refresh()
+        assert view.ended == "" and [*view.present] == ["here"] and not (path / "live" / LAST_PASS).exists()
+    oocdl.fit(*job, **quick | {"steps": 4})
     assert all((path / "live" / name).read_bytes() != files[name] for name in (FACTS, NOW))
 
 
