@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.kit import nets
 from tests.kit.searches import OPTIONS, commit_times, made_of
 
 pytestmark = pytest.mark.usefixtures("planned_once")
+Searches = Callable[..., oocdl.Search]
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +35,20 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return nets.write_job(tmp_path_factory.mktemp("job"))
 
 
-HALVED: dict[str, Any] = {**OPTIONS, "trials": 5, "rungs": 3, "eta": 2}
+@pytest.fixture
+def search(job: tuple[Path, Path], tmp_path: Path) -> Searches:
+    """Four trials of two steps, if nothing else is said."""
+    return lambda **given: oocdl.search(*job, **{**OPTIONS, "workdir": tmp_path / "s", **given})
+
+
+HALVED: dict[str, Any] = {"trials": 5, "rungs": 3, "eta": 2}
+GRID: dict[str, Any] = {"sampler": "grid", "trials": None}
 
 
 @pytest.fixture(scope="module")
 def whole(job: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> oocdl.Search:
     """Five trials, of which those go on that are among the best so far."""
-    return oocdl.search(*job, **HALVED, workdir=tmp_path_factory.mktemp("whole") / "s")
+    return oocdl.search(*job, **OPTIONS | HALVED, workdir=tmp_path_factory.mktemp("whole") / "s")
 
 
 def test_a_trial_goes_on_that_is_among_the_best_so_far(whole: oocdl.Search) -> None:
@@ -66,33 +75,33 @@ def test_a_trial_is_a_run_like_any_other(job: tuple[Path, Path], whole: oocdl.Se
     assert f"batch_size={best['batch_size']}" in Path(best["run"]).name
 
 
-def test_the_same_call_repeats_nothing(job: tuple[Path, Path], whole: oocdl.Search) -> None:
+def test_the_same_call_repeats_nothing(search: Searches, whole: oocdl.Search) -> None:
     before = commit_times(whole)
     events: list[Any] = []
-    again = oocdl.search(*job, **HALVED, workdir=whole.path, callbacks=[events.append])
+    again = search(**HALVED, workdir=whole.path, callbacks=[events.append])
     assert again.table == whole.table and commit_times(whole) == before and events == []
 
 
-def test_more_trials_extend_a_search(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
+def test_more_trials_extend_a_search(search: Searches, whole: oocdl.Search) -> None:
     """The first trials are the same, and so is what comes of it."""
-    first = oocdl.search(*job, **{**HALVED, "trials": 2}, workdir=tmp_path / "s")
+    first = search(**{**HALVED, "trials": 2})
     before = commit_times(first)
     assert len(before) == 2
-    found = oocdl.search(*job, **HALVED, workdir=tmp_path / "s")
+    found = search(**HALVED)
     assert made_of(found) == made_of(whole) and before.items() <= commit_times(found).items()
     with pytest.raises(InputError, match="has 5 trials; it goes on with as many or more"):
-        oocdl.search(*job, **{**HALVED, "trials": 3}, workdir=tmp_path / "s")
+        search(**{**HALVED, "trials": 3})
     with pytest.raises(InputError, match="started differently: rungs was 3, is 4"):
-        oocdl.search(*job, **{**HALVED, "rungs": 4}, workdir=tmp_path / "s")
+        search(**{**HALVED, "rungs": 4})
 
 
 @pytest.mark.parametrize(("sampler", "written"), [("random", False), ("optuna", True)])
 def test_a_search_that_is_stopped_at_any_moment_goes_on(
-    job: tuple[Path, Path], tmp_path: Path, sampler: str, written: bool, monkeypatch: pytest.MonkeyPatch
+    search: Searches, tmp_path: Path, sampler: str, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also between what is decided and its being written: the table is that of one that was not stopped."""
-    options = {**HALVED, "sampler": sampler, "trials_per_round": 2, "workdir": tmp_path / "s"}
-    whole = oocdl.search(*job, **options | {"workdir": tmp_path / "whole"})
+    options = {**HALVED, "sampler": sampler, "trials_per_round": 2}
+    whole = search(**options, workdir=tmp_path / "whole")
     count = 0
 
     def write(path: Path, text: str) -> None:
@@ -107,7 +116,7 @@ def test_a_search_that_is_stopped_at_any_moment_goes_on(
     stops = 0
     while True:
         try:
-            found = oocdl.search(*job, **options)
+            found = search(**options)
             break
         except KeyboardInterrupt:
             stops += 1
@@ -116,9 +125,9 @@ def test_a_search_that_is_stopped_at_any_moment_goes_on(
     assert stops > 5 and made_of(found) == made_of(whole)
 
 
-def test_events_tell_trials(whole: oocdl.Search, job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_events_tell_trials(whole: oocdl.Search, search: Searches) -> None:
     events: list[Any] = []
-    oocdl.search(*job, **HALVED, workdir=tmp_path / "s", callbacks=[events.append])
+    search(**HALVED, callbacks=[events.append])
     trials = [event for event in events if isinstance(event, TrialDone)]
     assert len(trials) == sum(row["rung"] + 1 for row in whole.table)
     assert [event.row["trial"] for event in trials] == sorted(event.row["trial"] for event in trials)
@@ -126,22 +135,21 @@ def test_events_tell_trials(whole: oocdl.Search, job: tuple[Path, Path], tmp_pat
     assert all(event.row["metric"] is not None for event in trials)
 
 
-def test_validation_is_what_trials_are_compared_by(job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_validation_is_what_trials_are_compared_by(search: Searches, tmp_path: Path) -> None:
     held_out = nets.write_data(tmp_path / "held.zarr", nets.vectors(6, seed=9))
-    found = oocdl.search(*job, **OPTIONS, validation=held_out, workdir=tmp_path / "s")
+    found = search(validation=held_out)
     for row in found.table:
         assert Run(Path(row["run"])).evaluate(held_out, memory="2GiB")["loss"] == pytest.approx(row["metric"])
     nets.write_data(held_out, nets.vectors(6, seed=10))
     with pytest.raises(InputError, match="started differently: validation: array 'x'"):
-        oocdl.search(*job, **OPTIONS, validation=held_out, workdir=tmp_path / "s")
+        search(validation=held_out)
 
 
 def test_a_batch_larger_than_the_validation_dataset_is_cut_to_it(
-    job: tuple[Path, Path], tmp_path: Path
+    search: Searches, job: tuple[Path, Path], tmp_path: Path
 ) -> None:
     held_out = nets.write_data(tmp_path / "held.zarr", nets.vectors(3, seed=9))
-    options = {**OPTIONS, "space": {"batch_size": [2, 5]}, "sampler": "grid", "trials": None}
-    found = oocdl.search(*job, **options, validation=held_out, workdir=tmp_path / "s")
+    found = search(**GRID, space={"batch_size": [2, 5]}, validation=held_out)
     for row in found.table:
         size = row["batch_size"]
         alone = {name: OPTIONS[name] for name in ("memory", "engine", "threads", "progress", "steps")}
@@ -150,7 +158,7 @@ def test_a_batch_larger_than_the_validation_dataset_is_cut_to_it(
 
 
 def test_validation_has_the_threads_and_the_spill_of_trials(
-    job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    search: Searches, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
 
@@ -160,9 +168,8 @@ def test_validation_has_the_threads_and_the_spill_of_trials(
             return super().run(*arguments)
 
     monkeypatch.setattr(trial, "Inference", Watched, raising=False)
-    given = {**OPTIONS, "space": {"lr": [0.1]}, "sampler": "grid", "trials": None, "threads": 3}
-    given |= {"spill": tmp_path / "fast", "validation": job[1]}
-    assert oocdl.search(*job, **given, workdir=tmp_path / "s").table[0]["metric"] > 0
+    given = {**GRID, "space": {"lr": [0.1]}, "threads": 3, "spill": tmp_path / "fast"}
+    assert search(**given, validation=job[1]).table[0]["metric"] > 0
     assert seen == [(3, tmp_path / "fast")]
 
 
@@ -175,28 +182,22 @@ def nothing(run: Run) -> float:
     return float("nan")
 
 
-def test_a_function_of_the_run_may_be_the_metric(job: tuple[Path, Path], tmp_path: Path) -> None:
-    found = oocdl.search(*job, **OPTIONS, metric=largest_weight, mode="max", workdir=tmp_path / "s")
+def test_a_function_of_the_run_may_be_the_metric(search: Searches) -> None:
+    found = search(metric=largest_weight, mode="max")
     metrics = [row["metric"] for row in found.table]
     assert metrics == sorted(metrics, reverse=True) and len(set(metrics)) > 1
     with pytest.raises(InputError, match="metric was function largest_weight, is function nothing"):
-        oocdl.search(*job, **OPTIONS, metric=nothing, mode="max", workdir=tmp_path / "s")
+        search(metric=nothing, mode="max")
 
 
-def test_equal_trials_keep_their_order(job: tuple[Path, Path], tmp_path: Path) -> None:
-    options = {**OPTIONS, "space": {"seed": [1, 2, 3]}, "trials": None, "sampler": "grid"}
-    found = oocdl.search(*job, **options, metric=len_of_name, workdir=tmp_path / "s")
+def test_equal_trials_keep_their_order(search: Searches) -> None:
+    found = search(**GRID, space={"seed": [1, 2, 3]}, metric=lambda run: 1.0)
     assert [row["trial"] for row in found.table] == [0, 1, 2]
-
-
-def len_of_name(run: Run) -> float:
-    """Equal for all trials."""
-    return float(len(run.path.name))
 
 
 def test_a_trial_that_fails_is_a_row(job: tuple[Path, Path], tmp_path: Path) -> None:
     """A rate at which weights leave all bounds; the others go on."""
-    options = {**OPTIONS, "space": {"lr": [1e30, 0.1, 0.01]}, "sampler": "grid", "trials": None, "steps": 8}
+    options = {**OPTIONS, **GRID, "space": {"lr": [1e30, 0.1, 0.01]}, "steps": 8}
     options |= {"optimizer": "sgd", "loss": "mse", "targets": {"y": "x3"}}
     data = nets.vectors(10)
     folder = nets.write_data(tmp_path / "data.zarr", {"x": data["x"], "x3": data["x"][:, :3]})
@@ -213,21 +214,21 @@ def test_a_trial_that_fails_is_a_row(job: tuple[Path, Path], tmp_path: Path) -> 
     assert commit_times(again) == before and events == []  # it would fail again
 
 
-def test_a_budget_that_is_too_small_is_tried_again(job: tuple[Path, Path], tmp_path: Path) -> None:
-    small = {**OPTIONS, "memory": "64MiB", "trials": 2}
+def test_a_budget_that_is_too_small_is_tried_again(search: Searches) -> None:
+    small = {"memory": "64MiB", "trials": 2, "rungs": 2}
     events: list[Any] = []
-    found = oocdl.search(*job, **small, rungs=2, workdir=tmp_path / "s", callbacks=[events.append])
+    found = search(**small, callbacks=[events.append])
     assert [row["error"].split(":")[0] for row in found.table] == ["BudgetError"] * 2
     assert [(row["steps"], row["rung"], row["seconds"]) for row in found.table] == [(0, None, 0.0)] * 2
     assert found.best is None and [event.done for event in events] == [1, 2]
     with pytest.raises(StoreError, match="no trial of the search in .* has a metric yet"):
         _ = found.best_run
-    again = oocdl.search(*job, **{**small, "memory": "2GiB"}, rungs=2, workdir=tmp_path / "s")
+    again = search(**{**small, "memory": "2GiB"})
     assert again.best is not None and {row["error"] for row in again.table} == {None}
 
 
 def test_what_is_not_the_trials_own_doing_is_tried_again(
-    job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    search: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, calls = trial.fit, []
 
@@ -239,10 +240,10 @@ def test_what_is_not_the_trials_own_doing_is_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(trial, "fit", full)
-        found = oocdl.search(*job, **OPTIONS, workdir=tmp_path / "s")
+        found = search()
     assert [row["error"] for row in found.table] == [None] * 3 + ["ResourceError: the disk is full"]
     before = commit_times(found)
-    again = oocdl.search(*job, **OPTIONS, workdir=tmp_path / "s")
+    again = search()
     changed = {name for name, when in commit_times(again).items() if before.get(name) != when}
     assert [name[:4] for name in changed] == ["0001"] and all(row["metric"] for row in again.table)
 
@@ -263,35 +264,33 @@ def test_a_trial_that_was_given_up_is_no_result(tmp_path: Path, monkeypatch: pyt
         trial.run_trial(task, check)
 
 
-def test_a_metric_that_is_lost_is_not_taken_from_later_weights(
-    job: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_metric_that_is_lost_is_not_taken_from_later_weights(search: Searches, tmp_path: Path) -> None:
     """As where the folder of a search is put back to what it was."""
-    options: dict[str, Any] = {**OPTIONS, "rungs": 2, "eta": 2, "trials": 1, "metric": largest_weight}
-    oocdl.search(*job, **options, workdir=tmp_path / "s")
+    options: dict[str, Any] = {"rungs": 2, "eta": 2, "trials": 1, "metric": largest_weight}
+    search(**options)
     path = tmp_path / "s" / "search.json"
     logs = [log for log in Journal(path).logs if log["op_code"] in (0, 2, 4, 5)]  # of Optuna: without results
     path.write_text(sealed("search", logs))
-    again = oocdl.search(*job, **options, workdir=tmp_path / "s")
+    again = search(**options)
     row = again.table[0]
     assert "its metric after 2 is lost" in row["error"]
     assert (row["steps"], row["seconds"] > 0, row["peak_bytes"] > 0) == (4, True, True)  # as its run has
 
 
-def test_a_search_of_an_earlier_version_is_refused(job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_search_of_an_earlier_version_is_refused(search: Searches, tmp_path: Path) -> None:
     (tmp_path / "search.json").write_text(sealed("search", {"format": 1, "trials": []}))
-    for look in (lambda: oocdl.Search(tmp_path), lambda: oocdl.search(*job, **OPTIONS, workdir=tmp_path)):
+    for look in (lambda: oocdl.Search(tmp_path), lambda: search(workdir=tmp_path)):
         with pytest.raises(StoreError, match="is of an earlier version of oocdl; choose another workdir"):
             look()
 
 
-def test_a_damaged_file_is_named(job: tuple[Path, Path], whole: oocdl.Search, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(search: Searches, whole: oocdl.Search, tmp_path: Path) -> None:
     text = (whole.path / "search.json").read_text()
     (tmp_path / "search.json").write_text(text.replace("0.", "1.", 1))
     with pytest.raises(CorruptError, match="search.json is damaged"):
         _ = oocdl.Search(tmp_path)
     with pytest.raises(CorruptError, match="search.json is damaged"):
-        oocdl.search(*job, **HALVED, workdir=tmp_path)
+        search(**HALVED, workdir=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -319,19 +318,19 @@ def test_a_damaged_file_is_named(job: tuple[Path, Path], whole: oocdl.Search, tm
     ],
 )
 def test_refused_before_anything_is_made(
-    job: tuple[Path, Path], tmp_path: Path, changes: dict[str, Any], told: str
+    search: Searches, tmp_path: Path, changes: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InputError, match=told):
-        oocdl.search(*job, **{**OPTIONS, **changes}, workdir=tmp_path / "s")
+        search(**changes)
     assert not (tmp_path / "s").exists()
 
 
-def test_a_schedule_has_to_last_for_the_last_rung(job: tuple[Path, Path], tmp_path: Path) -> None:
-    options = {**OPTIONS, "space": {"optimizer.lr.after.lr": LogUniform(0.01, 1.0)}, "trials": 2}
-    options |= {"rungs": 2, "eta": 2, "workdir": tmp_path / "s"}
+def test_a_schedule_has_to_last_for_the_last_rung(search: Searches) -> None:
+    options: dict[str, Any] = {"space": {"optimizer.lr.after.lr": LogUniform(0.01, 1.0)}, "trials": 2}
+    options |= {"rungs": 2, "eta": 2}
     with pytest.raises(InputError, match="a Cosine of 2 steps, ends before the last rung at 4 steps"):
-        oocdl.search(*job, **options, optimizer=SGD(WarmUp(Cosine(0.1, 2), 1)))
-    found = oocdl.search(*job, **options, optimizer=SGD(WarmUp(Cosine(0.1, 4), 1)))
+        search(**options, optimizer=SGD(WarmUp(Cosine(0.1, 2), 1)))
+    found = search(**options, optimizer=SGD(WarmUp(Cosine(0.1, 4), 1)))
     rates = [row["lr"] for row in found.best_run.history]
     assert found.best is not None
     assert rates[0] < found.best["optimizer.lr.after.lr"] == rates[1] / (1 + np.cos(np.pi / 4)) * 2
@@ -341,38 +340,29 @@ def test_a_schedule_has_to_last_for_the_last_rung(job: tuple[Path, Path], tmp_pa
     ("optimizer", "groups", "told"),
     [
         (SGD(WarmUp(Cosine(0.1), 1)), None, "the learning rate lasts as long as a run"),
-        (
-            SGD(Then(0.1, 2, Cosine(0.05))),
-            None,
-            "a trial of 3 steps goes on to the last rung at 12; give",
-        ),
-        (
-            SGD(0.1),
-            [{"params": "b?"}, {"params": "w1", "lr": Cosine(0.1)}],
-            "of group 2 of param_groups",
-        ),
+        (SGD(Then(0.1, 2, Cosine(0.05))), None, "a trial of 3 steps goes on to the last rung at 12; give"),
+        (SGD(0.1), [{"params": "b?"}, {"params": "w1", "lr": Cosine(0.1)}], "of group 2 of param_groups"),
     ],
 )
 def test_a_schedule_that_lasts_as_long_as_a_run_is_refused_with_rungs(
-    optimizer: Any, groups: Any, told: str, job: tuple[Path, Path], tmp_path: Path
+    optimizer: Any, groups: Any, told: str, search: Searches, tmp_path: Path
 ) -> None:
-    options = {**OPTIONS, "space": {"batch_size": [2, 4]}, "rungs": 3, "eta": 2, "steps": 3, "trials": 2}
+    options = {"space": {"batch_size": [2, 4]}, "rungs": 3, "eta": 2, "steps": 3, "trials": 2}
     with pytest.raises(InputError, match=told):
-        oocdl.search(*job, **options, optimizer=optimizer, param_groups=groups, workdir=tmp_path / "s")
+        search(**options, optimizer=optimizer, param_groups=groups)
     assert not (tmp_path / "s").exists()
 
 
-def test_epochs_count_by_the_batch(job: tuple[Path, Path], tmp_path: Path) -> None:
-    options = {**OPTIONS, "space": {"batch_size": [2, 5]}, "sampler": "grid", "trials": None, "steps": None}
-    found = oocdl.search(*job, **options, epochs=1, rungs=2, eta=2, workdir=tmp_path / "s")
+def test_epochs_count_by_the_batch(search: Searches) -> None:
+    found = search(**GRID, space={"batch_size": [2, 5]}, steps=None, epochs=1, rungs=2, eta=2)
     by_size = {row["batch_size"]: row["steps"] for row in found.table}
     assert by_size[2] in (5, 10) and by_size[5] in (2, 4) and by_size != {2: 5, 5: 2}
 
 
-def test_a_folder_of_something_else_is_left_alone(job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(search: Searches, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(StoreError, match="is not empty and no search"):
-        oocdl.search(*job, **OPTIONS, workdir=tmp_path)
+        search(workdir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(StoreError, match="no search is in"):
         oocdl.Search(tmp_path)
@@ -382,13 +372,10 @@ def test_a_search_that_is_refused_removes_its_lock_while_it_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process could have taken it, and a third would then lock another file."""
-    there = list[bool]()
-    release = RunLock.release
-    monkeypatch.setattr(
-        RunLock, "release", lambda self: (there.append((tmp_path / "s/LOCK").exists()), release(self))
-    )
+    there, release, lock = list[bool](), RunLock.release, tmp_path / "s/LOCK"
+    monkeypatch.setattr(RunLock, "release", lambda self: (there.append(lock.exists()), release(self)))
     with searching._locked(tmp_path / "s"):
-        assert (tmp_path / "s/LOCK").exists()
+        assert lock.exists()
     assert there == [False] and not (tmp_path / "s").exists()
 
 
