@@ -71,7 +71,7 @@ class Course:
     seed: int
     options: dict[str, Any] = field(default_factory=dict)
     breaks: int = 0
-    """Step after which a first call is broken off."""
+    """Step after which a first call is broken off, in the middle of an epoch where it has three steps."""
 
     def __post_init__(self) -> None:
         r = random.Random(self.seed)
@@ -94,7 +94,7 @@ class Course:
             ]
         )
         self.held, self.flips, steps = one([(), (1,), (0, 3)]), flip(), r.randint(3, 7)
-        self.breaks = one([0, r.randint(1, steps - 1)])
+        self.breaks = min(2, one([0, r.randint(1, steps - 1)]))
         self.options = {
             "steps": steps,
             "optimizer": self.kind(self.schedule(RATE), **self.fields, **self.clip),
