@@ -27,6 +27,7 @@ from oocdl.storage.checksums import digest_of, sealed, unsealed
 from oocdl.storage.run.sealed_files import SEALED_FILES
 from tests.kit import nets
 from tests.kit.settings import QUICK
+from tests.kit.stored import NO_FILES, flip
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 FIRST, LAST = map(int, os.environ.get("OOCDL_SEEDS", "0:75").split(":"))
@@ -74,17 +75,7 @@ def truncated(path: Path, random: np.random.Generator) -> None:
 
 
 def flipped(path: Path, random: np.random.Generator) -> None:
-    content = bytearray(path.read_bytes() or b"\0")
-    content[int(random.integers(len(content)))] ^= 1 << int(random.integers(8))
-    path.write_bytes(content)
-
-
-def in_its_place(make: Callable[[Path], object]) -> Callable[[Path, np.random.Generator], None]:
-    def change(path: Path, random: np.random.Generator) -> None:
-        path.unlink()
-        make(path)
-
-    return change
+    flip(path, int(random.integers(max(path.stat().st_size, 1))), int(random.integers(8)))
 
 
 def swapped(path: Path, random: np.random.Generator) -> None:
@@ -144,9 +135,7 @@ DAMAGES: dict[str, Callable[[Path, np.random.Generator], None]] = {
     "forged": forged,
     "swapped": swapped,
     "deleted": lambda path, random: path.unlink(),
-    "a folder": in_its_place(Path.mkdir),
-    "a FIFO": in_its_place(os.mkfifo),
-    "a dangling link": in_its_place(lambda path: path.symlink_to("nowhere")),
+    **{what: lambda path, random, make=make: (path.unlink(), make(path)) for what, make in NO_FILES.items()},
 }
 
 

@@ -3,8 +3,6 @@
 import errno
 import multiprocessing
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from multiprocessing.connection import Connection
@@ -19,12 +17,14 @@ from hypothesis import strategies as st
 
 from oocdl.errors import CorruptError, DiskFullError, StoreError
 from oocdl.graph.ir.array_layout import LEAST_PAGED_BYTES, PAGE_BYTES
-from oocdl.graph.ir.index import region_shape, whole
+from oocdl.graph.ir.index import as_slices, region_shape, whole
 from oocdl.storage import files
 from oocdl.storage.cache import direct_io
 from oocdl.storage.cache.page_pool import Pool
 from oocdl.storage.cache.spill_store import SpillStore, remove_dead
 from oocdl.storage.checksums import block_sums
+from tests.kit.commands import python
+from tests.kit.stored import flip, shorten
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool", "uint8", "float16"])
@@ -80,7 +80,7 @@ def test_any_axis_may_be_outermost(
         file = spill.write(array, outer)
         out[...] = -1
         assert spill.read(file, box, out) >= out.nbytes
-        assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
+        assert np.array_equal(out, array[as_slices(box)])
         assert np.array_equal(zarr.open_array(file.folder, mode="r")[file.index], array)
         aligned = array.ctypes.data % PAGE_BYTES == 0
         assert aligned or array.nbytes < LEAST_PAGED_BYTES, "a small one is aligned by chance, others always"
@@ -154,7 +154,7 @@ def test_any_box_is_read(
         patch.setattr(direct_io, "LONG_RUN_BYTES", long)
         patch.setattr(direct_io, "_local", threading.local())
         count = direct_io.read_box(path, shape, box, out, flag, 0, block_sums([array], PAGE_BYTES))
-    assert np.array_equal(out, array[tuple(slice(*axis) for axis in box)])
+    assert np.array_equal(out, array[as_slices(box)])
     assert out.nbytes <= count <= array.nbytes
 
 
@@ -177,9 +177,8 @@ def test_every_flipped_bit_is_found_by_every_box_that_touches_it(tmp_path: Path,
         assert file.outer == outer and file.sums is not None and file.sums.block_bytes == rows
         good = file.data.read_bytes()
         for at in [0, array.nbytes - 1, *rng.integers(0, array.nbytes, 24)]:
-            bad = bytearray(good)
-            bad[at] ^= 1 << int(rng.integers(8))
-            file.data.write_bytes(bad)
+            file.data.write_bytes(good)
+            flip(file.data, int(at), int(rng.integers(8)))
             row = int(at) // rows
             strips = [list(whole(array.shape)) for _ in range(4)]
             strips[1][outer] = (row, row + 1)  # whole blocks
@@ -193,7 +192,7 @@ def test_every_flipped_bit_is_found_by_every_box_that_touches_it(tmp_path: Path,
             other[outer] = (row - 1, row) if row else (1, 2)
             out = paged(region_shape(tuple(other)))
             spill.read(file, tuple(other), out)
-            assert np.array_equal(out, array[tuple(slice(*axis) for axis in other)])
+            assert np.array_equal(out, array[as_slices(tuple(other))])
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "last byte", "deleted", "swapped", "older"])
@@ -206,13 +205,12 @@ def test_wrong_files_are_found(tmp_path: Path, damage: str, shape: tuple[int, ..
         spill.remove(older)
         file, other = spill.write(array), spill.write(np.asarray(array + 1))
         assert file.data == older.data
-        good = file.data.read_bytes()
         if damage == "deleted":
             file.data.unlink()
+        elif damage in ("swapped", "older"):
+            file.data.write_bytes(old if damage == "older" else other.data.read_bytes())
         else:
-            kept = {"empty": 0, "half": len(good) // 2, "last byte": len(good) - 1}.get(damage)
-            wrong = {"swapped": other.data.read_bytes(), "older": old}.get(damage, good[:kept])
-            file.data.write_bytes(wrong)
+            shorten(file.data, damage)
         for box in (whole(shape), tuple((extent - 1, extent) for extent in shape)):
             with pytest.raises(StoreError, match=str(file.data)):
                 spill.read(file, box, np.empty(region_shape(box)))
@@ -225,8 +223,7 @@ def test_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
         "SpillStore(sys.argv[1]).write(np.zeros(1000))\n"
         "os._exit(9)\n"
     )
-    root = Path(__file__).parents[3]
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60, cwd=root)
+    python("-c", code, tmp_path)
     dead = list(tmp_path.glob("spill-*"))
     assert len(dead) == 1
     with SpillStore(tmp_path) as first, SpillStore(tmp_path) as second:

@@ -21,6 +21,7 @@ from oocdl.storage.dataset.dataset import open_dataset
 from tests.kit import nets
 from tests.kit.bombs import HUGE_BYTES, little_memory
 from tests.kit.settings import QUICK
+from tests.kit.stored import chunk_files, opened, write_x
 
 
 def zstd_without_a_size() -> bytes:
@@ -53,21 +54,19 @@ BOMBS: dict[str, tuple[Callable[[], bytes], int, Any]] = {
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_chunk_decodes_to_no_more_than_it_declares(tmp_path: Path, kind: str) -> None:
     make, zarr_format, codecs = BOMBS[kind]
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
     data = np.arange(64, dtype="f4").reshape(4, 16)
-    group.create_array("x", data=data, chunks=(1, 16), compressors=codecs)
-    x = open_dataset(tmp_path / "a.zarr", names=["x"]).arrays["x"]
-    assert np.array_equal(x.read(((0, 4), (0, 16))), data)
-    chunk = tmp_path / "a.zarr" / "x" / ("2.0" if zarr_format == 2 else "c/2/0")
+    write_x(tmp_path, data, zarr_format, chunks=(1, 16), compressors=codecs)
+    assert np.array_equal(opened(tmp_path).read(((0, 4), (0, 16))), data)
+    chunk = chunk_files(tmp_path)[2]
     chunk.write_bytes(make())
     assert chunk.stat().st_size < 2 << 20
     if chunk.stat().st_size > 65536:
         with pytest.raises(
             DatasetError, match=r"2.0 has .* bytes, a chunk of its shape \[1, 16\] takes at most"
         ):
-            open_dataset(tmp_path / "a.zarr", names=["x"])
+            opened(tmp_path)
         chunk.write_bytes(make()[:65000])  # what is cut off would not be decoded
-    x = open_dataset(tmp_path / "a.zarr", names=["x"]).arrays["x"]
+    x = opened(tmp_path)
     with (
         little_memory(),
         pytest.raises(DatasetError, match="chunk .*2.0: .*(would decode to more|too small)"),
@@ -77,10 +76,9 @@ def test_a_chunk_decodes_to_no_more_than_it_declares(tmp_path: Path, kind: str) 
 
 def test_two_compressors_are_refused(tmp_path: Path) -> None:
     """What is between them has no bound."""
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.create_array("x", shape=(4, 16), dtype="f4", compressors=GZIP * 2)
+    write_x(tmp_path, shape=(4, 16), dtype="f4", compressors=GZIP * 2)
     with pytest.raises(DatasetError, match="'x' of .* uses two compressors, which is refused"):
-        open_dataset(tmp_path / "a.zarr")
+        opened(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["blosc", "zstd", "lz4"])
@@ -88,10 +86,9 @@ def test_two_compressors_are_refused(tmp_path: Path) -> None:
 def test_a_chunk_decodes_to_no_less_than_it_declares(tmp_path: Path, kind: str, count: int) -> None:
     """A decoder that is given a larger buffer would leave the rest as it is."""
     codec = numcodecs.get_codec({"id": kind})
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
-    group.create_array("x", data=np.ones((2, 16), "u1"), chunks=(1, 16), compressors=codec.get_config())
-    (tmp_path / "a.zarr/x/1.0").write_bytes(codec.encode(np.arange(count, dtype="u1")))
-    x = open_dataset(tmp_path / "a.zarr").arrays["x"]
+    write_x(tmp_path, np.ones((2, 16), "u1"), 2, chunks=(1, 16), compressors=codec.get_config())
+    (tmp_path / "x/1.0").write_bytes(codec.encode(np.arange(count, dtype="u1")))
+    x = opened(tmp_path)
     assert (x.read(((0, 1), (0, 16))) == 1).all()
     for stop in (5, 16):
         with pytest.raises(DatasetError, match="cannot be read at .*chunk 1.0: "):
@@ -99,16 +96,13 @@ def test_a_chunk_decodes_to_no_less_than_it_declares(tmp_path: Path, kind: str, 
 
 
 def test_a_chunk_inside_a_shard_is_bounded_too(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    whole: dict[str, Any] = {"shape": (1, HUGE_BYTES), "chunks": (1, HUGE_BYTES), "shards": (1, HUGE_BYTES)}
-    big = group.create_array("x", dtype="u1", **whole, compressors=GZIP, config={"write_empty_chunks": True})
-    big[...] = 0
-    document = json.loads((tmp_path / "a.zarr/x/zarr.json").read_text())
+    whole: dict[str, Any] = {"chunks": (1, HUGE_BYTES), "shards": (1, HUGE_BYTES), "compressors": GZIP}
+    write_x(tmp_path, np.zeros((1, HUGE_BYTES), "u1"), **whole, config={"write_empty_chunks": True})
+    document = json.loads((tmp_path / "x/zarr.json").read_text())
     document["shape"] = document["chunk_grid"]["configuration"]["chunk_shape"] = [1, 1 << 20]
     document["codecs"][0]["configuration"]["chunk_shape"] = [1, 1 << 20]
-    (tmp_path / "a.zarr/x/zarr.json").write_text(json.dumps(document))
-    (tmp_path / "a.zarr/zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group"}))
-    x = open_dataset(tmp_path / "a.zarr", names=["x"]).arrays["x"]
+    (tmp_path / "x/zarr.json").write_text(json.dumps(document))
+    x = opened(tmp_path)
     for stop in (5, 1 << 20):
         with little_memory(), pytest.raises(DatasetError, match="gzip would decode to more"):
             x.read(((0, 1), (0, stop)))
@@ -118,7 +112,7 @@ def test_a_file_that_is_larger_than_any_chunk_is_never_read(tmp_path: Path) -> N
     path = nets.write_data(tmp_path / "data.zarr", nets.vectors())
     os.truncate(path / "x" / "c" / "3" / "0", 1 << 40)  # takes no room on the disk
     with little_memory(), pytest.raises(DatasetError, match=r"c/3/0 has 1,099,511,627,776 bytes, a chunk"):
-        open_dataset(path, names=["x"])
+        opened(path)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -129,23 +123,20 @@ def test_a_file_that_is_larger_than_any_chunk_is_never_read(tmp_path: Path) -> N
      (None, [2, 2]), ([4, 4], [2**70, 2])],
 )  # fmt: skip
 def test_absurd_shapes_are_refused(tmp_path: Path, zarr_format: int, shape: Any, chunks: Any) -> None:
-    path = tmp_path / "a.zarr"
-    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
-    group.create_array("x", data=np.ones((4, 4), "f4"), chunks=(2, 2))
-    file = path / "x" / (".zarray" if zarr_format == 2 else "zarr.json")
+    write_x(tmp_path, np.ones((4, 4), "f4"), zarr_format, chunks=(2, 2))
+    file = tmp_path / "x" / (".zarray" if zarr_format == 2 else "zarr.json")
     document = json.loads(file.read_text())
     document["shape"] = shape
     if zarr_format == 2:
         document["chunks"] = chunks
     else:
         document["chunk_grid"]["configuration"]["chunk_shape"] = chunks
-        (path / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "group"}))
     file.write_text(json.dumps(document))
     if chunks == [2**70, 2]:  # a chunk may be larger than its array, but then takes more than any memory
-        assert open_dataset(path).arrays["x"].chunk_bytes == 2**73
+        assert opened(tmp_path).chunk_bytes == 2**73
         return
     with pytest.raises(DatasetError) as caught:
-        open_dataset(path, names=["x"])
+        opened(tmp_path)
     assert "\n" not in str(caught.value)
 
 

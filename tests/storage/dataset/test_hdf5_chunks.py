@@ -13,10 +13,11 @@ import pytest
 
 import oocdl
 from oocdl.errors import BudgetError, DatasetError
-from oocdl.storage.dataset.dataset import DataArray, open_dataset
+from oocdl.storage.dataset.dataset import DataArray
 from tests.kit import nets
 from tests.kit.bombs import HUGE_BYTES, little_memory
 from tests.kit.settings import QUICK
+from tests.kit.stored import opened
 
 X = np.arange(4 * 3000, dtype="f4").reshape(4, 3000) // 7
 CHUNK = (1, 1500)
@@ -27,10 +28,6 @@ def written(path: Path, **options: Any) -> DataArray:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=X, chunks=CHUNK, **options)
     return opened(path)
-
-
-def opened(path: Path) -> DataArray:
-    return open_dataset(path, names=["x"]).arrays["x"]
 
 
 def put(path: Path, data: bytes, skipped: int = 0) -> None:

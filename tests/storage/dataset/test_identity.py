@@ -16,8 +16,9 @@ import zarr
 from zarr.storage import MemoryStore, WrapperStore, ZipStore
 
 from oocdl.storage.dataset import identity as identities
-from oocdl.storage.dataset.dataset import DataArray, open_dataset
+from oocdl.storage.dataset.dataset import open_dataset
 from oocdl.storage.dataset.identity import Comparison, compare, identity
+from tests.kit.stored import opened, write_x
 
 SAMPLES = 9
 X = np.random.default_rng(0).normal(size=(SAMPLES, 20, 30)).astype("f4")
@@ -25,18 +26,13 @@ RAW: dict[str, Any] = {"compressors": None, "chunks": (1, 20, 30)}
 
 
 def write(path: Path, x: np.ndarray = X, **options: Any) -> Path:
-    zarr.open_group(path, mode="w").create_array("x", data=x, **{**RAW, **options})
-    return path
+    return write_x(path, x, **{**RAW, **options})
 
 
 def write_hdf5(path: Path) -> Path:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=X, chunks=(1, 20, 30))
     return path
-
-
-def opened(path: Any) -> DataArray:
-    return open_dataset(path, names=["x"]).arrays["x"]
 
 
 def stored(path: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from itertools import product
@@ -18,8 +17,10 @@ from zarr.codecs import BytesCodec, Crc32cCodec, TransposeCodec
 from zarr.storage import MemoryStore, WrapperStore
 
 from oocdl.errors import DatasetError
-from oocdl.storage.dataset.dataset import DataArray, Dataset, open_dataset
+from oocdl.graph.ir.index import as_slices
+from oocdl.storage.dataset.dataset import DataArray, open_dataset
 from oocdl.storage.dataset.decoding import Decoder
+from tests.kit.stored import chunk_files, opened, write_x
 
 SHAPE, CHUNKS = (5, 4, 7), (2, 4, 3)
 X = np.random.default_rng(0).integers(0, 100, SHAPE)
@@ -47,34 +48,24 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def written(path: Path, zarr_format: int = 3, **options: Any) -> DataArray:
+def written(path: Path, **options: Any) -> DataArray:
     """An array of ``X`` without the last chunk of all."""
-    group = zarr.open_group(path, mode="w", zarr_format=zarr_format)  # type: ignore[arg-type]
-    options = {"dtype": "f4", "chunks": CHUNKS, "fill_value": 1, **options}
-    array = group.create_array("x", shape=SHAPE, config={"write_empty_chunks": True}, **options)
-    array[...] = X.astype(array.dtype)
-    last = sorted(file for file in (path / "x").rglob("*") if file.is_file() and file.name[-1].isdigit())[-1]
-    last.unlink()
-    return open_dataset(path).arrays["x"]
+    x = X.astype(options.pop("dtype", "f4"))
+    write_x(path, x, **{"chunks": CHUNKS, "fill_value": 1, "config": {"write_empty_chunks": True}, **options})
+    chunk_files(path)[-1].unlink()
+    return opened(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_box_is_as_the_library_reads_it(tmp_path: Path, kind: str) -> None:
-    x = written(tmp_path / "a.zarr", **KINDS[kind])
+    x = written(tmp_path / "a.zarr", **dict(KINDS[kind]))
     whole = np.asarray(zarr.open_group(tmp_path / "a.zarr", mode="r")["x"])
     assert (whole[4:, :, 6:] == 1).all() and (whole != 1).any()
     ranges = [[(a, b) for a in range(n) for b in range(a + 1, n + 1)] for n in SHAPE]
     for box in list(product(*ranges))[:: 11 if kind == "v3" else 67]:
         found = x.read(box)
         assert found.dtype == x.dtype and found.dtype.isnative
-        assert np.array_equal(found, whole[tuple(slice(*part) for part in box)])
-
-
-def two_arrays(path: Path) -> Dataset:
-    group = zarr.open_group(path, mode="w")
-    for name in "xy":
-        group.create_array(name, data=X.astype("f4"), chunks=CHUNKS)
-    return open_dataset(path)
+        assert np.array_equal(found, whole[as_slices(box)])
 
 
 @pytest.fixture
@@ -94,7 +85,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
 
 
 def test_pieces_of_a_chunk_are_decoded_once_and_one_chunk_is_kept(tmp_path: Path, decoded: list[Any]) -> None:
-    data = two_arrays(tmp_path / "a.zarr")
+    group = zarr.open_group(tmp_path, mode="w")
+    for name in "xy":
+        group.create_array(name, data=X.astype("f4"), chunks=CHUNKS)
+    data = open_dataset(tmp_path)
     for turn in (1, 2):
         for name in "xy":
             for row in range(4):
@@ -107,44 +101,24 @@ def test_pieces_of_a_chunk_are_decoded_once_and_one_chunk_is_kept(tmp_path: Path
     assert decoded[-1]() is None
 
 
-@pytest.mark.parametrize("change", ["gone", "changed", "older"])
-def test_a_change_of_the_chunk_that_is_kept_is_found(tmp_path: Path, change: str) -> None:
-    x = two_arrays(tmp_path / "a.zarr").arrays["x"]
-    assert x.read(((0, 1), (0, 1), (0, 1))) == X[0, 0, 0]
-    file = tmp_path / "a.zarr" / "x" / "c" / "0" / "0" / "0"
-    if change == "gone":
-        file.unlink()
-    elif change == "changed":
-        file.write_bytes(file.read_bytes() + b"\0")
-    else:
-        os.utime(file, ns=(1, 1))
-    happened = "is gone" if change == "gone" else "was changed"
-    with pytest.raises(DatasetError, match=f"chunk c/0/0/0 {happened}"):
-        x.read(((0, 1), (0, 1), (0, 1)))
-
-
 def test_what_is_read_of_the_kept_chunk_cannot_be_written_to(tmp_path: Path) -> None:
-    x = two_arrays(tmp_path / "a.zarr").arrays["x"]
+    x = opened(write_x(tmp_path, X, chunks=CHUNKS))
     with pytest.raises(ValueError, match="read-only"):
         x.read(((0, 1), (0, 1), (0, 1)))[...] = 0
 
 
 def test_a_chunk_of_another_size_is_refused(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.create_array("x", data=X.astype("f4"), chunks=CHUNKS, compressors=None)
-    file = tmp_path / "a.zarr" / "x" / "c" / "0" / "0" / "0"
+    file = chunk_files(write_x(tmp_path, X.astype("f4"), chunks=CHUNKS, compressors=None))[0]
     for content in (file.read_bytes()[:-4], file.read_bytes() + bytes(4), file.read_bytes()[:-1]):
         file.write_bytes(content)
-        x = open_dataset(tmp_path / "a.zarr").arrays["x"]
         with pytest.raises(DatasetError, match="cannot be read at .*restore or delete the damaged chunk"):
-            x.read(((0, 1), (0, 1), (0, 1)))
+            opened(tmp_path).read(((0, 1), (0, 1), (0, 1)))
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "outside", "huge", "empty"])
 def test_a_damaged_index_of_a_shard_is_never_the_fill_value(tmp_path: Path, damage: str) -> None:
-    group = zarr.open_group(tmp_path / "a.zarr", mode="w")
-    group.create_array("x", data=X.astype("f4"), chunks=(1, 2, 3), shards=CHUNKS, compressors=None)
-    file = tmp_path / "a.zarr" / "x" / "c" / "0" / "0" / "0"
+    how = {"chunks": (1, 2, 3), "shards": CHUNKS, "compressors": None}
+    file = chunk_files(write_x(tmp_path, X.astype("f4"), **how))[0]
     content, size = bytearray(file.read_bytes()), 2 * 2 * 16  # of the index, before its checksum
     if damage == "flipped":
         content[-size] ^= 1
@@ -156,7 +130,7 @@ def test_a_damaged_index_of_a_shard_is_never_the_fill_value(tmp_path: Path, dama
         content[begin : begin + 8] = number.to_bytes(8, "little")
         content[-4:] = google_crc32c.value(bytes(content[-size - 4 : -4])).to_bytes(4, "little")
     file.write_bytes(content)
-    x = open_dataset(tmp_path / "a.zarr").arrays["x"]
+    x = opened(tmp_path)
     for stop in (1, 4):
         with pytest.raises(DatasetError, match="cannot be read at .*chunk c/0/0/0: "):
             x.read(((0, 1), (0, stop), (0, 1)))
@@ -177,7 +151,7 @@ class Flaky(WrapperStore[MemoryStore]):
 def test_a_chunk_that_is_away_for_one_read_is_never_the_fill_value() -> None:
     store = MemoryStore()
     zarr.open_group(store, mode="w").create_array("x", data=X, chunks=CHUNKS)
-    x = open_dataset(Flaky(store)).arrays["x"]
+    x = opened(Flaky(store))
     with pytest.raises(DatasetError, match="chunk c/0/0/0 is gone"):
         x.read(((0, 1), (0, 1), (0, 1)))
     assert (x.read(((0, 1), (0, 1), (0, 1))) == X[0, 0, 0]).all()

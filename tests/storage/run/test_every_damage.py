@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from oocdl.graph.ir.index import whole
 from oocdl.storage.run.repair import repair, verify
 from oocdl.storage.run.run_store import RunStore
 from tests.kit.run_dirs import SPECS, B, M, W, check, commit, content
+from tests.kit.stored import NO_FILES, flip, shorten
 
 OBJECTS = {
     "weight chunk": "weights/t00000/e1-v{version}/c.0.1",
@@ -31,11 +31,6 @@ OBJECTS = {
     "plan.json": "plan.json",
     "manifest": "manifest-{version}-e1.json",
     "CURRENT": "CURRENT",
-}
-NO_FILES: dict[str, Callable[[Path], object]] = {
-    "a FIFO": os.mkfifo,
-    "a folder": Path.mkdir,
-    "a dangling link": lambda path: path.symlink_to("nowhere"),
 }
 DAMAGES = ("flipped bits", "empty", "half", "last byte", "deleted", "swapped", "older", *NO_FILES)
 UNUSED = {"group metadata", "copy of run.json"}
@@ -84,23 +79,20 @@ def damaged(runs: Path, root: Path, name: str, damage: str) -> Iterator[str]:
     if damage == "flipped bits":
         rng = np.random.default_rng(len(good))
         for at in {0, len(good) - 1, *rng.integers(0, len(good), 6).tolist()}:
-            bad = bytearray(good)
-            bad[at] ^= 1 << int(rng.integers(8))
-            path.write_bytes(bad)
+            path.write_bytes(good)
+            flip(path, at, int(rng.integers(8)))
             yield f"byte {at}"
         return
-    if damage == "deleted":
+    if damage in ("deleted", *NO_FILES):
         path.unlink()
-    elif damage in NO_FILES:
-        path.unlink()
-        NO_FILES[damage](path)
+        NO_FILES.get(damage, str)(path)
     elif damage in ("swapped", "older"):
         other = place_of(runs / "other", name) if damage == "swapped" else place_of(runs / "older", name, 1)
         if other.read_bytes() == good:
             return  # it is the same in all versions and runs
         path.write_bytes(other.read_bytes())
     else:
-        path.write_bytes(good[: {"empty": 0, "half": len(good) // 2, "last byte": len(good) - 1}[damage]])
+        shorten(path, damage)
     yield damage
 
 
