@@ -23,42 +23,47 @@ from tests.kit.commands import python, script
 CHROMIUM = pytest.mark.skipif(not Path("/usr/bin/chromium").exists(), reason="needs Debian's chromium")
 
 
-def example(folder: Path, name: str, *words: str) -> str:
+WITHOUT_FILES = ("traffic", "planning", "placing", "slots", "grouped", "attention")
+"""Benches that write nothing but their rows."""
+
+
+def example(folder: Path, name: str, words: str = "") -> str:
     """What an example prints."""
-    return script(ROOT / f"examples/{name}.py", folder, *words)
+    return script(ROOT / f"examples/{name}.py", folder, *words.split())
 
 
-def rows_of(folder: Path, name: str, *words: str) -> list[dict[str, Any]]:
-    """The rows that a script writes at toy size."""
-    done = python(ROOT / f"perf/{name}.py", "--toy", "--json", "rows.json", *words, folder=folder)
+def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
+    """What a bench prints at toy size, and the rows that it writes."""
+    place = [] if name in WITHOUT_FILES else ["--workdir", "."]
+    words = ("--toy", "--json", "rows.json", *place, *words)
+    done = python(ROOT / f"perf/{name}.py", *words, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
-    return rows
+    return done.stdout, json.loads((folder / "rows.json").read_text())["rows"]
 
 
 def test_traffic_prints_a_row_for_each_model(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "traffic")
+    _, rows = bench(tmp_path, "traffic")
     assert [row["model"] for row in rows] == ["GPT-1", "GPT-2", "ResNet-8", "ResNet-14", "U-Net 4 at 16"]
     assert all(row["read_bytes"] > row["forward_bytes"] > 0 for row in rows)
     assert all(0 < row["weight_traffic_bytes"] < row["read_bytes"] + row["written_bytes"] for row in rows)
 
 
 def test_a_gpu_is_compared_with_pytorch_on_the_same(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "gpu", "--steps", "2")
+    _, rows = bench(tmp_path, "gpu", "--steps", "2")
     assert [row["name"] for row in rows] == ["PyTorch, as it comes", "PyTorch, exact float32", "oocdl 1 of 1"]
     np.testing.assert_allclose(rows[2]["losses"], rows[1]["losses"], rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_planning_prints_a_row_for_each_grid(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "planning", "--grids", "2x2x2,8x1x1")
+    _, rows = bench(tmp_path, "planning", "--grids", "2x2x2,8x1x1")
     assert [row["grid"] for row in rows] == ["2x2x2", "8x1x1"]
     assert all(row["units"] > row["layers"] > 0 and row["cpu_seconds"] > 0 for row in rows)
 
 
 @pytest.mark.slow
 def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "placing")
+    _, rows = bench(tmp_path, "placing")
     assert [row["network"] for row in rows] == ["unet8", "gpt"]
     for row in rows:
         assert row["calls"] > row["units"] > 0 and all(seconds > 0 for seconds in row["seconds"].values())
@@ -67,7 +72,7 @@ def test_placing_prints_a_row_for_each_network(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "slots", "--slots", "1,2,32")
+    _, rows = bench(tmp_path, "slots", "--slots", "1,2,32")
     cases = [(network, slots) for network in ("unet8", "gpt") for slots in (1, 2, 32)]
     assert [(row["network"], row["slots"]) for row in rows] == cases
     assert all(row["ideal_seconds"] > 0 and row["speedup"] > 0 and row["units"] > 0 for row in rows)
@@ -75,21 +80,13 @@ def test_slots_prints_a_row_for_each_number(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_grouped_and_attention_print_a_row_for_each_case(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, "grouped")
+    _, rows = bench(tmp_path, "grouped")
     assert len(rows) == 21 and all(row["oocdl"] > 0 and row["planes"] > 0 for row in rows)
-    rows = rows_of(tmp_path, "attention")
+    _, rows = bench(tmp_path, "attention")
     assert len(rows) == 6
     for row in rows:
         assert set(row["seconds"]) == {"PyTorch", "torch", "onnxruntime"}
         assert all(error < 1e-5 for error in row["errors"].values()), row
-
-
-def bench(folder: Path, name: str, *words: str) -> tuple[str, list[dict[str, Any]]]:
-    """What a bench prints at toy size, and the rows that it writes."""
-    script = str(ROOT / f"perf/{name}.py")
-    done = python(script, "--toy", "--workdir", ".", "--json", "rows.json", *words, folder=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout, json.loads((folder / "rows.json").read_text())["rows"]
 
 
 def rounds(folder: Path, name: str, only: str, *words: str) -> dict[str, dict[str, Any]]:
@@ -228,34 +225,68 @@ def test_a_trace_is_read_without_a_browser(tmp_path: Path) -> None:
 def test_every_example_is_run_here() -> None:
     text = Path(__file__).read_text()
     named = {*re.findall(r'example\(tmp_path, "(\w+)"', text), *re.findall(r"examples/(\w+)\.py", text)}
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} <= named
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} <= {*named, *LEARN}
     assert "examples/notebook.ipynb" in (ROOT / "tests/report/test_notebook.py").read_text()
 
 
+TRAINS = " --memory 3GiB --workdir out"
+
+
 def test_first_steps(tmp_path: Path) -> None:
-    words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
-    done = python("-W", "ignore", ROOT / "examples/first_steps.py", *words, folder=tmp_path)
+    words = "--size 16 --epochs 6" + TRAINS
+    done = python("-W", "ignore", ROOT / "examples/first_steps.py", *words.split(), folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = example(tmp_path, "first_steps", *words)  # finds the run finished
+    told = example(tmp_path, "first_steps", words)  # finds the run finished
     assert told.split("loss ")[-1] == done.stdout.split("loss ")[-1]
-    before, after = told.split("loss ")[-1].split(" in ")[0].split(" -> ")
-    assert float(after) < float(before)
+    assert losses_fall(told) == {"loss"}
     assert float(told.split("not seen: ")[1].split()[0]) > 0.5
     onnx.checker.check_model(tmp_path / "out/trained.onnx", full_check=True)
 
 
-@pytest.mark.slow
-def test_search(tmp_path: Path) -> None:
-    words = ("--steps", "1", "--trials", "3", "--size", "8")
-    told = example(tmp_path, "search", *words)
-    assert told.count("stopped") + told.count("finished") == 3
-    assert (tmp_path / "search-example" / "best.onnx").is_file()
+def losses_fall(told: str, share: float = 1.0) -> set[str]:
+    """Names of the losses of which an example tells, each of which ends below this share of its beginning."""
+    found = re.findall(r"^(loss\S*) (\S+) -> (\S+)", told, re.MULTILINE)
+    assert all(float(after) < share * float(before) for _, before, after in found), found
+    return {name for name, _, _ in found}
 
 
-def test_own_loss(tmp_path: Path) -> None:
-    told = example(tmp_path, "own_loss")
-    before, after = told.split("loss ")[-1].split(" -> ")
-    assert float(after) < float(before)
+SOUND = "espeak" if shutil.which("espeak-ng") else "tones"
+TASK = "sounds" if SOUND == "espeak" and Path("/usr/share/dict/words").exists() else "reverse"
+LEARN = {
+    "own_loss": (1.0, "", ""),
+    "own_optimizer": (0.1, "", ""),
+    "own_operator": (0.1, "", "farthest from PyTorch's: "),
+    "deep_speech": (
+        1.0,
+        f"--sound {SOUND} --sentences 2 --channels 4 --hidden 8 --layers 1 --epochs 3",
+        "of 2 sentences heard right",
+    ),
+    "pronounce": (
+        1.0,
+        f"--task {TASK} --words 64 --unseen 4 --width 16 --layers 1 --batch 32 --epochs 4",
+        "of 4 words never seen",
+    ),
+    "instance_cut": (1.0, "--scenes 16 --unseen 2 --size 32 --base 4 --steps 12", "average precision "),
+}
+"""Example -> below what share of its beginning its loss ends, its words, what it prints besides.
+
+Words are spoken if there is a synthesizer. The last one uses examples/multicut.py, which
+`tests/test_instance_cut.py` looks at closer.
+"""
+SLOW = ("pronounce", "instance_cut")
+
+
+@pytest.mark.usefixtures("own_operators")
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in LEARN])
+def test_an_example_learns(tmp_path: Path, name: str) -> None:
+    share, words, said = LEARN[name]
+    told = example(tmp_path, name, words and words + TRAINS)
+    parts = {"loss/classes", "loss/edges"} if name == "instance_cut" else set()
+    assert losses_fall(told, share) == {"loss", *parts} and said in told
+    if name == "own_operator":
+        assert float(told.split(said)[1]) < 1e-5
+    if name == "instance_cut":
+        assert (tmp_path / "out/instance_cut.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_own_listener(tmp_path: Path) -> None:
@@ -264,36 +295,17 @@ def test_own_listener(tmp_path: Path) -> None:
     assert int(committed) == int(last) + 5 < 200
 
 
-def test_own_optimizer(tmp_path: Path) -> None:
-    told = example(tmp_path, "own_optimizer")
-    before, after = told.split("loss ")[-1].split(" -> ")
-    assert float(after) < 0.1 * float(before)
-
-
-@pytest.mark.usefixtures("own_operators")
-def test_own_operator(tmp_path: Path) -> None:
-    told = example(tmp_path, "own_operator")
-    before, after = told.split("loss ")[-1].split("\n")[0].split(" -> ")
-    assert float(after) < 0.1 * float(before)
-    assert float(told.split("farthest from PyTorch's: ")[1]) < 1e-5
-
-
 @pytest.mark.slow
 def test_from_pytorch(tmp_path: Path) -> None:
-    words = ["--size", "16", "--epochs", "6", "--memory", "3GiB", "--workdir", "out"]
-    told = example(tmp_path, "from_pytorch", *words)
+    told = example(tmp_path, "from_pytorch", "--size 16 --epochs 6" + TRAINS)
     assert float(told.split("not seen: ")[1].split()[0]) > 0.5
 
 
-def test_deep_speech(tmp_path: Path) -> None:
-    """Two sentences, spoken if there is a synthesizer."""
-    sound = "espeak" if shutil.which("espeak-ng") else "tones"
-    words = ["--sound", sound, "--sentences", "2", "--channels", "4", "--hidden", "8", "--layers", "1"]
-    more = ["--epochs", "3", "--memory", "3GiB", "--workdir", "out"]
-    told = example(tmp_path, "deep_speech", *words, *more)
-    before, after = told.split("loss ")[-1].split(" in ")[0].split(" -> ")
-    assert float(after) < float(before)
-    assert "of 2 sentences heard right" in told
+@pytest.mark.slow
+def test_search(tmp_path: Path) -> None:
+    told = example(tmp_path, "search", "--steps 1 --trials 3 --size 8")
+    assert told.count("stopped") + told.count("finished") == 3
+    assert (tmp_path / "search-example" / "best.onnx").is_file()
 
 
 def test_deep_speech_names_the_synthesizer_that_is_missing(
@@ -302,31 +314,6 @@ def test_deep_speech_names_the_synthesizer_that_is_missing(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ResourceError, match="apt-get install espeak-ng"):
         example(tmp_path, "deep_speech")
-
-
-@pytest.mark.slow
-def test_pronounce(tmp_path: Path) -> None:
-    """Short words, written backwards, or spoken if all that takes is there."""
-    known = shutil.which("espeak-ng") and Path("/usr/share/dict/words").exists()
-    words = ["--task", "sounds" if known else "reverse", "--words", "64", "--unseen", "4", "--width", "16"]
-    more = ["--layers", "1", "--batch", "32", "--epochs", "4", "--memory", "3GiB", "--workdir", "out"]
-    told = example(tmp_path, "pronounce", *words, *more)
-    before, after = told.split("loss ")[-1].split(" in ")[0].split(" -> ")
-    assert float(after) < float(before)
-    assert "of 4 words never seen" in told
-
-
-@pytest.mark.slow
-def test_instance_cut(tmp_path: Path) -> None:
-    """With examples/multicut.py, which it uses; `tests/test_instance_cut.py` looks closer at both."""
-    words = ["--scenes", "16", "--unseen", "2", "--size", "32", "--base", "4", "--steps", "12"]
-    words += ["--memory", "3GiB", "--workdir", "out"]
-    told = example(tmp_path, "instance_cut", *words)
-    for name in ("loss", "loss/classes", "loss/edges"):
-        before, after = f"\n{told}".split(f"\n{name} ")[1].split(" in ")[0].split(" -> ")
-        assert float(after) < float(before)
-    assert "average precision " in told
-    assert (tmp_path / "out/instance_cut.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture
@@ -347,8 +334,7 @@ def templates(tmp_path: Path) -> Path:
 
 def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
     nib = pytest.importorskip("nibabel")
-    words = "--size small --steps 4 --memory 2GiB --workdir out --data"
-    told = example(tmp_path, "brain_mri", *words.split(), str(templates))
+    told = example(tmp_path, "brain_mri", f"--size small --steps 4{TRAINS} --data {templates}")
     assert "Dice  background" in told
     losses = [float(word) for word in told.split("loss  ")[1].splitlines()[0].split()[1::2]]
     assert losses[-1] < losses[0]
@@ -358,8 +344,8 @@ def test_brain_mri_trains_and_draws(tmp_path: Path, templates: Path) -> None:
 
 def test_a_folder_of_nnunet_becomes_labels(tmp_path: Path, templates: Path) -> None:
     pytest.importorskip("nibabel")
-    words = "--step 4 --train 4 --test 1 --epochs 2 --depth 1 --base 4 --memory 2GiB --workdir out"
-    told = example(tmp_path, "nnunet_folder", *words.split(), "--data", str(templates))
+    words = "--step 4 --train 4 --test 1 --epochs 2 --depth 1 --base 4" + TRAINS
+    told = example(tmp_path, "nnunet_folder", f"{words} --data {templates}")
     found = re.search(r"volume 0: Dice brain ([0-9.]+), fluid", told)
     assert found is not None and float(found[1]) > 0.5
     assert (tmp_path / "out/history.png").read_bytes().startswith(b"\x89PNG")
@@ -391,12 +377,11 @@ def test_patches_stand_beside_whole_volumes(tmp_path: Path, templates: Path) -> 
 def test_slices(tmp_path: Path, templates: Path) -> None:
     pytest.importorskip("torchvision")
     (templates / "ch2.nii.gz").rename(templates / "inia19-t1-brain.nii.gz")
-    words = "--size 32 --epochs 1 --memory 3GiB --workdir out --data"
-    told = example(tmp_path, "slices", *words.split(), str(templates))
+    told = example(tmp_path, "slices", f"--size 32 --epochs 1{TRAINS} --data {templates}")
     assert "% of slices never seen are told apart" in told
 
 
 def test_brain_mri_without_data_says_how_to_get_it(tmp_path: Path) -> None:
     pytest.importorskip("nibabel")
     with pytest.raises(SystemExit, match=r"^[^\n]*apt-get install mricron-data[^\n]*$"):
-        example(tmp_path, "brain_mri", "--data", str(tmp_path))
+        example(tmp_path, "brain_mri", f"--data {tmp_path}")
