@@ -25,10 +25,8 @@ SKIPPED = ("pip install ", "jupyter lab")
 
 def run(command: list[str], folder: Path) -> None:
     paths = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PATH": paths, "PYTHONPATH": os.fspath(ROOT)},
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    env = {**os.environ, "PATH": paths, "PYTHONPATH": os.fspath(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 

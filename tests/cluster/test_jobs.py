@@ -10,9 +10,10 @@ import re
 import signal
 import ssl
 import stat
-import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -33,7 +34,9 @@ from oocdl.cluster.launch import memory_bytes
 from oocdl.cluster.systems import dashboard_hint, job_script, tunnel
 from oocdl.errors import InputError
 from tests.kit.batch import Batch
+from tests.kit.commands import python
 
+Use = Callable[..., Batch]
 JOB: dict[str, Any] = {"cores": 1, "memory": "1GiB", "walltime": "00:30:00"}
 OWN: dict[str, dict[str, Any]] = {
     "slurm": {"queue": "long", "account": "brain", "disk": "50GiB", "directives": ["--constraint=sky"]},
@@ -73,17 +76,28 @@ def test_resources_have_the_memory_of_a_job_and_of_a_core(system: str) -> None:
     assert " -l mem=1024M,h_vmem=342M\n" in asked
 
 
-def batch(tmp_path: Path, patch: pytest.MonkeyPatch, system: str = "slurm", runs: bool = False) -> Batch:
-    made = Batch(tmp_path / "batch", system, runs)
-    made.use(patch)
-    return made
+@pytest.fixture
+def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
+    def used(system: str = "slurm", runs: bool = False) -> Batch:
+        made = Batch(tmp_path / "batch", system, runs)
+        made.use(monkeypatch)
+        return made
+
+    return used
+
+
+@contextmanager
+def one_job(folder: Path, **options: Any) -> Iterator[Client]:
+    """A job that runs here, whose worker is there."""
+    more = {"interface": "lo", "spill": str(folder), **options}
+    with oocdl.cluster.slurm(**JOB, **more) as cluster, Client(cluster) as client:
+        client.wait_for_workers(1, timeout=60)
+        yield client
 
 
 @pytest.mark.parametrize("system", OWN)
-def test_what_is_shown_is_what_is_submitted_and_cancelled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
-) -> None:
-    here = batch(tmp_path, monkeypatch, system)
+def test_what_is_shown_is_what_is_submitted_and_cancelled(batch: Use, system: str) -> None:
+    here = batch(system)
     options = {**JOB, **OWN[system], "prologue": ["module load gcc"], "spill": "/scratch/$USER", "nodes": 2}
     shown = job_script(system, options)
     assert here.scripts() == [] and here.keys() == []
@@ -108,8 +122,8 @@ def test_what_is_shown_is_what_is_submitted_and_cancelled(
     assert "--dashboard-address 127.0.0.1:0" in shown
 
 
-def test_nothing_listens_beyond_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch(tmp_path, monkeypatch)
+def test_nothing_listens_beyond_what_is_needed(batch: Use) -> None:
+    batch()
     with oocdl.cluster.slurm(**JOB, interface="lo") as cluster:
         scheduler = cluster.scheduler
         assert scheduler.address.startswith("tls://127.0.0.1:")
@@ -139,9 +153,9 @@ def test_nothing_listens_beyond_what_is_needed(tmp_path: Path, monkeypatch: pyte
         assert code("http://evil.example") == 403 and code("http://127.0.0.1:8788") == 403
 
 
-def test_configuration_of_dask_is_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_of_dask_is_as_before(batch: Use) -> None:
     """In whatever order clusters close."""
-    batch(tmp_path, monkeypatch)
+    batch()
     names = (
         "distributed.deploy.lost-worker-timeout",
         "distributed.scheduler.http.routes",
@@ -170,7 +184,7 @@ def test_keys_of_a_killed_process_are_removed_by_the_next_call(
         "import os, sys, pathlib; from oocdl.cluster.keys import make_keys; "
         "made = make_keys(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    python("-c", program, tmp_path)
     (orphan,) = tmp_path.iterdir()
     mine, _, first = make_keys(tmp_path)
     other, _, second = make_keys(tmp_path)
@@ -216,8 +230,8 @@ def test_the_way_to_the_dashboard_where_nobody_knows_the_user(monkeypatch: pytes
     assert re.fullmatch(r"ssh -L 8787:127.0.0.1:4321 [^@ ]+", tunnel(8787, 4321))
 
 
-def test_only_who_has_a_key_of_this_cluster_comes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = batch(tmp_path, monkeypatch)
+def test_only_who_has_a_key_of_this_cluster_comes_in(batch: Use, tmp_path: Path) -> None:
+    here = batch()
     with oocdl.cluster.slurm(**JOB, interface="lo") as cluster:
         with Client(cluster) as client:
             assert client.scheduler_info()["workers"] == {}
@@ -236,8 +250,8 @@ def test_only_who_has_a_key_of_this_cluster_comes_in(tmp_path: Path, monkeypatch
         context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE)
 
 
-def test_without_tls_and_an_error_cancels_all_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = batch(tmp_path, monkeypatch)
+def test_without_tls_and_an_error_cancels_all_jobs(batch: Use) -> None:
+    here = batch()
     with pytest.raises(ZeroDivisionError), oocdl.cluster.slurm(**JOB, nodes=3, tls=False) as cluster:
         assert cluster.scheduler_address.startswith("tcp://") and here.keys() == []
         assert "--tls" not in here.scripts()[0]
@@ -245,18 +259,16 @@ def test_without_tls_and_an_error_cancels_all_jobs(tmp_path: Path, monkeypatch: 
     assert here.cancelled() == ["1", "2", "3"]
 
 
-def test_a_job_that_is_refused_is_an_error_with_the_words_of_the_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = batch(tmp_path, monkeypatch)
+def test_a_job_that_is_refused_is_an_error_with_the_words_of_the_system(batch: Use) -> None:
+    here = batch()
     here.refuse("sbatch: error: invalid account or account/partition combination specified\n")
     with pytest.raises(InputError, match=r"^sbatch refuses the job: sbatch: error: invalid account"):
         oocdl.cluster.slurm(**JOB, nodes=2)
     assert here.keys() == [] and here.cancelled() == []
 
 
-def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = batch(tmp_path, monkeypatch)
+def test_no_batch_system_and_no_package(batch: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = batch()
     with pytest.raises(InputError, match=r"there is no condor_submit here: .* \(a login node\)"):
         oocdl.cluster.htcondor(**JOB, disk="1GiB")
     with pytest.raises(InputError, match="no network interface 'ib7' .*scheduler_interface"):
@@ -295,10 +307,8 @@ def test_no_batch_system_and_no_package(tmp_path: Path, monkeypatch: pytest.Monk
         ("torque", {"cores": None}, "no batch system 'torque'"),
     ],
 )
-def test_options_that_are_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str, options: dict[str, Any], words: str
-) -> None:
-    batch(tmp_path, monkeypatch)
+def test_options_that_are_wrong(batch: Use, system: str, options: dict[str, Any], words: str) -> None:
+    batch()
     with pytest.raises(InputError, match=re.escape(words)):
         job_script(system, {**JOB, **options})
 
@@ -317,14 +327,10 @@ def test_the_limit_of_a_worker_is_not_above_its_job(asked: int) -> None:
 
 
 def test_a_lost_job_is_submitted_again_and_a_worker_that_its_nanny_starts_again_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    batch: Use, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here = batch(tmp_path, monkeypatch, runs=True)
-    with (
-        oocdl.cluster.slurm(**JOB, interface="lo", spill=str(tmp_path)) as cluster,
-        Client(cluster) as client,
-    ):
-        client.wait_for_workers(1, timeout=60)
+    here = batch(runs=True)
+    with one_job(tmp_path) as client:
         before = client.scheduler_info()["workers"]
         os.kill(client.run(os.getpid).popitem()[1], signal.SIGKILL)
         wait_for_another(client, before)
@@ -337,18 +343,14 @@ def test_a_lost_job_is_submitted_again_and_a_worker_that_its_nanny_starts_again_
 
 
 def test_a_job_that_is_over_before_its_worker_came_is_told_and_submitted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    batch: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else a run waits for as long as jobs may be queued, and says nothing."""
-    here = batch(tmp_path, monkeypatch, runs=True)
+    here = batch(runs=True)
     monkeypatch.setattr(ended_jobs, "LOOK_SECONDS", 0.5)
     logs = tmp_path / "batch" / "state" / "oocdl" / "logs"
     prologue = f"mkdir {tmp_path}/first && {{ echo no disk > {logs}/oocdl-1.err; exit 1; }}"
-    with (
-        oocdl.cluster.slurm(**JOB, interface="lo", spill=str(tmp_path), prologue=[prologue]) as cluster,
-        Client(cluster) as client,
-    ):
-        client.wait_for_workers(1, timeout=60)
+    with one_job(tmp_path, prologue=[prologue]):
         assert len(here.scripts()) == 2
     told = f"job 1 is over, and its worker never came: 'no disk' ({logs}/oocdl-1.err); it is submitted again"
     assert told in caplog.text and here.cancelled() == ["1", "2"]
@@ -382,26 +384,20 @@ def test_a_list_that_never_had_our_jobs_tells_nothing_of_them(
 
 
 @pytest.mark.parametrize(("answer", "known"), [("echo ' 12.srv x'; echo no", {"12"}), ("exit 1", None)])
-def test_what_a_batch_system_tells_of_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, known: set[str] | None
-) -> None:
-    here = batch(tmp_path, monkeypatch)
+def test_what_a_batch_system_tells_of_jobs(batch: Use, answer: str, known: set[str] | None) -> None:
+    here = batch()
     (here.folder / "bin" / "squeue").write_text(f"#!/bin/bash\n{answer}\n")
     (here.folder / "bin" / "squeue").chmod(0o755)
     assert asyncio.run(ended_jobs.unfinished("slurm")) == known
 
 
 def test_a_worker_that_stays_until_its_walltime_does_not_meet_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    batch: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its nanny has started it again, with a lifetime of its own, or it has found nobody to hand on to."""
-    here = batch(tmp_path, monkeypatch, runs=True)
+    here = batch(runs=True)
     monkeypatch.setattr(JobSettings, "deadline_seconds", 4)
-    with (
-        oocdl.cluster.slurm(**JOB, interface="lo", spill=str(tmp_path)) as cluster,
-        Client(cluster) as client,
-    ):
-        client.wait_for_workers(1, timeout=60)
+    with one_job(tmp_path) as client:
         wait_for_another(client, client.scheduler_info()["workers"])
         assert "job 1 comes to its walltime; it is submitted again" in caplog.text
     assert {"1", "2"} <= set(here.cancelled())
@@ -420,4 +416,4 @@ def test_ctrl_c_stays_what_it_was() -> None:
         "import signal; before = signal.getsignal(signal.SIGINT); import oocdl.cluster.launch; "
         "assert signal.getsignal(signal.SIGINT) is before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert python("-c", code).returncode == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from distributed import Client
 import oocdl.cluster
 from oocdl.errors import InputError
 from tests.kit import sge as real
+from tests.kit.commands import python
 from tests.kit.slurm_runs import equal, finished, fit, in_step, log_of, over, write_job
 
 pytestmark = [pytest.mark.usefixtures("sge"), pytest.mark.timeout(900), pytest.mark.slow]
@@ -38,6 +37,13 @@ def test_the_site_file_and_the_script_are_those_of_this_host(
     for line in ("-S /bin/bash", "-pe smp 2", "-l mem_free=1024M", "-l h_rt=00:20:00", f"-q {real.QUEUE}"):
         assert f"#$ {line}\n" in said
     assert real.jobs() == []
+
+
+def oocdl_(*words: object) -> str:
+    """What a command of oocdl prints."""
+    done = python("-m", "oocdl", *words, seconds=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_job_that_is_deleted_is_submitted_again() -> None:
@@ -89,11 +95,3 @@ def test_a_job_that_is_deleted_in_mid_step(tmp_path: Path) -> None:
     said = log_of(run).read_text()
     assert "to go on from step" in said and "is gone; it is submitted again" in said
     over(real)
-
-
-def oocdl_(*words: object) -> str:
-    """What a command of oocdl prints."""
-    command = [sys.executable, "-m", "oocdl", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout

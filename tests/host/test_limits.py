@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +13,9 @@ from oocdl.errors import BudgetError, InputError
 from oocdl.host import heap, limits
 from oocdl.host.limits import Limit, available, check_budget, default_budget_bytes
 from tests.kit import nets
+from tests.kit.code import ROOT
 from tests.kit.commands import python
 
-ROOT = Path(__file__).parents[2]
 HUGE = "9223372036854771712"
 """What version 1 says where there is no limit."""
 
@@ -113,18 +110,12 @@ def test_an_rlimit_counts_what_is_mapped_not_in_memory(monkeypatch: pytest.Monke
     ]
 
 
-def run(code: str, *words: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Python in a process of its own, which enters the cgroup ``folder`` first."""
-    entering = f"import os; open('{folder}/cgroup.procs', 'w').write(str(os.getpid()))\n"
-    return python("-c", (entering if folder else "") + code, *words, seconds=120)
-
-
 def test_a_real_rlimit(tmp_path: Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "from oocdl.host.limits import available; print(available().nbytes, available().name)"
     )
-    done = run(code)
+    done = python("-c", code)
     nbytes, _, name = done.stdout.strip().partition(" ")
     assert 0 < int(nbytes) < 1 << 30 and name == "RLIMIT_AS of 1024 MiB", done.stderr
 
@@ -136,15 +127,14 @@ def test_a_real_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = nets.write_mlp(tmp_path / "mlp.onnx")
     data = nets.write_data(tmp_path / "data.zarr", nets.vectors())
-    words = json.dumps(["fit", str(model), str(data), "--steps", "1", "--memory", "701MiB"])
+    words = ("-m", "oocdl", "fit", model, data, "--steps", 1, "--memory")
     ask = "from oocdl.host.limits import available; a = available(); print(a.nbytes, a.name)"
     try:
         with cage(700 << 20) as folder:
-            nbytes, _, name = run(ask, folder=folder).stdout.strip().partition(" ")
-            done = run(f"from oocdl.cli.app import main; main({words})", folder=folder)
-        words = words.replace("701", "130")
-        with cage(130 << 20) as folder:
-            small = run(f"from oocdl.cli.app import main; main({words})", folder=folder)
+            nbytes, _, name = python("-c", ask, group=folder).stdout.strip().partition(" ")
+            done = python(*words, "701MiB", group=folder)
+        with cage(130 << 20) as small_folder:
+            small = python(*words, "130MiB", group=small_folder)
     except NoCage as error:
         pytest.skip(str(error))
     assert small.returncode == 4 and "before it holds an array, and this one may take 130 MiB" in small.stderr
@@ -178,4 +168,4 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_forked_process_measures_itself() -> None:
-    subprocess.run([sys.executable, "-c", FORKED], check=True)
+    assert python("-c", FORKED).returncode == 0

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,8 +17,9 @@ from oocdl.host.parked import VARIABLE, park, returning_bytes
 from oocdl.planning.own_memory import LOCAL_DISKS, disk_folder
 from oocdl.presets.unets import write_unet3d
 from oocdl.storage.files import filesystem
+from tests.kit.code import ROOT
+from tests.kit.commands import python
 from tests.kit.nets import write_data
-from tests.kit.processes import ROOT
 
 BEGIN = """
 import ctypes, gc, hashlib, os, sys, threading, time
@@ -95,10 +93,7 @@ assert digest() == before
 
 def in_process(script: str, *arguments: str | Path, group: Path | None = None, **variables: str) -> str:
     """What a script prints that runs in a process of its own, in a cgroup if given, and is to succeed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    enter = [] if group is None else ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
-    command = [*enter, sys.executable, "-W", "error", "-c", script, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = python("-W", "error", "-c", script, *arguments, group=group, **variables)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

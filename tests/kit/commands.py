@@ -39,11 +39,15 @@ def script(path: Path, folder: Path, *words: str) -> str:
 
 
 def python(
-    *words: object, folder: Path = ROOT, seconds: float = 250, **variables: str
+    *words: object, folder: Path = ROOT, seconds: float = 250, group: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python in a process of its own that finds what this one does, with variables of its environment."""
+    """Run Python in a process of its own that finds what this one does, with variables of its environment.
+
+    ``group``: a cgroup that it enters before.
+    """
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"] if group else []
+    env, command = {**os.environ, "PYTHONPATH": paths, **variables}, [sys.executable, *map(str, words)]
     return subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, env={**os.environ, "PYTHONPATH": paths, **variables},
-        capture_output=True, text=True, timeout=seconds, check=False,
-    )  # fmt: skip
+        [*enter, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=seconds, check=False
+    )
