@@ -26,12 +26,6 @@ NOBODY = "tcp://127.0.0.1:1"
 ONE: dict[str, Any] = {"n_workers": 1, "processes": False, "dashboard_address": ":0"}
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("job")
-    return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "words"),
     [
@@ -123,9 +117,7 @@ def test_a_call_that_is_over_leaves_the_workers_to_another_of_the_same_client() 
         assert client.run_on_scheduler(plugins) == []
 
 
-def test_a_scheduler_that_lacks_oocdl(tmp_path: Path) -> None:
-    model, data = nets.write_conv(tmp_path / "conv.onnx"), nets.volumes(3, 8)
-    job = model, nets.write_data(tmp_path / "data.zarr", data)
+def test_a_scheduler_that_lacks_oocdl(job: tuple[Path, Path], tmp_path: Path) -> None:
     expected = nets.files_of(oocdl.fit(*job, **OPTIONS))
     notices: list[Event] = []
     command, nannies = processes.WITHOUT_OOCDL, (True, False)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from distributed import Client, LocalCluster, Scheduler
+from distributed import Client, Scheduler
 
 import oocdl
 from oocdl.dashboard import dask_driver, dask_plugin
@@ -19,6 +19,7 @@ from oocdl.presets.unets import write_unet3d
 from oocdl.runtime.lost import WorkersLost
 from tests.kit import nets
 from tests.kit.faults import OPTIONS
+from tests.kit.searches import workers_in
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 PAGES = ("status", "tasks", "graph", "individual-progress", "individual-task-stream")
@@ -26,11 +27,8 @@ PAGES = ("status", "tasks", "graph", "individual-progress", "individual-task-str
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with (
-        LocalCluster(2, threads_per_worker=1, memory_limit=None, dashboard_address="127.0.0.1:0") as cluster,
-        Client(cluster) as client,
-    ):
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with workers_in(tmp_path_factory.mktemp("workers"), memory_limit=None) as client:
         yield client
 
 

@@ -63,12 +63,6 @@ def client(workers: LocalCluster) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("job")
-    return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
-
-
-@pytest.fixture(scope="module")
 def expected(job: tuple[Path, Path]) -> dict[str, bytes]:
     """What a run in this process makes."""
     return nets.files_of(oocdl.fit(*job, **QUICK))
@@ -275,30 +269,19 @@ def test_a_signal_ends_the_run(
     assert processes.remains(client) == {}
 
 
-@pytest.mark.slow
-def test_losses_without_a_step_end(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*_: Any) -> None:
-        raise WorkersLost("worker x is gone")
-
-    monkeypatch.setattr(lost_, "MOST_LOSSES", 2)
-    monkeypatch.setattr(ClusterSession, "load", load)
-    with pytest.raises(ResourceError, match="lost 2 times before a further step was done"):
-        oocdl.fit(*job, workdir=tmp_path / "run", client=client, **QUICK)
-    assert processes.remains(client) == {}
+SLOW = [pytest.param(where, marks=pytest.mark.slow) for where in ("set-up", "weights")]
 
 
-@pytest.mark.parametrize("where", ["second step", pytest.param("set-up", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["second step", *SLOW])
 def test_workers_that_are_lost_again_and_again_end_the_run(
     client: Client, go: Go, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """As those are that their job's memory limit kills: at the same place, although they come each time."""
-    name = {"set-up": "_set_up", "second step": "run_pass"}[where]
+    name = {"set-up": "_set_up", "weights": "load", "second step": "run_pass"}[where]
     before, lost = getattr(ClusterSession, name), [0]
 
     def lose(session: ClusterSession, *arguments: Any) -> Any:
-        if where == "set-up" or arguments[1].number == 1:
+        if where != "second step" or arguments[1].number == 1:
             lost[0] += 1
             assert lost[0] < 6
             raise WorkersLost("worker x is gone")
@@ -306,7 +289,7 @@ def test_workers_that_are_lost_again_and_again_end_the_run(
 
     monkeypatch.setattr(lost_, "MOST_LOSSES", 3)
     monkeypatch.setattr(ClusterSession, name, lose)
-    with pytest.raises(ResourceError, match="lost 3 times"):
+    with pytest.raises(ResourceError, match="lost 3 times before a further step was done"):
         go(commit_seconds=1e9)
     assert lost == [3] or where == "second step" and lost == [4]
     assert processes.remains(client) == {}

@@ -6,6 +6,7 @@ import re
 import resource
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +39,6 @@ STEP_SECONDS = 0.25
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that come join soon."""
     monkeypatch.setattr("oocdl.runtime.cluster.growth.GROW_SECONDS", 1.0)
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("job")
-    return nets.write_conv(folder / "conv.onnx"), nets.write_data(folder / "data.zarr", nets.volumes(3, 8))
 
 
 PRELOADED = {
@@ -131,38 +126,58 @@ def there(tmp_path: Path) -> Iterator[processes.Cluster]:
         yield found
 
 
-@pytest.mark.slow
-def test_late_workers_without_room_are_left_out(
-    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """Each by a limit of another kind; one that has room joins, although every step is committed."""
-    small = {"small": "512MiB", "limited": "0", "large": "0"}
-    late = Late(tmp_path, there.address, {**small, "roomy": "2GiB"})
-    try:
-        run = oocdl.fit(*job, workdir=tmp_path / "run", client=there.address, callbacks=[late], **QUICK)
-        assert processes.remains(late.client) == {}
-    finally:
-        late.end()
-    roomy = {**QUICK, "memory": "3GiB"}  # this process may be large, after other tests
-    alone = oocdl.fit(*job, workdir=tmp_path / "alone", plan=run.path, **roomy)
-    assert nets.files_of(run) == nets.files_of(alone)
+@pytest.fixture
+def train(there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path) -> Any:
+    """Train while workers come; nothing of the run is left on them."""
+
+    def fit(limits: dict[str, str], leaves: bool = False, **options: Any) -> tuple[oocdl.Run, Late]:
+        late = Late(tmp_path, there.address, limits, leaves)
+        how = {**QUICK, "workdir": tmp_path / "run", "callbacks": [late], **options}
+        try:
+            with pytest.raises(ResourceError, match=LEFT) if leaves else nullcontext():
+                oocdl.fit(*job, client=there.address, **how)
+            assert processes.remains(late.client) == {}
+        finally:
+            late.end()
+        return oocdl.open(tmp_path / "run"), late
+
+    return fit
+
+
+LEFT = r"there \(2\) can take part .* needs 600 MiB\).*committed.*start it"
+
+
+def one_joined(run: oocdl.Run, late: Late, words: dict[str, tuple[str, ...]]) -> None:
+    """All steps are done, with one more worker; why each of the others is left out is told in these words."""
     assert [row["step"] for row in run.history] == list(range(1, 17))
     assert [(one.reason, one.members) for one in late.changed] == [("workers have come", 2)]
     told = [text for text in late.texts if "is left out" in text]
+    assert len(told) == len(words) and not any("\n" in text for text in told)
+    for name, parts in words.items():
+        (text,) = (text for text in told if text.startswith(f"worker {late.addresses[name]} is left out: "))
+        assert all(part in text for part in parts), text
+        assert text.count(late.addresses[name]) == 1, text
+
+
+@pytest.mark.slow
+def test_late_workers_without_room_are_left_out(train: Any, job: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each by a limit of another kind; one that has room joins, although every step is committed."""
+    small = {"small": "512MiB", "limited": "0", "large": "0"}
+    run, late = train({**small, "roomy": "2GiB"})
+    roomy = {**QUICK, "memory": "3GiB"}  # this process may be large, after other tests
+    alone = oocdl.fit(*job, workdir=tmp_path / "alone", plan=run.path, **roomy)
+    assert nets.files_of(run) == nets.files_of(alone)
     numbers = {
         "small": ("limit is 512 MiB", "needs 600 MiB"),
         "limited": ("400 MiB (RLIMIT_RSS", "needs 600 MiB"),
         "large": ("MiB of the budget are left", "a unit needs"),
     }
-    assert len(told) == 3
-    for name, words in numbers.items():
-        (text,) = (text for text in told if text.startswith(f"worker {late.addresses[name]} "))
-        assert all(word in text for word in words), text
+    one_joined(run, late, numbers)
 
 
 @pytest.mark.slow
 def test_late_workers_that_cannot_take_part_are_left_out(
-    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Any, job: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a reason of its own each: the run goes on with those it has, and with one that can.
 
@@ -176,19 +191,8 @@ def test_late_workers_that_cannot_take_part_are_left_out(
         "oldest": ("it fails (", "AttributeError", "whether it has the same versions"),
         "blind": ("/elsewhere/data.zarr", "the run goes on without it"),
     }
-    late = Late(tmp_path, there.address, dict.fromkeys([*words, "unlike"], "2GiB"))
-    try:
-        run = oocdl.fit(*job, workdir=tmp_path / "run", client=there.address, callbacks=[late], **QUICK)
-    finally:
-        late.end()
-    assert [row["step"] for row in run.history] == list(range(1, 17))
-    assert [(one.reason, one.members) for one in late.changed] == [("workers have come", 2)]
-    told = [text for text in late.texts if "is left out" in text]
-    assert len(told) == len(words) and not any("\n" in text for text in told)
-    for name, parts in words.items():
-        (text,) = (text for text in told if text.startswith(f"worker {late.addresses[name]} is left out: "))
-        assert all(part in text for part in parts), text
-        assert text.count(late.addresses[name]) == 1, text
+    run, late = train(dict.fromkeys([*words, "unlike"], "2GiB"))
+    one_joined(run, late, words)
     assert [text for text in late.texts if "not of one kind" in text] == [
         f"workers are not of one kind (processor {' or '.join(sorted(['Another 1', processor()]))}): results "
         "are close to those of workers of one kind, not equal; for equal ones ask for nodes of one kind, "
@@ -201,21 +205,12 @@ def test_late_workers_that_cannot_take_part_are_left_out(
 @pytest.mark.slow
 @pytest.mark.parametrize(("expected", "wait_seconds"), [(0, 3.0), (2, 1000.0)])
 def test_a_run_ends_where_only_workers_without_room_are_left(
-    there: processes.Cluster, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    expected: int, wait_seconds: float,
-) -> None:  # fmt: skip
+    train: Any, monkeypatch: pytest.MonkeyPatch, expected: int, wait_seconds: float
+) -> None:
     """After it has waited for others, or at once where all that are expected are there."""
     monkeypatch.setattr(crew, "expected", lambda client: expected)
-    late = Late(tmp_path, there.address, {"small": "512MiB", "limited": "0"}, leaves=True)
-    try:
-        said = r"there \(2\) can take part .* needs 600 MiB\).*committed.*start it"
-        how = {**QUICK, "wait_seconds": wait_seconds, "callbacks": [late]}
-        with pytest.raises(ResourceError, match=said):
-            oocdl.fit(*job, workdir=tmp_path / "run", client=there.address, **how)
-        assert processes.remains(late.client) == {}
-    finally:
-        late.end()
-    assert oocdl.open(tmp_path / "run").steps >= 9
+    run, late = train({"small": "512MiB", "limited": "0"}, leaves=True, wait_seconds=wait_seconds)
+    assert run.steps >= 9
     assert sum("is left out" in text for text in late.texts) == 2
 
 

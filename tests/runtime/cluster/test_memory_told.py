@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 from rich.console import Console
 
 import oocdl
 from oocdl.events import Event, StepDone
 from oocdl.host.limits import anonymous_bytes
 from oocdl.report.progress import Progress
-from tests.kit import nets
 from tests.kit.faults import OPTIONS
+from tests.kit.searches import workers_in
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 BALLAST_BYTES = 150 << 20
@@ -34,7 +35,9 @@ def drop() -> None:
     del np._ballast  # type: ignore[attr-defined]
 
 
-def train(job: Path, workdir: Path, client: Client | None) -> tuple[list[dict[str, int]], str, int]:
+def train(
+    job: tuple[Path, Path], workdir: Path, client: Client | None
+) -> tuple[list[dict[str, int]], str, int]:
     """Rows and last line of a run in which one process takes ballast, and how large that process became."""
     out, has = io.StringIO(), [0]
     shown = Progress(1000 * MIB, Console(file=out, width=200))
@@ -46,10 +49,8 @@ def train(job: Path, workdir: Path, client: Client | None) -> tuple[list[dict[st
             found = take() if client is None else client.run(take, workers=worker)[worker[0]]
             has[0] = max(has[0], found if event.row["step"] > 1 else 0)
 
-    data = job / "net.onnx", job / "data.zarr"
-    run = oocdl.fit(
-        *data, workdir=workdir, client=client, callbacks=[listen], **OPTIONS | {"steps": 4, "memory": "2GiB"}
-    )
+    how = OPTIONS | {"steps": 4, "memory": "2GiB"}
+    run = oocdl.fit(*job, workdir=workdir, client=client, callbacks=[listen], **how)
     if client is None:
         drop()
     else:
@@ -58,17 +59,10 @@ def train(job: Path, workdir: Path, client: Client | None) -> tuple[list[dict[st
 
 
 @pytest.mark.parametrize("where", ["one process", pytest.param("two workers", marks=pytest.mark.slow)])
-def test_the_largest_process_is_shown(tmp_path: Path, where: str) -> None:
-    nets.write_conv(tmp_path / "net.onnx")
-    nets.write_data(tmp_path / "data.zarr", nets.volumes(3, 8))
-    if where == "one process":
-        rows, line, has_bytes = train(tmp_path, tmp_path / "run", None)
-    else:
-        with (
-            LocalCluster(2, threads_per_worker=1, memory_limit=None, dashboard_address=":0") as cluster,
-            Client(cluster) as client,
-        ):
-            rows, line, has_bytes = train(tmp_path, tmp_path / "run", client)
+def test_the_largest_process_is_shown(job: tuple[Path, Path], tmp_path: Path, where: str) -> None:
+    workers = workers_in(tmp_path / "workers", memory_limit=None) if where == "two workers" else nullcontext()
+    with workers as client:
+        rows, line, has_bytes = train(job, tmp_path / "run", client)
     first, last = rows[0]["process_bytes"], rows[-1]["process_bytes"]
     assert last >= first + 0.9 * BALLAST_BYTES  # the other worker has none
     assert 0.95 * has_bytes < last < 1.2 * has_bytes
