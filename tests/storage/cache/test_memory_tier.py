@@ -12,7 +12,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +36,11 @@ def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
         time.sleep(0.002)
 
 
-def join_all(threads: list[threading.Thread], seconds: float = 20.0) -> None:
+def race(*works: Callable[[], object], seconds: float = 20.0) -> None:
+    """Do all of it at once, in threads that end in time."""
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
     end = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
@@ -153,14 +159,12 @@ def test_first_come_first_served(tier: Tier) -> None:
             order.append(index)
 
     hold = tier.reserve(4000)
-    threads = []
-    for index, nbytes in enumerate((6000, 1000, 8000, 10)):  # 1000 and 10 would fit at once
-        threads.append(threading.Thread(target=unit, args=(index, nbytes), daemon=True))
-        threads[-1].start()
-        until(lambda count=index + 1: len(tier.ledger.line) == count)
-    assert order == []
-    hold.release()
-    join_all(threads)
+    with ThreadPoolExecutor(4) as pool:
+        for index, nbytes in enumerate((6000, 1000, 8000, 10)):  # 1000 and 10 would fit at once
+            pool.submit(unit, index, nbytes)
+            until(lambda count=index + 1: len(tier.ledger.line) == count)
+        assert order == []
+        hold.release()
     assert order[0] == 0
     assert order.index(2) > order.index(1)
     assert sorted(order) == [0, 1, 2, 3]
@@ -250,16 +254,13 @@ def test_a_signal_leaves_no_lock_taken(tmp_path: Path) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    thread = threading.Thread(target=tier.renew, args=([],), daemon=True)
-    thread.start()
-    join_all([thread])
+    race(lambda: tier.renew([]))
     tier.close()
 
 
 def spill(chunk: Chunk) -> None:
     """Have a chunk leave RAM."""
-    home = chunk.home
-    assert isinstance(home, Tier)
+    home: Any = chunk.home
     home.reserve(home.capacity_bytes).release()
     assert chunk.slot.array is None
 
@@ -269,8 +270,7 @@ def check_volume(chunk: Chunk) -> None:
     assert (chunk.order, chunk.region, chunk.shape) == (LAST, REGION, VOLUME.shape)
     copy = chunk.copy()
     assert np.array_equal(copy, VOLUME) and copy.transpose(LAST).flags.c_contiguous
-    home = chunk.home
-    assert isinstance(home, Tier)
+    home: Any = chunk.home
     with home.reserve(0, [chunk]):
         assert np.array_equal(chunk.array(), VOLUME)
         assert chunk.array().transpose(LAST).flags.c_contiguous
@@ -287,8 +287,7 @@ def test_strips_of_a_chunk_are_named_by_axes_whatever_their_order(last: Chunk, s
     planes = np.empty((1, 5, 2, 8, 3), np.float32)
     wide = np.empty((2, 2, 8, 16, 8), np.float32)
     alike = wide.transpose(np.argsort(LAST))[1:2, 1:6, :, :, 7:10]
-    home = last.home
-    assert isinstance(home, Tier)
+    home: Any = last.home
     with home.reserve(home.capacity_bytes if spilled else 0):  # else there is room, and it comes back
         for out in (planes, alike):
             last.read(region, out)
@@ -335,30 +334,21 @@ def test_a_chunk_with_an_axis_of_one_element(tier: Tier, order: tuple[int, ...])
 
 
 def test_a_failed_write_reaches_all_who_wait(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk = put(tier, 1.0, 500)
-    monkeypatch.setattr(os, "pwrite", _no_space)
-    errors: list[BaseException] = []
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def unit() -> None:
-        try:
+        with pytest.raises(ResourceError, match=f"{tier.spill.folder}.*4000 bytes.*free some"):
             tier.reserve(6000)
-        except ResourceError as error:
-            errors.append(error)
+        refused.append(1)
 
-    threads = [threading.Thread(target=unit, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    join_all(threads, 5)
+    chunk, refused = put(tier, 1.0, 500), list[int]()
+    monkeypatch.setattr(os, "pwrite", no_space)
+    race(unit, unit, unit, seconds=5)
     monkeypatch.undo()
-    assert len(errors) == 3
-    for word in (str(tier.spill.folder), "4000 bytes", "free some"):
-        assert word in str(errors[0])
+    assert len(refused) == 3
     assert (chunk.copy() == 1.0).all()
     assert not files(tier)
-
-
-def _no_space(*_: object) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_failed_load_is_raised_and_releases(tier: Tier) -> None:
@@ -406,10 +396,7 @@ def test_the_protocol_always_finishes(tmp_path: Path, seed: int, workers: int, c
                 failures.append(error)
                 raise
 
-        threads = [threading.Thread(target=worker, args=(n,), daemon=True) for n in range(workers)]
-        for thread in threads:
-            thread.start()
-        join_all(threads)
+        race(*(partial(worker, n) for n in range(workers)))
         assert not failures
         assert tier.stats.peak_bytes <= capacity
         assert tier.stats.reserved_bytes == 0
@@ -471,18 +458,14 @@ def test_reads_race_with_eviction(tmp_path: Path) -> None:
                 if not np.array_equal(out, array[top:, left:]):
                     wrong.append(f"{top},{left}")
 
-        def churn(fresh: bool) -> None:
+        def churn() -> None:
             while goes_on():
                 tier.reserve(3 * array.nbytes).release()
                 with tier.reserve(0, [chunk]):
                     if not np.array_equal(chunk.array(), array):
                         wrong.append("pinned")
 
-        threads = [threading.Thread(target=reader, args=(n,), daemon=True) for n in range(3)]
-        threads += [threading.Thread(target=churn, args=(n,), daemon=True) for n in (True, False)]
-        for thread in threads:
-            thread.start()
-        join_all(threads)
+        race(*(partial(reader, n) for n in range(3)), churn, churn)
         assert wrong == []
         assert tier.stats.peak_bytes <= 3 * array.nbytes
         assert tier.stats.read_bytes > enough
@@ -524,24 +507,20 @@ def read(chunk: Chunk) -> float:
 
 def test_bytes_come_from_the_device_whoever_wants_them(tier: Tier) -> None:
     chunks.use(tier)
-    for value, ask in enumerate(
-        (
-            read,
-            lambda chunk: tier.reserve(0).lend(chunk)[0],  # type: ignore[index]
-            lambda chunk: pinned(tier, chunk),
-            lambda chunk: read(pickle.loads(pickle.dumps(chunk))),
-        )
-    ):
+
+    def pinned(chunk: Chunk) -> float:
+        with tier.reserve(0, [chunk]):
+            return float(chunk.array()[0])
+
+    def lent(chunk: Chunk) -> float:
+        return float(tier.reserve(0).lend(chunk)[0])  # type: ignore[index]
+
+    for value, ask in enumerate((read, lent, pinned, lambda chunk: read(pickle.loads(pickle.dumps(chunk))))):
         chunk, late = put_late(tier, value)
         assert not late.times
         assert ask(chunk) == value
         assert read(chunk) == value
         del chunk
-
-
-def pinned(tier: Tier, chunk: Chunk) -> float:
-    with tier.reserve(0, [chunk]):
-        return float(chunk.array()[0])
 
 
 def test_bytes_come_from_the_device_before_they_are_spilled(tier: Tier) -> None:
