@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit import sge as real_sge
 from tests.kit import slurm as real_slurm
+from tests.kit.daemons import alone
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +29,7 @@ def running(system: ModuleType) -> Iterator[None]:
     reason = system.missing()
     if reason is not None:
         pytest.skip(reason)
-    with system.running(), pytest.MonkeyPatch.context() as patch:
+    with alone(system.ROOT, system.start, system.stop), pytest.MonkeyPatch.context() as patch:
         for name, value in system.environment().items():
             patch.setenv(name, value)
         yield

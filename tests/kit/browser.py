@@ -106,12 +106,8 @@ def browser(size: tuple[int, int] = DESKTOP) -> Iterator[Seen]:
             page = seen.page
             page.on("request", lambda request: _note_outside(seen, request.url))
             page.on("websocket", lambda socket: _note_outside(seen, socket.url))
-            page.on(
-                "console", lambda line: seen.complaints.append(line.text) if line.type == "error" else None
-            )
-            page.on(
-                "console", lambda line: seen.warnings.append(line.text) if line.type == "warning" else None
-            )
+            kinds = {"error": seen.complaints, "warning": seen.warnings}
+            page.on("console", lambda line: kinds.get(line.type, []).append(line.text))
             page.on("pageerror", lambda error: seen.complaints.append(str(error)))
             page.on("requestfailed", lambda request: seen.complaints.append(f"failed: {request.url}"))
             page.on(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +63,7 @@ class InProcess:
             member = self.members[segment.member]
             if not segment.number:
                 running = member.begin(name, plan_id, info, starts)
-                worker: Any = _Worker(self, member)
+                worker: Any = SimpleNamespace(rpc=partial(self.connection, member))
                 fetching.append(asyncio.create_task(fetch_all(worker, member, running)))
             place = segment.member, segment.number
             ends = tasks.keys[place] in tasks.ends
@@ -83,48 +84,23 @@ class InProcess:
             found.append(await worker_tasks.roll_back(member.setup.run_id, number))
         return all(found)
 
-    async def later(self) -> None:
-        """Some turns of the event loop."""
-        for _ in range(self.random.randrange(MOST_TICKS)):
-            await asyncio.sleep(0)
+    def connection(self, receiver: Member, address: str) -> Any:
+        """What a member has of another by Dask's worker."""
+        return SimpleNamespace(**{HANDLER: partial(self._ask, receiver, self.members[int(address)])})
 
-    def held(self) -> dict[TaskKey, Array]:
-        """All that members hold."""
-        return {key: chunk.copy() for member in self.members for key, chunk in member.held.items()}
-
-
-@dataclass(eq=False)
-class _Worker:
-    """What a member needs of Dask's worker: connections to others."""
-
-    crew: InProcess
-    member: Member
-
-    def rpc(self, address: str) -> Any:
-        return _Connection(self.crew, self.crew.members[int(address)], self.member)
-
-
-@dataclass(eq=False)
-class _Connection:
-    crew: InProcess
-    sender: Member
-    receiver: Member
-
-    def __getattr__(self, name: str) -> Any:
-        assert name == HANDLER
-        return self._ask
-
-    async def _ask(self, run_id: str, name: str, number: int, now: bool) -> Any:
-        self.crew.messages += 1
-        again = self.crew.random.random() < REPEATED
-        await self.crew.later()
+    async def _ask(
+        self, receiver: Member, sender: Member, run_id: str, name: str, number: int, now: bool
+    ) -> Any:
+        self.messages += 1
+        again = self.random.random() < REPEATED
+        await self.later()
         sent: list[Any] = []
 
         async def write(answer: Any) -> None:
-            await self.crew.later()
+            await self.later()
             sent.append(answer)
 
-        asked = SimpleNamespace(write=write), self.sender.setup.run_id, name, number, now
+        asked = SimpleNamespace(write=write), sender.setup.run_id, name, number, now
         answer = await hand_out(*asked)
         answer = sent[0] if answer is Status.dont_reply else answer
         if again:
@@ -134,10 +110,19 @@ class _Connection:
                 assert now  # what is handed out is so once
         if now:
             packed = pickle.dumps(answer.data)
-            await self.crew.later()
-            use(self.receiver.tier)
+            await self.later()
+            use(receiver.tier)
             answer = pickle.loads(packed)
         return answer
+
+    async def later(self) -> None:
+        """Some turns of the event loop."""
+        for _ in range(self.random.randrange(MOST_TICKS)):
+            await asyncio.sleep(0)
+
+    def held(self) -> dict[TaskKey, Array]:
+        """All that members hold."""
+        return {key: chunk.copy() for member in self.members for key, chunk in member.held.items()}
 
 
 @contextmanager

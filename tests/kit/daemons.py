@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 END_SECONDS = 20.0
 
@@ -98,6 +101,22 @@ def add_host(bridge: str, network: str, name: str, link: str, number: int) -> No
     ip("-n", name, "address", "add", f"{network}.{number}/24", "dev", "eth0")
     for device in ("eth0", "lo"):
         ip("-n", name, "link", "set", device, "up")
+
+
+def lacking(what: str, commands: Iterable[str], packages: str) -> str | None:
+    """Say why this machine cannot have something; None if it can."""
+    absent = [command for command in commands if shutil.which(command, path=path_of_daemons()) is None]
+    if os.geteuid() != 0:
+        return f"{what} of one's own needs root"
+    return f"needs {', '.join(absent)}: apt-get install {packages}" if absent else None
+
+
+def main(system: Any) -> None:
+    """``start`` a batch system and print the variables by which it is found, or ``stop`` it."""
+    word = sys.argv[1]
+    {"start": system.start, "stop": system.stop}[word]()
+    if word == "start":
+        print("\n".join(f"export {name}={value}" for name, value in system.environment().items()))
 
 
 def path_of_daemons() -> str:

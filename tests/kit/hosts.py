@@ -6,8 +6,6 @@ Needs root. Everything is removed at the end, also what an earlier call has left
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,11 +21,7 @@ MEMORY = Path("/sys/fs/cgroup/memory")
 
 def missing() -> str | None:
     """Say why this machine cannot have hosts; None if it can."""
-    if os.geteuid() != 0:
-        return "hosts of one's own need root"
-    if shutil.which("ip", path=path_of_daemons()) is None:
-        return "needs ip: apt-get install iproute2"
-    return None
+    return daemons.lacking("a network", ["ip"], "iproute2")
 
 
 @dataclass(eq=False)

@@ -9,13 +9,11 @@ Needs root and Debian's packages: ``apt-get install gridengine-master gridengine
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.kit import daemons
@@ -68,13 +66,8 @@ directives = ["-v PYTHONPATH"]
 
 def missing() -> str | None:
     """Say why this machine cannot have it; None if it can."""
-    lacking = [command for command in COMMANDS if shutil.which(command, path=path_of_daemons()) is None]
-    if os.geteuid() != 0:
-        return "a Grid Engine of its own needs root"
-    if lacking:
-        packages = "gridengine-master gridengine-exec gridengine-client"
-        return f"needs {', '.join(lacking)}: apt-get install {packages}"
-    return None
+    packages = "gridengine-master gridengine-exec gridengine-client"
+    return daemons.lacking("a Grid Engine", COMMANDS, packages)
 
 
 def environment() -> dict[str, str]:
@@ -82,11 +75,6 @@ def environment() -> dict[str, str]:
     place = {"SGE_ROOT": str(ROOT), "SGE_CELL": "default", "OOCDL_SITE": str(SITE)}
     ports = {"SGE_QMASTER_PORT": "16444", "SGE_EXECD_PORT": "16445"}
     return {**place, **ports, "PATH": path_of_daemons()}
-
-
-def running() -> AbstractContextManager[None]:
-    """Grid Engine, started, with its queue; stopped whatever happens. One at a time on a machine."""
-    return daemons.alone(ROOT, start, stop)
 
 
 def start() -> None:
@@ -178,6 +166,4 @@ def _file(text: str) -> Path:
 
 
 if __name__ == "__main__":
-    {"start": start, "stop": stop}[sys.argv[1]]()
-    if sys.argv[1] == "start":
-        print("\n".join(f"export {name}={value}" for name, value in environment().items()))
+    daemons.main(sys.modules[__name__])

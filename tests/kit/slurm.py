@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from tests.kit import daemons
@@ -87,24 +87,15 @@ shared = "{ROOT}/shared"
 
 def missing() -> str | None:
     """Say why this machine cannot have it; None if it can."""
-    lacking = [command for command in COMMANDS if shutil.which(command, path=path_of_daemons()) is None]
-    if os.geteuid() != 0:
-        return "a Slurm of its own needs root"
-    if lacking:
-        return f"needs {', '.join(lacking)}: apt-get install slurm-wlm munge iproute2"
-    if not (CGROUPS / "memory").is_dir() or not (CGROUPS / "freezer").is_dir():
+    found = daemons.lacking("a Slurm", COMMANDS, "slurm-wlm munge iproute2")
+    if found is None and not all((CGROUPS / name).is_dir() for name in ("memory", "freezer")):
         return "needs cgroups of version 1 (memory, freezer)"
-    return None
+    return found
 
 
 def environment() -> dict[str, str]:
     """What commands of Slurm, and of oocdl, need to know to use it."""
     return {"SLURM_CONF": str(CONF), "OOCDL_SITE": str(SITE), "PATH": path_of_daemons()}
-
-
-def running() -> AbstractContextManager[None]:
-    """Slurm, started, with all nodes idle; stopped whatever happens. One at a time on a machine."""
-    return daemons.alone(ROOT, start, stop)
 
 
 def start() -> None:
@@ -188,6 +179,4 @@ def _remove_cgroup(node: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"start": start, "stop": stop}[sys.argv[1]]()
-    if sys.argv[1] == "start":
-        print("\n".join(f"export {name}={value}" for name, value in environment().items()))
+    daemons.main(sys.modules[__name__])
