@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,15 +49,21 @@ def drawn(seed: int, most: int) -> tuple[int, Edges, list[float]]:
     return nodes, edges, [chance.gauss(0.1, 1) for _ in edges]
 
 
+def graph_of(nodes: int, costs: Iterable[tuple[tuple[int, int], float]]) -> list[dict[int, float]]:
+    """The cost of each edge, by both of its nodes."""
+    graph: list[dict[int, float]] = [{} for _ in range(nodes)]
+    for (a, b), cost in costs:
+        graph[a][b] = graph[b][a] = cost
+    return graph
+
+
 def test_small_graphs_are_cut_as_by_brute_force(solver: ModuleType) -> None:
     """A local search may miss the optimum. It does so rarely, never passes it, and mends greedy joins."""
     missed = greedy = 0
     for seed in range(200):
         nodes, edges, costs = drawn(seed, 7)
         least = min(solver.cut_cost(edges, costs, parts) for parts in partitions(nodes))
-        graph: list[dict[int, float]] = [{} for _ in range(nodes)]
-        for (a, b), cost in zip(edges, costs, strict=True):
-            graph[a][b] = graph[b][a] = cost
+        graph = graph_of(nodes, zip(edges, costs, strict=True))
         first = solver.cut_cost(edges, costs, solver.greedy_joins(graph))
         found = solver.cut_cost(edges, costs, solver.multicut(nodes, edges, costs))
         assert least - 1e-9 <= found <= first + 1e-9
@@ -83,11 +90,7 @@ def test_parts_are_connected_and_numbered_in_order(solver: ModuleType) -> None:
         parts = solver.multicut(nodes, edges, costs)
         assert list(dict.fromkeys(parts)) == [*range(max(parts) + 1)]
         # Of a tree of ones within parts, greedy joins make just these parts: each is connected.
-        within = [1.0 if parts[a] == parts[b] else -1.0 for a, b in edges]
-        graph: list[dict[int, float]] = [{} for _ in range(nodes)]
-        for (a, b), cost in zip(edges, within, strict=True):
-            if cost > 0:
-                graph[a][b] = graph[b][a] = cost
+        graph = graph_of(nodes, (((a, b), 1.0) for a, b in edges if parts[a] == parts[b]))
         assert solver.greedy_joins(graph) == parts
 
 
@@ -95,10 +98,7 @@ def test_a_way_through_a_loss_is_found(solver: ModuleType) -> None:
     """Greedy joins put 1 and 2 to 0. They belong to 3 and 4, but each alone would lose by going there."""
     costs = {(1, 2): 4.0, (0, 1): 1.6, (0, 2): 1.6, (3, 4): 3.1, (0, 3): -5.0, (0, 4): -5.0}
     costs |= {(one, other): 1.0 for one in (1, 2) for other in (3, 4)}
-    graph: list[dict[int, float]] = [{} for _ in range(5)]
-    for (a, b), cost in costs.items():
-        graph[a][b] = graph[b][a] = cost
-    assert solver.greedy_joins(graph) == [0, 0, 0, 1, 1]
+    assert solver.greedy_joins(graph_of(5, costs.items())) == [0, 0, 0, 1, 1]
     assert solver.multicut(5, [*costs], [*costs.values()]) == [0, 1, 1, 1, 1]
 
 
@@ -110,14 +110,20 @@ def test_costs_of_an_edge_add_up_and_loops_are_refused(solver: ModuleType) -> No
         solver.multicut(2, [(1, 1)], [1.0])
 
 
+def heads(example: ModuleType, classes: Array, instances: Array, random: np.random.Generator) -> Any:
+    """What heads would make that are right, with noise on the edges."""
+    logits = np.stack([np.where(classes == kind, 3.0, 0.0) for kind in range(len(example.CLASSES))])
+    return logits, np.where(example.edges_of(instances), 3.0, -3.0) + random.normal(
+        0, 0.5, (2, *classes.shape)
+    )
+
+
 def test_heads_that_are_right_give_the_true_instances(example: ModuleType) -> None:
     random = np.random.default_rng(0)
     found, truth = [], []
     for number in range(4):
         _, classes, instances = example.scene(random, 48, 5)
-        edges = np.where(example.edges_of(instances), 3.0, -3.0) + random.normal(0, 0.5, (2, *classes.shape))
-        logits = np.stack([np.where(classes == kind, 3.0, 0.0) for kind in range(len(example.CLASSES))])
-        found += example.instances_of(number, logits, edges)
+        found += example.instances_of(number, *heads(example, classes, instances, random))
         truth += [
             example.Instance(number, one.kind, one.score, one.mask)
             for one in example.true_instances(classes[None], instances[None])
@@ -131,9 +137,8 @@ def test_either_head_parts_what_touches(example: ModuleType) -> None:
     halves[4:12, 4:12], halves[4:12, 12:20] = 1, 2
 
     def kinds_of(classes: Array, instances: Array) -> list[int]:
-        logits = np.stack([np.where(classes == kind, 3.0, 0.0) for kind in range(len(example.CLASSES))])
-        edges = np.where(example.edges_of(instances), 3.0, -3.0) + random.normal(0, 0.5, (2, 16, 24))
-        return sorted(one.kind for one in example.instances_of(0, logits, edges))
+        found = example.instances_of(0, *heads(example, classes, instances, random))
+        return sorted(one.kind for one in found)
 
     assert kinds_of(halves.clip(max=1), halves) == [1, 1]  # by the edge between them
     assert kinds_of(halves, halves.clip(max=1)) == [1, 2]  # by their classes

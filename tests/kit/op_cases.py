@@ -76,8 +76,10 @@ def _array(operand: Any, random: np.random.Generator) -> Array:
     raise AssertionError(operand)
 
 
-def _window(strides: Any, pads: Any, dilations: Any = None, **more: Any) -> dict[str, Any]:
-    return {"strides": strides, "pads": pads, "dilations": dilations or (1,) * len(strides), **more}
+def _slid(op: str, operands: Any, strides: Any, pads: Any, dilations: Any = None, **more: Any) -> Case:
+    """An operator with a sliding window."""
+    dilations = dilations or (1,) * len(strides)
+    return Case(op, operands, {"strides": strides, "pads": pads, "dilations": dilations, **more})
 
 
 def _resample(axis: int, size: int, mode: str, coordinates: str, **more: Any) -> dict[str, Any]:
@@ -128,24 +130,26 @@ POINT = [
 ]
 GRADS = [
     *(Case(op, (A, A), attrs) for op, (instances, _) in ACTIVATION_GRADS.items() for attrs in instances),
-    Case("ConvWeightGrad", ((2, 3, 9), (2, 4, 5)), _window((2,), (1, 1), kernel_shape=(3,))),
-    Case(
-        "ConvWeightGrad",
-        (S3, (1, 2, 6, 5, 5)),
-        _window((1, 1, 1), (1, 1, 0, 1, 1, 0), kernel_shape=(3, 3, 3)),
-    ),
-    Case(
+    _slid("ConvWeightGrad", ((2, 3, 9), (2, 4, 5)), (2,), (1, 1), kernel_shape=(3,)),
+    _slid("ConvWeightGrad", (S3, (1, 2, 6, 5, 5)), (1, 1, 1), (1, 1, 0, 1, 1, 0), kernel_shape=(3, 3, 3)),
+    _slid(
         "ConvWeightGrad",
         ((2, 3, 2, 9, 7), (2, 3, 4, 5, 7)),
-        _window((2, 1), (1, 1, 1, 1), kernel_shape=(3, 3), grouped=True),
+        (2, 1),
+        (1, 1, 1, 1),
+        kernel_shape=(3, 3),
+        grouped=True,
     ),
-    Case(
+    _slid(
         "ConvWeightGrad",
         ((1, 8, 1, 6, 5, 7), (1, 8, 1, 6, 5, 5)),
-        _window((1, 1, 1), (1, 1, 0, 1, 1, 0), kernel_shape=(3, 3, 3), grouped=True),
+        (1, 1, 1),
+        (1, 1, 0, 1, 1, 0),
+        kernel_shape=(3, 3, 3),
+        grouped=True,
     ),
-    Case("MaxPoolGrad", ((2, 2, 9), (2, 2, 5)), _window((2,), (1, 1), kernel_shape=(3,))),
-    Case("MaxPoolGrad", ((1, 2, 9, 8), (1, 2, 4, 4)), _window((2, 2), (0, 0, 0, 0), kernel_shape=(2, 2))),
+    _slid("MaxPoolGrad", ((2, 2, 9), (2, 2, 5)), (2,), (1, 1), kernel_shape=(3,)),
+    _slid("MaxPoolGrad", ((1, 2, 9, 8), (1, 2, 4, 4)), (2, 2), (0, 0, 0, 0), kernel_shape=(2, 2)),
 ]
 REDUCE = [
     *(
@@ -168,41 +172,43 @@ REDUCE = [
     ),
 ]
 CONV = [
-    Case("Conv", ((2, 3, 9), (4, 3, 3)), _window((2,), (1, 1))),
-    Case("Conv", ((1, 1, 8), (2, 1, 1)), _window((1,), (0, 0))),
-    Case("Conv", ((1, 2, 9, 8), (3, 2, 3, 2)), _window((2, 3), (2, 0, 1, 1), (2, 1))),
-    Case("Conv", (S3, (2, 3, 3, 3, 3)), _window((1, 1, 1), (1,) * 6)),
-    Case("Conv", (S3, (2, 3, 2, 2, 2)), _window((2, 2, 2), (0,) * 6)),
-    Case("Conv", ((2, 2, 3), (2, 2, 3)), _window((3,), (0, 0))),
-    Case("ConvTranspose", ((2, 3, 5), (3, 4, 3)), _window((2,), (1, 1), spatial=(9,))),
-    Case("ConvTranspose", ((2, 3, 5), (3, 4, 3)), _window((2,), (1, 1), spatial=(10,))),
-    Case("ConvTranspose", ((1, 3, 5), (3, 2, 2)), _window((2,), (0, 0), (3,), spatial=(14,))),
-    Case(
-        "ConvTranspose", ((1, 3, 3, 2), (3, 4, 3, 2)), _window((2, 3), (0, 1, 1, 0), (1, 2), spatial=(6, 5))
-    ),
-    Case(
-        "ConvTranspose", ((1, 2, 3, 2, 3), (2, 3, 2, 2, 2)), _window((2, 2, 2), (0,) * 6, spatial=(6, 4, 6))
-    ),
-    Case("ConvTranspose", ((1, 2, 5), (2, 3, 1)), _window((2,), (0, 0), spatial=(10,))),
-    Case("Conv", ((2, 3, 2, 9), (3, 4, 2, 3)), _window((2,), (1, 1), grouped=True)),
-    Case("Conv", ((2, 8, 1, 9), (8, 2, 1, 3)), _window((1,), (1, 1), grouped=True)),
-    Case("Conv", ((1, 8, 1, 9, 8), (8, 1, 1, 3, 2)), _window((2, 1), (2, 0, 1, 1), (2, 1), grouped=True)),
-    Case("Conv", ((1, 4, 2, 6, 5, 7), (4, 2, 2, 3, 3, 3)), _window((1, 1, 1), (1,) * 6, grouped=True)),
-    Case("Conv", ((1, 8, 1, 6, 5, 7), (8, 1, 1, 3, 3, 3)), _window((1, 1, 1), (1,) * 6, grouped=True)),
-    Case("Conv", ((2, 2, 4, 5, 4), (2, 4, 4, 1, 1)), _window((1, 1), (0,) * 4, grouped=True)),
-    Case(
+    _slid("Conv", ((2, 3, 9), (4, 3, 3)), (2,), (1, 1)),
+    _slid("Conv", ((1, 1, 8), (2, 1, 1)), (1,), (0, 0)),
+    _slid("Conv", ((1, 2, 9, 8), (3, 2, 3, 2)), (2, 3), (2, 0, 1, 1), (2, 1)),
+    _slid("Conv", (S3, (2, 3, 3, 3, 3)), (1, 1, 1), (1,) * 6),
+    _slid("Conv", (S3, (2, 3, 2, 2, 2)), (2, 2, 2), (0,) * 6),
+    _slid("Conv", ((2, 2, 3), (2, 2, 3)), (3,), (0, 0)),
+    _slid("ConvTranspose", ((2, 3, 5), (3, 4, 3)), (2,), (1, 1), spatial=(9,)),
+    _slid("ConvTranspose", ((2, 3, 5), (3, 4, 3)), (2,), (1, 1), spatial=(10,)),
+    _slid("ConvTranspose", ((1, 3, 5), (3, 2, 2)), (2,), (0, 0), (3,), spatial=(14,)),
+    _slid("ConvTranspose", ((1, 3, 3, 2), (3, 4, 3, 2)), (2, 3), (0, 1, 1, 0), (1, 2), spatial=(6, 5)),
+    _slid("ConvTranspose", ((1, 2, 3, 2, 3), (2, 3, 2, 2, 2)), (2, 2, 2), (0,) * 6, spatial=(6, 4, 6)),
+    _slid("ConvTranspose", ((1, 2, 5), (2, 3, 1)), (2,), (0, 0), spatial=(10,)),
+    _slid("Conv", ((2, 3, 2, 9), (3, 4, 2, 3)), (2,), (1, 1), grouped=True),
+    _slid("Conv", ((2, 8, 1, 9), (8, 2, 1, 3)), (1,), (1, 1), grouped=True),
+    _slid("Conv", ((1, 8, 1, 9, 8), (8, 1, 1, 3, 2)), (2, 1), (2, 0, 1, 1), (2, 1), grouped=True),
+    _slid("Conv", ((1, 4, 2, 6, 5, 7), (4, 2, 2, 3, 3, 3)), (1, 1, 1), (1,) * 6, grouped=True),
+    _slid("Conv", ((1, 8, 1, 6, 5, 7), (8, 1, 1, 3, 3, 3)), (1, 1, 1), (1,) * 6, grouped=True),
+    _slid("Conv", ((2, 2, 4, 5, 4), (2, 4, 4, 1, 1)), (1, 1), (0,) * 4, grouped=True),
+    _slid(
         "ConvTranspose",
         ((1, 4, 2, 5, 4), (4, 2, 3, 3, 3)),
-        _window((2, 1), (1, 1, 1, 1), spatial=(10, 4), grouped=True),
+        (2, 1),
+        (1, 1, 1, 1),
+        spatial=(10, 4),
+        grouped=True,
     ),
-    Case(
+    _slid(
         "ConvTranspose",
         ((1, 8, 1, 3, 5, 4), (8, 1, 1, 2, 3, 3)),
-        _window((1, 1, 1), (0, 1, 1, 0, 1, 1), spatial=(4, 5, 4), grouped=True),
+        (1, 1, 1),
+        (0, 1, 1, 0, 1, 1),
+        spatial=(4, 5, 4),
+        grouped=True,
     ),
-    Case("MaxPool", ((2, 2, 9),), _window((2,), (1, 1), kernel_shape=(3,))),
-    Case("MaxPool", ((1, 2, 9, 8),), _window((2, 1), (0, 1, 1, 1), (2, 1), kernel_shape=(3, 2))),
-    Case("MaxPool", (S3,), _window((2, 2, 2), (0,) * 6, kernel_shape=(2, 2, 2))),
+    _slid("MaxPool", ((2, 2, 9),), (2,), (1, 1), kernel_shape=(3,)),
+    _slid("MaxPool", ((1, 2, 9, 8),), (2, 1), (0, 1, 1, 1), (2, 1), kernel_shape=(3, 2)),
+    _slid("MaxPool", (S3,), (2, 2, 2), (0,) * 6, kernel_shape=(2, 2, 2)),
 ]
 RESAMPLE = [
     *(

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from operator import add
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from dask._task_spec import DataNode, Task, TaskRef
@@ -69,29 +69,21 @@ def test_an_order_that_cannot_be_run_still_runs() -> None:
 
 
 class Result:
-    """Something that can be watched."""
+    """Something that is known while it is alive."""
+
+    alive: ClassVar[weakref.WeakSet[Result]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
 
 
 def test_a_result_is_dropped_as_soon_as_nothing_needs_it() -> None:
-    alive: list[weakref.ref[Result]] = []
-
-    def make() -> Result:
-        result = Result()
-        alive.append(weakref.ref(result))
-        return result
-
-    def use(result: Result) -> int:
-        return 1
-
-    def look(_: int) -> bool:
-        return alive[0]() is None
-
     graph = {
-        "make": Task("make", make),
-        "use": Task("use", use, TaskRef("make")),
-        "look": Task("look", look, TaskRef("use")),
+        "make": Task("make", Result),
+        "use": Task("use", lambda result: len(Result.alive), TaskRef("make")),
+        "look": Task("look", lambda there: (there, len(Result.alive)), TaskRef("use")),
     }
-    assert get(graph, ["look"], workers=1) == (True,)
+    assert get(graph, ["look"], workers=1) == ((1, 0),)
 
 
 def test_the_first_error_is_raised_and_nothing_more_starts() -> None:
@@ -110,21 +102,14 @@ def test_the_first_error_is_raised_and_nothing_more_starts() -> None:
 
 def test_an_error_that_is_kept_keeps_no_results() -> None:
     """A notebook keeps the last one: what it held counted as the process itself."""
-    alive: list[weakref.ref[Result]] = []
-
-    def make() -> Result:
-        result = Result()
-        alive.append(weakref.ref(result))
-        return result
-
     graph = {
-        "made": Task("made", make),
+        "made": Task("made", Result),
         "wrong": Task("wrong", lambda: 1 // 0),
         "both": Task("both", lambda *_: None, TaskRef("made"), TaskRef("wrong")),
     }
     with pytest.raises(ZeroDivisionError) as kept:
         get(graph, ["both"], workers=1)
-    assert alive[0]() is None and kept.value.__traceback__ is not None
+    assert not Result.alive and kept.value.__traceback__ is not None
 
 
 def test_an_interrupt_stops_the_run() -> None:
