@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,9 @@ def _slid(op: str, operands: Any, strides: Any, pads: Any, dilations: Any = None
     return Case(op, operands, {"strides": strides, "pads": pads, "dilations": dilations, **more})
 
 
+_grouped = partial(_slid, grouped=True)
+
+
 def _resample(axis: int, size: int, mode: str, coordinates: str, **more: Any) -> dict[str, Any]:
     attrs = {"axis": axis, "size": size, "mode": mode, "coordinates": coordinates, "scale": None}
     return {**attrs, "nearest_mode": "round_prefer_floor", "transposed": False, **more}
@@ -132,21 +136,13 @@ GRADS = [
     *(Case(op, (A, A), attrs) for op, (instances, _) in ACTIVATION_GRADS.items() for attrs in instances),
     _slid("ConvWeightGrad", ((2, 3, 9), (2, 4, 5)), (2,), (1, 1), kernel_shape=(3,)),
     _slid("ConvWeightGrad", (S3, (1, 2, 6, 5, 5)), (1, 1, 1), (1, 1, 0, 1, 1, 0), kernel_shape=(3, 3, 3)),
-    _slid(
-        "ConvWeightGrad",
-        ((2, 3, 2, 9, 7), (2, 3, 4, 5, 7)),
-        (2, 1),
-        (1, 1, 1, 1),
-        kernel_shape=(3, 3),
-        grouped=True,
-    ),
-    _slid(
+    _grouped("ConvWeightGrad", ((2, 3, 2, 9, 7), (2, 3, 4, 5, 7)), (2, 1), (1, 1, 1, 1), kernel_shape=(3, 3)),
+    _grouped(
         "ConvWeightGrad",
         ((1, 8, 1, 6, 5, 7), (1, 8, 1, 6, 5, 5)),
         (1, 1, 1),
         (1, 1, 0, 1, 1, 0),
         kernel_shape=(3, 3, 3),
-        grouped=True,
     ),
     _slid("MaxPoolGrad", ((2, 2, 9), (2, 2, 5)), (2,), (1, 1), kernel_shape=(3,)),
     _slid("MaxPoolGrad", ((1, 2, 9, 8), (1, 2, 4, 4)), (2, 2), (0, 0, 0, 0), kernel_shape=(2, 2)),
@@ -184,27 +180,19 @@ CONV = [
     _slid("ConvTranspose", ((1, 3, 3, 2), (3, 4, 3, 2)), (2, 3), (0, 1, 1, 0), (1, 2), spatial=(6, 5)),
     _slid("ConvTranspose", ((1, 2, 3, 2, 3), (2, 3, 2, 2, 2)), (2, 2, 2), (0,) * 6, spatial=(6, 4, 6)),
     _slid("ConvTranspose", ((1, 2, 5), (2, 3, 1)), (2,), (0, 0), spatial=(10,)),
-    _slid("Conv", ((2, 3, 2, 9), (3, 4, 2, 3)), (2,), (1, 1), grouped=True),
-    _slid("Conv", ((2, 8, 1, 9), (8, 2, 1, 3)), (1,), (1, 1), grouped=True),
-    _slid("Conv", ((1, 8, 1, 9, 8), (8, 1, 1, 3, 2)), (2, 1), (2, 0, 1, 1), (2, 1), grouped=True),
-    _slid("Conv", ((1, 4, 2, 6, 5, 7), (4, 2, 2, 3, 3, 3)), (1, 1, 1), (1,) * 6, grouped=True),
-    _slid("Conv", ((1, 8, 1, 6, 5, 7), (8, 1, 1, 3, 3, 3)), (1, 1, 1), (1,) * 6, grouped=True),
-    _slid("Conv", ((2, 2, 4, 5, 4), (2, 4, 4, 1, 1)), (1, 1), (0,) * 4, grouped=True),
-    _slid(
-        "ConvTranspose",
-        ((1, 4, 2, 5, 4), (4, 2, 3, 3, 3)),
-        (2, 1),
-        (1, 1, 1, 1),
-        spatial=(10, 4),
-        grouped=True,
-    ),
-    _slid(
+    _grouped("Conv", ((2, 3, 2, 9), (3, 4, 2, 3)), (2,), (1, 1)),
+    _grouped("Conv", ((2, 8, 1, 9), (8, 2, 1, 3)), (1,), (1, 1)),
+    _grouped("Conv", ((1, 8, 1, 9, 8), (8, 1, 1, 3, 2)), (2, 1), (2, 0, 1, 1), (2, 1)),
+    _grouped("Conv", ((1, 4, 2, 6, 5, 7), (4, 2, 2, 3, 3, 3)), (1, 1, 1), (1,) * 6),
+    _grouped("Conv", ((1, 8, 1, 6, 5, 7), (8, 1, 1, 3, 3, 3)), (1, 1, 1), (1,) * 6),
+    _grouped("Conv", ((2, 2, 4, 5, 4), (2, 4, 4, 1, 1)), (1, 1), (0,) * 4),
+    _grouped("ConvTranspose", ((1, 4, 2, 5, 4), (4, 2, 3, 3, 3)), (2, 1), (1, 1, 1, 1), spatial=(10, 4)),
+    _grouped(
         "ConvTranspose",
         ((1, 8, 1, 3, 5, 4), (8, 1, 1, 2, 3, 3)),
         (1, 1, 1),
         (0, 1, 1, 0, 1, 1),
         spatial=(4, 5, 4),
-        grouped=True,
     ),
     _slid("MaxPool", ((2, 2, 9),), (2,), (1, 1), kernel_shape=(3,)),
     _slid("MaxPool", ((1, 2, 9, 8),), (2, 1), (0, 1, 1, 1), (2, 1), kernel_shape=(3, 2)),
