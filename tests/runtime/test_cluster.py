@@ -6,7 +6,7 @@ import gc
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from tests.kit.searches import workers_in
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 
+Fit = Callable[..., oocdl.Run]
 CUTS: dict[str, Any] = {"parallel": {"space": (4,)}}
 QUICK: dict[str, Any] = {**settings.QUICK, "memory": "3GiB", "steps": 3, "loss": "dice_ce", "seed": 11}
 
@@ -60,20 +61,28 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return model, nets.write_data(folder / "data.zarr", nets.volumes(3, 16))
 
 
+@pytest.fixture
+def fit(client: Client, job: tuple[Path, Path], tmp_path: Path) -> Fit:
+    """``fit`` of the job in a folder, by the workers or in this process."""
+
+    def trained(name: str = "run", here: bool = False, **options: Any) -> oocdl.Run:
+        how = {**CUTS, **QUICK, "workdir": tmp_path / name, "client": None if here else client, **options}
+        return oocdl.fit(*job, **how)
+
+    return trained
+
+
 @pytest.fixture(scope="module")
 def local(job: tuple[Path, Path]) -> oocdl.Run:
     """The run in this process, by our own ``get``."""
     return oocdl.fit(*job, **CUTS, **QUICK)
 
 
-def test_two_processes_make_the_same_bits(
-    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
-) -> None:
+def test_two_processes_make_the_same_bits(fit: Fit, local: oocdl.Run, tmp_path: Path) -> None:
     """And find the same in a validation, on a dataset of its own, whose arrays each worker opens."""
     other = nets.write_data(tmp_path / "other.zarr", nets.volumes(2, 16, seed=8))
-    options: dict[str, Any] = {"validation": other, "validation_steps": 2, "metrics": "dice", **CUTS, **QUICK}
-    here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
-    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
+    options: dict[str, Any] = {"validation": other, "validation_steps": 2, "metrics": "dice"}
+    here, there = fit("here", here=True, **options), fit("there", **options)
     same(there, local)
     # What units read and made is the plan's doing, wherever they ran.
     found = ("val_loss", "val_dice", "val_dice/1")
@@ -84,26 +93,21 @@ def test_two_processes_make_the_same_bits(
     assert "measured" in str(there.report())
 
 
-def test_a_run_may_move_between_process_and_client(
-    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
-) -> None:
-    for steps, where in ((1, None), (2, client), (3, None)):
-        run = oocdl.fit(*job, workdir=tmp_path / "run", client=where, **CUTS, **{**QUICK, "steps": steps})
+def test_a_run_may_move_between_process_and_client(fit: Fit, local: oocdl.Run) -> None:
+    for steps, here in ((1, True), (2, False), (3, True)):
+        run = fit(here=here, steps=steps)
     assert nets.files_of(run) == nets.files_of(local)
 
 
 @pytest.mark.slow
-def test_accumulating_makes_the_same_bits(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_accumulating_makes_the_same_bits(fit: Fit) -> None:
     """Three passes are a step, whose sums of gradients stay on the workers."""
-    options = {**CUTS, **QUICK, "accumulate": 3, "optimizer": Adam(clip_norm=0.5)}
-    here = oocdl.fit(*job, workdir=tmp_path / "here", **options)
-    there = oocdl.fit(*job, workdir=tmp_path / "there", client=client, **options)
-    same(there, here)
+    options = {"accumulate": 3, "optimizer": Adam(clip_norm=0.5)}
+    same(fit("there", **options), fit("here", here=True, **options))
 
 
-def test_dask_threaded_makes_the_same_bits(job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path) -> None:
-    options = {**CUTS, **QUICK, "threads": 2, "scheduler": dask.threaded.get}
-    same(oocdl.fit(*job, workdir=tmp_path / "run", **options), local)
+def test_dask_threaded_makes_the_same_bits(fit: Fit, local: oocdl.Run) -> None:
+    same(fit(here=True, threads=2, scheduler=dask.threaded.get), local)
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -136,9 +140,7 @@ def test_only_strips_cross_between_neighbours(local: oocdl.Run, workers: int) ->
     assert halo < full / 2  # slabs of four planes, halos of one or two
 
 
-def test_what_a_pass_made_leaves_with_it_not_with_the_collector(
-    client: Client, job: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_what_a_pass_made_leaves_with_it_not_with_the_collector(client: Client, fit: Fit) -> None:
     found: list[dict[str, int]] = []
 
     def resident_bytes() -> int:
@@ -152,8 +154,7 @@ def test_what_a_pass_made_leaves_with_it_not_with_the_collector(
 
     client.run(gc.disable)
     try:
-        options = {**CUTS, **QUICK, "steps": 6}
-        oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **options)
+        fit(steps=6, callbacks=[listen])
     finally:
         client.run(gc.enable)
     assert max(found[-1].values()) > 0
@@ -199,7 +200,7 @@ def books(client: Client) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_records_of_the_cluster_do_not_grow_with_steps(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: Client, fit: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dask_records, "TASKS_BETWEEN_FORGETTING", 1)
     monkeypatch.setattr(segments, "HANDOVER_SECONDS", 1e-9)
@@ -213,9 +214,7 @@ def test_records_of_the_cluster_do_not_grow_with_steps(
             found.append(books(client))
             assert all(kept == {dask_records.LOG_LENGTH} for kept in client.run(lengths).values())
 
-    run = oocdl.fit(
-        *job, workdir=tmp_path / "run", client=client, callbacks=[listen], **CUTS, **{**QUICK, "steps": 12}
-    )
+    run = fit(steps=12, callbacks=[listen])
     assert all(
         kept == {dask.config.get("distributed.admin.low-level-log-length")}
         for kept in client.run(lengths).values()
@@ -229,7 +228,7 @@ def test_records_of_the_cluster_do_not_grow_with_steps(
     assert max(one[name] for one in found for name in ("tasks", "worker tasks")) < 4 * calls
 
 
-def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_path: Path) -> None:
+def test_errors_on_workers_are_ours(client: Client, fit: Fit, job: tuple[Path, Path], tmp_path: Path) -> None:
     labels = nets.volumes(3, 16)
     labels["y"][1] = 9
     bad = nets.write_data(tmp_path / "bad.zarr", labels)
@@ -237,12 +236,10 @@ def test_errors_on_workers_are_ours(client: Client, job: tuple[Path, Path], tmp_
         how = {**QUICK, "loss": CrossEntropy(), "batch_size": 2}
         oocdl.fit(job[0], bad, workdir=tmp_path / "bad", client=client, **how)
     with pytest.raises(oocdl.errors.NonFiniteError, match="has become NaN or infinite"):
-        oocdl.fit(
-            *job, workdir=tmp_path / "wild", client=client, optimizer=Adam(lr=3e38), **{**QUICK, "steps": 1}
-        )
+        fit("wild", optimizer=Adam(lr=3e38), steps=1)
     assert oocdl.open(tmp_path / "wild").steps == 0
     # And the client is as good as before.
-    assert oocdl.fit(*job, workdir=tmp_path / "good", client=client, **{**QUICK, "steps": 1}).steps == 1
+    assert fit("good", steps=1).steps == 1
 
 
 def snake(build: oocdl.ops.Builder, x: str) -> str:
@@ -299,7 +296,7 @@ def test_layers_that_are_swept_backwards_stay_with_their_neighbours(local: oocdl
 
 
 def test_a_worker_that_takes_too_much_is_named_once(
-    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
+    client: Client, fit: Fit, job: tuple[Path, Path], local: oocdl.Run
 ) -> None:
     """Its memory is taken by somebody else, between two steps; what the run makes stays as it is."""
     budget = oocdl.plan(*job, **CUTS, **QUICK).machine.base_bytes + (100 << 20)
@@ -317,10 +314,9 @@ def test_a_worker_that_takes_too_much_is_named_once(
         if isinstance(event, StepDone) and event.row["step"] == 1:
             client.run(hoard, workers=[hoarder])
 
-    options = {**CUTS, **QUICK, "memory": budget}
     try:
         with pytest.warns(RuntimeWarning, match=rf"^worker {hoarder}: .* more than was predicted") as told:
-            run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **options)
+            run = fit(memory=budget, callbacks=[listen])
     finally:
         client.run(let_go, workers=[hoarder])
     assert len(told) == 1
@@ -354,12 +350,11 @@ def test_workers_keep_their_budget(
 
 @pytest.mark.slow
 def test_a_plan_is_repeated_on_any_number_of_workers(
-    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
+    fit: Fit, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path
 ) -> None:
     """The cuts of another run, by its directory or its plan; what they do not belong to is refused."""
     for name, plan in (("run", local.path), ("object", local.plan)):
-        run = oocdl.fit(*job, workdir=tmp_path / name, client=client, plan=plan, **QUICK)
-        assert nets.files_of(run) == nets.files_of(local)
+        assert nets.files_of(fit(name, parallel="auto", plan=plan)) == nets.files_of(local)
     again = {**QUICK, "batch_size": 2}
     with pytest.raises(InputError, match="plan= gives the plan of another model, dataset or options; leave"):
         oocdl.fit(*job, workdir=tmp_path / "other", plan=local.path, **again)
@@ -370,17 +365,11 @@ def test_a_plan_is_repeated_on_any_number_of_workers(
 
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_kept_values_are_those_of_one_process(
-    client: Client, job: tuple[Path, Path], tmp_path: Path, accumulate: int
-) -> None:
+def test_kept_values_are_those_of_one_process(fit: Fit, job: tuple[Path, Path], accumulate: int) -> None:
     """Whichever worker adds up the partial sums of a gradient; none of these is taken for it."""
     weights = [tensor.name for tensor in onnx.load(job[0]).graph.initializer if len(tensor.dims) > 1]
     keep = ("head", *(f"grad/{name}" for name in weights))
-    options = {**CUTS, **QUICK, "keep": keep, "accumulate": accumulate}
-    here, there = (
-        oocdl.fit(*job, workdir=tmp_path / name, client=found, **options)
-        for name, found in (("here", None), ("there", client))
-    )
+    here, there = (fit(str(here), here=here, keep=keep, accumulate=accumulate) for here in (True, False))
     assert sorted(there.kept) == sorted(here.kept) == sorted(keep)
     for name, array in here.kept.items():
         assert there.kept[name][...].tobytes() == array[...].tobytes(), name
@@ -388,7 +377,7 @@ def test_kept_values_are_those_of_one_process(
 
 @pytest.mark.parametrize("what", ["mark_of", "may_write"])
 def test_workers_that_do_not_see_the_run_are_served(
-    client: Client, job: tuple[Path, Path], local: oocdl.Run, tmp_path: Path, what: str
+    client: Client, fit: Fit, local: oocdl.Run, what: str
 ) -> None:
     """One of two sees another folder there, or may not write; weights go to it and come from it through the
     driver."""
@@ -408,7 +397,7 @@ def test_workers_that_do_not_see_the_run_are_served(
 
     client.run(cover, {"mark_of": "another run", "may_write": False}[what], workers=[blind])
     try:
-        run = oocdl.fit(*job, workdir=tmp_path / "run", client=client, callbacks=[listen], **CUTS, **QUICK)
+        run = fit(callbacks=[listen])
     finally:
         client.run(uncover, getattr(member, what), workers=[blind])
     assert nets.files_of(run) == nets.files_of(local)
