@@ -45,6 +45,11 @@ def digest():
 
 before = digest()
 """
+NOWHERE = """
+for place, value in ((folder, "off"), (Path("/proc"), "on"), (folder / "nowhere", "on")):
+    os.environ[parked.VARIABLE] = value
+    assert park(place, address_of) == 0, (place, value)
+"""
 SAME = """
 had = anonymous_bytes()
 parked_bytes = park(folder, address_of)
@@ -98,17 +103,12 @@ def in_process(script: str, *arguments: str | Path, group: Path | None = None, *
     return done.stdout
 
 
-def test_what_is_parked_stays_as_it_is(tmp_path: Path) -> None:
-    in_process(BEGIN + SAME, tmp_path)
+def test_nothing_is_parked_where_it_may_not_be_and_what_is_parked_stays_as_it_is(tmp_path: Path) -> None:
+    in_process(BEGIN + NOWHERE + SAME, tmp_path)
 
 
 def test_nothing_is_parked_beside_a_thread_that_may_wake(tmp_path: Path) -> None:
     in_process(BEGIN + BUSY, tmp_path)
-
-
-@pytest.mark.parametrize(("place", "value"), [(".", "off"), ("/proc", "on"), ("nowhere", "on")])
-def test_nothing_is_parked_where_it_may_not_be(tmp_path: Path, place: str, value: str) -> None:
-    in_process(BEGIN + "assert park(folder, address_of) == 0", tmp_path / place, **{VARIABLE: value})
 
 
 def test_the_folder_is_on_a_disk(tmp_path: Path) -> None:

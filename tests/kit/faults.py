@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import oocdl
-from oocdl.events import Committed, Event, Notice, RunStarted, StepDone, WorkersChanged
+from oocdl.events import Event, StepDone
 from oocdl.planning.hosts import segments
 from tests.kit import nets
 from tests.kit.fault_trial import KINDS, OF_WORKERS, Fault, Trial
@@ -49,17 +49,9 @@ def train(folder: Path, workdir: Path, address: str, steps: int) -> None:
     """What the driver does; tells of itself in lines of JSON."""
 
     def listen(event: Event) -> None:
-        words: dict[str, Any] = {"event": type(event).__name__}
-        if isinstance(event, StepDone):
-            words["step"] = event.row["step"]
-        elif isinstance(event, Committed):
-            words["step"] = event.step
-        elif isinstance(event, RunStarted):
-            words["step"] = event.done
-        elif isinstance(event, Notice):
-            words["text"] = event.text
-        elif isinstance(event, WorkersChanged):
-            words |= {"text": event.reason, "step": event.done}
+        step = event.row["step"] if isinstance(event, StepDone) else getattr(event, "step", None)
+        text = getattr(event, "reason", getattr(event, "text", ""))
+        words = {"event": type(event).__name__, "step": getattr(event, "done", step), "text": text}
         print(json.dumps(words), flush=True)
 
     segments.HANDOVER_SECONDS = 1e-5  # a layer each: faults come between segments, too
